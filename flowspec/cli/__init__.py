@@ -1,0 +1,1 @@
+"""The commands, one small file each: they read flags, call the layers below, and show the outcome."""

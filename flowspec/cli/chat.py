@@ -1,0 +1,270 @@
+"""Chat with a model that is spread over devices (by default four local processes).
+
+Type /help for the commands. Ctrl-C stops the answer, not the chat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from flowspec.cli.options import (
+    Choice,
+    add_model_arguments,
+    add_sampling_arguments,
+    cluster_options,
+    loading_bar,
+    pick_limits,
+    pick_sampling,
+)
+from flowspec.errors import InputError
+from flowspec.model.text import Messages, StopStrings, TextStream, Tokenizer, recommended
+from flowspec.plan.memory import mib
+from flowspec.runtime.session import Limits, Session, Timing, open_session, timed
+
+HISTORY_LINES_MAX = 1000
+HELP = """\
+/help           show this
+/reset          forget the dialogue and begin again
+/system [TEXT]  set the system text; without TEXT, remove it
+/stats          figures of the last answer and of the stages
+/save FILE      write the dialogue to FILE as JSON
+/quit           leave (Ctrl-D does, too)
+Ctrl-C          stop the answer"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--system", metavar="TEXT", help="a system text before the dialogue")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per answer instead of the text")
+    add_model_arguments(parser)
+    add_sampling_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    console = Console(highlight=False)
+    loaded: list[Tokenizer] = []
+    with loading_bar(quiet=args.json) as progress:
+        opened = contextlib.ExitStack()
+        session = opened.enter_context(
+            open_session(cluster_options(args, args.local), progress, lambda files: loaded.append(Tokenizer(files)))
+        )
+    with opened:
+        tokenizer = loaded[0]
+        tokenizer.encode_chat([{"role": "user", "content": "?"}])  # a model that cannot chat is refused here, not after a question
+        advice = recommended(session.files, session.config)
+        chat = Chat(
+            session,
+            tokenizer,
+            pick_sampling(args, advice),
+            pick_limits(args, advice, tokenizer.eos_id),
+            console,
+            stops=args.stop,
+            system=args.system or "",
+            is_json=args.json,
+            method=args.method,
+        )
+        chat.greet()
+        with line_history():
+            chat.loop()
+    return 0
+
+
+@dataclass(slots=True)
+class Chat:
+    """A dialogue at the terminal. `messages` is what the model sees; the head reuses what it shares with the last turn."""
+
+    session: Session
+    tokenizer: Tokenizer
+    choice: Choice
+    limits: Limits
+    console: Console
+    stops: list[str]
+    system: str
+    is_json: bool
+    method: str
+    messages: Messages = field(default_factory=list)
+    timing: Timing | None = None
+    reused: int = 0
+    prompt_tokens: int = 0
+    request: int = 0
+
+    def greet(self) -> None:
+        self.request = self.session.head.new_request()
+        if self.is_json:
+            return
+        plan = self.session.head.plan
+        self.console.print(
+            f"[bold]{escape(Path(plan.model).name)}[/] in {plan.dtype}, {plan.layer_count} layers on {len(plan.stages)} stages:"
+        )
+        for stage in self.session.stages_report():
+            first, end = stage["layers"]
+            self.console.print(
+                f"  {escape(stage['name'])}  layers {first} to {end - 1}, {mib(stage['weight_bytes'])} of weights, process {stage['pid']}"
+            )
+        if self.choice.sampling.temperature > 0:
+            self.console.print(f"temperature {self.choice.sampling.temperature:g}, seed {self.choice.sampling.seed}")
+        self.console.print("Type /help for the commands, /quit to leave.\n")
+
+    def loop(self) -> None:
+        while True:
+            try:
+                line = input("" if self.is_json or not sys.stdin.isatty() else "you> ").strip()
+            except EOFError:
+                if not self.is_json:
+                    self.console.print()
+                return
+            except KeyboardInterrupt:
+                self.console.print("\n(/quit or Ctrl-D leaves)")
+                continue
+            if not line:
+                continue
+            if line.startswith("/"):
+                if not self.command(line):
+                    return
+                continue
+            try:
+                self.answer(line)
+            except InputError as error:
+                self.messages.pop()
+                self.console.print(f"[red]{escape(str(error))}[/]")
+
+    def command(self, line: str) -> bool:
+        """Runs a slash command; False ends the chat."""
+        name, _, rest = line.partition(" ")
+        actions: dict[str, Callable[[str], None]] = {
+            "/help": lambda text: self.console.print(HELP, markup=False),
+            "/reset": self.reset,
+            "/system": self.set_system,
+            "/stats": lambda text: self.show_stats(),
+            "/save": self.save,
+        }
+        if name in ("/quit", "/exit"):
+            return False
+        action = actions.get(name)
+        if action is None:
+            self.console.print(f"[red]no command {escape(name)}; /help lists them[/]")
+        else:
+            action(rest.strip())
+        return True
+
+    def reset(self, text: str = "") -> None:
+        self.messages.clear()
+        self.session.head.forget(self.request)
+        self.request = self.session.head.new_request()
+        self.console.print("(a new dialogue)")
+
+    def set_system(self, text: str) -> None:
+        self.system = text
+        self.console.print("(system text set)" if text else "(system text removed)")
+
+    def save(self, text: str) -> None:
+        if not text:
+            self.console.print("[red]expected a file: /save dialogue.json[/]")
+            return
+        plan = self.session.head.plan
+        content = {"model": plan.model, "dtype": plan.dtype, "system": self.system, "messages": self.messages}
+        try:
+            Path(text).expanduser().write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        except OSError as error:
+            self.console.print(f"[red]cannot write {escape(text)}: {error.strerror}[/]")
+            return
+        self.console.print(f"(saved {len(self.messages)} messages to {escape(text)})")
+
+    def answer(self, line: str) -> None:
+        self.messages.append({"role": "user", "content": line})
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        prompt = self.tokenizer.encode_chat([*system, *self.messages])
+        stream = TextStream(self.tokenizer, self.stops)
+        rule = StopStrings(TextStream(self.tokenizer, self.stops)) if self.stops else None
+        timing = Timing()
+        answer = self.session.submit(prompt, self.choice.sampling, self.limits, request=self.request, stop_rule=rule)
+        batches = timed(answer, timing)
+        while answer.end is None:
+            try:
+                for tokens in batches:
+                    self.show(stream.push(tokens))
+            except KeyboardInterrupt:
+                self.session.head.cancel(answer)
+                batches = timed(answer, timing)
+        self.show(stream.finish())
+        self.timing, self.reused, self.prompt_tokens = timing, answer.end.reused, len(prompt)
+        self.messages.append({"role": "assistant", "content": stream.text})
+        if self.is_json:
+            record = {
+                "text": stream.text,
+                "token_ids": timing.new_tokens,
+                "finish_reason": answer.end.reason,
+                "prompt_tokens": len(prompt),
+                "reused_tokens": answer.end.reused,
+                "new_tokens": len(timing.new_tokens),
+                "time_to_first_token_s": timing.first_s,
+                "decode_s": timing.decode_s,
+                "tokens_per_s": timing.tokens_per_s,
+                "method": self.method,
+                "world": "cluster",
+                "seed": self.choice.sampling.seed,
+            }
+            print(json.dumps(record), flush=True)
+            return
+        ending = {"length": ", cut at its longest", "cancelled": ", stopped"}.get(answer.end.reason, "")
+        self.console.print(
+            f"\n[dim]{len(timing.new_tokens)} tokens, {timing.tokens_per_s:.1f} tokens/s, first after {timing.first_s:.2f} s{ending}[/]\n"
+        )
+
+    def show(self, text: str) -> None:
+        if not self.is_json:
+            print(text, end="", flush=True)
+
+    def show_stats(self) -> None:
+        if self.timing is not None:
+            self.console.print(
+                f"last answer: {self.prompt_tokens} prompt tokens ({self.reused} reused), {len(self.timing.new_tokens)} new, "
+                f"{self.timing.tokens_per_s:.1f} tokens/s, first after {self.timing.first_s:.3f} s, method {self.method}"
+            )
+        table = Table("stage", "layers", "weights", "process", "compute", "waiting", "own work", box=None)
+        hops = list(self.session.head.hops)
+        for index, stage in enumerate(self.session.stages_report()):
+            own = [segment[index] for segment in hops if index < len(segment)]
+            mean = [
+                f"{1000 * sum(getattr(hop, name) for hop in own) / len(own):.2f} ms" if own else "-"
+                for name in ("compute_s", "queued_s", "own_s")
+            ]
+            first, end = stage["layers"]
+            table.add_row(escape(stage["name"]), f"{first}-{end - 1}", mib(stage["weight_bytes"]), mib(stage["memory_bytes"]), *mean)
+        self.console.print(table)
+        self.console.print(f"[dim]times are means per segment over {len(hops)} segments[/]")
+
+
+@contextlib.contextmanager
+def line_history():  # type: ignore[no-untyped-def]
+    """Line editing with a history that lasts from chat to chat, where the terminal has it."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    if not sys.stdin.isatty():
+        yield
+        return
+    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    path = base / "flowspec" / "history"
+    readline.set_history_length(HISTORY_LINES_MAX)
+    with contextlib.suppress(OSError):
+        readline.read_history_file(path)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            readline.write_history_file(path)
+            path.chmod(0o600)

@@ -1,0 +1,40 @@
+"""Run this device's part: wait for a head, load the layers it assigns, run them.
+
+One daemon per device. It is idle until a head assigns it layers, serves one head after another, and ends with Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+
+from flowspec.errors import InputError
+from flowspec.runtime.cluster import parse_bytes
+from flowspec.runtime.compute import Machine
+from flowspec.runtime.daemon import Daemon
+
+PORT_DEFAULT = 7700
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine only)")
+    parser.add_argument("--port", type=int, default=PORT_DEFAULT, help="port to listen on, 0 for a free one (default: %(default)s)")
+    parser.add_argument("--name", default=socket.gethostname(), help="name in logs and reports (default: the host's, %(default)s)")
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:N", help="where to compute (default: %(default)s)")
+    parser.add_argument("--memory", metavar="SIZE", help="most memory to use, such as 4GiB (default: what is free)")
+    parser.add_argument("--threads", type=int, metavar="N", help="torch threads (default: torch's choice)")
+
+
+def run(args: argparse.Namespace) -> int:
+    if not 0 <= args.port < 65536:
+        raise InputError(f"--port: expected 0 to 65535, got {args.port}")
+    if args.threads is not None and args.threads < 1:
+        raise InputError(f"--threads: expected 1 or more, got {args.threads}")
+    if args.device not in ("auto", "cpu") and not (args.device.startswith("cuda:") and args.device[5:].isdecimal()):
+        raise InputError(f"--device: expected auto, cpu or cuda:N, got {args.device!r}")
+    memory_bytes = None if args.memory is None else parse_bytes(args.memory)
+    machine = Machine(device=args.device, memory_bytes=memory_bytes, threads=args.threads)
+    daemon = Daemon(host=args.host, port=args.port, name=args.name, machine=machine)
+    daemon.stop_on_signals()
+    daemon.run()
+    return 0

@@ -1,0 +1,80 @@
+"""The `flowspec` command: picks the subcommand, and turns errors into one line and an exit status.
+
+Exit status: 0 done, 1 the work failed or differed, 2 wrong usage or input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+from types import FrameType
+
+from flowspec import __version__
+from flowspec.cli import chat, daemon, generate, verify
+from flowspec.errors import FlowSpecError
+
+COMMANDS = {"daemon": daemon, "chat": chat, "generate": generate, "verify": verify}
+INTERRUPTED = 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="flowspec",
+        description="Run one language model across several small devices, exactly as in one piece.",
+        epilog="Start with: flowspec chat   (a bundled model on four local processes)",
+    )
+    parser.add_argument("--version", action="version", version=f"flowspec {__version__}")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, module in COMMANDS.items():
+        summary = (module.__doc__ or "").splitlines()[0]
+        command = subparsers.add_parser(name, help=summary, description=summary)
+        module.add_arguments(command)
+        group = command.add_argument_group("logging")
+        group.add_argument("-v", "--verbose", action="store_true", help="tell more on standard error")
+        group.add_argument("--log-file", metavar="FILE", help="write the log to FILE instead")
+    return parser
+
+
+def start_logging(args: argparse.Namespace) -> None:
+    """A daemon logs its events always, the other commands when asked to."""
+    level = logging.INFO if args.verbose or args.command == "daemon" else logging.WARNING
+    form = "%(asctime)s %(levelname)-7s %(message)s"
+    if args.log_file:
+        try:
+            logging.basicConfig(level=level, format=form, filename=args.log_file)
+        except OSError as error:
+            raise SystemExit(f"flowspec: --log-file: expected a file that can be written, got {args.log_file} ({error.strerror})") from None
+    else:
+        logging.basicConfig(level=level, format=form, stream=sys.stderr, datefmt="%H:%M:%S")
+    for noisy in ("httpx", "urllib3", "huggingface_hub", "transformers"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """SIGTERM and SIGHUP end a command as Ctrl-C does: everything it started is stopped."""
+    raise KeyboardInterrupt
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    start_logging(args)
+    if args.command != "daemon":
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _terminate)
+    try:
+        return int(COMMANDS[args.command].run(args))
+    except FlowSpecError as error:
+        print(f"flowspec {args.command}: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print(f"flowspec {args.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output is gone; there is nobody to tell
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""Flags that several commands share, and what they mean together with a model's recommendations."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import secrets
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+
+from flowspec.core.messages import Sampling
+from flowspec.errors import InputError
+from flowspec.model.files import BUNDLED
+from flowspec.model.text import Recommended
+from flowspec.runtime.head import Progress as ProgressCall
+from flowspec.runtime.session import METHODS, ClusterOptions, Limits
+
+NEW_TOKENS_DEFAULT = 256
+Number = TypeVar("Number", int, float)
+SEED_BITS = 31
+
+
+def number_list(text: str) -> tuple[int, ...]:
+    """`3,1,2,2` as numbers, for argparse."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers with commas, such as 3,1,2,2, got {text!r}") from None
+
+
+def positive(text: str) -> int:
+    """A whole number from 1, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
+    return int(text)
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, *, local_list: bool = False) -> None:
+    group = parser.add_argument_group("model and cluster")
+    group.add_argument(
+        "--model", "-m", default=BUNDLED, metavar="PATH-OR-HUB-ID", help="model folder or hub id (default: the bundled demo model)"
+    )
+    group.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="precision (default: the checkpoint's)")
+    group.add_argument("--method", choices=METHODS, default=METHODS[0], help="decoding method (default: %(default)s)")
+    where = group.add_mutually_exclusive_group()
+    where.add_argument("--cluster", type=Path, metavar="FILE.toml", help="run on the devices of this cluster file")
+    if local_list:
+        where.add_argument(
+            "--local", type=number_list, default=(4,), metavar="N[,N...]", help="run on N local processes, for each N (default: 4)"
+        )
+    else:
+        where.add_argument("--local", type=positive, default=4, metavar="N", help="run on N local processes (default: %(default)s)")
+    group.add_argument("--layers", type=number_list, metavar="3,1,2,2", help="layers for each device, in order (default: chosen)")
+    group.add_argument(
+        "--context",
+        type=positive,
+        metavar="TOKENS",
+        help="prompt and answer together; memory is reserved for it (default: 4096 or the model's limit)",
+    )
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--temperature", type=float, help="0 takes the likeliest token (default: the model's recommendation, else 0)")
+    group.add_argument("--top-k", type=int, help="keep the K likeliest tokens (0: all)")
+    group.add_argument("--top-p", type=float, help="keep the likeliest tokens up to this probability mass (1: all)")
+    group.add_argument("--min-p", type=float, help="keep tokens at least this likely beside the likeliest (0: all)")
+    group.add_argument("--seed", type=int, help="same seed, same answer (default: drawn and printed)")
+    add_length_arguments(group)
+
+
+def add_length_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--max-new-tokens", type=positive, default=NEW_TOKENS_DEFAULT, metavar="N", help="longest answer (default: %(default)s)"
+    )
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer before this text; may be repeated")
+    group.add_argument("--stop-token-ids", type=number_list, default=(), metavar="2,7", help="end the answer at these tokens, too")
+    group.add_argument("--ignore-eos", action="store_true", help="do not end at the model's own stop tokens")
+
+
+def cluster_options(args: argparse.Namespace, local: int) -> ClusterOptions:
+    return ClusterOptions(
+        model=args.model,
+        dtype=args.dtype,
+        cluster=args.cluster,
+        local=local,
+        layers=args.layers,
+        context=args.context,
+        log_level="INFO" if args.verbose else "WARNING",
+        log_file=args.log_file,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The sampling in force and whether its seed was drawn here."""
+
+    sampling: Sampling
+    is_seed_drawn: bool
+
+
+def pick_sampling(args: argparse.Namespace, model: Recommended) -> Choice:
+    """Flags win; where no temperature is given, the model's recommendation holds, else temperature 0."""
+    follows = args.temperature is None and model.temperature is not None
+    if follows and model.unsupported:
+        raise InputError(f"the model recommends {model.unsupported[0]}, which FlowSpec does not do; give --temperature to do without")
+    temperature = model.temperature if follows else args.temperature
+    drawn = args.seed is None and bool(temperature)
+    try:
+        sampling = Sampling(
+            temperature=float(temperature or 0.0),
+            top_k=_first(args.top_k, model.top_k if follows else None, 0),
+            top_p=_first(args.top_p, model.top_p if follows else None, 1.0),
+            min_p=_first(args.min_p, model.min_p if follows else None, 0.0),
+            seed=secrets.randbits(SEED_BITS) if drawn else args.seed or 0,
+        )
+    except ValueError as error:
+        raise InputError(f"sampling: {error}") from None
+    return Choice(sampling=sampling, is_seed_drawn=drawn)
+
+
+def _first(given: Number | None, recommended: Number | None, default: Number) -> Number:
+    if given is not None:
+        return given
+    return default if recommended is None else recommended
+
+
+def pick_limits(args: argparse.Namespace, model: Recommended, eos_id: int | None) -> Limits:
+    own = set() if args.ignore_eos else set(model.stop_ids) | ({eos_id} if eos_id is not None else set())
+    if any(not stop for stop in args.stop):
+        raise InputError("--stop: expected a text, got an empty one")
+    return Limits(new_tokens_max=args.max_new_tokens, stop_ids=frozenset(own | set(args.stop_token_ids)))
+
+
+@contextlib.contextmanager
+def loading_bar(*, quiet: bool) -> Iterator[ProgressCall]:
+    """Shows how far the devices have come with their layers, on standard error while it is a terminal."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield lambda text, share: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        tasks: dict[str, TaskID] = {"": progress.add_task("starting", total=None)}
+
+        def show(text: str, share: float) -> None:
+            if "" in tasks:
+                progress.remove_task(tasks.pop(""))
+            if text not in tasks:
+                tasks[text] = progress.add_task(text, total=1.0)
+            progress.update(tasks[text], completed=share)
+
+        yield show
+
+
+def note(text: str) -> None:
+    """A line beside the answer, on standard error."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,181 @@
+"""Check that a cluster's answers equal the plain model's, token by token.
+
+Runs prompts on the cluster and through transformers in this process with the same sampling. Says where they differ and by
+what margin. Exit status 0: exact, or near-ties of rounding only; 1: a wrong token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import Progress, TimeRemainingColumn
+from rich.table import Table
+
+from flowspec.cli.options import add_model_arguments, cluster_options, loading_bar, note, number_list, positive
+from flowspec.core.messages import Sampling
+from flowspec.errors import InputError
+from flowspec.model.files import ModelFiles, bundled_folder
+from flowspec.model.text import Tokenizer, recommended
+from flowspec.runtime.session import Limits, Session, open_session
+from flowspec.testbed.prompts import read_prompts
+
+if TYPE_CHECKING:  # both import torch, which the other commands do without
+    from flowspec.model.reference import Reference
+    from flowspec.testbed.exactness import Case, Verdict
+
+PROMPTS_DEFAULT = bundled_folder("prompts.jsonl")
+
+
+def float_list(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers with commas, such as 0,0.7,1, got {text!r}") from None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser, local_list=True)
+    group = parser.add_argument_group("what to compare")
+    group.add_argument(
+        "--prompts",
+        action="append",
+        type=Path,
+        metavar="FILE",
+        help="jsonl in Spec-Bench form, or a text file of one prompt a line; may be repeated (default: shipped prompts)",
+    )
+    group.add_argument(
+        "--prompt-token-ids",
+        action="append",
+        type=number_list,
+        metavar="1,5,9",
+        help="a prompt as token ids, without a tokenizer; may be repeated",
+    )
+    group.add_argument("--limit", type=positive, default=6, metavar="N", help="prompts per file (default: %(default)s)")
+    group.add_argument("--temperatures", type=float_list, default=(0.0, 1.0), metavar="0,1", help="temperatures to try (default: 0,1)")
+    group.add_argument("--seeds", type=number_list, default=(1,), metavar="1,2", help="seeds to try at temperatures above 0 (default: 1)")
+    group.add_argument("--top-k", type=int, default=0)
+    group.add_argument("--top-p", type=float, default=1.0)
+    group.add_argument("--min-p", type=float, default=0.0)
+    group.add_argument("--max-new-tokens", type=positive, default=64, metavar="N", help="longest answer (default: %(default)s)")
+    group.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    from flowspec.model.reference import Reference
+    from flowspec.testbed.exactness import compare
+
+    counts = args.local if args.cluster is None else (1,)
+    if args.layers is not None and len(counts) > 1:
+        raise InputError("--layers forces the split of one cluster; expected one number for --local")
+    if any(count < 1 for count in counts):
+        raise InputError("--local: expected whole numbers from 1")
+    reference: Reference | None = None
+    cases: list[Case] = []
+    verdicts: list[Verdict] = []
+    console = Console(stderr=True)
+    limits = Limits(new_tokens_max=args.max_new_tokens, stop_ids=frozenset())
+    for count in counts:
+        with loading_bar(quiet=args.json) as progress:
+            opened = open_session(cluster_options(args, count), progress)
+            session = opened.__enter__()
+        try:
+            if reference is None:
+                reference = Reference(session.files, session.head.plan.dtype)
+                limits, cases = prepare(args, session)
+            with Progress(
+                *Progress.get_default_columns(), TimeRemainingColumn(), console=console, transient=True, disable=args.json
+            ) as bar:
+                for case in bar.track(cases, description=f"{len(session.head.stages)} stages"):
+                    verdicts.append(compare(session, reference, case, limits))
+        finally:
+            opened.__exit__(None, None, None)
+    assert reference is not None
+    found = Counter(verdict.kind for verdict in verdicts)
+    if args.json:
+        print(json.dumps(report(verdicts, reference, args)))
+    else:
+        show(verdicts, reference)
+    return 1 if found["wrong"] else 0
+
+
+def prepare(args: argparse.Namespace, session: Session) -> tuple[Limits, list[Case]]:
+    """What to ask: every prompt at every temperature, and above 0 with every seed."""
+    from flowspec.testbed.exactness import Case
+
+    advice = recommended(session.files, session.config)
+    prompts = read_cases(args, session.files)
+    limits = Limits(new_tokens_max=args.max_new_tokens, stop_ids=advice.stop_ids)
+    cases = []
+    for temperature in args.temperatures:
+        for seed in args.seeds if temperature > 0 else args.seeds[:1]:
+            try:
+                sampling = Sampling(temperature=temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p, seed=seed)
+            except ValueError as error:
+                raise InputError(f"sampling: {error}") from None
+            cases += [Case(prompt_id=name, prompt=prompt, sampling=sampling) for name, prompt in prompts]
+    return limits, cases
+
+
+def read_cases(args: argparse.Namespace, files: ModelFiles) -> list[tuple[str, tuple[int, ...]]]:
+    given = [(f"ids {number + 1}", ids) for number, ids in enumerate(args.prompt_token_ids or [])]
+    if given and not args.prompts:
+        return given
+    tokenizer = Tokenizer(files)
+    for path in args.prompts or [PROMPTS_DEFAULT]:
+        for prompt in read_prompts(path)[: args.limit]:
+            text = prompt.turns[0]
+            chat = tokenizer.has_chat_template
+            ids = tokenizer.encode_chat([{"role": "user", "content": text}]) if chat else tokenizer.encode(text)
+            given.append((f"{path.stem} {prompt.prompt_id}", tuple(ids)))
+    return given
+
+
+def report(verdicts: list[Verdict], reference: Reference, args: argparse.Namespace) -> dict[str, Any]:
+    counts = Counter(verdict.kind for verdict in verdicts)
+    return {
+        "exact": counts["exact"],
+        "near_tie": counts["near-tie"],
+        "wrong": counts["wrong"],
+        "method": args.method,
+        "noise_logits": reference.noise_logits,
+        "tokens": sum(verdict.new_tokens for verdict in verdicts),
+        "answers": [
+            {
+                "prompt": verdict.case.prompt_id,
+                "stages": verdict.stages,
+                "temperature": verdict.case.sampling.temperature,
+                "seed": verdict.case.sampling.seed,
+                "verdict": verdict.kind,
+                "new_tokens": verdict.new_tokens,
+                "differences": [asdict(difference) for difference in verdict.differences],
+            }
+            for verdict in verdicts
+        ],
+    }
+
+
+def show(verdicts: list[Verdict], reference: Reference) -> None:
+    table = Table("stages", "temperature", "answers", "tokens", "exact", "near-tie", "wrong", box=None)
+    groups: dict[tuple[int, float], list[Verdict]] = {}
+    for verdict in verdicts:
+        groups.setdefault((verdict.stages, verdict.case.sampling.temperature), []).append(verdict)
+    for (stages, temperature), group in groups.items():
+        counts = Counter(verdict.kind for verdict in group)
+        numbers = (len(group), sum(v.new_tokens for v in group), counts["exact"], counts["near-tie"], counts["wrong"])
+        table.add_row(str(stages), f"{temperature:g}", *map(str, numbers))
+    Console().print(table)
+    for verdict in verdicts:
+        for difference in verdict.differences[:3]:
+            print(
+                f"{verdict.kind}: {verdict.case.prompt_id}, {verdict.stages} stages, temperature {verdict.case.sampling.temperature:g}, "
+                f"seed {verdict.case.sampling.seed}: token {difference.index} is {difference.found}, the model draws "
+                f"{difference.expected}, margin {difference.margin:.2e}"
+            )
+    wrong = sum(verdict.kind == "wrong" for verdict in verdicts)
+    note(f"numeric noise of this model: {reference.noise_logits:.1e} logits; " + (f"{wrong} WRONG" if wrong else "no wrong token"))

@@ -1,0 +1,192 @@
+"""What the cores are told and what they ask for. Tensors are opaque handles; nothing here knows their type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from flowspec.core.messages import Commit, Hop, Open, Release, Sampling, Segment, Verified
+
+# ------------------------------------------------------------------------------------------ a stage's events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentArrived:
+    segment: Segment
+    payload: Any
+    received_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlArrived:
+    message: Open | Commit | Release
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayersDone:
+    """A job ended: `rows` (of the job) survived, `payload` is `[len(rows), hidden]`, or `next_tokens` on the last stage."""
+
+    job: int
+    rows: tuple[int, ...]
+    payload: Any
+    next_tokens: tuple[int, ...]
+    started_s: float
+    ended_s: float
+
+
+StageEvent = SegmentArrived | ControlArrived | LayersDone
+
+# ---------------------------------------------------------------------------------------- a stage's commands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JobPart:
+    """The rows of one request in a job: where they go in its cache and what they may see."""
+
+    request: int
+    slots: npt.NDArray[np.int64]  # [rows]
+    tokens: npt.NDArray[np.int64]  # [rows]
+    positions: npt.NDArray[np.int64]  # [rows]
+    key_positions: npt.NDArray[np.int32]  # [high]
+    visible: npt.NDArray[np.bool_]  # [rows, high]
+    sampled: npt.NDArray[np.bool_]  # [rows]: whose next token is asked for (on the last stage)
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunLayers:
+    """Run this stage's layers on rows `rows` of `payload` (on the first stage: on the tokens)."""
+
+    job: int
+    parts: tuple[JobPart, ...]
+    payload: Any
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trim:
+    """These rows of the running job are dead: drop them at the next layer boundary."""
+
+    job: int
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenCache:
+    request: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClearSlots:
+    """Zero these slots before the next job: what a masked slot holds must be finite."""
+
+    request: int
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseCache:
+    request: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendSegment:
+    """To the next hop: `rows` of `payload` (None: a header only)."""
+
+    segment: Segment
+    payload: Any
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendVerified:
+    verified: Verified
+
+
+StageCommand = RunLayers | Trim | OpenCache | ClearSlots | CloseCache | SendSegment | SendVerified
+
+# ------------------------------------------------------------------------------- the head's events, commands
+
+
+class StopRule(Protocol):
+    """Says after which of the new tokens a request must stop; pure."""
+
+    def stops_at(self, tokens: Sequence[int]) -> bool:
+        """Whether the answer ends with the last of `tokens`, all the new tokens so far."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit:
+    """A prompt to answer. A known request id is a conversation: its longest common prefix is reused."""
+
+    request: int
+    prompt: tuple[int, ...]
+    new_tokens_max: int
+    sampling: Sampling
+    stop_ids: frozenset[int]
+    stop_rule: StopRule | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    request: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forget:
+    """A conversation is over: its cache may go at every stage."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedArrived:
+    verified: Verified
+
+
+HeadEvent = Submit | Cancel | Forget | VerifiedArrived
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToStages:
+    """To every stage, on the control connections."""
+
+    message: Open | Commit | Release
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToPipeline:
+    """To the first stage, on the data connection."""
+
+    segment: Segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emit:
+    request: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """`reason` is `stop`, `length` or `cancelled`; `reused` prompt tokens were still cached."""
+
+    request: int
+    reason: str
+    reused: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """What the stages spent on one segment, in pipeline order."""
+
+    hops: tuple[Hop, ...]
+
+
+HeadCommand = ToStages | ToPipeline | Emit | Finished | Timed

@@ -1,0 +1,27 @@
+"""Every limit that both ends of a link must agree on, by name and in one place."""
+
+from __future__ import annotations
+
+PROTOCOL_VERSION = 1
+
+STAGES_MAX = 256
+NODES_PER_SEGMENT_MAX = 512
+"""Rows of one segment; prefill chunks and draft trees both stay below."""
+PARTS_PER_SEGMENT_MAX = 64
+REQUESTS_MAX = 256
+"""Requests whose cache a stage keeps at once."""
+COMMIT_PATH_MAX = 4096
+"""Nodes that one Commit names: those since the last Commit that every stage is known to have."""
+TREE_NODES_MAX = 256
+"""Uncommitted nodes of one request that may hold slots at a stage; reserved on top of the context."""
+CONTEXT_MAX = 1 << 20
+QUEUED_SEGMENTS_MAX = 1024
+VOCABULARY_MAX = 1 << 22
+ID_MAX = (1 << 62) - 1
+NAME_CHARS_MAX = 200
+TEXT_CHARS_MAX = 4096
+HEADER_BYTES_MAX = 1 << 20
+PAYLOAD_BYTES_MAX = 64 << 20
+
+PREFILL_CHUNK = 128
+"""Prompt tokens per segment: enough rows to be compute-bound, few enough to fill the pipeline early."""

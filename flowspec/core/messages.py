@@ -1,0 +1,361 @@
+"""What devices say to each other. Every message is frozen and validated when built, on either end.
+
+`Segment`, `Verified`, `Open`, `Commit` and `Release` make up the protocol of the token trees; the rest sets a cluster
+up and watches it. A broken rule raises `ValueError`: our own bug when we build a message, a peer's when the codec does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flowspec.core import limits
+
+
+def _check(condition: bool, name: str, value: object, expected: str) -> None:
+    if not condition:
+        raise ValueError(f"{name}: expected {expected}, got {value!r:.80}")
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    _check(low <= value <= high, name, value, f"{low} to {high}")
+
+
+def _check_all(name: str, values: Sequence[int], low: int, high: int, count_max: int) -> None:
+    _check(len(values) <= count_max, name, f"{len(values)} entries", f"at most {count_max}")
+    if values:
+        _check(low <= min(values) and max(values) <= high, name, (min(values), max(values)), f"{low} to {high}")
+
+
+def _check_text(name: str, value: str, chars_max: int = limits.NAME_CHARS_MAX) -> None:
+    _check(len(value) <= chars_max, name, value, f"at most {chars_max} characters")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How a next token is drawn; `top_k` 0, `top_p` 1 and `min_p` 0 switch their filter off."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check(math.isfinite(self.temperature) and 0 <= self.temperature <= 100, "temperature", self.temperature, "0 to 100")
+        _check_range("top_k", self.top_k, 0, limits.VOCABULARY_MAX)
+        _check(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
+        _check(0 <= self.min_p < 1, "min_p", self.min_p, "0 or more and below 1")
+        _check_range("seed", self.seed, 0, limits.ID_MAX)
+
+
+# ------------------------------------------------------------------------------------- setting a cluster up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """First message of every connection to a daemon: who dials, and what the connection is for."""
+
+    name: str
+    version: str
+    role: str
+
+    def __post_init__(self) -> None:
+        _check_text("name", self.name)
+        _check_text("version", self.version)
+        _check(self.role in ("head-control", "head-data", "stage"), "role", self.role, "head-control, head-data or stage")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """A daemon's answer to Hello: what it is, what it holds, and which head holds it ('' if none)."""
+
+    name: str
+    version: str
+    device: str
+    pid: int
+    memory_bytes: int
+    holder: str
+    lease_left_s: float
+
+    def __post_init__(self) -> None:
+        for field in ("name", "version", "device", "holder"):
+            _check_text(field, getattr(self, field))
+        _check_range("pid", self.pid, 0, limits.ID_MAX)
+        _check_range("memory_bytes", self.memory_bytes, 0, limits.ID_MAX)
+        _check_range("lease_left_s", self.lease_left_s, 0, 3600)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assign:
+    """Makes a daemon stage `stage` of `stages`: load layers `[first_layer, end_layer)`, send on to `next_hop`."""
+
+    model: str
+    fingerprint: str
+    stage: int
+    stages: int
+    first_layer: int
+    end_layer: int
+    layer_count: int
+    next_hop: str
+    dtype: str
+    context: int
+
+    def __post_init__(self) -> None:
+        _check_text("model", self.model, limits.TEXT_CHARS_MAX)
+        _check_text("fingerprint", self.fingerprint)
+        _check_text("next_hop", self.next_hop)
+        _check_range("stages", self.stages, 1, limits.STAGES_MAX)
+        _check_range("stage", self.stage, 0, self.stages - 1)
+        _check_range("layer_count", self.layer_count, 1, 4096)
+        _check_range("first_layer", self.first_layer, 0, self.layer_count - 1)
+        _check_range("end_layer", self.end_layer, self.first_layer + 1, self.layer_count)
+        _check(
+            (self.end_layer == self.layer_count) == (self.stage == self.stages - 1),
+            "end_layer",
+            self.end_layer,
+            "the last layer on the last stage only",
+        )
+        _check((self.next_hop == "") == (self.stage == self.stages - 1), "next_hop", self.next_hop, "none on the last stage only")
+        _check(self.dtype in ("float32", "bfloat16", "float16"), "dtype", self.dtype, "float32, bfloat16 or float16")
+        _check_range("context", self.context, 1, limits.CONTEXT_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """How far a daemon has come with its slice, `share` from 0 to 1."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        _check_range("share", self.share, 0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A daemon's slice is loaded and its next hop reached; `memory_bytes` is its resident memory."""
+
+    weight_bytes: int
+    memory_bytes: int
+
+    def __post_init__(self) -> None:
+        _check_range("weight_bytes", self.weight_bytes, 0, limits.ID_MAX)
+        _check_range("memory_bytes", self.memory_bytes, 0, limits.ID_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reset:
+    """The head lets go of a daemon: its requests are forgotten, its slice may stay loaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping:
+    """Keeps a head's lease alive; the daemon answers with Pong from the loop that does the work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pong:
+    """A daemon's sign of life: segments waiting and run so far, and its resident memory."""
+
+    queued: int
+    done: int
+    memory_bytes: int
+
+    def __post_init__(self) -> None:
+        for field in ("queued", "done", "memory_bytes"):
+            _check_range(field, getattr(self, field), 0, limits.ID_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Error:
+    """Something went wrong at the sender; one line that says what was expected, what came, and what to do.
+
+    `retry_after_s` above 0 says that the same request may succeed then.
+    """
+
+    text: str
+    retry_after_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_text("text", self.text, limits.TEXT_CHARS_MAX)
+        _check_range("retry_after_s", self.retry_after_s, 0, 3600)
+
+
+# -------------------------------------------------------------------------------------------- token trees
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """Begins epoch `epoch` of a request: keep the first `keep` tokens of the last epoch, forget everything else.
+
+    `length` tokens are committed from the start (the prompt); its last one is node `root`. A new chat turn is an Open
+    of the next epoch, so this also is the design's Rewind.
+    """
+
+    request: int
+    epoch: int
+    keep: int
+    length: int
+    root: int
+    slots: int
+    sampling: Sampling
+
+    def __post_init__(self) -> None:
+        _check_range("request", self.request, 0, limits.ID_MAX)
+        _check_range("epoch", self.epoch, 0, limits.ID_MAX)
+        _check_range("length", self.length, 1, limits.CONTEXT_MAX)
+        _check_range("keep", self.keep, 0, self.length - 1)
+        _check_range("root", self.root, 0, limits.ID_MAX)
+        _check_range("slots", self.slots, self.length, limits.CONTEXT_MAX + limits.TREE_NODES_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Nodes `path` are output at positions `base`, `base + 1`, ...; the last of them is the root.
+
+    Cumulative back to `base`, the committed length that every stage is known to have, so a lost Commit heals.
+    """
+
+    request: int
+    epoch: int
+    base: int
+    path: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _check_range("request", self.request, 0, limits.ID_MAX)
+        _check_range("epoch", self.epoch, 0, limits.ID_MAX)
+        _check_range("base", self.base, 1, limits.CONTEXT_MAX)
+        _check_all("path", self.path, 0, limits.ID_MAX, limits.COMMIT_PATH_MAX)
+
+    @property
+    def length(self) -> int:
+        """Committed length after this Commit."""
+        return self.base + len(self.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The rows of one request in a segment; `opening` rides along until every stage is known to have it."""
+
+    commit: Commit
+    opening: Open | None
+    ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    tokens: tuple[int, ...]
+    positions: tuple[int, ...]
+    committed: tuple[bool, ...]
+
+    def __post_init__(self) -> None:
+        count = len(self.ids)
+        _check_all("ids", self.ids, 0, limits.ID_MAX, limits.NODES_PER_SEGMENT_MAX)
+        _check_all("parents", self.parents, -1, limits.ID_MAX, limits.NODES_PER_SEGMENT_MAX)
+        _check_all("tokens", self.tokens, 0, limits.VOCABULARY_MAX, limits.NODES_PER_SEGMENT_MAX)
+        _check_all("positions", self.positions, 0, limits.CONTEXT_MAX, limits.NODES_PER_SEGMENT_MAX)
+        for name in ("parents", "tokens", "positions", "committed"):
+            _check(len(getattr(self, name)) == count, name, len(getattr(self, name)), f"{count} entries, one for every id")
+        _check(
+            all(parent < node for parent, node in zip(self.parents, self.ids, strict=True)),
+            "parents",
+            self.parents,
+            "each below its own id",
+        )
+        if self.opening is not None:
+            same = (self.opening.request, self.opening.epoch) == (self.commit.request, self.commit.epoch)
+            _check(same, "opening", self.opening.request, "the request and epoch of the part")
+
+    def select(self, rows: Sequence[int]) -> Part:
+        """The same part with only these of its rows."""
+        return Part(
+            commit=self.commit,
+            opening=self.opening,
+            ids=tuple(self.ids[r] for r in rows),
+            parents=tuple(self.parents[r] for r in rows),
+            tokens=tuple(self.tokens[r] for r in rows),
+            positions=tuple(self.positions[r] for r in rows),
+            committed=tuple(self.committed[r] for r in rows),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hop:
+    """What one stage spent on a segment: waiting behind others, computing, and the framework's own work."""
+
+    queued_s: float
+    compute_s: float
+    own_s: float
+    rows: int
+
+    def __post_init__(self) -> None:
+        for field in ("queued_s", "compute_s", "own_s"):
+            _check_range(field, getattr(self, field), 0, 1e6)
+        _check_range("rows", self.rows, 0, limits.NODES_PER_SEGMENT_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """What one pipeline slot carries: rows of one or more requests, and beside them a payload `[rows, hidden]`.
+
+    The payload (absent on the first hop) travels as a frame of its own. A segment that lost all its rows still passes
+    on, so that order and credit hold.
+    """
+
+    segment: int
+    parts: tuple[Part, ...]
+    hops: tuple[Hop, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_range("segment", self.segment, 0, limits.ID_MAX)
+        _check(len(self.parts) <= limits.PARTS_PER_SEGMENT_MAX, "parts", len(self.parts), f"at most {limits.PARTS_PER_SEGMENT_MAX}")
+        _check(len(self.hops) <= limits.STAGES_MAX, "hops", len(self.hops), f"at most {limits.STAGES_MAX}")
+        _check(self.row_count <= limits.NODES_PER_SEGMENT_MAX, "rows", self.row_count, f"at most {limits.NODES_PER_SEGMENT_MAX}")
+        requests = [part.commit.request for part in self.parts]
+        _check(len(set(requests)) == len(requests), "parts", requests, "one part for each request")
+
+    @property
+    def row_count(self) -> int:
+        return sum(len(part.ids) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedPart:
+    """Next tokens of the nodes of one request that still mattered at the last stage."""
+
+    request: int
+    epoch: int
+    ids: tuple[int, ...]
+    next_tokens: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _check_range("request", self.request, 0, limits.ID_MAX)
+        _check_range("epoch", self.epoch, 0, limits.ID_MAX)
+        _check_all("ids", self.ids, 0, limits.ID_MAX, limits.NODES_PER_SEGMENT_MAX)
+        _check_all("next_tokens", self.next_tokens, 0, limits.VOCABULARY_MAX, limits.NODES_PER_SEGMENT_MAX)
+        _check(len(self.ids) == len(self.next_tokens), "next_tokens", len(self.next_tokens), f"{len(self.ids)} entries")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """The last stage's word on a segment; one for every segment, empty ones too: it is the credit."""
+
+    segment: int
+    parts: tuple[VerifiedPart, ...]
+    hops: tuple[Hop, ...]
+
+    def __post_init__(self) -> None:
+        _check_range("segment", self.segment, 0, limits.ID_MAX)
+        _check(len(self.parts) <= limits.PARTS_PER_SEGMENT_MAX, "parts", len(self.parts), f"at most {limits.PARTS_PER_SEGMENT_MAX}")
+        _check(len(self.hops) <= limits.STAGES_MAX, "hops", len(self.hops), f"at most {limits.STAGES_MAX}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """A request is over for good: its cache may go."""
+
+    request: int
+
+    def __post_init__(self) -> None:
+        _check_range("request", self.request, 0, limits.ID_MAX)
+
+
+Message = Hello | Welcome | Assign | Loading | Ready | Reset | Ping | Pong | Error | Open | Commit | Segment | Verified | Release

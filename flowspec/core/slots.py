@@ -1,0 +1,70 @@
+"""The slot map of one request at one stage: which cache slot holds which node, and who may see it.
+
+Integers only; the tensors that the slots index live with the executor. Freed slots are reused lowest first, so the
+part of the cache in use stays dense without ever being copied.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from flowspec.errors import PeerError
+
+
+class SlotMap:
+    """Slots `0..capacity-1` with the position of the node each holds (-1: free) and whether it is committed."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.position = np.full(capacity, -1, dtype=np.int32)
+        self.committed = np.zeros(capacity, dtype=bool)
+        self._freed: list[int] = []
+        self._high = 0
+
+    @property
+    def high(self) -> int:
+        """One above the highest slot ever in use; slots from here on hold nothing."""
+        return self._high
+
+    @property
+    def used(self) -> int:
+        return self._high - len(self._freed)
+
+    def allocate(self, position: int, *, committed: bool) -> int:
+        """Takes a slot for a node; raises `PeerError` when the head sends more than it reserved."""
+        if self._freed:
+            slot = heapq.heappop(self._freed)
+        elif self._high < self.capacity:
+            slot, self._high = self._high, self._high + 1
+        else:
+            raise PeerError(f"expected at most {self.capacity} nodes at once, as reserved by the head; one more came")
+        self.position[slot] = position
+        self.committed[slot] = committed
+        return slot
+
+    def free(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            assert self.position[slot] >= 0, f"slot {slot} is free already"
+            self.position[slot] = -1
+            self.committed[slot] = False
+            heapq.heappush(self._freed, slot)
+
+    def from_position(self, position: int) -> list[int]:
+        """Slots whose nodes stand at `position` or later."""
+        return [int(slot) for slot in np.flatnonzero(self.position[: self._high] >= position)]
+
+    def visible(self, positions: Sequence[int], branches: Sequence[Sequence[int]]) -> npt.NDArray[np.bool_]:
+        """The attention mask `[rows, high]`: committed slots before each row's position, and the slots of its branch.
+
+        `branches[row]` holds the row's own slot and those of its ancestors that are not committed.
+        """
+        high = self._high
+        own = np.asarray(positions, dtype=np.int32)[:, None]  # [rows, 1]
+        mask = self.committed[:high] & (self.position[:high] < own)  # [rows, high]
+        for row, branch in enumerate(branches):
+            mask[row, list(branch)] = True
+        return mask

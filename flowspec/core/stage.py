@@ -1,0 +1,326 @@
+"""A stage's mind: what is committed, alive or dead here, what runs next, what goes on to the next hop.
+
+Owns the order of segments, the life of nodes and their slots. Never sees a tensor: payloads are handles, computing is
+a command. The rules (DESIGN section 5):
+
+- A row flagged `committed`, or named by a Commit, is committed. Any other row is alive iff its parent is the root or
+  alive; an unknown parent means dead, never an error.
+- Commits may come early (they wait for their nodes), late or twice. They are cumulative, and every segment repeats
+  the newest one. A late Commit costs wasted rows, never a wrong token.
+- Dead rows leave before a segment runs, between the layers of the running one (`Trim`), and before it is sent on.
+- Messages of an older epoch are dropped; an Open of a newer one rewinds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from flowspec.core import limits
+from flowspec.core.events import (
+    ClearSlots,
+    CloseCache,
+    ControlArrived,
+    JobPart,
+    LayersDone,
+    OpenCache,
+    RunLayers,
+    SegmentArrived,
+    SendSegment,
+    SendVerified,
+    StageCommand,
+    StageEvent,
+    Trim,
+)
+from flowspec.core.messages import Commit, Hop, Open, Part, Release, Segment, Verified, VerifiedPart
+from flowspec.core.slots import SlotMap
+from flowspec.errors import PeerError
+
+
+@dataclass(slots=True)
+class _Node:
+    parent: int
+    slot: int
+    committed: bool
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request's state at this stage. `nodes` holds the root and the living nodes below it, no others."""
+
+    opening: Open
+    slots: SlotMap
+    committed_length: int
+    root: int
+    nodes: dict[int, _Node] = field(default_factory=dict)
+    early: set[int] = field(default_factory=set)
+
+    def is_newer(self, epoch: int) -> bool:
+        return epoch > self.opening.epoch
+
+    def branch(self, node: int, slot: int) -> list[int]:
+        """The node's own slot and those of its ancestors that are not committed."""
+        found = [slot]
+        known = self.nodes.get(node)
+        while known is not None and not known.committed:
+            known = self.nodes.get(known.parent)
+            if known is not None and not known.committed:
+                found.append(known.slot)
+        return found
+
+
+@dataclass(slots=True)
+class _Job:
+    """The segment that runs: its rows as `(part, row)` in job order, and those known to be dead by now."""
+
+    number: int
+    segment: Segment
+    rows: list[tuple[int, int]]
+    dead: set[int]
+    received_s: float
+    queued_s: float
+
+
+class StageCore:
+    """Event in, commands out; see the module for the rules and `events` for the vocabulary."""
+
+    def __init__(self, *, is_last: bool) -> None:
+        self.is_last = is_last
+        self._requests: dict[int, _Request] = {}
+        self._queue: deque[SegmentArrived] = deque()
+        self._job: _Job | None = None
+        self._jobs_done = 0
+        self._free_since_s = 0.0
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    @property
+    def done(self) -> int:
+        return self._jobs_done
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a job is out whose `LayersDone` has not come."""
+        return self._job is not None
+
+    def requests(self) -> list[int]:
+        """The requests whose caches are open."""
+        return list(self._requests)
+
+    def handle(self, event: StageEvent, now_s: float) -> list[StageCommand]:
+        """The only mutator. Raises `PeerError` when a message breaks the protocol."""
+        commands: list[StageCommand] = []
+        if isinstance(event, SegmentArrived):
+            if len(self._queue) >= limits.QUEUED_SEGMENTS_MAX:
+                raise PeerError(f"expected at most {limits.QUEUED_SEGMENTS_MAX} segments in the queue, one more came")
+            for part in event.segment.parts:
+                self._learn(part, commands)
+            self._queue.append(event)
+        elif isinstance(event, ControlArrived):
+            self._control(event.message, commands)
+        else:
+            self._finish(event, now_s, commands)
+        while self._job is None and self._queue:
+            self._start(self._queue.popleft(), now_s, commands)
+        return commands
+
+    # ------------------------------------------------------------------------------------------- control
+
+    def _control(self, message: Open | Commit | Release, commands: list[StageCommand]) -> None:
+        if isinstance(message, Open):
+            self._open(message, commands)
+        elif isinstance(message, Commit):
+            self._commit(message, commands)
+        elif self._requests.pop(message.request, None) is not None:
+            commands.append(CloseCache(request=message.request))
+
+    def _learn(self, part: Part, commands: list[StageCommand]) -> None:
+        if part.opening is not None:
+            self._open(part.opening, commands)
+        self._commit(part.commit, commands)
+
+    def _open(self, opening: Open, commands: list[StageCommand]) -> None:
+        known = self._requests.get(opening.request)
+        if known is None:
+            if opening.keep:
+                raise PeerError(f"request {opening.request} keeps {opening.keep} tokens, but nothing of it is held here")
+            if len(self._requests) >= limits.REQUESTS_MAX:
+                raise PeerError(f"expected at most {limits.REQUESTS_MAX} requests at once, one more came")
+            slots = SlotMap(opening.slots)
+            self._requests[opening.request] = _Request(opening, slots, opening.length, opening.root)
+            commands.append(OpenCache(request=opening.request, slots=opening.slots))
+        elif known.is_newer(opening.epoch):
+            if opening.slots != known.slots.capacity:
+                raise PeerError(f"expected {known.slots.capacity} slots as when request {opening.request} was opened, got {opening.slots}")
+            self._kill(known, opening.request, set(known.nodes), commands)
+            gone = known.slots.from_position(opening.keep)
+            known.slots.free(gone)
+            if gone:
+                commands.append(ClearSlots(request=opening.request, slots=tuple(gone)))
+            self._requests[opening.request] = _Request(opening, known.slots, opening.length, opening.root)
+
+    def _commit(self, commit: Commit, commands: list[StageCommand]) -> None:
+        request = self._requests.get(commit.request)
+        if request is None or commit.epoch != request.opening.epoch or commit.length <= request.committed_length:
+            return
+        if commit.base > request.committed_length:
+            raise PeerError(f"a Commit from position {commit.base} leaves a gap after {request.committed_length}")
+        fresh = commit.path[request.committed_length - commit.base :]
+        for node in fresh:
+            known = request.nodes.get(node)
+            if known is None:
+                request.early.add(node)
+            else:
+                known.committed = True
+                request.slots.committed[known.slot] = True
+        request.committed_length = commit.length
+        request.root = fresh[-1]
+        self._prune(request, commit.request, commands)
+
+    def _prune(self, request: _Request, number: int, commands: list[StageCommand]) -> None:
+        """Keep the root and what lives below it. Ids grow from parent to child, so one pass in order is enough."""
+        living: set[int] = {request.root}
+        for node in sorted(request.nodes):
+            if request.nodes[node].parent in living:
+                living.add(node)
+        passed = [n for n, known in request.nodes.items() if known.committed and n not in living]
+        for node in passed:
+            del request.nodes[node]
+        self._kill(request, number, {n for n in request.nodes if n not in living}, commands)
+
+    def _kill(self, request: _Request, number: int, nodes: set[int], commands: list[StageCommand]) -> None:
+        """Nodes are dead: free the slots of those that are not committed, and trim them from the running job."""
+        gone = [request.nodes[n].slot for n in sorted(nodes) if not request.nodes[n].committed]
+        for node in nodes:
+            del request.nodes[node]
+        if gone:
+            request.slots.free(gone)
+            commands.append(ClearSlots(request=number, slots=tuple(gone)))
+        job = self._job
+        if job is None:
+            return
+        rows = [
+            row
+            for row, (part, index) in enumerate(job.rows)
+            if row not in job.dead
+            and job.segment.parts[part].commit.request == number
+            and job.segment.parts[part].ids[index] in nodes
+            and not job.segment.parts[part].committed[index]
+        ]
+        if rows:
+            job.dead.update(rows)
+            commands.append(Trim(job=job.number, rows=tuple(rows)))
+
+    # ------------------------------------------------------------------------------------------ segments
+
+    def _start(self, arrived: SegmentArrived, now_s: float, commands: list[StageCommand]) -> None:
+        """Begin the oldest segment with the rows that live; one without such rows passes on at once."""
+        segment = arrived.segment
+        queued_s = max(0.0, self._free_since_s - arrived.received_s)
+        rows: list[tuple[int, int]] = []
+        payload_rows: list[int] = []
+        parts: list[JobPart] = []
+        offset = 0
+        for number, part in enumerate(segment.parts):
+            request = self._requests.get(part.commit.request)
+            if request is not None and part.commit.epoch == request.opening.epoch:
+                admitted = [(row, slot) for row in range(len(part.ids)) if (slot := self._admit(request, part, row)) is not None]
+                if admitted:
+                    parts.append(_job_part(request, part, admitted))
+                    rows += [(number, row) for row, _ in admitted]
+                    payload_rows += [offset + row for row, _ in admitted]
+            offset += len(part.ids)
+        job = _Job(self._jobs_done + 1, segment, rows, set(), arrived.received_s, queued_s)
+        if rows:
+            self._job = job
+            commands.append(RunLayers(job=job.number, parts=tuple(parts), payload=arrived.payload, rows=tuple(payload_rows)))
+        else:
+            done = LayersDone(job=job.number, rows=(), payload=None, next_tokens=(), started_s=now_s, ended_s=now_s)
+            commands.append(self._pass_on(job, done, now_s))
+
+    def _admit(self, request: _Request, part: Part, row: int) -> int | None:
+        """The slot of a row that lives, or None."""
+        node, parent = part.ids[row], part.parents[row]
+        committed = part.committed[row] or node in request.early or node == request.root
+        if not committed and parent not in request.nodes:
+            return None
+        if node in request.nodes:
+            raise PeerError(f"node {node} of request {part.commit.request} came twice")
+        request.early.discard(node)
+        slot = request.slots.allocate(part.positions[row], committed=committed)
+        if node == request.root or not committed:
+            request.nodes[node] = _Node(parent, slot, committed)
+        return slot
+
+    def _finish(self, event: LayersDone, now_s: float, commands: list[StageCommand]) -> None:
+        job, self._job = self._job, None
+        assert job is not None, f"job {event.job} ended, but none runs"
+        assert job.number == event.job, f"job {event.job} ended, but {job.number} runs"
+        self._jobs_done += 1
+        self._free_since_s = now_s
+        commands.append(self._pass_on(job, event, now_s))
+
+    def _pass_on(self, job: _Job, done: LayersDone, now_s: float) -> SendSegment | SendVerified:
+        """What leaves this stage: the rows that survived the layers and are still alive."""
+        segment = job.segment
+        alive = [
+            (index, job.rows[row])
+            for index, row in enumerate(done.rows)
+            if row not in job.dead and self._is_current(segment.parts[job.rows[row][0]])
+        ]
+        compute_s = done.ended_s - done.started_s
+        own_s = max(0.0, now_s - job.received_s - job.queued_s - compute_s)
+        hop = Hop(queued_s=job.queued_s, compute_s=compute_s, own_s=own_s, rows=len(job.rows))
+        hops = (*segment.hops, hop)
+        if not self.is_last:
+            kept: list[list[int]] = [[] for _ in segment.parts]
+            for _, (part, row) in alive:
+                kept[part].append(row)
+            parts = tuple(part.select(rows) for part, rows in zip(segment.parts, kept, strict=True))
+            onward = replace(segment, parts=parts, hops=hops)
+            return SendSegment(segment=onward, payload=done.payload, rows=tuple(index for index, _ in alive))
+        found: dict[int, tuple[list[int], list[int]]] = {}
+        for index, (number, row) in alive:
+            if done.next_tokens[index] >= 0:
+                ids, tokens = found.setdefault(number, ([], []))
+                ids.append(segment.parts[number].ids[row])
+                tokens.append(done.next_tokens[index])
+        verified = tuple(
+            VerifiedPart(
+                request=segment.parts[number].commit.request,
+                epoch=segment.parts[number].commit.epoch,
+                ids=tuple(ids),
+                next_tokens=tuple(tokens),
+            )
+            for number, (ids, tokens) in found.items()
+        )
+        return SendVerified(verified=Verified(segment=segment.segment, parts=verified, hops=hops))
+
+    def _is_current(self, part: Part) -> bool:
+        request = self._requests.get(part.commit.request)
+        return request is not None and request.opening.epoch == part.commit.epoch
+
+
+def _job_part(request: _Request, part: Part, admitted: list[tuple[int, int]]) -> JobPart:
+    """The rows of one request as the executor needs them; called once all of them have their slots."""
+    rows = [row for row, _ in admitted]
+    slots = [slot for _, slot in admitted]
+    nodes = [part.ids[row] for row in rows]
+    positions = [part.positions[row] for row in rows]
+    branches = [request.branch(node, slot) for node, slot in zip(nodes, slots, strict=True)]
+    known = [request.nodes.get(node) for node in nodes]
+    sampled = [node == request.root or (entry is not None and not entry.committed) for node, entry in zip(nodes, known, strict=True)]
+    return JobPart(
+        request=part.commit.request,
+        slots=np.array(slots, dtype=np.int64),
+        tokens=np.array([part.tokens[row] for row in rows], dtype=np.int64),
+        positions=np.array(positions, dtype=np.int64),
+        key_positions=request.slots.position[: request.slots.high].copy(),
+        visible=request.slots.visible(positions, branches),
+        sampled=np.array(sampled, dtype=bool),
+        sampling=request.opening.sampling,
+    )

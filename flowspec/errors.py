@@ -1,0 +1,26 @@
+"""The errors a person or a program may meet, split by whose fault they are.
+
+Our own mistakes are assertions, never one of these. Every message says what was expected, what came, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class FlowSpecError(Exception):
+    """Base of all expected errors; `exit_status` is what a command returns for it."""
+
+    exit_status = 1
+
+
+class InputError(FlowSpecError):
+    """What the user gave (flag, file, model, prompt) cannot be used."""
+
+    exit_status = 2
+
+
+class PeerError(FlowSpecError):
+    """Another process sent something that no correct peer sends."""
+
+
+class ClusterError(FlowSpecError):
+    """A device is missing, refused its part, or was lost."""

@@ -1,0 +1,210 @@
+"""Finds a model's files, in a local folder or on the hub, and reads single tensors from them by memory map.
+
+A hub model is fetched file by file, so a stage downloads only the shards that hold its tensors. `HF_HOME`, `HF_TOKEN`
+and offline mode are huggingface_hub's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from flowspec.errors import InputError
+
+BUNDLED = "bundled"
+DEMO_FOLDER = Path(__file__).parent.parent / "demo"
+DTYPE_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
+_SAMPLE_BYTES = 1 << 16
+
+
+def bundled_folder(name: str) -> Path:
+    """Folder of a model that is shipped with FlowSpec: `target`, `mid`, `draft`, `draft-math`, ..."""
+    return DEMO_FOLDER / name
+
+
+def canonical_name(model: str) -> str:
+    """The name other devices should use: `bundled`, an absolute folder, or a hub id."""
+    return str(Path(model).resolve()) if model != BUNDLED and Path(model).is_dir() else model
+
+
+class ModelFiles:
+    """The files of one model; nothing is read or fetched before it is asked for."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.folder: Path | None = None
+        if model == BUNDLED:
+            self.folder = bundled_folder("target")
+        elif Path(model).is_dir():
+            self.folder = Path(model)
+        elif Path(model).is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
+            raise InputError(f"expected a model folder or a hub id such as owner/name, but there is no folder {model!r}")
+
+    def path(self, name: str) -> Path:
+        """The local path of a file that must be there; fetched from the hub if need be."""
+        found = self.find(name)
+        if found is None:
+            raise InputError(f"model {self.model!r} has no {name}; expected config.json, safetensors weights and a tokenizer in it")
+        return found
+
+    def find(self, name: str) -> Path | None:
+        """As `path`, but None when the model has no such file."""
+        if self.folder is not None:
+            return self.folder / name if (self.folder / name).is_file() else None
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+
+        try:
+            return Path(hf_hub_download(self.model, name))
+        except LocalEntryNotFoundError as error:
+            raise InputError(
+                f"{name} of {self.model!r} is neither in the Hugging Face cache nor to be had from the hub ({_first_line(error)})"
+            ) from None
+        except EntryNotFoundError:
+            return None
+        except (HfHubHTTPError, OSError, ValueError) as error:
+            raise InputError(f"cannot get {name} of {self.model!r} from the hub: {_first_line(error)}") from None
+
+    def raw_config(self) -> dict[str, Any]:
+        """config.json as it is, without transformers and its imports."""
+        path = self.path("config.json")
+        try:
+            raw = json.loads(path.read_text("utf-8"))
+            if not isinstance(raw, dict) or not isinstance(raw["num_hidden_layers"], int):
+                raise ValueError("num_hidden_layers is no number")
+        except (ValueError, KeyError) as error:
+            raise InputError(
+                f"{path}: expected a model's config.json with model_type and num_hidden_layers ({_first_line(error)})"
+            ) from None
+        return raw
+
+    def check_weights(self) -> None:
+        """Raises `InputError` when weight files of a local folder are missing or cut short."""
+        for name in sorted(set(self.weight_map().values())):
+            if self.folder is not None:
+                self._header(name)
+
+    def config(self) -> Any:
+        """The transformers config."""
+        from transformers import AutoConfig
+
+        folder = self.path("config.json").parent
+        try:
+            return AutoConfig.from_pretrained(folder, local_files_only=True)
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise InputError(f"cannot read the config.json of {self.model!r}: {_first_line(error)}") from None
+
+    def weight_map(self) -> dict[str, str]:
+        """Tensor name -> file name, for one safetensors file or sharded ones."""
+        index = self.find("model.safetensors.index.json")
+        if index is not None:
+            try:
+                shards = json.loads(index.read_text("utf-8"))["weight_map"]
+                return {str(name): str(file) for name, file in shards.items()}
+            except (ValueError, KeyError, AttributeError) as error:
+                raise InputError(f"{index} is broken: expected a weight_map of tensor names, got {_first_line(error)}") from None
+        if self.find("model.safetensors") is None:
+            raise InputError(
+                f"model {self.model!r} has no model.safetensors (or model.safetensors.index.json); other formats are not loaded"
+            )
+        return dict.fromkeys(self._header("model.safetensors"), "model.safetensors")
+
+    def tensors(self) -> TensorIndex:
+        return TensorIndex(self)
+
+    def fingerprint(self) -> str:
+        """Names the content: config, tensor layout, and samples of every weight file (for the hub, its revision).
+
+        Equal on all devices that hold the same model, and cheap: a retrained model of the same shape differs.
+        """
+        config = self.path("config.json")
+        digest = hashlib.sha256(config.read_bytes())
+        if self.folder is None:
+            digest.update(config.resolve().parent.name.encode() + config.parent.name.encode())
+            return digest.hexdigest()[:32]
+        for name in sorted(set(self.weight_map().values())):
+            path = self.path(name)
+            size = path.stat().st_size
+            digest.update(f"{name} {size}".encode())
+            with path.open("rb") as file:
+                for part in range(8):
+                    file.seek(max(0, (size - _SAMPLE_BYTES) * part // 7))
+                    digest.update(file.read(_SAMPLE_BYTES))
+        return digest.hexdigest()[:32]
+
+    def _header(self, name: str) -> dict[str, Any]:
+        """The header of a safetensors file: tensor name -> dtype, shape, offsets. Checks the file's length."""
+        path = self.path(name)
+        try:
+            with path.open("rb") as file:
+                (size,) = struct.unpack("<Q", file.read(8))
+                if size > 1 << 28:
+                    raise ValueError(f"a header of {size} bytes")
+                header = json.loads(file.read(size))
+            header.pop("__metadata__", None)
+            end = 8 + size + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+            raise InputError(f"{path} is not a safetensors file ({_first_line(error)}); copy it again") from None
+        if path.stat().st_size != end:
+            raise InputError(f"{path} is incomplete: expected {end} bytes, got {path.stat().st_size}; copy it again")
+        return dict(header)
+
+
+class TensorIndex:
+    """Shapes and sizes of a model's tensors, and the tensors themselves, one at a time."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        self._files = files
+        self._file_of = files.weight_map()
+        self._headers: dict[str, dict[str, Any]] = {}
+        self._open: dict[str, Any] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def element_count(self, name: str) -> int:
+        """Number of elements, from the file's header; nothing is loaded."""
+        count = 1
+        for size in self._entry(name)["shape"]:
+            count *= size
+        return count
+
+    def load(self, name: str, shape: tuple[int, ...]) -> Any:
+        """A torch tensor over the memory-mapped file: copy it before `close`. Checks the shape."""
+        from safetensors import SafetensorError, safe_open
+
+        entry = self._entry(name)
+        if tuple(entry["shape"]) != shape:
+            raise InputError(f"tensor {name} of {self._files.model!r}: expected shape {list(shape)} by config.json, got {entry['shape']}")
+        file = self._file_of[name]
+        try:
+            if file not in self._open:
+                self._open[file] = safe_open(self._files.path(file), framework="pt")
+            return self._open[file].get_tensor(name)
+        except SafetensorError as error:
+            raise InputError(f"cannot read {name} of {self._files.model!r}: {_first_line(error)}") from None
+
+    def close(self) -> None:
+        """Drops the memory maps, so that pages of the file stop counting as this process's memory."""
+        self._open.clear()
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        if name not in self._file_of:
+            raise InputError(f"model {self._files.model!r} has no tensor {name}; the folder may be incomplete or of another family")
+        file = self._file_of[name]
+        if file not in self._headers:
+            self._headers[file] = self._files._header(file)
+        entry = self._headers[file].get(name)
+        if entry is None:
+            raise InputError(f"{file} of {self._files.model!r} should hold {name} by its index, but does not; copy it again")
+        if entry["dtype"] not in DTYPE_BYTES:
+            raise InputError(f"tensor {name} of {self._files.model!r} is {entry['dtype']}; expected one of {', '.join(DTYPE_BYTES)}")
+        return dict(entry)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

@@ -1,0 +1,92 @@
+"""The plain model in one process, as transformers runs it: what every cluster must equal, token for token.
+
+Generation is step by step with transformers' own cache, each token drawn by the same `Sampler`. A teacher-forced pass
+checks a given answer in one go, and the two together measure the numeric noise of this model and precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from flowspec.core.messages import Sampling
+from flowspec.model.files import ModelFiles
+from flowspec.model.sampler import F32, Sampler, margin
+from flowspec.model.slice import DTYPES
+
+NOISE_FACTOR = 4.0
+"""A margin below this many times the largest difference seen between two shapes of the same pass is a near-tie."""
+NOISE_FLOOR = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A token of an answer that the reference would not have drawn there; `margin` in logits."""
+
+    index: int
+    expected: int
+    found: int
+    margin: float
+
+
+class Reference:
+    """A whole model through transformers; remembers the answers it has generated."""
+
+    def __init__(self, files: ModelFiles, dtype: str) -> None:
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging as transformers_logging
+
+        torch.set_num_threads(1)  # one answer at a time is too small for more, and daemons want the other cores
+        transformers_logging.disable_progress_bar()
+        folder = files.path("config.json").parent
+        for name in sorted(set(files.weight_map().values())):
+            files.path(name)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], local_files_only=True).eval()
+        self._answers: dict[tuple[Any, ...], list[int]] = {}
+        self.noise = NOISE_FLOOR / NOISE_FACTOR
+
+    @property
+    def noise_logits(self) -> float:
+        """Margins below this are near-ties: differences that rounding alone can make."""
+        return max(NOISE_FLOOR, NOISE_FACTOR * self.noise)
+
+    @torch.inference_mode()
+    def generate(self, prompt: tuple[int, ...], sampling: Sampling, new_tokens_max: int, stop_ids: frozenset[int]) -> list[int]:
+        """The new tokens, the stop token included if there is one."""
+        key = (prompt, sampling, new_tokens_max, stop_ids)
+        if key in self._answers:
+            return self._answers[key]
+        sampler = Sampler(sampling, self._model.config.vocab_size)
+        tokens: list[int] = []
+        rows: list[F32] = []
+        fed, cache = list(prompt), None
+        while len(tokens) < new_tokens_max and not (tokens and tokens[-1] in stop_ids):
+            out = self._model(input_ids=torch.tensor([fed]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache = out.past_key_values
+            rows.append(out.logits[0, -1].float().numpy())
+            tokens.append(sampler.draw(rows[-1], len(prompt) + len(tokens)))
+            fed = tokens[-1:]
+        forced = self._forced_logits(prompt, tokens[:-1])
+        self.noise = max(self.noise, *(float(np.abs(a - b).max()) for a, b in zip(rows, forced, strict=True)))
+        self._answers[key] = tokens
+        return tokens
+
+    def check(self, prompt: tuple[int, ...], sampling: Sampling, answer: list[int]) -> Iterable[Difference]:
+        """Where `answer` (its stop token included) is not what the model draws after the tokens before it."""
+        sampler = Sampler(sampling, self._model.config.vocab_size)
+        for index, logits in enumerate(self._forced_logits(prompt, answer[:-1])):
+            position = len(prompt) + index
+            expected = sampler.draw(logits, position)
+            if expected != answer[index]:
+                least = margin(sampler, logits, position, expected)
+                yield Difference(index=index, expected=expected, found=answer[index], margin=least)
+
+    @torch.inference_mode()
+    def _forced_logits(self, prompt: tuple[int, ...], answer: list[int]) -> list[F32]:
+        """Logits after the prompt and after each token of the answer, from one pass without a cache."""
+        out = self._model(input_ids=torch.tensor([[*prompt, *answer]]), use_cache=False, logits_to_keep=len(answer) + 1)
+        return list(out.logits[0].float().numpy())

@@ -1,0 +1,176 @@
+"""Between text and tokens: the tokenizer, chat templates, streaming text, and stop strings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flowspec.errors import InputError
+from flowspec.model.files import ModelFiles
+
+Messages = list[dict[str, str]]
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_OTHER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "merges.txt", "chat_template.jinja")
+_UNSUPPORTED = ("repetition_penalty", "typical_p", "no_repeat_ngram_size", "encoder_repetition_penalty", "epsilon_cutoff", "eta_cutoff")
+UNFINISHED = "\ufffd"
+
+
+class Tokenizer:
+    """A model's tokenizer, loaded with transformers."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        from transformers import AutoTokenizer
+
+        found = [path for name in (*_TOKENIZER_FILES, *_OTHER_FILES) if (path := files.find(name)) is not None]
+        if not any(path.name in _TOKENIZER_FILES for path in found):
+            raise InputError(f"model {files.model!r} has no tokenizer; give the prompt as --prompt-token-ids 1,5,9")
+        files.path("config.json")
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(found[0].parent, local_files_only=True)
+        except (ValueError, OSError, KeyError) as error:
+            raise InputError(f"cannot read the tokenizer of {files.model!r}: {str(error).splitlines()[0][:200]}") from None
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._tokenizer.chat_template)
+
+    @property
+    def eos_id(self) -> int | None:
+        found = self._tokenizer.eos_token_id
+        return None if found is None else int(found)
+
+    def encode(self, text: str) -> list[int]:
+        """A plain prompt, with the special tokens that the model's tokenizer adds."""
+        return [int(token) for token in self._tokenizer(text)["input_ids"]]
+
+    def encode_chat(self, messages: Messages) -> list[int]:
+        """A dialogue in the model's chat template, up to where the assistant speaks."""
+        if not self.has_chat_template:
+            raise InputError("this model has no chat template; use flowspec generate --raw")
+        from jinja2 import TemplateError
+
+        try:
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            raise InputError(f"the model's chat template refuses this dialogue: {error}") from None
+        return [int(token) for token in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of new tokens, special ones left out."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+class TextStream:
+    """Turns tokens into text as they come: never half a character, never the beginning of a stop string."""
+
+    WINDOW = 24
+
+    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._stops = tuple(stop_strings)
+        self._pending: list[int] = []
+        self._context: list[int] = []
+        self._text = ""
+        self._shown = 0
+        self.is_stopped = False
+
+    @property
+    def text(self) -> str:
+        """All text so far, cut before a stop string."""
+        return self._text
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Takes new tokens, returns the text that can be shown now."""
+        for token in tokens:
+            self._pending.append(token)
+            fresh = self._fresh()
+            if not fresh.endswith(UNFINISHED):
+                self._append(fresh)
+        hold = max((self._overlap(stop) for stop in self._stops), default=0)
+        return self._show(len(self._text) - hold)
+
+    def finish(self) -> str:
+        """What was held back, at the end of the answer."""
+        if self._pending:
+            self._append(self._fresh())
+        return self._show(len(self._text))
+
+    def _fresh(self) -> str:
+        """Text of the pending tokens, decoded with those before them so that spaces come out right."""
+        before = self._tokenizer.decode(self._context)
+        return self._tokenizer.decode(self._context + self._pending)[len(before) :]
+
+    def _append(self, fresh: str) -> None:
+        self._context = (self._context + self._pending)[-self.WINDOW :]
+        self._pending = []
+        if self.is_stopped:
+            return
+        searched = max(0, len(self._text) - max((len(stop) for stop in self._stops), default=0))
+        self._text += fresh
+        found = [at for stop in self._stops if (at := self._text.find(stop, searched)) >= 0]
+        if found:
+            self._text = self._text[: min(found)]
+            self.is_stopped = True
+
+    def _overlap(self, stop: str) -> int:
+        """Length of the longest end of the text that may become the stop string."""
+        return max((n for n in range(1, len(stop)) if self._text.endswith(stop[:n])), default=0)
+
+    def _show(self, end: int) -> str:
+        piece = self._text[self._shown : end]
+        self._shown = max(self._shown, end)
+        return piece
+
+
+@dataclass(slots=True)
+class StopStrings:
+    """A `StopRule` of the core: the answer ends with the token that completes a stop string."""
+
+    stream: TextStream
+    _seen: int = 0
+
+    def stops_at(self, tokens: Sequence[int]) -> bool:
+        self.stream.push(tokens[self._seen :])
+        self._seen = len(tokens)
+        return self.stream.is_stopped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommended:
+    """What a model's generation_config.json says: its stop tokens and, where it samples, how.
+
+    `unsupported` names features it asks for that FlowSpec lacks; whoever follows the recommendation must refuse them.
+    """
+
+    stop_ids: frozenset[int]
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    unsupported: tuple[str, ...] = ()
+
+
+def recommended(files: ModelFiles, config: Any) -> Recommended:
+    """Reads generation_config.json (all of it optional) and the config's stop tokens."""
+    path = files.find("generation_config.json")
+    raw: dict[str, Any] = {}
+    if path is not None:
+        try:
+            raw = json.loads(path.read_text("utf-8"))
+        except ValueError as error:
+            raise InputError(f"{path} is not JSON: {error}") from None
+    stops = raw.get("eos_token_id", getattr(config, "eos_token_id", None))
+    stop_ids = frozenset([stops] if isinstance(stops, int) else stops or [])
+    if not raw.get("do_sample"):
+        return Recommended(stop_ids=stop_ids)
+    unknown = [name for name in _UNSUPPORTED if raw.get(name) not in (None, 0, 1, 1.0)]
+    return Recommended(
+        stop_ids=stop_ids,
+        temperature=raw.get("temperature", 1.0),
+        top_k=raw.get("top_k"),
+        top_p=raw.get("top_p"),
+        min_p=raw.get("min_p"),
+        unsupported=tuple(unknown),
+    )

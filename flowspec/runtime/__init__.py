@@ -1,0 +1,1 @@
+"""The real world: ZeroMQ sockets, the daemon and head processes, local clusters."""

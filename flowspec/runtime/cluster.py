@@ -1,0 +1,150 @@
+"""Which devices there are and what each of them shall run: cluster files, forced splits, the plan for a head."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flowspec.core import limits
+from flowspec.errors import FlowSpecError, InputError
+from flowspec.plan.split import checked_split, even_split, weighted_split
+from flowspec.runtime.head import StagePlan
+from flowspec.runtime.transport import split_address
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+CONTEXT_DEFAULT = 4096
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+    "KB": 1000,
+    "MB": 10**6,
+    "GB": 10**9,
+    "K": 1 << 10,
+    "M": 1 << 20,
+    "G": 1 << 30,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One device of a cluster: its daemon's address, and what the user fixed about it."""
+
+    name: str
+    address: str
+    layers: tuple[int, int] | None = None
+    memory_bytes: int | None = None
+
+
+def parse_bytes(text: str) -> int:
+    """`4GiB`, `512MB` or a plain number of bytes; raises `InputError`."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].upper() not in _UNITS:
+        raise InputError(f"expected a size such as 4GiB or 512MiB, got {text!r}")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def read_cluster(path: Path) -> list[Device]:
+    """The devices of a cluster file, in pipeline order; raises `InputError` naming file, key and what was expected."""
+    try:
+        data = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: expected a cluster file, but it cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path}: expected TOML, got {error}") from None
+    unknown = sorted(set(data) - {"device"})
+    if unknown:
+        raise InputError(f"{path}: unknown key {unknown[0]!r}; expected [[device]] tables")
+    tables = data.get("device")
+    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
+        raise InputError(f"{path}: device: expected at least one [[device]] table with an address")
+    if len(tables) > limits.STAGES_MAX:
+        raise InputError(f"{path}: device: expected at most {limits.STAGES_MAX} devices, got {len(tables)}")
+    devices = [_device(f"{path}: device {number + 1}", table, number) for number, table in enumerate(tables)]
+    for kind in ("name", "address"):
+        values = [getattr(device, kind) for device in devices]
+        twice = [value for value in values if values.count(value) > 1]
+        if twice:
+            raise InputError(f"{path}: {kind}: expected each device once, got {twice[0]!r} twice")
+    given = [device for device in devices if device.layers is not None]
+    if given and len(given) != len(devices):
+        missing = next(device for device in devices if device.layers is None)
+        raise InputError(f"{path}: layers: expected on all devices or on none, but {missing.name} has none")
+    return devices
+
+
+def _device(where: str, table: dict[str, Any], number: int) -> Device:
+    unknown = sorted(set(table) - {"name", "address", "layers", "memory"})
+    if unknown:
+        raise InputError(f"{where}: unknown key {unknown[0]!r}; expected address, name, layers or memory")
+    address = table.get("address")
+    if not isinstance(address, str):
+        raise InputError(f'{where}: address: expected "host:port", got {address!r}')
+    try:
+        split_address(address)
+    except FlowSpecError as error:
+        raise InputError(f"{where}: address: {error}") from None
+    name = table.get("name", f"device-{number}")
+    if not isinstance(name, str) or not 0 < len(name) <= limits.NAME_CHARS_MAX:
+        raise InputError(f"{where}: name: expected a short text, got {name!r:.80}")
+    layers = table.get("layers")
+    if layers is not None and not (
+        isinstance(layers, list) and len(layers) == 2 and all(type(n) is int for n in layers) and 0 <= layers[0] < layers[1]
+    ):
+        raise InputError(f"{where}: layers: expected [first, end) such as [0, 8], got {layers!r:.80}")
+    memory = table.get("memory")
+    try:
+        memory_bytes = None if memory is None else parse_bytes(memory if isinstance(memory, str) else str(memory))
+    except InputError as error:
+        raise InputError(f"{where}: memory: {error}") from None
+    return Device(name=name, address=address, layers=None if layers is None else (layers[0], layers[1]), memory_bytes=memory_bytes)
+
+
+def split_layers(devices: Sequence[Device], layer_count: int, forced: Sequence[int] | None) -> list[StagePlan]:
+    """Layers for each device: as forced, as the cluster file says, by memory where it is given, else evenly."""
+    if forced is None and devices[0].layers is not None:
+        return _fixed_layers(devices, layer_count)
+    if forced is not None:
+        counts = checked_split(forced, layer_count, len(devices))
+    elif all(device.memory_bytes is not None for device in devices):
+        counts = weighted_split(layer_count, [float(device.memory_bytes or 1) for device in devices])
+    else:
+        counts = even_split(layer_count, len(devices))
+    ends = [sum(counts[: index + 1]) for index in range(len(counts))]
+    return [
+        StagePlan(name=device.name, address=device.address, first=end - count, end=end)
+        for device, count, end in zip(devices, counts, ends, strict=True)
+    ]
+
+
+def _fixed_layers(devices: Sequence[Device], layer_count: int) -> list[StagePlan]:
+    stages, at = [], 0
+    for device in devices:
+        assert device.layers is not None
+        first, end = device.layers
+        if first != at:
+            raise InputError(f"layers of {device.name}: expected to begin at {at}, where the device before ends, got {first}")
+        stages.append(StagePlan(name=device.name, address=device.address, first=first, end=end))
+        at = end
+    if at != layer_count:
+        raise InputError(f"layers: the devices hold {at} layers together, but the model has {layer_count}")
+    return stages
+
+
+def pick_context(wanted: int | None, model_limit: int) -> int:
+    """The context to reserve memory for: what is wanted, else 4096, and never more than the model's."""
+    if wanted is None:
+        return min(CONTEXT_DEFAULT, model_limit)
+    if not 1 < wanted <= model_limit:
+        raise InputError(f"--context: expected 2 to {model_limit}, the model's limit, got {wanted}")
+    return wanted

@@ -1,0 +1,188 @@
+"""The compute thread of a daemon: loads slices and runs jobs, one after another, while the poller keeps listening.
+
+Work goes in by `post`, results come back on `results` with a wake-up. Heavy imports happen here, on the first Assign.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers
+from flowspec.core.messages import Assign
+from flowspec.errors import ClusterError, FlowSpecError
+from flowspec.runtime.transport import Wake
+from flowspec.wire.codec import Tensor
+
+if TYPE_CHECKING:
+    import torch
+
+    from flowspec.model.slice import Slice
+
+PROGRESS_EVERY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A slice is in memory; `reused` says that it was there already."""
+
+    weight_bytes: int
+    reused: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadProgress:
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The work could not be done; `error` tells why in one line."""
+
+    error: FlowSpecError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crashed:
+    """A bug, or torch out of memory: not an expected error."""
+
+    error: BaseException
+
+
+Result = Loaded | LoadProgress | Failed | Crashed | LayersDone
+Work = Assign | RunLayers | OpenCache | ClearSlots | CloseCache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the user allowed this daemon to use."""
+
+    device: str = "auto"
+    memory_bytes: int | None = None
+    threads: int | None = None
+
+
+class ComputeThread:
+    """Runs work in order; only `trim` reaches into the running job."""
+
+    def __init__(self, machine: Machine, wake: Wake) -> None:
+        self.machine = machine
+        self.results: deque[Result] = deque()
+        self._wake = wake
+        self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._slice: Slice | None = None
+        self._loaded_as: tuple[object, ...] | None = None
+        self._dead: tuple[int, frozenset[int]] = (0, frozenset())
+        self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
+        self._thread.start()
+
+    def post(self, work: Work) -> None:
+        self._work.put(work)
+
+    def trim(self, job: int, rows: tuple[int, ...]) -> None:
+        """Rows of the running job that are dead; it drops them at its next layer."""
+        known = self._dead[1] if self._dead[0] == job else frozenset()
+        self._dead = (job, known | frozenset(rows))
+
+    def stop(self, timeout_s: float) -> None:
+        self._work.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                self._do(work)
+            except FlowSpecError as error:
+                self._tell(Failed(error=error))
+            except BaseException as error:  # noqa: BLE001 - the top of a thread: the poller thread raises it
+                if _is_out_of_memory(error):
+                    text = "out of memory; give this device fewer layers, or use a smaller --context or --dtype"
+                    self._tell(Failed(error=ClusterError(text)))
+                else:
+                    self._tell(Crashed(error=error))
+
+    def _tell(self, result: Result) -> None:
+        self.results.append(result)
+        self._wake.set()
+
+    def _do(self, work: Work) -> None:
+        if isinstance(work, Assign):
+            self._load(work)
+            return
+        assert self._slice is not None, "work before a slice is loaded"
+        if isinstance(work, RunLayers):
+            self._tell(self._run_layers(self._slice, work))
+        elif isinstance(work, OpenCache):
+            self._slice.open_cache(work.request, work.slots)
+        elif isinstance(work, ClearSlots):
+            self._slice.clear_slots(work.request, work.slots)
+        else:
+            self._slice.close_cache(work.request)
+
+    def _run_layers(self, part: Slice, job: RunLayers) -> LayersDone:
+        started_s = time.monotonic()
+        payload = None if job.payload is None else to_torch(job.payload, job.rows)
+        rows, hidden, next_tokens = part.run(job, payload, lambda: self._dead[1] if self._dead[0] == job.job else frozenset())
+        return LayersDone(job=job.job, rows=rows, payload=hidden, next_tokens=next_tokens, started_s=started_s, ended_s=time.monotonic())
+
+    def _load(self, assign: Assign) -> None:
+        from flowspec.model.slice import Slice, Span
+        from flowspec.runtime.loading import check_memory, open_model, pick_device, use_threads
+
+        wanted = (assign.fingerprint, assign.first_layer, assign.end_layer, assign.dtype)
+        if self._slice is not None and self._loaded_as == wanted:
+            self._slice.close_all()
+            self._tell(Loaded(weight_bytes=self._slice.weight_bytes, reused=True))
+            return
+        self._slice, self._loaded_as = None, None
+        use_threads(self.machine.threads)
+        device = pick_device(self.machine.device)
+        files = open_model(assign)
+        span = Span(first=assign.first_layer, end=assign.end_layer, count=assign.layer_count)
+        check_memory(files, span, assign, device, self.machine.memory_bytes)
+        self._slice = Slice.load(files, span, assign.dtype, device, self._progress())
+        self._loaded_as = wanted
+        self._tell(Loaded(weight_bytes=self._slice.weight_bytes, reused=False))
+
+    def _progress(self) -> Callable[[float], None]:
+        told_s = time.monotonic()
+
+        def progress(share: float) -> None:
+            nonlocal told_s
+            if time.monotonic() - told_s > PROGRESS_EVERY_S:
+                told_s = time.monotonic()
+                self._tell(LoadProgress(share=share))
+
+        return progress
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """torch reports memory that is not to be had as a RuntimeError; only its text tells."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in str(error).lower())
+
+
+def to_torch(tensor: Tensor, rows: tuple[int, ...]) -> torch.Tensor:
+    """The rows of a received payload as a torch tensor `[rows, hidden]`."""
+    import torch
+
+    from flowspec.model.slice import DTYPES
+
+    flat = torch.frombuffer(bytearray(tensor.data), dtype=DTYPES[tensor.dtype])
+    whole = flat.view(tensor.rows, tensor.width)  # [rows, hidden]
+    return whole if rows == tuple(range(tensor.rows)) else whole[list(rows)]
+
+
+def to_wire(hidden: Any, rows: tuple[int, ...]) -> Tensor:
+    """Rows of a torch tensor `[rows, hidden]` as they travel."""
+    import torch
+
+    if rows != tuple(range(hidden.shape[0])):
+        hidden = hidden[list(rows)]
+    hidden = hidden.cpu().contiguous()
+    data = hidden.view(torch.uint8).numpy().tobytes()
+    return Tensor(rows=hidden.shape[0], width=hidden.shape[1], dtype=str(hidden.dtype)[6:], data=data)

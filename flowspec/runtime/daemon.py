@@ -1,0 +1,388 @@
+"""The daemon: one process per device, one port, one stage of whichever head holds it.
+
+A poller thread owns the sockets and the `StageCore`; a compute thread owns the tensors. Peers (a head's control and data
+connections, the previous stage) announce themselves with Hello. A head that assigns a slice holds the daemon until it
+says Reset or falls silent for a lease; the slice stays loaded for the next one. A peer that breaks the protocol is
+logged and ignored from then on; the daemon keeps serving.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import psutil
+import zmq
+
+from flowspec import __version__
+from flowspec.core.events import (
+    ClearSlots,
+    CloseCache,
+    ControlArrived,
+    LayersDone,
+    OpenCache,
+    RunLayers,
+    SegmentArrived,
+    SendSegment,
+    StageCommand,
+    Trim,
+)
+from flowspec.core.messages import (
+    Assign,
+    Commit,
+    Error,
+    Hello,
+    Loading,
+    Message,
+    Open,
+    Ping,
+    Pong,
+    Ready,
+    Release,
+    Reset,
+    Segment,
+    Welcome,
+)
+from flowspec.core.stage import StageCore
+from flowspec.errors import FlowSpecError, PeerError
+from flowspec.plan.memory import mib
+from flowspec.runtime import timeouts
+from flowspec.runtime.compute import ComputeThread, Crashed, Failed, Loaded, LoadProgress, Machine, Result, to_wire
+from flowspec.runtime.peers import Peer, Peers
+from flowspec.runtime.transport import Link, Monitor, Receiver, Wake, bind_router, dial, poll_order, receive
+from flowspec.wire.codec import Envelope, decode
+
+log = logging.getLogger("flowspec.daemon")
+
+BUSY_RETRY_S = 0.5
+IDLE_POLL_MS = 60_000
+HELD_POLL_MS = 500
+"""While a head holds the daemon, deadlines are checked at least this often."""
+
+
+@dataclass(slots=True)
+class _Hold:
+    """The head that holds this daemon, and the stage it made of it."""
+
+    control: Peer
+    assign: Assign
+    core: StageCore
+    lease_until_s: float
+    next_hop: Link | None = None
+    next_monitor: Monitor | None = None
+    next_receiver: Receiver = field(default_factory=Receiver)
+    next_ready: bool = False
+    next_deadline_s: float = 0.0
+    loaded: Loaded | None = None
+    data: Peer | None = None
+    is_ready: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.control.hello.name
+
+
+class Daemon:
+    """Serves one head after another until `stop`; `run` blocks."""
+
+    def __init__(self, *, host: str, port: int, name: str, machine: Machine, lifeline_fd: int | None = None) -> None:
+        self.name = name
+        self.machine = machine
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._router, self.port = bind_router(self._context, host, port)
+        self.host = host
+        self._monitor = Monitor(self._router)
+        self._wake = Wake()
+        self._lifeline_fd = lifeline_fd
+        self._compute = ComputeThread(machine, self._wake)
+        self._peers = Peers(self._router, name)
+        self._poller = zmq.Poller()
+        self._hold: _Hold | None = None
+        self._loading = False
+        self._stale_jobs = 0
+        self._stopping = ""
+
+    def stop(self, reason: str) -> None:
+        """Ends `run` soon; safe to call from a signal handler."""
+        self._stopping = reason
+        self._wake.set()
+
+    def stop_on_signals(self) -> None:
+        def handler(number: int, frame: FrameType | None) -> None:
+            self.stop(signal.Signals(number).name)
+
+        signal.signal(signal.SIGINT, handler)
+        signal.signal(signal.SIGTERM, handler)
+
+    def run(self) -> None:
+        log.info(
+            "%s listens on %s:%d (FlowSpec %s, pid %d), idle until a head assigns it layers",
+            self.name,
+            self.host,
+            self.port,
+            __version__,
+            os.getpid(),
+        )
+        sources = [self._router, self._monitor.socket, self._wake.read_fd]
+        for source in sources if self._lifeline_fd is None else [*sources, self._lifeline_fd]:
+            self._poller.register(source, zmq.POLLIN)
+        try:
+            while not self._stopping:
+                self._turn()
+        finally:
+            self._let_go(f"the daemon stops ({self._stopping or 'error'})", tell=True)
+            self._compute.stop(timeouts.COMPUTE_STOP_S)
+            self._context.destroy(linger=200)
+            log.info("%s stopped (%s)", self.name, self._stopping or "error")
+
+    # ---------------------------------------------------------------------------------------------- loop
+
+    def _turn(self) -> None:
+        ready = poll_order(self._poller.poll(IDLE_POLL_MS if self._hold is None else HELD_POLL_MS))
+        now_s = time.monotonic()
+        if self._lifeline_fd is not None and self._lifeline_fd in ready and not os.read(self._lifeline_fd, 4096):
+            self.stop("the process that started it is gone")
+        if self._wake.read_fd in ready:
+            self._wake.clear()
+        while self._compute.results:
+            self._result(self._compute.results.popleft(), time.monotonic())
+        if self._router in ready:
+            self._receive_all(now_s)
+        hold = self._hold
+        if hold is not None and hold.next_hop is not None and hold.next_hop.socket in ready:
+            self._receive_next_hop(hold.next_hop.socket)
+        if hold is not None and hold.next_monitor is not None and hold.next_monitor.socket in ready:
+            lost, _ = hold.next_monitor.drain()
+            if lost and hold.next_ready and self._hold is hold:
+                self._fail(f"the connection to the next hop {hold.assign.next_hop} was lost")
+        if self._monitor.socket in ready:
+            _, failed = self._monitor.drain()
+            if failed:
+                log.warning("dropped %d connection(s) that did not speak ZeroMQ", failed)
+        self._check_deadlines(time.monotonic())
+
+    def _check_deadlines(self, now_s: float) -> None:
+        hold = self._hold
+        if hold is None:
+            return
+        if now_s > hold.lease_until_s:
+            log.warning("head %s has been silent for %.0f s: it no longer holds this daemon", hold.name, timeouts.LEASE_S)
+            self._let_go("lease expired", tell=False)
+        elif not hold.next_ready and now_s > hold.next_deadline_s:
+            self._fail(f"next hop {hold.assign.next_hop} did not answer within {timeouts.LINK_S:.0f} s")
+
+    # ------------------------------------------------------------------------------------------- messages
+
+    def _receive_all(self, now_s: float) -> None:
+        """Takes what has arrived, a bounded number so that results and deadlines get their turn."""
+        for _ in range(64):
+            frames = receive(self._router)
+            if frames is None:
+                return
+            identity, *rest = frames
+            if self._peers.is_banned(identity):
+                continue
+            try:
+                self._from_peer(identity, decode(rest), now_s)
+            except PeerError as error:
+                self._drop(identity, error)
+
+    def _drop(self, identity: bytes, error: PeerError) -> None:
+        """A peer broke the protocol: log it, stop listening to it, and give up the cluster if it belongs to ours."""
+        peer = self._peers.ban(identity, error)
+        name = peer.hello.name if peer is not None else "an unknown peer"
+        log.warning("dropped %s: %s", name, error)
+        hold = self._hold
+        if hold is not None and peer is not None and peer.incarnation == hold.control.incarnation:
+            self._fail(f"{name}: {error}")
+
+    def _from_peer(self, identity: bytes, envelope: Envelope, now_s: float) -> None:
+        peer, is_new = self._peers.sender_of(identity, envelope)
+        message, hold = envelope.message, self._hold
+        if is_new:
+            self._welcome(peer)
+        elif peer.hello.role == "head-control":
+            self._from_head(peer, message, now_s)
+        elif not isinstance(message, Segment):
+            raise PeerError(f"a {peer.hello.role} connection carries segments, not {type(message).__name__}")
+        elif hold is None or peer.incarnation != hold.control.incarnation:
+            log.info("ignored a segment of %s, which does not hold this daemon", peer.hello.name)
+        else:
+            self._step(hold, SegmentArrived(segment=message, payload=envelope.tensor, received_s=now_s), now_s)
+
+    def _welcome(self, peer: Peer) -> None:
+        hold = self._hold
+        if peer.hello.role == "head-data" and hold is not None and hold.control.incarnation == peer.incarnation:
+            hold.data = peer
+        elif peer.hello.role == "stage":
+            log.info("stage %s is connected", peer.hello.name)
+        peer.link.send(
+            Welcome(
+                name=self.name,
+                version=__version__,
+                device=self.machine.device,
+                pid=os.getpid(),
+                memory_bytes=self.machine.memory_bytes or psutil.virtual_memory().available,
+                holder="" if hold is None else hold.name,
+                lease_left_s=0.0 if hold is None else max(0.0, hold.lease_until_s - time.monotonic()),
+            )
+        )
+
+    def _from_head(self, peer: Peer, message: Message, now_s: float) -> None:
+        if isinstance(message, Assign):
+            self._assign(peer, message, now_s)
+            return
+        hold = self._hold
+        if hold is None or hold.control is not peer:
+            if not isinstance(message, Ping):
+                log.info("ignored a %s of %s, which does not hold this daemon", type(message).__name__, peer.hello.name)
+            return
+        hold.lease_until_s = now_s + timeouts.LEASE_S
+        if isinstance(message, Ping):
+            resident = psutil.Process().memory_info().rss
+            peer.link.send(Pong(queued=hold.core.queued, done=hold.core.done, memory_bytes=resident))
+        elif isinstance(message, Open | Commit | Release):
+            self._step(hold, ControlArrived(message=message), now_s)
+        elif isinstance(message, Reset):
+            self._let_go(f"head {hold.name} is done", tell=False)
+        else:
+            raise PeerError(f"a head's control connection carries no {type(message).__name__}")
+
+    # -------------------------------------------------------------------------------------------- holding
+
+    def _assign(self, peer: Peer, assign: Assign, now_s: float) -> None:
+        if self._hold is not None and self._hold.control is not peer:
+            left_s = max(0.1, self._hold.lease_until_s - now_s)
+            text = f"{self.name} is held by head {self._hold.name}; it is free at most {timeouts.LEASE_S:.0f} s after that head stops"
+            peer.link.send(Error(text=text, retry_after_s=left_s))
+            return
+        if self._hold is not None or self._loading:
+            text = f"{self.name} is still busy with an earlier assignment; try again in a moment"
+            peer.link.send(Error(text=text, retry_after_s=BUSY_RETRY_S))
+            return
+        log.info(
+            "head %s assigns layers %d to %d of %s (stage %d of %d, %s)",
+            peer.hello.name,
+            assign.first_layer,
+            assign.end_layer - 1,
+            assign.model,
+            assign.stage + 1,
+            assign.stages,
+            assign.dtype,
+        )
+        hold = _Hold(peer, assign, StageCore(is_last=assign.stage == assign.stages - 1), now_s + timeouts.LEASE_S)
+        hold.data = next(
+            (other for other in self._peers if other.hello.role == "head-data" and other.incarnation == peer.incarnation), None
+        )
+        if assign.next_hop:
+            try:
+                socket = dial(self._context, assign.next_hop)
+            except FlowSpecError as error:
+                peer.link.send(Error(text=f"{self.name}: {error}"))
+                return
+            hold.next_hop = Link(socket, incarnation=peer.incarnation, sender=self.name)
+            hold.next_monitor = Monitor(socket)
+            self._poller.register(socket, zmq.POLLIN)
+            self._poller.register(hold.next_monitor.socket, zmq.POLLIN)
+            hold.next_hop.send(Hello(name=self.name, version=__version__, role="stage"))
+            hold.next_deadline_s = now_s + timeouts.LINK_S
+        else:
+            hold.next_ready = True
+        self._hold, self._loading = hold, True
+        self._peers.kept_incarnation = peer.incarnation
+        self._compute.post(assign)
+
+    def _receive_next_hop(self, socket: zmq.Socket[bytes]) -> None:
+        while self._hold is not None and (frames := receive(socket)) is not None:
+            try:
+                envelope = decode(frames)
+                self._hold.next_receiver.check(envelope)
+                if isinstance(envelope.message, Error):
+                    self._fail(f"next hop refuses: {envelope.message.text}")
+                elif not isinstance(envelope.message, Welcome):
+                    raise PeerError(f"expected Welcome from the next hop, got {type(envelope.message).__name__}")
+                else:
+                    self._hold.next_ready = True
+                    self._tell_ready(self._hold)
+            except PeerError as error:
+                self._fail(f"next hop {self._hold.assign.next_hop}: {error}")
+
+    def _tell_ready(self, hold: _Hold) -> None:
+        if hold.loaded is None or not hold.next_ready or hold.is_ready:
+            return
+        hold.is_ready = True
+        resident = psutil.Process().memory_info().rss
+        hold.control.link.send(Ready(weight_bytes=hold.loaded.weight_bytes, memory_bytes=resident))
+        log.info(
+            "ready: %s weights %s, process %s", "kept" if hold.loaded.reused else "loaded", mib(hold.loaded.weight_bytes), mib(resident)
+        )
+
+    def _fail(self, text: str) -> None:
+        """Tells the head why its cluster cannot go on, and lets go of it."""
+        log.error("%s", text)
+        if self._hold is not None:
+            self._hold.control.link.send(Error(text=f"{self.name}: {text}"))
+            self._let_go("failed", tell=False)
+
+    def _let_go(self, reason: str, *, tell: bool) -> None:
+        hold, self._hold = self._hold, None
+        if hold is None:
+            return
+        if tell:
+            hold.control.link.send(Error(text=f"{self.name}: {reason}"))
+        self._stale_jobs += hold.core.is_running
+        for request in hold.core.requests():
+            self._compute.post(CloseCache(request=request))
+        self._peers.kept_incarnation = None
+        if hold.next_hop is not None and hold.next_monitor is not None:
+            self._poller.unregister(hold.next_hop.socket)
+            self._poller.unregister(hold.next_monitor.socket)
+            hold.next_hop.socket.disable_monitor()
+            hold.next_monitor.socket.close()
+            hold.next_hop.socket.close()
+        log.info("free again (%s)", reason)
+
+    # ------------------------------------------------------------------------------------------ computing
+
+    def _step(self, hold: _Hold, event: Any, now_s: float) -> None:
+        for command in hold.core.handle(event, now_s):
+            self._execute(hold, command)
+
+    def _execute(self, hold: _Hold, command: StageCommand) -> None:
+        if isinstance(command, RunLayers | OpenCache | ClearSlots | CloseCache):
+            self._compute.post(command)
+        elif isinstance(command, Trim):
+            self._compute.trim(command.job, command.rows)
+        elif isinstance(command, SendSegment):
+            assert hold.next_hop is not None
+            tensor = to_wire(command.payload, command.rows) if command.rows else None
+            if not hold.next_hop.send(command.segment, tensor):
+                self._fail(f"next hop {hold.assign.next_hop} takes no more frames")
+        elif hold.data is None or not hold.data.link.send(command.verified):
+            self._fail("the head's data connection is gone")
+
+    def _result(self, result: Result, now_s: float) -> None:
+        if isinstance(result, Crashed):
+            raise result.error
+        if isinstance(result, LayersDone | Failed) and self._stale_jobs:
+            self._stale_jobs -= 1  # a job of a head that is gone; the compute thread works in order, so it comes first
+            return
+        if isinstance(result, Loaded | Failed):
+            self._loading = False
+        hold = self._hold
+        if hold is None:
+            return
+        if isinstance(result, LoadProgress):
+            hold.control.link.send(Loading(share=result.share))
+        elif isinstance(result, Loaded):
+            hold.loaded = result
+            self._tell_ready(hold)
+        elif isinstance(result, Failed):
+            self._fail(str(result.error))
+        else:
+            self._step(hold, result, now_s)

@@ -1,0 +1,78 @@
+"""What a daemon checks before it loads a slice: the device, the model's identity, and the memory."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+
+from flowspec.core.messages import Assign
+from flowspec.errors import ClusterError, InputError
+from flowspec.model.families import family_of
+from flowspec.model.files import ModelFiles
+from flowspec.model.slice import DTYPES, Pieces, Span, head_dim, slice_config, weight_names
+from flowspec.plan.memory import SliceMemory, cache_bytes, mib
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is CUDA where torch sees it."""
+    if name == "auto":
+        name = "cuda:0" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"--device {name}: this torch ({torch.__version__}) sees no CUDA device; use --device cpu or install a CUDA build")
+    return torch.device(name)
+
+
+def use_threads(count: int | None) -> None:
+    if count is not None:
+        torch.set_num_threads(count)
+
+
+def open_model(assign: Assign) -> ModelFiles:
+    """The model's files, checked to be the ones that the head means."""
+    files = ModelFiles(assign.model)
+    found = files.fingerprint()
+    if found != assign.fingerprint:
+        raise ClusterError(
+            f"model {assign.model!r} on this device ({found[:8]}) is not the head's ({assign.fingerprint[:8]}); copy it again"
+        )
+    layer_count = files.config().num_hidden_layers
+    if layer_count != assign.layer_count:
+        raise ClusterError(f"model {assign.model!r} has {layer_count} layers, the head expects {assign.layer_count}")
+    return files
+
+
+def slice_memory(files: ModelFiles, span: Span, dtype: str, context: int) -> SliceMemory:
+    """The memory of a slice, from file headers; nothing is loaded. A tied embedding counts once per slice."""
+    config = files.config()
+    family = family_of(config, files.model)
+    config = slice_config(config)
+    element_bytes = torch.finfo(DTYPES[dtype]).bits // 8
+    tensors = files.tensors()
+    names = {name for name, _, _ in weight_names(config, span, Pieces.build(config, family, span))}
+    return SliceMemory(
+        weight_bytes=sum(tensors.element_count(name) for name in names) * element_bytes,
+        cache_bytes=cache_bytes(
+            layers=span.end - span.first,
+            kv_heads=config.num_key_value_heads,
+            head_dim=head_dim(config),
+            context=context,
+            element_bytes=element_bytes,
+        ),
+    )
+
+
+def check_memory(files: ModelFiles, span: Span, assign: Assign, device: torch.device, limit_bytes: int | None) -> None:
+    """Refuses a slice that does not fit, before anything of it is loaded."""
+    need = slice_memory(files, span, assign.dtype, assign.context)
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        have = free if limit_bytes is None else min(free, limit_bytes)
+    else:
+        resident = psutil.Process().memory_info().rss
+        have = psutil.virtual_memory().available if limit_bytes is None else limit_bytes - resident
+    if need.total_bytes > have:
+        raise ClusterError(
+            f"layers {span.first} to {span.end - 1} need {mib(need.total_bytes)} (weights {mib(need.weight_bytes)}, "
+            f"cache {mib(need.cache_bytes)} for {assign.context} tokens), but {mib(max(0, have))} are free here; "
+            "give this device fewer layers, or use a smaller --context or --dtype"
+        )

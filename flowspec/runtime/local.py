@@ -1,0 +1,83 @@
+"""A cluster of daemons on this machine, as child processes that end with us, whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from types import TracebackType
+
+from flowspec.errors import ClusterError
+from flowspec.runtime import timeouts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalDaemon:
+    name: str
+    port: int
+    pid: int
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+
+class LocalCluster:
+    """Starts `count` daemons; a context manager. Starting and waiting are apart, so that callers work meanwhile."""
+
+    def __init__(
+        self, count: int, *, threads: int = 1, family: str | None = None, log_level: str = "WARNING", log_file: str | None = None
+    ) -> None:
+        self.count = count
+        command = [sys.executable, "-m", "flowspec.runtime.pool", f"--count={count}", f"--threads={threads}", f"--log-level={log_level}"]
+        if family:
+            command.append(f"--family={family}")
+        if log_file:
+            command.append(f"--log-file={log_file}")
+        # A session of its own: Ctrl-C at the terminal is the head's to handle, and the pool ends through its lifeline.
+        self._pool = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        self._daemons: list[LocalDaemon] = []
+
+    def wait(self) -> list[LocalDaemon]:
+        """The daemons, once all of them listen. Raises `ClusterError` when they do not come up."""
+        if self._daemons:
+            return self._daemons
+        assert self._pool.stdout is not None
+        descriptor = self._pool.stdout.fileno()
+        text = b""
+        deadline_s = time.monotonic() + timeouts.LOCAL_START_S
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_READ)
+            while text.count(b"\n") < self.count:
+                ready = selector.select(max(0.0, deadline_s - time.monotonic()))
+                chunk = os.read(descriptor, 65536) if ready else b""
+                if not chunk:
+                    why = "they ended" if ready else f"nothing came within {timeouts.LOCAL_START_S:.0f} s"
+                    raise ClusterError(f"expected {self.count} local daemons, but {why}; run again with -v to see their logs")
+                text += chunk
+        found = [LocalDaemon(**json.loads(line)) for line in text.splitlines()]
+        self._daemons = sorted(found, key=lambda daemon: daemon.name)
+        return self._daemons
+
+    def close(self) -> None:
+        """Ends all daemons and waits for them."""
+        if self._pool.stdin is not None and not self._pool.stdin.closed:
+            self._pool.stdin.close()
+        try:
+            self._pool.wait(timeouts.STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._pool.pid, signal.SIGKILL)
+            self._pool.wait()
+        if self._pool.stdout is not None:
+            self._pool.stdout.close()
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

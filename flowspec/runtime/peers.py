@@ -1,0 +1,95 @@
+"""Who dials a daemon: connections by their ZeroMQ identity, from Hello on, and those that are not listened to any more.
+
+A ROUTER cannot close one connection, so a peer that breaks the protocol is told why and ignored from then on.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from flowspec import __version__
+from flowspec.core.messages import Error, Hello
+from flowspec.errors import PeerError
+from flowspec.runtime.transport import Link, Receiver
+from flowspec.wire.codec import Envelope
+
+PEERS_MAX = 256
+BANNED_MAX = 1024
+
+
+@dataclass(slots=True)
+class Peer:
+    """One connection to our port."""
+
+    hello: Hello
+    link: Link
+    receiver: Receiver
+
+    @property
+    def incarnation(self) -> int:
+        """The cluster this connection belongs to."""
+        return self.link.incarnation
+
+
+class Peers:
+    """The connections of one ROUTER; the longest silent ones are forgotten when there are too many.
+
+    Those of `kept_incarnation`, the cluster that holds the daemon, are never forgotten.
+    """
+
+    def __init__(self, router: zmq.Socket[Any], name: str) -> None:
+        self._router = router
+        self._name = name
+        self.kept_incarnation: int | None = None
+        self._known: OrderedDict[bytes, Peer] = OrderedDict()
+        self._banned: OrderedDict[bytes, None] = OrderedDict()
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(self._known.values())
+
+    def is_banned(self, identity: bytes) -> bool:
+        return identity in self._banned
+
+    def sender_of(self, identity: bytes, envelope: Envelope) -> tuple[Peer, bool]:
+        """The peer that sent an envelope, and whether this is its first; raises `PeerError` for a broken protocol."""
+        peer = self._known.get(identity)
+        is_new = peer is None
+        if peer is None:
+            peer = self._introduce(identity, envelope)
+        peer.receiver.check(envelope)
+        if envelope.incarnation != peer.incarnation:
+            raise PeerError("the incarnation changed on an open connection")
+        if isinstance(envelope.message, Hello) and not is_new:
+            raise PeerError("Hello came twice")
+        self._known.move_to_end(identity)
+        return peer, is_new
+
+    def ban(self, identity: bytes, error: PeerError) -> Peer | None:
+        """Stops listening to a connection; returns the peer if it had introduced itself."""
+        self._banned[identity] = None
+        if len(self._banned) > BANNED_MAX:
+            self._banned.popitem(last=False)
+        peer = self._known.pop(identity, None)
+        link = peer.link if peer is not None else Link(self._router, incarnation=0, sender=self._name, identity=identity)
+        link.send(Error(text=f"{self._name}: {error}"))
+        return peer
+
+    def _introduce(self, identity: bytes, envelope: Envelope) -> Peer:
+        hello = envelope.message
+        if not isinstance(hello, Hello):
+            raise PeerError(f"expected Hello first, got {type(hello).__name__}")
+        if hello.version != __version__:
+            raise PeerError(
+                f"this daemon runs FlowSpec {__version__}, {hello.name} runs {hello.version}; install the same version everywhere"
+            )
+        link = Link(self._router, incarnation=envelope.incarnation, sender=self._name, identity=identity)
+        peer = self._known[identity] = Peer(hello, link, Receiver())
+        if len(self._known) > PEERS_MAX:
+            oldest = next(key for key, known in self._known.items() if known.incarnation != self.kept_incarnation)
+            del self._known[oldest]
+        return peer

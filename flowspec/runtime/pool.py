@@ -1,0 +1,79 @@
+"""The daemons of a local cluster: imports torch once, then forks one daemon per stage.
+
+Started by `LocalCluster` with a pipe on standard input. The pipe is the lifeline: when it closes, because the head
+stopped it or died in whatever way, every daemon ends. Prints one JSON line per daemon: name, port, pid.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import logging
+import os
+import sys
+
+from flowspec.errors import FlowSpecError
+from flowspec.runtime.compute import Machine
+from flowspec.runtime.daemon import Daemon
+
+PRELOADED = ("torch", "transformers", "flowspec.model.slice", "flowspec.runtime.loading")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="flowspec-local-pool", description=__doc__)
+    parser.add_argument("--count", type=int, required=True)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--family", help="model family whose code is imported before forking")
+    parser.add_argument("--log-level", default="WARNING")
+    parser.add_argument("--log-file", help="append the log to this file instead of standard error")
+    args = parser.parse_args()
+    handler = logging.FileHandler(args.log_file) if args.log_file else logging.StreamHandler(sys.stderr)
+    logging.basicConfig(level=args.log_level, handlers=[handler])
+    for name in PRELOADED:
+        importlib.import_module(name)
+    if args.family:
+        from flowspec.model.families import FAMILIES
+
+        FAMILIES[args.family].piece("DecoderLayer")
+    gc.collect()
+    gc.freeze()  # keep the collector from touching, and so copying, the shared pages
+    children = [_fork(index, args) for index in range(args.count)]
+    sys.stdout.close()
+    os.close(1)
+    failed = 0
+    for child in children:
+        _, status = os.waitpid(child, 0)
+        failed = failed or os.waitstatus_to_exitcode(status)
+    sys.exit(1 if failed else 0)
+
+
+def _fork(index: int, args: argparse.Namespace) -> int:
+    """Starts daemon `local-INDEX` in a child process; returns its pid."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        form = logging.Formatter(f"%(asctime)s %(levelname)-7s local-{index}: %(message)s", datefmt="%H:%M:%S")
+        logging.getLogger().handlers[0].setFormatter(form)
+        daemon = Daemon(host="127.0.0.1", port=0, name=f"local-{index}", machine=Machine(device="cpu", threads=args.threads), lifeline_fd=0)
+        daemon.stop_on_signals()
+        line = json.dumps({"name": daemon.name, "port": daemon.port, "pid": os.getpid()}) + "\n"
+        os.write(1, line.encode())
+        os.close(1)
+        daemon.run()
+        status = 0
+    except FlowSpecError as error:
+        logging.getLogger("flowspec").error("%s", error)
+    except BaseException:
+        logging.getLogger("flowspec").exception("unexpected error")
+        raise
+    finally:
+        logging.shutdown()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

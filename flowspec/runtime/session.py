@@ -1,0 +1,165 @@
+"""A model on a cluster, ready to answer: what the commands stand on.
+
+Resolves the model, starts local daemons if asked to, connects a `Head`, and turns prompts into answers with figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from flowspec.core.events import Submit
+from flowspec.core.messages import Sampling
+from flowspec.errors import InputError
+from flowspec.model.families import check_family, family_of
+from flowspec.model.files import ModelFiles, canonical_name
+from flowspec.runtime.cluster import Device, pick_context, read_cluster, split_layers
+from flowspec.runtime.head import Answer, ClusterPlan, Head, Progress
+from flowspec.runtime.local import LocalCluster
+from flowspec.wire.codec import DTYPE_BYTES
+
+METHODS = ("ar",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """Where a model shall run: a cluster file, or `local` daemons on this machine."""
+
+    model: str
+    dtype: str | None = None
+    cluster: Path | None = None
+    local: int = 4
+    layers: tuple[int, ...] | None = None
+    context: int | None = None
+    log_level: str = "WARNING"
+    log_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """When an answer ends."""
+
+    new_tokens_max: int
+    stop_ids: frozenset[int]
+
+
+@dataclass(slots=True)
+class Timing:
+    """When an answer's tokens came, in seconds from its submission."""
+
+    first_s: float = 0.0
+    last_s: float = 0.0
+    new_tokens: list[int] = field(default_factory=list)
+
+    def add(self, tokens: Sequence[int], after_s: float) -> None:
+        if not self.new_tokens:
+            self.first_s = after_s
+        self.last_s = after_s
+        self.new_tokens += tokens
+
+    @property
+    def decode_s(self) -> float:
+        """From the first to the last token."""
+        return self.last_s - self.first_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """`(new_tokens - 1) / decode_s`; 0 for answers too short to tell."""
+        return (len(self.new_tokens) - 1) / self.decode_s if self.decode_s > 0 else 0.0
+
+
+class Session:
+    """One connected model. Use `open_session`."""
+
+    def __init__(self, files: ModelFiles, config: Any, head: Head) -> None:
+        self.files = files
+        self.config = config
+        self.head = head
+
+    def submit(self, prompt: Sequence[int], sampling: Sampling, limits: Limits, *, request: int, stop_rule: Any = None) -> Answer:
+        """Starts an answer; raises `InputError` for token ids that the model does not have."""
+        wrong = [token for token in prompt if not 0 <= token < self.config.vocab_size]
+        if wrong:
+            raise InputError(f"prompt token ids: expected 0 to {self.config.vocab_size - 1}, got {wrong[0]}")
+        return self.head.submit(
+            Submit(
+                request=request,
+                prompt=tuple(prompt),
+                new_tokens_max=limits.new_tokens_max,
+                sampling=sampling,
+                stop_ids=limits.stop_ids,
+                stop_rule=stop_rule,
+            )
+        )
+
+    def stages_report(self) -> list[dict[str, Any]]:
+        """What each stage holds, as `--json` shows it."""
+        return [
+            {
+                "name": stage.plan.name,
+                "layers": [stage.plan.first, stage.plan.end],
+                "address": stage.plan.address,
+                "pid": stage.welcome.pid if stage.welcome else None,
+                "weight_bytes": stage.ready.weight_bytes if stage.ready else 0,
+                "memory_bytes": stage.ready.memory_bytes if stage.ready else 0,
+            }
+            for stage in self.head.stages
+        ]
+
+
+def timed(answer: Answer, timing: Timing) -> Iterator[tuple[int, ...]]:
+    """The tokens of an answer as they come, noting their times."""
+    for batch in answer:
+        timing.add(batch.tokens, batch.at_s - answer.submitted_s)
+        yield batch.tokens
+
+
+@contextlib.contextmanager
+def open_session(
+    options: ClusterOptions, progress: Progress, meanwhile: Callable[[ModelFiles], None] = lambda files: None
+) -> Iterator[Session]:
+    """A connected session; daemons that it starts are stopped at its end, whatever happens.
+
+    What can be wrong with the model, the cluster file or the split is found before anything is started. `meanwhile` runs
+    while local daemons come up: for slow imports of the caller.
+    """
+    files = ModelFiles(options.model)
+    raw = files.raw_config()
+    check_family(str(raw.get("model_type")), files.model)
+    files.check_weights()
+    if options.cluster is not None:
+        devices = read_cluster(options.cluster)
+    else:
+        devices = [Device(name=f"local-{index}", address="") for index in range(options.local)]
+    stages = split_layers(devices, int(raw.get("num_hidden_layers", 0)), options.layers)
+    with contextlib.ExitStack() as stack:
+        local = None
+        if options.cluster is None:
+            local = stack.enter_context(
+                LocalCluster(options.local, family=raw["model_type"], log_level=options.log_level, log_file=options.log_file)
+            )
+        config = files.config()
+        family_of(config, files.model)
+        plan = ClusterPlan(
+            model=canonical_name(options.model),
+            fingerprint=files.fingerprint(),
+            dtype=pick_dtype(options.dtype, config),
+            context=pick_context(options.context, config.max_position_embeddings),
+            stages=tuple(stages),
+        )
+        meanwhile(files)
+        if local is not None:
+            stages = [replace(stage, address=daemon.address) for stage, daemon in zip(stages, local.wait(), strict=True)]
+            plan = replace(plan, stages=tuple(stages))
+        yield Session(files, config, stack.enter_context(Head(plan, progress)))
+
+
+def pick_dtype(wanted: str | None, config: Any) -> str:
+    """The wanted dtype, else the checkpoint's."""
+    own = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
+    if wanted is None and own not in DTYPE_BYTES:
+        raise InputError(f"the checkpoint is {own}; choose --dtype {', '.join(DTYPE_BYTES)}")
+    return wanted or own

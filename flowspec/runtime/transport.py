@@ -1,0 +1,159 @@
+"""ZeroMQ sockets as FlowSpec uses them: one ROUTER per daemon, one DEALER per peer that is dialled.
+
+A `Link` sends enveloped messages to one peer and counts them; a `Receiver` checks that the counts of a peer have no gap.
+A successful `send` is not delivery: what must arrive is repeated by the protocol above, not here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket as sockets
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from flowspec.core import limits
+from flowspec.core.messages import Message
+from flowspec.errors import InputError, PeerError
+from flowspec.runtime import timeouts
+from flowspec.wire.codec import Envelope, Tensor, encode
+
+FRAMES_QUEUED_MAX = 4096
+_HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+
+def _configure(socket: zmq.Socket[bytes]) -> None:
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, limits.PAYLOAD_BYTES_MAX)
+    socket.setsockopt(zmq.SNDHWM, FRAMES_QUEUED_MAX)
+    socket.setsockopt(zmq.RCVHWM, FRAMES_QUEUED_MAX)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, int(timeouts.HEARTBEAT_S * 1000))
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(timeouts.HEARTBEAT_TIMEOUT_S * 1000))
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`host:port` as its two halves; raises `InputError` when it is not one."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InputError(f"expected an address host:port, got {address!r}")
+    return host.strip("[]"), int(port)
+
+
+def bind_router(context: zmq.Context[Any], host: str, port: int) -> tuple[zmq.Socket[bytes], int]:
+    """A bound ROUTER and its port (`port` 0 takes a free one)."""
+    socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+    _configure(socket)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    try:
+        socket.bind(f"tcp://{sockets.gethostbyname(host)}:{port or '*'}")
+    except sockets.gaierror:
+        raise InputError(f"--host: expected an address of this machine, got {host!r}") from None
+    except zmq.ZMQError as error:
+        if error.errno == zmq.EADDRINUSE:
+            raise InputError(f"port {port} on {host} is taken; stop what uses it or choose another with --port") from None
+        raise InputError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    return socket, int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+
+
+def dial(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
+    """A DEALER on its way to `host:port`."""
+    host, port = split_address(address)
+    socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+    _configure(socket)
+    try:
+        socket.connect(f"tcp://{host}:{port}")
+    except zmq.ZMQError as error:
+        socket.close()
+        raise InputError(f"cannot dial {address}: {error.strerror}") from None
+    return socket
+
+
+class Link:
+    """The sending half of one connection: stamps and counts what goes out."""
+
+    def __init__(self, socket: zmq.Socket[bytes], *, incarnation: int, sender: str, identity: bytes | None = None) -> None:
+        self.socket = socket
+        self.incarnation = incarnation
+        self.sender = sender
+        self._prefix = [] if identity is None else [identity]
+        self._sent = 0
+
+    def send(self, message: Message, tensor: Tensor | None = None) -> bool:
+        """Hands a message to ZeroMQ; False when the peer is gone or its queue is full."""
+        envelope = Envelope(incarnation=self.incarnation, sender=self.sender, sequence=self._sent, message=message, tensor=tensor)
+        frames: list[Any] = [*self._prefix, *encode(envelope)]
+        try:
+            self.socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=True)
+        except (zmq.Again, zmq.ZMQError):
+            return False
+        self._sent += 1
+        return True
+
+
+class Receiver:
+    """Checks that a peer's messages come one after another."""
+
+    def __init__(self) -> None:
+        self._expected = 0
+
+    def check(self, envelope: Envelope) -> None:
+        """Raises `PeerError` when messages are missing before this one or it came before."""
+        if envelope.sequence != self._expected:
+            raise PeerError(
+                f"expected message {self._expected} of {envelope.sender}, got {envelope.sequence}: frames were lost or replayed"
+            )
+        self._expected += 1
+
+
+def receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
+    """The next message's frames, or None when none is waiting."""
+    try:
+        return socket.recv_multipart(flags=zmq.NOBLOCK)
+    except zmq.Again:
+        return None
+
+
+class Monitor:
+    """What happens to a socket's connections: peers lost, and handshakes that failed."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self.socket: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED)
+
+    def drain(self) -> tuple[int, int]:
+        """(connections lost, handshakes failed) since the last call."""
+        lost = failed = 0
+        while (frames := receive(self.socket)) is not None:
+            event = parse_monitor_message(frames)["event"]
+            lost += event == zmq.EVENT_DISCONNECTED
+            failed += bool(event & _HANDSHAKE_FAILED)
+        return lost, failed
+
+
+class Wake:
+    """Lets another thread (or a signal handler) end a poll: a pipe with at most a few bytes in it."""
+
+    def __init__(self) -> None:
+        self.read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self.read_fd, False)
+        os.set_blocking(self._write_fd, False)
+
+    def set(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full: the reader has been woken already
+            os.write(self._write_fd, b"!")
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self.read_fd, 4096):
+                pass
+
+    def close(self) -> None:
+        os.close(self.read_fd)
+        os.close(self._write_fd)
+
+
+def poll_order(ready: Sequence[tuple[Any, int]]) -> set[Any]:
+    """The sockets and descriptors of a poll that have something, as a set."""
+    return {source for source, _ in ready}

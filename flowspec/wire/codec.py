@@ -1,0 +1,205 @@
+"""Messages to bytes and back: a msgpack header frame and, for a Segment, one raw tensor frame.
+
+The header is `[protocol, kind, incarnation, sender, sequence, body, tensor]`. Bodies are positional lists, so a frame
+names no fields and any message of another shape is refused. Decoding trusts nothing: sizes are bounded before anything
+is parsed, types are checked one by one, and the message's own rules run last. What is wrong raises `PeerError`, never
+anything else. bfloat16 has no numpy type; its bytes travel as they are and only the name of the dtype says what they are.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgpack
+
+from flowspec.core import limits, messages
+from flowspec.core.messages import Message
+from flowspec.errors import PeerError
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+KINDS: tuple[type, ...] = get_args(Message)
+_KIND_OF = {cls: kind for kind, cls in enumerate(KINDS)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """Activations `[rows, width]` as raw bytes, row-major and little-endian."""
+
+    rows: int
+    width: int
+    dtype: str
+    data: bytes | memoryview
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """A message with who sent it: the cluster's incarnation, the sender's name and its count on this connection."""
+
+    incarnation: int
+    sender: str
+    sequence: int
+    message: Message
+    tensor: Tensor | None = None
+
+
+def encode(envelope: Envelope) -> list[bytes | memoryview]:
+    """The frames of an envelope: header, and the payload if there is one."""
+    tensor = envelope.tensor
+    header = msgpack.packb(
+        [
+            limits.PROTOCOL_VERSION,
+            _KIND_OF[type(envelope.message)],
+            envelope.incarnation,
+            envelope.sender,
+            envelope.sequence,
+            _plain(envelope.message),
+            None if tensor is None else [tensor.rows, tensor.width, tensor.dtype],
+        ]
+    )
+    return [header] if tensor is None else [header, tensor.data]
+
+
+def decode(frames: Sequence[bytes | memoryview]) -> Envelope:
+    """The envelope in `frames`; raises `PeerError` for anything that `encode` would not have written."""
+    if not 1 <= len(frames) <= 2:
+        raise PeerError(f"expected 1 or 2 frames, got {len(frames)}")
+    if len(frames[0]) > limits.HEADER_BYTES_MAX:
+        raise PeerError(f"expected a header of at most {limits.HEADER_BYTES_MAX} bytes, got {len(frames[0])}")
+    try:
+        header = msgpack.unpackb(frames[0], use_list=True, strict_map_key=True)
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise PeerError(f"expected a msgpack header, got {len(frames[0])} other bytes ({error})") from None
+    if not isinstance(header, list) or not header:
+        raise PeerError(f"expected a header list, got {type(header).__name__}")
+    if header[0] != limits.PROTOCOL_VERSION:
+        raise PeerError(f"expected protocol {limits.PROTOCOL_VERSION}, got {header[0]!r:.40}; run the same FlowSpec version everywhere")
+    if len(header) != 7:
+        raise PeerError(f"expected 7 header entries, got {len(header)}")
+    _, kind, incarnation, sender, sequence, body, shape = header
+    if type(kind) is not int or not 0 <= kind < len(KINDS):
+        raise PeerError(f"expected a message kind below {len(KINDS)}, got {kind!r:.40}")
+    try:
+        envelope = Envelope(
+            incarnation=_count(incarnation),
+            sender=_text(sender),
+            sequence=_count(sequence),
+            message=_READERS[KINDS[kind]](body),
+            tensor=_tensor(shape, frames),
+        )
+    except (ValueError, TypeError) as error:
+        raise PeerError(f"broken {KINDS[kind].__name__}: {error}") from None
+    if envelope.tensor is not None:
+        if not isinstance(envelope.message, messages.Segment):
+            raise PeerError(f"a {KINDS[kind].__name__} carries no payload")
+        if envelope.tensor.rows != envelope.message.row_count:
+            raise PeerError(f"expected a payload of {envelope.message.row_count} rows, got {envelope.tensor.rows}")
+    return envelope
+
+
+def _tensor(shape: Any, frames: Sequence[bytes | memoryview]) -> Tensor | None:
+    if shape is None:
+        if len(frames) != 1:
+            raise ValueError("a payload frame without its shape")
+        return None
+    if len(frames) != 2 or not isinstance(shape, list) or len(shape) != 3:
+        raise ValueError("a payload shape without its frame")
+    rows, width, dtype = _count(shape[0]), _count(shape[1]), _text(shape[2])
+    if dtype not in DTYPE_BYTES:
+        raise ValueError(f"payload dtype {dtype!r:.40} is none of {', '.join(DTYPE_BYTES)}")
+    size = rows * width * DTYPE_BYTES[dtype]
+    if size > limits.PAYLOAD_BYTES_MAX or size != len(frames[1]):
+        raise ValueError(f"payload [{rows}, {width}] {dtype} with {len(frames[1])} bytes")
+    return Tensor(rows=rows, width=width, dtype=dtype, data=frames[1])
+
+
+def _plain(value: Any) -> Any:
+    """A message as nested lists; tuples of numbers pass as they are."""
+    names = _FIELDS.get(type(value))
+    if names is not None:
+        return [_plain(getattr(value, name)) for name in names]
+    if type(value) is tuple and value and type(value[0]) in _FIELDS:
+        return [_plain(item) for item in value]
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= limits.ID_MAX:
+        raise ValueError(f"expected a number from 0 to {limits.ID_MAX}, got {value!r:.40}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str or len(value) > limits.NAME_CHARS_MAX:
+        raise ValueError(f"expected a short text, got {value!r:.40}")
+    return value
+
+
+def _scalar_reader(kind: type) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if type(value) is not kind:
+            raise ValueError(f"expected {kind.__name__}, got {value!r:.40}")
+        return value
+
+    def read_float(value: Any) -> float:
+        if type(value) not in (int, float):
+            raise ValueError(f"expected a number, got {value!r:.40}")
+        return float(value)
+
+    return read_float if kind is float else read
+
+
+def _tuple_reader(item: Any) -> Callable[[Any], Any]:
+    read_item = None if item in (int, bool) else _reader(item)
+
+    def read(value: Any) -> Any:
+        if type(value) is not list:
+            raise ValueError(f"expected a list, got {value!r:.40}")
+        if read_item is not None:
+            return tuple(read_item(entry) for entry in value)
+        if any(type(entry) is not item for entry in value):
+            raise ValueError(f"expected only {item.__name__} entries")
+        return tuple(value)
+
+    return read
+
+
+def _record_reader(cls: type) -> Callable[[Any], Any]:
+    hints = get_type_hints(cls)
+    readers = [(field.name, _reader(hints[field.name])) for field in fields(cls)]
+
+    def read(value: Any) -> Any:
+        if type(value) is not list or len(value) != len(readers):
+            raise ValueError(f"expected {len(readers)} entries for {cls.__name__}")
+        return cls(**{name: read_field(entry) for (name, read_field), entry in zip(readers, value, strict=True)})
+
+    return read
+
+
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    """A strict reader for one annotated type: a scalar, `tuple[T, ...]`, a message record or `T | None`."""
+    if get_origin(hint) in (types.UnionType, typing.Union):
+        (inner,) = (arg for arg in get_args(hint) if arg is not type(None))
+        read_inner = _reader(inner)
+        return lambda value: None if value is None else read_inner(value)
+    if get_origin(hint) is tuple:
+        return _tuple_reader(get_args(hint)[0])
+    if hint in (int, float, bool, str):
+        return _scalar_reader(hint)
+    if hint not in _READERS:
+        _READERS[hint] = _record_reader(hint)
+        _FIELDS[hint] = tuple(field.name for field in fields(hint))
+    return _READERS[hint]
+
+
+_READERS: dict[type, Callable[[Any], Any]] = {}
+_FIELDS: dict[type, tuple[str, ...]] = {}
+for _kind in KINDS:
+    _reader(_kind)
