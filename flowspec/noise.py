@@ -52,8 +52,9 @@ def draw_bits(seed: int, position: int, ids: npt.NDArray[np.integer]) -> U64:
 
 
 def gumbel(bits: U64) -> F64:
-    """Standard Gumbel values of 53-bit integers; the half step keeps the uniform inside (0, 1)."""
+    """Standard Gumbel values of 53-bit integers; the half step keeps the uniform above 0, the bound keeps it below 1."""
     uniform = (bits.astype(np.float64) + 0.5) * 2.0**-53
+    np.minimum(uniform, 1 - 2.0**-53, out=uniform)  # the half step rounds the largest integer up to 1: infinite noise
     return -np.log(-np.log(uniform))
 
 

@@ -18,19 +18,22 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from flowspec.cli.answer import Outcome, Question, ask, record
 from flowspec.cli.options import (
     Choice,
     add_model_arguments,
     add_sampling_arguments,
+    check_flags,
     cluster_options,
     loading_bar,
     pick_limits,
     pick_sampling,
 )
+from flowspec.cli.wrap import WordWrap
 from flowspec.errors import InputError
-from flowspec.model.text import Messages, StopStrings, TextStream, Tokenizer, recommended
+from flowspec.model.text import Messages, Tokenizer, recommended
 from flowspec.plan.memory import mib
-from flowspec.runtime.session import Limits, Session, Timing, open_session, timed
+from flowspec.runtime.session import Limits, Session, open_session
 
 HISTORY_LINES_MAX = 1000
 HELP = """\
@@ -51,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    check_flags(args)
     console = Console(highlight=False)
     loaded: list[Tokenizer] = []
     with loading_bar(quiet=args.json) as progress:
@@ -93,9 +97,7 @@ class Chat:
     is_json: bool
     method: str
     messages: Messages = field(default_factory=list)
-    timing: Timing | None = None
-    reused: int = 0
-    prompt_tokens: int = 0
+    last: tuple[Question, Outcome] | None = None
     request: int = 0
 
     def greet(self) -> None:
@@ -183,53 +185,35 @@ class Chat:
     def answer(self, line: str) -> None:
         self.messages.append({"role": "user", "content": line})
         system = [{"role": "system", "content": self.system}] if self.system else []
-        prompt = self.tokenizer.encode_chat([*system, *self.messages])
-        stream = TextStream(self.tokenizer, self.stops)
-        rule = StopStrings(TextStream(self.tokenizer, self.stops)) if self.stops else None
-        timing = Timing()
-        answer = self.session.submit(prompt, self.choice.sampling, self.limits, request=self.request, stop_rule=rule)
-        batches = timed(answer, timing)
-        while answer.end is None:
-            try:
-                for tokens in batches:
-                    self.show(stream.push(tokens))
-            except KeyboardInterrupt:
-                self.session.head.cancel(answer)
-                batches = timed(answer, timing)
-        self.show(stream.finish())
-        self.timing, self.reused, self.prompt_tokens = timing, answer.end.reused, len(prompt)
-        self.messages.append({"role": "assistant", "content": stream.text})
-        if self.is_json:
-            record = {
-                "text": stream.text,
-                "token_ids": timing.new_tokens,
-                "finish_reason": answer.end.reason,
-                "prompt_tokens": len(prompt),
-                "reused_tokens": answer.end.reused,
-                "new_tokens": len(timing.new_tokens),
-                "time_to_first_token_s": timing.first_s,
-                "decode_s": timing.decode_s,
-                "tokens_per_s": timing.tokens_per_s,
-                "method": self.method,
-                "world": "cluster",
-                "seed": self.choice.sampling.seed,
-            }
-            print(json.dumps(record), flush=True)
-            return
-        ending = {"length": ", cut at its longest", "cancelled": ", stopped"}.get(answer.end.reason, "")
-        self.console.print(
-            f"\n[dim]{len(timing.new_tokens)} tokens, {timing.tokens_per_s:.1f} tokens/s, first after {timing.first_s:.2f} s{ending}[/]\n"
+        question = Question(
+            prompt=self.tokenizer.encode_chat([*system, *self.messages]),
+            request=self.request,
+            choice=self.choice,
+            limits=self.limits,
+            tokenizer=self.tokenizer,
+            stops=self.stops,
+            method=self.method,
         )
+        wrap = WordWrap(self.console.width if sys.stdout.isatty() else 0)
+        outcome = ask(self.session, question, lambda text: self.show(wrap.push(text)))
+        self.show(wrap.finish())
+        self.last = (question, outcome)
+        self.messages.append({"role": "assistant", "content": outcome.text or ""})
+        if self.is_json:
+            print(json.dumps(record(self.session, question, outcome)), flush=True)
+            return
+        ending = {"length": ", cut at its longest", "cancelled": ", stopped"}.get(outcome.reason, "")
+        self.console.print(f"\n[dim]{outcome.figures}{ending}[/]\n")
 
     def show(self, text: str) -> None:
         if not self.is_json:
             print(text, end="", flush=True)
 
     def show_stats(self) -> None:
-        if self.timing is not None:
+        if self.last is not None:
+            question, outcome = self.last
             self.console.print(
-                f"last answer: {self.prompt_tokens} prompt tokens ({self.reused} reused), {len(self.timing.new_tokens)} new, "
-                f"{self.timing.tokens_per_s:.1f} tokens/s, first after {self.timing.first_s:.3f} s, method {self.method}"
+                f"last answer: {len(question.prompt)} prompt tokens ({outcome.reused} reused), {outcome.figures}, method {self.method}"
             )
         table = Table("stage", "layers", "weights", "process", "compute", "waiting", "own work", box=None)
         hops = list(self.session.head.hops)

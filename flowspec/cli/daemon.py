@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import socket
 
+from flowspec.core.limits import NAME_CHARS_MAX
 from flowspec.errors import InputError
 from flowspec.runtime.cluster import parse_bytes
 from flowspec.runtime.compute import Machine
@@ -32,7 +33,14 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--threads: expected 1 or more, got {args.threads}")
     if args.device not in ("auto", "cpu") and not (args.device.startswith("cuda:") and args.device[5:].isdecimal()):
         raise InputError(f"--device: expected auto, cpu or cuda:N, got {args.device!r}")
-    memory_bytes = None if args.memory is None else parse_bytes(args.memory)
+    if not args.host:
+        raise InputError("--host: expected an address of this machine, got an empty one")
+    if not 0 < len(args.name) <= NAME_CHARS_MAX:
+        raise InputError(f"--name: expected 1 to {NAME_CHARS_MAX} characters, got {len(args.name)}")
+    try:
+        memory_bytes = None if args.memory is None else parse_bytes(args.memory)
+    except InputError as error:
+        raise InputError(f"--memory: {error}") from None
     machine = Machine(device=args.device, memory_bytes=memory_bytes, threads=args.threads)
     daemon = Daemon(host=args.host, port=args.port, name=args.name, machine=machine)
     daemon.stop_on_signals()

@@ -6,17 +6,19 @@ Exit status: 0 done, 1 the work failed or differed, 2 wrong usage or input, 130 
 from __future__ import annotations
 
 import argparse
+import io
 import logging
+import os
 import signal
 import sys
 from types import FrameType
 
 from flowspec import __version__
 from flowspec.cli import chat, daemon, generate, verify
-from flowspec.errors import FlowSpecError
+from flowspec.cli.options import INTERRUPTED
+from flowspec.errors import FlowSpecError, InputError
 
 COMMANDS = {"daemon": daemon, "chat": chat, "generate": generate, "verify": verify}
-INTERRUPTED = 130
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -45,11 +47,13 @@ def start_logging(args: argparse.Namespace) -> None:
         try:
             logging.basicConfig(level=level, format=form, filename=args.log_file)
         except OSError as error:
-            raise SystemExit(f"flowspec: --log-file: expected a file that can be written, got {args.log_file} ({error.strerror})") from None
+            raise InputError(f"--log-file: expected a file that can be written, got {args.log_file} ({error.strerror})") from None
     else:
         logging.basicConfig(level=level, format=form, stream=sys.stderr, datefmt="%H:%M:%S")
-    for noisy in ("httpx", "urllib3", "huggingface_hub", "transformers"):
+    for noisy in ("httpx", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
+    for noisy in ("HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY"):  # both set the levels of their loggers when imported
+        os.environ.setdefault(noisy, "warning" if args.verbose else "error")
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
@@ -59,11 +63,13 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    start_logging(args)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # as in arguments; the tokenizer refuses what is not UTF-8
     if args.command != "daemon":
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _terminate)
     try:
+        start_logging(args)
         return int(COMMANDS[args.command].run(args))
     except FlowSpecError as error:
         print(f"flowspec {args.command}: {error}", file=sys.stderr)

@@ -21,6 +21,8 @@ from flowspec.model.text import Recommended
 from flowspec.runtime.head import Progress as ProgressCall
 from flowspec.runtime.session import METHODS, ClusterOptions, Limits
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C."""
 NEW_TOKENS_DEFAULT = 256
 Number = TypeVar("Number", int, float)
 SEED_BITS = 31
@@ -108,7 +110,7 @@ class Choice:
 def pick_sampling(args: argparse.Namespace, model: Recommended) -> Choice:
     """Flags win; where no temperature is given, the model's recommendation holds, else temperature 0."""
     follows = args.temperature is None and model.temperature is not None
-    if follows and model.unsupported:
+    if args.temperature is None and model.unsupported:
         raise InputError(f"the model recommends {model.unsupported[0]}, which FlowSpec does not do; give --temperature to do without")
     temperature = model.temperature if follows else args.temperature
     drawn = args.seed is None and bool(temperature)
@@ -123,6 +125,13 @@ def pick_sampling(args: argparse.Namespace, model: Recommended) -> Choice:
     except ValueError as error:
         raise InputError(f"sampling: {error}") from None
     return Choice(sampling=sampling, is_seed_drawn=drawn)
+
+
+def check_flags(args: argparse.Namespace) -> None:
+    """Refuses wrong sampling flags before a cluster is started; what the model recommends comes in later."""
+    nothing = Recommended(stop_ids=frozenset())
+    pick_sampling(args, nothing)
+    pick_limits(args, nothing, None)
 
 
 def _first(given: Number | None, recommended: Number | None, default: Number) -> Number:

@@ -22,7 +22,7 @@ from flowspec.core.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.text import Tokenizer, recommended
-from flowspec.runtime.session import Limits, Session, open_session
+from flowspec.runtime.session import Limits, open_session
 from flowspec.testbed.prompts import read_prompts
 
 if TYPE_CHECKING:  # both import torch, which the other commands do without
@@ -67,14 +67,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from flowspec.model.reference import Reference
-    from flowspec.testbed.exactness import compare
-
     counts = args.local if args.cluster is None else (1,)
     if args.layers is not None and len(counts) > 1:
         raise InputError("--layers forces the split of one cluster; expected one number for --local")
     if any(count < 1 for count in counts):
         raise InputError("--local: expected whole numbers from 1")
+    samplings, prompts = read_samplings(args), read_files(args)
+    from flowspec.model.reference import Reference  # after the checks: both import torch, which takes seconds
+    from flowspec.testbed.exactness import compare
+
     reference: Reference | None = None
     cases: list[Case] = []
     verdicts: list[Verdict] = []
@@ -87,7 +88,9 @@ def run(args: argparse.Namespace) -> int:
         try:
             if reference is None:
                 reference = Reference(session.files, session.head.plan.dtype)
-                limits, cases = prepare(args, session)
+                advice = recommended(session.files, session.config)
+                limits = Limits(new_tokens_max=args.max_new_tokens, stop_ids=advice.stop_ids)
+                cases = make_cases(args, samplings, prompts, session.files)
             with Progress(
                 *Progress.get_default_columns(), TimeRemainingColumn(), console=console, transient=True, disable=args.json
             ) as bar:
@@ -104,36 +107,36 @@ def run(args: argparse.Namespace) -> int:
     return 1 if found["wrong"] else 0
 
 
-def prepare(args: argparse.Namespace, session: Session) -> tuple[Limits, list[Case]]:
-    """What to ask: every prompt at every temperature, and above 0 with every seed."""
+def read_samplings(args: argparse.Namespace) -> list[Sampling]:
+    """Every temperature, and above 0 with every seed."""
+    try:
+        return [
+            Sampling(temperature=temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p, seed=seed)
+            for temperature in args.temperatures
+            for seed in (args.seeds if temperature > 0 else args.seeds[:1])
+        ]
+    except ValueError as error:
+        raise InputError(f"sampling: {error}") from None
+
+
+def read_files(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """Name and text of the prompts from files: the shipped ones, where none are given in another way."""
+    paths = args.prompts or ([] if args.prompt_token_ids else [PROMPTS_DEFAULT])
+    return [(f"{path.stem} {prompt.prompt_id}", prompt.turns[0]) for path in paths for prompt in read_prompts(path)[: args.limit]]
+
+
+def make_cases(args: argparse.Namespace, samplings: list[Sampling], prompts: list[tuple[str, str]], files: ModelFiles) -> list[Case]:
+    """What to ask: every prompt with every sampling."""
     from flowspec.testbed.exactness import Case
 
-    advice = recommended(session.files, session.config)
-    prompts = read_cases(args, session.files)
-    limits = Limits(new_tokens_max=args.max_new_tokens, stop_ids=advice.stop_ids)
-    cases = []
-    for temperature in args.temperatures:
-        for seed in args.seeds if temperature > 0 else args.seeds[:1]:
-            try:
-                sampling = Sampling(temperature=temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p, seed=seed)
-            except ValueError as error:
-                raise InputError(f"sampling: {error}") from None
-            cases += [Case(prompt_id=name, prompt=prompt, sampling=sampling) for name, prompt in prompts]
-    return limits, cases
-
-
-def read_cases(args: argparse.Namespace, files: ModelFiles) -> list[tuple[str, tuple[int, ...]]]:
     given = [(f"ids {number + 1}", ids) for number, ids in enumerate(args.prompt_token_ids or [])]
-    if given and not args.prompts:
-        return given
-    tokenizer = Tokenizer(files)
-    for path in args.prompts or [PROMPTS_DEFAULT]:
-        for prompt in read_prompts(path)[: args.limit]:
-            text = prompt.turns[0]
+    if prompts:
+        tokenizer = Tokenizer(files)
+        for name, text in prompts:
             chat = tokenizer.has_chat_template
             ids = tokenizer.encode_chat([{"role": "user", "content": text}]) if chat else tokenizer.encode(text)
-            given.append((f"{path.stem} {prompt.prompt_id}", tuple(ids)))
-    return given
+            given.append((name, tuple(ids)))
+    return [Case(prompt_id=name, prompt=ids, sampling=sampling) for sampling in samplings for name, ids in given]
 
 
 def report(verdicts: list[Verdict], reference: Reference, args: argparse.Namespace) -> dict[str, Any]:

@@ -16,6 +16,9 @@ TREE_NODES_MAX = 256
 """Uncommitted nodes of one request that may hold slots at a stage; reserved on top of the context."""
 CONTEXT_MAX = 1 << 20
 QUEUED_SEGMENTS_MAX = 1024
+TEMPERATURE_MIN = 1e-3
+"""Below this, log-probabilities leave the range in which single precision tells them apart; 0 is argmax."""
+TEMPERATURE_MAX = 100.0
 VOCABULARY_MAX = 1 << 22
 ID_MAX = (1 << 62) - 1
 NAME_CHARS_MAX = 200

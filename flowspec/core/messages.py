@@ -6,7 +6,6 @@ up and watches it. A broken rule raises `ValueError`: our own bug when we build 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,7 +42,8 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check(math.isfinite(self.temperature) and 0 <= self.temperature <= 100, "temperature", self.temperature, "0 to 100")
+        is_usable = self.temperature == 0 or limits.TEMPERATURE_MIN <= self.temperature <= limits.TEMPERATURE_MAX
+        _check(is_usable, "temperature", self.temperature, f"0, or {limits.TEMPERATURE_MIN} to {limits.TEMPERATURE_MAX}")
         _check_range("top_k", self.top_k, 0, limits.VOCABULARY_MAX)
         _check(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         _check(0 <= self.min_p < 1, "min_p", self.min_p, "0 or more and below 1")
@@ -89,7 +89,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """Makes a daemon stage `stage` of `stages`: load layers `[first_layer, end_layer)`, send on to `next_hop`."""
+    """Makes a daemon stage `stage` of `stages`: load layers `[first_layer, end_layer)`, send on to `next_hop` (`host:port` of `next_name`)."""
 
     model: str
     fingerprint: str
@@ -99,6 +99,7 @@ class Assign:
     end_layer: int
     layer_count: int
     next_hop: str
+    next_name: str
     dtype: str
     context: int
 
@@ -106,6 +107,7 @@ class Assign:
         _check_text("model", self.model, limits.TEXT_CHARS_MAX)
         _check_text("fingerprint", self.fingerprint)
         _check_text("next_hop", self.next_hop)
+        _check_text("next_name", self.next_name)
         _check_range("stages", self.stages, 1, limits.STAGES_MAX)
         _check_range("stage", self.stage, 0, self.stages - 1)
         _check_range("layer_count", self.layer_count, 1, 4096)

@@ -27,7 +27,7 @@ class SlotMap:
 
     @property
     def high(self) -> int:
-        """One above the highest slot ever in use; slots from here on hold nothing."""
+        """One above the highest slot in use; attention reads no further."""
         return self._high
 
     @property
@@ -52,6 +52,12 @@ class SlotMap:
             self.position[slot] = -1
             self.committed[slot] = False
             heapq.heappush(self._freed, slot)
+        held = np.flatnonzero(self.position[: self._high] >= 0)
+        high = int(held[-1]) + 1 if len(held) else 0
+        if high < self._high:
+            self._high = high
+            self._freed = [slot for slot in self._freed if slot < high]
+            heapq.heapify(self._freed)
 
     def from_position(self, position: int) -> list[int]:
         """Slots whose nodes stand at `position` or later."""

@@ -36,7 +36,9 @@ class TreeCache:
         self.keys = F.pad(self.keys, (0, 0, 0, size - have))
         self.values = F.pad(self.values, (0, 0, 0, size - have))
 
+    @torch.inference_mode()
     def clear(self, slots: tuple[int, ...]) -> None:
+        """Zeroes slots that were freed."""
         index = torch.tensor([slot for slot in slots if slot < self.keys.shape[2]], device=self.keys.device)
         if len(index):
             self.keys.index_fill_(2, index, 0)

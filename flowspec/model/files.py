@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from flowspec.errors import InputError
 BUNDLED = "bundled"
 DEMO_FOLDER = Path(__file__).parent.parent / "demo"
 DTYPE_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
+MAPPED_BYTES_MAX = 32 << 20
 _SAMPLE_BYTES = 1 << 16
 
 
@@ -27,7 +29,7 @@ def bundled_folder(name: str) -> Path:
 
 def canonical_name(model: str) -> str:
     """The name other devices should use: `bundled`, an absolute folder, or a hub id."""
-    return str(Path(model).resolve()) if model != BUNDLED and Path(model).is_dir() else model
+    return str(Path(model).resolve()) if model != BUNDLED and os.path.isdir(model) else model
 
 
 class ModelFiles:
@@ -38,7 +40,7 @@ class ModelFiles:
         self.folder: Path | None = None
         if model == BUNDLED:
             self.folder = bundled_folder("target")
-        elif Path(model).is_dir():
+        elif os.path.isdir(model):  # unlike Path.is_dir, also False for names that no file system takes
             self.folder = Path(model)
         elif Path(model).is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
             raise InputError(f"expected a model folder or a hub id such as owner/name, but there is no folder {model!r}")
@@ -54,15 +56,16 @@ class ModelFiles:
         """As `path`, but None when the model has no such file."""
         if self.folder is not None:
             return self.folder / name if (self.folder / name).is_file() else None
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import hf_hub_download, is_offline_mode, try_to_load_from_cache
         from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
         try:
             return Path(hf_hub_download(self.model, name))
-        except LocalEntryNotFoundError as error:
-            raise InputError(
-                f"{name} of {self.model!r} is neither in the Hugging Face cache nor to be had from the hub ({_first_line(error)})"
-            ) from None
+        except LocalEntryNotFoundError:
+            if is_offline_mode() and isinstance(try_to_load_from_cache(self.model, "config.json"), str):
+                return None  # the cache has the model and not this file: most models lack some
+            why = "offline mode is on" if is_offline_mode() else "the hub cannot be reached (HF_HUB_OFFLINE=1 makes do with what is cached)"
+            raise InputError(f"{name} of {self.model!r} is not in the Hugging Face cache, and {why}; or give a model folder") from None
         except EntryNotFoundError:
             return None
         except (HfHubHTTPError, OSError, ValueError) as error:
@@ -75,7 +78,7 @@ class ModelFiles:
             raw = json.loads(path.read_text("utf-8"))
             if not isinstance(raw, dict) or not isinstance(raw["num_hidden_layers"], int):
                 raise ValueError("num_hidden_layers is no number")
-        except (ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError) as error:
             raise InputError(
                 f"{path}: expected a model's config.json with model_type and num_hidden_layers ({_first_line(error)})"
             ) from None
@@ -94,8 +97,9 @@ class ModelFiles:
         folder = self.path("config.json").parent
         try:
             return AutoConfig.from_pretrained(folder, local_files_only=True)
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            raise InputError(f"cannot read the config.json of {self.model!r}: {_first_line(error)}") from None
+        except Exception as error:  # noqa: BLE001 - transformers lets out whatever it meets in a broken file
+            text = " ".join(str(error).split())  # some of these errors say what is wrong on their second line
+            raise InputError(f"cannot read the config.json of {self.model!r}: {text:.200}") from None
 
     def weight_map(self) -> dict[str, str]:
         """Tensor name -> file name, for one safetensors file or sharded ones."""
@@ -104,7 +108,7 @@ class ModelFiles:
             try:
                 shards = json.loads(index.read_text("utf-8"))["weight_map"]
                 return {str(name): str(file) for name, file in shards.items()}
-            except (ValueError, KeyError, AttributeError) as error:
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise InputError(f"{index} is broken: expected a weight_map of tensor names, got {_first_line(error)}") from None
         if self.find("model.safetensors") is None:
             raise InputError(
@@ -145,8 +149,10 @@ class ModelFiles:
                     raise ValueError(f"a header of {size} bytes")
                 header = json.loads(file.read(size))
             header.pop("__metadata__", None)
+            if not all(isinstance(entry["dtype"], str) and isinstance(entry["shape"], list) for entry in header.values()):
+                raise ValueError("a header of other content")
             end = 8 + size + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error) as error:
             raise InputError(f"{path} is not a safetensors file ({_first_line(error)}); copy it again") from None
         if path.stat().st_size != end:
             raise InputError(f"{path} is incomplete: expected {end} bytes, got {path.stat().st_size}; copy it again")
@@ -161,6 +167,7 @@ class TensorIndex:
         self._file_of = files.weight_map()
         self._headers: dict[str, dict[str, Any]] = {}
         self._open: dict[str, Any] = {}
+        self._mapped_bytes = 0
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
@@ -173,7 +180,10 @@ class TensorIndex:
         return count
 
     def load(self, name: str, shape: tuple[int, ...]) -> Any:
-        """A torch tensor over the memory-mapped file: copy it before `close`. Checks the shape."""
+        """A torch tensor over the memory-mapped file, to be copied before the next call. Checks the shape.
+
+        Maps are dropped every so often: pages of a file that were read count as this process's memory until then.
+        """
         from safetensors import SafetensorError, safe_open
 
         entry = self._entry(name)
@@ -181,6 +191,9 @@ class TensorIndex:
             raise InputError(f"tensor {name} of {self._files.model!r}: expected shape {list(shape)} by config.json, got {entry['shape']}")
         file = self._file_of[name]
         try:
+            if self._mapped_bytes > MAPPED_BYTES_MAX:
+                self.close()
+            self._mapped_bytes += self.element_count(name) * DTYPE_BYTES[entry["dtype"]]
             if file not in self._open:
                 self._open[file] = safe_open(self._files.path(file), framework="pt")
             return self._open[file].get_tensor(name)
@@ -188,8 +201,9 @@ class TensorIndex:
             raise InputError(f"cannot read {name} of {self._files.model!r}: {_first_line(error)}") from None
 
     def close(self) -> None:
-        """Drops the memory maps, so that pages of the file stop counting as this process's memory."""
+        """Drops the memory maps."""
         self._open.clear()
+        self._mapped_bytes = 0
 
     def _entry(self, name: str) -> dict[str, Any]:
         if name not in self._file_of:

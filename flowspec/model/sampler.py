@@ -52,7 +52,7 @@ class Sampler:
             return self._winner(logits, position, [])
         if sampling.top_p >= LOW_TOP_P:
             failed: list[int] = []
-            weights = np.exp((logits - logits.max()) * np.float32(1 / sampling.temperature)) if sampling.top_p < 1 else None
+            weights = _weights(logits, sampling.temperature) if sampling.top_p < 1 else None
             total = 0.0 if weights is None else float(weights.sum(dtype=np.float64))
             while len(failed) < TRIES_MAX:
                 token = self._winner(logits, position, failed)
@@ -97,7 +97,7 @@ class Sampler:
         """The largest ids, sorted, as many as top-p and min-p can need; and the mass of all relative to the first."""
         temperature, top_p, min_p = self.sampling.temperature, self.sampling.top_p, self.sampling.min_p
         highest = float(logits.max())
-        total = float(np.exp((logits - np.float32(highest)) * np.float32(1 / temperature)).sum(dtype=np.float64))
+        total = float(_weights(logits, temperature).sum(dtype=np.float64))
         for count in SORTED_COUNTS:
             if count >= len(logits):
                 break
@@ -139,6 +139,13 @@ class Sampler:
         return before < self.sampling.top_p * total
 
 
+def _weights(logits: F32, temperature: float) -> F32:
+    """Probabilities relative to the largest one."""
+    with np.errstate(over="ignore"):  # the least float32 marks ids never to be drawn; over T it is minus infinity, as meant
+        weights: F32 = np.exp((logits - logits.max()) * np.float32(1 / temperature))
+    return weights
+
+
 def _top_k(logits: F32, count: int) -> I64:
     """The `count` largest, by logit descending and id ascending."""
     bound = np.partition(logits, len(logits) - count)[len(logits) - count]
@@ -147,36 +154,61 @@ def _top_k(logits: F32, count: int) -> I64:
 
 
 def margin(sampler: Sampler, logits: F32, position: int, token: int) -> float:
-    """How far, in logits, `token` is from not being drawn at `position` (DESIGN section 3).
+    """How far logits must move against each other, at least, before another token than `token` is drawn at `position`.
 
-    The least of: its lead over the best other survivor, and its distances, or those of a better-scoring id that was
-    filtered out, to the top-k, top-p and min-p boundaries. Small margins are near-ties: rounding may flip them. For a
-    token that was not the one drawn the lead is how much it lacks.
+    `token` is the one drawn. The least of: its distance to where a filter drops it, and for every other id the larger of
+    the lead over it and its distance to where the filters let it in (0 if they do). Small margins are near-ties (DESIGN
+    section 3): rounding may flip them. It takes errors of half the margin, up for some logits and down for others.
     """
-    sampling = sampler.sampling
-    temperature = sampling.temperature
+    temperature = sampler.sampling.temperature
     if temperature == 0:
-        others = np.delete(logits, token)
-        return float(abs(np.float64(logits[token]) - others.max()))
+        return float(np.float64(logits[token]) - np.delete(logits, token).max(initial=-np.inf))
     order = np.argsort(-logits, kind="stable")
+    sorted_logits = logits[order].astype(np.float64)
     scores = sampler.scores(logits, order, position)
     rank = int(np.flatnonzero(order == token)[0])
     alive = np.isin(order, sampler.survivors(logits))
-    rivals = scores[alive & (order != token)]
-    found = [] if len(rivals) == 0 else [abs(float(scores[rank] - rivals.max())) * temperature]
-    sorted_logits = logits[order].astype(np.float64)
-    watched = [rank, *np.flatnonzero(~alive & (scores > scores[rank]))]
+    leads = np.maximum(0, scores[rank] - scores) * temperature
+    leads[rank] = np.inf
+    least = min(_to_filters(sampler.sampling, sorted_logits, rank), float(leads[alive].min()))
+    rivals = np.flatnonzero(~alive & (leads < least))
+    for index in rivals[np.argsort(leads[rivals])]:
+        if leads[index] >= least:
+            break
+        least = min(least, max(float(leads[index]), _to_filters(sampler.sampling, sorted_logits, int(index))))
+    return least
+
+
+def _to_filters(sampling: Sampling, logits: F64, rank: int) -> float:
+    """By how much sorted logits must move against each other, at least, before the id at `rank` passes or fails all filters."""
+    found = []  # positive: passes by that much; negative: fails by that much
     top_k = sampling.top_k if 0 < sampling.top_k < len(logits) else len(logits)
-    weights = np.exp((sorted_logits - sorted_logits[0]) / temperature)
-    before = (np.cumsum(weights) - weights) / weights[:top_k].sum()
-    for index in watched:
-        if top_k < len(logits):
-            edge = sorted_logits[top_k] if index < top_k else sorted_logits[top_k - 1]
-            found.append(abs(sorted_logits[index] - edge))
-        if sampling.top_p < 1 and index > 0:
-            # Moving the mass before an id by d takes logits moved by at least d / (p (1 - p)) of its share p.
-            share = min(max(before[index], 1e-12), 1 - 1e-12)
-            found.append(abs(before[index] - sampling.top_p) / (share * (1 - share)) * temperature)
-        if sampling.min_p > 0:
-            found.append(abs(sorted_logits[index] - sorted_logits[0] - np.log(sampling.min_p) * temperature))
-    return float(min(found)) if found else float("inf")
+    if top_k < len(logits):
+        found.append(logits[rank] - (logits[top_k] if rank < top_k else logits[top_k - 1]))
+    if sampling.min_p > 0:
+        found.append(logits[rank] - logits[0] - np.log(sampling.min_p) * sampling.temperature)
+    if sampling.top_p < 1:
+        found.append(_to_top_p(sampling, logits[:top_k], float(logits[rank]), rank))
+    return abs(float(min(found))) if found else float("inf")
+
+
+def _to_top_p(sampling: Sampling, logits: F64, own: float, rank: int) -> float:
+    """The distance of the id at `rank` to the top-p boundary, positive inside; it also gets there by changing its rank.
+
+    A movement of m brings at most the ids within m across its own, and multiplies the odds of the mass before it by at
+    most `exp(m / T)`. So m is at least the larger of the two needs, and the least of those over how many ids cross.
+    """
+    weights = np.exp((logits - logits[0]) / sampling.temperature)
+    before = (np.cumsum(weights) - weights) / weights.sum()  # [top_k]
+    if rank < len(logits) and before[rank] < sampling.top_p:
+        shares = np.append(before[rank], before[rank + 1 :] + (weights[rank + 1 :] - weights[rank]) / weights.sum())
+        crossed = own - logits[rank:]
+        sign = 1
+    else:
+        shares = before[: rank + 1]
+        crossed = logits[: rank + 1] - own
+        sign = -1
+    shares = np.clip(shares, 1e-300, 1 - 2.0**-53)
+    odds = np.log(shares) - np.log1p(-shares)
+    needed = sign * (np.log(sampling.top_p) - np.log1p(-sampling.top_p) - odds) * sampling.temperature
+    return sign * float(np.maximum(crossed, np.maximum(needed, 0)).min())

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from flowspec.core.events import JobPart, RunLayers
-from flowspec.errors import ClusterError
+from flowspec.errors import ClusterError, InputError
 from flowspec.model.attention import ATTENTION_NAME, TreeBatch, TreeCache, TreeRows
 from flowspec.model.families import Family, family_of
 from flowspec.model.files import ModelFiles, TensorIndex
@@ -67,13 +67,19 @@ class Pieces:
 
     @staticmethod
     def build(config: Any, family: Family, span: Span) -> Pieces:
-        """All of them on the meta device but the position embeddings, which are computed and not loaded."""
-        with torch.device("meta"):
-            layers = [family.piece("DecoderLayer")(config, index) for index in range(span.first, span.end)]
-            embedding = nn.Embedding(config.vocab_size, config.hidden_size) if span.is_first else None
-            norm = family.piece("RMSNorm")(config.hidden_size, eps=config.rms_norm_eps) if span.is_last else None
-            lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False) if span.is_last else None
-        return Pieces(embedding, layers, family.piece("RotaryEmbedding")(config=config), norm, lm_head)
+        """All of them on the meta device but the position embeddings, which are computed and not loaded.
+
+        Raises `InputError` when the config does not describe layers that transformers can build.
+        """
+        try:
+            with torch.device("meta"):
+                layers = [family.piece("DecoderLayer")(config, index) for index in range(span.first, span.end)]
+                embedding = nn.Embedding(config.vocab_size, config.hidden_size) if span.is_first else None
+                norm = family.piece("RMSNorm")(config.hidden_size, eps=config.rms_norm_eps) if span.is_last else None
+                lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False) if span.is_last else None
+            return Pieces(embedding, layers, family.piece("RotaryEmbedding")(config=config), norm, lm_head)
+        except Exception as error:  # noqa: BLE001 - transformers raises whatever it meets in an odd config
+            raise InputError(f"cannot build the model's layers from its config.json: {type(error).__name__}: {error}") from None
 
 
 def slice_config(config: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from flowspec.errors import InputError
@@ -13,7 +14,27 @@ from flowspec.model.files import ModelFiles
 Messages = list[dict[str, str]]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _OTHER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "merges.txt", "chat_template.jinja")
-_UNSUPPORTED = ("repetition_penalty", "typical_p", "no_repeat_ngram_size", "encoder_repetition_penalty", "epsilon_cutoff", "eta_cutoff")
+_UNSUPPORTED = {
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "guidance_scale": 1.0,
+    "typical_p": 1.0,
+    "num_beams": 1,
+    "penalty_alpha": 0.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "no_repeat_ngram_size": 0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "bad_words_ids": [],
+    "suppress_tokens": [],
+    "begin_suppress_tokens": [],
+    "sequence_bias": {},
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+}
+"""Features of a generation config that FlowSpec lacks, each with the value that switches it off."""
+_NUMBERS = ("temperature", "top_k", "top_p", "min_p")
 UNFINISHED = "\ufffd"
 
 
@@ -29,8 +50,9 @@ class Tokenizer:
         files.path("config.json")
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(found[0].parent, local_files_only=True)
-        except (ValueError, OSError, KeyError) as error:
-            raise InputError(f"cannot read the tokenizer of {files.model!r}: {str(error).splitlines()[0][:200]}") from None
+        except Exception as error:  # noqa: BLE001 - tokenizers raises just that, transformers whatever it meets in a broken file
+            text = " ".join(str(error).split())
+            raise InputError(f"cannot read the tokenizer of {files.model!r}: {text:.200}") from None
 
     @property
     def has_chat_template(self) -> bool:
@@ -43,7 +65,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """A plain prompt, with the special tokens that the model's tokenizer adds."""
-        return [int(token) for token in self._tokenizer(text)["input_ids"]]
+        return self._ids(text, add_special_tokens=True)
 
     def encode_chat(self, messages: Messages) -> list[int]:
         """A dialogue in the model's chat template, up to where the assistant speaks."""
@@ -55,11 +77,23 @@ class Tokenizer:
             text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except TemplateError as error:
             raise InputError(f"the model's chat template refuses this dialogue: {error}") from None
-        return [int(token) for token in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
+        return self._ids(text, add_special_tokens=False)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        check_utf8(text)
+        return [int(token) for token in self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of new tokens, special ones left out."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def check_utf8(text: str) -> None:
+    """Raises `InputError` for a text that came from bytes of another encoding."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError("expected text in UTF-8, got bytes that are none") from None
 
 
 class TextStream:
@@ -155,22 +189,35 @@ class Recommended:
 def recommended(files: ModelFiles, config: Any) -> Recommended:
     """Reads generation_config.json (all of it optional) and the config's stop tokens."""
     path = files.find("generation_config.json")
-    raw: dict[str, Any] = {}
-    if path is not None:
-        try:
-            raw = json.loads(path.read_text("utf-8"))
-        except ValueError as error:
-            raise InputError(f"{path} is not JSON: {error}") from None
+    raw = {} if path is None else _read_generation_config(path)
     stops = raw.get("eos_token_id", getattr(config, "eos_token_id", None))
     stop_ids = frozenset([stops] if isinstance(stops, int) else stops or [])
+    unsupported = tuple(name for name, off in _UNSUPPORTED.items() if raw.get(name) is not None and raw[name] != off)
     if not raw.get("do_sample"):
-        return Recommended(stop_ids=stop_ids)
-    unknown = [name for name in _UNSUPPORTED if raw.get(name) not in (None, 0, 1, 1.0)]
+        return Recommended(stop_ids=stop_ids, unsupported=unsupported)
     return Recommended(
         stop_ids=stop_ids,
         temperature=raw.get("temperature", 1.0),
         top_k=raw.get("top_k"),
         top_p=raw.get("top_p"),
         min_p=raw.get("min_p"),
-        unsupported=tuple(unknown),
+        unsupported=unsupported,
     )
+
+
+def _read_generation_config(path: Path) -> dict[str, Any]:
+    """A generation_config.json whose fields that we read are what they should be; raises `InputError`."""
+    try:
+        raw = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is not JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise InputError(f"{path}: expected a JSON object, got {raw!r:.80}")
+    for name in _NUMBERS:
+        kind = (int,) if name == "top_k" else (int, float)
+        if raw.get(name) is not None and type(raw[name]) not in kind:
+            raise InputError(f"{path}: {name}: expected a number, got {raw[name]!r:.80}")
+    stops = raw.get("eos_token_id")
+    if stops is not None and not all(type(stop) is int for stop in (stops if isinstance(stops, list) else [stops])):
+        raise InputError(f"{path}: eos_token_id: expected a token id or a list of them, got {stops!r:.80}")
+    return raw

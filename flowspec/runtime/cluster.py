@@ -47,20 +47,22 @@ class Device:
 
 
 def parse_bytes(text: str) -> int:
-    """`4GiB`, `512MB` or a plain number of bytes; raises `InputError`."""
+    """`4GiB`, `512MB` or a plain number of bytes, at least one; raises `InputError`."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if match is None or match[2].upper() not in _UNITS:
-        raise InputError(f"expected a size such as 4GiB or 512MiB, got {text!r}")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    size = 0.0 if match is None else float(match[1]) * _UNITS.get(match[2].upper(), 0)
+    if not 1 <= size < limits.ID_MAX:
+        raise InputError(f"expected a size such as 4GiB or 512MiB, got {text!r:.80}")
+    return int(size)
 
 
 def read_cluster(path: Path) -> list[Device]:
     """The devices of a cluster file, in pipeline order; raises `InputError` naming file, key and what was expected."""
     try:
         data = tomllib.loads(path.read_text("utf-8"))
+        repr(data)  # a number with too many digits to be shown in a message fails here
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: expected a cluster file, but it cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # beside TOMLDecodeError: numbers too long, brackets too deep
         raise InputError(f"{path}: expected TOML, got {error}") from None
     unknown = sorted(set(data) - {"device"})
     if unknown:
@@ -88,14 +90,14 @@ def _device(where: str, table: dict[str, Any], number: int) -> Device:
     if unknown:
         raise InputError(f"{where}: unknown key {unknown[0]!r}; expected address, name, layers or memory")
     address = table.get("address")
-    if not isinstance(address, str):
-        raise InputError(f'{where}: address: expected "host:port", got {address!r}')
+    if not isinstance(address, str) or not _is_short(address):
+        raise InputError(f'{where}: address: expected "host:port", got {address!r:.80}')
     try:
         split_address(address)
     except FlowSpecError as error:
         raise InputError(f"{where}: address: {error}") from None
     name = table.get("name", f"device-{number}")
-    if not isinstance(name, str) or not 0 < len(name) <= limits.NAME_CHARS_MAX:
+    if not isinstance(name, str) or not _is_short(name):
         raise InputError(f"{where}: name: expected a short text, got {name!r:.80}")
     layers = table.get("layers")
     if layers is not None and not (
@@ -108,6 +110,11 @@ def _device(where: str, table: dict[str, Any], number: int) -> Device:
     except InputError as error:
         raise InputError(f"{where}: memory: {error}") from None
     return Device(name=name, address=address, layers=None if layers is None else (layers[0], layers[1]), memory_bytes=memory_bytes)
+
+
+def _is_short(text: str) -> bool:
+    """Whether a text fits into messages and into one line of a log."""
+    return 0 < len(text) <= limits.NAME_CHARS_MAX and text.isprintable()
 
 
 def split_layers(devices: Sequence[Device], layer_count: int, forced: Sequence[int] | None) -> list[StagePlan]:
@@ -143,6 +150,7 @@ def _fixed_layers(devices: Sequence[Device], layer_count: int) -> list[StagePlan
 
 def pick_context(wanted: int | None, model_limit: int) -> int:
     """The context to reserve memory for: what is wanted, else 4096, and never more than the model's."""
+    model_limit = min(model_limit, limits.CONTEXT_MAX)
     if wanted is None:
         return min(CONTEXT_DEFAULT, model_limit)
     if not 1 < wanted <= model_limit:

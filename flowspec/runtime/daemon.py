@@ -52,10 +52,10 @@ from flowspec.core.stage import StageCore
 from flowspec.errors import FlowSpecError, PeerError
 from flowspec.plan.memory import mib
 from flowspec.runtime import timeouts
-from flowspec.runtime.compute import ComputeThread, Crashed, Failed, Loaded, LoadProgress, Machine, Result, to_wire
+from flowspec.runtime.compute import ComputeThread, Crashed, Failed, Loaded, LoadProgress, Machine, Result
 from flowspec.runtime.peers import Peer, Peers
 from flowspec.runtime.transport import Link, Monitor, Receiver, Wake, bind_router, dial, poll_order, receive
-from flowspec.wire.codec import Envelope, decode
+from flowspec.wire.codec import Envelope, Tensor, decode
 
 log = logging.getLogger("flowspec.daemon")
 
@@ -85,6 +85,27 @@ class _Hold:
     @property
     def name(self) -> str:
         return self.control.hello.name
+
+    def check_segment(self, segment: Segment, payload: Tensor | None) -> None:
+        """Raises `PeerError` for a segment that this stage's slice cannot run."""
+        if self.loaded is None:
+            raise PeerError("a segment came before the slice was loaded")
+        if self.assign.stage == 0:
+            if payload is not None:
+                raise PeerError("the first stage takes tokens, but a payload came")
+            tokens = [token for part in segment.parts for token in part.tokens]
+            if tokens and max(tokens) >= self.loaded.vocabulary_size:
+                raise PeerError(f"expected token ids below {self.loaded.vocabulary_size}, got {max(tokens)}")
+        elif segment.row_count:
+            expected = (segment.row_count, self.loaded.hidden_size, self.assign.dtype)
+            found = None if payload is None else (payload.rows, payload.width, payload.dtype)
+            if found != expected:
+                raise PeerError(f"expected a payload of {expected}, got {found}")
+
+    @property
+    def next_device(self) -> str:
+        """The next hop, for messages to people."""
+        return f"the next device {self.assign.next_name} at {self.assign.next_hop}"
 
 
 class Daemon:
@@ -159,7 +180,7 @@ class Daemon:
         if hold is not None and hold.next_monitor is not None and hold.next_monitor.socket in ready:
             lost, _ = hold.next_monitor.drain()
             if lost and hold.next_ready and self._hold is hold:
-                self._fail(f"the connection to the next hop {hold.assign.next_hop} was lost")
+                self._fail(f"{hold.next_device} was lost: its connection closed")
         if self._monitor.socket in ready:
             _, failed = self._monitor.drain()
             if failed:
@@ -174,7 +195,7 @@ class Daemon:
             log.warning("head %s has been silent for %.0f s: it no longer holds this daemon", hold.name, timeouts.LEASE_S)
             self._let_go("lease expired", tell=False)
         elif not hold.next_ready and now_s > hold.next_deadline_s:
-            self._fail(f"next hop {hold.assign.next_hop} did not answer within {timeouts.LINK_S:.0f} s")
+            self._fail(f"{hold.next_device} did not answer within {timeouts.LINK_S:.0f} s")
 
     # ------------------------------------------------------------------------------------------- messages
 
@@ -213,6 +234,7 @@ class Daemon:
         elif hold is None or peer.incarnation != hold.control.incarnation:
             log.info("ignored a segment of %s, which does not hold this daemon", peer.hello.name)
         else:
+            hold.check_segment(message, envelope.tensor)
             self._step(hold, SegmentArrived(segment=message, payload=envelope.tensor, received_s=now_s), now_s)
 
     def _welcome(self, peer: Peer) -> None:
@@ -303,14 +325,14 @@ class Daemon:
                 envelope = decode(frames)
                 self._hold.next_receiver.check(envelope)
                 if isinstance(envelope.message, Error):
-                    self._fail(f"next hop refuses: {envelope.message.text}")
+                    self._fail(f"{self._hold.next_device} refuses: {envelope.message.text}")
                 elif not isinstance(envelope.message, Welcome):
                     raise PeerError(f"expected Welcome from the next hop, got {type(envelope.message).__name__}")
                 else:
                     self._hold.next_ready = True
                     self._tell_ready(self._hold)
             except PeerError as error:
-                self._fail(f"next hop {self._hold.assign.next_hop}: {error}")
+                self._fail(f"{self._hold.next_device}: {error}")
 
     def _tell_ready(self, hold: _Hold) -> None:
         if hold.loaded is None or not hold.next_ready or hold.is_ready:
@@ -360,9 +382,9 @@ class Daemon:
             self._compute.trim(command.job, command.rows)
         elif isinstance(command, SendSegment):
             assert hold.next_hop is not None
-            tensor = to_wire(command.payload, command.rows) if command.rows else None
+            tensor = command.payload.select(command.rows) if command.rows else None
             if not hold.next_hop.send(command.segment, tensor):
-                self._fail(f"next hop {hold.assign.next_hop} takes no more frames")
+                self._fail(f"{hold.next_device} takes no more frames")
         elif hold.data is None or not hold.data.link.send(command.verified):
             self._fail("the head's data connection is gone")
 

@@ -212,6 +212,7 @@ class Head:
                 end_layer=plan.end,
                 layer_count=self.plan.layer_count,
                 next_hop=stages[index + 1].address if index + 1 < len(stages) else "",
+                next_name=stages[index + 1].name if index + 1 < len(stages) else "",
                 dtype=self.plan.dtype,
                 context=self.plan.context,
             )

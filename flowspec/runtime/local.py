@@ -68,6 +68,8 @@ class LocalCluster:
         """Ends all daemons and waits for them."""
         if self._pool.stdin is not None and not self._pool.stdin.closed:
             self._pool.stdin.close()
+        if not self._daemons:
+            os.killpg(self._pool.pid, signal.SIGKILL)  # still importing: it has nothing to lose and would not hear us
         try:
             self._pool.wait(timeouts.STOP_S)
         except subprocess.TimeoutExpired:

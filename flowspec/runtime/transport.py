@@ -27,6 +27,7 @@ _HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_F
 
 def _configure(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.MAXMSGSIZE, limits.PAYLOAD_BYTES_MAX)
     socket.setsockopt(zmq.SNDHWM, FRAMES_QUEUED_MAX)
     socket.setsockopt(zmq.RCVHWM, FRAMES_QUEUED_MAX)
@@ -35,11 +36,11 @@ def _configure(socket: zmq.Socket[bytes]) -> None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """`host:port` as its two halves; raises `InputError` when it is not one."""
+    """`host:port` (IPv6 hosts in brackets) as its two halves; raises `InputError` when it is not one."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InputError(f"expected an address host:port, got {address!r}")
-    return host.strip("[]"), int(port)
+    if not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
+        raise InputError(f"expected an address host:port, got {address!r:.80}")
+    return host, int(port)
 
 
 def bind_router(context: zmq.Context[Any], host: str, port: int) -> tuple[zmq.Socket[bytes], int]:
@@ -48,8 +49,10 @@ def bind_router(context: zmq.Context[Any], host: str, port: int) -> tuple[zmq.So
     _configure(socket)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     try:
-        socket.bind(f"tcp://{sockets.gethostbyname(host)}:{port or '*'}")
-    except sockets.gaierror:
+        family, *_, found = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)[0]
+        bound = f"[{found[0]}]" if family == sockets.AF_INET6 else found[0]
+        socket.bind(f"tcp://{bound}:{port or '*'}")
+    except (sockets.gaierror, UnicodeError):
         raise InputError(f"--host: expected an address of this machine, got {host!r}") from None
     except zmq.ZMQError as error:
         if error.errno == zmq.EADDRINUSE:

@@ -34,9 +34,13 @@ class Tensor:
     dtype: str
     data: bytes | memoryview
 
-    @property
-    def row_bytes(self) -> int:
-        return self.width * DTYPE_BYTES[self.dtype]
+    def select(self, rows: Sequence[int]) -> Tensor:
+        """The same activations with only these rows, in growing order."""
+        if len(rows) == self.rows:
+            return self
+        size = self.width * DTYPE_BYTES[self.dtype]
+        data = b"".join(bytes(self.data[row * size : (row + 1) * size]) for row in rows)
+        return Tensor(rows=len(rows), width=self.width, dtype=self.dtype, data=data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +83,13 @@ def decode(frames: Sequence[bytes | memoryview]) -> Envelope:
         raise PeerError(f"expected a msgpack header, got {len(frames[0])} other bytes ({error})") from None
     if not isinstance(header, list) or not header:
         raise PeerError(f"expected a header list, got {type(header).__name__}")
-    if header[0] != limits.PROTOCOL_VERSION:
-        raise PeerError(f"expected protocol {limits.PROTOCOL_VERSION}, got {header[0]!r:.40}; run the same FlowSpec version everywhere")
+    if type(header[0]) is not int or header[0] != limits.PROTOCOL_VERSION:
+        raise PeerError(f"expected protocol {limits.PROTOCOL_VERSION}, got {_shown(header[0])}; run the same FlowSpec version everywhere")
     if len(header) != 7:
         raise PeerError(f"expected 7 header entries, got {len(header)}")
     _, kind, incarnation, sender, sequence, body, shape = header
     if type(kind) is not int or not 0 <= kind < len(KINDS):
-        raise PeerError(f"expected a message kind below {len(KINDS)}, got {kind!r:.40}")
+        raise PeerError(f"expected a message kind below {len(KINDS)}, got {_shown(kind)}")
     try:
         envelope = Envelope(
             incarnation=_count(incarnation),
@@ -130,27 +134,32 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _shown(value: Any) -> str:
+    """What came, in short. Of a list only its kind: the `repr` of one nested 1000 deep is a RecursionError."""
+    return f"{value!r:.40}" if isinstance(value, (int, float, str, bytes, types.NoneType)) else f"a {type(value).__name__}"
+
+
 def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= limits.ID_MAX:
-        raise ValueError(f"expected a number from 0 to {limits.ID_MAX}, got {value!r:.40}")
+        raise ValueError(f"expected a number from 0 to {limits.ID_MAX}, got {_shown(value)}")
     return value
 
 
 def _text(value: Any) -> str:
     if type(value) is not str or len(value) > limits.NAME_CHARS_MAX:
-        raise ValueError(f"expected a short text, got {value!r:.40}")
+        raise ValueError(f"expected a short text, got {_shown(value)}")
     return value
 
 
 def _scalar_reader(kind: type) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
         if type(value) is not kind:
-            raise ValueError(f"expected {kind.__name__}, got {value!r:.40}")
+            raise ValueError(f"expected {kind.__name__}, got {_shown(value)}")
         return value
 
     def read_float(value: Any) -> float:
         if type(value) not in (int, float):
-            raise ValueError(f"expected a number, got {value!r:.40}")
+            raise ValueError(f"expected a number, got {_shown(value)}")
         return float(value)
 
     return read_float if kind is float else read
@@ -161,7 +170,7 @@ def _tuple_reader(item: Any) -> Callable[[Any], Any]:
 
     def read(value: Any) -> Any:
         if type(value) is not list:
-            raise ValueError(f"expected a list, got {value!r:.40}")
+            raise ValueError(f"expected a list, got {_shown(value)}")
         if read_item is not None:
             return tuple(read_item(entry) for entry in value)
         if any(type(entry) is not item for entry in value):

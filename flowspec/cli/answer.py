@@ -1,0 +1,94 @@
+"""One answer at the terminal: streams its text, lets Ctrl-C stop it, and gathers what there is to report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flowspec.cli.options import Choice
+from flowspec.model.text import StopStrings, TextStream, Tokenizer
+from flowspec.runtime.session import Limits, Session, Timing, timed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A prompt and how to answer it; without a tokenizer the answer is shown as token ids."""
+
+    prompt: Sequence[int]
+    request: int
+    choice: Choice
+    limits: Limits
+    tokenizer: Tokenizer | None
+    stops: Sequence[str]
+    method: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A finished answer; `is_interrupted` says that Ctrl-C ended it."""
+
+    text: str | None
+    timing: Timing
+    reason: str
+    reused: int
+    is_interrupted: bool
+
+    @property
+    def figures(self) -> str:
+        """Speed in one line."""
+        count = len(self.timing.new_tokens)
+        return f"{count} tokens, {self.timing.tokens_per_s:.1f} tokens/s, first after {self.timing.first_s:.2f} s"
+
+
+def ask(session: Session, question: Question, show: Callable[[str], None]) -> Outcome:
+    """Runs a question to its end and shows the text as it comes; Ctrl-C cancels the answer and keeps what is there."""
+    tokenizer = question.tokenizer
+    stream = None if tokenizer is None else TextStream(tokenizer, question.stops)
+    rule = StopStrings(TextStream(tokenizer, question.stops)) if tokenizer is not None and question.stops else None
+    timing = Timing()
+    answer = session.submit(question.prompt, question.choice.sampling, question.limits, request=question.request, stop_rule=rule)
+    is_interrupted = False
+    while answer.end is None:
+        try:
+            for tokens in timed(answer, timing):
+                show(" ".join(map(str, tokens)) + " " if stream is None else stream.push(tokens))
+        except KeyboardInterrupt:
+            is_interrupted = True
+            session.head.cancel(answer)
+    if stream is not None:
+        show(stream.finish())
+    return Outcome(
+        text=None if stream is None else stream.text,
+        timing=timing,
+        reason=answer.end.reason,
+        reused=answer.end.reused,
+        is_interrupted=is_interrupted,
+    )
+
+
+def record(session: Session, question: Question, outcome: Outcome) -> dict[str, Any]:
+    """An answer as `--json` prints it."""
+    sampling, timing, plan = question.choice.sampling, outcome.timing, session.head.plan
+    return {
+        "token_ids": timing.new_tokens,
+        "text": outcome.text,
+        "finish_reason": outcome.reason,
+        "prompt_tokens": len(question.prompt),
+        "reused_tokens": outcome.reused,
+        "new_tokens": len(timing.new_tokens),
+        "time_to_first_token_s": round(timing.first_s, 6),
+        "decode_s": round(timing.decode_s, 6),
+        "tokens_per_s": round(timing.tokens_per_s, 3),
+        "method": question.method,
+        "world": "cluster",
+        "model": plan.model,
+        "dtype": plan.dtype,
+        "context": plan.context,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "seed": sampling.seed,
+        "stages": session.stages_report(),
+    }

@@ -1,0 +1,189 @@
+"""Every wrong input to the real command ends with one clear line on standard error, an exit status, and no traceback.
+
+Status 2 is the user's input, 1 a cluster that does not come up. Usage errors of argparse show the usage before the line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flowspec.model.files import bundled_folder
+
+COMMAND = [sys.executable, "-m", "flowspec.cli.main"]
+OFFLINE = {"HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
+
+
+def refusal(*args: str | bytes, status: int = 2, stdin: bytes = b"", home: Path | None = None) -> str:
+    """Runs the command, which must fail with `status`; returns its one line."""
+    environment = {**os.environ, **OFFLINE, **({} if home is None else {"HF_HOME": str(home), "HF_HUB_CACHE": str(home)})}
+    done = subprocess.run([*COMMAND, *args], input=stdin, capture_output=True, timeout=120, env=environment, check=False)
+    lines = done.stderr.decode().splitlines()
+    assert done.returncode == status, done.stderr.decode()
+    assert done.stdout == b""
+    command = args[0] if isinstance(args[0], str) else args[0].decode()
+    if lines and lines[0].startswith("usage: "):
+        while lines[0].startswith(("usage: ", " ")):
+            lines.pop(0)
+    assert len(lines) == 1, "\n".join(lines)
+    assert lines[0].startswith(f"flowspec {command}: ")
+    return lines[0].removeprefix(f"flowspec {command}: ").removeprefix("error: ")
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["generate", "hi", "--layers", "4,4"], "--layers names 2 stages, but there are 4 devices"),
+        (["generate", "hi", "--layers", "3,1,2,1"], "--layers: 3+1+2+1 is 7, but the model has 8 layers"),
+        (["generate", "hi", "--layers", "8,0", "--local", "2"], "--layers: expected at least one layer for each device, got 8,0"),
+        (["generate", "hi", "--layers", "a"], "argument --layers: expected numbers with commas, such as 3,1,2,2, got 'a'"),
+        (["generate", "hi", "--local", "9"], "9 devices but only 8 layers: each device needs at least one; use fewer devices"),
+        (["generate", "hi", "--local", "0"], "argument --local: expected a whole number from 1, got '0'"),
+        (["generate", "hi", "--cluster", "x.toml", "--local", "2"], "argument --local: not allowed with argument --cluster"),
+        (["generate", "hi", "--cluster", "/no/cluster.toml"], "/no/cluster.toml: expected a cluster file, but it cannot be read"),
+        (["generate", ""], "expected a prompt, got an empty one"),
+        (["generate"], "expected a prompt, got an empty one"),
+        (["generate", "hi", "--prompt-token-ids", "1"], "expected a PROMPT or --prompt-token-ids, got both"),
+        (["generate", "--prompt-token-ids", ""], "argument --prompt-token-ids: expected numbers with commas"),
+        (["generate", "--prompt-token-ids", "1", "--stop", "x"], "--stop and --system need text"),
+        (["generate", "hi", "--stop", ""], "--stop: expected a text, got an empty one"),
+        (["generate", "hi", "--top-p", "0"], "sampling: top_p: expected above 0 and at most 1, got 0.0"),
+        (["generate", "hi", "--top-k", "-1"], "sampling: top_k: expected 0 to"),
+        (["generate", "hi", "--min-p", "1"], "sampling: min_p: expected 0 or more and below 1, got 1.0"),
+        (["generate", "hi", "--temperature", "-1"], "sampling: temperature: expected 0, or 0.001 to 100.0, got -1.0"),
+        (["generate", "hi", "--temperature", "nan"], "sampling: temperature: expected 0, or 0.001 to 100.0, got nan"),
+        (["generate", "hi", "--seed", "-1"], "sampling: seed: expected 0 to"),
+        (["generate", "hi", "--max-new-tokens", "0"], "argument --max-new-tokens: expected a whole number from 1, got '0'"),
+        (["generate", "hi", "--context", "-5"], "argument --context: expected a whole number from 1, got '-5'"),
+        (["generate", "hi", "--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
+        (["generate", "hi", "--log-file", "/no/folder/log"], "--log-file: expected a file that can be written, got /no/folder/log"),
+        (["chat", "--temperature", "inf"], "sampling: temperature: expected 0, or 0.001 to 100.0, got inf"),
+        (["chat", "--model", "/no/model"], "expected a model folder or a hub id such as owner/name, but there is no folder '/no/model'"),
+        (["verify", "--local", "2,0"], "--local: expected whole numbers from 1"),
+        (["verify", "--layers", "4,4", "--local", "2,4"], "--layers forces the split of one cluster; expected one number for --local"),
+        (["verify", "--temperatures", "0,nan"], "sampling: temperature: expected 0, or 0.001 to 100.0, got nan"),
+        (
+            ["verify", "--prompts", "/no/prompts.jsonl"],
+            "/no/prompts.jsonl: expected a file of prompts, but it cannot be read (No such file",
+        ),
+        (["daemon", "--host", "no.such.host.invalid"], "--host: expected an address of this machine, got 'no.such.host.invalid'"),
+        (["daemon", "--host", ""], "--host: expected an address of this machine, got an empty one"),
+        (["daemon", "--device", "nonsense"], "--device: expected auto, cpu or cuda:N, got 'nonsense'"),
+        (["daemon", "--memory", "nonsense"], "--memory: expected a size such as 4GiB or 512MiB, got 'nonsense'"),
+        (["daemon", "--port", "65536"], "--port: expected 0 to 65535, got 65536"),
+        (["daemon", "--threads", "0"], "--threads: expected 1 or more, got 0"),
+        (["daemon", "--name", "n" * 201], "--name: expected 1 to 200 characters, got 201"),
+        (["fly"], "argument COMMAND: invalid choice: 'fly'"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_a_wrong_flag_is_refused_before_anything_is_started(args: list[str], expected: str) -> None:
+    if args == ["fly"]:
+        done = subprocess.run([*COMMAND, *args], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[-1].startswith(f"flowspec: error: {expected}")
+        return
+    assert refusal(*args).startswith(expected)
+
+
+@pytest.mark.parametrize(("args", "stdin"), [((b"a\xff",), b""), ((), b"a\xff")], ids=["argument", "stdin"])
+def test_a_prompt_that_is_not_utf8_is_refused(args: tuple[bytes, ...], stdin: bytes) -> None:
+    assert refusal("generate", *args, stdin=stdin) == "expected text in UTF-8, got bytes that are none"
+
+
+def make_model(folder: Path, **config: object) -> Path:
+    """The bundled model, by links, with another config."""
+    folder.mkdir()
+    for path in bundled_folder("target").iterdir():
+        if path.name != "config.json":
+            (folder / path.name).symlink_to(path)
+    own = json.loads((bundled_folder("target") / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**own, **config}))
+    return folder
+
+
+def test_a_model_that_cannot_be_used_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    half = make_model(tmp_path / "half")
+    (half / "model.safetensors").unlink()
+    cut = make_model(tmp_path / "cut")
+    (cut / "model.safetensors").unlink()
+    (cut / "model.safetensors").write_bytes((bundled_folder("target") / "model.safetensors").read_bytes()[:-100])
+    strange = make_model(tmp_path / "strange", model_type="gpt2")
+    for model, expected in (
+        (str(tmp_path / "absent"), "expected a model folder or a hub id"),
+        (str(empty), "has no config.json"),
+        (str(half), "has no model.safetensors"),
+        (str(cut), "is incomplete: expected"),
+        (str(strange), "is of the family 'gpt2', but FlowSpec runs llama"),
+        ("owner/absent", "config.json of 'owner/absent' is not in the Hugging Face cache, and offline mode is on"),
+    ):
+        assert expected in refusal("generate", "hi", "--model", model, home=tmp_path / "home")
+
+
+def test_a_model_that_transformers_refuses_is_one_line(tmp_path: Path) -> None:
+    """Found while the local processes come up, which end with the command."""
+    model = make_model(tmp_path / "wide", hidden_size="wide")
+    assert "cannot read the config.json of" in refusal("generate", "hi", "--local", "1", "--model", str(model))
+
+
+def test_a_broken_cluster_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    for content, expected in (
+        ("[[device]", "expected TOML, got "),
+        ('[[device]]\naddress = "host"', "device 1: address: expected an address host:port, got 'host'"),
+        ('[[device]]\naddress = "a:1"\nlayers = [0, 7]', "the devices hold 7 layers together, but the model has 8"),
+    ):
+        path.write_text(content)
+        assert expected in refusal("generate", "hi", "--cluster", str(path))
+
+
+def test_broken_prompt_files_are_named_with_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    for content, expected in (
+        ("", f"{path}: expected at least one prompt, got an empty file"),
+        ('{"turns": ["good"]}\n{"turns": [', f'{path} line 2: expected {{"turns": ["..."]}}'),
+        ('{"turns": []}', f"{path} line 1: "),
+        ("[]", f"{path} line 1: "),
+    ):
+        path.write_text(content)
+        assert refusal("verify", "--prompts", str(path)).startswith(expected)
+    path.write_bytes(b"\xff")
+    assert "cannot be read" in refusal("verify", "--prompts", str(path))
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert refusal("daemon", "--port", str(port)) == (
+            f"port {port} on 127.0.0.1 is taken; stop what uses it or choose another with --port"
+        )
+
+
+def test_a_prompt_or_context_that_does_not_fit_the_model() -> None:
+    local = ("--local", "1")
+    assert refusal("generate", "--prompt-token-ids", "1,4096", *local) == "prompt token ids: expected 0 to 4095, got 4096"
+    assert "the prompt has 5 tokens, but the context holds 5" in refusal(
+        "generate", "--prompt-token-ids", "1,5,6,7,8", "--context", "5", *local
+    )
+    assert refusal("generate", "hi", "--context", "1025", *local) == "--context: expected 2 to 1024, the model's limit, got 1025"
+
+
+def test_a_daemon_that_is_not_there_is_a_cluster_failure(tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets this port
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        path = tmp_path / "cluster.toml"
+        path.write_text(f'[[device]]\nname = "gone"\naddress = "{address}"\n')
+        line = refusal("generate", "hi", "--cluster", str(path), status=1)
+    assert "gone" in line
+    assert address in line

@@ -1,0 +1,143 @@
+"""The commands as people and programs run them: real processes, the bundled model, JSON, Ctrl-C, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from flowspec.core.messages import Sampling
+from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.reference import Reference
+from flowspec.model.text import Tokenizer
+from flowspec.testbed.checkpoints import make_variant
+
+FLOWSPEC = [sys.executable, "-m", "flowspec.cli.main"]
+
+
+def flowspec(*arguments: str, status: int = 0, stdin: str = "") -> str:
+    """Runs a command to its end; returns its standard output."""
+    done = subprocess.run([*FLOWSPEC, *arguments], input=stdin, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == status, f"{arguments}: status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def generate(*arguments: str) -> dict[str, Any]:
+    return dict(json.loads(flowspec("generate", "--json", *arguments)))
+
+
+def test_generate_reports_all_that_is_promised_and_equals_the_plain_model() -> None:
+    found = generate("--local", "3", "--layers", "3,1,4", "--dtype", "float32", "--temperature", "0.8", "--seed", "4", "What is 17 + 25?")
+    files = ModelFiles(BUNDLED)
+    tokenizer = Tokenizer(files)
+    prompt = tuple(tokenizer.encode_chat([{"role": "user", "content": "What is 17 + 25?"}]))
+    expected = Reference(files, "float32").generate(prompt, Sampling(temperature=0.8, seed=4), 256, frozenset([2]))
+    assert found["token_ids"] == [token for token in expected if token != 2]
+    assert found["text"] == tokenizer.decode(expected)
+    assert (found["finish_reason"], found["method"], found["world"], found["seed"]) == ("stop", "ar", "cluster", 4)
+    assert (found["prompt_tokens"], found["new_tokens"]) == (len(prompt), len(found["token_ids"]))
+    assert found["tokens_per_s"] == pytest.approx((found["new_tokens"] - 1) / found["decode_s"], rel=1e-2)
+    assert found["time_to_first_token_s"] > 0
+    assert [stage["layers"] for stage in found["stages"]] == [[0, 3], [3, 4], [4, 8]]
+    assert all(stage["weight_bytes"] > 0 and stage["memory_bytes"] > stage["weight_bytes"] for stage in found["stages"])
+    assert not any(psutil.pid_exists(stage["pid"]) for stage in found["stages"]), "the local daemons have ended"
+
+
+def test_generate_needs_no_tokenizer_for_token_ids(tmp_path: Path) -> None:
+    folder = make_variant(tmp_path, "qwen3")
+    found = generate("--model", str(folder), "--local", "2", "--prompt-token-ids", "5,6,7", "--max-new-tokens", "9")
+    expected = Reference(ModelFiles(str(folder)), "float32").generate((5, 6, 7), Sampling(), 9, frozenset([2]))
+    assert found["token_ids"] == [token for token in expected if token != 2]
+    assert found["text"] is None
+
+
+def test_stops_end_the_answer_where_they_should() -> None:
+    whole = generate("--local", "1", "What is 17 + 25?")
+    cut = generate("--local", "1", "--stop", "12", "What is 17 + 25?")
+    assert cut["finish_reason"] == "stop"
+    assert cut["text"] == whole["text"].split("12")[0]
+    assert cut["token_ids"] == whole["token_ids"][: len(cut["token_ids"])]
+    token = whole["token_ids"][6]
+    cut = generate("--local", "1", "--stop-token-ids", str(token), "What is 17 + 25?")
+    assert cut["token_ids"] == whole["token_ids"][: whole["token_ids"].index(token)]
+
+
+def test_chat_remembers_and_reuses_what_was_said() -> None:
+    lines = "What is 2 + 3?\nWhat is 4 + 4?\n/reset\nWhat is 2 + 3?\n/quit\n"
+    answers = [json.loads(line) for line in flowspec("chat", "--json", "--local", "2", stdin=lines).splitlines() if line.startswith("{")]
+    first, second, again = answers
+    assert second["prompt_tokens"] > first["prompt_tokens"]
+    assert second["reused_tokens"] >= first["prompt_tokens"]
+    assert again["reused_tokens"] == 0
+    assert again["token_ids"] == first["token_ids"]
+
+
+def test_verify_finds_all_exact_and_finds_a_wrong_token(tmp_path: Path) -> None:
+    folder = make_variant(tmp_path / "right", "llama-grouped")
+    common = ["verify", "--json", "--prompt-token-ids", "5,6,7", "--prompt-token-ids", "9,9,9,9", "--temperatures", "0,1", "--seeds", "1,2"]
+    report = json.loads(flowspec(*common, "--model", str(folder), "--local", "1,3", "--max-new-tokens", "24"))
+    assert (report["exact"], report["near_tie"], report["wrong"]) == (12, 0, 0)
+    # The reference computes with other weights than the cluster has: this must show.
+    script = (
+        "import sys\nfrom flowspec.model import reference\nreal = reference.Reference.__init__\n"
+        "def other(self, files, dtype):\n    real(self, files, dtype)\n    self._model.model.layers[3].mlp.down_proj.weight.data *= 1.5\n"
+        "reference.Reference.__init__ = other\nfrom flowspec.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *common, "--model", str(folder), "--local", "2"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    broken = json.loads(done.stdout)
+    assert broken["wrong"] > 0
+    wrong = next(answer for answer in broken["answers"] if answer["verdict"] == "wrong")
+    assert wrong["differences"][0]["margin"] > broken["noise_logits"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_command_that_is_ended_leaves_no_process_behind(number: signal.Signals) -> None:
+    command = [*FLOWSPEC, "generate", "--local", "2", "--ignore-eos", "--max-new-tokens", "900", "Tell me a story."]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        begun = process.stdout.read(10)
+        assert begun, "the answer has begun"
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) == 3, "the pool and two daemons"
+        process.send_signal(number)
+        process.stdout.read()
+        status = process.wait(timeout=30)
+    assert status == (-signal.SIGKILL if number == signal.SIGKILL else 130)
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive
+
+
+def test_a_daemon_command_ends_cleanly_and_gives_its_port_back() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with subprocess.Popen([*FLOWSPEC, "daemon", "--port", "0", "--name", "here"], stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            assert "here listens on 127.0.0.1:" in line
+            process.send_signal(number)
+            rest = process.stderr.read()
+        assert process.returncode == 0
+        assert f"stopped ({number.name})" in rest
+        assert "Traceback" not in rest
+
+
+def test_help_fits_a_narrow_terminal_and_names_every_command() -> None:
+    environment = {**os.environ, "COLUMNS": "80"}
+    for arguments in ([], ["daemon"], ["chat"], ["generate"], ["verify"]):
+        done = subprocess.run([*FLOWSPEC, *arguments, "--help"], capture_output=True, text=True, env=environment, timeout=60, check=True)
+        assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    assert all(name in flowspec("--help") for name in ("daemon", "chat", "generate", "verify"))
+    assert flowspec("--version").startswith("flowspec 0.")

@@ -1,0 +1,224 @@
+"""A stage alone: which rows run, what they see, what is trimmed, freed and passed on; event in, commands out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flowspec.core.events import (
+    ClearSlots,
+    CloseCache,
+    ControlArrived,
+    LayersDone,
+    OpenCache,
+    RunLayers,
+    SegmentArrived,
+    SendSegment,
+    SendVerified,
+    StageCommand,
+    Trim,
+)
+from flowspec.core.messages import Commit, Open, Part, Release, Sampling, Segment
+from flowspec.core.stage import StageCore
+from flowspec.errors import PeerError
+
+PROMPT = 3  # nodes 0, 1, 2 at positions 0, 1, 2; node 2 is the root
+
+
+def opening(*, epoch: int = 0, keep: int = 0, length: int = PROMPT, root: int = 2, slots: int = 64) -> Open:
+    return Open(request=1, epoch=epoch, keep=keep, length=length, root=root, slots=slots, sampling=Sampling())
+
+
+def commit(*path: int, base: int = PROMPT, epoch: int = 0) -> Commit:
+    return Commit(request=1, epoch=epoch, base=base, path=path)
+
+
+def segment(
+    number: int, rows: list[tuple[int, int, int]], *, newest: Commit | None = None, prompt: bool = False, opens: Open | None = None
+) -> Segment:
+    """Rows are (id, parent, position); a node's token is ten times its id."""
+    part = Part(
+        commit=newest or commit(),
+        opening=opens,
+        ids=tuple(row[0] for row in rows),
+        parents=tuple(row[1] for row in rows),
+        tokens=tuple(10 * row[0] for row in rows),
+        positions=tuple(row[2] for row in rows),
+        committed=(prompt,) * len(rows),
+    )
+    return Segment(segment=number, parts=(part,))
+
+
+def arrive(core: StageCore, sent: Segment) -> list[StageCommand]:
+    return core.handle(SegmentArrived(segment=sent, payload=None, received_s=0.0), 0.0)
+
+
+def finish(core: StageCore, job: RunLayers, *, rows: tuple[int, ...] | None = None) -> list[StageCommand]:
+    """Ends a job; next tokens are 1000 + row."""
+    count = sum(len(part.slots) for part in job.parts)
+    rows = tuple(range(count)) if rows is None else rows
+    sampled = np.concatenate([part.sampled for part in job.parts])
+    tokens = tuple(1000 + row if sampled[row] else -1 for row in rows)
+    return core.handle(LayersDone(job=job.job, rows=rows, payload="hidden", next_tokens=tokens, started_s=0.0, ended_s=0.0), 0.0)
+
+
+def run_of(commands: list[StageCommand]) -> RunLayers:
+    (job,) = [command for command in commands if isinstance(command, RunLayers)]
+    return job
+
+
+def opened(*, is_last: bool = True) -> StageCore:
+    """A stage that has run the prompt."""
+    core = StageCore(is_last=is_last)
+    commands = arrive(core, segment(0, [(0, -1, 0), (1, 0, 1), (2, 1, 2)], prompt=True, opens=opening()))
+    assert commands[0] == OpenCache(request=1, slots=64)
+    finish(core, run_of(commands))
+    return core
+
+
+def test_a_prompt_row_sees_what_is_before_it_and_only_the_root_is_sampled() -> None:
+    core = StageCore(is_last=True)
+    job = run_of(arrive(core, segment(0, [(0, -1, 0), (1, 0, 1), (2, 1, 2)], prompt=True, opens=opening())))
+    assert job.parts[0].visible.tolist() == [[True, False, False], [True, True, False], [True, True, True]]
+    assert job.parts[0].sampled.tolist() == [False, False, True]
+    (sent,) = finish(core, job)
+    assert isinstance(sent, SendVerified)
+    assert [(part.ids, part.next_tokens) for part in sent.verified.parts] == [((2,), (1002,))]
+
+
+def test_siblings_do_not_see_each_other() -> None:
+    core = opened()
+    job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3), (5, 3, 4), (6, 4, 4)])))
+    context = [True, True, True]
+    assert job.parts[0].visible.tolist() == [
+        [*context, True, False, False, False],
+        [*context, False, True, False, False],
+        [*context, True, False, True, False],
+        [*context, False, True, False, True],
+    ]
+    assert job.parts[0].sampled.all()
+
+
+def test_unknown_parents_mean_dead_and_an_empty_segment_passes_on() -> None:
+    core = opened(is_last=False)
+    (sent,) = arrive(core, segment(1, [(9, 8, 4), (10, 9, 5)]))
+    assert isinstance(sent, SendSegment)
+    assert (sent.segment.row_count, sent.rows, sent.payload) == (0, (), None)
+    assert sent.segment.segment == 1
+    (verified,) = arrive(opened(), segment(1, [(9, 8, 4)]))
+    assert isinstance(verified, SendVerified)
+    assert (verified.verified.segment, verified.verified.parts) == (1, ())
+
+
+def test_a_commit_during_a_run_trims_the_dead_rows_and_frees_their_slots() -> None:
+    core = opened(is_last=False)
+    job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3), (5, 3, 4), (6, 4, 4)])))
+    commands = core.handle(ControlArrived(message=commit(3)), 0.0)
+    assert commands == [ClearSlots(request=1, slots=(4, 6)), Trim(job=job.job, rows=(1, 3))]
+    (sent,) = finish(core, job, rows=(0, 2))
+    assert isinstance(sent, SendSegment)
+    assert (sent.segment.parts[0].ids, sent.rows) == ((3, 5), (0, 1))
+
+
+def test_a_trim_that_comes_too_late_for_the_layers_still_holds_at_the_end() -> None:
+    core = opened(is_last=False)
+    job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3), (5, 3, 4)])))
+    core.handle(ControlArrived(message=commit(4)), 0.0)
+    (sent,) = finish(core, job)  # all rows came back: the executor did not get to it
+    assert isinstance(sent, SendSegment)
+    assert (sent.segment.parts[0].ids, sent.rows) == ((4,), (1,))
+
+
+def test_dead_rows_leave_the_queue_before_they_run() -> None:
+    core = opened()
+    first = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3)])))
+    assert arrive(core, segment(2, [(5, 3, 4), (6, 4, 4)])) == []
+    core.handle(ControlArrived(message=commit(3)), 0.0)
+    second = run_of(finish(core, first))
+    assert second.parts[0].tokens.tolist() == [50]
+    assert second.rows == (0,)
+
+
+def test_a_commit_that_comes_before_its_node_waits_for_it() -> None:
+    core = opened()
+    assert core.handle(ControlArrived(message=commit(3)), 0.0) == []
+    job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3), (5, 3, 4)])))
+    assert job.parts[0].tokens.tolist() == [30, 50], "node 4 is a dead sibling of the committed node 3"
+    assert job.parts[0].sampled.tolist() == [True, True]
+
+
+def test_commits_are_cumulative_and_repeats_change_nothing() -> None:
+    core = opened()
+    finish(core, run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4), (5, 4, 5), (6, 3, 4)]))))
+    assert core.handle(ControlArrived(message=commit(3, 4)), 0.0) == [ClearSlots(request=1, slots=(6,))]
+    assert core.handle(ControlArrived(message=commit(3)), 0.0) == []
+    assert core.handle(ControlArrived(message=commit(3, 4)), 0.0) == []
+    job = run_of(arrive(core, segment(2, [(7, 5, 6)], newest=commit(4, base=4))))
+    assert job.parts[0].visible.tolist() == [[True, True, True, True, True, True, True]], "slot 6 was freed and is taken again"
+
+
+def test_a_commit_that_leaves_a_gap_is_refused() -> None:
+    core = opened()
+    with pytest.raises(PeerError, match="gap"):
+        core.handle(ControlArrived(message=commit(9, base=7)), 0.0)
+
+
+def test_freed_slots_are_used_again() -> None:
+    core = opened()
+    finish(core, run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3), (5, 2, 3)]))))
+    core.handle(ControlArrived(message=commit(4)), 0.0)
+    job = run_of(arrive(core, segment(2, [(6, 4, 4), (7, 4, 4), (8, 4, 4)], newest=commit(4))))
+    assert job.parts[0].slots.tolist() == [3, 5, 6]
+
+
+def test_a_new_epoch_keeps_the_prefix_and_drops_the_rest() -> None:
+    core = opened()
+    finish(core, run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4)]))))
+    core.handle(ControlArrived(message=commit(3)), 0.0)
+    cleared = core.handle(ControlArrived(message=opening(epoch=1, keep=2, length=4, root=11)), 0.0)
+    assert [sorted(command.slots) for command in cleared if isinstance(command, ClearSlots)] == [[4], [2, 3]]
+    (stale,) = arrive(core, segment(2, [(5, 4, 5)], newest=commit(3)))
+    assert isinstance(stale, SendVerified)
+    assert stale.verified.parts == (), "a segment of the older epoch is empty here"
+    job = run_of(arrive(core, segment(3, [(10, 1, 2), (11, 10, 3)], newest=commit(base=4, epoch=1), prompt=True)))
+    assert job.parts[0].visible.tolist() == [[True, True, True, False], [True, True, True, True]]
+    assert job.parts[0].sampled.tolist() == [False, True]
+
+
+def test_an_epoch_that_changes_during_a_run_voids_the_result() -> None:
+    core = opened()
+    job = run_of(arrive(core, segment(1, [(3, 2, 3)])))
+    core.handle(ControlArrived(message=opening(epoch=1, keep=1, length=2, root=9)), 0.0)
+    (sent,) = finish(core, job)
+    assert isinstance(sent, SendVerified)
+    assert sent.verified.parts == ()
+
+
+def test_a_segment_brings_the_open_that_its_control_message_has_not() -> None:
+    core = opened()
+    newer = opening(epoch=1, keep=3, length=5, root=21)
+    rows = [(20, 2, 3), (21, 20, 4)]
+    job = run_of(arrive(core, segment(1, rows, newest=commit(base=5, epoch=1), prompt=True, opens=newer)))
+    assert job.parts[0].positions.tolist() == [3, 4]
+    assert core.handle(ControlArrived(message=newer), 0.0) == []
+
+
+def test_releasing_closes_the_cache_once() -> None:
+    core = opened()
+    assert core.handle(ControlArrived(message=Release(request=1)), 0.0) == [CloseCache(request=1)]
+    assert core.handle(ControlArrived(message=Release(request=1)), 0.0) == []
+    (sent,) = arrive(core, segment(1, [(3, 2, 3)]))
+    assert isinstance(sent, SendVerified)
+
+
+def test_what_no_correct_head_sends_is_refused() -> None:
+    core = opened()
+    finish(core, run_of(arrive(core, segment(1, [(3, 2, 3)]))))
+    with pytest.raises(PeerError, match="twice"):
+        arrive(core, segment(2, [(3, 2, 3)]))
+    with pytest.raises(PeerError, match="reserved"):
+        arrive(opened(), segment(1, [(10 + i, 2, 3) for i in range(62)]))
+    with pytest.raises(PeerError, match="nothing of it is held"):
+        StageCore(is_last=True).handle(ControlArrived(message=opening(keep=1)), 0.0)
+    with pytest.raises(PeerError, match="slots"):
+        opened().handle(ControlArrived(message=opening(epoch=1, slots=99)), 0.0)

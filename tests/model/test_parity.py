@@ -1,0 +1,198 @@
+"""Slices of every supported family compute what transformers computes with the whole model, for chains and for trees."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from flowspec.core.events import ClearSlots, CloseCache, OpenCache, RunLayers, Submit
+from flowspec.core.head import HeadCore
+from flowspec.core.messages import Commit, Open, Part, Sampling, Segment
+from flowspec.model.files import ModelFiles
+from flowspec.model.reference import Reference
+from flowspec.model.slice import Slice, Span
+from flowspec.testbed.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
+from tests.pipeline import Pipeline
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", params=sorted(VARIANTS))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_variant(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def load(folder: Path, cuts: list[int], dtype: str = "float32") -> list[Slice]:
+    files = ModelFiles(str(folder))
+    spans = [Span(first=a, end=b, count=cuts[-1]) for a, b in itertools.pairwise(cuts)]
+    return [Slice.load(files, span, dtype, CPU) for span in spans]
+
+
+def pipeline(slices: list[Slice]) -> Pipeline:
+    def on_cache(stage: int, command: OpenCache | ClearSlots | CloseCache) -> None:
+        if isinstance(command, OpenCache):
+            slices[stage].open_cache(command.request, command.slots)
+        elif isinstance(command, ClearSlots):
+            slices[stage].clear_slots(command.request, command.slots)
+        else:
+            slices[stage].close_cache(command.request)
+
+    def run_layers(stage: int, job: RunLayers, payload: Any) -> tuple[tuple[int, ...], Any, tuple[int, ...]]:
+        return slices[stage].run(job, payload)
+
+    return Pipeline(HeadCore(context=400, stage_count=len(slices)), run_layers, len(slices), on_cache)
+
+
+@pytest.mark.parametrize("cuts", [[0, 8], [0, 3, 4, 8]])
+def test_decoding_equals_the_plain_model(folder: Path, cuts: list[int]) -> None:
+    reference = Reference(ModelFiles(str(folder)), "float32")
+    run = pipeline(load(folder, cuts))
+    rng = random.Random(3)
+    prompts = [[rng.randrange(VOCABULARY_SIZE) for _ in range(length)] for length in (1, 37, 150)]
+    settings = [Sampling(), Sampling(temperature=0.7, seed=5), Sampling(temperature=1.0, top_k=40, top_p=0.9, min_p=0.01, seed=6)]
+    request = 0
+    for prompt in prompts:
+        for sampling in settings:
+            request += 1
+            run.give(Submit(request=request, prompt=tuple(prompt), new_tokens_max=24, sampling=sampling, stop_ids=frozenset()))
+    run.settle()  # all of them at once: their segments alternate in the pipeline
+    asked = [(prompt, sampling) for prompt in prompts for sampling in settings]
+    for number, (prompt, sampling) in enumerate(asked, 1):
+        assert run.answers[number] == reference.generate(tuple(prompt), sampling, 24, frozenset()), f"{folder.name}: {sampling}"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_node_of_a_random_tree_gets_the_logits_of_its_path(folder: Path, seed: int) -> None:
+    """Random trees of two requests in shared random segments over three slices, with commits and dead branches between."""
+    rng = random.Random(seed)
+    slices = load(folder, [0, 2, 5, 8])
+    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    seen: dict[tuple[int, int], torch.Tensor] = {}
+    run = pipeline(slices)
+
+    def run_layers(stage: int, job: RunLayers, payload: Any) -> tuple[tuple[int, ...], Any, tuple[int, ...]]:
+        rows, hidden, tokens = slices[stage].run(job, payload)
+        if stage == 2:
+            pieces = slices[2].pieces
+            assert pieces.lm_head is not None
+            logits = pieces.lm_head(pieces.norm(hidden)).detach()
+            part_rows = [(part.request, int(token)) for part in job.parts for token in part.tokens]
+            for row, (request, token) in zip(rows, part_rows, strict=True):
+                seen[request, tokens_of[request].index(token)] = logits[row]
+        return rows, hidden, tokens
+
+    run.run_layers = run_layers
+    tokens_of: dict[int, list[int]] = {}
+    paths: dict[int, list[list[int]]] = {}
+    for request in (1, 2):
+        # Tokens of one tree are distinct, so that a row is known by its token.
+        tokens_of[request] = rng.sample(range(VOCABULARY_SIZE), 70)
+        paths[request] = [tokens_of[request][: n + 1] for n in range(20)]
+    parents = {request: list(range(-1, 19)) for request in (1, 2)}
+    alive = {request: {19} for request in (1, 2)}
+    committed: dict[int, list[int]] = {1: [], 2: []}
+    opens = {r: Open(request=r, epoch=0, keep=0, length=20, root=19, slots=200, sampling=Sampling()) for r in (1, 2)}
+
+    def send(number: int, rows: dict[int, list[int]], *, prompt: bool = False) -> None:
+        parts = tuple(
+            Part(
+                commit=Commit(request=request, epoch=0, base=20, path=tuple(committed[request])),
+                opening=opens[request],
+                ids=tuple(nodes),
+                parents=tuple(parents[request][node] for node in nodes),
+                tokens=tuple(tokens_of[request][node] for node in nodes),
+                positions=tuple(len(paths[request][node]) - 1 for node in nodes),
+                committed=(prompt,) * len(nodes),
+            )
+            for request, nodes in rows.items()
+            if nodes
+        )
+        run.send(Segment(segment=number, parts=parts))
+
+    send(0, {1: list(range(20)), 2: list(range(20))}, prompt=True)
+    for number in range(1, 9):
+        rows: dict[int, list[int]] = {1: [], 2: []}
+        for request in (1, 2):
+            for _ in range(rng.randint(0, 6)):
+                parent = rng.choice(sorted(alive[request]))
+                node = len(parents[request])
+                parents[request].append(parent)
+                paths[request].append([*paths[request][parent], tokens_of[request][node]])
+                alive[request].add(node)
+                rows[request].append(node)
+        send(number, rows)
+        for request in (1, 2):
+            root = committed[request][-1] if committed[request] else 19
+            children = [node for node in alive[request] if parents[request][node] == root]
+            if children and rng.random() < 0.5:
+                chosen = rng.choice(children)
+                committed[request].append(chosen)
+                alive[request] = {n for n in alive[request] if paths[request][n][: len(paths[request][chosen])] == paths[request][chosen]}
+    checked = 0
+    for (request, node), logits in seen.items():
+        with torch.inference_mode():
+            expected = plain(input_ids=torch.tensor([paths[request][node]]), use_cache=False).logits[0, -1]
+        np.testing.assert_allclose(logits.numpy(), expected.numpy(), atol=2e-4, rtol=1e-4, err_msg=f"request {request}, node {node}")
+        checked += node >= 20
+    assert checked >= 15, "the trees were too small to show anything"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_slices_follow_the_plain_model(dtype: str, tmp_path: Path) -> None:
+    """Exactly where the margin allows: every difference lies below the model's own numeric noise."""
+    files = ModelFiles(str(make_variant(tmp_path, "llama-grouped")))
+    reference = Reference(files, dtype)
+    prompt = tuple(range(3, 60))
+    run = pipeline(load(tmp_path, [0, 4, 8], dtype))
+    run.give(Submit(request=1, prompt=prompt, new_tokens_max=30, sampling=Sampling(), stop_ids=frozenset()))
+    run.settle()
+    reference.generate(prompt, Sampling(), 30, frozenset())
+    assert all(difference.margin <= reference.noise_logits for difference in reference.check(prompt, Sampling(), run.answers[1]))
+
+
+def test_slices_hold_their_own_tensors_only_and_count_them(tmp_path: Path) -> None:
+    make_variant(tmp_path / "tied", "llama-tied")
+    make_variant(tmp_path / "apart", "llama-grouped")
+    for name in ("tied", "apart"):
+        whole = load(tmp_path / name, [0, 8])[0]
+        first, middle, last = load(tmp_path / name, [0, 2, 6, 8])
+        assert middle.pieces.embedding is None
+        assert middle.pieces.lm_head is None
+        doubled = VOCABULARY_SIZE * 64 * 4 if name == "tied" else 0  # the embedding is on the first and on the last slice
+        assert first.weight_bytes + middle.weight_bytes + last.weight_bytes == whole.weight_bytes + doubled
+
+
+def test_rows_that_die_between_layers_leave_the_others_as_they_were(tmp_path: Path) -> None:
+    part = load(make_variant(tmp_path, "llama-grouped"), [0, 8])[0]
+    part.open_cache(1, 64)
+    jobs = []
+
+    def capture(stage: int, job: RunLayers, payload: Any) -> tuple[tuple[int, ...], Any, tuple[int, ...]]:
+        jobs.append(job)
+        return part.run(job, payload)
+
+    run = Pipeline(HeadCore(context=60, stage_count=1), capture, 1)
+    run.give(Submit(request=1, prompt=(5, 6, 7, 8), new_tokens_max=1, sampling=Sampling(), stop_ids=frozenset()))
+    run.settle()
+    job = jobs[0]
+    _, full, _ = part.run(job, None)
+    asked = 0
+
+    def die_at_the_third_layer() -> frozenset[int]:
+        nonlocal asked
+        asked += 1
+        return frozenset({3}) if asked >= 3 else frozenset()
+
+    rows, hidden, tokens = part.run(job, None, die_at_the_third_layer)
+    assert rows == (0, 1, 2)
+    assert len(tokens) == 3
+    np.testing.assert_allclose(hidden.numpy(), full[:3].numpy(), atol=1e-5)
+    rows, hidden, _ = part.run(job, None, lambda: frozenset({0, 1, 2, 3}))
+    assert (rows, hidden.shape[0]) == ((), 0)

@@ -1,0 +1,140 @@
+"""The sampler draws what its definition says, from the right distribution; `margin` bounds what rounding can change."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowspec.core.messages import Sampling
+from flowspec.model.sampler import Sampler
+from flowspec.noise import draw_bits, gumbel
+
+KINDS = ["normal", "ties", "few-values", "peaked", "masked", "flat", "sloped", "far-masked"]
+
+
+def make_logits(kind: str, size: int, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=size) * rng.choice([0.3, 2, 6])
+    if kind == "ties":
+        logits = np.round(logits * 2) / 2
+    elif kind == "few-values":
+        logits = rng.choice([-1.0, 0.25, 1.5], size)
+    elif kind == "peaked":
+        logits[rng.integers(size)] += 40
+    elif kind == "flat":
+        logits = np.full(size, 0.3)
+    elif kind == "sloped":
+        logits = -np.arange(size) * 0.01
+    elif "masked" in kind:
+        logits[rng.random(size) < 0.7] = -1e30 if kind == "masked" else np.finfo(np.float32).min
+        logits[rng.integers(size)] = 1.0
+    return logits.astype(np.float32)
+
+
+def naive_survivors(logits: np.ndarray, sampling: Sampling) -> list[int]:
+    """Sort everything by (probability descending, id ascending), then filter; plain float64."""
+    ids = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
+    if sampling.temperature == 0:
+        return ids[:1]
+    if sampling.top_k:
+        ids = ids[: sampling.top_k]
+    weights = np.exp((logits[ids].astype(np.float64) - float(logits[ids[0]])) / sampling.temperature)
+    before = np.concatenate([[0.0], np.cumsum(weights)[:-1]])
+    kept = (before < sampling.top_p * weights.sum()) | (sampling.top_p == 1)
+    if sampling.min_p:
+        kept &= weights >= sampling.min_p
+    return [token for token, keep in zip(ids, kept, strict=True) if keep]
+
+
+def naive_draw(logits: np.ndarray, sampling: Sampling, position: int) -> int:
+    ids = np.array(sorted(naive_survivors(logits, sampling)))
+    if sampling.temperature == 0:
+        return int(ids[0])
+    scores = logits[ids].astype(np.float64) / sampling.temperature + gumbel(draw_bits(sampling.seed, position, ids))
+    return int(ids[np.argmax(scores)])
+
+
+def check(logits: np.ndarray, sampling: Sampling, positions: range) -> None:
+    sampler = Sampler(sampling, len(logits))
+    before = logits.copy()
+    found, expected = sampler.survivors(logits).tolist(), naive_survivors(logits, sampling)
+    if found != expected:  # the mass is summed in float32, so ids that hold a millionth of it may change sides
+        common = min(len(found), len(expected))
+        assert found[:common] == expected[:common], sampling
+        assert len(logits) >= 9_000, sampling
+        assert abs(len(found) - len(expected)) <= 2, sampling
+    for position in positions:
+        assert sampler.draw(logits, position) == naive_draw(logits, sampling, position), (sampling, position)
+    assert (logits == before).all()
+
+
+SAMPLINGS = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.01, 0.3, 0.7, 1.0, 2.0, 100.0]),
+    top_k=st.sampled_from([0, 0, 1, 2, 5, 40, 1000]),
+    top_p=st.sampled_from([1.0, 0.95, 0.8, 0.5, 0.3, 1e-9]) | st.floats(0.01, 1),
+    min_p=st.sampled_from([0.0, 0.0, 0.02, 0.3, 0.999]),
+    seed=st.integers(0, 2**62 - 1),
+)
+
+
+@given(SAMPLINGS, st.sampled_from(KINDS), st.sampled_from([1, 2, 3, 7, 63, 64, 65, 300]), st.integers(0, 2**32))
+@settings(max_examples=400)
+def test_draws_equal_the_naive_reference(sampling: Sampling, kind: str, size: int, seed: int) -> None:
+    check(make_logits(kind, size, seed), sampling, range(6))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_draws_equal_the_naive_reference_in_every_combination(kind: str) -> None:
+    logits = make_logits(kind, 90, seed=5)
+    grid = itertools.product([0.0, 0.5, 1.5], [0, 1, 20, 90, 95], [1.0, 0.9, 0.2], [0.0, 0.1])
+    for seed, (temperature, top_k, top_p, min_p) in enumerate(grid):
+        check(logits, Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed), range(3))
+
+
+@pytest.mark.parametrize("size", [9_000, 20_000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_draws_equal_the_naive_reference_for_large_vocabularies(kind: str, size: int) -> None:
+    logits = make_logits(kind, size, seed=size)
+    for seed, (temperature, top_k, top_p, min_p) in enumerate(
+        [(1.0, 0, 1.0, 0.0), (0.7, 0, 0.9, 0.0), (1.3, 0, 0.3, 0.0), (2.0, 0, 1.0, 0.05), (1.0, 600, 0.95, 0.01), (5.0, 0, 0.999, 1e-9)]
+    ):
+        check(logits, Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed), range(3))
+
+
+@pytest.mark.parametrize("top_p", [0.25, 0.5, 0.75])
+def test_the_id_at_which_the_mass_reaches_top_p_exactly_is_the_first_left_out(top_p: float) -> None:
+    logits, sampler = np.full(4, 0.3, dtype=np.float32), Sampler(Sampling(temperature=1.0, top_p=top_p), 4)
+    assert {sampler.draw(logits, position) for position in range(60)} == set(range(int(4 * top_p)))
+    assert sampler.survivors(logits).tolist() == list(range(int(4 * top_p)))
+
+
+@pytest.mark.parametrize(
+    "filters", [{}, {"top_k": 4}, {"top_p": 0.8}, {"top_p": 0.4}, {"min_p": 0.3}, {"top_k": 5, "top_p": 0.9, "min_p": 0.1}], ids=str
+)
+def test_draws_over_seeds_follow_the_softmax(filters: dict[str, float]) -> None:
+    logits, count = np.array([1.0, 0.2, 0.2, -1.0, 0.8, -0.5, 0.0], dtype=np.float32), 20_000
+    sampling = Sampling(temperature=0.8, **filters)
+    ids = naive_survivors(logits, sampling)
+    weights = np.exp(logits[ids].astype(np.float64) / 0.8)
+    expected = np.zeros(len(logits))
+    expected[ids] = count * weights / weights.sum()
+    seeds = (Sampling(temperature=0.8, **filters, seed=seed) for seed in range(count))
+    seen = np.bincount([Sampler(each, len(logits)).draw(logits, 9) for each in seeds], minlength=len(logits))
+    assert (seen[expected == 0] == 0).all()
+    chi_square = ((seen[ids] - expected[ids]) ** 2 / expected[ids]).sum()
+    limit = {1: 10.8, 2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5, 6: 22.5}[len(ids) - 1]  # its 0.1 % points, by degrees of freedom
+    assert chi_square < limit
+
+
+def test_positions_draw_independently_of_what_was_drawn_before() -> None:
+    logits, sampling = make_logits("sloped", 5_000, 1), Sampling(temperature=1.0, seed=3)
+    sampler = Sampler(sampling, len(logits))
+    forwards = [sampler.draw(logits, position) for position in range(40)]
+    assert [sampler.draw(logits, position) for position in reversed(range(40))] == forwards[::-1]
+    assert [Sampler(sampling, len(logits)).draw(logits, position) for position in range(40)] == forwards
+    assert len(set(forwards)) > 20

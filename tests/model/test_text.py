@@ -1,0 +1,187 @@
+"""Text comes out of tokens whole and in order: no half characters, no piece of a stop string, nothing lost.
+
+The tokenizer is the bundled model's, byte-level, so random tokens are often no valid UTF-8.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from flowspec.errors import InputError
+from flowspec.model.files import ModelFiles, bundled_folder
+from flowspec.model.text import UNFINISHED, Recommended, StopStrings, TextStream, Tokenizer, recommended
+
+TOKENIZER = Tokenizer(ModelFiles("bundled"))
+VOCABULARY = 4096
+BYTES = [token for token in range(VOCABULARY) if TOKENIZER.decode([token]) == UNFINISHED]
+"""Tokens that are a part of a character."""
+RANDOM = st.lists(st.one_of(st.integers(0, VOCABULARY - 1), st.integers(0, 8), st.sampled_from(BYTES)), max_size=80)
+TEXTS = st.text(alphabet="ab .\n€ü😀7", max_size=60)
+
+
+def tokens_of(text: str) -> list[int]:
+    """The tokens of the text alone."""
+    return TOKENIZER.encode(text)
+
+
+def stream(tokens: list[int], stops: list[str], *, at_once: int = 1) -> tuple[TextStream, list[str]]:
+    """The stream after all tokens, and the pieces that it showed."""
+    made = TextStream(TOKENIZER, stops)
+    pieces = [made.push(tokens[at : at + at_once]) for at in range(0, len(tokens), at_once)]
+    return made, [*pieces, made.finish()]
+
+
+@given(RANDOM, st.integers(1, 30))
+@example([], 1)
+@example([BYTES[0]] * 60, 1)
+def test_the_pieces_are_the_text_of_all_tokens(tokens: list[int], at_once: int) -> None:
+    made, pieces = stream(tokens, [], at_once=at_once)
+    assert "".join(pieces) == TOKENIZER.decode(tokens) == made.text
+
+
+@given(st.text(max_size=60))
+@example("€" * 40)
+@example("👨‍👩‍👧‍👦")
+def test_no_half_character_is_ever_shown(text: str) -> None:
+    tokens = tokens_of(text)
+    whole = TOKENIZER.decode(tokens)
+    _, pieces = stream(tokens, [])
+    assert "".join(pieces) == whole
+    for count in range(len(pieces)):
+        shown = "".join(pieces[:count])
+        assert whole.startswith(shown)
+        assert shown.count(UNFINISHED) == whole[: len(shown)].count(UNFINISHED)
+
+
+def test_a_character_of_several_tokens_is_held_until_it_is_whole() -> None:
+    tokens = tokens_of("a😀b")
+    made = TextStream(TOKENIZER)
+    pieces = [made.push([token]) for token in tokens]
+    assert len(tokens) > 3, "the tokenizer has no token for this character"
+    assert [piece for piece in pieces if piece] == ["a", "😀", "b"]
+    assert TextStream(TOKENIZER).push(tokens[:-2]) == "a"
+
+
+@given(TEXTS, st.lists(st.text(alphabet="ab .€😀7", min_size=1, max_size=4), min_size=1, max_size=3), st.integers(1, 7))
+@example("ababababac", ["abac"], 1)
+@example("a b7 7", ["b7 8", "7 7"], 1)
+def test_nothing_of_a_stop_string_is_ever_shown(text: str, stops: list[str], at_once: int) -> None:
+    made, pieces = stream(tokens_of(text), stops, at_once=at_once)
+    ends = [text.find(stop) for stop in stops if stop in text]
+    assert made.is_stopped == bool(ends)
+    assert "".join(pieces) == made.text
+    if not ends:
+        assert made.text == text
+    elif len(stops) == 1:
+        assert made.text == text[: ends[0]]
+    assert text.startswith(made.text)
+    assert not any(stop in made.text for stop in stops)
+
+
+def test_a_stop_string_across_token_borders_is_cut() -> None:
+    tokens = tokens_of("The sum is 42. Bye now")
+    made, pieces = stream(tokens, ["2. By"])
+    assert "".join(pieces) == made.text == "The sum is 4"
+    assert made.push(tokens) == made.finish() == "", "what comes after a stop is not shown"
+    made = TextStream(TOKENIZER, ["42!"])
+    assert "".join(made.push([token]) for token in tokens_of("is 42")) == "is "
+    assert made.push(tokens_of(".")) == "42.", "a beginning that came to nothing is shown"
+
+
+def test_the_answer_ends_with_the_token_that_completes_a_stop_string() -> None:
+    tokens = tokens_of("one, two, three, four")
+    complete = next(count for count in range(len(tokens) + 1) if "two, th" in TOKENIZER.decode(tokens[:count]))
+    assert complete < len(tokens)
+    rule = StopStrings(TextStream(TOKENIZER, ["two, th"]))
+    assert [rule.stops_at(tokens[:count]) for count in range(1, complete + 1)] == [False] * (complete - 1) + [True]
+    rule = StopStrings(TextStream(TOKENIZER, ["two, th"]))
+    assert not rule.stops_at(tokens[: complete - 2])
+    assert rule.stops_at(tokens[:complete]), "several tokens at once"
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8"), max_size=40))
+def test_plain_text_survives_the_way_through_tokens(text: str) -> None:
+    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
+
+
+def test_what_is_not_utf8_is_refused() -> None:
+    """As the command line hands over bytes that are no text."""
+    for ask in (TOKENIZER.encode, lambda text: TOKENIZER.encode_chat([{"role": "user", "content": text}])):
+        with pytest.raises(InputError, match="expected text in UTF-8"):
+            ask("a\udcffb")
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", "null", '{"added_tokens": [], "model": {"type": "Foo"}}', '{"version": "9"}'])
+def test_a_broken_tokenizer_is_one_line(content: str, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer_config.json"):
+        shutil.copy(bundled_folder("target") / name, tmp_path)
+    with pytest.raises(InputError, match=r"has no tokenizer; give the prompt as --prompt-token-ids"):
+        Tokenizer(ModelFiles(str(tmp_path)))
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(InputError, match="cannot read the tokenizer of") as caught:
+        Tokenizer(ModelFiles(str(tmp_path)))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_model_without_a_chat_template_and_one_that_refuses(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
+        shutil.copy(bundled_folder("target") / name, tmp_path)
+    question = [{"role": "user", "content": "?"}]
+    with pytest.raises(InputError, match="no chat template; use flowspec generate --raw"):
+        Tokenizer(ModelFiles(str(tmp_path))).encode_chat(question)
+    for template in ("{{ raise_exception('no system, please') }}", "{% for %}"):
+        (tmp_path / "chat_template.jinja").write_text(template)
+        with pytest.raises(InputError, match="chat template refuses this dialogue"):
+            Tokenizer(ModelFiles(str(tmp_path))).encode_chat(question)
+
+
+def advice(folder: Path, content: Any, *, config_eos: Any = 9) -> Recommended:
+    (folder / "generation_config.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return recommended(ModelFiles(str(folder)), SimpleNamespace(eos_token_id=config_eos))
+
+
+def test_stop_tokens_come_from_the_generation_config_else_from_the_config(tmp_path: Path) -> None:
+    for stops, expected in ((2, {2}), ([2, 7], {2, 7}), ([], set()), (None, set())):
+        assert advice(tmp_path, {"eos_token_id": stops}).stop_ids == expected
+        assert advice(tmp_path, {}, config_eos=stops).stop_ids == expected
+    (tmp_path / "generation_config.json").unlink()
+    assert recommended(ModelFiles(str(tmp_path)), SimpleNamespace(eos_token_id=[3, 4])) == Recommended(stop_ids=frozenset({3, 4}))
+    assert recommended(ModelFiles(str(tmp_path)), SimpleNamespace()) == Recommended(stop_ids=frozenset())
+
+
+def test_sampling_is_recommended_only_where_the_model_samples(tmp_path: Path) -> None:
+    numbers = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1}
+    assert advice(tmp_path, {"do_sample": True, **numbers}) == Recommended(stop_ids=frozenset({9}), **numbers)
+    assert advice(tmp_path, numbers) == advice(tmp_path, {"do_sample": False, **numbers}) == Recommended(stop_ids=frozenset({9}))
+    assert advice(tmp_path, {"do_sample": True, "top_p": None}) == Recommended(stop_ids=frozenset({9}), temperature=1.0)
+
+
+def test_features_that_are_lacking_are_named_unless_switched_off(tmp_path: Path) -> None:
+    asks = {"do_sample": True, "repetition_penalty": 1.05, "no_repeat_ngram_size": 3, "typical_p": 1.0, "eta_cutoff": 0}
+    assert set(advice(tmp_path, asks).unsupported) == {"repetition_penalty", "no_repeat_ngram_size"}
+    assert advice(tmp_path, {"do_sample": True, "repetition_penalty": 1.0}).unsupported == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "expected a JSON object, got"),
+        ({"eos_token_id": "x"}, "eos_token_id: expected a token id or a list"),
+        ({"eos_token_id": [1, "x"]}, "eos_token_id: expected a token id or a list"),
+        ({"do_sample": True, "temperature": "hot"}, "temperature: expected a number, got 'hot'"),
+        ({"do_sample": True, "top_k": 2.5}, "top_k: expected a number"),
+        ({"do_sample": True, "top_p": True}, "top_p: expected a number"),
+    ],
+)
+def test_a_broken_generation_config_is_named(content: Any, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"generation_config\.json.*{expected}"):
+        advice(tmp_path, content)

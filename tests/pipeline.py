@@ -1,0 +1,116 @@
+"""A pipeline in one process for tests: the real cores, in a fixed or shuffled order of events, over any layer runner."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from flowspec.core.events import (
+    ClearSlots,
+    CloseCache,
+    ControlArrived,
+    Emit,
+    Finished,
+    HeadEvent,
+    LayersDone,
+    OpenCache,
+    RunLayers,
+    SegmentArrived,
+    SendSegment,
+    SendVerified,
+    StageEvent,
+    Timed,
+    ToPipeline,
+    ToStages,
+    Trim,
+    VerifiedArrived,
+)
+from flowspec.core.head import HeadCore
+from flowspec.core.messages import Segment
+from flowspec.core.stage import StageCore
+
+Runner = Callable[[int, RunLayers, Any], tuple[tuple[int, ...], Any, tuple[int, ...]]]
+"""(stage, job, payload of the job's rows) -> (surviving rows, payload, next tokens), as `Slice.run` gives them."""
+EVENTS_MAX = 200_000
+
+
+@dataclass
+class Pipeline:
+    """Links are queues; with a `random.Random` control and data interleave in any legal order."""
+
+    head: HeadCore
+    run_layers: Runner
+    stage_count: int
+    on_cache: Callable[[int, OpenCache | ClearSlots | CloseCache], None] = lambda stage, command: None
+    rng: random.Random | None = None
+    answers: dict[int, list[int]] = field(default_factory=dict)
+    ends: dict[int, Finished] = field(default_factory=dict)
+    trims: list[Trim] = field(default_factory=list)
+    hops: list[Timed] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.stages = [StageCore(is_last=index == self.stage_count - 1) for index in range(self.stage_count)]
+        self._links: dict[tuple[str, int], deque[HeadEvent | StageEvent]] = {}
+
+    def give(self, event: HeadEvent) -> None:
+        self._to_head(event)
+
+    def send(self, segment: Segment) -> None:
+        """Runs a segment through all stages without the head; its Verified is dropped."""
+        self._put("data", 0, SegmentArrived(segment=segment, payload=None, received_s=0.0))
+        while waiting := [key for key, link in self._links.items() if link and key[0] != "head"]:
+            self.step(waiting[0])
+        self._links.pop(("head", 0), None)
+
+    def settle(self) -> None:
+        """Delivers everything that is on its way, until nothing moves."""
+        for _ in range(EVENTS_MAX):
+            waiting = [key for key, link in self._links.items() if link]
+            if not waiting:
+                return
+            self.step(self.rng.choice(waiting) if self.rng is not None else waiting[0])
+        raise AssertionError("the pipeline does not come to rest")
+
+    def step(self, key: tuple[str, int]) -> None:
+        event = self._links[key].popleft()
+        if key[0] == "head":
+            self._to_head(event)  # type: ignore[arg-type]
+        else:
+            self._to_stage(key[1], event)  # type: ignore[arg-type]
+
+    def _put(self, kind: str, index: int, event: HeadEvent | StageEvent) -> None:
+        self._links.setdefault((kind, index), deque()).append(event)
+
+    def _to_head(self, event: HeadEvent) -> None:
+        for command in self.head.handle(event, 0.0):
+            if isinstance(command, ToStages):
+                for index in range(self.stage_count):
+                    self._put("control", index, ControlArrived(message=command.message))
+            elif isinstance(command, ToPipeline):
+                self._put("data", 0, SegmentArrived(segment=command.segment, payload=None, received_s=0.0))
+            elif isinstance(command, Emit):
+                self.answers.setdefault(command.request, []).extend(command.tokens)
+            elif isinstance(command, Finished):
+                self.ends[command.request] = command
+            else:
+                self.hops.append(command)
+
+    def _to_stage(self, index: int, event: StageEvent) -> None:
+        for command in self.stages[index].handle(event, 0.0):
+            if isinstance(command, RunLayers):
+                payload = None if command.payload is None else command.payload[list(command.rows)]
+                rows, hidden, tokens = self.run_layers(index, command, payload)
+                done = LayersDone(job=command.job, rows=rows, payload=hidden, next_tokens=tokens, started_s=0.0, ended_s=0.0)
+                self._put("compute", index, done)
+            elif isinstance(command, SendSegment):
+                payload = command.payload[list(command.rows)] if command.rows else None
+                self._put("data", index + 1, SegmentArrived(segment=command.segment, payload=payload, received_s=0.0))
+            elif isinstance(command, SendVerified):
+                self._put("head", 0, VerifiedArrived(verified=command.verified))
+            elif isinstance(command, Trim):
+                self.trims.append(command)
+            else:
+                self.on_cache(index, command)

@@ -1,0 +1,82 @@
+"""A split gives every device a layer, loses none, and gives the stronger device no less; memory is counted to the byte."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.core import limits
+from flowspec.errors import InputError
+from flowspec.plan.memory import WORK_BYTES, SliceMemory, cache_bytes, mib
+from flowspec.plan.split import checked_split, even_split, weighted_split
+
+WEIGHTS = st.lists(st.one_of(st.integers(1, 16).map(float), st.floats(1, 2.0**62)), min_size=1, max_size=12)
+SPARE = st.integers(0, 90)
+"""Layers beyond one for each stage."""
+
+
+@given(WEIGHTS, SPARE)
+def test_a_weighted_split_sums_up_and_follows_the_weights(weights: list[float], spare: int) -> None:
+    counts = weighted_split(len(weights) + spare, weights)
+    assert len(counts) == len(weights)
+    assert sum(counts) == len(weights) + spare
+    assert min(counts) >= 1
+    ordered = sorted(zip(weights, counts, strict=True))
+    assert all(a <= b for (low, a), (high, b) in pairwise(ordered) if low < high)
+
+
+@given(WEIGHTS, SPARE, st.integers(0, 11), st.floats(1, 100))
+def test_a_device_that_grows_loses_no_layer(weights: list[float], spare: int, at: int, factor: float) -> None:
+    at %= len(weights)
+    grown = [weight * factor if index == at else weight for index, weight in enumerate(weights)]
+    assert weighted_split(len(weights) + spare, grown)[at] >= weighted_split(len(weights) + spare, weights)[at]
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=10), st.integers(1, 1 << 30))
+def test_weights_that_divide_evenly_are_followed_exactly(counts: list[int], unit: int) -> None:
+    assert weighted_split(sum(counts), [float(count * unit) for count in counts]) == counts
+
+
+@given(st.integers(1, 12), SPARE)
+def test_an_even_split_differs_by_one_and_spares_the_last(stages: int, spare: int) -> None:
+    counts = even_split(stages + spare, stages)
+    assert sum(counts) == stages + spare
+    assert max(counts) - min(counts) <= 1
+    assert counts == sorted(counts, reverse=True), "the last stage also runs lm_head"
+
+
+def test_a_tiny_device_still_gets_a_layer() -> None:
+    assert weighted_split(8, [1000.0, 1.0, 1.0]) == [6, 1, 1]
+    assert weighted_split(3, [1.0, 1000.0, 1.0]) == [1, 1, 1]
+
+
+def test_more_devices_than_layers_are_refused() -> None:
+    with pytest.raises(InputError, match=r"9 devices but only 8 layers.*use fewer devices"):
+        even_split(8, 9)
+
+
+def test_a_split_by_hand_is_taken_as_it_is_or_refused() -> None:
+    assert checked_split((3, 1, 2, 2), 8, 4) == [3, 1, 2, 2]
+    with pytest.raises(InputError, match="--layers names 2 stages, but there are 4 devices"):
+        checked_split((4, 4), 8, 4)
+    with pytest.raises(InputError, match=r"--layers: 3\+1\+2\+1 is 7, but the model has 8"):
+        checked_split((3, 1, 2, 1), 8, 4)
+    for counts in ((9, -1), (8, 0)):
+        with pytest.raises(InputError, match=f"--layers: expected at least one layer for each device, got 8?9?,{counts[1]}"):
+            checked_split(counts, 8, 2)
+
+
+def test_memory_is_keys_and_values_of_context_and_tree() -> None:
+    found = cache_bytes(layers=3, kv_heads=5, head_dim=64, context=1000, element_bytes=2)
+    assert found == 2 * 3 * 5 * 64 * (1000 + limits.TREE_NODES_MAX) * 2
+    assert SliceMemory(weight_bytes=7, cache_bytes=found).total_bytes == 7 + found + WORK_BYTES
+
+
+def test_sizes_for_people() -> None:
+    assert mib(0) == "0 MiB"
+    assert mib(3 << 19) == "2 MiB"
+    assert mib(10 * 2**30 - 2**20) == "10239 MiB"
+    assert mib(21 << 29) == "10.5 GiB"

@@ -1,0 +1,345 @@
+"""Real daemons, sockets and model files: answers, one head after another, lost processes, peers that misbehave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+
+from flowspec import __version__
+from flowspec.core import limits
+from flowspec.core.events import Submit
+from flowspec.core.messages import Assign, Error, Hello, Message, Ping, Sampling, Segment, Welcome
+from flowspec.errors import ClusterError, InputError
+from flowspec.model.files import ModelFiles
+from flowspec.model.reference import Reference
+from flowspec.runtime import timeouts
+from flowspec.runtime.cluster import Device, split_layers
+from flowspec.runtime.head import Answer, ClusterPlan, Head
+from flowspec.runtime.local import LocalCluster, LocalDaemon
+from flowspec.runtime.transport import Link, dial
+from flowspec.testbed.checkpoints import make_variant
+from flowspec.wire.codec import Envelope, Tensor, decode, encode
+
+WAIT_S = 30.0
+PROMPT = tuple(range(5, 45))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_variant(tmp_path_factory.mktemp("model"), "llama-grouped")
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Reference:
+    return Reference(ModelFiles(str(folder)), "float32")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Daemons that serve one test after another, as daemons do."""
+    with LocalCluster(3, family="llama", log_level="CRITICAL") as started:
+        yield started
+
+
+@pytest.fixture
+def doomed() -> Iterator[LocalCluster]:
+    """Daemons that a test may kill."""
+    with LocalCluster(3, family="llama", log_level="CRITICAL") as started:
+        yield started
+
+
+def plan_for(folder: Path, daemons: Sequence[LocalDaemon], context: int = 300) -> ClusterPlan:
+    files = ModelFiles(str(folder))
+    devices = [Device(name=daemon.name, address=daemon.address) for daemon in daemons]
+    return ClusterPlan(
+        model=str(folder), fingerprint=files.fingerprint(), dtype="float32", context=context, stages=tuple(split_layers(devices, 8, None))
+    )
+
+
+def submit(
+    head: Head, prompt: Sequence[int] = PROMPT, count: int = 20, sampling: Sampling | None = None, request: int | None = None
+) -> Answer:
+    number = head.new_request() if request is None else request
+    event = Submit(request=number, prompt=tuple(prompt), new_tokens_max=count, sampling=sampling or Sampling(), stop_ids=frozenset())
+    return head.submit(event)
+
+
+def tokens_of(answer: Answer) -> list[int]:
+    return [token for batch in answer for token in batch.tokens]
+
+
+def wait_until(is_done: object, what: str) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not is_done():  # type: ignore[operator]
+        assert time.monotonic() < deadline_s, f"waited {WAIT_S:.0f} s until {what}"
+        time.sleep(0.02)
+
+
+def test_answers_are_exact_and_heads_follow_one_another(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
+    daemons = cluster.wait()
+    for stages in (3, 1, 2):
+        with Head(plan_for(folder, daemons[:stages])) as head:
+            for sampling in (Sampling(), Sampling(temperature=1.0, seed=9), Sampling(temperature=0.6, top_p=0.8, seed=10)):
+                assert tokens_of(submit(head, sampling=sampling)) == reference.generate(PROMPT, sampling, 20, frozenset())
+
+
+def test_several_answers_at_once_and_a_second_turn(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
+    with Head(plan_for(folder, cluster.wait())) as head:
+        answers = {seed: submit(head, sampling=Sampling(temperature=1.0, seed=seed)) for seed in range(5)}
+        for seed, answer in answers.items():
+            assert tokens_of(answer) == reference.generate(PROMPT, Sampling(temperature=1.0, seed=seed), 20, frozenset())
+        first = submit(head)
+        longer = (*PROMPT, *tokens_of(first), 7, 8)
+        second = submit(head, longer, request=first.request)
+        assert tokens_of(second) == reference.generate(longer, Sampling(), 20, frozenset())
+        assert second.end is not None
+        assert second.end.reused == len(PROMPT) + 20 - 1
+
+
+def test_a_cancelled_answer_ends_and_the_next_one_is_exact(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
+    with Head(plan_for(folder, cluster.wait())) as head:
+        answer = submit(head, count=250)
+        begun = next(iter(answer)).tokens
+        head.cancel(answer)
+        found = [*begun, *tokens_of(answer)]
+        assert answer.end is not None
+        assert answer.end.reason == "cancelled"
+        assert found == reference.generate(PROMPT, Sampling(), 250, frozenset())[: len(found)]
+        assert tokens_of(submit(head, request=answer.request)) == reference.generate(PROMPT, Sampling(), 20, frozenset())
+
+
+def test_a_prompt_that_cannot_be_answered_harms_no_other(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
+    with Head(plan_for(folder, cluster.wait())) as head:
+        good = submit(head)
+        with pytest.raises(InputError, match="context"):
+            tokens_of(submit(head, prompt=[1] * 300))
+        assert tokens_of(good) == reference.generate(PROMPT, Sampling(), 20, frozenset())
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_daemon_that_dies_in_mid_answer_is_named(doomed: LocalCluster, folder: Path, victim: int) -> None:
+    daemons = doomed.wait()
+    with Head(plan_for(folder, daemons)) as head:
+        answer = submit(head, count=250)
+        next(iter(answer))
+        os.kill(daemons[victim].pid, signal.SIGKILL)
+        with pytest.raises(ClusterError, match=f"local-{victim}.*lost"):
+            tokens_of(answer)
+        with pytest.raises(ClusterError):
+            tokens_of(submit(head))
+    rest = [daemon for daemon in daemons if daemon is not daemons[victim]]
+    with Head(plan_for(folder, rest)) as head:
+        assert len(tokens_of(submit(head))) == 20, "the daemons that are left serve the next head"
+
+
+def abandon(folder: Path, daemons: Sequence[LocalDaemon]) -> None:
+    """Connects a head in a process of its own and kills it."""
+    script = (
+        "import os, pathlib, signal, sys\n"
+        "from tests.runtime.test_cluster_of_processes import Head, LocalDaemon, plan_for\n"
+        "daemons = [LocalDaemon(name=f'local-{i}', port=int(port), pid=0) for i, port in enumerate(sys.argv[2:])]\n"
+        "head = Head(plan_for(pathlib.Path(sys.argv[1]), daemons))\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    command = [sys.executable, "-c", script, str(folder), *(str(daemon.port) for daemon in daemons)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+
+
+def test_a_daemon_is_free_again_when_its_head_dies_without_a_word(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
+    daemons = cluster.wait()
+    abandon(folder, daemons)
+    notes: list[str] = []
+    with Head(plan_for(folder, daemons), lambda text, share: notes.append(text)) as head:
+        assert any("is held by head" in note for note in notes), "the second head waited for the first one's lease"
+        assert tokens_of(submit(head)) == reference.generate(PROMPT, Sampling(), 20, frozenset())
+
+
+def test_local_daemons_end_with_their_parent_however_it_ends(folder: Path) -> None:
+    script = (
+        "import sys, time\nfrom flowspec.runtime.local import LocalCluster\n"
+        "cluster = LocalCluster(2, log_level='CRITICAL')\nprint(*[d.pid for d in cluster.wait()], cluster._pool.pid, flush=True)\ntime.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 3
+        parent.kill()
+    wait_until(lambda: not any(_is_running(pid) for pid in pids), "all daemons have ended")
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+# --------------------------------------------------------------------------------------- peers that misbehave
+
+
+class Peer:
+    """A hand-made connection to a daemon."""
+
+    def __init__(self, address: str, role: str = "head-control", *, version: str = __version__, incarnation: int = 5) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = dial(self.context, address)
+        self.link = Link(self.socket, incarnation=incarnation, sender="test")
+        self.hello = Hello(name="test", version=version, role=role)
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.destroy(linger=0)
+
+    def raw(self, *frames: bytes) -> None:
+        self.socket.send_multipart(list(frames))
+
+    def answer(self) -> Message:
+        assert self.socket.poll(int(WAIT_S * 1000)), "the daemon said nothing"
+        return decode(self.socket.recv_multipart()).message
+
+    def greet(self) -> None:
+        self.link.send(self.hello)
+        assert isinstance(self.answer(), Welcome)
+
+
+def test_malformed_frames_are_refused_and_the_daemon_keeps_serving(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
+    daemons = cluster.wait()
+    with Head(plan_for(folder, daemons)) as head:
+        answer = submit(head, count=200)
+        for frames in (
+            [b""],
+            [b"\x93\x01"],
+            [os.urandom(500)],
+            [b"x"] * 5,
+            [encode(Envelope(incarnation=1, sender="x", sequence=0, message=Ping()))[0]],
+        ):
+            with Peer(daemons[1].address) as peer:
+                peer.raw(*[bytes(frame) for frame in frames])
+                assert isinstance(peer.answer(), Error)
+        with Peer(daemons[1].address) as peer:
+            peer.greet()
+            peer.raw(b"\xc1\xc1")
+            assert isinstance(peer.answer(), Error)
+        with Peer(daemons[1].address, version="0.0.1") as peer:
+            peer.link.send(peer.hello)
+            refused = peer.answer()
+            assert isinstance(refused, Error)
+            assert "install the same version" in refused.text
+        with Peer(daemons[1].address, role="stage") as peer:
+            peer.greet()
+            peer.link.send(Ping())
+            assert isinstance(peer.answer(), Error)
+        with Peer(daemons[1].address, role="stage") as peer:  # a segment from a stranger: ignored
+            peer.greet()
+            peer.link.send(Segment(segment=0, parts=()), Tensor(rows=0, width=64, dtype="float32", data=b""))
+        assert tokens_of(answer) == reference.generate(PROMPT, Sampling(), 200, frozenset())
+
+
+def test_oversized_frames_and_random_bytes_on_the_port_do_no_harm(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
+    daemons = cluster.wait()
+    with Head(plan_for(folder, daemons)) as head:
+        answer = submit(head, count=200)
+        with Peer(daemons[0].address) as peer:
+            peer.raw(b"x" * (limits.PAYLOAD_BYTES_MAX + 1))
+        with Peer(daemons[0].address) as peer:
+            peer.raw(b"x" * (limits.HEADER_BYTES_MAX + 1))
+            assert isinstance(peer.answer(), Error)
+        for junk in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\xff" + b"\x00" * 8 + b"\x7f\x03" + b"\x00" * 200):
+            with socket.create_connection(("127.0.0.1", daemons[0].port), timeout=5) as raw:
+                raw.sendall(junk)
+        assert tokens_of(answer) == reference.generate(PROMPT, Sampling(), 200, frozenset())
+    memory = psutil.Process(daemons[0].pid).memory_info().rss
+    assert memory < 1 << 30
+
+
+def test_gaps_in_sequence_are_noticed(cluster: LocalCluster) -> None:
+    with Peer(cluster.wait()[0].address) as peer:
+        peer.greet()
+        envelope = Envelope(incarnation=5, sender="test", sequence=7, message=Ping())
+        peer.raw(*[bytes(frame) for frame in encode(envelope)])
+        refused = peer.answer()
+        assert isinstance(refused, Error)
+        assert "expected message 1" in refused.text
+
+
+# -------------------------------------------------------------------------------------- what cannot be loaded
+
+
+def test_a_slice_that_does_not_fit_is_refused_before_it_is_loaded(folder: Path) -> None:
+    command = [sys.executable, "-m", "flowspec.cli.main", "daemon", "--port", "0", "--memory", "64MiB", "--name", "tiny"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        port = int(line.split("127.0.0.1:")[1].split()[0])
+        drained = threading.Thread(target=process.stderr.read)
+        drained.start()
+        try:
+            with pytest.raises(ClusterError, match=r"tiny.*layers 0 to 7 need .* free here"):
+                Head(plan_for(folder, [LocalDaemon(name="tiny", port=port, pid=process.pid)]))
+        finally:
+            process.send_signal(signal.SIGTERM)
+            drained.join()
+    assert process.returncode == 0, "SIGTERM is a clean end"
+
+
+def test_a_model_that_differs_from_the_heads_is_refused(cluster: LocalCluster, folder: Path, tmp_path: Path) -> None:
+    other = make_variant(tmp_path, "llama-tied")
+    plan = plan_for(folder, cluster.wait())
+    wrong = ClusterPlan(model=str(other), fingerprint=plan.fingerprint, dtype="bfloat16", context=300, stages=plan.stages)
+    with pytest.raises(ClusterError, match="is not the head's"):
+        Head(wrong)
+    with Head(plan) as head:
+        assert len(tokens_of(submit(head))) == 20
+
+
+def test_a_daemon_that_dies_while_loading_is_named(doomed: LocalCluster, folder: Path) -> None:
+    daemons = doomed.wait()
+    os.kill(daemons[1].pid, signal.SIGSTOP)  # it will never answer the assignment
+    killer = threading.Timer(1.0, lambda: os.kill(daemons[1].pid, signal.SIGKILL))
+    killer.start()
+    with pytest.raises(ClusterError, match="local-1"):
+        Head(plan_for(folder, daemons))
+    killer.join()
+
+
+def test_a_daemon_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setattr(timeouts, "CONNECT_S", 0.5)
+    with pytest.raises(ClusterError, match=r"nobody at 127\.0\.0\.1:9 did not answer"):
+        Head(plan_for(folder, [LocalDaemon(name="nobody", port=9, pid=0)]))
+
+
+def test_an_assignment_to_a_daemon_that_is_held_says_by_whom(cluster: LocalCluster, folder: Path) -> None:
+    daemons = cluster.wait()
+    with Head(plan_for(folder, daemons)), Peer(daemons[0].address) as peer:
+        peer.greet()
+        plan = plan_for(folder, daemons[:1])
+        assign = Assign(
+            model=plan.model,
+            fingerprint=plan.fingerprint,
+            stage=0,
+            stages=1,
+            first_layer=0,
+            end_layer=8,
+            layer_count=8,
+            next_hop="",
+            next_name="",
+            dtype="float32",
+            context=100,
+        )
+        peer.link.send(assign)
+        refused = peer.answer()
+        assert isinstance(refused, Error)
+        assert "is held by head" in refused.text
+        assert refused.retry_after_s > 0

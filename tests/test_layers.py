@@ -1,0 +1,132 @@
+"""Imports go downwards only (`docs/architecture.md`), and the pure heart imports no world to depend on."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / "flowspec").rglob("*.py"))
+LAYERS = [
+    {"cli"},
+    {"testbed", "runtime", "sim"},
+    {"draft", "model", "plan", "wire"},
+    {"core"},
+    {"tree", "noise", "errors"},
+]
+DEPTHS = {package: depth for depth, packages in enumerate(LAYERS) for package in packages}
+SIDEWAYS = {("testbed", "runtime"): "the harness drives the worlds, which know nothing of it"}
+BESIDE = {"demo": ("flowspec.demo", "flowspec.model", "flowspec.testbed.prompts", "flowspec.core")}
+"""Scripts beside the layers, and all that they may import; nothing imports them."""
+WORLDLY = {
+    "torch",
+    "transformers",
+    "zmq",
+    "time",
+    "datetime",
+    "random",
+    "secrets",
+    "asyncio",
+    "threading",
+    "multiprocessing",
+    "socket",
+    "os",
+}
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def imports_of(source: str, package: str) -> Iterator[str]:
+    """Every module that `source` imports, at its top or inside its functions, by full name."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            name = ".".join([*base, *([node.module] if node.module else [])])
+            inner = [f"{name}.{alias.name}" for alias in node.names]
+            yield from [each if name.startswith("flowspec") and is_module(each) else name for each in inner]
+
+
+def imported(path: Path) -> set[str]:
+    module = module_of(path)
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    return set(imports_of(path.read_text(encoding="utf-8"), package))
+
+
+def layer_of(module: str) -> str:
+    """The part of the house that a module is in; '' for the package itself, which holds the version only."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def upward_imports(module: str, names: set[str]) -> list[str]:
+    layer = layer_of(module)
+    broken = []
+    for name in sorted(name for name in names if name.split(".")[0] == "flowspec" and name != "flowspec"):
+        target = layer_of(name)
+        if layer in BESIDE:
+            allowed = any(name == prefix or name.startswith(f"{prefix}.") for prefix in BESIDE[layer])
+        elif layer == "":
+            allowed = False
+        else:
+            downwards = target in DEPTHS and DEPTHS[layer] < DEPTHS[target]
+            allowed = target == layer or downwards or (layer, target) in SIDEWAYS
+        if not allowed:
+            broken.append(f"{module} imports {name}")
+    return broken
+
+
+def test_every_module_has_its_place_in_the_layers() -> None:
+    assert len(FILES) > 20
+    assert {layer_of(module_of(path)) for path in FILES} - {""} <= DEPTHS.keys() | BESIDE.keys()
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_imports_go_downwards_only(path: Path) -> None:
+    assert upward_imports(module_of(path), imported(path)) == []
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if layer_of(module_of(p)) in ("core", "tree", "noise", "errors")], ids=module_of)
+def test_the_pure_heart_imports_no_clock_no_chance_no_threads_and_no_tensors(path: Path) -> None:
+    roots = {name.split(".")[0] for name in imported(path)}
+    assert roots & WORLDLY == set()
+    assert roots <= sys.stdlib_module_names | {"numpy", "flowspec"}
+
+
+def test_a_stage_and_a_head_can_be_had_without_torch_or_zmq() -> None:
+    code = "import sys, flowspec.core.head, flowspec.core.stage; print(sorted({'torch', 'transformers', 'zmq', 'msgpack'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "expected"),
+    [
+        ("flowspec.core.head", "def f():\n    from flowspec.wire.codec import encode", ["flowspec.core.head imports flowspec.wire.codec"]),
+        ("flowspec.core.head", "from ..runtime import daemon", ["flowspec.core.head imports flowspec.runtime.daemon"]),
+        ("flowspec.model.slice", "from flowspec import plan", ["flowspec.model.slice imports flowspec.plan"]),
+        ("flowspec.runtime.head", "import flowspec.testbed.prompts", ["flowspec.runtime.head imports flowspec.testbed.prompts"]),
+        (
+            "flowspec.demo.recipe.talk",
+            "from flowspec.testbed import exactness",
+            ["flowspec.demo.recipe.talk imports flowspec.testbed.exactness"],
+        ),
+        ("flowspec.cli.main", "from flowspec.demo.recipe import talk", ["flowspec.cli.main imports flowspec.demo.recipe.talk"]),
+        ("flowspec.cli.main", "from flowspec import __version__\nfrom . import chat\nimport flowspec.core.head", []),
+        ("flowspec.demo.recipe.talk", "from flowspec.testbed.prompts import read_prompts", []),
+    ],
+)
+def test_this_test_sees_imports_however_they_are_written(module: str, source: str, expected: list[str]) -> None:
+    assert upward_imports(module, set(imports_of(source, module.rpartition(".")[0]))) == expected

@@ -1,0 +1,158 @@
+"""The token tree behaves as a naive table of nodes under any order of drafting, sending, committing and rewinding."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from flowspec.tree import NodeState, TokenTree
+
+TOKENS = st.integers(0, 4)
+VALUES = st.sampled_from([0.0, 0.1, 0.5, 0.5, 0.9, 1.0]) | st.floats(0, 1)
+
+
+class TreeAgainstTable(RuleBasedStateMachine):
+    """`table` holds `[parent, token, position, value, state]` per node; everything else is searched for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tree = TokenTree()
+        self.table: list[list] = []
+        self.path: list[int] = []
+
+    def living(self) -> list[int]:
+        return [n for n, row in enumerate(self.table) if row[4] in (NodeState.DRAFTED, NodeState.SENT)]
+
+    def below(self, node: int, ancestor: int) -> bool:
+        while node > ancestor:
+            node = self.table[node][0]
+        return node == ancestor
+
+    @initialize(prompt=st.lists(TOKENS, min_size=1, max_size=3))
+    def begin(self, prompt: list[int]) -> None:
+        self.grow_path(prompt)
+
+    @precondition(lambda self: not self.living())
+    @rule(tokens=st.lists(TOKENS, min_size=1, max_size=3))
+    def grow_path(self, tokens: list[int]) -> None:
+        added = self.tree.extend_path(tokens)
+        assert added == list(range(len(self.table), len(self.table) + len(tokens)))
+        for node, token in zip(added, tokens, strict=True):
+            self.table.append([self.path[-1] if self.path else -1, token, len(self.path), 1.0, NodeState.COMMITTED])
+            self.path.append(node)
+
+    @precondition(lambda self: self.path and len(self.living()) < 24)
+    @rule(data=st.data(), token=TOKENS, value=VALUES)
+    def draft(self, data: st.DataObject, token: int, value: float) -> None:
+        parent = data.draw(st.sampled_from([self.path[-1], *self.living()]))
+        twin = [n for n in self.living() if self.table[n][:2] == [parent, token]]
+        assert self.tree.child(parent, token) == (twin[0] if twin else None)
+        if twin:
+            with pytest.raises(AssertionError, match="already has a child"):
+                self.tree.add(parent, token, value)
+            return
+        assert self.tree.add(parent, token, value) == len(self.table)
+        bound = 1.0 if parent == self.path[-1] else self.table[parent][3]
+        self.table.append([parent, token, self.table[parent][2] + 1, min(value, bound), NodeState.DRAFTED])
+
+    @precondition(lambda self: self.path)
+    @rule(count=st.integers(0, 8), value_min=st.sampled_from([0.0, 0.3, 0.5, 1.0]), share=st.floats(0, 1))
+    def send_best(self, count: int, value_min: float, share: float) -> None:
+        chosen = self.tree.best_unsent(count, value_min)
+        drafted = [n for n in self.living() if self.table[n][4] == NodeState.DRAFTED]
+        assert set(chosen) <= set(drafted)
+        assert len(set(chosen)) == len(chosen)
+        for index, node in enumerate(chosen):  # parents first, and closed: no parent is left unsent
+            assert self.table[node][0] not in drafted or self.table[node][0] in chosen[:index]
+        # No set of nodes, closed or not, can be worth more than the largest values of all.
+        best = sorted((v for n in drafted if (v := self.table[n][3]) >= value_min), reverse=True)[:count]
+        assert [self.table[n][3] for n in chosen] == best
+        sent = chosen[: round(share * len(chosen))]
+        self.tree.mark_sent(sent)
+        for node in sent:
+            self.table[node][4] = NodeState.SENT
+
+    @precondition(lambda self: self.living())
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        node = data.draw(st.sampled_from([n for n in self.living() if self.table[n][0] == self.path[-1]]))
+        dead = [n for n in self.living() if not self.below(n, node)]
+        assert self.tree.commit(node) == dead
+        self.path.append(node)
+        self.table[node][4] = NodeState.COMMITTED
+        for victim in dead:
+            self.table[victim][4] = NodeState.DEAD
+
+    @precondition(lambda self: self.path)
+    @rule(data=st.data())
+    def rewind(self, data: st.DataObject) -> None:
+        length = data.draw(st.integers(0, len(self.path)))
+        self.tree.rewind(length)
+        for node in [*self.living(), *self.path[length:]]:
+            self.table[node][4] = NodeState.DEAD
+        del self.path[length:]
+
+    @invariant()
+    def equal(self) -> None:
+        tree = self.tree
+        rows = [[tree.parent(n), tree.token(n), tree.position(n), tree.value(n), tree.state(n)] for n in range(len(tree))]
+        assert rows == self.table
+        assert tree.path == self.path
+        assert tree.committed_length == len(self.path)
+        assert tree.alive == set(self.living())
+        assert tree.committed_tokens() == [self.table[n][1] for n in self.path]
+        assert all(tree.position(node) == index for index, node in enumerate(self.path))
+
+
+TestTreeAgainstTable = TreeAgainstTable.TestCase
+TestTreeAgainstTable.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+def test_a_tree_outgrows_its_first_table() -> None:
+    tree = TokenTree()
+    assert tree.extend_path(range(300)) == list(range(300))
+    chain = [tree.root]
+    for depth in range(700):
+        chain.append(tree.add(chain[-1], depth, 1 - depth / 1000))
+    assert [tree.parent(node) for node in chain[1:]] == chain[:-1]
+    assert [tree.token(node) for node in range(300)] == list(range(300))
+    assert tree.position(chain[-1]) == 999
+    assert tree.value(chain[-1]) == pytest.approx(0.301)
+    assert tree.best_unsent(1000) == chain[1:]
+
+
+def test_a_dead_branch_can_be_drafted_anew_under_a_new_id() -> None:
+    tree = TokenTree()
+    tree.extend_path([7])
+    first = tree.add(tree.root, 1, 0.5)
+    tree.rewind(1)
+    again = tree.add(tree.root, 1, 0.5)
+    assert again > first
+    assert tree.child(tree.root, 1) == again
+    tree.mark_sent([first])
+    assert tree.state(first) == NodeState.DEAD
+
+
+def test_our_own_mistakes_are_asserted() -> None:
+    tree = TokenTree()
+    prompt = tree.extend_path([1, 2])
+    child = tree.add(tree.root, 3, 0.5)
+    grandchild = tree.add(child, 4, 0.5)
+    dead = tree.add(tree.root, 5, 0.1)
+    with pytest.raises(AssertionError, match="no child of the root"):
+        tree.commit(grandchild)
+    with pytest.raises(AssertionError, match="nothing is drafted"):
+        tree.extend_path([6])
+    with pytest.raises(AssertionError, match="neither root nor alive"):
+        tree.add(prompt[0], 6, 0.5)
+    with pytest.raises(AssertionError, match="no node"):
+        tree.token(len(tree))
+    with pytest.raises(AssertionError, match="no node"):
+        tree.state(-1)
+    assert tree.commit(child) == [dead]
+    with pytest.raises(AssertionError, match="not alive"):
+        tree.commit(dead)
+    with pytest.raises(AssertionError, match="neither root nor alive"):
+        tree.add(dead, 6, 0.5)

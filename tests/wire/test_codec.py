@@ -1,0 +1,189 @@
+"""Every message survives the wire unchanged, and no frame that is not ours gets past `PeerError`, whatever it holds."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowspec.core import limits
+from flowspec.core.messages import Commit, Error, Hop, Open, Part, Sampling, Segment, Verified, VerifiedPart
+from flowspec.errors import PeerError
+from flowspec.wire.codec import DTYPE_BYTES, KINDS, Envelope, Tensor, decode, encode
+
+IDS = st.integers(0, 9) | st.integers(0, limits.ID_MAX)
+NAMES = st.text(max_size=8) | st.just("é" * limits.NAME_CHARS_MAX)
+BY_TYPE = {int: IDS, str: NAMES, float: st.floats(0, 1), bool: st.booleans()}
+
+
+def build(cls: type, **special: Any) -> st.SearchStrategy[Any]:
+    """A record of `cls`; a field without a rule of its own (`special`) takes anything its type allows."""
+    hints = get_type_hints(cls)
+    return st.builds(cls, **{field.name: special.get(field.name, BY_TYPE.get(hints[field.name])) for field in fields(cls)})
+
+
+@st.composite
+def assigns(draw: st.DrawFn, cls: type) -> Any:
+    stages, layers = draw(st.integers(1, limits.STAGES_MAX)), draw(st.integers(1, 4096))
+    last, first = draw(st.booleans()) or stages == 1 or layers == 1, draw(st.integers(0, max(0, layers - 2)))
+    special = {
+        "model": st.text(max_size=30),
+        "stages": st.just(stages),
+        "stage": st.just(stages - 1) if last else st.integers(0, stages - 2),
+        "layer_count": st.just(layers),
+        "first_layer": st.just(first),
+        "end_layer": st.just(layers) if last else st.integers(first + 1, layers - 1),
+        "next_hop": st.just("") if last else st.just("10.0.0.2:7700"),
+        "dtype": st.sampled_from(sorted(DTYPE_BYTES)),
+        "context": st.integers(1, limits.CONTEXT_MAX),
+    }
+    return draw(build(cls, **special))
+
+
+SAMPLINGS = build(
+    Sampling,
+    temperature=st.just(0.0) | st.floats(limits.TEMPERATURE_MIN, limits.TEMPERATURE_MAX),
+    top_k=st.integers(0, limits.VOCABULARY_MAX),
+    top_p=st.floats(0, 1, exclude_min=True),
+    min_p=st.floats(0, 1, exclude_max=True),
+)
+HOPS = build(Hop, **dict.fromkeys(("queued_s", "compute_s", "own_s"), st.floats(0, 1e6)), rows=st.integers(0, limits.NODES_PER_SEGMENT_MAX))
+
+
+@st.composite
+def opens(draw: st.DrawFn, request: int | None = None, epoch: int | None = None) -> Open:
+    length = draw(st.integers(1, limits.CONTEXT_MAX))
+    own = {name: st.just(value) for name, value in (("request", request), ("epoch", epoch)) if value is not None}
+    slots = st.integers(length, limits.CONTEXT_MAX + limits.TREE_NODES_MAX)
+    return draw(build(Open, **own, keep=st.integers(0, length - 1), length=st.just(length), slots=slots, sampling=SAMPLINGS))
+
+
+def commits(requests: st.SearchStrategy[int] = IDS) -> st.SearchStrategy[Commit]:
+    return build(Commit, request=requests, base=st.integers(1, limits.CONTEXT_MAX), path=st.lists(IDS, max_size=5).map(tuple))
+
+
+@st.composite
+def parts(draw: st.DrawFn, request: int) -> Part:
+    commit = draw(commits(st.just(request)))
+    opening = draw(st.none() | opens(request, commit.epoch))
+    ids = draw(st.lists(IDS, max_size=6))
+    columns = {
+        "parents": tuple(draw(st.integers(-1, node - 1)) for node in ids),
+        "tokens": tuple(draw(st.integers(0, limits.VOCABULARY_MAX)) for _ in ids),
+        "positions": tuple(draw(st.integers(0, limits.CONTEXT_MAX)) for _ in ids),
+        "committed": tuple(draw(st.booleans()) for _ in ids),
+    }
+    return Part(commit=commit, opening=opening, ids=tuple(ids), **columns)
+
+
+@st.composite
+def verified_parts(draw: st.DrawFn) -> VerifiedPart:
+    ids = draw(st.lists(IDS, max_size=5).map(tuple))
+    tokens = tuple(draw(st.integers(0, limits.VOCABULARY_MAX)) for _ in ids)
+    return draw(build(VerifiedPart, ids=st.just(ids), next_tokens=st.just(tokens)))
+
+
+SEGMENTS = st.lists(IDS, max_size=3, unique=True).flatmap(
+    lambda requests: build(Segment, parts=st.tuples(*[parts(request) for request in requests]), hops=st.lists(HOPS, max_size=3).map(tuple))
+)
+SPECIAL: dict[str, st.SearchStrategy[Any]] = {
+    "Open": opens(),
+    "Commit": commits(),
+    "Segment": SEGMENTS,
+    "Verified": build(Verified, parts=st.lists(verified_parts(), max_size=3).map(tuple), hops=st.lists(HOPS, max_size=3).map(tuple)),
+    "Error": build(Error, text=st.text(max_size=40), retry_after_s=st.floats(0, 3600)),
+}
+
+
+def messages_of(cls: type) -> st.SearchStrategy[Any]:
+    if cls.__name__ == "Assign":
+        return assigns(cls)
+    if cls.__name__ in SPECIAL:
+        return SPECIAL[cls.__name__]
+    return build(cls, role=st.sampled_from(["head-control", "head-data", "stage"]))
+
+
+@st.composite
+def envelopes(draw: st.DrawFn, cls: type | None = None) -> Envelope:
+    message = draw(messages_of(cls) if cls else st.sampled_from(KINDS).flatmap(messages_of))
+    tensor = None
+    if isinstance(message, Segment) and draw(st.booleans()):
+        dtype, rows, width = draw(st.sampled_from(sorted(DTYPE_BYTES))), message.row_count, draw(st.integers(0, 4))
+        data = random.Random(width).randbytes(rows * width * DTYPE_BYTES[dtype])
+        tensor = Tensor(rows=rows, width=width, dtype=dtype, data=data)
+    return Envelope(incarnation=draw(IDS), sender=draw(NAMES), sequence=draw(IDS), message=message, tensor=tensor)
+
+
+def valid_or_refused(frames: list[bytes]) -> None:
+    """The promise: an envelope that `encode` could have written, or `PeerError`; never anything else."""
+    try:
+        envelope = decode(frames)
+    except PeerError:
+        return
+    assert decode(encode(envelope)) == envelope
+
+
+@pytest.mark.parametrize("cls", KINDS, ids=lambda cls: cls.__name__)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_every_kind_of_message_round_trips(cls: type, data: st.DataObject) -> None:
+    envelope = data.draw(envelopes(cls))
+    frames = encode(envelope)
+    assert len(frames) == (1 if envelope.tensor is None else 2)
+    assert decode(frames) == envelope
+    assert decode([memoryview(bytearray(frame)) for frame in frames]) == envelope, "as ZeroMQ hands frames over"
+
+
+@given(envelopes(), st.randoms(use_true_random=False))
+@settings(max_examples=300)
+def test_mutated_bytes_are_valid_or_refused(envelope: Envelope, draw: random.Random) -> None:
+    frames = [bytearray(frame) for frame in encode(envelope)]
+    for _ in range(draw.randint(1, 3)):
+        frame = draw.choice(frames)
+        at = draw.randrange(len(frame) + 1)
+        edit = draw.choice([0, 0, 0, 1, 2, 3, 4])
+        if edit == 0 and at < len(frame):
+            frame[at] = draw.choice([draw.randrange(256), 0x00, 0xC0, 0xC1, 0xC3, 0xCB, 0xCF, 0xD3, 0xDD, 0xFF])
+        elif edit == 1:
+            del frame[at:]
+        elif edit == 2:
+            del frame[at : at + draw.randint(1, 3)]
+        elif edit == 3:
+            frame[at:at] = draw.randbytes(draw.randint(1, 9))
+        else:
+            frames = draw.choice([frames[:1], frames * 2, frames[::-1], [*frames, bytearray()]])
+    valid_or_refused([bytes(frame) for frame in frames])
+
+
+NASTY: list[Any] = [
+    *(None, True, False, -1, 0, 1, 2**31, 2**62, 2**63, 2**64 - 1, -(2**63), 0.0, 1.0, -0.5, math.nan, math.inf, -math.inf, 1e308),
+    *("", "x" * 201, "x" * 70_000, b"", b"\xff" * 9, [], [[]], [0] * 5000, [True], [None], {}, {"a": 1}),
+    *(msgpack.ExtType(5, b"x"), msgpack.Timestamp(0, 0)),
+]
+
+
+@given(envelopes(), st.randoms(use_true_random=False))
+@settings(max_examples=300)
+def test_a_header_with_any_entry_replaced_is_valid_or_refused(envelope: Envelope, draw: random.Random) -> None:
+    header, *payload = encode(envelope)
+    where = entries = msgpack.unpackb(header)
+    if entries[5] and draw.random() < 0.8:
+        where = entries[5]
+    while True:
+        at = draw.randrange(len(where))
+        if not isinstance(where[at], list) or not where[at] or draw.random() < 0.1:
+            break
+        where = where[at]
+    where[at : at + 1] = draw.choice([[nasty] for nasty in NASTY] + [[], [where[at]] * 2])
+    valid_or_refused([msgpack.packb(entries), *payload])
+
+
+@given(st.lists(st.binary(max_size=60), max_size=3))
+def test_random_frames_are_valid_or_refused(frames: list[bytes]) -> None:
+    valid_or_refused(frames)

@@ -1,0 +1,201 @@
+"""Each bound of the codec holds by itself: sizes, counts, types and numbers, with a message that names what came."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgpack
+import pytest
+
+from flowspec.core import limits
+from flowspec.core.messages import Commit, Hop, Open, Part, Ping, Pong, Sampling, Segment, Verified
+from flowspec.errors import PeerError
+from flowspec.wire.codec import DTYPE_BYTES, Envelope, Tensor, decode, encode
+
+COMMIT = Commit(request=1, epoch=0, base=1, path=(5,))
+OPENING = Open(request=1, epoch=0, keep=0, length=2, root=1, slots=8, sampling=Sampling(temperature=0.5))
+PART = Part(commit=COMMIT, opening=OPENING, ids=(4, 5), parents=(3, 4), tokens=(7, 8), positions=(2, 3), committed=(False, True))
+HOP = Hop(queued_s=0.5, compute_s=0.5, own_s=0.5, rows=2)
+SEGMENT = Segment(segment=0, parts=(PART,), hops=(HOP,))
+BODY = 5
+
+
+def header_of(message: Any, tensor: Tensor | None = None) -> list[Any]:
+    envelope = Envelope(incarnation=3, sender="head", sequence=0, message=message, tensor=tensor)
+    return msgpack.unpackb(encode(envelope)[0])
+
+
+def replaced(entries: list[Any], path: tuple[int, ...], value: Any) -> bytes:
+    where = entries
+    for index in path[:-1]:
+        where = where[index]
+    where[path[-1]] = value
+    return msgpack.packb(entries)
+
+
+def refused(frames: list[Any], match: str) -> None:
+    with pytest.raises(PeerError, match=match):
+        decode(frames)
+
+
+def numbers(entries: Any, path: tuple[int, ...] = ()) -> dict[tuple[int, ...], Any]:
+    """Every number in nested lists, by its path."""
+    if isinstance(entries, list):
+        return {at: value for index, entry in enumerate(entries) for at, value in numbers(entry, (*path, index)).items()}
+    return {path: entries} if isinstance(entries, (int, float)) else {}
+
+
+NUMBERS = numbers(header_of(SEGMENT))
+
+
+@pytest.mark.parametrize("path", NUMBERS, ids=str)
+def test_every_number_of_a_segment_is_checked(path: tuple[int, ...]) -> None:
+    kind = type(NUMBERS[path])
+    wrong = {
+        bool: [0, 1, None],
+        int: [True, -2, 2**62, 2**64 - 1, 1.0, "1", None],
+        float: [True, -0.5, math.nan, math.inf, -math.inf, "1", None],
+    }
+    for value in wrong[kind]:
+        refused([replaced(header_of(SEGMENT), path, value)], "expected|broken")
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0, 101.0])
+def test_sampling_takes_only_finite_numbers_in_range(name: str, value: float) -> None:
+    index = ("temperature", "top_k", "top_p", "min_p").index(name)
+    refused([replaced(header_of(OPENING), (BODY, 6, index), value)], name)
+
+
+def test_numbers_without_a_fraction_stand_for_floats() -> None:
+    frame = replaced(header_of(OPENING), (BODY, 6, 0), 1)
+    assert decode([frame]).message.sampling == Sampling(temperature=1.0)
+
+
+def test_a_header_over_the_limit_is_refused_before_it_is_parsed() -> None:
+    refused([b"\xc1" * (limits.HEADER_BYTES_MAX + 1)], f"at most {limits.HEADER_BYTES_MAX} bytes")
+    refused([b"\xc1" * limits.HEADER_BYTES_MAX], "msgpack header")
+
+
+@pytest.mark.parametrize("frames", [[], [b"", b"", b""]])
+def test_other_counts_of_frames_are_refused(frames: list[bytes]) -> None:
+    refused(frames, "1 or 2 frames")
+
+
+@pytest.mark.parametrize("version", [0, 2, True, 1.0, "1", None, [1]])
+def test_another_protocol_is_refused_with_advice(version: Any) -> None:
+    refused([replaced(header_of(Ping()), (0,), version)], "expected protocol 1, got .*same FlowSpec version")
+
+
+@pytest.mark.parametrize("kind", [-1, 14, 2**63, True, None, "Ping", 1.0])
+def test_unknown_kinds_are_refused(kind: Any) -> None:
+    refused([replaced(header_of(Ping()), (1,), kind)], "message kind")
+
+
+@pytest.mark.parametrize("entry", [2, 3, 4])
+@pytest.mark.parametrize("value", [True, -1, 2**62, 2**64 - 1, 1.5, None, "x" * 201, b"head", ["a"]])
+def test_the_sender_and_its_counts_are_checked(entry: int, value: Any) -> None:
+    refused([replaced(header_of(Ping()), (entry,), value)], "broken Ping: expected a")
+
+
+@pytest.mark.parametrize("at", [(), (0,), (1,), (3,), (4,), (5,), (5, 0), (5, 1, 0, 2, 0), (6,)], ids=str)
+@pytest.mark.parametrize("depth", [10, 400, 900, 1000, 5000])
+def test_deep_nesting_is_refused_wherever_it_stands(at: tuple[int, ...], depth: int) -> None:
+    mark = b"\xc4\x04mark"
+    frame = replaced(header_of(SEGMENT), at, b"mark") if at else mark
+    assert mark in frame
+    refused([frame.replace(mark, b"\x91" * depth + b"\x01")], "expected|payload")
+
+
+def test_bytes_after_the_header_are_refused() -> None:
+    refused([msgpack.packb(header_of(Ping())) + b"\x00"], "msgpack header")
+
+
+def test_entries_too_few_or_too_many_are_refused() -> None:
+    refused([msgpack.packb(header_of(Ping())[:6])], "7 header entries")
+    refused([msgpack.packb([*header_of(Ping()), None])], "7 header entries")
+    refused([replaced(header_of(Ping()), (BODY,), [0])], "0 entries for Ping")
+    refused([replaced(header_of(SEGMENT), (BODY, 1, 0), [])], "7 entries for Part")
+
+
+TENSOR = Tensor(rows=2, width=3, dtype="bfloat16", data=b"\x01" * 12)
+
+
+def test_a_payload_is_what_its_shape_says_and_nothing_else() -> None:
+    frames = encode(Envelope(incarnation=3, sender="stage", sequence=0, message=SEGMENT, tensor=TENSOR))
+    assert decode(frames).tensor == TENSOR
+    header, payload = bytes(frames[0]), bytes(frames[1])
+    refused([header], "shape without its frame")
+    refused([msgpack.packb(header_of(SEGMENT)), payload], "frame without its shape")
+    refused([header, payload[:-1]], "with 11 bytes")
+    refused([header, payload + b"\x00"], "with 13 bytes")
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "match"),
+    [
+        ([3, 2, "bfloat16"], 12, "payload of 2 rows, got 3"),
+        ([2, 3, "float64"], 48, "none of float32, bfloat16, float16"),
+        ([2, -3, "bfloat16"], 12, "expected a number"),
+        ([True, 6, "bfloat16"], 12, "expected a number"),
+        ([2, 3.0, "bfloat16"], 12, "expected a number"),
+        ([2, 3], 12, "payload shape"),
+        ([2, 2**61, "float32"], 12, "with 12 bytes"),
+        ([2, limits.PAYLOAD_BYTES_MAX // 2, "bfloat16"], limits.PAYLOAD_BYTES_MAX * 2, "bytes"),
+    ],
+)
+def test_wrong_payload_shapes_are_refused(shape: list[Any], size: int, match: str) -> None:
+    refused([replaced(header_of(SEGMENT, TENSOR), (6,), shape), bytes(size)], match)
+
+
+def test_only_a_segment_carries_a_payload() -> None:
+    refused([replaced(header_of(Pong(queued=0, done=0, memory_bytes=0)), (6,), [0, 0, "float32"]), b""], "Pong carries no payload")
+
+
+@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+def test_payload_bytes_travel_as_they_are(dtype: str) -> None:
+    data = bytes(range(2 * 3 * DTYPE_BYTES[dtype]))
+    tensor = Tensor(rows=2, width=3, dtype=dtype, data=data)
+    frames = encode(Envelope(incarnation=0, sender="", sequence=0, message=SEGMENT, tensor=tensor))
+    assert frames[1] is data, "a payload is not copied"
+    assert bytes(decode(frames).tensor.data) == data
+
+
+@pytest.mark.parametrize(
+    ("message", "path", "value"),
+    [
+        (COMMIT, (3,), [1] * (limits.COMMIT_PATH_MAX + 1)),
+        (SEGMENT, (1,), [header_of(SEGMENT)[BODY][1][0]] * 2),
+        (SEGMENT, (1,), [[[r, 0, 1, []], None, [], [], [], [], []] for r in range(limits.PARTS_PER_SEGMENT_MAX + 1)]),
+        (SEGMENT, (1, 0, 2), [4, 5, 6]),
+        (SEGMENT, (1, 0, 3), [3, 5]),
+        (SEGMENT, (1, 0, 1, 1), 1),
+        (SEGMENT, (2,), [[0.0, 0.0, 0.0, 0]] * (limits.STAGES_MAX + 1)),
+        (Verified(segment=0, parts=(), hops=()), (1,), [[1, 0, [4, 5], [7]]]),
+        (OPENING, (2,), 2),
+        (OPENING, (5,), 1),
+    ],
+)
+def test_counts_and_relations_between_fields_are_checked(message: Any, path: tuple[int, ...], value: Any) -> None:
+    refused([replaced(header_of(message), (BODY, *path), value)], "expected")
+
+
+def test_the_largest_segment_allowed_passes() -> None:
+    count, top = limits.NODES_PER_SEGMENT_MAX, limits.ID_MAX
+    commit = Commit(request=top, epoch=top, base=limits.CONTEXT_MAX, path=(top,) * limits.COMMIT_PATH_MAX)
+    columns = {"ids": (top,) * count, "parents": (top - 1,) * count, "tokens": (limits.VOCABULARY_MAX,) * count}
+    part = Part(commit=commit, opening=None, **columns, positions=(limits.CONTEXT_MAX,) * count, committed=(True,) * count)
+    envelope = Envelope(
+        incarnation=top, sender="h", sequence=top, message=Segment(segment=top, parts=(part,), hops=(HOP,) * limits.STAGES_MAX)
+    )
+    assert decode(encode(envelope)) == envelope
+
+
+@pytest.mark.parametrize("rows", [(), (0,), (2,), (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("wrap", [bytes, memoryview])
+def test_rows_can_be_taken_out_of_a_payload(rows: tuple[int, ...], wrap: type) -> None:
+    lines = [bytes([row] * 8) for row in range(3)]
+    taken = Tensor(rows=3, width=4, dtype="float16", data=wrap(b"".join(lines))).select(rows)
+    assert (taken.rows, taken.width, taken.dtype) == (len(rows), 4, "float16")
+    assert bytes(taken.data) == b"".join(lines[row] for row in rows)
