@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
                 limits = Limits(new_tokens_max=args.max_new_tokens, stop_ids=advice.stop_ids)
                 cases = make_cases(args, samplings, prompts, session.files)
             with Progress(
-                *Progress.get_default_columns(), TimeRemainingColumn(), console=console, transient=True, disable=args.json
+                *Progress.get_default_columns(), TimeRemainingColumn(), console=console, transient=True, disable=args.json or not console.is_terminal
             ) as bar:
                 for case in bar.track(cases, description=f"{len(session.head.stages)} stages"):
                     verdicts.append(compare(session, reference, case, limits))

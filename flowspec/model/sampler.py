@@ -5,9 +5,9 @@ argmax, lowest id first. Exact without a full sort of the vocabulary:
 
 - The unfiltered winner. Score the largest logits exactly; any other id needs noise above a bound to win, and that bound
   is a bound on its random bits, which are compared as integers. Few ids pass, and only those get their logarithms.
-- Top-p and min-p. The winner stands if the mass before it is below top-p, one masked sum. The winner is itself drawn
-  from p, so it stands with probability of about top-p; if not, the next best is tried.
-- Top-k leaves a small set, which is filtered and scored as it is.
+- Top-p. The winner stands if the mass before it is below top-p, one masked sum. The winner is itself drawn from p, so it
+  stands with probability of about top-p; if not, the next best is tried.
+- Top-k and min-p leave small sets, which are sorted, filtered and scored as they are.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class Sampler:
             return int(np.argmax(logits))
         if 0 < sampling.top_k < len(logits):
             return self._best(logits, self._filtered(logits, _top_k(logits, sampling.top_k)), position)
-        if sampling.top_p == 1 and sampling.min_p == 0:
+        if sampling.min_p == 0 and sampling.top_p == 1:
             return self._winner(logits, position, [])
-        if sampling.top_p >= LOW_TOP_P:
+        if sampling.min_p == 0 and sampling.top_p >= LOW_TOP_P:
             failed: list[int] = []
-            weights = _weights(logits, sampling.temperature) if sampling.top_p < 1 else None
-            total = 0.0 if weights is None else float(weights.sum(dtype=np.float64))
+            weights = _weights(logits, sampling.temperature)
+            total = float(weights.sum(dtype=np.float64))
             while len(failed) < TRIES_MAX:
                 token = self._winner(logits, position, failed)
-                if self._stands(logits, weights, total, token):
+                if self._is_within_top_p(logits, weights, total, token):
                     return token
                 failed.append(token)
         return self._best(logits, self._filtered(logits, None), position)
@@ -98,12 +98,15 @@ class Sampler:
         temperature, top_p, min_p = self.sampling.temperature, self.sampling.top_p, self.sampling.min_p
         highest = float(logits.max())
         total = float(_weights(logits, temperature).sum(dtype=np.float64))
-        for count in SORTED_COUNTS:
+        if min_p > 0:
+            # A shade below the floor, which `_filtered` applies to the letter.
+            ids = np.flatnonzero(logits >= np.float32(highest + np.log(min_p) * temperature - 1e-3 * max(1.0, abs(highest))))
+            return ids[np.argsort(-logits[ids], kind="stable")], total
+        for count in SORTED_COUNTS if top_p < 1 else ():
             if count >= len(logits):
                 break
             ids = _top_k(logits, count)
-            kept = (logits[ids].astype(np.float64) - highest) / temperature
-            if (top_p < 1 and np.exp(kept).sum() > top_p * total) or (min_p > 0 and kept[-1] < np.log(min_p)):
+            if np.exp((logits[ids].astype(np.float64) - highest) / temperature).sum() > top_p * total:
                 return ids, total
         return np.argsort(-logits, kind="stable"), total
 
@@ -125,15 +128,9 @@ class Sampler:
         scores = logits[candidates].astype(np.float64) / self.sampling.temperature + gumbel(bits[candidates])
         return int(candidates[np.argmax(scores)])
 
-    def _stands(self, logits: F32, weights: F32 | None, total: float, token: int) -> bool:
-        """Whether a token passes top-p and min-p among the whole vocabulary."""
+    def _is_within_top_p(self, logits: F32, weights: F32, total: float, token: int) -> bool:
+        """Whether the mass before a token is below top-p of the total."""
         own = logits[token]
-        if self.sampling.min_p > 0:
-            floor = float(logits.max()) / self.sampling.temperature + np.log(self.sampling.min_p)
-            if float(own) / self.sampling.temperature < floor:
-                return False
-        if weights is None:
-            return True
         before = float(weights[logits > own].sum(dtype=np.float64))
         before += float(weights[token]) * int(np.count_nonzero(logits[:token] == own))
         return before < self.sampling.top_p * total

@@ -182,7 +182,9 @@ class Daemon:
             if lost and hold.next_ready and self._hold is hold:
                 self._fail(f"{hold.next_device} was lost: its connection closed")
         if self._monitor.socket in ready:
-            _, failed = self._monitor.drain()
+            closed, failed = self._monitor.drain()
+            if closed:
+                log.debug("%d connection(s) closed", closed)
             if failed:
                 log.warning("dropped %d connection(s) that did not speak ZeroMQ", failed)
         self._check_deadlines(time.monotonic())

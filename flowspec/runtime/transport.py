@@ -28,7 +28,8 @@ _HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_F
 def _configure(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.IPV6, 1)
-    socket.setsockopt(zmq.MAXMSGSIZE, limits.PAYLOAD_BYTES_MAX)
+    # The codec refuses, and names, what is above the limit; ZeroMQ closes the connection silently on what is far above it.
+    socket.setsockopt(zmq.MAXMSGSIZE, 2 * limits.PAYLOAD_BYTES_MAX)
     socket.setsockopt(zmq.SNDHWM, FRAMES_QUEUED_MAX)
     socket.setsockopt(zmq.RCVHWM, FRAMES_QUEUED_MAX)
     socket.setsockopt(zmq.HEARTBEAT_IVL, int(timeouts.HEARTBEAT_S * 1000))
