@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flowspec.core.events import (
@@ -35,6 +35,7 @@ from flowspec.core.stage import StageCore
 Runner = Callable[[int, RunLayers, Any], tuple[tuple[int, ...], Any, tuple[int, ...]]]
 """(stage, job, payload of the job's rows) -> (surviving rows, payload, next tokens), as `Slice.run` gives them."""
 EVENTS_MAX = 200_000
+SLOTS_MAX = 1 << 16
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Pipeline:
     hops: list[Timed] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.stages = [StageCore(is_last=index == self.stage_count - 1) for index in range(self.stage_count)]
+        self.stages = [StageCore(is_last=index == self.stage_count - 1, slots_max=SLOTS_MAX) for index in range(self.stage_count)]
         self._links: dict[tuple[str, int], deque[HeadEvent | StageEvent]] = {}
 
     def give(self, event: HeadEvent) -> None:
@@ -80,6 +81,18 @@ class Pipeline:
             self._to_head(event)  # type: ignore[arg-type]
         else:
             self._to_stage(key[1], event)  # type: ignore[arg-type]
+
+    def _trim(self, index: int, trim: Trim) -> None:
+        """The executor's choice: rows of the running job that are trimmed may leave it, or be too late to."""
+        self.trims.append(trim)
+        (done,) = self._links["compute", index]
+        assert isinstance(done, LayersDone)
+        assert done.job == trim.job
+        if self.rng is not None and self.rng.random() < 0.5:
+            kept = [place for place, row in enumerate(done.rows) if row not in trim.rows]
+            rows = tuple(done.rows[place] for place in kept)
+            tokens = tuple(done.next_tokens[place] for place in kept) if done.next_tokens else ()
+            self._links["compute", index][0] = replace(done, rows=rows, payload=done.payload[kept], next_tokens=tokens)
 
     def _put(self, kind: str, index: int, event: HeadEvent | StageEvent) -> None:
         self._links.setdefault((kind, index), deque()).append(event)
@@ -111,6 +124,6 @@ class Pipeline:
             elif isinstance(command, SendVerified):
                 self._put("head", 0, VerifiedArrived(verified=command.verified))
             elif isinstance(command, Trim):
-                self.trims.append(command)
+                self._trim(index, command)
             else:
                 self.on_cache(index, command)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
-from flowspec.cli.options import Choice
+from flowspec.core.messages import Sampling
+from flowspec.errors import FlowSpecError
 from flowspec.model.text import StopStrings, TextStream, Tokenizer
+from flowspec.runtime.head import Answer
 from flowspec.runtime.session import Limits, Session, Timing, timed
 
 
@@ -17,7 +23,7 @@ class Question:
 
     prompt: Sequence[int]
     request: int
-    choice: Choice
+    sampling: Sampling
     limits: Limits
     tokenizer: Tokenizer | None
     stops: Sequence[str]
@@ -36,9 +42,28 @@ class Outcome:
 
     @property
     def figures(self) -> str:
-        """Speed in one line."""
+        """Speed, and how the answer ended where that is not of itself, in one line."""
         count = len(self.timing.new_tokens)
-        return f"{count} tokens, {self.timing.tokens_per_s:.1f} tokens/s, first after {self.timing.first_s:.2f} s"
+        ending = {"length": ", cut at its longest", "cancelled": ", stopped"}.get(self.reason, "")
+        return f"{count} tokens, {self.timing.tokens_per_s:.1f} tokens/s, first after {self.timing.first_s:.2f} s{ending}"
+
+
+@contextlib.contextmanager
+def cancelled_by_ctrl_c(session: Session, answer: Answer) -> Iterator[threading.Event]:
+    """Ctrl-C cancels the answer, which then ends by itself; a second one interrupts, should the cluster not answer."""
+    interruption = threading.Event()
+
+    def cancel(number: int, frame: FrameType | None) -> None:
+        if interruption.is_set():
+            raise KeyboardInterrupt
+        interruption.set()
+        session.head.cancel(answer)
+
+    before = signal.signal(signal.SIGINT, cancel)
+    try:
+        yield interruption
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def ask(session: Session, question: Question, show: Callable[[str], None]) -> Outcome:
@@ -47,15 +72,15 @@ def ask(session: Session, question: Question, show: Callable[[str], None]) -> Ou
     stream = None if tokenizer is None else TextStream(tokenizer, question.stops)
     rule = StopStrings(TextStream(tokenizer, question.stops)) if tokenizer is not None and question.stops else None
     timing = Timing()
-    answer = session.submit(question.prompt, question.choice.sampling, question.limits, request=question.request, stop_rule=rule)
-    is_interrupted = False
-    while answer.end is None:
+    answer = session.submit(question.prompt, question.sampling, question.limits, request=question.request, stop_rule=rule)
+    with cancelled_by_ctrl_c(session, answer) as interruption:
         try:
             for tokens in timed(answer, timing):
                 show(" ".join(map(str, tokens)) + " " if stream is None else stream.push(tokens))
-        except KeyboardInterrupt:
-            is_interrupted = True
-            session.head.cancel(answer)
+        except FlowSpecError:
+            show("\n" if timing.new_tokens else "")  # the error gets a line of its own
+            raise
+    assert answer.end is not None
     if stream is not None:
         show(stream.finish())
     return Outcome(
@@ -63,13 +88,13 @@ def ask(session: Session, question: Question, show: Callable[[str], None]) -> Ou
         timing=timing,
         reason=answer.end.reason,
         reused=answer.end.reused,
-        is_interrupted=is_interrupted,
+        is_interrupted=interruption.is_set(),
     )
 
 
 def record(session: Session, question: Question, outcome: Outcome) -> dict[str, Any]:
     """An answer as `--json` prints it."""
-    sampling, timing, plan = question.choice.sampling, outcome.timing, session.head.plan
+    sampling, timing, plan = question.sampling, outcome.timing, session.head.plan
     return {
         "token_ids": timing.new_tokens,
         "text": outcome.text,

@@ -20,7 +20,6 @@ from rich.table import Table
 
 from flowspec.cli.answer import Outcome, Question, ask, record
 from flowspec.cli.options import (
-    Choice,
     add_model_arguments,
     add_sampling_arguments,
     check_flags,
@@ -30,7 +29,9 @@ from flowspec.cli.options import (
     pick_sampling,
 )
 from flowspec.cli.wrap import WordWrap
-from flowspec.errors import InputError
+from flowspec.core.messages import Sampling
+from flowspec.errors import ClusterError, InputError, PeerError
+from flowspec.model.files import ModelFiles
 from flowspec.model.text import Messages, Tokenizer, recommended
 from flowspec.plan.memory import mib
 from flowspec.runtime.session import Limits, Session, open_session
@@ -55,29 +56,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_flags(args)
-    console = Console(highlight=False)
-    loaded: list[Tokenizer] = []
-    with loading_bar(quiet=args.json) as progress:
-        opened = contextlib.ExitStack()
-        session = opened.enter_context(
-            open_session(cluster_options(args, args.local), progress, lambda files: loaded.append(Tokenizer(files)))
-        )
-    with opened:
+    console = Console(highlight=False, stderr=args.json)
+    with contextlib.ExitStack() as stack:
+
+        def connect(meanwhile: Callable[[ModelFiles], None] = lambda files: None) -> Session:
+            """The cluster as the flags say; what an earlier call opened is closed."""
+            stack.close()
+            with loading_bar(quiet=args.json) as progress:
+                return stack.enter_context(open_session(cluster_options(args, args.local), progress, meanwhile))
+
+        loaded: list[Tokenizer] = []
+        session = connect(lambda files: loaded.append(Tokenizer(files)))
         tokenizer = loaded[0]
         tokenizer.encode_chat([{"role": "user", "content": "?"}])  # a model that cannot chat is refused here, not after a question
         advice = recommended(session.files, session.config)
         chat = Chat(
-            session,
-            tokenizer,
-            pick_sampling(args, advice),
-            pick_limits(args, advice, tokenizer.eos_id),
-            console,
+            connect=connect,
+            session=session,
+            tokenizer=tokenizer,
+            sampling=pick_sampling(args, advice),
+            limits=pick_limits(args, advice, tokenizer.eos_id),
+            console=console,
             stops=args.stop,
             system=args.system or "",
             is_json=args.json,
             method=args.method,
+            request=session.head.new_request(),
         )
-        chat.greet()
+        if not args.json:
+            chat.greet()
         with line_history():
             chat.loop()
     return 0
@@ -85,25 +92,27 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(slots=True)
 class Chat:
-    """A dialogue at the terminal. `messages` is what the model sees; the head reuses what it shares with the last turn."""
+    """A dialogue at the terminal. `messages` is what the model sees; the head reuses what it shares with the last turn.
 
-    session: Session
+    When the cluster is lost the dialogue stays, and the next question connects again.
+    """
+
+    connect: Callable[[], Session]
+    session: Session | None
     tokenizer: Tokenizer
-    choice: Choice
+    sampling: Sampling
     limits: Limits
     console: Console
     stops: list[str]
     system: str
     is_json: bool
     method: str
+    request: int
     messages: Messages = field(default_factory=list)
     last: tuple[Question, Outcome] | None = None
-    request: int = 0
 
     def greet(self) -> None:
-        self.request = self.session.head.new_request()
-        if self.is_json:
-            return
+        assert self.session is not None
         plan = self.session.head.plan
         self.console.print(
             f"[bold]{escape(Path(plan.model).name)}[/] in {plan.dtype}, {plan.layer_count} layers on {len(plan.stages)} stages:"
@@ -113,8 +122,8 @@ class Chat:
             self.console.print(
                 f"  {escape(stage['name'])}  layers {first} to {end - 1}, {mib(stage['weight_bytes'])} of weights, process {stage['pid']}"
             )
-        if self.choice.sampling.temperature > 0:
-            self.console.print(f"temperature {self.choice.sampling.temperature:g}, seed {self.choice.sampling.seed}")
+        if self.sampling.temperature > 0:
+            self.console.print(f"temperature {self.sampling.temperature:g}, seed {self.sampling.seed}")
         self.console.print("Type /help for the commands, /quit to leave.\n")
 
     def loop(self) -> None:
@@ -139,6 +148,13 @@ class Chat:
             except InputError as error:
                 self.messages.pop()
                 self.console.print(f"[red]{escape(str(error))}[/]")
+            except (ClusterError, PeerError) as error:
+                if not sys.stdin.isatty():
+                    raise
+                self.session = None
+                if self.messages and self.messages[-1]["role"] == "user":
+                    self.messages.pop()
+                self.console.print(f"[red]{escape(str(error))}[/]\n(the dialogue is kept: ask again to connect again, or /save FILE)\n")
 
     def command(self, line: str) -> bool:
         """Runs a slash command; False ends the chat."""
@@ -161,8 +177,10 @@ class Chat:
 
     def reset(self, text: str = "") -> None:
         self.messages.clear()
-        self.session.head.forget(self.request)
-        self.request = self.session.head.new_request()
+        self.last = None
+        if self.session is not None:
+            self.session.head.forget(self.request)
+            self.request = self.session.head.new_request()
         self.console.print("(a new dialogue)")
 
     def set_system(self, text: str) -> None:
@@ -173,22 +191,24 @@ class Chat:
         if not text:
             self.console.print("[red]expected a file: /save dialogue.json[/]")
             return
-        plan = self.session.head.plan
-        content = {"model": plan.model, "dtype": plan.dtype, "system": self.system, "messages": self.messages}
+        content = {"system": self.system, "messages": self.messages}
         try:
             Path(text).expanduser().write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
-        except OSError as error:
-            self.console.print(f"[red]cannot write {escape(text)}: {error.strerror}[/]")
+        except (OSError, ValueError, RuntimeError) as error:
+            self.console.print(f"[red]cannot write {escape(text)}: {escape(str(error))}[/]")
             return
         self.console.print(f"(saved {len(self.messages)} messages to {escape(text)})")
 
     def answer(self, line: str) -> None:
+        if self.session is None:
+            self.session = self.connect()
+            self.request = self.session.head.new_request()
         self.messages.append({"role": "user", "content": line})
         system = [{"role": "system", "content": self.system}] if self.system else []
         question = Question(
             prompt=self.tokenizer.encode_chat([*system, *self.messages]),
             request=self.request,
-            choice=self.choice,
+            sampling=self.sampling,
             limits=self.limits,
             tokenizer=self.tokenizer,
             stops=self.stops,
@@ -202,8 +222,7 @@ class Chat:
         if self.is_json:
             print(json.dumps(record(self.session, question, outcome)), flush=True)
             return
-        ending = {"length": ", cut at its longest", "cancelled": ", stopped"}.get(outcome.reason, "")
-        self.console.print(f"\n[dim]{outcome.figures}{ending}[/]\n")
+        self.console.print(f"\n[dim]{outcome.figures}[/]\n")
 
     def show(self, text: str) -> None:
         if not self.is_json:
@@ -215,6 +234,9 @@ class Chat:
             self.console.print(
                 f"last answer: {len(question.prompt)} prompt tokens ({outcome.reused} reused), {outcome.figures}, method {self.method}"
             )
+        if self.session is None:
+            self.console.print("(no cluster: it was lost)")
+            return
         table = Table("stage", "layers", "weights", "process", "compute", "waiting", "own work", box=None)
         hops = list(self.session.head.hops)
         for index, stage in enumerate(self.session.stages_report()):
@@ -226,7 +248,10 @@ class Chat:
             first, end = stage["layers"]
             table.add_row(escape(stage["name"]), f"{first}-{end - 1}", mib(stage["weight_bytes"]), mib(stage["memory_bytes"]), *mean)
         self.console.print(table)
-        self.console.print(f"[dim]times are means per segment over {len(hops)} segments[/]")
+        self.console.print(
+            f"[dim]means over {len(hops)} segments (passes of tokens through all stages); waiting: behind other segments; "
+            "own work: FlowSpec's, beside computing[/]"
+        )
 
 
 @contextlib.contextmanager
@@ -250,5 +275,5 @@ def line_history():  # type: ignore[no-untyped-def]
     finally:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)
             readline.write_history_file(path)
-            path.chmod(0o600)

@@ -37,6 +37,10 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--host: expected an address of this machine, got an empty one")
     if not 0 < len(args.name) <= NAME_CHARS_MAX:
         raise InputError(f"--name: expected 1 to {NAME_CHARS_MAX} characters, got {len(args.name)}")
+    if args.device.startswith("cuda"):
+        from flowspec.runtime.loading import pick_device  # imports torch, which a daemon otherwise does on its first assignment
+
+        pick_device(args.device)
     try:
         memory_bytes = None if args.memory is None else parse_bytes(args.memory)
     except InputError as error:

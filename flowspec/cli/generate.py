@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         question = Question(
             prompt=args.prompt_token_ids or encode_prompt(tokenizer, args),
             request=session.head.new_request(),
-            choice=pick_sampling(args, advice),
+            sampling=pick_sampling(args, advice),
             limits=pick_limits(args, advice, tokenizer.eos_id if tokenizer else None),
             tokenizer=tokenizer,
             stops=args.stop,
@@ -99,8 +99,8 @@ def encode_prompt(tokenizer: Tokenizer | None, args: argparse.Namespace) -> list
 def figures(session: Session, question: Question, outcome: Outcome) -> str:
     """The lines under an answer: speed, seed, and which process ran what."""
     lines = [outcome.figures]
-    if question.choice.sampling.temperature > 0:
-        lines[0] += f", seed {question.choice.sampling.seed}"
+    if question.sampling.temperature > 0:
+        lines[0] += f", seed {question.sampling.seed}"
     for stage in session.stages_report():
         first, end = stage["layers"]
         lines.append(f"  {stage['name']}: layers {first} to {end - 1}, process {stage['pid']} at {stage['address']}")

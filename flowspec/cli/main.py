@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from types import FrameType
+from typing import Any, NoReturn
 
 from flowspec import __version__
 from flowspec.cli import chat, daemon, generate, verify
@@ -21,8 +22,18 @@ from flowspec.errors import FlowSpecError, InputError
 COMMANDS = {"daemon": daemon, "chat": chat, "generate": generate, "verify": verify}
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with the flags in one line; no abbreviations, which would change meaning as flags are added."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="flowspec",
         description="Run one language model across several small devices, exactly as in one piece.",
         epilog="Start with: flowspec chat   (a bundled model on four local processes)",

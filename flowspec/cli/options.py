@@ -7,7 +7,6 @@ import contextlib
 import secrets
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -99,23 +98,18 @@ def cluster_options(args: argparse.Namespace, local: int) -> ClusterOptions:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """The sampling in force and whether its seed was drawn here."""
+def pick_sampling(args: argparse.Namespace, model: Recommended) -> Sampling:
+    """Flags win; where no temperature is given, the model's recommendation holds, else temperature 0.
 
-    sampling: Sampling
-    is_seed_drawn: bool
-
-
-def pick_sampling(args: argparse.Namespace, model: Recommended) -> Choice:
-    """Flags win; where no temperature is given, the model's recommendation holds, else temperature 0."""
+    A seed that is not given is drawn.
+    """
     follows = args.temperature is None and model.temperature is not None
     if args.temperature is None and model.unsupported:
         raise InputError(f"the model recommends {model.unsupported[0]}, which FlowSpec does not do; give --temperature to do without")
     temperature = model.temperature if follows else args.temperature
     drawn = args.seed is None and bool(temperature)
     try:
-        sampling = Sampling(
+        return Sampling(
             temperature=float(temperature or 0.0),
             top_k=_first(args.top_k, model.top_k if follows else None, 0),
             top_p=_first(args.top_p, model.top_p if follows else None, 1.0),
@@ -124,7 +118,6 @@ def pick_sampling(args: argparse.Namespace, model: Recommended) -> Choice:
         )
     except ValueError as error:
         raise InputError(f"sampling: {error}") from None
-    return Choice(sampling=sampling, is_seed_drawn=drawn)
 
 
 def check_flags(args: argparse.Namespace) -> None:

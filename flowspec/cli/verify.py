@@ -7,6 +7,7 @@ what margin. Exit status 0: exact, or near-ties of rounding only; 1: a wrong tok
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from collections import Counter
 from dataclasses import asdict
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import Progress, TimeRemainingColumn
+from rich.progress import Progress
 from rich.table import Table
 
 from flowspec.cli.options import add_model_arguments, cluster_options, loading_bar, note, number_list, positive
@@ -27,7 +28,7 @@ from flowspec.testbed.prompts import read_prompts
 
 if TYPE_CHECKING:  # both import torch, which the other commands do without
     from flowspec.model.reference import Reference
-    from flowspec.testbed.exactness import Case, Verdict
+    from flowspec.testbed.exactness import Case, Found, Verdict
 
 PROMPTS_DEFAULT = bundled_folder("prompts.jsonl")
 
@@ -74,37 +75,30 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--local: expected whole numbers from 1")
     samplings, prompts = read_samplings(args), read_files(args)
     from flowspec.model.reference import Reference  # after the checks: both import torch, which takes seconds
-    from flowspec.testbed.exactness import compare
+    from flowspec.testbed.exactness import answer, judge
 
-    reference: Reference | None = None
-    cases: list[Case] = []
-    verdicts: list[Verdict] = []
     console = Console(stderr=True)
-    limits = Limits(new_tokens_max=args.max_new_tokens, stop_ids=frozenset())
+    found: list[Found] = []
     for count in counts:
-        with loading_bar(quiet=args.json) as progress:
-            opened = open_session(cluster_options(args, count), progress)
-            session = opened.__enter__()
-        try:
-            if reference is None:
-                reference = Reference(session.files, session.head.plan.dtype)
-                advice = recommended(session.files, session.config)
-                limits = Limits(new_tokens_max=args.max_new_tokens, stop_ids=advice.stop_ids)
-                cases = make_cases(args, samplings, prompts, session.files)
-            with Progress(
-                *Progress.get_default_columns(), TimeRemainingColumn(), console=console, transient=True, disable=args.json or not console.is_terminal
-            ) as bar:
-                for case in bar.track(cases, description=f"{len(session.head.stages)} stages"):
-                    verdicts.append(compare(session, reference, case, limits))
-        finally:
-            opened.__exit__(None, None, None)
-    assert reference is not None
-    found = Counter(verdict.kind for verdict in verdicts)
+        with contextlib.ExitStack() as stack:
+            with loading_bar(quiet=args.json) as progress:
+                session = stack.enter_context(open_session(cluster_options(args, count), progress))
+            files, dtype = session.files, session.head.plan.dtype
+            limits = Limits(new_tokens_max=args.max_new_tokens, stop_ids=recommended(files, session.config).stop_ids)
+            cases = make_cases(args, samplings, prompts, files)
+            bar = stack.enter_context(Progress(console=console, transient=True, disable=args.json or not console.is_terminal))
+            for case in bar.track(cases, description=f"{len(session.head.stages)} stages"):
+                found.append(answer(session, case, limits))
+    reference = Reference(files, dtype)
+    with Progress(console=console, transient=True, disable=args.json or not console.is_terminal) as bar:
+        for one in bar.track(found, description="plain model"):
+            reference.generate(one.case.prompt, one.case.sampling, one.new_tokens_max, limits.stop_ids)
+        verdicts = [judge(reference, one, limits.stop_ids) for one in bar.track(found, description="comparing")]
     if args.json:
         print(json.dumps(report(verdicts, reference, args)))
     else:
         show(verdicts, reference)
-    return 1 if found["wrong"] else 0
+    return 1 if any(verdict.kind == "wrong" for verdict in verdicts) else 0
 
 
 def read_samplings(args: argparse.Namespace) -> list[Sampling]:
@@ -147,15 +141,15 @@ def report(verdicts: list[Verdict], reference: Reference, args: argparse.Namespa
         "wrong": counts["wrong"],
         "method": args.method,
         "noise_logits": reference.noise_logits,
-        "tokens": sum(verdict.new_tokens for verdict in verdicts),
+        "tokens": sum(len(verdict.found.tokens) for verdict in verdicts),
         "answers": [
             {
-                "prompt": verdict.case.prompt_id,
-                "stages": verdict.stages,
-                "temperature": verdict.case.sampling.temperature,
-                "seed": verdict.case.sampling.seed,
+                "prompt": verdict.found.case.prompt_id,
+                "stages": verdict.found.stages,
+                "temperature": verdict.found.case.sampling.temperature,
+                "seed": verdict.found.case.sampling.seed,
                 "verdict": verdict.kind,
-                "new_tokens": verdict.new_tokens,
+                "new_tokens": len(verdict.found.tokens),
                 "differences": [asdict(difference) for difference in verdict.differences],
             }
             for verdict in verdicts
@@ -167,17 +161,17 @@ def show(verdicts: list[Verdict], reference: Reference) -> None:
     table = Table("stages", "temperature", "answers", "tokens", "exact", "near-tie", "wrong", box=None)
     groups: dict[tuple[int, float], list[Verdict]] = {}
     for verdict in verdicts:
-        groups.setdefault((verdict.stages, verdict.case.sampling.temperature), []).append(verdict)
+        groups.setdefault((verdict.found.stages, verdict.found.case.sampling.temperature), []).append(verdict)
     for (stages, temperature), group in groups.items():
         counts = Counter(verdict.kind for verdict in group)
-        numbers = (len(group), sum(v.new_tokens for v in group), counts["exact"], counts["near-tie"], counts["wrong"])
+        numbers = (len(group), sum(len(v.found.tokens) for v in group), counts["exact"], counts["near-tie"], counts["wrong"])
         table.add_row(str(stages), f"{temperature:g}", *map(str, numbers))
     Console().print(table)
     for verdict in verdicts:
         for difference in verdict.differences[:3]:
             print(
-                f"{verdict.kind}: {verdict.case.prompt_id}, {verdict.stages} stages, temperature {verdict.case.sampling.temperature:g}, "
-                f"seed {verdict.case.sampling.seed}: token {difference.index} is {difference.found}, the model draws "
+                f"{verdict.kind}: {verdict.found.case.prompt_id}, {verdict.found.stages} stages, temperature {verdict.found.case.sampling.temperature:g}, "
+                f"seed {verdict.found.case.sampling.seed}: token {difference.index} is {difference.found}, the model draws "
                 f"{difference.expected}, margin {difference.margin:.2e}"
             )
     wrong = sum(verdict.kind == "wrong" for verdict in verdicts)

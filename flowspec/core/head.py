@@ -54,12 +54,16 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """What one segment in flight carries of a request: once it is back, every stage has seen it."""
+    """What one segment in flight carries of a request: once it is back, every stage has seen it.
+
+    `root` is the request's root if it is on board, which no stage may drop; else -1.
+    """
 
     request: int
     epoch: int
     end: int
     committed_length: int
+    root: int
 
 
 class HeadCore:
@@ -70,6 +74,7 @@ class HeadCore:
         self.window = stage_count + 1
         self._requests: dict[int, _Request] = {}
         self._flights: dict[int, _Flight] = {}
+        self._leaving: set[int] = set()
         self._segments_sent = 0
         self._turns: deque[int] = deque()
 
@@ -88,8 +93,7 @@ class HeadCore:
             if request is not None and request.submit is not None:
                 self._end(request, "cancelled", commands)
         elif isinstance(event, Forget):
-            if self._requests.pop(event.request, None) is not None:
-                commands.append(ToStages(message=Release(request=event.request)))
+            self._forget(event.request, commands)
         else:
             self._verified(event, commands)
         self._fill(commands)
@@ -104,11 +108,12 @@ class HeadCore:
         if count >= self.context:
             raise InputError(
                 f"the prompt has {count} tokens, but the context holds {self.context} with the answer; "
-                "shorten the prompt or raise --context"
+                "shorten the prompt, or raise --context if the model allows more"
             )
         assert submit.new_tokens_max >= 1
         old = self._requests.get(submit.request)
         assert old is None or old.submit is None, f"request {submit.request} is being answered"
+        assert submit.request not in self._leaving, f"request {submit.request} is over; its id is not used again"
         tree = TokenTree() if old is None else old.tree
         keep = 0 if old is None else min(_common_prefix(tree.committed_tokens(), submit.prompt), old.computed, count - 1)
         tree.rewind(keep)
@@ -125,6 +130,21 @@ class HeadCore:
         self._requests[submit.request] = _Request(tree, submit, opening, unsent=keep, computed=keep, known_length=count)
         self._turns.append(submit.request)
         commands.append(ToStages(message=opening))
+
+    def _forget(self, number: int, commands: list[HeadCommand]) -> None:
+        """Release goes out once nothing of the request is in flight: a segment behind it would open it again."""
+        request = self._requests.pop(number, None)
+        if request is None:
+            return
+        if request.submit is not None:
+            self._end(request, "cancelled", commands)
+        self._leaving.add(number)
+        self._release_if_landed(number, commands)
+
+    def _release_if_landed(self, number: int, commands: list[HeadCommand]) -> None:
+        if number in self._leaving and all(flight.request != number for flight in self._flights.values()):
+            self._leaving.discard(number)
+            commands.append(ToStages(message=Release(request=number)))
 
     def _end(self, request: _Request, reason: str, commands: list[HeadCommand]) -> None:
         assert request.submit is not None
@@ -145,6 +165,12 @@ class HeadCore:
             request.opened = True
             request.computed = max(request.computed, flight.end)
             request.known_length = max(request.known_length, flight.committed_length)
+            reported = {node for part in verified.parts for node in part.ids if part.request == flight.request}
+            if request.submit is not None and flight.root == request.tree.root and flight.root not in reported:
+                raise PeerError(
+                    f"segment {verified.segment} came back without the root of request {flight.request}, which is never dropped"
+                )
+        self._release_if_landed(flight.request, commands)
         for part in verified.parts:
             request = self._requests.get(part.request)
             if request is not None and request.submit is not None and request.opening.epoch == part.epoch:
@@ -193,7 +219,8 @@ class HeadCore:
             request = self._requests[number]
             segment = Segment(segment=self._segments_sent, parts=(part,))
             self._segments_sent += 1
-            flight = _Flight(number, request.opening.epoch, part.positions[-1] + 1, request.tree.committed_length)
+            root = request.tree.root if request.tree.root in part.ids else -1
+            flight = _Flight(number, request.opening.epoch, part.positions[-1] + 1, request.tree.committed_length, root)
             self._flights[segment.segment] = flight
             commands.append(ToPipeline(segment=segment))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 PROTOCOL_VERSION = 1
 
 STAGES_MAX = 256
+LAYERS_MAX = 4096
 NODES_PER_SEGMENT_MAX = 512
 """Rows of one segment; prefill chunks and draft trees both stay below."""
 PARTS_PER_SEGMENT_MAX = 64

@@ -29,6 +29,7 @@ def _check_all(name: str, values: Sequence[int], low: int, high: int, count_max:
 
 def _check_text(name: str, value: str, chars_max: int = limits.NAME_CHARS_MAX) -> None:
     _check(len(value) <= chars_max, name, value, f"at most {chars_max} characters")
+    _check(value.isprintable(), name, value, "printable characters")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,22 +70,19 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """A daemon's answer to Hello: what it is, what it holds, and which head holds it ('' if none)."""
+    """A daemon's answer to Hello: what it is."""
 
     name: str
     version: str
     device: str
     pid: int
     memory_bytes: int
-    holder: str
-    lease_left_s: float
 
     def __post_init__(self) -> None:
-        for field in ("name", "version", "device", "holder"):
+        for field in ("name", "version", "device"):
             _check_text(field, getattr(self, field))
         _check_range("pid", self.pid, 0, limits.ID_MAX)
         _check_range("memory_bytes", self.memory_bytes, 0, limits.ID_MAX)
-        _check_range("lease_left_s", self.lease_left_s, 0, 3600)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +108,7 @@ class Assign:
         _check_text("next_name", self.next_name)
         _check_range("stages", self.stages, 1, limits.STAGES_MAX)
         _check_range("stage", self.stage, 0, self.stages - 1)
-        _check_range("layer_count", self.layer_count, 1, 4096)
+        _check_range("layer_count", self.layer_count, 1, limits.LAYERS_MAX)
         _check_range("first_layer", self.first_layer, 0, self.layer_count - 1)
         _check_range("end_layer", self.end_layer, self.first_layer + 1, self.layer_count)
         _check(
@@ -182,6 +180,12 @@ class Error:
     def __post_init__(self) -> None:
         _check_text("text", self.text, limits.TEXT_CHARS_MAX)
         _check_range("retry_after_s", self.retry_after_s, 0, 3600)
+
+    @classmethod
+    def saying(cls, text: str, retry_after_s: float = 0.0) -> Error:
+        """An Error for any text: cut to the limit, without control characters."""
+        shown = "".join(character if character.isprintable() else " " for character in text[: limits.TEXT_CHARS_MAX])
+        return cls(text=shown, retry_after_s=retry_after_s)
 
 
 # -------------------------------------------------------------------------------------------- token trees

@@ -86,8 +86,9 @@ class _Job:
 class StageCore:
     """Event in, commands out; see the module for the rules and `events` for the vocabulary."""
 
-    def __init__(self, *, is_last: bool) -> None:
+    def __init__(self, *, is_last: bool, slots_max: int) -> None:
         self.is_last = is_last
+        self.slots_max = slots_max
         self._requests: dict[int, _Request] = {}
         self._queue: deque[SegmentArrived] = deque()
         self._job: _Job | None = None
@@ -101,11 +102,6 @@ class StageCore:
     @property
     def done(self) -> int:
         return self._jobs_done
-
-    @property
-    def is_running(self) -> bool:
-        """Whether a job is out whose `LayersDone` has not come."""
-        return self._job is not None
 
     def requests(self) -> list[int]:
         """The requests whose caches are open."""
@@ -150,6 +146,8 @@ class StageCore:
                 raise PeerError(f"request {opening.request} keeps {opening.keep} tokens, but nothing of it is held here")
             if len(self._requests) >= limits.REQUESTS_MAX:
                 raise PeerError(f"expected at most {limits.REQUESTS_MAX} requests at once, one more came")
+            if opening.slots > self.slots_max:
+                raise PeerError(f"expected at most {self.slots_max} slots for a request, as assigned, got {opening.slots}")
             slots = SlotMap(opening.slots)
             self._requests[opening.request] = _Request(opening, slots, opening.length, opening.root)
             commands.append(OpenCache(request=opening.request, slots=opening.slots))

@@ -13,6 +13,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from flowspec.core import limits
 from flowspec.errors import InputError
 
 BUNDLED = "bundled"
@@ -74,20 +75,19 @@ class ModelFiles:
     def raw_config(self) -> dict[str, Any]:
         """config.json as it is, without transformers and its imports."""
         path = self.path("config.json")
-        try:
-            raw = json.loads(path.read_text("utf-8"))
-            if not isinstance(raw, dict) or not isinstance(raw["num_hidden_layers"], int):
-                raise ValueError("num_hidden_layers is no number")
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError(
-                f"{path}: expected a model's config.json with model_type and num_hidden_layers ({_first_line(error)})"
-            ) from None
+        raw = read_json(path)
+        layer_count = raw.get("num_hidden_layers")
+        if type(layer_count) is not int or not 1 <= layer_count <= limits.LAYERS_MAX:
+            raise InputError(f"{path}: num_hidden_layers: expected 1 to {limits.LAYERS_MAX}, got {layer_count!r:.80}")
+        context = raw.get("max_position_embeddings", limits.CONTEXT_MAX)
+        if type(context) is not int or context < 2:
+            raise InputError(f"{path}: max_position_embeddings: expected a number from 2, got {context!r:.80}")
         return raw
 
     def check_weights(self) -> None:
-        """Raises `InputError` when weight files of a local folder are missing or cut short."""
-        for name in sorted(set(self.weight_map().values())):
-            if self.folder is not None:
+        """Raises `InputError` when weight files of a local folder are missing or cut short; fetches nothing from the hub."""
+        if self.folder is not None:
+            for name in sorted(set(self.weight_map().values())):
                 self._header(name)
 
     def config(self) -> Any:
@@ -96,7 +96,7 @@ class ModelFiles:
 
         folder = self.path("config.json").parent
         try:
-            return AutoConfig.from_pretrained(folder, local_files_only=True)
+            return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # noqa: BLE001 - transformers lets out whatever it meets in a broken file
             text = " ".join(str(error).split())  # some of these errors say what is wrong on their second line
             raise InputError(f"cannot read the config.json of {self.model!r}: {text:.200}") from None
@@ -105,11 +105,10 @@ class ModelFiles:
         """Tensor name -> file name, for one safetensors file or sharded ones."""
         index = self.find("model.safetensors.index.json")
         if index is not None:
-            try:
-                shards = json.loads(index.read_text("utf-8"))["weight_map"]
-                return {str(name): str(file) for name, file in shards.items()}
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise InputError(f"{index} is broken: expected a weight_map of tensor names, got {_first_line(error)}") from None
+            shards = read_json(index).get("weight_map")
+            if not isinstance(shards, dict) or not all(isinstance(file, str) and Path(file).name == file for file in shards.values()):
+                raise InputError(f"{index} is broken: expected a weight_map of tensor names to file names beside it, got {shards!r:.80}")
+            return dict(shards)
         if self.find("model.safetensors") is None:
             raise InputError(
                 f"model {self.model!r} has no model.safetensors (or model.safetensors.index.json); other formats are not loaded"
@@ -149,7 +148,7 @@ class ModelFiles:
                     raise ValueError(f"a header of {size} bytes")
                 header = json.loads(file.read(size))
             header.pop("__metadata__", None)
-            if not all(isinstance(entry["dtype"], str) and isinstance(entry["shape"], list) for entry in header.values()):
+            if not all(isinstance(entry["dtype"], str) and _is_shape(entry["shape"]) for entry in header.values()):
                 raise ValueError("a header of other content")
             end = 8 + size + max((entry["data_offsets"][1] for entry in header.values()), default=0)
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error) as error:
@@ -217,6 +216,21 @@ class TensorIndex:
         if entry["dtype"] not in DTYPE_BYTES:
             raise InputError(f"tensor {name} of {self._files.model!r} is {entry['dtype']}; expected one of {', '.join(DTYPE_BYTES)}")
         return dict(entry)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; raises `InputError`."""
+    try:
+        raw = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: expected JSON, got {_first_line(error)}") from None
+    if not isinstance(raw, dict):
+        raise InputError(f"{path}: expected a JSON object, got {raw!r:.80}")
+    return raw
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
 
 
 def _first_line(error: BaseException) -> str:

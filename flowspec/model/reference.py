@@ -45,9 +45,15 @@ class Reference:
         folder = files.path("config.json").parent
         for name in sorted(set(files.weight_map().values())):
             files.path(name)
-        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], local_files_only=True).eval()
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=DTYPES[dtype], local_files_only=True, trust_remote_code=False
+        ).eval()
         self._answers: dict[tuple[Any, ...], list[int]] = {}
         self.noise = NOISE_FLOOR / NOISE_FACTOR
+
+    @property
+    def vocabulary_size(self) -> int:
+        return int(self._model.config.vocab_size)
 
     @property
     def noise_logits(self) -> float:
@@ -60,7 +66,7 @@ class Reference:
         key = (prompt, sampling, new_tokens_max, stop_ids)
         if key in self._answers:
             return self._answers[key]
-        sampler = Sampler(sampling, self._model.config.vocab_size)
+        sampler = Sampler(sampling, self.vocabulary_size)
         tokens: list[int] = []
         rows: list[F32] = []
         fed, cache = list(prompt), None
@@ -70,15 +76,15 @@ class Reference:
             rows.append(out.logits[0, -1].float().numpy())
             tokens.append(sampler.draw(rows[-1], len(prompt) + len(tokens)))
             fed = tokens[-1:]
-        forced = self._forced_logits(prompt, tokens[:-1])
+        forced = self.forced_logits(prompt, tokens[:-1])
         self.noise = max(self.noise, *(float(np.abs(a - b).max()) for a, b in zip(rows, forced, strict=True)))
         self._answers[key] = tokens
         return tokens
 
     def check(self, prompt: tuple[int, ...], sampling: Sampling, answer: list[int]) -> Iterable[Difference]:
         """Where `answer` (its stop token included) is not what the model draws after the tokens before it."""
-        sampler = Sampler(sampling, self._model.config.vocab_size)
-        for index, logits in enumerate(self._forced_logits(prompt, answer[:-1])):
+        sampler = Sampler(sampling, self.vocabulary_size)
+        for index, logits in enumerate(self.forced_logits(prompt, answer[:-1])):
             position = len(prompt) + index
             expected = sampler.draw(logits, position)
             if expected != answer[index]:
@@ -86,7 +92,7 @@ class Reference:
                 yield Difference(index=index, expected=expected, found=answer[index], margin=least)
 
     @torch.inference_mode()
-    def _forced_logits(self, prompt: tuple[int, ...], answer: list[int]) -> list[F32]:
+    def forced_logits(self, prompt: tuple[int, ...], answer: list[int]) -> list[F32]:
         """Logits after the prompt and after each token of the answer, from one pass without a cache."""
         out = self._model(input_ids=torch.tensor([[*prompt, *answer]]), use_cache=False, logits_to_keep=len(answer) + 1)
         return list(out.logits[0].float().numpy())

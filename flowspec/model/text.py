@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flowspec.errors import InputError
-from flowspec.model.files import ModelFiles
+from flowspec.model.files import ModelFiles, read_json
 
 Messages = list[dict[str, str]]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -49,7 +48,7 @@ class Tokenizer:
             raise InputError(f"model {files.model!r} has no tokenizer; give the prompt as --prompt-token-ids 1,5,9")
         files.path("config.json")
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(found[0].parent, local_files_only=True)
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(found[0].parent, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # noqa: BLE001 - tokenizers raises just that, transformers whatever it meets in a broken file
             text = " ".join(str(error).split())
             raise InputError(f"cannot read the tokenizer of {files.model!r}: {text:.200}") from None
@@ -71,11 +70,9 @@ class Tokenizer:
         """A dialogue in the model's chat template, up to where the assistant speaks."""
         if not self.has_chat_template:
             raise InputError("this model has no chat template; use flowspec generate --raw")
-        from jinja2 import TemplateError
-
         try:
             text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
+        except Exception as error:  # noqa: BLE001 - a template is a program of the model's, and may raise anything
             raise InputError(f"the model's chat template refuses this dialogue: {error}") from None
         return self._ids(text, add_special_tokens=False)
 
@@ -197,7 +194,7 @@ def recommended(files: ModelFiles, config: Any) -> Recommended:
         return Recommended(stop_ids=stop_ids, unsupported=unsupported)
     return Recommended(
         stop_ids=stop_ids,
-        temperature=raw.get("temperature", 1.0),
+        temperature=1.0 if raw.get("temperature") is None else raw["temperature"],
         top_k=raw.get("top_k"),
         top_p=raw.get("top_p"),
         min_p=raw.get("min_p"),
@@ -207,12 +204,7 @@ def recommended(files: ModelFiles, config: Any) -> Recommended:
 
 def _read_generation_config(path: Path) -> dict[str, Any]:
     """A generation_config.json whose fields that we read are what they should be; raises `InputError`."""
-    try:
-        raw = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise InputError(f"{path}: expected a JSON object, got {raw!r:.80}")
+    raw = read_json(path)
     for name in _NUMBERS:
         kind = (int,) if name == "top_k" else (int, float)
         if raw.get(name) is not None and type(raw[name]) not in kind:

@@ -29,7 +29,7 @@ def weighted_split(layer_count: int, weights: Sequence[float]) -> list[int]:
 def checked_split(counts: Sequence[int], layer_count: int, stage_count: int) -> list[int]:
     """A split given by hand; raises `InputError` when it does not add up."""
     if len(counts) != stage_count:
-        raise InputError(f"--layers names {len(counts)} stages, but there are {stage_count} devices")
+        raise InputError(f"--layers: expected {stage_count} numbers, one for each device, got {len(counts)}")
     if any(count < 1 for count in counts):
         raise InputError(f"--layers: expected at least one layer for each device, got {','.join(map(str, counts))}")
     if sum(counts) != layer_count:

@@ -89,7 +89,9 @@ def _device(where: str, table: dict[str, Any], number: int) -> Device:
     unknown = sorted(set(table) - {"name", "address", "layers", "memory"})
     if unknown:
         raise InputError(f"{where}: unknown key {unknown[0]!r}; expected address, name, layers or memory")
-    address = table.get("address")
+    if "address" not in table:
+        raise InputError(f'{where}: address: expected "host:port", but it is missing')
+    address = table["address"]
     if not isinstance(address, str) or not _is_short(address):
         raise InputError(f'{where}: address: expected "host:port", got {address!r:.80}')
     try:

@@ -54,7 +54,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crashed:
-    """A bug, or torch out of memory: not an expected error."""
+    """A bug: not an expected error."""
 
     error: BaseException
 
@@ -73,34 +73,39 @@ class Machine:
 
 
 class ComputeThread:
-    """Runs work in order; only `trim` reaches into the running job."""
+    """Runs work in order; only `trim` reaches into the running job.
+
+    Work and results carry the number of the hold they belong to, so that nothing of one head is taken for another's.
+    """
 
     def __init__(self, machine: Machine, wake: Wake) -> None:
         self.machine = machine
-        self.results: deque[Result] = deque()
+        self.results: deque[tuple[int, Result]] = deque()
         self._wake = wake
-        self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[int, Work] | None] = queue.SimpleQueue()
+        self._hold = 0
         self._slice: Slice | None = None
         self._loaded_as: tuple[object, ...] | None = None
-        self._dead: tuple[int, frozenset[int]] = (0, frozenset())
+        self._dead: tuple[tuple[int, int], frozenset[int]] = ((0, 0), frozenset())
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
         self._thread.start()
 
-    def post(self, work: Work) -> None:
-        self._work.put(work)
+    def post(self, hold: int, work: Work) -> None:
+        self._work.put((hold, work))
 
-    def trim(self, job: int, rows: tuple[int, ...]) -> None:
+    def trim(self, hold: int, job: int, rows: tuple[int, ...]) -> None:
         """Rows of the running job that are dead; it drops them at its next layer."""
-        known = self._dead[1] if self._dead[0] == job else frozenset()
-        self._dead = (job, known | frozenset(rows))
+        known = self._dead[1] if self._dead[0] == (hold, job) else frozenset()
+        self._dead = ((hold, job), known | frozenset(rows))
 
     def stop(self, timeout_s: float) -> None:
         self._work.put(None)
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
+        while (item := self._work.get()) is not None:
+            self._hold, work = item
             try:
                 self._do(work)
             except FlowSpecError as error:
@@ -113,7 +118,7 @@ class ComputeThread:
                     self._tell(Crashed(error=error))
 
     def _tell(self, result: Result) -> None:
-        self.results.append(result)
+        self.results.append((self._hold, result))
         self._wake.set()
 
     def _do(self, work: Work) -> None:
@@ -133,7 +138,13 @@ class ComputeThread:
     def _run_layers(self, part: Slice, job: RunLayers) -> LayersDone:
         started_s = time.monotonic()
         payload = None if job.payload is None else to_torch(job.payload, job.rows)
-        rows, hidden, next_tokens = part.run(job, payload, lambda: self._dead[1] if self._dead[0] == job.job else frozenset())
+        running = (self._hold, job.job)
+
+        def dead_rows() -> frozenset[int]:
+            of, rows = self._dead
+            return rows if of == running else frozenset()
+
+        rows, hidden, next_tokens = part.run(job, payload, dead_rows)
         ended_s = time.monotonic()
         onward = None if part.span.is_last or not rows else to_wire(hidden)
         return LayersDone(job=job.job, rows=rows, payload=onward, next_tokens=next_tokens, started_s=started_s, ended_s=ended_s)
@@ -142,16 +153,17 @@ class ComputeThread:
         from flowspec.model.slice import Slice, Span
         from flowspec.runtime.loading import check_memory, open_model, pick_device, use_threads
 
+        span = Span(first=assign.first_layer, end=assign.end_layer, count=assign.layer_count)
         wanted = (assign.fingerprint, assign.first_layer, assign.end_layer, assign.dtype)
         if self._slice is not None and self._loaded_as == wanted:
             self._slice.close_all()
+            check_memory(open_model(assign), span, assign, self._slice.device, self.machine.memory_bytes, is_loaded=True)
             self._tell(_loaded(self._slice, reused=True))
             return
         self._slice, self._loaded_as = None, None
         use_threads(self.machine.threads)
         device = pick_device(self.machine.device)
         files = open_model(assign)
-        span = Span(first=assign.first_layer, end=assign.end_layer, count=assign.layer_count)
         check_memory(files, span, assign, device, self.machine.memory_bytes)
         self._slice = Slice.load(files, span, assign.dtype, device, self._progress())
         self._loaded_as = wanted

@@ -20,11 +20,11 @@ import psutil
 import zmq
 
 from flowspec import __version__
+from flowspec.core import limits
 from flowspec.core.events import (
     ClearSlots,
     CloseCache,
     ControlArrived,
-    LayersDone,
     OpenCache,
     RunLayers,
     SegmentArrived,
@@ -54,7 +54,7 @@ from flowspec.plan.memory import mib
 from flowspec.runtime import timeouts
 from flowspec.runtime.compute import ComputeThread, Crashed, Failed, Loaded, LoadProgress, Machine, Result
 from flowspec.runtime.peers import Peer, Peers
-from flowspec.runtime.transport import Link, Monitor, Receiver, Wake, bind_router, dial, poll_order, receive
+from flowspec.runtime.transport import Link, Monitor, Receiver, Wake, bind_router, dial, ready_sources, receive
 from flowspec.wire.codec import Envelope, Tensor, decode
 
 log = logging.getLogger("flowspec.daemon")
@@ -69,6 +69,7 @@ HELD_POLL_MS = 500
 class _Hold:
     """The head that holds this daemon, and the stage it made of it."""
 
+    number: int
     control: Peer
     assign: Assign
     core: StageCore
@@ -90,6 +91,8 @@ class _Hold:
         """Raises `PeerError` for a segment that this stage's slice cannot run."""
         if self.loaded is None:
             raise PeerError("a segment came before the slice was loaded")
+        if len(segment.hops) != self.assign.stage:
+            raise PeerError(f"expected a segment after {self.assign.stage} hops, got {len(segment.hops)}")
         if self.assign.stage == 0:
             if payload is not None:
                 raise PeerError("the first stage takes tokens, but a payload came")
@@ -124,8 +127,7 @@ class Daemon:
         self._peers = Peers(self._router, name)
         self._poller = zmq.Poller()
         self._hold: _Hold | None = None
-        self._loading = False
-        self._stale_jobs = 0
+        self._holds_begun = 0
         self._stopping = ""
 
     def stop(self, reason: str) -> None:
@@ -164,22 +166,22 @@ class Daemon:
     # ---------------------------------------------------------------------------------------------- loop
 
     def _turn(self) -> None:
-        ready = poll_order(self._poller.poll(IDLE_POLL_MS if self._hold is None else HELD_POLL_MS))
+        ready = ready_sources(self._poller.poll(IDLE_POLL_MS if self._hold is None else HELD_POLL_MS))
         now_s = time.monotonic()
         if self._lifeline_fd is not None and self._lifeline_fd in ready and not os.read(self._lifeline_fd, 4096):
             self.stop("the process that started it is gone")
         if self._wake.read_fd in ready:
             self._wake.clear()
         while self._compute.results:
-            self._result(self._compute.results.popleft(), time.monotonic())
+            self._result(*self._compute.results.popleft(), time.monotonic())
         if self._router in ready:
             self._receive_all(now_s)
         hold = self._hold
         if hold is not None and hold.next_hop is not None and hold.next_hop.socket in ready:
             self._receive_next_hop(hold.next_hop.socket)
-        if hold is not None and hold.next_monitor is not None and hold.next_monitor.socket in ready:
+        if hold is not None and self._hold is hold and hold.next_monitor is not None and hold.next_monitor.socket in ready:
             lost, _ = hold.next_monitor.drain()
-            if lost and hold.next_ready and self._hold is hold:
+            if lost and hold.next_ready:
                 self._fail(f"{hold.next_device} was lost: its connection closed")
         if self._monitor.socket in ready:
             closed, failed = self._monitor.drain()
@@ -195,7 +197,7 @@ class Daemon:
             return
         if now_s > hold.lease_until_s:
             log.warning("head %s has been silent for %.0f s: it no longer holds this daemon", hold.name, timeouts.LEASE_S)
-            self._let_go("lease expired", tell=False)
+            self._let_go(f"no word of the head for {timeouts.LEASE_S:.0f} s", tell=True)
         elif not hold.next_ready and now_s > hold.next_deadline_s:
             self._fail(f"{hold.next_device} did not answer within {timeouts.LINK_S:.0f} s")
 
@@ -252,8 +254,6 @@ class Daemon:
                 device=self.machine.device,
                 pid=os.getpid(),
                 memory_bytes=self.machine.memory_bytes or psutil.virtual_memory().available,
-                holder="" if hold is None else hold.name,
-                lease_left_s=0.0 if hold is None else max(0.0, hold.lease_until_s - time.monotonic()),
             )
         )
 
@@ -282,12 +282,12 @@ class Daemon:
     def _assign(self, peer: Peer, assign: Assign, now_s: float) -> None:
         if self._hold is not None and self._hold.control is not peer:
             left_s = max(0.1, self._hold.lease_until_s - now_s)
-            text = f"{self.name} is held by head {self._hold.name}; it is free at most {timeouts.LEASE_S:.0f} s after that head stops"
-            peer.link.send(Error(text=text, retry_after_s=left_s))
+            text = f"held by head {self._hold.name}; it is free at most {timeouts.LEASE_S:.0f} s after that head stops"
+            peer.link.send(Error.saying(text, left_s))
             return
-        if self._hold is not None or self._loading:
-            text = f"{self.name} is still busy with an earlier assignment; try again in a moment"
-            peer.link.send(Error(text=text, retry_after_s=BUSY_RETRY_S))
+        if self._hold is not None:
+            text = "still busy with an earlier assignment; try again in a moment"
+            peer.link.send(Error.saying(text, BUSY_RETRY_S))
             return
         log.info(
             "head %s assigns layers %d to %d of %s (stage %d of %d, %s)",
@@ -299,7 +299,9 @@ class Daemon:
             assign.stages,
             assign.dtype,
         )
-        hold = _Hold(peer, assign, StageCore(is_last=assign.stage == assign.stages - 1), now_s + timeouts.LEASE_S)
+        self._holds_begun += 1
+        core = StageCore(is_last=assign.stage == assign.stages - 1, slots_max=assign.context + limits.TREE_NODES_MAX)
+        hold = _Hold(self._holds_begun, peer, assign, core, now_s + timeouts.LEASE_S)
         hold.data = next(
             (other for other in self._peers if other.hello.role == "head-data" and other.incarnation == peer.incarnation), None
         )
@@ -307,7 +309,7 @@ class Daemon:
             try:
                 socket = dial(self._context, assign.next_hop)
             except FlowSpecError as error:
-                peer.link.send(Error(text=f"{self.name}: {error}"))
+                peer.link.send(Error.saying(str(error)))
                 return
             hold.next_hop = Link(socket, incarnation=peer.incarnation, sender=self.name)
             hold.next_monitor = Monitor(socket)
@@ -317,9 +319,9 @@ class Daemon:
             hold.next_deadline_s = now_s + timeouts.LINK_S
         else:
             hold.next_ready = True
-        self._hold, self._loading = hold, True
+        self._hold = hold
         self._peers.kept_incarnation = peer.incarnation
-        self._compute.post(assign)
+        self._compute.post(hold.number, assign)
 
     def _receive_next_hop(self, socket: zmq.Socket[bytes]) -> None:
         while self._hold is not None and (frames := receive(socket)) is not None:
@@ -350,7 +352,7 @@ class Daemon:
         """Tells the head why its cluster cannot go on, and lets go of it."""
         log.error("%s", text)
         if self._hold is not None:
-            self._hold.control.link.send(Error(text=f"{self.name}: {text}"))
+            self._hold.control.link.send(Error.saying(text))
             self._let_go("failed", tell=False)
 
     def _let_go(self, reason: str, *, tell: bool) -> None:
@@ -358,10 +360,9 @@ class Daemon:
         if hold is None:
             return
         if tell:
-            hold.control.link.send(Error(text=f"{self.name}: {reason}"))
-        self._stale_jobs += hold.core.is_running
+            hold.control.link.send(Error.saying(reason))
         for request in hold.core.requests():
-            self._compute.post(CloseCache(request=request))
+            self._compute.post(hold.number, CloseCache(request=request))
         self._peers.kept_incarnation = None
         if hold.next_hop is not None and hold.next_monitor is not None:
             self._poller.unregister(hold.next_hop.socket)
@@ -379,9 +380,9 @@ class Daemon:
 
     def _execute(self, hold: _Hold, command: StageCommand) -> None:
         if isinstance(command, RunLayers | OpenCache | ClearSlots | CloseCache):
-            self._compute.post(command)
+            self._compute.post(hold.number, command)
         elif isinstance(command, Trim):
-            self._compute.trim(command.job, command.rows)
+            self._compute.trim(hold.number, command.job, command.rows)
         elif isinstance(command, SendSegment):
             assert hold.next_hop is not None
             tensor = command.payload.select(command.rows) if command.rows else None
@@ -390,16 +391,12 @@ class Daemon:
         elif hold.data is None or not hold.data.link.send(command.verified):
             self._fail("the head's data connection is gone")
 
-    def _result(self, result: Result, now_s: float) -> None:
+    def _result(self, number: int, result: Result, now_s: float) -> None:
+        """What the compute thread did for hold `number`; of a head that is gone it counts for nothing."""
         if isinstance(result, Crashed):
             raise result.error
-        if isinstance(result, LayersDone | Failed) and self._stale_jobs:
-            self._stale_jobs -= 1  # a job of a head that is gone; the compute thread works in order, so it comes first
-            return
-        if isinstance(result, Loaded | Failed):
-            self._loading = False
         hold = self._hold
-        if hold is None:
+        if hold is None or hold.number != number:
             return
         if isinstance(result, LoadProgress):
             hold.control.link.send(Loading(share=result.share))
@@ -409,4 +406,7 @@ class Daemon:
         elif isinstance(result, Failed):
             self._fail(str(result.error))
         else:
-            self._step(hold, result, now_s)
+            try:
+                self._step(hold, result, now_s)
+            except PeerError as error:  # a segment that had waited in the queue
+                self._fail(str(error))

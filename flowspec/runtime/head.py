@@ -6,6 +6,7 @@ A lost device or a broken protocol fails the head as a whole: every open answer 
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import secrets
@@ -25,12 +26,16 @@ from flowspec.core.head import HeadCore
 from flowspec.core.messages import Assign, Error, Hello, Hop, Loading, Message, Ping, Pong, Ready, Reset, Verified, Welcome
 from flowspec.errors import ClusterError, FlowSpecError, InputError, PeerError
 from flowspec.runtime import timeouts
-from flowspec.runtime.transport import Link, Monitor, Receiver, Wake, dial, poll_order, receive
+from flowspec.runtime.transport import Link, Monitor, Receiver, Wake, dial, ready_sources, receive
 from flowspec.wire.codec import decode
 
 Progress = Callable[[str, float], None]
 """Called with a line of text (a device's name, or what is waited for) and a share from 0 to 1."""
-TIMED_SEGMENTS_MAX = 100_000
+TIMED_SEGMENTS_MAX = 10_000
+LOSS_SETTLES_S = 0.1
+"""How long the closing of a lost device's connections may take to show on all of them."""
+
+log = logging.getLogger("flowspec.head")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +168,9 @@ class Head:
         self._post(Forget(request=request), None)
 
     def close(self) -> None:
-        """Lets go of the daemons and ends the thread."""
+        """Lets go of the daemons and ends the thread; answers that are open get an error."""
+        if self._stopping:
+            return
         self._stopping = True
         self._wake.set()
         self._thread.join()
@@ -175,6 +182,7 @@ class Head:
         self.close()
 
     def _post(self, event: HeadEvent, answer: Answer | None) -> None:
+        assert not self._stopping, "the head is closed"
         self._inbox.append((event, answer))
         self._wake.set()
 
@@ -222,13 +230,18 @@ class Head:
         """Listens until every stage is done; answers its progress, retries those that are held by another head."""
         started_s = time.monotonic()
         again: dict[int, float] = {}
+        waiting: set[int] = set()
         while not all(is_done(stage) for stage in self.stages):
             ready = self._poll(100)
             now_s = time.monotonic()
+            for socket, (_, receiver) in self._data.items():
+                self._receive_data(socket, receiver)
             for index, stage in enumerate(self.stages):
                 for message in self._messages_of(stage):
                     if isinstance(message, Error) and message.retry_after_s > 0 and now_s - started_s < timeouts.HELD_S:
-                        self._progress(f"waiting: {message.text}", 0.0)
+                        if index not in waiting:
+                            log.warning("waiting for %s: %s", stage.describe(), message.text)
+                        waiting.add(index)
                         again[index] = now_s + min(message.retry_after_s, 1.0)
                     else:
                         self._take(stage, message)
@@ -249,6 +262,7 @@ class Head:
             stage.ready = message
             self._progress(stage.plan.name, 1.0)
         elif isinstance(message, Error):
+            self._blame_the_lost()
             raise ClusterError(f"{stage.describe()}: {message.text}")
         elif not isinstance(message, Pong):
             raise PeerError(f"{stage.describe()} sent an unexpected {type(message).__name__}")
@@ -276,6 +290,9 @@ class Head:
             self._fail(ClusterError(f"the head failed: {type(error).__name__}: {error}"))
             raise
         finally:
+            self._failure = self._failure or ClusterError("the head is closed")
+            for answer in self._answers.values():
+                answer.items.put(self._failure)
             self._disconnect()
 
     def _fail(self, error: FlowSpecError) -> None:
@@ -310,7 +327,9 @@ class Head:
                 raise ClusterError(envelope.message.text)
 
     def _step(self, event: HeadEvent, now_s: float) -> None:
+        """Runs the core's commands; what the stages wait for goes out before readers are woken."""
         first = next(iter(self._data.values()))[0]
+        for_readers: list[Emit | Finished] = []
         for command in self._core.handle(event, now_s):
             if isinstance(command, ToPipeline):
                 if not first.send(command.segment):
@@ -320,10 +339,12 @@ class Head:
                     stage.control.send(command.message)
             elif isinstance(command, Timed):
                 self.hops.append(command.hops)
-            elif isinstance(command, Emit):
+            else:
+                for_readers.append(command)
+        for command in for_readers:
+            if isinstance(command, Emit):
                 self._answers[command.request].items.put(Tokens(tokens=command.tokens, at_s=now_s))
             else:
-                assert isinstance(command, Finished)
                 self._answers.pop(command.request).items.put(End(reason=command.reason, reused=command.reused))
 
     # --------------------------------------------------------------------------------------------- sockets
@@ -335,7 +356,7 @@ class Head:
             self._poller = zmq.Poller()
             for source in (self._wake.read_fd, *(s.control.socket for s in self.stages), *monitors, *self._data):
                 self._poller.register(source, zmq.POLLIN)
-        ready = poll_order(self._poller.poll(timeout_ms))
+        ready = ready_sources(self._poller.poll(timeout_ms))
         if self._wake.read_fd in ready:
             self._wake.clear()
         return ready
@@ -352,13 +373,23 @@ class Head:
             found.append(envelope.message)
         return found
 
+    def _blame_the_lost(self) -> None:
+        """Before a stage's error is raised: a device that is gone is the better explanation, if there is one."""
+        time.sleep(LOSS_SETTLES_S)
+        for stage in self.stages:
+            self._check_connection(stage)
+
+    def _check_connection(self, stage: Stage) -> None:
+        monitors = [monitor for monitor in (stage.monitor, stage.data_monitor) if monitor is not None]
+        if any([monitor.drain()[0] for monitor in monitors]) and stage.welcome is not None:
+            doing = "while loading" if stage.ready is None else "while answering"
+            raise ClusterError(f"{stage.describe()} was lost {doing}: its connection closed; see the daemon's log there")
+
     def _check_peers(self, now_s: float, ready: set[Any]) -> None:
         """Keeps the leases alive; raises `ClusterError` for a device that is gone."""
         for stage in self.stages:
-            monitors = [m for m in (stage.monitor, stage.data_monitor) if m is not None and m.socket in ready]
-            if any([monitor.drain()[0] for monitor in monitors]) and stage.welcome is not None:
-                doing = "while loading" if stage.ready is None else "while answering"
-                raise ClusterError(f"{stage.describe()} was lost {doing}: its connection closed; see the daemon's log there")
+            if stage.monitor.socket in ready or (stage.data_monitor is not None and stage.data_monitor.socket in ready):
+                self._check_connection(stage)
         if now_s < self._ping_due_s:
             return
         self._ping_due_s = now_s + timeouts.PING_EVERY_S

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import psutil
 import torch
 
@@ -19,7 +21,10 @@ def pick_device(name: str) -> torch.device:
         name = "cuda:0" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"--device {name}: this torch ({torch.__version__}) sees no CUDA device; use --device cpu or install a CUDA build")
-    return torch.device(name)
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"--device {name}: expected one of the {torch.cuda.device_count()} CUDA devices of this machine")
+    return device
 
 
 def use_threads(count: int | None) -> None:
@@ -61,9 +66,13 @@ def slice_memory(files: ModelFiles, span: Span, dtype: str, context: int) -> Sli
     )
 
 
-def check_memory(files: ModelFiles, span: Span, assign: Assign, device: torch.device, limit_bytes: int | None) -> None:
-    """Refuses a slice that does not fit, before anything of it is loaded."""
+def check_memory(
+    files: ModelFiles, span: Span, assign: Assign, device: torch.device, limit_bytes: int | None, *, is_loaded: bool = False
+) -> None:
+    """Refuses a slice that does not fit, before anything of it is loaded; `is_loaded`: its weights are there already."""
     need = slice_memory(files, span, assign.dtype, assign.context)
+    if is_loaded:
+        need = replace(need, weight_bytes=0)
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         have = free if limit_bytes is None else min(free, limit_bytes)

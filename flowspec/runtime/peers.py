@@ -76,7 +76,7 @@ class Peers:
             self._banned.popitem(last=False)
         peer = self._known.pop(identity, None)
         link = peer.link if peer is not None else Link(self._router, incarnation=0, sender=self._name, identity=identity)
-        link.send(Error(text=f"{self._name}: {error}"))
+        link.send(Error.saying(str(error)))
         return peer
 
     def _introduce(self, identity: bytes, envelope: Envelope) -> Peer:
@@ -90,6 +90,8 @@ class Peers:
         link = Link(self._router, incarnation=envelope.incarnation, sender=self._name, identity=identity)
         peer = self._known[identity] = Peer(hello, link, Receiver())
         if len(self._known) > PEERS_MAX:
-            oldest = next(key for key, known in self._known.items() if known.incarnation != self.kept_incarnation)
+            oldest = next((key for key, known in self._known.items() if known.incarnation != self.kept_incarnation), None)
+            if oldest is None:
+                raise PeerError(f"expected at most {PEERS_MAX} connections of one head, one more came")
             del self._known[oldest]
         return peer

@@ -134,7 +134,9 @@ def open_session(
         devices = read_cluster(options.cluster)
     else:
         devices = [Device(name=f"local-{index}", address="") for index in range(options.local)]
-    stages = split_layers(devices, int(raw.get("num_hidden_layers", 0)), options.layers)
+    stages = split_layers(devices, raw["num_hidden_layers"], options.layers)
+    if "max_position_embeddings" in raw:
+        pick_context(options.context, raw["max_position_embeddings"])
     with contextlib.ExitStack() as stack:
         local = None
         if options.cluster is None:

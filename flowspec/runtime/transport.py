@@ -65,6 +65,10 @@ def bind_router(context: zmq.Context[Any], host: str, port: int) -> tuple[zmq.So
 def dial(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
     """A DEALER on its way to `host:port`."""
     host, port = split_address(address)
+    try:
+        sockets.getaddrinfo(host.strip("[]"), port)
+    except (sockets.gaierror, UnicodeError) as error:
+        raise InputError(f"cannot find the host of {address}: {error.args[-1]}; check the name or use an IP address") from None
     socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
     _configure(socket)
     try:
@@ -91,7 +95,7 @@ class Link:
         frames: list[Any] = [*self._prefix, *encode(envelope)]
         try:
             self.socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=True)
-        except (zmq.Again, zmq.ZMQError):
+        except zmq.ZMQError:
             return False
         self._sent += 1
         return True
@@ -158,6 +162,6 @@ class Wake:
         os.close(self._write_fd)
 
 
-def poll_order(ready: Sequence[tuple[Any, int]]) -> set[Any]:
+def ready_sources(ready: Sequence[tuple[Any, int]]) -> set[Any]:
     """The sockets and descriptors of a poll that have something, as a set."""
     return {source for source, _ in ready}

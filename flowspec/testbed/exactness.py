@@ -12,6 +12,9 @@ from flowspec.core.messages import Sampling
 from flowspec.model.reference import Difference, Reference
 from flowspec.runtime.session import Limits, Session, Timing, timed
 
+STOPPED = -1
+"""Stands for whichever stop token ended an answer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -23,44 +26,56 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """How one answer compared; `differences` is empty for exact ones."""
+class Found:
+    """What a cluster of `stages` answered: its new tokens, and -1 at the end where a stop token ended them."""
 
     case: Case
     stages: int
+    new_tokens_max: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How one answer compared: `exact`, `near-tie` or `wrong`; `differences` is empty for exact ones."""
+
+    found: Found
     kind: str
-    new_tokens: int
     differences: tuple[Difference, ...] = field(default=())
 
 
-def answer_of(session: Session, case: Case, limits: Limits) -> list[int]:
-    """The cluster's new tokens; a stop token that ended them is put back, to be compared as well."""
+def answer(session: Session, case: Case, limits: Limits) -> Found:
+    """Asks the cluster one case."""
     request = session.head.new_request()
     timing = Timing()
-    answer = session.submit(case.prompt, case.sampling, limits, request=request)
-    for _ in timed(answer, timing):
+    running = session.submit(case.prompt, case.sampling, limits, request=request)
+    for _ in timed(running, timing):
         pass
     session.head.forget(request)
-    assert answer.end is not None
-    return [*timing.new_tokens, -1] if answer.end.reason == "stop" else timing.new_tokens
+    assert running.end is not None
+    return Found(
+        case=case,
+        stages=len(session.head.stages),
+        new_tokens_max=min(limits.new_tokens_max, session.head.plan.context - len(case.prompt)),
+        tokens=(*timing.new_tokens, *((STOPPED,) if running.end.reason == "stop" else ())),
+    )
 
 
-def compare(session: Session, reference: Reference, case: Case, limits: Limits) -> Verdict:
-    """Answers one case on the cluster and judges it by the reference."""
-    found = answer_of(session, case, limits)
-    context = session.head.plan.context
-    expected = reference.generate(case.prompt, case.sampling, min(limits.new_tokens_max, context - len(case.prompt)), limits.stop_ids)
-    stages = len(session.head.stages)
-    if found == [-1 if token in limits.stop_ids else token for token in expected]:
-        return Verdict(case=case, stages=stages, kind="exact", new_tokens=len(found))
+def judge(reference: Reference, found: Found, stop_ids: frozenset[int]) -> Verdict:
+    """Compares one answer; the reference must have generated all answers before, for its noise to be known."""
+    case, tokens = found.case, list(found.tokens)
+    expected = reference.generate(case.prompt, case.sampling, found.new_tokens_max, stop_ids)
+    if tokens == [STOPPED if token in stop_ids else token for token in expected]:
+        return Verdict(found=found, kind="exact")
     differences = tuple(
         difference
-        for difference in reference.check(case.prompt, case.sampling, found)
-        if not (difference.found == -1 and difference.expected in limits.stop_ids)
+        for difference in reference.check(case.prompt, case.sampling, tokens)
+        if not (difference.found == STOPPED and difference.expected in stop_ids)
     )
-    first = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), min(len(found), len(expected)))
-    if not differences and first < min(len(found), len(expected)):
+    shorter = min(len(tokens), len(expected))
+    first = next((index for index in range(shorter) if tokens[index] != expected[index]), shorter)
+    if not differences and first < shorter:
         # The forced pass agrees with the cluster and the cached one does not: the margin is below the noise between them.
-        differences = (Difference(index=first, expected=expected[first], found=found[first], margin=0.0),)
+        differences = (Difference(index=first, expected=expected[first], found=tokens[first], margin=0.0),)
     near = bool(differences) and all(difference.margin <= reference.noise_logits for difference in differences)
-    return Verdict(case=case, stages=stages, kind="near-tie" if near else "wrong", new_tokens=len(found), differences=differences)
+    return Verdict(found=found, kind="near-tie" if near else "wrong", differences=differences)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flowspec.core import limits
-from flowspec.core.events import Cancel, Forget, RunLayers, Submit, ToPipeline, ToStages, VerifiedArrived
+from flowspec.core.events import Cancel, Finished, Forget, RunLayers, Submit, ToPipeline, ToStages, VerifiedArrived
 from flowspec.core.head import HeadCore
 from flowspec.core.messages import Open, Release, Sampling, Verified
 from flowspec.errors import InputError, PeerError
@@ -201,6 +201,23 @@ def test_a_forgotten_conversation_is_released_everywhere() -> None:
     run.settle()
     assert run.head.handle(Forget(request=1), 0.0) == [ToStages(message=Release(request=1))]
     assert run.head.handle(Forget(request=1), 0.0) == []
+
+
+def test_a_conversation_that_is_forgotten_in_mid_answer_is_released_once_nothing_of_it_is_in_flight() -> None:
+    run = pipeline(2)
+    run.give(ask(1, list(range(90)) * 5, 30))
+    commands = run.head.handle(Forget(request=1), 0.0)
+    assert commands == [Finished(request=1, reason="cancelled", reused=0)]
+    run.settle()
+    assert run.head.in_flight == 0
+    assert [stage.requests() for stage in run.stages] == [[], []], "no segment opened it again behind the Release"
+
+
+def test_a_root_that_comes_back_dropped_is_the_stages_fault() -> None:
+    head = HeadCore(context=100, stage_count=1)
+    head.handle(ask(1, [1, 2, 3], 5), 0.0)
+    with pytest.raises(PeerError, match="never dropped"):
+        head.handle(VerifiedArrived(verified=Verified(segment=0, parts=(), hops=())), 0.0)
 
 
 def test_the_first_commands_of_an_answer_are_its_open_and_its_first_chunks() -> None:

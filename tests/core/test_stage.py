@@ -69,7 +69,7 @@ def run_of(commands: list[StageCommand]) -> RunLayers:
 
 def opened(*, is_last: bool = True) -> StageCore:
     """A stage that has run the prompt."""
-    core = StageCore(is_last=is_last)
+    core = StageCore(is_last=is_last, slots_max=64)
     commands = arrive(core, segment(0, [(0, -1, 0), (1, 0, 1), (2, 1, 2)], prompt=True, opens=opening()))
     assert commands[0] == OpenCache(request=1, slots=64)
     finish(core, run_of(commands))
@@ -77,7 +77,7 @@ def opened(*, is_last: bool = True) -> StageCore:
 
 
 def test_a_prompt_row_sees_what_is_before_it_and_only_the_root_is_sampled() -> None:
-    core = StageCore(is_last=True)
+    core = StageCore(is_last=True, slots_max=64)
     job = run_of(arrive(core, segment(0, [(0, -1, 0), (1, 0, 1), (2, 1, 2)], prompt=True, opens=opening())))
     assert job.parts[0].visible.tolist() == [[True, False, False], [True, True, False], [True, True, True]]
     assert job.parts[0].sampled.tolist() == [False, False, True]
@@ -219,6 +219,8 @@ def test_what_no_correct_head_sends_is_refused() -> None:
     with pytest.raises(PeerError, match="reserved"):
         arrive(opened(), segment(1, [(10 + i, 2, 3) for i in range(62)]))
     with pytest.raises(PeerError, match="nothing of it is held"):
-        StageCore(is_last=True).handle(ControlArrived(message=opening(keep=1)), 0.0)
+        StageCore(is_last=True, slots_max=64).handle(ControlArrived(message=opening(keep=1)), 0.0)
+    with pytest.raises(PeerError, match="as assigned"):
+        StageCore(is_last=True, slots_max=64).handle(ControlArrived(message=opening(slots=65)), 0.0)
     with pytest.raises(PeerError, match="slots"):
         opened().handle(ControlArrived(message=opening(epoch=1, slots=99)), 0.0)

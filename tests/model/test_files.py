@@ -154,7 +154,7 @@ def test_an_unknown_dtype_is_named(single: Path) -> None:
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": null}', "3"])
 def test_a_broken_index_is_named(sharded: Path, content: str) -> None:
     (sharded / INDEX).write_text(content)
-    with pytest.raises(InputError, match=f"{INDEX} is broken: expected a weight_map"):
+    with pytest.raises(InputError, match=f"{INDEX}.*: expected (JSON|a JSON object|a weight_map)"):
         ModelFiles(str(sharded)).check_weights()
 
 
@@ -167,7 +167,7 @@ def test_an_index_may_name_a_tensor_that_its_shard_lacks(sharded: Path) -> None:
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"num_hidden_layers": "2"}', '{"num_hidden_layers": null}'])
 def test_a_config_that_is_none(single: Path, content: str) -> None:
     (single / "config.json").write_text(content)
-    with pytest.raises(InputError, match=r"config\.json: expected a model's config\.json with .*num_hidden_layers"):
+    with pytest.raises(InputError, match=r"config\.json: (num_hidden_layers: expected 1 to|expected JSON|expected a JSON object)"):
         ModelFiles(str(single)).raw_config()
 
 

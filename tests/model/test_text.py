@@ -173,7 +173,7 @@ def test_features_that_are_lacking_are_named_unless_switched_off(tmp_path: Path)
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("{", "is not JSON"),
+        ("{", "expected JSON"),
         ("[]", "expected a JSON object, got"),
         ({"eos_token_id": "x"}, "eos_token_id: expected a token id or a list"),
         ({"eos_token_id": [1, "x"]}, "eos_token_id: expected a token id or a list"),

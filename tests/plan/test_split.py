@@ -60,7 +60,7 @@ def test_more_devices_than_layers_are_refused() -> None:
 
 def test_a_split_by_hand_is_taken_as_it_is_or_refused() -> None:
     assert checked_split((3, 1, 2, 2), 8, 4) == [3, 1, 2, 2]
-    with pytest.raises(InputError, match="--layers names 2 stages, but there are 4 devices"):
+    with pytest.raises(InputError, match="--layers: expected 4 numbers, one for each device, got 2"):
         checked_split((4, 4), 8, 4)
     with pytest.raises(InputError, match=r"--layers: 3\+1\+2\+1 is 7, but the model has 8"):
         checked_split((3, 1, 2, 1), 8, 4)

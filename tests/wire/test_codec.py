@@ -18,7 +18,8 @@ from flowspec.errors import PeerError
 from flowspec.wire.codec import DTYPE_BYTES, KINDS, Envelope, Tensor, decode, encode
 
 IDS = st.integers(0, 9) | st.integers(0, limits.ID_MAX)
-NAMES = st.text(max_size=8) | st.just("é" * limits.NAME_CHARS_MAX)
+PRINTABLE = st.characters(categories=["L", "N", "P", "S"])
+NAMES = st.text(PRINTABLE, max_size=8) | st.just("é" * limits.NAME_CHARS_MAX)
 BY_TYPE = {int: IDS, str: NAMES, float: st.floats(0, 1), bool: st.booleans()}
 
 
@@ -33,7 +34,7 @@ def assigns(draw: st.DrawFn, cls: type) -> Any:
     stages, layers = draw(st.integers(1, limits.STAGES_MAX)), draw(st.integers(1, 4096))
     last, first = draw(st.booleans()) or stages == 1 or layers == 1, draw(st.integers(0, max(0, layers - 2)))
     special = {
-        "model": st.text(max_size=30),
+        "model": st.text(PRINTABLE, max_size=30),
         "stages": st.just(stages),
         "stage": st.just(stages - 1) if last else st.integers(0, stages - 2),
         "layer_count": st.just(layers),
@@ -97,7 +98,7 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "Commit": commits(),
     "Segment": SEGMENTS,
     "Verified": build(Verified, parts=st.lists(verified_parts(), max_size=3).map(tuple), hops=st.lists(HOPS, max_size=3).map(tuple)),
-    "Error": build(Error, text=st.text(max_size=40), retry_after_s=st.floats(0, 3600)),
+    "Error": build(Error, text=st.text(PRINTABLE, max_size=40), retry_after_s=st.floats(0, 3600)),
 }
 
 
