@@ -11,9 +11,8 @@ from types import FrameType
 from typing import Any
 
 from flowspec.core.messages import Sampling
-from flowspec.errors import FlowSpecError
 from flowspec.model.text import StopStrings, TextStream, Tokenizer
-from flowspec.runtime.head import Answer
+from flowspec.runtime.answer import Answer
 from flowspec.runtime.session import Limits, Session, Timing, timed
 
 
@@ -74,12 +73,8 @@ def ask(session: Session, question: Question, show: Callable[[str], None]) -> Ou
     timing = Timing()
     answer = session.submit(question.prompt, question.sampling, question.limits, request=question.request, stop_rule=rule)
     with cancelled_by_ctrl_c(session, answer) as interruption:
-        try:
-            for tokens in timed(answer, timing):
-                show(" ".join(map(str, tokens)) + " " if stream is None else stream.push(tokens))
-        except FlowSpecError:
-            show("\n" if timing.new_tokens else "")  # the error gets a line of its own
-            raise
+        for tokens in timed(answer, timing):
+            show(" ".join(map(str, tokens)) + " " if stream is None else stream.push(tokens))
     assert answer.end is not None
     if stream is not None:
         show(stream.finish())

@@ -154,7 +154,7 @@ class Chat:
                 self.session = None
                 if self.messages and self.messages[-1]["role"] == "user":
                     self.messages.pop()
-                self.console.print(f"[red]{escape(str(error))}[/]\n(the dialogue is kept: ask again to connect again, or /save FILE)\n")
+                self.console.print(f"\n[red]{escape(str(error))}[/]\n(the dialogue is kept: ask again to connect again, or /save FILE)\n")
 
     def command(self, line: str) -> bool:
         """Runs a slash command; False ends the chat."""

@@ -23,7 +23,7 @@ from flowspec.cli.options import (
     pick_limits,
     pick_sampling,
 )
-from flowspec.errors import InputError
+from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.text import Tokenizer, check_utf8, recommended
 from flowspec.runtime.session import Session, open_session
@@ -73,7 +73,11 @@ def run(args: argparse.Namespace) -> int:
             stops=args.stop,
             method=args.method,
         )
-        outcome = ask(session, question, (lambda text: None) if args.json else _show)
+        try:
+            outcome = ask(session, question, (lambda text: None) if args.json else _show)
+        except ClusterError:
+            _show("" if args.json else "\n")  # the error gets a line of its own
+            raise
         if args.json:
             print(json.dumps(record(session, question, outcome)))
         else:

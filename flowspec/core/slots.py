@@ -30,10 +30,6 @@ class SlotMap:
         """One above the highest slot in use; attention reads no further."""
         return self._high
 
-    @property
-    def used(self) -> int:
-        return self._high - len(self._freed)
-
     def allocate(self, position: int, *, committed: bool) -> int:
         """Takes a slot for a node; raises `PeerError` when the head sends more than it reserved."""
         if self._freed:

@@ -53,7 +53,7 @@ class TreeRows:
     first: int
     slots: torch.Tensor  # [rows] int64
     positions: torch.Tensor  # [rows] int64
-    key_positions: torch.Tensor  # [high] int64
+    key_positions: torch.Tensor  # [high] int32
     visible: torch.Tensor  # [rows, high] bool
     masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from flowspec.core import limits
 from flowspec.errors import FlowSpecError, InputError
+from flowspec.plan.placement import StagePlan
 from flowspec.plan.split import checked_split, even_split, weighted_split
-from flowspec.runtime.head import StagePlan
 from flowspec.runtime.transport import split_address
 
 if sys.version_info >= (3, 11):

@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import time
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -53,9 +52,10 @@ from flowspec.errors import FlowSpecError, PeerError
 from flowspec.plan.memory import mib
 from flowspec.runtime import timeouts
 from flowspec.runtime.compute import ComputeThread, Crashed, Failed, Loaded, LoadProgress, Machine, Result
+from flowspec.runtime.hold import Hold
 from flowspec.runtime.peers import Peer, Peers
-from flowspec.runtime.transport import Link, Monitor, Receiver, Wake, bind_router, dial, ready_sources, receive
-from flowspec.wire.codec import Envelope, Tensor, decode
+from flowspec.runtime.transport import Link, Monitor, Wake, bind_router, dial, ready_sources, receive
+from flowspec.wire.codec import Envelope, decode
 
 log = logging.getLogger("flowspec.daemon")
 
@@ -63,52 +63,6 @@ BUSY_RETRY_S = 0.5
 IDLE_POLL_MS = 60_000
 HELD_POLL_MS = 500
 """While a head holds the daemon, deadlines are checked at least this often."""
-
-
-@dataclass(slots=True)
-class _Hold:
-    """The head that holds this daemon, and the stage it made of it."""
-
-    number: int
-    control: Peer
-    assign: Assign
-    core: StageCore
-    lease_until_s: float
-    next_hop: Link | None = None
-    next_monitor: Monitor | None = None
-    next_receiver: Receiver = field(default_factory=Receiver)
-    next_ready: bool = False
-    next_deadline_s: float = 0.0
-    loaded: Loaded | None = None
-    data: Peer | None = None
-    is_ready: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.control.hello.name
-
-    def check_segment(self, segment: Segment, payload: Tensor | None) -> None:
-        """Raises `PeerError` for a segment that this stage's slice cannot run."""
-        if self.loaded is None:
-            raise PeerError("a segment came before the slice was loaded")
-        if len(segment.hops) != self.assign.stage:
-            raise PeerError(f"expected a segment after {self.assign.stage} hops, got {len(segment.hops)}")
-        if self.assign.stage == 0:
-            if payload is not None:
-                raise PeerError("the first stage takes tokens, but a payload came")
-            tokens = [token for part in segment.parts for token in part.tokens]
-            if tokens and max(tokens) >= self.loaded.vocabulary_size:
-                raise PeerError(f"expected token ids below {self.loaded.vocabulary_size}, got {max(tokens)}")
-        elif segment.row_count:
-            expected = (segment.row_count, self.loaded.hidden_size, self.assign.dtype)
-            found = None if payload is None else (payload.rows, payload.width, payload.dtype)
-            if found != expected:
-                raise PeerError(f"expected a payload of {expected}, got {found}")
-
-    @property
-    def next_device(self) -> str:
-        """The next hop, for messages to people."""
-        return f"the next device {self.assign.next_name} at {self.assign.next_hop}"
 
 
 class Daemon:
@@ -126,7 +80,7 @@ class Daemon:
         self._compute = ComputeThread(machine, self._wake)
         self._peers = Peers(self._router, name)
         self._poller = zmq.Poller()
-        self._hold: _Hold | None = None
+        self._hold: Hold | None = None
         self._holds_begun = 0
         self._stopping = ""
 
@@ -301,7 +255,7 @@ class Daemon:
         )
         self._holds_begun += 1
         core = StageCore(is_last=assign.stage == assign.stages - 1, slots_max=assign.context + limits.TREE_NODES_MAX)
-        hold = _Hold(self._holds_begun, peer, assign, core, now_s + timeouts.LEASE_S)
+        hold = Hold(self._holds_begun, peer, assign, core, now_s + timeouts.LEASE_S)
         hold.data = next(
             (other for other in self._peers if other.hello.role == "head-data" and other.incarnation == peer.incarnation), None
         )
@@ -338,7 +292,7 @@ class Daemon:
             except PeerError as error:
                 self._fail(f"{self._hold.next_device}: {error}")
 
-    def _tell_ready(self, hold: _Hold) -> None:
+    def _tell_ready(self, hold: Hold) -> None:
         if hold.loaded is None or not hold.next_ready or hold.is_ready:
             return
         hold.is_ready = True
@@ -374,11 +328,11 @@ class Daemon:
 
     # ------------------------------------------------------------------------------------------ computing
 
-    def _step(self, hold: _Hold, event: Any, now_s: float) -> None:
+    def _step(self, hold: Hold, event: Any, now_s: float) -> None:
         for command in hold.core.handle(event, now_s):
             self._execute(hold, command)
 
-    def _execute(self, hold: _Hold, command: StageCommand) -> None:
+    def _execute(self, hold: Hold, command: StageCommand) -> None:
         if isinstance(command, RunLayers | OpenCache | ClearSlots | CloseCache):
             self._compute.post(hold.number, command)
         elif isinstance(command, Trim):

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import secrets
 import socket as sockets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import zmq
@@ -25,7 +24,9 @@ from flowspec.core.events import Cancel, Emit, Finished, Forget, HeadEvent, Subm
 from flowspec.core.head import HeadCore
 from flowspec.core.messages import Assign, Error, Hello, Hop, Loading, Message, Ping, Pong, Ready, Reset, Verified, Welcome
 from flowspec.errors import ClusterError, FlowSpecError, InputError, PeerError
+from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime import timeouts
+from flowspec.runtime.answer import Answer, End, Tokens
 from flowspec.runtime.transport import Link, Monitor, Receiver, Wake, dial, ready_sources, receive
 from flowspec.wire.codec import decode
 
@@ -36,31 +37,6 @@ LOSS_SETTLES_S = 0.1
 """How long the closing of a lost device's connections may take to show on all of them."""
 
 log = logging.getLogger("flowspec.head")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagePlan:
-    """A device, its address, and the layers `[first, end)` it shall run."""
-
-    name: str
-    address: str
-    first: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterPlan:
-    """What runs where; the stages are in pipeline order."""
-
-    model: str
-    fingerprint: str
-    dtype: str
-    context: int
-    stages: tuple[StagePlan, ...]
-
-    @property
-    def layer_count(self) -> int:
-        return self.stages[-1].end
 
 
 @dataclass(slots=True)
@@ -79,42 +55,6 @@ class Stage:
 
     def describe(self) -> str:
         return f"device {self.plan.name} at {self.plan.address}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
-    """New tokens of an answer, and when they were known."""
-
-    tokens: tuple[int, ...]
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
-    """The answer is over; `reason` is `stop`, `length` or `cancelled`."""
-
-    reason: str
-    reused: int
-
-
-@dataclass(slots=True)
-class Answer:
-    """An answer under way: iterate for its `Tokens`; `end` is set afterwards."""
-
-    request: int
-    submitted_s: float
-    end: End | None = None
-    items: queue.SimpleQueue[Tokens | End | FlowSpecError] = field(default_factory=queue.SimpleQueue)
-
-    def __iter__(self) -> Iterator[Tokens]:
-        while self.end is None:
-            item = self.items.get()
-            if isinstance(item, FlowSpecError):
-                raise item
-            if isinstance(item, End):
-                self.end = item
-            else:
-                yield item
 
 
 class Head:

@@ -16,8 +16,10 @@ from flowspec.core.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.families import check_family, family_of
 from flowspec.model.files import ModelFiles, canonical_name
+from flowspec.plan.placement import ClusterPlan
+from flowspec.runtime.answer import Answer
 from flowspec.runtime.cluster import Device, pick_context, read_cluster, split_layers
-from flowspec.runtime.head import Answer, ClusterPlan, Head, Progress
+from flowspec.runtime.head import Head, Progress
 from flowspec.runtime.local import LocalCluster
 from flowspec.wire.codec import DTYPE_BYTES
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from flowspec.core.events import Submit
 from flowspec.core.messages import Sampling
 from flowspec.model.files import ModelFiles
+from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.cluster import Device, split_layers
-from flowspec.runtime.head import ClusterPlan, Head
+from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster
 from flowspec.testbed.checkpoints import make_checkpoint
 

@@ -21,9 +21,10 @@ from flowspec.core.messages import Sampling
 from flowspec.errors import ClusterError
 from flowspec.model.files import ModelFiles
 from flowspec.plan.memory import mib
+from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device, split_layers
-from flowspec.runtime.head import ClusterPlan, Head
+from flowspec.runtime.head import Head
 from flowspec.runtime.session import pick_dtype
 
 PROMPT = tuple(range(10, 300))

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -24,9 +25,11 @@ from flowspec.core.messages import Assign, Error, Hello, Message, Ping, Sampling
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
+from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
+from flowspec.runtime.answer import Answer
 from flowspec.runtime.cluster import Device, split_layers
-from flowspec.runtime.head import Answer, ClusterPlan, Head
+from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.transport import Link, dial
 from flowspec.testbed.checkpoints import make_variant
@@ -322,25 +325,28 @@ def test_a_daemon_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, fo
         Head(plan_for(folder, [LocalDaemon(name="nobody", port=9, pid=0)]))
 
 
+def whole_model(plan: ClusterPlan) -> Assign:
+    """All layers for one daemon."""
+    return Assign(
+        model=plan.model,
+        fingerprint=plan.fingerprint,
+        stage=0,
+        stages=1,
+        first_layer=0,
+        end_layer=8,
+        layer_count=8,
+        next_hop="",
+        next_name="",
+        dtype="float32",
+        context=100,
+    )
+
+
 def test_an_assignment_to_a_daemon_that_is_held_says_by_whom(cluster: LocalCluster, folder: Path) -> None:
     daemons = cluster.wait()
     with Head(plan_for(folder, daemons)), Peer(daemons[0].address) as peer:
         peer.greet()
-        plan = plan_for(folder, daemons[:1])
-        assign = Assign(
-            model=plan.model,
-            fingerprint=plan.fingerprint,
-            stage=0,
-            stages=1,
-            first_layer=0,
-            end_layer=8,
-            layer_count=8,
-            next_hop="",
-            next_name="",
-            dtype="float32",
-            context=100,
-        )
-        peer.link.send(assign)
+        peer.link.send(whole_model(plan_for(folder, daemons[:1])))
         refused = peer.answer()
         assert isinstance(refused, Error)
         assert "held by head" in refused.text
@@ -382,22 +388,9 @@ def test_a_job_that_failed_for_one_head_costs_the_next_nothing(
 def test_a_head_that_breaks_its_own_limits_does_not_stop_the_daemon(cluster: LocalCluster, folder: Path) -> None:
     daemons = cluster.wait()
     plan = plan_for(folder, daemons[:1])
-    assign = Assign(
-        model="x" * limits.TEXT_CHARS_MAX,
-        fingerprint=plan.fingerprint,
-        stage=0,
-        stages=1,
-        first_layer=0,
-        end_layer=8,
-        layer_count=8,
-        next_hop="",
-        next_name="",
-        dtype="float32",
-        context=100,
-    )
     with Peer(daemons[0].address) as peer:
         peer.greet()
-        peer.link.send(assign)
+        peer.link.send(replace(whole_model(plan), model="x" * limits.TEXT_CHARS_MAX))
         refused = peer.answer()
         assert isinstance(refused, Error)
         assert len(refused.text) <= limits.TEXT_CHARS_MAX

@@ -1,0 +1,30 @@
+"""What runs where: the layers of a model on the devices of a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    """A device, its address, and the layers `[first, end)` it shall run."""
+
+    name: str
+    address: str
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPlan:
+    """What runs where; the stages are in pipeline order."""
+
+    model: str
+    fingerprint: str
+    dtype: str
+    context: int
+    stages: tuple[StagePlan, ...]
+
+    @property
+    def layer_count(self) -> int:
+        return self.stages[-1].end
