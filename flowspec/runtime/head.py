@@ -72,7 +72,6 @@ class Head:
         self._wake = Wake()
         self._inbox: deque[tuple[HeadEvent, Answer | None]] = deque()
         self._answers: dict[int, Answer] = {}
-        self._failure: FlowSpecError | None = None
         self._stopping = False
         self._ping_due_s = 0.0
         self._requests_begun = 0
@@ -230,15 +229,17 @@ class Head:
             self._fail(ClusterError(f"the head failed: {type(error).__name__}: {error}"))
             raise
         finally:
-            self._failure = self._failure or ClusterError("the head is closed")
-            for answer in self._answers.values():
-                answer.items.put(self._failure)
+            self._end_answers(ClusterError("the head is closed"))
             self._disconnect()
 
-    def _fail(self, error: FlowSpecError) -> None:
-        self._failure = error
+    def _end_answers(self, error: FlowSpecError) -> None:
         for answer in self._answers.values():
             answer.items.put(error)
+        self._answers.clear()
+
+    def _fail(self, error: FlowSpecError) -> None:
+        """Ends every answer with the error, also those that are asked for until the head is closed."""
+        self._end_answers(error)
         while not self._stopping:
             while self._inbox:
                 _, unanswered = self._inbox.popleft()

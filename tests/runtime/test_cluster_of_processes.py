@@ -1,4 +1,7 @@
-"""Real daemons, sockets and model files: answers, one head after another, lost processes, peers that misbehave."""
+"""Real daemons, sockets and model files: answers, one head after another, lost processes, peers that misbehave.
+
+Longer than most files, for all of it shares one set of daemons, which take seconds to start.
+"""
 
 from __future__ import annotations
 
@@ -311,12 +314,29 @@ def test_a_model_that_differs_from_the_heads_is_refused(cluster: LocalCluster, f
 
 def test_a_daemon_that_dies_while_loading_is_named(doomed: LocalCluster, folder: Path) -> None:
     daemons = doomed.wait()
-    os.kill(daemons[1].pid, signal.SIGSTOP)  # it will never answer the assignment
-    killer = threading.Timer(1.0, lambda: os.kill(daemons[1].pid, signal.SIGKILL))
-    killer.start()
-    with pytest.raises(ClusterError, match="local-1"):
-        Head(plan_for(folder, daemons))
+    killer = threading.Timer(0.5, lambda: os.kill(daemons[1].pid, signal.SIGKILL))
+
+    class StopsOneBeforeItLoads(Head):
+        """Freezes local-1 when it has been welcomed, so that it dies with its assignment open."""
+
+        def _assign(self, index: int) -> None:
+            if index == 1:
+                os.kill(daemons[1].pid, signal.SIGSTOP)
+                killer.start()
+            super()._assign(index)
+
+    with pytest.raises(ClusterError, match=r"local-1 .* was lost while loading"):
+        StopsOneBeforeItLoads(plan_for(folder, daemons))
     killer.join()
+
+
+def test_answers_that_are_open_when_the_head_closes_end_with_an_error(cluster: LocalCluster, folder: Path) -> None:
+    head = Head(plan_for(folder, cluster.wait()))
+    answer = submit(head, count=250)
+    next(iter(answer))
+    head.close()
+    with pytest.raises(ClusterError, match="closed"):
+        tokens_of(answer)
 
 
 def test_a_daemon_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
