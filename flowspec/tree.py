@@ -3,15 +3,21 @@
 An append-only table of nodes. Node ids grow and parents come before children. The *committed path* holds one node per
 position from the first prompt token on; its last node is the *root*, the newest token known to be in the output. Every
 other living node hangs below the root. Knows nothing of models, messages or time.
+
+A node's *chance* is the estimated probability that it is right if its parent is; its *value*, that it ends up in the
+output, is the product of the chances from the root down. It is kept as a logarithm, so it needs no update when the root
+moves on: everything below only comes nearer.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 
-import numpy as np
+CHANCE_MIN = 1e-30
+"""Chances below count as this one, so that values keep their order far below the root."""
 
 
 class NodeState(IntEnum):
@@ -24,22 +30,22 @@ class NodeState(IntEnum):
 
 
 class TokenTree:
-    """Nodes `{id, parent, token, position, value, state}`; `value` estimates the chance to end up in the output."""
+    """Nodes `{id, parent, token, position, value, state}`."""
 
     def __init__(self) -> None:
-        size = 256
-        self._parent = np.full(size, -1, dtype=np.int64)
-        self._token = np.zeros(size, dtype=np.int64)
-        self._position = np.zeros(size, dtype=np.int64)
-        self._value = np.zeros(size, dtype=np.float64)
-        self._state = np.zeros(size, dtype=np.uint8)
-        self._count = 0
+        self._parent: list[int] = []
+        self._token: list[int] = []
+        self._position: list[int] = []
+        self._log_value: list[float] = []
+        self._state: list[NodeState] = []
         self._children: dict[int, dict[int, int]] = {}
         self._alive: set[int] = set()
+        self._ready: set[int] = set()
         self.path: list[int] = []
+        self.sent_alive = 0
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._parent)
 
     @property
     def root(self) -> int:
@@ -55,28 +61,49 @@ class TokenTree:
         """Ids of the nodes below the root that may still come true."""
         return frozenset(self._alive)
 
+    @property
+    def alive_count(self) -> int:
+        return len(self._alive)
+
+    def living(self) -> Iterator[int]:
+        """The nodes below the root that may still come true; the tree must not change meanwhile."""
+        return iter(self._alive)
+
+    def is_alive(self, node: int) -> bool:
+        """Whether a node hangs below the root."""
+        return node in self._alive
+
     def parent(self, node: int) -> int:
-        return int(self._parent[self._known(node)])
+        return self._parent[self._known(node)]
 
     def token(self, node: int) -> int:
-        return int(self._token[self._known(node)])
+        return self._token[self._known(node)]
 
     def position(self, node: int) -> int:
-        return int(self._position[self._known(node)])
+        return self._position[self._known(node)]
 
     def value(self, node: int) -> float:
-        return float(self._value[self._known(node)])
+        """The estimated probability that a living node ends up in the output; 1 for the root."""
+        return math.exp(min(0.0, self._log_value[self._known(node)] - self._log_value[self.path[-1]]))
 
     def state(self, node: int) -> NodeState:
-        return NodeState(int(self._state[self._known(node)]))
+        return self._state[self._known(node)]
+
+    def depth(self, node: int) -> int:
+        """Steps below the root."""
+        return self._position[self._known(node)] - self._position[self.path[-1]]
 
     def child(self, node: int, token: int) -> int | None:
         """The living child of `node` that holds `token`, if there is one."""
         return self._children.get(node, {}).get(token)
 
+    def children(self, node: int) -> list[int]:
+        """The living children of a node, in the order in which they were drafted."""
+        return list(self._children.get(node, {}).values())
+
     def committed_tokens(self) -> list[int]:
         """Tokens of the committed path, by position."""
-        return [int(t) for t in self._token[self.path]]
+        return [self._token[node] for node in self.path]
 
     def extend_path(self, tokens: Sequence[int]) -> list[int]:
         """Append known tokens (a prompt) to the committed path; returns their node ids.
@@ -91,39 +118,39 @@ class TokenTree:
             added.append(node)
         return added
 
-    def add(self, parent: int, token: int, value: float) -> int:
-        """Draft a node below the root or below another living node; returns its id.
-
-        `(parent, token)` is unique among the living, and a node never counts for more than its parent.
-        """
+    def add(self, parent: int, token: int, chance: float) -> int:
+        """Draft a node below the root or below another living node; returns its id. `(parent, token)` is unique among the living."""
         assert parent == self.root or parent in self._alive, f"parent {parent} is neither root nor alive"
         assert self.child(parent, token) is None, f"node {parent} already has a child {token}"
-        if parent != self.root:
-            value = min(value, float(self._value[parent]))
-        node = self._append(parent, token, value, NodeState.DRAFTED)
+        node = self._append(parent, token, chance, NodeState.DRAFTED)
         self._children.setdefault(parent, {})[token] = node
         self._alive.add(node)
+        if self._is_out(parent):
+            self._ready.add(node)
         return node
 
     def best_unsent(self, count_max: int, value_min: float = 0.0) -> list[int]:
         """The most valuable drafted nodes whose parents are sent, committed or chosen too; parents come first."""
-        ready = [n for n in self._alive if self._state[n] == NodeState.DRAFTED and self._is_out(int(self._parent[n]))]
-        heap = [(-float(self._value[n]), n) for n in ready]
+        least = self._log_value[self.path[-1]] + (math.log(value_min) if value_min > 0 else -math.inf)
+        heap = [(-self._log_value[node], node) for node in self._ready]
         heapq.heapify(heap)
         chosen: list[int] = []
         while heap and len(chosen) < count_max:
             cost, node = heapq.heappop(heap)
-            if -cost < value_min:
+            if -cost < least:
                 break
             chosen.append(node)
             for child in self._children.get(node, {}).values():
-                heapq.heappush(heap, (-float(self._value[child]), child))
+                heapq.heappush(heap, (-self._log_value[child], child))
         return chosen
 
     def mark_sent(self, nodes: Iterable[int]) -> None:
+        """These nodes went out; parents come before their children."""
         for node in nodes:
-            if self._state[node] == NodeState.DRAFTED:
+            if self._state[node] is NodeState.DRAFTED:
                 self._state[node] = NodeState.SENT
+                self.sent_alive += 1
+                self._release_children(node)
 
     def commit(self, node: int) -> list[int]:
         """Make a child of the root the new root; returns the ids that died, in growing order."""
@@ -133,9 +160,18 @@ class TokenTree:
         dead = [n for child in siblings.values() if child != node for n in self._subtree(child)]
         self._kill(dead)
         self._alive.discard(node)
+        self.sent_alive -= self._state[node] is NodeState.SENT
         self._state[node] = NodeState.COMMITTED
+        self._release_children(node)
         self.path.append(node)
         return sorted(dead)
+
+    def prune(self) -> list[int]:
+        """Drop every node below the root; returns their ids, in growing order."""
+        dead = sorted(self._alive)
+        self._kill(dead)
+        self._children.clear()
+        return dead
 
     def rewind(self, length: int) -> None:
         """Forget every committed token from position `length` on, and all that was drafted."""
@@ -145,11 +181,18 @@ class TokenTree:
         del self.path[length:]
 
     def _known(self, node: int) -> int:
-        assert 0 <= node < self._count, f"no node {node}"
+        assert 0 <= node < len(self._parent), f"no node {node}"
         return node
 
     def _is_out(self, node: int) -> bool:
-        return bool(self._state[node] in (NodeState.SENT, NodeState.COMMITTED))
+        return self._state[node] in (NodeState.SENT, NodeState.COMMITTED)
+
+    def _release_children(self, node: int) -> None:
+        """A node is out: it is ready no more, and its drafted children are."""
+        self._ready.discard(node)
+        for child in self._children.get(node, {}).values():
+            if self._state[child] is NodeState.DRAFTED:
+                self._ready.add(child)
 
     def _subtree(self, node: int) -> list[int]:
         found = [node]
@@ -159,20 +202,17 @@ class TokenTree:
 
     def _kill(self, nodes: Sequence[int]) -> None:
         for node in nodes:
+            self.sent_alive -= node in self._alive and self._state[node] is NodeState.SENT
             self._state[node] = NodeState.DEAD
             self._alive.discard(node)
+            self._ready.discard(node)
             self._children.pop(node, None)
 
-    def _append(self, parent: int, token: int, value: float, state: NodeState) -> int:
-        node = self._count
-        if node == len(self._parent):
-            for name in ("_parent", "_token", "_position", "_value", "_state"):
-                old = getattr(self, name)
-                setattr(self, name, np.concatenate([old, np.zeros_like(old)]))
-        self._parent[node] = parent
-        self._token[node] = token
-        self._position[node] = self._position[parent] + 1 if parent >= 0 else 0
-        self._value[node] = value
-        self._state[node] = state
-        self._count += 1
-        return node
+    def _append(self, parent: int, token: int, chance: float, state: NodeState) -> int:
+        assert 0 <= chance <= 1, f"expected a chance from 0 to 1, got {chance}"
+        self._parent.append(parent)
+        self._token.append(token)
+        self._position.append(self._position[parent] + 1 if parent >= 0 else 0)
+        self._log_value.append((self._log_value[parent] if parent >= 0 else 0.0) + math.log(max(chance, CHANCE_MIN)))
+        self._state.append(state)
+        return len(self._parent) - 1

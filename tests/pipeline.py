@@ -108,8 +108,10 @@ class Pipeline:
                 self.answers.setdefault(command.request, []).extend(command.tokens)
             elif isinstance(command, Finished):
                 self.ends[command.request] = command
-            else:
+            elif isinstance(command, Timed):
                 self.hops.append(command)
+            else:
+                raise AssertionError(f"a pipeline without a drafter was asked for {command}")
 
     def _to_stage(self, index: int, event: StageEvent) -> None:
         for command in self.stages[index].handle(event, 0.0):

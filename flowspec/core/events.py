@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from flowspec.core.messages import Commit, Hop, Open, Release, Sampling, Segment, Verified
+from flowspec.core.statistics import Statistics
 
 # ------------------------------------------------------------------------------------------ a stage's events
 
@@ -28,7 +29,10 @@ class ControlArrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayersDone:
-    """A job ended: `rows` (of the job) survived, `payload` is `[len(rows), hidden]`, or `next_tokens` on the last stage."""
+    """A job ended: `rows` (of the job) survived; `payload` is `[len(rows), width]`, on the last stage their features if asked for.
+
+    `next_tokens` are the last stage's, -1 where none was asked for.
+    """
 
     job: int
     rows: tuple[int, ...]
@@ -105,7 +109,11 @@ class SendSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendVerified:
+    """To the head: `rows` of `payload` are the features of the reported nodes (None: nobody asked for features)."""
+
     verified: Verified
+    payload: Any = None
+    rows: tuple[int, ...] = ()
 
 
 StageCommand = RunLayers | Trim | OpenCache | ClearSlots | CloseCache | SendSegment | SendVerified
@@ -150,7 +158,36 @@ class VerifiedArrived:
     verified: Verified
 
 
-HeadEvent = Submit | Cancel | Forget | VerifiedArrived
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """What a drafter proposes below one node: `tokens`, likeliest first, with its own confidence in each (0 to 1)."""
+
+    request: int
+    epoch: int
+    node: int
+    tokens: tuple[int, ...]
+    confidences: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafted:
+    """A `Draft` is done: a proposal for every node that was to be expanded and still lives in the drafter's view.
+
+    A drafter that knows better by now may add proposals for nodes that it was asked about before.
+    """
+
+    job: int
+    proposals: tuple[Proposal, ...]
+    started_s: float
+    ended_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerFired:
+    """The instant of the last `SetTimer` has come."""
+
+
+HeadEvent = Submit | Cancel | Forget | VerifiedArrived | Drafted | TimerFired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +205,33 @@ class ToPipeline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """Run these nodes through the drafter and propose up to `width` children for each root or uncommitted one.
+
+    The drafter is a tree-cached model like a stage: the segment carries Opens and Commits, and rows flagged `committed`
+    only fill its cache. One job at a time; `Drafted` is the answer.
+    """
+
+    job: int
+    segment: Segment
+    width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToDrafter:
+    """To the drafter, in order with the jobs."""
+
+    message: Release
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetTimer:
+    """Ask for `TimerFired` at this instant; replaces an earlier one that has not fired."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Emit:
     request: int
     tokens: tuple[int, ...]
@@ -180,6 +244,7 @@ class Finished:
     request: int
     reason: str
     reused: int
+    statistics: Statistics = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,4 +254,4 @@ class Timed:
     hops: tuple[Hop, ...]
 
 
-HeadCommand = ToStages | ToPipeline | Emit | Finished | Timed
+HeadCommand = ToStages | ToPipeline | Draft | ToDrafter | SetTimer | Emit | Finished | Timed

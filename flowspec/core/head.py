@@ -1,107 +1,114 @@
-"""The head's mind: which nodes are sent when, and what the verified ones mean for the output.
+"""The head's mind: what the verified nodes mean for the output, and when which segment, commit and draft goes out.
 
-Per request a `TokenTree`; prompts are chains of committed nodes sent in chunks, and answers grow node by node as the
-stages verify them. The only method so far is `ar`, plain pipelined decoding: the root is in flight and nothing else.
-Knows no sockets, no tensors and no clock.
+Per request a `TokenTree`; prompts are chains of committed nodes sent in chunks, and answers grow as the stages verify
+nodes. *Which* nodes are sent and drafted is a `Method`'s decision; everything that must be right is here. Knows no sockets, no
+tensors and no clock.
 
 The walk: while the next token of the root is known, make it the root. Each token is emitted the moment it is known, and
-nothing past a stop is committed or emitted.
+nothing past a stop is committed or emitted. One request waits for one thing at most, so no turn, lock or flush exists.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from flowspec.core import limits
+from flowspec.core.calibration import Calibrator
+from flowspec.core.costs import Costs
+from flowspec.core.drafting import DrafterTraits, DraftState, draft_part, grow, learn, observe
 from flowspec.core.events import (
     Cancel,
+    Draft,
+    Drafted,
     Emit,
     Finished,
     Forget,
     HeadCommand,
     HeadEvent,
+    SetTimer,
     Submit,
     Timed,
+    TimerFired,
+    ToDrafter,
     ToPipeline,
     ToStages,
     VerifiedArrived,
 )
-from flowspec.core.messages import Commit, Open, Part, Release, Segment, VerifiedPart
+from flowspec.core.messages import Open, Part, Release, Segment, Verified
+from flowspec.core.methods import make_method
+from flowspec.core.methods.base import Choice, Method, View
+from flowspec.core.request import Flight, Load, Request
+from flowspec.core.statistics import Statistics
 from flowspec.errors import InputError, PeerError
 from flowspec.tree import NodeState, TokenTree
 
-
-@dataclass(slots=True)
-class _Request:
-    """A conversation: its tree lives on between answers, `submit` is the answer under way (None between answers).
-
-    `unsent` is the next prompt position to send; positions below `computed` have passed every stage. `known_length` is
-    the committed length that every stage has been told, so Commits begin there.
-    """
-
-    tree: TokenTree
-    submit: Submit | None
-    opening: Open
-    unsent: int
-    computed: int
-    known_length: int
-    opened: bool = False
-    new_tokens: list[int] = field(default_factory=list)
-    next_tokens: dict[int, int] = field(default_factory=dict)
-    root_sent: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    """What one segment in flight carries of a request: once it is back, every stage has seen it.
-
-    `root` is the request's root if it is on board, which no stage may drop; else -1.
-    """
-
-    request: int
-    epoch: int
-    end: int
-    committed_length: int
-    root: int
+FLIGHTS_PER_STAGE_MAX = 4
+"""Segments in flight per stage, dead ones included: they pass as headers, but each still passes."""
+DRAFT_ROWS_MAX = 256
+"""Rows of one drafting job; a prompt takes several."""
 
 
 class HeadCore:
     """Event in, commands out; see the module."""
 
-    def __init__(self, *, context: int, stage_count: int) -> None:
+    def __init__(self, *, context: int, stage_count: int, method: Method | None = None, drafter: DrafterTraits | None = None) -> None:
         self.context = context
-        self.window = stage_count + 1
-        self._requests: dict[int, _Request] = {}
-        self._flights: dict[int, _Flight] = {}
+        self.stage_count = stage_count
+        self.method = method or make_method("ar")
+        self.drafter = drafter
+        self.costs = Costs(stage_count)
+        self.calibrator = Calibrator()
+        self.flights_max = FLIGHTS_PER_STAGE_MAX * (stage_count + 2)
+        self._requests: dict[int, Request] = {}
+        self._flights: dict[int, Flight] = {}
         self._leaving: set[int] = set()
         self._segments_sent = 0
-        self._turns: deque[int] = deque()
+        self._turns: list[int] = []
+        self._is_prompts_turn = True
+        self._draft_jobs = 0
+        self._draft: dict[int, set[int]] | None = None
+        self._timer_s: float | None = None
 
     @property
     def in_flight(self) -> int:
         """Segments sent whose Verified is not back."""
         return len(self._flights)
 
+    def requests(self) -> list[Request]:
+        """Every conversation that is known, for those who watch."""
+        return list(self._requests.values())
+
     def handle(self, event: HeadEvent, now_s: float) -> list[HeadCommand]:
         """The only mutator. Raises `InputError` for a prompt that cannot be answered, `PeerError` for a stage's fault."""
         commands: list[HeadCommand] = []
         if isinstance(event, Submit):
-            self._submit(event, commands)
+            self._submit(event, now_s, commands)
         elif isinstance(event, Cancel):
             request = self._requests.get(event.request)
             if request is not None and request.submit is not None:
                 self._end(request, "cancelled", commands)
         elif isinstance(event, Forget):
             self._forget(event.request, commands)
+        elif isinstance(event, VerifiedArrived):
+            self._verified(event.verified, now_s, commands)
+        elif isinstance(event, Drafted):
+            self._drafted(event)
         else:
-            self._verified(event, commands)
-        self._fill(commands)
+            assert isinstance(event, TimerFired)
+            self._timer_s = None
+        self._walk_held(now_s, commands)
+        while self._send(now_s, commands) or self._walk_held(now_s, commands):
+            pass
+        self._start_drafting(now_s, commands)
+        wake_s = self.method.wake_s(self._view(now_s))
+        if wake_s is not None and wake_s != self._timer_s:
+            self._timer_s = wake_s
+            commands.append(SetTimer(at_s=wake_s))
         return commands
 
     # ------------------------------------------------------------------------------------------- requests
 
-    def _submit(self, submit: Submit, commands: list[HeadCommand]) -> None:
+    def _submit(self, submit: Submit, now_s: float, commands: list[HeadCommand]) -> None:
         count = len(submit.prompt)
         if count == 0:
             raise InputError("expected a prompt of at least one token, got an empty one")
@@ -115,7 +122,9 @@ class HeadCore:
         assert old is None or old.submit is None, f"request {submit.request} is being answered"
         assert submit.request not in self._leaving, f"request {submit.request} is over; its id is not used again"
         tree = TokenTree() if old is None else old.tree
-        keep = 0 if old is None else min(_common_prefix(tree.committed_tokens(), submit.prompt), old.computed, count - 1)
+        keep = 0 if old is None else min(_common_prefix(tree.committed_tokens(), submit.prompt), old.kept_everywhere, count - 1)
+        draft = DraftState() if old is None else old.draft
+        draft.advance(tree)
         tree.rewind(keep)
         tree.extend_path(submit.prompt[keep:])
         opening = Open(
@@ -127,7 +136,21 @@ class HeadCore:
             slots=self.context + limits.TREE_NODES_MAX,
             sampling=submit.sampling,
         )
-        self._requests[submit.request] = _Request(tree, submit, opening, unsent=keep, computed=keep, known_length=count)
+        if self.drafter is not None:
+            draft.begin(opening, keep, self.drafter.context)
+        request = Request(
+            tree=tree,
+            submit=submit,
+            opening=opening,
+            context=self.context,
+            unsent=keep,
+            computed=keep,
+            known_length=count,
+            draft=draft,
+            statistics=Statistics(stage_count=self.stage_count, submitted_s=now_s),
+        )
+        self._requests[submit.request] = request
+        self.method.begin(request)
         self._turns.append(submit.request)
         commands.append(ToStages(message=opening))
 
@@ -138,51 +161,78 @@ class HeadCore:
             return
         if request.submit is not None:
             self._end(request, "cancelled", commands)
+        if self.drafter is not None:
+            commands.append(ToDrafter(message=Release(request=number)))
         self._leaving.add(number)
         self._release_if_landed(number, commands)
 
     def _release_if_landed(self, number: int, commands: list[HeadCommand]) -> None:
-        if number in self._leaving and all(flight.request != number for flight in self._flights.values()):
+        if number in self._leaving and all(load.request != number for flight in self._flights.values() for load in flight.loads):
             self._leaving.discard(number)
             commands.append(ToStages(message=Release(request=number)))
 
-    def _end(self, request: _Request, reason: str, commands: list[HeadCommand]) -> None:
+    def _end(self, request: Request, reason: str, commands: list[HeadCommand]) -> None:
         assert request.submit is not None
-        self._turns.remove(request.submit.request)
-        commands.append(Finished(request=request.submit.request, reason=reason, reused=request.opening.keep))
+        self._turns.remove(request.number)
+        statistics = request.statistics
+        statistics.dropped_alive += request.tree.alive_count
+        statistics.calibration_error = self.calibrator.error
+        commands.append(Finished(request=request.number, reason=reason, reused=request.opening.keep, statistics=statistics))
         request.submit = None
+        request.held.clear()
 
     # ------------------------------------------------------------------------------------------- learning
 
-    def _verified(self, event: VerifiedArrived, commands: list[HeadCommand]) -> None:
-        verified = event.verified
+    def _verified(self, verified: Verified, now_s: float, commands: list[HeadCommand]) -> None:
+        """A segment came back: what it proves of the stages, and what its nodes drew."""
         flight = self._flights.pop(verified.segment, None)
         if flight is None:
             raise PeerError(f"segment {verified.segment} was verified, but it is not in flight")
         commands.append(Timed(hops=verified.hops))
-        request = self._requests.get(flight.request)
-        if request is not None and request.opening.epoch == flight.epoch:
-            request.opened = True
-            request.computed = max(request.computed, flight.end)
-            request.known_length = max(request.known_length, flight.committed_length)
-            reported = {node for part in verified.parts for node in part.ids if part.request == flight.request}
-            if request.submit is not None and flight.root == request.tree.root and flight.root not in reported:
-                raise PeerError(
-                    f"segment {verified.segment} came back without the root of request {flight.request}, which is never dropped"
-                )
-        self._release_if_landed(flight.request, commands)
-        for part in verified.parts:
-            request = self._requests.get(part.request)
-            if request is not None and request.submit is not None and request.opening.epoch == part.epoch:
-                self._walk(request, request.submit, part, commands)
+        round_trip_s = now_s - flight.sent_s
+        self.costs.learn(verified.hops, flight.rows, round_trip_s)
+        drawn = {part.request: part for part in verified.parts}
+        for load in flight.loads:
+            request = self._requests.get(load.request)
+            if request is not None and request.opening.epoch == load.epoch:
+                part = drawn.get(load.request)
+                found = {} if part is None or part.epoch != load.epoch else dict(zip(part.ids, part.next_tokens, strict=True))
+                self._landed(request, load, found, verified)
+                request.statistics.landed(verified.hops, len(load.nodes) / flight.rows, round_trip_s)
+            self._release_if_landed(load.request, commands)
 
-    def _walk(self, request: _Request, submit: Submit, part: VerifiedPart, commands: list[HeadCommand]) -> None:
+    def _landed(self, request: Request, load: Load, found: dict[int, int], verified: Verified) -> None:
+        request.opened = True
+        request.in_flight -= 1
+        request.computed = max(request.computed, load.end)
+        request.known_length = max(request.known_length, load.committed_length)
+        if request.submit is None:
+            return
+        if request.tree.root in load.nodes and found.get(request.tree.root, -1) < 0:
+            raise PeerError(f"segment {verified.segment} came back without the root of request {request.number}, which is never dropped")
+        request.held.append({node: token for node, token in found.items() if token >= 0})
+
+    def _walk_held(self, now_s: float, commands: list[HeadCommand]) -> bool:
+        """Looks at verified segments, in order, as far as the method lets it; whether there were any."""
+        has_walked = False
+        for number in list(self._turns):
+            request = self._requests[number]
+            while request.submit is not None and request.held and self.method.may_walk(request):
+                has_walked = True
+                request.next_tokens.update(request.held.popleft())
+                emitted = self._walk(request, request.submit, now_s, commands)
+                if request.submit is not None:
+                    self.method.walked(request, emitted)
+        return has_walked
+
+    def _walk(self, request: Request, submit: Submit, now_s: float, commands: list[HeadCommand]) -> int:
         """Follow the output from the root as far as it is known now; emit it and commit it."""
         tree = request.tree
-        request.next_tokens.update(zip(part.ids, part.next_tokens, strict=True))
         emitted: list[int] = []
         reason = ""
         while not reason and (token := request.next_tokens.pop(tree.root, None)) is not None:
+            if self.drafter is not None:
+                observe(request, tree.root, token, self.calibrator)
             if token in submit.stop_ids:
                 reason = "stop"
                 break
@@ -192,62 +242,144 @@ class HeadCore:
                 reason = "stop"
             elif len(request.new_tokens) == submit.new_tokens_max or tree.committed_length + 1 == self.context:
                 reason = "length"
-            node = tree.child(tree.root, token)
-            if node is None:
-                node = tree.add(tree.root, token, 1.0)
-            request.root_sent = tree.state(node) is NodeState.SENT
-            for dead in tree.commit(node):
-                request.next_tokens.pop(dead, None)
+            self._move_root(request, token)
         if emitted:
-            commands.append(Emit(request=submit.request, tokens=tuple(emitted)))
+            self._grow(request)
+            self._emitted(request, emitted, now_s, commands)
         if reason:
             self._end(request, reason, commands)
+        return len(emitted)
+
+    def _move_root(self, request: Request, token: int) -> None:
+        tree = request.tree
+        request.computed = max(request.computed, tree.committed_length)
+        node = tree.child(tree.root, token)
+        if node is None:
+            node = tree.add(tree.root, token, 1.0)
+        request.root_sent = tree.state(node) is NodeState.SENT
+        request.statistics.tokens_followed += node in request.children_sent
+        dead = tree.commit(node)
+        for gone in dead:
+            request.next_tokens.pop(gone, None)
+        request.draft.forget(dead)
+        request.children_sent = request.sent_children()
+
+    def _emitted(self, request: Request, tokens: Sequence[int], now_s: float, commands: list[HeadCommand]) -> None:
+        commands.append(Emit(request=request.number, tokens=tuple(tokens)))
+        request.statistics.emitted(len(tokens), now_s)
+        self.costs.emitted(len(tokens), now_s, is_busy=request.statistics.committing_segments > 1)
+        if self.method.commits_at_once and request.in_flight:
+            commands.append(ToStages(message=request.commit()))
+
+    # ------------------------------------------------------------------------------------------- drafting
+
+    def _start_drafting(self, now_s: float, commands: list[HeadCommand]) -> None:
+        if self.drafter is None or self._draft is not None:
+            return
+        parts: list[Part] = []
+        asked: dict[int, set[int]] = {}
+        rows = 0
+        for request, nodes in self.method.expand(self._view(now_s, prompts=True))[: limits.PARTS_PER_SEGMENT_MAX]:
+            part = draft_part(request, nodes, DRAFT_ROWS_MAX - rows) if rows < DRAFT_ROWS_MAX else None
+            if part is not None:
+                rows += len(part.ids)
+                parts.append(part)
+                asked[request.number] = set(request.draft.pending)
+                request.statistics.draft_rows += len(part.ids)
+        if parts:
+            self._draft = asked
+            commands.append(
+                Draft(job=self._draft_jobs, segment=Segment(segment=self._draft_jobs, parts=tuple(parts)), width=self.method.width)
+            )
+
+    def _drafted(self, event: Drafted) -> None:
+        assert self._draft is not None, f"draft {event.job} is done, but none was asked for"
+        assert event.job == self._draft_jobs, f"expected draft {self._draft_jobs}, got {event.job}"
+        asked, self._draft = self._draft, None
+        self._draft_jobs += 1
+        current = {
+            number: request for number in asked if (request := self._requests.get(number)) is not None and request.submit is not None
+        }
+        for proposal in event.proposals:
+            request = current.get(proposal.request)
+            if request is not None and request.opening.epoch == proposal.epoch:
+                learn(request, proposal)
+        for number, request in current.items():
+            request.draft.answered(asked[number], request.is_living)
+            request.statistics.draft_passes += 1
+            request.statistics.draft_s += (event.ended_s - event.started_s) / len(current)
+            self._grow(request)
+
+    def _grow(self, request: Request) -> None:
+        calibrator = self.calibrator if self.method.is_calibrated else None
+        request.statistics.nodes_drafted += grow(request, calibrator, self.method.value_min)
 
     # -------------------------------------------------------------------------------------------- sending
 
-    def _fill(self, commands: list[HeadCommand]) -> None:
-        """Send while the window has room: the requests take turns, each with its next chunk or its root."""
-        idle = 0
-        while self._turns and idle < len(self._turns) and self.in_flight < self.window:
-            number = self._turns[0]
-            self._turns.rotate(-1)
-            part = self._next_part(self._requests[number])
-            if part is None:
-                idle += 1
-                continue
-            idle = 0
-            request = self._requests[number]
-            segment = Segment(segment=self._segments_sent, parts=(part,))
-            self._segments_sent += 1
-            root = request.tree.root if request.tree.root in part.ids else -1
-            flight = _Flight(number, request.opening.epoch, part.positions[-1] + 1, request.tree.committed_length, root)
-            self._flights[segment.segment] = flight
-            commands.append(ToPipeline(segment=segment))
-
-    def _next_part(self, request: _Request) -> Part | None:
-        tree, opening = request.tree, request.opening
-        if request.unsent < opening.length:
-            nodes = tree.path[request.unsent : min(request.unsent + limits.PREFILL_CHUNK, opening.length)]
-            request.unsent += len(nodes)
-            request.root_sent = request.unsent == opening.length
-            return self._part(request, nodes, prompt=True)
-        if request.root_sent:
-            return None
-        request.root_sent = True
-        return self._part(request, [tree.root], prompt=False)
-
-    def _part(self, request: _Request, nodes: list[int], *, prompt: bool) -> Part:
-        tree, opening = request.tree, request.opening
-        path = tuple(tree.path[request.known_length :])
-        return Part(
-            commit=Commit(request=opening.request, epoch=opening.epoch, base=request.known_length, path=path),
-            opening=None if request.opened else opening,
-            ids=tuple(nodes),
-            parents=tuple(tree.parent(n) for n in nodes),
-            tokens=tuple(tree.token(n) for n in nodes),
-            positions=tuple(tree.position(n) for n in nodes),
-            committed=(prompt,) * len(nodes),
+    def _view(self, now_s: float, *, prompts: bool = False) -> View:
+        requests = [self._requests[number] for number in self._turns]
+        flights = list(self._flights.values())
+        return View(
+            requests=[request for request in requests if prompts or request.is_decoding],
+            flights=flights,
+            living_flights=sum(self._is_living(flight) for flight in flights),
+            stage_count=self.stage_count,
+            costs=self.costs,
+            calibrator=self.calibrator,
+            traits=self.drafter,
+            now_s=now_s,
         )
+
+    def _is_living(self, flight: Flight) -> bool:
+        """Whether anything that a segment carries can still matter; what is dead passes the stages as a header."""
+        for load in flight.loads:
+            request = self._requests.get(load.request)
+            is_current = request is not None and request.submit is not None and request.opening.epoch == load.epoch
+            if request is not None and is_current and (load.is_prompt or any(map(request.is_living, load.nodes))):
+                return True
+        return False
+
+    def _send(self, now_s: float, commands: list[HeadCommand]) -> bool:
+        """Sends at most one segment: a chunk of a prompt, or what the method chooses; the two take turns."""
+        if not self._turns or self.in_flight >= self.flights_max:
+            return False
+        view = self._view(now_s)
+        window = self.method.window(view)
+        prompt = next((self._requests[number] for number in self._turns if not self._requests[number].is_prefilled), None)
+        may_prefill = prompt is not None and view.living_flights < window
+        choices: list[Choice] = []
+        if not may_prefill or not self._is_prompts_turn:
+            choices = self.method.send(view)
+        loads = [(request, fitting, False) for request, nodes in choices if (fitting := request.fitting(nodes))]
+        loads = loads[: limits.PARTS_PER_SEGMENT_MAX]
+        if not loads and may_prefill:
+            assert prompt is not None
+            loads = [(prompt, prompt.next_chunk(), True)]
+        if not loads:
+            return False
+        self._is_prompts_turn = not loads[0][2]
+        self._dispatch(loads, window, now_s, commands)
+        return True
+
+    def _dispatch(self, loads: list[tuple[Request, list[int], bool]], window: int, now_s: float, commands: list[HeadCommand]) -> None:
+        parts, carried = [], []
+        for request, nodes, is_prompt in loads:
+            tree = request.tree
+            if not is_prompt:
+                request.root_sent = request.root_sent or nodes[0] == tree.root
+                tree.mark_sent(nodes)
+                request.statistics.sent(len(nodes), window)
+            parts.append(request.part(nodes, is_prompt=is_prompt))
+            last_committed = nodes[-1] if is_prompt else nodes[0]
+            end = tree.position(last_committed) + 1 if is_prompt or last_committed == tree.root else 0
+            carried.append(Load(request.number, request.opening.epoch, end, tree.committed_length, tuple(nodes), is_prompt))
+            request.in_flight += 1
+            self._turns.remove(request.number)
+            self._turns.append(request.number)
+        segment = Segment(segment=self._segments_sent, parts=tuple(parts))
+        self._segments_sent += 1
+        self._flights[segment.segment] = Flight(tuple(carried), now_s, segment.row_count)
+        commands.append(ToPipeline(segment=segment))
 
 
 def _common_prefix(first: list[int], second: tuple[int, ...]) -> int:

@@ -15,6 +15,12 @@ COMMIT_PATH_MAX = 4096
 """Nodes that one Commit names: those since the last Commit that every stage is known to have."""
 TREE_NODES_MAX = 256
 """Uncommitted nodes of one request that may hold slots at a stage; reserved on top of the context."""
+DRAFT_NODES_MAX = 1024
+"""Living uncommitted nodes of one request at the head, and so the slots that a drafter reserves on top of the context."""
+DRAFT_WIDTH_MAX = 64
+"""Children that a drafter proposes for one node."""
+CAPTURES_MAX = 8
+"""Hidden states that a drafter may want of one node."""
 CONTEXT_MAX = 1 << 20
 QUEUED_SEGMENTS_MAX = 1024
 TEMPERATURE_MIN = 1e-3

@@ -87,7 +87,11 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """Makes a daemon stage `stage` of `stages`: load layers `[first_layer, end_layer)`, send on to `next_hop` (`host:port` of `next_name`)."""
+    """Makes a daemon stage `stage` of `stages`: load layers `[first_layer, end_layer)`, send on to `next_hop` (`host:port` of `next_name`).
+
+    `captures` names hidden states that a drafter wants of committed nodes: the inputs of those layers, `layer_count` being
+    the output after the final norm. They ride behind the hidden states to the last stage, and back with Verified.
+    """
 
     model: str
     fingerprint: str
@@ -100,6 +104,7 @@ class Assign:
     next_name: str
     dtype: str
     context: int
+    captures: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check_text("model", self.model, limits.TEXT_CHARS_MAX)
@@ -120,6 +125,12 @@ class Assign:
         _check((self.next_hop == "") == (self.stage == self.stages - 1), "next_hop", self.next_hop, "none on the last stage only")
         _check(self.dtype in ("float32", "bfloat16", "float16"), "dtype", self.dtype, "float32, bfloat16 or float16")
         _check_range("context", self.context, 1, limits.CONTEXT_MAX)
+        _check_all("captures", self.captures, 0, self.layer_count, limits.CAPTURES_MAX)
+        _check(list(self.captures) == sorted(set(self.captures)), "captures", self.captures, "layers in growing order")
+
+    def payload_width(self, hidden_size: int) -> int:
+        """Width of the rows that this stage receives: the hidden state and what earlier stages captured."""
+        return hidden_size * (1 + sum(layer < self.first_layer for layer in self.captures))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +224,7 @@ class Open:
         _check_range("length", self.length, 1, limits.CONTEXT_MAX)
         _check_range("keep", self.keep, 0, self.length - 1)
         _check_range("root", self.root, 0, limits.ID_MAX)
-        _check_range("slots", self.slots, self.length, limits.CONTEXT_MAX + limits.TREE_NODES_MAX)
+        _check_range("slots", self.slots, self.length, limits.CONTEXT_MAX + limits.DRAFT_NODES_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,17 +296,25 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
-    """What one stage spent on a segment: waiting behind others, computing, and the framework's own work."""
+    """What one stage spent on a segment: waiting behind others, computing, and the framework's own work.
+
+    `rows` began to run. Dead rows left in three places: in the queue (before they ran; these are not in `rows`), between
+    layers, or late, after all layers had run.
+    """
 
     queued_s: float
     compute_s: float
     own_s: float
     rows: int
+    dead_in_queue: int = 0
+    dead_between_layers: int = 0
+    dead_late: int = 0
 
     def __post_init__(self) -> None:
         for field in ("queued_s", "compute_s", "own_s"):
             _check_range(field, getattr(self, field), 0, 1e6)
-        _check_range("rows", self.rows, 0, limits.NODES_PER_SEGMENT_MAX)
+        for field in ("rows", "dead_in_queue", "dead_between_layers", "dead_late"):
+            _check_range(field, getattr(self, field), 0, limits.NODES_PER_SEGMENT_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +344,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedPart:
-    """Next tokens of the nodes of one request that still mattered at the last stage."""
+    """Next tokens of the nodes of one request that the last stage found on the output's path, -1 where none was asked for.
+
+    Those without a next token are rows of a prompt; they are named only where features travel with the message.
+    """
 
     request: int
     epoch: int
@@ -336,13 +358,16 @@ class VerifiedPart:
         _check_range("request", self.request, 0, limits.ID_MAX)
         _check_range("epoch", self.epoch, 0, limits.ID_MAX)
         _check_all("ids", self.ids, 0, limits.ID_MAX, limits.NODES_PER_SEGMENT_MAX)
-        _check_all("next_tokens", self.next_tokens, 0, limits.VOCABULARY_MAX, limits.NODES_PER_SEGMENT_MAX)
+        _check_all("next_tokens", self.next_tokens, -1, limits.VOCABULARY_MAX, limits.NODES_PER_SEGMENT_MAX)
         _check(len(self.ids) == len(self.next_tokens), "next_tokens", len(self.next_tokens), f"{len(self.ids)} entries")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """The last stage's word on a segment; one for every segment, empty ones too: it is the credit."""
+    """The last stage's word on a segment; one for every segment, empty ones too: it is the credit.
+
+    Where a drafter asked for features, their rows (one for every id, in order) travel as a frame of their own.
+    """
 
     segment: int
     parts: tuple[VerifiedPart, ...]
@@ -352,6 +377,11 @@ class Verified:
         _check_range("segment", self.segment, 0, limits.ID_MAX)
         _check(len(self.parts) <= limits.PARTS_PER_SEGMENT_MAX, "parts", len(self.parts), f"at most {limits.PARTS_PER_SEGMENT_MAX}")
         _check(len(self.hops) <= limits.STAGES_MAX, "hops", len(self.hops), f"at most {limits.STAGES_MAX}")
+        _check(self.row_count <= limits.NODES_PER_SEGMENT_MAX, "rows", self.row_count, f"at most {limits.NODES_PER_SEGMENT_MAX}")
+
+    @property
+    def row_count(self) -> int:
+        return sum(len(part.ids) for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,8 @@ a command. The rules (DESIGN section 5):
 - Commits may come early (they wait for their nodes), late or twice. They are cumulative, and every segment repeats
   the newest one. A late Commit costs wasted rows, never a wrong token.
 - Dead rows leave before a segment runs, between the layers of the running one (`Trim`), and before it is sent on.
+- The last stage draws the next tokens, so it learns first: a row whose parent drew another token is dead here at once.
+  Segments come in order and parents before children, so what it reports is always a piece of the output's path.
 - Messages of an older epoch are dropped; an Open of a newer one rewinds.
 """
 
@@ -41,9 +43,13 @@ from flowspec.errors import PeerError
 
 @dataclass(slots=True)
 class _Node:
+    """`drawn` is the next token after this node, -1 while the last stage does not know it (other stages never do)."""
+
     parent: int
+    token: int
     slot: int
     committed: bool
+    drawn: int = -1
 
 
 @dataclass(slots=True)
@@ -86,8 +92,9 @@ class _Job:
 class StageCore:
     """Event in, commands out; see the module for the rules and `events` for the vocabulary."""
 
-    def __init__(self, *, is_last: bool, slots_max: int) -> None:
+    def __init__(self, *, is_last: bool, slots_max: int, returns_features: bool = False) -> None:
         self.is_last = is_last
+        self.returns_features = returns_features
         self.slots_max = slots_max
         self._requests: dict[int, _Request] = {}
         self._queue: deque[SegmentArrived] = deque()
@@ -244,14 +251,16 @@ class StageCore:
         """The slot of a row that lives, or None."""
         node, parent = part.ids[row], part.parents[row]
         committed = part.committed[row] or node in request.early or node == request.root
-        if not committed and parent not in request.nodes:
-            return None
+        if not committed:
+            above = request.nodes.get(parent)
+            if above is None or above.drawn not in (-1, part.tokens[row]):
+                return None
         if node in request.nodes:
             raise PeerError(f"node {node} of request {part.commit.request} came twice")
         request.early.discard(node)
         slot = request.slots.allocate(part.positions[row], committed=committed)
         if node == request.root or not committed:
-            request.nodes[node] = _Node(parent, slot, committed)
+            request.nodes[node] = _Node(parent, part.tokens[row], slot, committed)
         return slot
 
     def _finish(self, event: LayersDone, now_s: float, commands: list[StageCommand]) -> None:
@@ -260,7 +269,34 @@ class StageCore:
         assert job.number == event.job, f"job {event.job} ended, but {job.number} runs"
         self._jobs_done += 1
         self._free_since_s = now_s
+        if self.is_last:
+            self._walk(job, event, commands)
         commands.append(self._pass_on(job, event, now_s))
+
+    def _walk(self, job: _Job, done: LayersDone, commands: list[StageCommand]) -> None:
+        """Note the tokens drawn; the children that hold others are dead, rows of this job among them."""
+        wrong: dict[int, set[int]] = {}
+        for row, token in zip(done.rows, done.next_tokens, strict=True):
+            part = job.segment.parts[job.rows[row][0]]
+            request = self._requests.get(part.commit.request)
+            if request is not None and self._is_current(part) and token >= 0:
+                known = request.nodes.get(part.ids[job.rows[row][1]])
+                if known is not None:
+                    known.drawn = token
+                    wrong.setdefault(part.commit.request, set())
+        for number, dead in wrong.items():
+            request = self._requests[number]
+            for node in sorted(request.nodes):
+                known = request.nodes[node]
+                above = request.nodes.get(known.parent)
+                if above is not None and (known.parent in dead or above.drawn not in (-1, known.token)):
+                    dead.add(node)
+            job.dead |= {
+                row
+                for row, (part_number, index) in enumerate(job.rows)
+                if job.segment.parts[part_number].commit.request == number and job.segment.parts[part_number].ids[index] in dead
+            }
+            self._kill(request, number, dead, commands)
 
     def _pass_on(self, job: _Job, done: LayersDone, now_s: float) -> SendSegment | SendVerified:
         """What leaves this stage: the rows that survived the layers and are still alive."""
@@ -270,37 +306,56 @@ class StageCore:
             for index, row in enumerate(done.rows)
             if row not in job.dead and self._is_current(segment.parts[job.rows[row][0]])
         ]
-        compute_s = done.ended_s - done.started_s
-        own_s = max(0.0, now_s - job.received_s - job.queued_s - compute_s)
-        hop = Hop(queued_s=job.queued_s, compute_s=compute_s, own_s=own_s, rows=len(job.rows))
-        hops = (*segment.hops, hop)
-        if not self.is_last:
-            kept: list[list[int]] = [[] for _ in segment.parts]
-            for _, (part, row) in alive:
-                kept[part].append(row)
-            parts = tuple(part.select(rows) for part, rows in zip(segment.parts, kept, strict=True))
-            onward = replace(segment, parts=parts, hops=hops)
-            return SendSegment(segment=onward, payload=done.payload, rows=tuple(index for index, _ in alive))
+        hops = (*segment.hops, _hop(job, done, len(alive), now_s))
+        return self._verified(job, done, alive, hops) if self.is_last else _onward(job, done, alive, hops)
+
+    def _verified(self, job: _Job, done: LayersDone, alive: list[tuple[int, tuple[int, int]]], hops: tuple[Hop, ...]) -> SendVerified:
+        """The report to the head: rows whose next token was drawn, and with features the prompt's rows, too."""
+        reported = [(index, at) for index, at in alive if self.returns_features or done.next_tokens[index] >= 0]
+        reported.sort(key=lambda entry: entry[1][0])
         found: dict[int, tuple[list[int], list[int]]] = {}
-        for index, (number, row) in alive:
-            if done.next_tokens[index] >= 0:
-                ids, tokens = found.setdefault(number, ([], []))
-                ids.append(segment.parts[number].ids[row])
-                tokens.append(done.next_tokens[index])
-        verified = tuple(
+        for index, (number, row) in reported:
+            ids, tokens = found.setdefault(number, ([], []))
+            ids.append(job.segment.parts[number].ids[row])
+            tokens.append(done.next_tokens[index])
+        parts = tuple(
             VerifiedPart(
-                request=segment.parts[number].commit.request,
-                epoch=segment.parts[number].commit.epoch,
+                request=job.segment.parts[number].commit.request,
+                epoch=job.segment.parts[number].commit.epoch,
                 ids=tuple(ids),
                 next_tokens=tuple(tokens),
             )
             for number, (ids, tokens) in found.items()
         )
-        return SendVerified(verified=Verified(segment=segment.segment, parts=verified, hops=hops))
+        rows = tuple(index for index, _ in reported) if self.returns_features else ()
+        verified = Verified(segment=job.segment.segment, parts=parts, hops=hops)
+        return SendVerified(verified=verified, payload=done.payload if rows else None, rows=rows)
 
     def _is_current(self, part: Part) -> bool:
         request = self._requests.get(part.commit.request)
         return request is not None and request.opening.epoch == part.commit.epoch
+
+
+def _hop(job: _Job, done: LayersDone, alive_count: int, now_s: float) -> Hop:
+    compute_s = done.ended_s - done.started_s
+    return Hop(
+        queued_s=job.queued_s,
+        compute_s=compute_s,
+        own_s=max(0.0, now_s - job.received_s - job.queued_s - compute_s),
+        rows=len(job.rows),
+        dead_in_queue=job.segment.row_count - len(job.rows),
+        dead_between_layers=len(job.rows) - len(done.rows),
+        dead_late=len(done.rows) - alive_count,
+    )
+
+
+def _onward(job: _Job, done: LayersDone, alive: list[tuple[int, tuple[int, int]]], hops: tuple[Hop, ...]) -> SendSegment:
+    kept: list[list[int]] = [[] for _ in job.segment.parts]
+    for _, (part, row) in alive:
+        kept[part].append(row)
+    parts = tuple(part.select(rows) for part, rows in zip(job.segment.parts, kept, strict=True))
+    onward = replace(job.segment, parts=parts, hops=hops)
+    return SendSegment(segment=onward, payload=done.payload, rows=tuple(index for index, _ in alive))
 
 
 def _job_part(request: _Request, part: Part, admitted: list[tuple[int, int]]) -> JobPart:

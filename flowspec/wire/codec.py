@@ -101,7 +101,7 @@ def decode(frames: Sequence[bytes | memoryview]) -> Envelope:
     except (ValueError, TypeError) as error:
         raise PeerError(f"broken {KINDS[kind].__name__}: {error}") from None
     if envelope.tensor is not None:
-        if not isinstance(envelope.message, messages.Segment):
+        if not isinstance(envelope.message, messages.Segment | messages.Verified):
             raise PeerError(f"a {KINDS[kind].__name__} carries no payload")
         if envelope.tensor.rows != envelope.message.row_count:
             raise PeerError(f"expected a payload of {envelope.message.row_count} rows, got {envelope.tensor.rows}")

@@ -53,12 +53,14 @@ def arrive(core: StageCore, sent: Segment) -> list[StageCommand]:
     return core.handle(SegmentArrived(segment=sent, payload=None, received_s=0.0), 0.0)
 
 
-def finish(core: StageCore, job: RunLayers, *, rows: tuple[int, ...] | None = None) -> list[StageCommand]:
-    """Ends a job; next tokens are 1000 + row."""
+def finish(
+    core: StageCore, job: RunLayers, *, rows: tuple[int, ...] | None = None, drawn: tuple[int, ...] | None = None
+) -> list[StageCommand]:
+    """Ends a job; next tokens are `drawn`, else 1000 + row."""
     count = sum(len(part.slots) for part in job.parts)
     rows = tuple(range(count)) if rows is None else rows
     sampled = np.concatenate([part.sampled for part in job.parts])
-    tokens = tuple(1000 + row if sampled[row] else -1 for row in rows)
+    tokens = drawn or tuple(1000 + row if sampled[row] else -1 for row in rows) if core.is_last else ()
     return core.handle(LayersDone(job=job.job, rows=rows, payload="hidden", next_tokens=tokens, started_s=0.0, ended_s=0.0), 0.0)
 
 
@@ -67,12 +69,12 @@ def run_of(commands: list[StageCommand]) -> RunLayers:
     return job
 
 
-def opened(*, is_last: bool = True) -> StageCore:
-    """A stage that has run the prompt."""
+def opened(*, is_last: bool = False) -> StageCore:
+    """A stage that has run the prompt; the last one has drawn the token of node 3."""
     core = StageCore(is_last=is_last, slots_max=64)
     commands = arrive(core, segment(0, [(0, -1, 0), (1, 0, 1), (2, 1, 2)], prompt=True, opens=opening()))
     assert commands[0] == OpenCache(request=1, slots=64)
-    finish(core, run_of(commands))
+    finish(core, run_of(commands), drawn=(-1, -1, 30))
     return core
 
 
@@ -100,18 +102,18 @@ def test_siblings_do_not_see_each_other() -> None:
 
 
 def test_unknown_parents_mean_dead_and_an_empty_segment_passes_on() -> None:
-    core = opened(is_last=False)
+    core = opened()
     (sent,) = arrive(core, segment(1, [(9, 8, 4), (10, 9, 5)]))
     assert isinstance(sent, SendSegment)
     assert (sent.segment.row_count, sent.rows, sent.payload) == (0, (), None)
     assert sent.segment.segment == 1
-    (verified,) = arrive(opened(), segment(1, [(9, 8, 4)]))
+    (verified,) = arrive(opened(is_last=True), segment(1, [(9, 8, 4)]))
     assert isinstance(verified, SendVerified)
     assert (verified.verified.segment, verified.verified.parts) == (1, ())
 
 
 def test_a_commit_during_a_run_trims_the_dead_rows_and_frees_their_slots() -> None:
-    core = opened(is_last=False)
+    core = opened()
     job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3), (5, 3, 4), (6, 4, 4)])))
     commands = core.handle(ControlArrived(message=commit(3)), 0.0)
     assert commands == [ClearSlots(request=1, slots=(4, 6)), Trim(job=job.job, rows=(1, 3))]
@@ -121,7 +123,7 @@ def test_a_commit_during_a_run_trims_the_dead_rows_and_frees_their_slots() -> No
 
 
 def test_a_trim_that_comes_too_late_for_the_layers_still_holds_at_the_end() -> None:
-    core = opened(is_last=False)
+    core = opened()
     job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3), (5, 3, 4)])))
     core.handle(ControlArrived(message=commit(4)), 0.0)
     (sent,) = finish(core, job)  # all rows came back: the executor did not get to it
@@ -172,8 +174,8 @@ def test_freed_slots_are_used_again() -> None:
 
 
 def test_a_new_epoch_keeps_the_prefix_and_drops_the_rest() -> None:
-    core = opened()
-    finish(core, run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4)]))))
+    core = opened(is_last=True)
+    finish(core, run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4)]))), drawn=(40, 50))
     core.handle(ControlArrived(message=commit(3)), 0.0)
     cleared = core.handle(ControlArrived(message=opening(epoch=1, keep=2, length=4, root=11)), 0.0)
     assert [sorted(command.slots) for command in cleared if isinstance(command, ClearSlots)] == [[4], [2, 3]]
@@ -186,7 +188,7 @@ def test_a_new_epoch_keeps_the_prefix_and_drops_the_rest() -> None:
 
 
 def test_an_epoch_that_changes_during_a_run_voids_the_result() -> None:
-    core = opened()
+    core = opened(is_last=True)
     job = run_of(arrive(core, segment(1, [(3, 2, 3)])))
     core.handle(ControlArrived(message=opening(epoch=1, keep=1, length=2, root=9)), 0.0)
     (sent,) = finish(core, job)
@@ -204,7 +206,7 @@ def test_a_segment_brings_the_open_that_its_control_message_has_not() -> None:
 
 
 def test_releasing_closes_the_cache_once() -> None:
-    core = opened()
+    core = opened(is_last=True)
     assert core.handle(ControlArrived(message=Release(request=1)), 0.0) == [CloseCache(request=1)]
     assert core.handle(ControlArrived(message=Release(request=1)), 0.0) == []
     (sent,) = arrive(core, segment(1, [(3, 2, 3)]))
@@ -224,3 +226,40 @@ def test_what_no_correct_head_sends_is_refused() -> None:
         StageCore(is_last=True, slots_max=64).handle(ControlArrived(message=opening(slots=65)), 0.0)
     with pytest.raises(PeerError, match="slots"):
         opened().handle(ControlArrived(message=opening(epoch=1, slots=99)), 0.0)
+
+
+def test_the_last_stage_drops_what_its_own_draws_show_to_be_wrong() -> None:
+    core = opened(is_last=True)
+    job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3), (5, 3, 4), (6, 3, 4), (7, 4, 4)])))
+    assert job.parts[0].tokens.tolist() == [30, 50, 60], "the prompt drew 30, so node 4 and what hangs below it never run"
+    cleared, sent = finish(core, job, drawn=(60, 1, 80))
+    assert cleared == ClearSlots(request=1, slots=(4,))
+    assert isinstance(sent, SendVerified)
+    assert [(part.ids, part.next_tokens) for part in sent.verified.parts] == [((3, 6), (60, 80))]
+    (hop,) = sent.verified.hops
+    assert (hop.rows, hop.dead_in_queue, hop.dead_between_layers, hop.dead_late) == (3, 2, 0, 1)
+    job = run_of(arrive(core, segment(2, [(8, 6, 5), (9, 5, 5), (10, 6, 5)])))
+    assert job.parts[0].tokens.tolist() == [80], "only what the path goes on with"
+
+
+def test_a_hop_counts_where_dead_rows_left() -> None:
+    core = opened()
+    job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3), (5, 2, 3), (9, 8, 4)])))
+    core.handle(ControlArrived(message=commit(3)), 0.0)
+    (sent,) = finish(core, job, rows=(0, 1))
+    assert isinstance(sent, SendSegment)
+    (hop,) = sent.segment.hops
+    assert (hop.rows, hop.dead_in_queue, hop.dead_between_layers, hop.dead_late) == (3, 1, 1, 1)
+
+
+def test_features_of_the_prompt_and_of_the_path_go_back_with_verified() -> None:
+    core = StageCore(is_last=True, slots_max=64, returns_features=True)
+    job = run_of(arrive(core, segment(0, [(0, -1, 0), (1, 0, 1), (2, 1, 2)], prompt=True, opens=opening())))
+    (sent,) = finish(core, job, drawn=(-1, -1, 30))
+    assert isinstance(sent, SendVerified)
+    assert [(part.ids, part.next_tokens) for part in sent.verified.parts] == [((0, 1, 2), (-1, -1, 30))]
+    assert (sent.payload, sent.rows) == ("hidden", (0, 1, 2))
+    job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4), (5, 3, 4)])))
+    _, sent = finish(core, job, drawn=(50, 7, 8))
+    assert isinstance(sent, SendVerified)
+    assert (sent.verified.parts[0].ids, sent.rows) == ((3, 5), (0, 2))

@@ -43,6 +43,7 @@ def assigns(draw: st.DrawFn, cls: type) -> Any:
         "next_hop": st.just("") if last else st.just("10.0.0.2:7700"),
         "dtype": st.sampled_from(sorted(DTYPE_BYTES)),
         "context": st.integers(1, limits.CONTEXT_MAX),
+        "captures": st.lists(st.integers(0, layers), max_size=limits.CAPTURES_MAX, unique=True).map(sorted).map(tuple),
     }
     return draw(build(cls, **special))
 
@@ -54,7 +55,11 @@ SAMPLINGS = build(
     top_p=st.floats(0, 1, exclude_min=True),
     min_p=st.floats(0, 1, exclude_max=True),
 )
-HOPS = build(Hop, **dict.fromkeys(("queued_s", "compute_s", "own_s"), st.floats(0, 1e6)), rows=st.integers(0, limits.NODES_PER_SEGMENT_MAX))
+HOPS = build(
+    Hop,
+    **dict.fromkeys(("queued_s", "compute_s", "own_s"), st.floats(0, 1e6)),
+    **dict.fromkeys(("rows", "dead_in_queue", "dead_between_layers", "dead_late"), st.integers(0, limits.NODES_PER_SEGMENT_MAX)),
+)
 
 
 @st.composite

@@ -1,0 +1,135 @@
+"""What a decoding method decides. The head does the rest: trees, walks, commits, prompts, drafting jobs, the answer.
+
+A method never touches a message. It is asked three things, always with the present state in hand: what to send next, what to
+draft next, and whether a verified segment may be looked at yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from flowspec.core.calibration import Calibrator
+from flowspec.core.costs import Costs
+from flowspec.core.drafting import DrafterTraits, expandable
+from flowspec.core.request import Flight, Request
+
+Choice = tuple[Request, list[int]]
+"""Nodes of one request, parents first; the root among them if it has not been sent."""
+
+
+@dataclass(slots=True)
+class View:
+    """What methods see. `requests` are those that are answered now, the longest unserved first."""
+
+    requests: Sequence[Request]
+    flights: Sequence[Flight]
+    living_flights: int
+    stage_count: int
+    costs: Costs
+    calibrator: Calibrator
+    traits: DrafterTraits | None
+    now_s: float
+
+    def unsent_roots(self) -> list[Choice]:
+        """The roots that are not on their way."""
+        return [(request, [request.tree.root]) for request in self.requests if not request.root_sent]
+
+    def can_expand(self, request: Request, node: int) -> bool:
+        return self.traits is not None and expandable(request, self.traits, node)
+
+
+class Method(Protocol):
+    """A scheduling policy; see the module. One object serves one head."""
+
+    name: str
+    width: int
+    """Children asked for below each node."""
+    commits_at_once: bool
+    """Whether a Commit goes out on the control connections as soon as it is known, so that it overtakes data."""
+    is_calibrated: bool
+    """Whether chances are the calibrated ones; the published methods take the drafter's word."""
+    value_min: float
+    """Proposals worth less do not become nodes (yet)."""
+
+    def window(self, view: View) -> int:
+        """Living segments that may be in flight."""
+        ...
+
+    def begin(self, request: Request) -> None:
+        """A new answer begins."""
+        ...
+
+    def may_walk(self, request: Request) -> bool:
+        """Whether the next verified segment of a request may be looked at now."""
+        ...
+
+    def walked(self, request: Request, emitted: int) -> None:
+        """The oldest verified segment was looked at and gave so many tokens."""
+        ...
+
+    def send(self, view: View) -> list[Choice]:
+        """The next segment, empty for none now. Asked again until it is."""
+        ...
+
+    def expand(self, view: View) -> list[Choice]:
+        """Nodes for the drafter, which is idle; empty for none now."""
+        ...
+
+    def wake_s(self, view: View) -> float | None:
+        """When to ask again if nothing else happens."""
+        ...
+
+
+class Plain:
+    """The common ground: nothing is drafted, every segment is looked at as it comes."""
+
+    name = "plain"
+    width = 10
+    commits_at_once = False
+    is_calibrated = False
+    value_min = 0.0
+
+    def window(self, view: View) -> int:
+        return view.stage_count + 1
+
+    def begin(self, request: Request) -> None:
+        request.plan = None
+
+    def may_walk(self, request: Request) -> bool:
+        return True
+
+    def walked(self, request: Request, emitted: int) -> None:
+        pass
+
+    def send(self, view: View) -> list[Choice]:
+        """Every root that is not on its way, in one segment."""
+        return view.unsent_roots() if view.living_flights < self.window(view) else []
+
+    def expand(self, view: View) -> list[Choice]:
+        return []
+
+    def wake_s(self, view: View) -> float | None:
+        return None
+
+
+def beam(view: View, request: Request, width: int, depth: int) -> list[int] | None:
+    """The next level of an EAGLE-2 tree to expand: at each of `depth` + 1 levels the `width` best nodes.
+
+    Empty while the drafter still works on a level, None when the tree is complete. Nodes expanded before need no second run.
+    """
+    tree = request.tree
+    levels: list[list[int]] = [[] for _ in range(depth + 1)]
+    levels[0] = [tree.root]
+    for node in tree.living():
+        if 0 < tree.depth(node) <= depth:
+            levels[tree.depth(node)].append(node)
+    for level in levels:
+        best = sorted(level, key=lambda node: (-tree.value(node), node))[:width]
+        if any(node in request.draft.pending for node in best):
+            return []
+        fresh = [node for node in best if view.can_expand(request, node)]
+        if fresh:
+            return sorted(fresh)
+    return None

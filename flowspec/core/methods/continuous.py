@@ -1,0 +1,135 @@
+"""`continuous`: FlowSpec's own method. No turns: every event may send, draft or commit.
+
+- A root that is not on its way (an answer begins, or a miss) goes out at once, with the best of what is drafted below it.
+- Otherwise a segment goes out when the pipeline can take it: fewer living segments than the window, and the bottleneck about
+  to be through with the last one. It holds the most valuable unsent nodes of all requests, as far as a node's value pays
+  for the time that it adds to the slot.
+- The drafter always works on the most valuable nodes it has not been asked about, a batch at a time, until what is drafted
+  and unsent would fill the next segments anyway.
+
+Values are calibrated, so a drafter that is of no use stops costing anything but its own passes.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from flowspec.core import limits
+from flowspec.core.methods.base import Choice, Plain, View
+from flowspec.core.request import Request
+from flowspec.tree import NodeState
+
+VALUE_MIN = 0.005
+"""Nodes less likely than this are neither sent nor expanded."""
+SEGMENT_NODES_MAX = 64
+SEGMENT_NODES_UNKNOWN = 16
+"""Nodes of a segment before any slot has been timed."""
+AGE_WEIGHT = 0.25
+"""What a request's values gain for each segment that went out without it."""
+WINDOW_SLACK = 0.5
+BACKLOG_SEGMENTS = 2
+"""The drafter rests when this many next segments are drafted with better nodes than any it could expand."""
+
+
+class Continuous(Plain):
+    """See the module."""
+
+    name = "continuous"
+    commits_at_once = True
+    is_calibrated = True
+
+    def __init__(
+        self,
+        *,
+        segment_nodes: int = SEGMENT_NODES_MAX,
+        batch: int = 12,
+        width: int = 12,
+        value_min: float = VALUE_MIN,
+        window: int | None = None,
+        window_slack: float = WINDOW_SLACK,
+    ) -> None:
+        self.segment_nodes = segment_nodes
+        self.batch = batch
+        self.width = width
+        self.value_min = value_min
+        self.window_slack = window_slack
+        self._window = window
+        self._pace_s = 0.0
+        self._typical_rows = 1.0
+        self._sent = 0
+
+    def begin(self, request: Request) -> None:
+        request.served = self._sent
+
+    def window(self, view: View) -> int:
+        if self._window is not None:
+            return self._window
+        return view.costs.window(round(self._typical_rows), self.window_slack) if view.costs.is_known else view.stage_count
+
+    def send(self, view: View) -> list[Choice]:
+        roots = [request for request in view.requests if not request.root_sent]
+        if not roots and (view.living_flights >= self.window(view) or view.now_s < self._pace_s):
+            return []
+        choices = self._best(view, roots)
+        if choices:
+            rows = sum(len(nodes) for _, nodes in choices)
+            self._sent += 1
+            self._typical_rows += 0.1 * (rows - self._typical_rows)
+            self._pace_s = view.now_s + view.costs.slot_s(rows)
+            for request, _ in choices:
+                request.served = self._sent
+        return choices
+
+    def wake_s(self, view: View) -> float | None:
+        if view.now_s < self._pace_s and view.living_flights < self.window(view):
+            return self._pace_s
+        return None
+
+    def _weight(self, request: Request) -> float:
+        return 1 + AGE_WEIGHT * (self._sent - request.served)
+
+    def _best(self, view: View, roots: list[Request]) -> list[Choice]:
+        """The roots, and the unsent nodes of all requests by weighted value while each pays for its time."""
+        chosen: dict[int, list[int]] = {request.number: [request.tree.root] for request in roots}
+        offers = []
+        for order, request in enumerate(view.requests):
+            weight = self._weight(request) if len(view.requests) > 1 else 1.0
+            nodes = request.tree.best_unsent(min(self.segment_nodes, _room(request)), self.value_min)
+            offers.append([(-weight * request.tree.value(node), order, node) for node in nodes])
+        rows = len(roots)
+        cap = self.segment_nodes if view.costs.is_known else SEGMENT_NODES_UNKNOWN
+        for cost, order, node in heapq.merge(*offers):
+            if rows >= max(cap, len(roots)):
+                break
+            if rows and -cost < view.costs.rate * (view.costs.slot_s(rows + 1) - view.costs.slot_s(rows)):
+                break
+            chosen.setdefault(view.requests[order].number, []).append(node)
+            rows += 1
+        by_number = {request.number: request for request in view.requests}
+        return [(by_number[number], nodes) for number, nodes in chosen.items()]
+
+    def expand(self, view: View) -> list[Choice]:
+        offers: list[tuple[float, int, int]] = []
+        backlog: list[float] = []
+        for order, request in enumerate(view.requests):
+            tree, weight = request.tree, self._weight(request) if len(view.requests) > 1 else 1.0
+            has_room = tree.alive_count < limits.DRAFT_NODES_MAX - self.batch * self.width
+            for node in (tree.root, *tree.living()) if has_room else (tree.root,):
+                value = weight * tree.value(node)
+                if node != tree.root and tree.state(node) is NodeState.DRAFTED:
+                    backlog.append(value)
+                if value >= self.value_min and view.can_expand(request, node):
+                    offers.append((-value, order, node))
+        offers = heapq.nsmallest(self.batch, offers)
+        enough = BACKLOG_SEGMENTS * max(4, round(self._typical_rows))
+        bar = heapq.nlargest(enough, backlog)[-1] if len(backlog) >= enough else 0.0
+        chosen: dict[int, list[int]] = {}
+        for cost, order, node in offers:
+            if -cost > bar:
+                chosen.setdefault(order, []).append(node)
+        return [(view.requests[order], sorted(nodes)) for order, nodes in chosen.items()]
+
+
+def _room(request: Request) -> int:
+    """Nodes that the stages have slots for."""
+    return limits.TREE_NODES_MAX - request.tree.sent_alive

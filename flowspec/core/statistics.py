@@ -1,0 +1,105 @@
+"""What happened to one answer's nodes and time: counted by the head, shown with every result.
+
+The terms are those of `docs/methods.md`: S tokens per segment that commits any, rho the share of tokens whose successor
+was in flight when they were committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flowspec.core.messages import Hop
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Counts and seconds of one answer; of segments shared with other requests its share by nodes sent."""
+
+    stage_count: int
+    submitted_s: float = 0.0
+    first_token_s: float = 0.0
+    last_token_s: float = 0.0
+    tokens: int = 0
+    segments: int = 0
+    committing_segments: int = 0
+    tokens_followed: int = 0
+    nodes_drafted: int = 0
+    nodes_sent: int = 0
+    dropped_alive: int = 0
+    rows_computed: float = 0.0
+    dead_in_queue: float = 0.0
+    dead_between_layers: float = 0.0
+    dead_late: float = 0.0
+    draft_passes: int = 0
+    draft_rows: int = 0
+    draft_s: float = 0.0
+    queued_s: float = 0.0
+    stage_own_s: float = 0.0
+    link_s: float = 0.0
+    compute_s: list[float] = field(default_factory=list)
+    windows: int = 0
+    calibration_error: float = 0.0
+
+    def sent(self, nodes: int, window: int) -> None:
+        self.segments += 1
+        self.nodes_sent += nodes
+        self.windows += window
+
+    def landed(self, hops: Sequence[Hop], share: float, round_trip_s: float) -> None:
+        """A segment came back, of whose nodes `share` were this request's."""
+        self.compute_s = self.compute_s or [0.0] * len(hops)
+        for index, hop in enumerate(hops):
+            self.compute_s[index] += share * hop.compute_s
+            self.rows_computed += share * hop.rows
+            self.dead_in_queue += share * hop.dead_in_queue
+            self.dead_between_layers += share * hop.dead_between_layers
+            self.dead_late += share * hop.dead_late
+            self.queued_s += share * hop.queued_s
+            self.stage_own_s += share * hop.own_s
+        self.link_s += share * max(0.0, round_trip_s - sum(hop.queued_s + hop.compute_s + hop.own_s for hop in hops))
+
+    def emitted(self, tokens: int, now_s: float) -> None:
+        if self.tokens == 0:
+            self.first_token_s = now_s
+        self.last_token_s = now_s
+        self.tokens += tokens
+        self.committing_segments += 1
+
+    def report(self) -> dict[str, Any]:
+        """All of it with what follows from it, as `--json` shows it."""
+        first_s, last_s = (self.first_token_s, self.last_token_s) if self.tokens else (self.submitted_s, self.submitted_s)
+        decode_s = last_s - first_s
+        busy_s = max(last_s - self.submitted_s, 1e-9)
+        followed = max(1, self.tokens - 1)
+        return {
+            "segments": self.segments,
+            "committing_segments": self.committing_segments,
+            "tokens_per_commit": _ratio(self.tokens, self.committing_segments),
+            "acceptance_length": _ratio(self.tokens, self.segments),
+            "share_in_flight": round(self.tokens_followed / followed, 4),
+            "nodes_drafted": self.nodes_drafted,
+            "nodes_sent": self.nodes_sent,
+            "rows_computed": round(self.rows_computed),
+            "dropped_alive": self.dropped_alive,
+            "dead_in_queue": round(self.dead_in_queue),
+            "dead_between_layers": round(self.dead_between_layers),
+            "dead_late": round(self.dead_late),
+            "stage_busy": [round(seconds / busy_s, 4) for seconds in self.compute_s],
+            "window": _ratio(self.windows, self.segments),
+            "calibration_error": round(self.calibration_error, 4),
+            "draft_passes": self.draft_passes,
+            "draft_rows": self.draft_rows,
+            "prefill_s": round(first_s - self.submitted_s, 6),
+            "decode_s": round(decode_s, 6),
+            "draft_s": round(self.draft_s, 6),
+            "queued_s": round(self.queued_s, 6),
+            "compute_s": round(sum(self.compute_s), 6),
+            "stage_own_s": round(self.stage_own_s, 6),
+            "link_s": round(self.link_s, 6),
+        }
+
+
+def _ratio(part: float, whole: float) -> float:
+    return round(part / whole, 4) if whole else 0.0

@@ -1,0 +1,159 @@
+"""Curves that grow, and what a slot, a trip, a window and the rate follow from: made-up reports of stages in, seconds out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.core.costs import RATE_MEMORY_S, SHARE_NEW, Costs, Curve
+from flowspec.core.messages import Hop
+
+
+def curve(*points: tuple[int, float]) -> Curve:
+    made = Curve()
+    for rows, seconds in points:
+        made.learn(rows, seconds)
+    return made
+
+
+def hop(rows: int, compute_s: float, *, own_s: float = 0.0, queued_s: float = 0.0, between: int = 0) -> Hop:
+    return Hop(queued_s=queued_s, compute_s=compute_s, own_s=own_s, rows=rows, dead_between_layers=between)
+
+
+def test_a_curve_that_knows_nothing_says_nothing() -> None:
+    empty = Curve()
+    assert not empty.is_known
+    assert [empty.at(rows) for rows in (1, 100)] == [0, 0]
+    assert curve((4, 0.5)).is_known
+
+
+def test_one_point_is_a_level_line() -> None:
+    one = curve((8, 0.25))
+    assert [one.at(rows) for rows in (1, 8, 300)] == [0.25, 0.25, 0.25]
+
+
+def test_between_points_the_line_is_straight_and_beyond_the_last_it_goes_on() -> None:
+    made = curve((1, 0.010), (4, 0.016), (16, 0.064))
+    assert made.at(1) == pytest.approx(0.010)
+    assert made.at(2) == pytest.approx(0.012)
+    assert made.at(4) == pytest.approx(0.016)
+    assert made.at(10) == pytest.approx(0.040)
+    assert made.at(16) == pytest.approx(0.064)
+    assert made.at(32) == pytest.approx(0.128), "with the slope of the last piece"
+    assert curve((4, 0.016), (16, 0.064)).at(1) == pytest.approx(0.016), "below the first it is level"
+
+
+def test_row_counts_of_one_power_of_two_share_a_moving_average() -> None:
+    made = curve((4, 1.0), (7, 2.0))
+    assert made.at(4 + round(SHARE_NEW * 3)) == pytest.approx(1 + SHARE_NEW)
+    for _ in range(60):
+        made.learn(7, 3.0)
+    assert made.at(7) == pytest.approx(3.0, rel=1e-3), "old measurements fade"
+
+
+def test_noise_does_not_make_more_rows_look_cheaper() -> None:
+    made = curve((1, 0.5), (4, 0.2), (16, 0.6))
+    assert [made.at(rows) for rows in (1, 2, 4)] == [0.5, 0.5, 0.5]
+    assert made.at(10) == pytest.approx(0.55)
+    falling = curve((4, 0.9), (16, 0.1))
+    assert [falling.at(rows) for rows in (4, 16, 400)] == [0.9, 0.9, 0.9]
+
+
+@given(st.lists(st.tuples(st.integers(1, 512), st.floats(0, 10)), min_size=1, max_size=40), st.lists(st.integers(1, 600), max_size=20))
+def test_every_curve_grows_and_stays_between_what_was_measured(points: list[tuple[int, float]], rows: list[int]) -> None:
+    made = curve(*points)
+    asked = sorted({1, 512, *rows})
+    found = [made.at(count) for count in asked]
+    assert found == pytest.approx(sorted(found))
+    seconds = [each for _, each in points]
+    assert min(seconds) - 1e-9 <= found[0]
+    assert made.at(min(count for count, _ in points)) <= max(seconds) + 1e-9
+
+
+def test_a_slot_is_as_long_as_the_slowest_stage_or_link() -> None:
+    costs = Costs(2)
+    assert not costs.is_known
+    assert costs.slot_s(4) == costs.trip_s(4) == costs.rate == 0
+    costs.learn([hop(1, 0.010, own_s=0.001), hop(1, 0.030)], 1, 0.041 + 0.006)
+    assert costs.is_known
+    assert costs.slot_s(1) == pytest.approx(0.030)
+    assert costs.trip_s(1) == pytest.approx(0.011 + 0.030 + 0.006)
+    # At 16 rows the first stage is the slow one, its own work included, and 60 ms more of link are 20 ms each.
+    costs.learn([hop(16, 0.070, own_s=0.010), hop(16, 0.060)], 16, 0.140 + 0.066)
+    assert costs.slot_s(16) == pytest.approx(0.080)
+    assert costs.trip_s(16) == pytest.approx(0.080 + 0.060 + 0.066)
+    # At 100 rows the three links are slower than either stage: it is their share that grows with the rows which counts.
+    costs.learn([hop(100, 0.1), hop(100, 0.1)], 100, 0.2 + 0.906)
+    assert costs.slot_s(100) == pytest.approx(0.3)
+
+
+def test_a_segment_that_lost_rows_between_layers_teaches_nothing_about_its_stage() -> None:
+    costs = Costs(1)
+    costs.learn([hop(8, 0.080)], 8, 0.080)
+    costs.learn([hop(8, 0.010, between=4)], 8, 0.010)
+    assert costs.slot_s(8) == pytest.approx(0.080)
+    costs.learn([hop(0, 0.0)], 8, 0.0)
+    assert costs.slot_s(8) == pytest.approx(0.080), "nor does one that lost all of them in the queue"
+
+
+def test_stages_are_timed_by_the_rows_that_ran_and_waiting_is_no_part_of_a_slot() -> None:
+    costs = Costs(1)
+    costs.learn([hop(1, 0.010, queued_s=5.0)], 1, 5.010)
+    costs.learn([hop(4, 0.040)], 16, 0.040)
+    assert costs.slot_s(1) == pytest.approx(0.010)
+    assert costs.slot_s(4) == pytest.approx(0.040)
+    assert costs.trip_s(1) == pytest.approx(0.010)
+
+
+@pytest.mark.parametrize(
+    ("computing", "links_s", "slack", "window"),
+    [
+        ((0.01, 0.01, 0.01, 0.01), 0.0, 0.5, 4),  # equal stages: one segment each
+        ((0.01, 0.01, 0.01, 0.01), 0.0, 1.0, 5),
+        ((0.01, 0.01, 0.01, 0.01), 0.02, 0.5, 6),  # and two on the links
+        ((0.10, 0.01, 0.01, 0.01), 0.0, 0.5, 1),  # one slow stage is fed by hardly more than one segment
+        ((0.10, 0.01, 0.01, 0.01), 0.0, 0.7, 2),
+        ((0.01, 0.01, 0.01, 0.01), 0.9, 0.5, 10),  # never more than two per stage and two
+        ((0.01, 0.0, 0.0, 0.0), 0.0, 0.0, 1),
+    ],
+)
+def test_the_window_is_a_trips_worth_of_slots(computing: tuple[float, ...], links_s: float, slack: float, window: int) -> None:
+    costs = Costs(len(computing))
+    assert costs.window(1, slack) == len(computing), "one for each stage while nothing is known"
+    costs.learn([hop(1, seconds) for seconds in computing], 1, sum(computing) + links_s)
+    assert costs.window(1, slack) == window
+
+
+def test_reports_that_are_not_of_every_stage_are_not_used() -> None:
+    costs = Costs(3)
+    costs.learn([hop(1, 0.01)], 1, 0.02)
+    costs.learn([], 1, 0.02)
+    costs.learn([hop(0, 0.01)] * 3, 0, 0.02)
+    assert not costs.is_known
+
+
+def test_the_rate_is_that_of_the_answer_under_way() -> None:
+    costs = Costs(1)
+    costs.learn([hop(1, 0.1)], 1, 0.1)
+    costs.emitted(1, 5.0, is_busy=False)
+    assert costs.rate == 0, "an answer's first token took the prompt's time"
+    costs.emitted(2, 5.5, is_busy=True)
+    assert costs.rate == pytest.approx(4)
+    costs.emitted(1, 60.0, is_busy=False)
+    assert costs.rate == pytest.approx(4), "the time between answers does not count"
+    costs.emitted(2, 60.5, is_busy=True)
+    assert costs.rate == pytest.approx(4)
+
+
+def test_the_rate_follows_a_change_of_speed() -> None:
+    costs = Costs(1)
+    costs.learn([hop(1, 0.1)], 1, 0.1)
+    now_s = 0.0
+    for tokens, count in ((4, 100), (1, 300)):
+        for _ in range(count):
+            costs.emitted(tokens, now_s, is_busy=True)
+            now_s += 0.1
+        assert costs.rate == pytest.approx(10 * tokens, rel=0.05)
+    costs.emitted(1, now_s + 2 * RATE_MEMORY_S * 0.1, is_busy=True)
+    assert costs.rate == pytest.approx(1 / (2 * RATE_MEMORY_S * 0.1 + 0.1), rel=0.01), "after a long silence nothing old counts"

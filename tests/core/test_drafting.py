@@ -1,0 +1,414 @@
+"""What the drafter is given, once and in order, and what its proposals become: a request by hand, parts and nodes out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowspec.core import limits
+from flowspec.core.calibration import Calibrator
+from flowspec.core.drafting import DrafterTraits, DraftState, draft_part, expandable, grow, has_room_below, learn, observe
+from flowspec.core.events import Proposal, Submit
+from flowspec.core.messages import Open, Part, Sampling, Segment
+from flowspec.core.request import Request
+from flowspec.core.statistics import Statistics
+from flowspec.sim.drafter import FakeDrafter
+from flowspec.sim.language import HashLanguage
+from flowspec.tree import TokenTree
+
+PLAIN = DrafterTraits(context=1000)
+WANTS_FEATURES = DrafterTraits(context=1000, needs_features=True)
+ROWS_MAX = 256
+
+
+def opening(length: int, *, epoch: int = 0, keep: int = 0, root: int | None = None, context: int = 1000) -> Open:
+    return Open(
+        request=1,
+        epoch=epoch,
+        keep=keep,
+        length=length,
+        root=length - 1 if root is None else root,
+        slots=context + limits.TREE_NODES_MAX,
+        sampling=Sampling(),
+    )
+
+
+def asked(
+    prompt: int = 4,
+    *,
+    context: int = 1000,
+    drafter_context: int = 1000,
+    new_tokens_max: int = 100,
+    stop_ids: frozenset[int] = frozenset(),
+    computed: int | None = None,
+) -> Request:
+    """A request whose prompt are tokens 100, 101, ... in nodes 0, 1, ...; all of it but the root is computed."""
+    tree = TokenTree()
+    tree.extend_path(range(100, 100 + prompt))
+    draft = DraftState()
+    draft.begin(opening(prompt), 0, drafter_context)
+    submit = Submit(request=1, prompt=tuple(tree.committed_tokens()), new_tokens_max=new_tokens_max, sampling=Sampling(), stop_ids=stop_ids)
+    return Request(
+        tree=tree,
+        submit=submit,
+        opening=opening(prompt),
+        context=context,
+        unsent=prompt,
+        computed=prompt - 1 if computed is None else computed,
+        known_length=prompt,
+        draft=draft,
+        statistics=Statistics(stage_count=1),
+    )
+
+
+def part_of(request: Request, *nodes: int, rows_max: int = ROWS_MAX) -> Part:
+    part = draft_part(request, nodes, rows_max)
+    assert part is not None
+    return part
+
+
+def rows_of(part: Part) -> list[tuple[int, bool]]:
+    return list(zip(part.ids, part.committed, strict=True))
+
+
+def propose(request: Request, node: int, *children: tuple[int, float]) -> None:
+    """The drafter answers for a node it was asked about."""
+    tokens, confidences = tuple(token for token, _ in children), tuple(confidence for _, confidence in children)
+    learn(request, Proposal(request=1, epoch=0, node=node, tokens=tokens, confidences=confidences))
+    request.draft.answered({node}, request.is_living)
+
+
+def drafted(request: Request, node: int, *children: tuple[int, float], value_min: float = 0.0) -> list[int]:
+    """Asks about a node and makes nodes of the answer; returns its children."""
+    part_of(request, node)
+    propose(request, node, *children)
+    grow(request, None, value_min)
+    return request.tree.children(node)
+
+
+def move(request: Request, token: int) -> int:
+    """The root's next token is known; the head's part of it."""
+    tree = request.tree
+    node = tree.child(tree.root, token)
+    if node is None:
+        node = tree.add(tree.root, token, 1.0)
+    request.draft.forget(tree.commit(node))
+    return node
+
+
+# ---------------------------------------------------------------------------------- what the drafter is given
+
+
+def test_the_first_part_brings_the_prompt_the_open_and_asks_about_the_root() -> None:
+    request = asked(4)
+    part = part_of(request, 3)
+    assert rows_of(part) == [(0, True), (1, True), (2, True), (3, False)]
+    assert (part.parents, part.tokens, part.positions) == ((-1, 0, 1, 2), (100, 101, 102, 103), (0, 1, 2, 3))
+    assert (part.commit.base, part.commit.path) == (4, ())
+    assert part.opening == request.draft.opening
+    assert part.opening is not None
+    assert part.opening.slots == 1000 + limits.DRAFT_NODES_MAX
+    assert draft_part(request, [3], ROWS_MAX) is None, "asked already"
+
+
+def test_a_long_prompt_comes_in_chunks_and_the_nodes_with_the_last() -> None:
+    request = asked(600)
+    parts = [part_of(request, 599) for _ in range(3)]
+    assert [len(part.ids) for part in parts] == [256, 256, 88]
+    assert [node for part in parts for node in part.ids] == list(range(600))
+    assert [sum(part.committed) for part in parts] == [256, 256, 87]
+    assert request.draft.pending == {599}
+    exact = asked(257)
+    assert rows_of(part_of(exact, 256))[-1] == (255, True), "a chunk that is full has no room for nodes"
+    assert rows_of(part_of(exact, 256)) == [(256, False)]
+
+
+def test_nodes_that_do_not_fit_the_job_are_left_for_the_next() -> None:
+    request = asked(3)
+    children = drafted(request, 2, *((token, 0.1) for token in range(6)))
+    assert rows_of(part_of(request, *children, rows_max=4)) == [(node, False) for node in children[:4]]
+    assert rows_of(part_of(request, *children, rows_max=4)) == [(node, False) for node in children[4:]]
+
+
+def test_guesses_that_came_true_are_not_run_again_only_told() -> None:
+    request = asked(3)
+    child, _ = drafted(request, 2, (7, 0.6), (8, 0.3))
+    (grandchild,) = drafted(request, child, (9, 0.5))
+    assert (move(request, 7), move(request, 9)) == (child, grandchild)
+    part = part_of(request, grandchild)
+    assert (rows_of(part), part.commit.base, part.commit.path) == ([(grandchild, False)], 3, (child, grandchild))
+    propose(request, grandchild, (4, 0.5))
+    grow(request, None, 0.0)
+    part = part_of(request, *request.tree.children(grandchild))
+    assert (part.commit.base, part.commit.path) == (5, ()), "a Commit tells what the ones before it have not"
+
+
+def test_tokens_that_were_not_guessed_are_given_before_the_root() -> None:
+    request = asked(3)
+    drafted(request, 2, (7, 0.6))
+    first, second, third = move(request, 50), move(request, 51), move(request, 52)
+    part = part_of(request, third)
+    assert rows_of(part) == [(first, True), (second, True), (third, False)]
+    assert (part.commit.base, part.commit.path) == (3, (first, second, third))
+
+
+def test_what_was_run_as_a_guess_and_died_is_forgotten() -> None:
+    request = asked(3)
+    right, wrong = drafted(request, 2, (7, 0.6), (8, 0.3))
+    (below,) = drafted(request, wrong, (9, 0.5))
+    part_of(request, right, below)
+    move(request, 7)
+    assert (request.draft.run, set(request.draft.proposals)) == ({right}, {2})
+    propose(request, right, (5, 0.5))
+    propose(request, below, (5, 0.5))
+    assert (request.draft.pending, set(request.draft.proposals)) == (set(), {2, right}), "an answer that comes too late changes nothing"
+
+
+def test_a_path_that_outgrew_a_commit_is_told_in_several() -> None:
+    request = asked(3)
+    part_of(request, 2)
+    grown = request.tree.extend_path([5] * (limits.COMMIT_PATH_MAX + 300))
+    told, given = [], []
+    while (part := draft_part(request, [request.tree.root], ROWS_MAX)) is not None:
+        assert part.commit.base == 3 + len(told)
+        assert len(part.commit.path) <= limits.COMMIT_PATH_MAX
+        told += part.commit.path
+        given += part.ids
+        assert max(part.positions) < 3 + len(told), "no row comes before the Commit that names it"
+    assert (told, given) == (grown, grown)
+
+
+def test_a_new_turn_keeps_what_the_drafter_has_and_the_rest_is_given_again() -> None:
+    request = asked(6)
+    tree, draft = request.tree, request.draft
+    part_of(request, 5)
+    tree.rewind(4)
+    tree.extend_path([7, 8, 9])
+    draft.begin(opening(7, epoch=1, keep=4, root=tree.root), 4, 1000)
+    assert draft.opening is not None
+    assert (draft.opening.keep, draft.pending, draft.run) == (4, set(), set())
+    part = part_of(request, tree.root)
+    assert (part.positions, part.committed) == ((4, 5, 6), (True, True, False))
+    assert (part.commit.base, part.commit.epoch) == (7, 1)
+
+
+def test_a_new_turn_keeps_no_more_than_the_drafter_was_given() -> None:
+    request = asked(600)
+    part_of(request, 599)
+    request.draft.begin(opening(600, epoch=1, keep=599), 599, 1000)
+    assert request.draft.opening is not None
+    assert request.draft.opening.keep == 256
+    assert part_of(request, 599).positions[0] == 256
+
+
+def test_guesses_the_drafter_was_not_told_to_keep_are_not_kept() -> None:
+    """A guess that came true is in the drafter's cache as a guess: an Open of the next epoch drops it there."""
+    request = asked(3)
+    (child,) = drafted(request, 2, (7, 0.6))
+    (grandchild,) = drafted(request, child, (9, 0.5))
+    part_of(request, grandchild)
+    for token in (7, 9, 5):
+        move(request, token)
+    request.draft.advance(request.tree)
+    request.draft.begin(opening(6, epoch=1, keep=5), 5, 1000)
+    assert request.draft.opening is not None
+    assert request.draft.opening.keep == 3
+
+
+def test_a_prompt_beyond_the_drafters_context_is_not_drafted_for() -> None:
+    request = asked(20, drafter_context=19)
+    assert request.draft.opening is None
+    assert not expandable(request, DrafterTraits(context=19), 19)
+    assert asked(19, drafter_context=19).draft.opening is not None
+
+
+# ------------------------------------------------------------------------------------ what may be asked about
+
+
+def test_nodes_are_asked_about_once() -> None:
+    request = asked(3)
+    assert expandable(request, PLAIN, 2)
+    part_of(request, 2)
+    assert not expandable(request, PLAIN, 2), "its answer is on its way"
+    propose(request, 2, (7, 0.5))
+    assert not expandable(request, PLAIN, 2)
+    grow(request, None, 0.0)
+    (child,) = request.tree.children(2)
+    assert expandable(request, PLAIN, child)
+    request.submit = None
+    assert not expandable(request, PLAIN, child), "the answer is over"
+
+
+def test_nothing_is_asked_about_beyond_the_drafters_context() -> None:
+    assert expandable(asked(9), DrafterTraits(context=10), 8)
+    assert not expandable(asked(10), DrafterTraits(context=10), 9)
+
+
+@pytest.mark.parametrize(("computed", "may"), [(8, False), (9, True), (10, True)])
+def test_a_drafter_that_wants_features_waits_for_those_of_the_path(computed: int, may: bool) -> None:
+    request = asked(10, computed=computed)
+    assert expandable(request, WANTS_FEATURES, 9) is may
+    assert expandable(request, PLAIN, 9)
+    child = request.tree.add(9, 7, 0.5)
+    assert expandable(request, WANTS_FEATURES, child), "guesses go on from features of its own"
+    assert not expandable(asked(1, computed=1), WANTS_FEATURES, 0), "the first token has nothing before it"
+
+
+@pytest.mark.parametrize(("limit", "value"), [("new_tokens_max", 3), ("context", 8)])
+def test_the_end_of_the_answer_needs_no_guess(limit: str, value: int) -> None:
+    """5 tokens of prompt and 3 new ones: the last needs no row, so the drafts end one level before."""
+    request = asked(5, **{limit: value})
+    (child,) = drafted(request, 4, (7, 0.5))
+    (grandchild,) = drafted(request, child, (8, 0.5))
+    assert [has_room_below(request, node) for node in (4, child, grandchild)] == [True, True, False]
+    assert not expandable(request, PLAIN, grandchild)
+    assert drafted(asked(5, **{limit: value - 2}), 4, (7, 0.5)) == []
+
+
+# --------------------------------------------------------------------------------------- what becomes a node
+
+
+def tokens_below(request: Request, node: int) -> list[int]:
+    return [request.tree.token(child) for child in request.tree.children(node)]
+
+
+def test_proposals_become_nodes_once_they_are_worth_it() -> None:
+    request = asked(3)
+    (child,) = drafted(request, 2, (7, 0.5), (8, 0.05), value_min=0.1)
+    assert tokens_below(request, 2) == [7]
+    part_of(request, child)
+    propose(request, child, (1, 0.6), (2, 0.15), (3, 0.01))
+    assert grow(request, None, 0.1) == 1
+    assert tokens_below(request, child) == [1]
+    move(request, 7)
+    assert grow(request, None, 0.1) == 1
+    assert tokens_below(request, child) == [1, 2], "the root came nearer, so it is worth twice as much"
+    assert grow(request, None, 0.1) == 0
+
+
+def test_a_stop_token_is_not_drafted_and_hides_nothing_behind_it() -> None:
+    request = asked(3, stop_ids=frozenset([8, 9]))
+    drafted(request, 2, (8, 0.5), (7, 0.3), (9, 0.1), (6, 0.1))
+    assert tokens_below(request, 2) == [7, 6]
+
+
+def test_a_child_that_is_there_is_not_drafted_again() -> None:
+    request = asked(3)
+    part_of(request, 2)
+    request.tree.add(2, 7, 0.4)
+    propose(request, 2, (7, 0.5), (8, 0.3))
+    assert grow(request, None, 0.0) == 1
+    assert tokens_below(request, 2) == [7, 8]
+
+
+def test_the_calibrators_word_counts_where_there_is_one() -> None:
+    calibrator = Calibrator()
+    for _ in range(400):
+        calibrator.observe(0.9, is_right=False)
+    request, believed = asked(3), asked(3)
+    for each in (request, believed):
+        part_of(each, 2)
+        propose(each, 2, (7, 0.9), (8, 0.09))
+    assert (grow(request, calibrator, 0.05), grow(believed, None, 0.05)) == (0, 2)
+    assert believed.tree.value(believed.tree.children(2)[0]) == pytest.approx(0.9)
+    assert grow(request, calibrator, 0.01) == 2
+    assert request.tree.value(request.tree.children(2)[0]) == pytest.approx(calibrator.chance(0.9))
+
+
+def test_a_confidence_just_above_one_is_one() -> None:
+    request = asked(3)
+    (child,) = drafted(request, 2, (7, 1.0000001))
+    assert request.tree.value(child) == 1
+
+
+def test_the_tree_has_an_end() -> None:
+    request = asked(3)
+    nodes, tokens = [2], 0
+    while nodes:
+        node = nodes.pop(0)
+        part_of(request, node)
+        propose(request, node, *((tokens + token, 0.9) for token in range(limits.DRAFT_WIDTH_MAX)))
+        tokens += limits.DRAFT_WIDTH_MAX
+        if grow(request, None, 0.0) < limits.DRAFT_WIDTH_MAX:
+            break
+        nodes += request.tree.children(node)
+    assert request.tree.alive_count == limits.DRAFT_NODES_MAX
+    move(request, 0)
+    grow(request, None, 0.0)
+    assert request.tree.alive_count <= limits.DRAFT_NODES_MAX
+
+
+def test_proposals_for_the_dead_and_after_the_end_are_nothing() -> None:
+    request = asked(3)
+    right, wrong = drafted(request, 2, (7, 0.5), (8, 0.5))
+    part_of(request, right, wrong)
+    move(request, 7)
+    propose(request, wrong, (9, 0.5))
+    assert wrong not in request.draft.proposals
+    request.submit = None
+    propose(request, right, (9, 0.5))
+    assert grow(request, None, 0.0) == 0
+    assert request.tree.children(right) == []
+
+
+def test_a_node_without_an_answer_is_not_asked_about_again() -> None:
+    """The drafter's view may be ahead: there the node was dead."""
+    request = asked(3)
+    (child,) = drafted(request, 2, (7, 0.5))
+    part_of(request, child)
+    request.draft.answered({child}, request.is_living)
+    assert not expandable(request, PLAIN, child)
+    assert grow(request, None, 0.0) == 0
+
+
+def test_what_comes_true_teaches_and_is_done_with() -> None:
+    calibrator = Calibrator()
+    request = asked(3)
+    drafted(request, 2, (7, 0.6), (8, 0.3), (9, 0.004), value_min=0.01)
+    observe(request, 2, 8, calibrator)
+    observe(request, 2, 8, calibrator)
+    expected = Calibrator()
+    for confidence, is_right in ((0.6, False), (0.3, True), (0.004, False)):
+        expected.observe(confidence, is_right=is_right)
+    assert [calibrator.chance(each) for each in (0.6, 0.3, 0.004)] == [expected.chance(each) for each in (0.6, 0.3, 0.004)]
+    assert (request.draft.proposals, request.draft.grown) == ({}, {})
+
+
+# ------------------------------------------------------------------------------------------ all of it together
+
+STEPS = st.lists(st.tuples(st.sampled_from(["draft", "draft", "move", "move", "turn"]), st.integers(0, 99)), min_size=8, max_size=40)
+
+
+@settings(max_examples=150)
+@given(STEPS, st.integers(1, 12), st.sampled_from([1, 3, 200]))
+def test_a_drafter_is_given_each_node_once_after_its_parent_and_is_told_the_whole_path(
+    steps: list[tuple[str, int]], prompt: int, rows_max: int
+) -> None:
+    """The simulator's drafter insists on that: it fails for a row whose prefix it lacks, or that comes twice."""
+    drafter = FakeDrafter(HashLanguage(20, 3), 0.5, 3)
+    request = asked(prompt)
+    tree, draft = request.tree, request.draft
+    epoch = 0
+    for number, (step, choice) in enumerate(steps):
+        if step == "draft":
+            nodes = sorted(node for node in (tree.root, *tree.living()) if expandable(request, PLAIN, node))[: 1 + choice % 4]
+            part = draft_part(request, nodes, rows_max)
+            if part is not None:
+                waiting = set(draft.pending)
+                for proposal in drafter.draft(Segment(segment=number, parts=(part,)), 3):
+                    learn(request, proposal)
+                draft.answered(waiting, request.is_living)
+                grow(request, None, 0.0)
+                assert waiting <= set(draft.proposals)
+        elif step == "move":
+            children = tree.children(tree.root)
+            observe(request, tree.root, choice, Calibrator())
+            move(request, tree.token(children[choice % len(children)]) if children and choice % 5 else 90 + choice % 7)
+        else:
+            epoch += 1
+            keep = max(0, tree.committed_length - 1 - choice % 4 * (choice % 3))
+            draft.advance(tree)
+            tree.rewind(keep)
+            tree.extend_path([200 + epoch])
+            draft.begin(opening(keep + 1, epoch=epoch, keep=keep, root=tree.root), keep, PLAIN.context)
