@@ -20,7 +20,11 @@ LAYERS = [
     {"tree", "noise", "errors"},
 ]
 DEPTHS = {package: depth for depth, packages in enumerate(LAYERS) for package in packages}
-SIDEWAYS = {("testbed", "runtime"): "the harness drives the worlds, which know nothing of it"}
+SIDEWAYS = {
+    ("testbed", "runtime"): "the harness drives the worlds, which know nothing of it",
+    ("testbed", "sim"): "the harness drives the worlds, which know nothing of it",
+    ("draft", "model"): "a drafter is a model or stands on one, and no model knows of drafters",
+}
 BESIDE = {"demo": ("flowspec.demo", "flowspec.model", "flowspec.testbed.prompts", "flowspec.core")}
 """Scripts beside the layers, and all that they may import; nothing imports them."""
 WORLDLY = {

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -26,7 +26,6 @@ class Question:
     limits: Limits
     tokenizer: Tokenizer | None
     stops: Sequence[str]
-    method: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +36,7 @@ class Outcome:
     timing: Timing
     reason: str
     reused: int
+    statistics: dict[str, Any]
     is_interrupted: bool
 
     @property
@@ -67,24 +67,38 @@ def cancelled_by_ctrl_c(session: Session, answer: Answer) -> Iterator[threading.
 
 def ask(session: Session, question: Question, show: Callable[[str], None]) -> Outcome:
     """Runs a question to its end and shows the text as it comes; Ctrl-C cancels the answer and keeps what is there."""
-    tokenizer = question.tokenizer
-    stream = None if tokenizer is None else TextStream(tokenizer, question.stops)
-    rule = StopStrings(TextStream(tokenizer, question.stops)) if tokenizer is not None and question.stops else None
-    timing = Timing()
-    answer = session.submit(question.prompt, question.sampling, question.limits, request=question.request, stop_rule=rule)
-    with cancelled_by_ctrl_c(session, answer) as interruption:
-        for tokens in timed(answer, timing):
+    asked = Asked(session, question)
+    with cancelled_by_ctrl_c(session, asked.answer) as interruption:
+        outcome = asked.follow(show)
+    return replace(outcome, is_interrupted=interruption.is_set())
+
+
+class Asked:
+    """A question under way: submitted when made, followed to its end by one thread."""
+
+    def __init__(self, session: Session, question: Question) -> None:
+        tokenizer = question.tokenizer
+        self._stream = None if tokenizer is None else TextStream(tokenizer, question.stops)
+        rule = StopStrings(TextStream(tokenizer, question.stops)) if tokenizer is not None and question.stops else None
+        self.answer = session.submit(question.prompt, question.sampling, question.limits, request=question.request, stop_rule=rule)
+
+    def follow(self, show: Callable[[str], None]) -> Outcome:
+        """Shows the text as it comes, up to the answer's end."""
+        timing, stream = Timing(), self._stream
+        for tokens in timed(self.answer, timing):
             show(" ".join(map(str, tokens)) + " " if stream is None else stream.push(tokens))
-    assert answer.end is not None
-    if stream is not None:
-        show(stream.finish())
-    return Outcome(
-        text=None if stream is None else stream.text,
-        timing=timing,
-        reason=answer.end.reason,
-        reused=answer.end.reused,
-        is_interrupted=interruption.is_set(),
-    )
+        assert self.answer.end is not None
+        if stream is not None:
+            show(stream.finish())
+        end = self.answer.end
+        return Outcome(
+            text=None if stream is None else stream.text,
+            timing=timing,
+            reason=end.reason,
+            reused=end.reused,
+            statistics=end.statistics,
+            is_interrupted=False,
+        )
 
 
 def record(session: Session, question: Question, outcome: Outcome) -> dict[str, Any]:
@@ -100,7 +114,8 @@ def record(session: Session, question: Question, outcome: Outcome) -> dict[str, 
         "time_to_first_token_s": round(timing.first_s, 6),
         "decode_s": round(timing.decode_s, 6),
         "tokens_per_s": round(timing.tokens_per_s, 3),
-        "method": question.method,
+        "method": session.decoding.method,
+        "drafter": session.drafter,
         "world": "cluster",
         "model": plan.model,
         "dtype": plan.dtype,
@@ -110,5 +125,6 @@ def record(session: Session, question: Question, outcome: Outcome) -> dict[str, 
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
         "seed": sampling.seed,
+        "statistics": outcome.statistics,
         "stages": session.stages_report(),
     }

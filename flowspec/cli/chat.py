@@ -18,12 +18,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from flowspec.cli import statistics
 from flowspec.cli.answer import Outcome, Question, ask, record
 from flowspec.cli.options import (
+    add_decoding_arguments,
     add_model_arguments,
     add_sampling_arguments,
     check_flags,
     cluster_options,
+    decoding_options,
     loading_bar,
     pick_limits,
     pick_sampling,
@@ -51,11 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="a system text before the dialogue")
     parser.add_argument("--json", action="store_true", help="print one JSON object per answer instead of the text")
     add_model_arguments(parser)
+    add_decoding_arguments(parser)
     add_sampling_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     check_flags(args)
+    decoding = decoding_options(args, args.method, args.drafter)
     console = Console(highlight=False, stderr=args.json)
     with contextlib.ExitStack() as stack:
 
@@ -63,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
             """The cluster as the flags say; what an earlier call opened is closed."""
             stack.close()
             with loading_bar(quiet=args.json) as progress:
-                return stack.enter_context(open_session(cluster_options(args, args.local), progress, meanwhile))
+                return stack.enter_context(open_session(cluster_options(args, args.local), decoding, progress, meanwhile))
 
         loaded: list[Tokenizer] = []
         session = connect(lambda files: loaded.append(Tokenizer(files)))
@@ -80,7 +85,6 @@ def run(args: argparse.Namespace) -> int:
             stops=args.stop,
             system=args.system or "",
             is_json=args.json,
-            method=args.method,
             request=session.head.new_request(),
         )
         if not args.json:
@@ -106,7 +110,6 @@ class Chat:
     stops: list[str]
     system: str
     is_json: bool
-    method: str
     request: int
     messages: Messages = field(default_factory=list)
     last: tuple[Question, Outcome] | None = None
@@ -122,6 +125,8 @@ class Chat:
             self.console.print(
                 f"  {escape(stage['name'])}  layers {first} to {end - 1}, {mib(stage['weight_bytes'])} of weights, process {stage['pid']}"
             )
+        decoding = self.session.decoding
+        self.console.print(f"method {decoding.method}, drafter {escape(self.session.drafter)}")
         if self.sampling.temperature > 0:
             self.console.print(f"temperature {self.sampling.temperature:g}, seed {self.sampling.seed}")
         self.console.print("Type /help for the commands, /quit to leave.\n")
@@ -212,7 +217,6 @@ class Chat:
             limits=self.limits,
             tokenizer=self.tokenizer,
             stops=self.stops,
-            method=self.method,
         )
         wrap = WordWrap(self.console.width if sys.stdout.isatty() else 0)
         outcome = ask(self.session, question, lambda text: self.show(wrap.push(text)))
@@ -231,9 +235,9 @@ class Chat:
     def show_stats(self) -> None:
         if self.last is not None:
             question, outcome = self.last
-            self.console.print(
-                f"last answer: {len(question.prompt)} prompt tokens ({outcome.reused} reused), {outcome.figures}, method {self.method}"
-            )
+            self.console.print(f"last answer: {len(question.prompt)} prompt tokens ({outcome.reused} reused), {outcome.figures}")
+            for line in statistics.lines(outcome.statistics):
+                self.console.print(line, markup=False)
         if self.session is None:
             self.console.print("(no cluster: it was lost)")
             return

@@ -1,6 +1,6 @@
-"""Give one answer to one prompt, then stop.
+"""Answer a prompt, or a file of prompts, then stop.
 
-The answer goes to standard output, what else there is to say to standard error. `--json` prints one object instead.
+The answer goes to standard output, what else there is to say to standard error. `--json` prints one object per answer instead.
 """
 
 from __future__ import annotations
@@ -9,24 +9,30 @@ import argparse
 import contextlib
 import json
 import sys
+from pathlib import Path
 
+from flowspec.cli import batch, statistics
 from flowspec.cli.answer import Outcome, Question, ask, record
 from flowspec.cli.options import (
     INTERRUPTED,
+    add_decoding_arguments,
     add_model_arguments,
     add_sampling_arguments,
     check_flags,
     cluster_options,
+    decoding_options,
     loading_bar,
     note,
     number_list,
     pick_limits,
     pick_sampling,
+    positive,
 )
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.text import Tokenizer, check_utf8, recommended
 from flowspec.runtime.session import Session, open_session
+from flowspec.testbed.prompts import read_prompts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,25 +40,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt-token-ids", type=number_list, metavar="1,5,9", help="the prompt as token ids; no tokenizer is needed")
     parser.add_argument("--system", metavar="TEXT", help="a system text before the prompt")
     parser.add_argument("--raw", action="store_true", help="give the prompt as it is, without the chat template")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--prompts",
+        action="append",
+        type=Path,
+        metavar="FILE",
+        help="answer all of a file: jsonl in Spec-Bench form, or text with one prompt a line; may be repeated",
+    )
+    parser.add_argument("--parallel", type=positive, default=1, metavar="N", help="with --prompts: N answers at a time (default: 1)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per answer")
     add_model_arguments(parser)
+    add_decoding_arguments(parser)
     add_sampling_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.prompt is not None and args.prompt_token_ids is not None:
-        raise InputError("expected a PROMPT or --prompt-token-ids, got both")
-    if args.prompt_token_ids is not None and (args.stop or args.system):
-        raise InputError("--stop and --system need text; with --prompt-token-ids use --stop-token-ids")
-    if args.prompt_token_ids is None:
-        if args.prompt is None:
-            if sys.stdin.isatty():
-                raise InputError('expected a prompt: flowspec generate "What is 17 + 25?"')
-            args.prompt = sys.stdin.read()
-        if not args.prompt.strip():
-            raise InputError("expected a prompt, got an empty one")
-        check_utf8(args.prompt)
+    check_prompt(args)
     check_flags(args)
+    decoding = decoding_options(args, args.method, args.drafter)
+    prompts = [prompt for path in args.prompts or [] for prompt in read_prompts(path)]
     loaded: list[Tokenizer] = []
 
     def load_tokenizer(files: ModelFiles) -> None:
@@ -61,18 +67,19 @@ def run(args: argparse.Namespace) -> int:
 
     with contextlib.ExitStack() as stack:
         with loading_bar(quiet=args.json) as progress:
-            session = stack.enter_context(open_session(cluster_options(args, args.local), progress, load_tokenizer))
+            session = stack.enter_context(open_session(cluster_options(args, args.local), decoding, progress, load_tokenizer))
         tokenizer = loaded[0] if loaded else None
         advice = recommended(session.files, session.config)
         question = Question(
-            prompt=args.prompt_token_ids or encode_prompt(tokenizer, args),
+            prompt=args.prompt_token_ids or ([] if prompts else encode_prompt(tokenizer, args, args.prompt)),
             request=session.head.new_request(),
             sampling=pick_sampling(args, advice),
             limits=pick_limits(args, advice, tokenizer.eos_id if tokenizer else None),
             tokenizer=tokenizer,
             stops=args.stop,
-            method=args.method,
         )
+        if prompts:
+            return batch.run(session, question, prompts, parallel=args.parallel, system=args.system, is_raw=args.raw, is_json=args.json)
         try:
             outcome = ask(session, question, (lambda text: None) if args.json else _show)
         except ClusterError:
@@ -82,30 +89,46 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps(record(session, question, outcome)))
         else:
             print(flush=True)
-            note(figures(session, question, outcome))
+            note(figures(session, question, outcome, is_verbose=args.verbose))
     return INTERRUPTED if outcome.is_interrupted else 0
+
+
+def check_prompt(args: argparse.Namespace) -> None:
+    """Exactly one source of prompts, and something in it; a prompt from standard input is read here."""
+    given = [name for name in ("prompt", "prompt_token_ids", "prompts") if getattr(args, name) is not None]
+    if len(given) > 1:
+        raise InputError("expected one of PROMPT, --prompt-token-ids and --prompts, got several")
+    if args.prompt_token_ids is not None and (args.stop or args.system):
+        raise InputError("--stop and --system need text; with --prompt-token-ids use --stop-token-ids")
+    if args.parallel > 1 and not args.prompts:
+        raise InputError("--parallel needs --prompts: one prompt has one answer")
+    if args.parallel > batch.PARALLEL_MAX:
+        raise InputError(f"--parallel: expected at most {batch.PARALLEL_MAX}, got {args.parallel}")
+    if not given:
+        if sys.stdin.isatty():
+            raise InputError('expected a prompt: flowspec generate "What is 17 + 25?"')
+        args.prompt = sys.stdin.read()
+    if args.prompt is not None:
+        if not args.prompt.strip():
+            raise InputError("expected a prompt, got an empty one")
+        check_utf8(args.prompt)
 
 
 def _show(text: str) -> None:
     print(text, end="", flush=True)
 
 
-def encode_prompt(tokenizer: Tokenizer | None, args: argparse.Namespace) -> list[int]:
+def encode_prompt(tokenizer: Tokenizer | None, args: argparse.Namespace, prompt: str) -> list[int]:
     assert tokenizer is not None
-    if args.raw or not tokenizer.has_chat_template:
-        if args.system:
-            raise InputError("--system needs a chat template, which this model lacks or --raw switched off")
-        return tokenizer.encode(args.prompt)
-    messages = [{"role": "system", "content": args.system}] if args.system else []
-    return tokenizer.encode_chat([*messages, {"role": "user", "content": args.prompt}])
+    return tokenizer.encode_dialogue([{"role": "user", "content": prompt}], system=args.system, is_raw=args.raw)
 
 
-def figures(session: Session, question: Question, outcome: Outcome) -> str:
-    """The lines under an answer: speed, seed, and which process ran what."""
-    lines = [outcome.figures]
+def figures(session: Session, question: Question, outcome: Outcome, *, is_verbose: bool) -> str:
+    """The lines under an answer: speed, seed, which process ran what, and with --verbose the statistics."""
+    lines = [f"{outcome.figures}, {session.decoding.method}"]
     if question.sampling.temperature > 0:
         lines[0] += f", seed {question.sampling.seed}"
     for stage in session.stages_report():
         first, end = stage["layers"]
         lines.append(f"  {stage['name']}: layers {first} to {end - 1}, process {stage['pid']} at {stage['address']}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(statistics.lines(outcome.statistics) if is_verbose else ())])

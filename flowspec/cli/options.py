@@ -13,12 +13,14 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
+from flowspec.core.limits import TREE_NODES_MAX
 from flowspec.core.messages import Sampling
+from flowspec.core.methods import METHODS
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
 from flowspec.model.text import Recommended
-from flowspec.runtime.head import Progress as ProgressCall
-from flowspec.runtime.session import METHODS, ClusterOptions, Limits
+from flowspec.runtime.session import ClusterOptions, Decoding, Limits
+from flowspec.runtime.stages import Progress as ProgressCall
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
@@ -48,7 +50,6 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, local_list: bool = F
         "--model", "-m", default=BUNDLED, metavar="PATH-OR-HUB-ID", help="model folder or hub id (default: the bundled demo model)"
     )
     group.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="precision (default: the checkpoint's)")
-    group.add_argument("--method", choices=METHODS, default=METHODS[0], help="decoding method (default: %(default)s)")
     where = group.add_mutually_exclusive_group()
     where.add_argument("--cluster", type=Path, metavar="FILE.toml", help="run on the devices of this cluster file")
     if local_list:
@@ -64,6 +65,33 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, local_list: bool = F
         metavar="TOKENS",
         help="prompt and answer together; memory is reserved for it (default: 4096 or the model's limit)",
     )
+
+
+def add_decoding_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """`--method` and what goes with it; with `several`, methods and drafters may be repeated."""
+    group = parser.add_argument_group("decoding (changes the speed, never the answer)")
+    if several:
+        group.add_argument(
+            "--method", action="append", choices=(*METHODS, "all"), help=f"decoding method, or all; may be repeated (default: {METHODS[0]})"
+        )
+    else:
+        group.add_argument("--method", choices=METHODS, default=METHODS[0], help="decoding method (default: %(default)s)")
+    group.add_argument(
+        "--drafter",
+        action="append" if several else "store",
+        metavar="NAME",
+        help="what guesses ahead: bundled, a folder or hub id of a small model or EAGLE head, ngram, or none"
+        + (" (may be repeated)" if several else "")
+        + " (default: bundled for the bundled model, else ngram)",
+    )
+    group.add_argument("--tree-nodes", type=positive, metavar="N", help="largest tree or segment (default: the method's)")
+    group.add_argument("--tree-depth", type=positive, metavar="N", help="depth of the trees of tree-sd, chunk-pp and flowspec-paper")
+
+
+def decoding_options(args: argparse.Namespace, method: str, drafter: str | None) -> Decoding:
+    if args.tree_nodes is not None and args.tree_nodes > TREE_NODES_MAX:
+        raise InputError(f"--tree-nodes: expected at most {TREE_NODES_MAX}, got {args.tree_nodes}")
+    return Decoding(method=method, drafter=drafter, nodes=args.tree_nodes, depth=args.tree_depth)
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,8 @@
 """Check that a cluster's answers equal the plain model's, token by token.
 
-Runs prompts on the cluster and through transformers in this process with the same sampling. Says where they differ and by
-what margin. Exit status 0: exact, or near-ties of rounding only; 1: a wrong token.
+Runs prompts on the cluster, with every method and drafter that is asked for, and through transformers in this process with
+the same sampling. Says where they differ and by what margin. Exit status 0: exact, or near-ties of rounding only; 1: a wrong
+token.
 """
 
 from __future__ import annotations
@@ -18,12 +19,22 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from flowspec.cli.options import add_model_arguments, cluster_options, loading_bar, note, number_list, positive
+from flowspec.cli.options import (
+    add_decoding_arguments,
+    add_model_arguments,
+    cluster_options,
+    decoding_options,
+    loading_bar,
+    note,
+    number_list,
+    positive,
+)
 from flowspec.core.messages import Sampling
+from flowspec.core.methods import METHODS
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.text import Tokenizer, recommended
-from flowspec.runtime.session import Limits, open_session
+from flowspec.runtime.session import Decoding, Limits, Session, open_cluster
 from flowspec.testbed.prompts import read_prompts
 
 if TYPE_CHECKING:  # both import torch, which the other commands do without
@@ -42,6 +53,7 @@ def float_list(text: str) -> tuple[float, ...]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, local_list=True)
+    add_decoding_arguments(parser, several=True)
     group = parser.add_argument_group("what to compare")
     group.add_argument(
         "--prompts",
@@ -73,32 +85,46 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--layers forces the split of one cluster; expected one number for --local")
     if any(count < 1 for count in counts):
         raise InputError("--local: expected whole numbers from 1")
-    samplings, prompts = read_samplings(args), read_files(args)
+    samplings, prompts, decodings = read_samplings(args), read_files(args), read_decodings(args)
     from flowspec.model.reference import Reference  # after the checks: both import torch, which takes seconds
     from flowspec.testbed.exactness import answer, judge
 
     console = Console(stderr=True)
     found: list[Found] = []
     for count in counts:
-        with contextlib.ExitStack() as stack:
-            with loading_bar(quiet=args.json) as progress:
-                session = stack.enter_context(open_session(cluster_options(args, count), progress))
-            files, dtype = session.files, session.head.plan.dtype
-            limits = Limits(new_tokens_max=args.max_new_tokens, stop_ids=recommended(files, session.config).stop_ids)
-            cases = make_cases(args, samplings, prompts, files)
-            bar = stack.enter_context(Progress(console=console, transient=True, disable=args.json or not console.is_terminal))
-            for case in bar.track(cases, description=f"{len(session.head.stages)} stages"):
-                found.append(answer(session, case, limits))
+        with open_cluster(cluster_options(args, count)) as cluster:
+            for decoding in decodings:
+                with contextlib.ExitStack() as stack:
+                    with loading_bar(quiet=args.json) as progress:
+                        session = stack.enter_context(cluster.session(decoding, progress))
+                    files, dtype = session.files, session.head.plan.dtype
+                    limits = Limits(new_tokens_max=args.max_new_tokens, stop_ids=recommended(files, session.config).stop_ids)
+                    cases = make_cases(args, samplings, prompts, files)
+                    bar = stack.enter_context(Progress(console=console, transient=True, disable=args.json or not console.is_terminal))
+                    for case in bar.track(cases, description=_describe(session)):
+                        found.append(answer(session, case, limits))
     reference = Reference(files, dtype)
     with Progress(console=console, transient=True, disable=args.json or not console.is_terminal) as bar:
         for one in bar.track(found, description="plain model"):
             reference.generate(one.case.prompt, one.case.sampling, one.new_tokens_max, limits.stop_ids)
         verdicts = [judge(reference, one, limits.stop_ids) for one in bar.track(found, description="comparing")]
     if args.json:
-        print(json.dumps(report(verdicts, reference, args)))
+        print(json.dumps(report(verdicts, reference)))
     else:
         show(verdicts, reference)
     return 1 if any(verdict.kind == "wrong" for verdict in verdicts) else 0
+
+
+def _describe(session: Session) -> str:
+    return f"{len(session.head.stages)} stages, {session.decoding.method}, {session.drafter}"
+
+
+def read_decodings(args: argparse.Namespace) -> list[Decoding]:
+    """Every method with every drafter; methods that draft nothing once."""
+    chosen = args.method or [METHODS[0]]
+    methods = METHODS if "all" in chosen else tuple(dict.fromkeys(chosen))
+    drafters = list(dict.fromkeys(args.drafter or [None]))
+    return [decoding_options(args, method, drafter) for method in methods for drafter in (drafters if method != "ar" else [None])]
 
 
 def read_samplings(args: argparse.Namespace) -> list[Sampling]:
@@ -133,18 +159,19 @@ def make_cases(args: argparse.Namespace, samplings: list[Sampling], prompts: lis
     return [Case(prompt_id=name, prompt=ids, sampling=sampling) for sampling in samplings for name, ids in given]
 
 
-def report(verdicts: list[Verdict], reference: Reference, args: argparse.Namespace) -> dict[str, Any]:
+def report(verdicts: list[Verdict], reference: Reference) -> dict[str, Any]:
     counts = Counter(verdict.kind for verdict in verdicts)
     return {
         "exact": counts["exact"],
         "near_tie": counts["near-tie"],
         "wrong": counts["wrong"],
-        "method": args.method,
         "noise_logits": reference.noise_logits,
         "tokens": sum(len(verdict.found.tokens) for verdict in verdicts),
         "answers": [
             {
                 "prompt": verdict.found.case.prompt_id,
+                "method": verdict.found.method,
+                "drafter": verdict.found.drafter,
                 "stages": verdict.found.stages,
                 "temperature": verdict.found.case.sampling.temperature,
                 "seed": verdict.found.case.sampling.seed,
@@ -158,19 +185,20 @@ def report(verdicts: list[Verdict], reference: Reference, args: argparse.Namespa
 
 
 def show(verdicts: list[Verdict], reference: Reference) -> None:
-    table = Table("stages", "temperature", "answers", "tokens", "exact", "near-tie", "wrong", box=None)
-    groups: dict[tuple[int, float], list[Verdict]] = {}
+    table = Table("method", "drafter", "stages", "temp", "answers", "tokens", "exact", "near-tie", "wrong", box=None)
+    groups: dict[tuple[str, str, int, float], list[Verdict]] = {}
     for verdict in verdicts:
-        groups.setdefault((verdict.found.stages, verdict.found.case.sampling.temperature), []).append(verdict)
-    for (stages, temperature), group in groups.items():
+        found = verdict.found
+        groups.setdefault((found.method, found.drafter, found.stages, found.case.sampling.temperature), []).append(verdict)
+    for (method, drafter, stages, temperature), group in groups.items():
         counts = Counter(verdict.kind for verdict in group)
         numbers = (len(group), sum(len(v.found.tokens) for v in group), counts["exact"], counts["near-tie"], counts["wrong"])
-        table.add_row(str(stages), f"{temperature:g}", *map(str, numbers))
+        table.add_row(method, Path(drafter).name, str(stages), f"{temperature:g}", *map(str, numbers))
     Console().print(table)
     for verdict in verdicts:
         for difference in verdict.differences[:3]:
             print(
-                f"{verdict.kind}: {verdict.found.case.prompt_id}, {verdict.found.stages} stages, temperature {verdict.found.case.sampling.temperature:g}, "
+                f"{verdict.kind}: {verdict.found.case.prompt_id}, {verdict.found.method}, {verdict.found.stages} stages, temperature {verdict.found.case.sampling.temperature:g}, "
                 f"seed {verdict.found.case.sampling.seed}: token {difference.index} is {difference.found}, the model draws "
                 f"{difference.expected}, margin {difference.margin:.2e}"
             )

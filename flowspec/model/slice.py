@@ -3,6 +3,9 @@
 Built on the meta device and filled tensor by tensor from the memory-mapped files, so a device never holds more than its
 slice. The first slice also holds the embedding, the last the final norm, `lm_head` (the embedding again when tied)
 and the samplers.
+
+*Captures* are hidden states on the way that a drafter wants: capture c is the input of layer c, or with c the number of
+layers the output after the final norm. They travel behind the hidden states, `[rows, hidden * (1 + captured so far)]`.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from flowspec.errors import ClusterError, InputError
 from flowspec.model.attention import ATTENTION_NAME, TreeBatch, TreeCache, TreeRows
 from flowspec.model.families import Family, family_of
 from flowspec.model.files import ModelFiles, TensorIndex
-from flowspec.model.sampler import Sampler
+from flowspec.model.sampler import F32, Sampler
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -91,7 +94,10 @@ def slice_config(config: Any) -> Any:
 
 
 class Slice:
-    """Layers `[first, end)` on one device, with the caches of all its requests. Not thread-safe: one thread runs it."""
+    """Layers `[first, end)` on one device, with the caches of all its requests. Not thread-safe: one thread runs it.
+
+    `captures` (none at first) may be set between jobs: the hidden states wanted, in growing order.
+    """
 
     def __init__(self, config: Any, span: Span, pieces: Pieces, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
@@ -99,6 +105,7 @@ class Slice:
         self.dtype = dtype
         self.device = device
         self.pieces = pieces
+        self.captures: tuple[int, ...] = ()
         self.weight_bytes = sum(p.numel() * p.element_size() for p in _parameters(pieces))
         if span.is_first and span.is_last and config.tie_word_embeddings:
             assert pieces.embedding is not None
@@ -162,29 +169,54 @@ class Slice:
     def run(
         self, job: RunLayers, payload: torch.Tensor | None, dead_rows: Callable[[], frozenset[int]] = frozenset
     ) -> tuple[tuple[int, ...], torch.Tensor, tuple[int, ...]]:
-        """Runs a job's rows; `payload` is `[rows, hidden]` (None on the first slice).
+        """Runs a job's rows; `payload` is `[rows, hidden * (1 + captured so far)]` (None on the first slice).
 
-        Between layers rows that `dead_rows` names by then are dropped. Returns the surviving rows, their hidden states
-        `[rows, hidden]`, and on the last slice their next tokens (-1 where none was asked for).
+        Between layers rows that `dead_rows` names by then are dropped. Returns the surviving rows, the payload of the next
+        slice or on the last one their features `[rows, hidden * captures]` (of no width without captures), and on the last
+        slice their next tokens (-1 where none was asked for).
+        """
+        rows, states = self.forward(job, payload, dead_rows)
+        if not self.span.is_last:
+            return rows, states, ()
+        size = self.config.hidden_size
+        features = states[:, size:]  # [rows, hidden * captured]
+        if self.span.count in self.captures:
+            features = torch.cat([features, self.pieces.norm(states[:, :size])], dim=1)
+        return rows, features, self._sample(job, rows, states[:, :size])
+
+    @torch.inference_mode()
+    def forward(
+        self, job: RunLayers, payload: torch.Tensor | None, dead_rows: Callable[[], frozenset[int]] = frozenset
+    ) -> tuple[tuple[int, ...], torch.Tensor]:
+        """`run` without what the last slice does on top: the surviving rows, and what the layers made of them.
+
+        That is `[rows, hidden * (1 + captured so far)]`: hidden states before the final norm, then captures by layer.
         """
         rows = tuple(range(sum(len(part.slots) for part in job.parts)))
         batch, positions = self._batch(job.parts)
+        captured: list[torch.Tensor] = []  # each [1, rows, hidden * captures]
         if self.pieces.embedding is not None:
             tokens = torch.from_numpy(np.concatenate([part.tokens for part in job.parts])).to(self.device)
             hidden = self.pieces.embedding(tokens)[None]  # [1, rows, hidden]
         else:
             assert payload is not None, "only the first slice does without a payload"
-            hidden = payload.to(self.device)[None]  # [1, rows, hidden]
+            hidden = payload.to(self.device)[None]  # [1, rows, hidden * (1 + captured)]
+            if hidden.shape[2] > self.config.hidden_size:
+                captured.append(hidden[:, :, self.config.hidden_size :])
+                hidden = hidden[:, :, : self.config.hidden_size]
         angles = self.pieces.rotary(hidden, position_ids=positions)
-        for layer in self.pieces.layers:
+        for index, layer in enumerate(self.pieces.layers, self.span.first):
             dead = dead_rows()
             if not dead.isdisjoint(rows):
-                kept = [index for index, row in enumerate(rows) if row not in dead]
-                rows = tuple(rows[index] for index in kept)
+                kept = [place for place, row in enumerate(rows) if row not in dead]
+                rows = tuple(rows[place] for place in kept)
                 batch, hidden, positions = _select(batch, hidden, positions, kept)
+                captured = [states[:, kept] for states in captured]
                 angles = self.pieces.rotary(hidden, position_ids=positions)
             if not rows:
                 break
+            if index in self.captures:
+                captured.append(hidden)
             hidden = layer(
                 hidden,
                 attention_mask=None,
@@ -194,8 +226,21 @@ class Slice:
                 position_embeddings=angles,
                 tree=batch,
             )
-        next_tokens = self._sample(job, rows, hidden[0]) if self.span.is_last else ()
-        return rows, hidden[0], next_tokens
+        return rows, torch.cat([hidden, *captured], dim=2)[0] if captured else hidden[0]
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> F32:
+        """`[rows, vocabulary]` in float32 from hidden states `[rows, hidden]` of the last slice, final norm included.
+
+        Raises `ClusterError` when the model overflows in its dtype.
+        """
+        assert self.pieces.lm_head is not None, "only the last slice has logits"
+        logits: F32 = self.pieces.lm_head(self.pieces.norm(hidden)).float().cpu().numpy()
+        highest = logits.max(axis=1)
+        if not np.isfinite(highest).all():
+            worst = highest[~np.isfinite(highest)][0]
+            raise ClusterError(f"the model computed {worst} in {str(self.dtype)[6:]}; try --dtype bfloat16 or float32")
+        return logits
 
     def _batch(self, parts: tuple[JobPart, ...]) -> tuple[TreeBatch, torch.Tensor]:
         requests, first = [], 0
@@ -218,18 +263,14 @@ class Slice:
 
     def _sample(self, job: RunLayers, rows: tuple[int, ...], hidden: torch.Tensor) -> tuple[int, ...]:
         """Next tokens of the surviving rows `[rows, hidden]`; `lm_head` runs only for those asked for."""
-        assert self.pieces.lm_head is not None
         asked = np.concatenate([part.sampled for part in job.parts])
         positions = np.concatenate([part.positions for part in job.parts])
         requests = [part for part in job.parts for _ in part.slots]
         wanted = [index for index, row in enumerate(rows) if asked[row]]
         tokens = [-1] * len(rows)
         if wanted:
-            logits = self.pieces.lm_head(self.pieces.norm(hidden[wanted])).float().cpu().numpy()  # [wanted, vocabulary]
-            for row_logits, index in zip(logits, wanted, strict=True):
+            for row_logits, index in zip(self.logits(hidden[wanted]), wanted, strict=True):
                 part = requests[rows[index]]
-                if not np.isfinite(row_logits.max()):
-                    raise ClusterError(f"the model computed {row_logits.max()} in {str(self.dtype)[6:]}; try --dtype bfloat16 or float32")
                 tokens[index] = self._sampler(part).draw(row_logits, int(positions[rows[index]]) + 1)
         return tuple(tokens)
 

@@ -76,6 +76,15 @@ class Tokenizer:
             raise InputError(f"the model's chat template refuses this dialogue: {error}") from None
         return self._ids(text, add_special_tokens=False)
 
+    def encode_dialogue(self, messages: Messages, *, system: str | None = None, is_raw: bool = False) -> list[int]:
+        """A dialogue in the chat template; without one, or raw, its texts as they are, one behind the other."""
+        if is_raw or not self.has_chat_template:
+            if system:
+                raise InputError("--system needs a chat template, which this model lacks or --raw switched off")
+            return self.encode("".join(message["content"] for message in messages))
+        before = [{"role": "system", "content": system}] if system else []
+        return self.encode_chat([*before, *messages])
+
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         check_utf8(text)
         return [int(token) for token in self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]]

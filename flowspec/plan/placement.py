@@ -17,13 +17,14 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlan:
-    """What runs where; the stages are in pipeline order."""
+    """What runs where; the stages are in pipeline order. `captures` are the features that the drafter wants (`Assign`)."""
 
     model: str
     fingerprint: str
     dtype: str
     context: int
     stages: tuple[StagePlan, ...]
+    captures: tuple[int, ...] = ()
 
     @property
     def layer_count(self) -> int:

@@ -111,7 +111,7 @@ class ComputeThread:
             except FlowSpecError as error:
                 self._tell(Failed(error=error))
             except BaseException as error:  # noqa: BLE001 - the top of a thread: the poller thread raises it
-                if _is_out_of_memory(error):
+                if is_out_of_memory(error):
                     text = "out of memory; give this device fewer layers, or use a smaller --context or --dtype"
                     self._tell(Failed(error=ClusterError(text)))
                 else:
@@ -144,9 +144,9 @@ class ComputeThread:
             of, rows = self._dead
             return rows if of == running else frozenset()
 
-        rows, hidden, next_tokens = part.run(job, payload, dead_rows)
+        rows, states, next_tokens = part.run(job, payload, dead_rows)
         ended_s = time.monotonic()
-        onward = None if part.span.is_last or not rows else to_wire(hidden)
+        onward = to_wire(states) if rows and states.shape[1] else None
         return LayersDone(job=job.job, rows=rows, payload=onward, next_tokens=next_tokens, started_s=started_s, ended_s=ended_s)
 
     def _load(self, assign: Assign) -> None:
@@ -157,6 +157,7 @@ class ComputeThread:
         wanted = (assign.fingerprint, assign.first_layer, assign.end_layer, assign.dtype)
         if self._slice is not None and self._loaded_as == wanted:
             self._slice.close_all()
+            self._slice.captures = assign.captures
             check_memory(open_model(assign), span, assign, self._slice.device, self.machine.memory_bytes, is_loaded=True)
             self._tell(_loaded(self._slice, reused=True))
             return
@@ -166,6 +167,7 @@ class ComputeThread:
         files = open_model(assign)
         check_memory(files, span, assign, device, self.machine.memory_bytes)
         self._slice = Slice.load(files, span, assign.dtype, device, self._progress())
+        self._slice.captures = assign.captures
         self._loaded_as = wanted
         self._tell(_loaded(self._slice, reused=False))
 
@@ -186,26 +188,26 @@ def _loaded(part: Slice, *, reused: bool) -> Loaded:
     return Loaded(weight_bytes=part.weight_bytes, hidden_size=config.hidden_size, vocabulary_size=config.vocab_size, reused=reused)
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """torch reports memory that is not to be had as a RuntimeError; only its text tells."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in str(error).lower())
 
 
 def to_torch(tensor: Tensor, rows: tuple[int, ...]) -> torch.Tensor:
-    """The rows of a received payload as a torch tensor `[rows, hidden]`."""
+    """The rows of a received payload as a torch tensor `[rows, width]`."""
     import torch
 
     from flowspec.model.slice import DTYPES
 
     flat = torch.frombuffer(bytearray(tensor.data), dtype=DTYPES[tensor.dtype])
-    whole = flat.view(tensor.rows, tensor.width)  # [rows, hidden]
+    whole = flat.view(tensor.rows, tensor.width)  # [rows, width]
     return whole if rows == tuple(range(tensor.rows)) else whole[list(rows)]
 
 
-def to_wire(hidden: torch.Tensor) -> Tensor:
-    """A torch tensor `[rows, hidden]` as it travels."""
+def to_wire(states: torch.Tensor) -> Tensor:
+    """A torch tensor `[rows, width]` as it travels."""
     import torch
 
-    rows, width = hidden.shape
-    data = hidden.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-    return Tensor(rows=rows, width=width, dtype=str(hidden.dtype).removeprefix("torch."), data=data)
+    rows, width = states.shape
+    data = states.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return Tensor(rows=rows, width=width, dtype=str(states.dtype).removeprefix("torch."), data=data)

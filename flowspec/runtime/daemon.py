@@ -254,7 +254,11 @@ class Daemon:
             assign.dtype,
         )
         self._holds_begun += 1
-        core = StageCore(is_last=assign.stage == assign.stages - 1, slots_max=assign.context + limits.TREE_NODES_MAX)
+        core = StageCore(
+            is_last=assign.stage == assign.stages - 1,
+            slots_max=assign.context + limits.TREE_NODES_MAX,
+            returns_features=bool(assign.captures),
+        )
         hold = Hold(self._holds_begun, peer, assign, core, now_s + timeouts.LEASE_S)
         hold.data = next(
             (other for other in self._peers if other.hello.role == "head-data" and other.incarnation == peer.incarnation), None
@@ -342,8 +346,10 @@ class Daemon:
             tensor = command.payload.select(command.rows) if command.rows else None
             if not hold.next_hop.send(command.segment, tensor):
                 self._fail(f"{hold.next_device} takes no more frames")
-        elif hold.data is None or not hold.data.link.send(command.verified):
-            self._fail("the head's data connection is gone")
+        else:
+            tensor = command.payload.select(command.rows) if command.rows else None
+            if hold.data is None or not hold.data.link.send(command.verified, tensor):
+                self._let_go("the head's data connection is gone", tell=True)  # it leaves, and does not wait for its last segments
 
     def _result(self, number: int, result: Result, now_s: float) -> None:
         """What the compute thread did for hold `number`; of a head that is gone it counts for nothing."""

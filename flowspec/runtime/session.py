@@ -1,6 +1,7 @@
 """A model on a cluster, ready to answer: what the commands stand on.
 
-Resolves the model, starts local daemons if asked to, connects a `Head`, and turns prompts into answers with figures.
+Resolves the model, starts local daemons if asked to, loads the drafter, connects a `Head`, and turns prompts into answers
+with figures. One cluster can be held by one session after another, each with its own method and drafter.
 """
 
 from __future__ import annotations
@@ -13,17 +14,37 @@ from typing import Any
 
 from flowspec.core.events import Submit
 from flowspec.core.messages import Sampling
+from flowspec.core.methods import make_method
+from flowspec.draft.choose import NGRAM, NONE, WITHOUT_TENSORS, open_drafter
 from flowspec.errors import InputError
 from flowspec.model.families import check_family, family_of
-from flowspec.model.files import ModelFiles, canonical_name
+from flowspec.model.files import BUNDLED, ModelFiles, canonical_name
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.cluster import Device, pick_context, read_cluster, split_layers
-from flowspec.runtime.head import Head, Progress
+from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster
+from flowspec.runtime.stages import Progress
 from flowspec.wire.codec import DTYPE_BYTES
 
-METHODS = ("ar",)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """How answers are made: the method, and what drafts for it (None: the bundled drafter for the bundled model, else n-grams).
+
+    `nodes` and `depth` shape the trees of the methods that have fixed ones.
+    """
+
+    method: str = "continuous"
+    drafter: str | None = None
+    nodes: int | None = None
+    depth: int | None = None
+
+    def drafter_for(self, model: str) -> str:
+        """The drafter's name; `none` for a method that does not draft."""
+        if self.method == "ar":
+            return NONE
+        return self.drafter or (BUNDLED if model == BUNDLED else NGRAM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +97,11 @@ class Timing:
 class Session:
     """One connected model. Use `open_session`."""
 
-    def __init__(self, files: ModelFiles, config: Any, head: Head) -> None:
+    def __init__(self, files: ModelFiles, config: Any, head: Head, decoding: Decoding) -> None:
         self.files = files
         self.config = config
         self.head = head
+        self.decoding = decoding
 
     def submit(self, prompt: Sequence[int], sampling: Sampling, limits: Limits, *, request: int, stop_rule: Any = None) -> Answer:
         """Starts an answer; raises `InputError` for token ids that the model does not have."""
@@ -96,6 +118,11 @@ class Session:
                 stop_rule=stop_rule,
             )
         )
+
+    @property
+    def drafter(self) -> str:
+        """The drafter's name, as `--drafter` takes it."""
+        return self.decoding.drafter_for(self.files.model)
 
     def stages_report(self) -> list[dict[str, Any]]:
         """What each stage holds, as `--json` shows it."""
@@ -119,11 +146,43 @@ def timed(answer: Answer, timing: Timing) -> Iterator[tuple[int, ...]]:
         yield batch.tokens
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Devices that are there, and what they are to run; held by one session at a time."""
+
+    files: ModelFiles
+    config: Any
+    plan: ClusterPlan
+    is_local: bool
+
+    @contextlib.contextmanager
+    def session(self, decoding: Decoding, progress: Progress) -> Iterator[Session]:
+        """Loads the drafter and takes hold of the devices; they are let go of at the end and keep their layers."""
+        name = decoding.drafter_for(self.files.model)
+        if self.is_local and name not in WITHOUT_TENSORS:
+            _use_one_thread()
+        drafter = open_drafter(name, self.files, self.plan.dtype, context=self.plan.context)
+        method = make_method(decoding.method, nodes=decoding.nodes, depth=decoding.depth)
+        plan = self.plan if drafter is None else replace(self.plan, captures=drafter.captures)
+        with Head(plan, progress, method=method, drafter=drafter) as head:
+            yield Session(self.files, self.config, head, decoding)
+
+
 @contextlib.contextmanager
 def open_session(
-    options: ClusterOptions, progress: Progress, meanwhile: Callable[[ModelFiles], None] = lambda files: None
+    options: ClusterOptions,
+    decoding: Decoding,
+    progress: Progress,
+    meanwhile: Callable[[ModelFiles], None] = lambda files: None,
 ) -> Iterator[Session]:
-    """A connected session; daemons that it starts are stopped at its end, whatever happens.
+    """A connected session; daemons that it starts are stopped at its end, whatever happens. See `open_cluster`."""
+    with open_cluster(options, meanwhile) as cluster, cluster.session(decoding, progress) as session:
+        yield session
+
+
+@contextlib.contextmanager
+def open_cluster(options: ClusterOptions, meanwhile: Callable[[ModelFiles], None] = lambda files: None) -> Iterator[Cluster]:
+    """The devices, local ones started; those are stopped at the end.
 
     What can be wrong with the model, the cluster file or the split is found before anything is started. `meanwhile` runs
     while local daemons come up: for slow imports of the caller.
@@ -158,7 +217,14 @@ def open_session(
         if local is not None:
             stages = [replace(stage, address=daemon.address) for stage, daemon in zip(stages, local.wait(), strict=True)]
             plan = replace(plan, stages=tuple(stages))
-        yield Session(files, config, stack.enter_context(Head(plan, progress)))
+        yield Cluster(files=files, config=config, plan=plan, is_local=local is not None)
+
+
+def _use_one_thread() -> None:
+    """Local stages and the drafter share this machine's cores: one thread each."""
+    from flowspec.runtime.loading import use_threads
+
+    use_threads(1)
 
 
 def pick_dtype(wanted: str | None, config: Any) -> str:

@@ -30,6 +30,8 @@ class Found:
     """What a cluster of `stages` answered: its new tokens, and -1 at the end where a stop token ended them."""
 
     case: Case
+    method: str
+    drafter: str
     stages: int
     new_tokens_max: int
     tokens: tuple[int, ...]
@@ -55,6 +57,8 @@ def answer(session: Session, case: Case, limits: Limits) -> Found:
     assert running.end is not None
     return Found(
         case=case,
+        method=session.decoding.method,
+        drafter=session.drafter,
         stages=len(session.head.stages),
         new_tokens_max=min(limits.new_tokens_max, session.head.plan.context - len(case.prompt)),
         tokens=(*timing.new_tokens, *((STOPPED,) if running.end.reason == "stop" else ())),

@@ -15,7 +15,7 @@ import torch
 
 from flowspec.core.messages import Sampling
 from flowspec.model.slice import DTYPES
-from flowspec.runtime.session import ClusterOptions, Limits, Timing, open_session, timed
+from flowspec.runtime.session import ClusterOptions, Decoding, Limits, Timing, open_session, timed
 
 PROMPT_TOKENS = 32
 
@@ -33,7 +33,8 @@ def main() -> None:
     torch.set_num_threads(1)
     ours: list[float] = []
     plain: list[float] = []
-    with open_session(ClusterOptions(model=args.model, dtype=args.dtype, local=1), lambda text, share: None) as session:
+    options = ClusterOptions(model=args.model, dtype=args.dtype, local=1)
+    with open_session(options, Decoding(method="ar"), lambda text, share: None) as session:
         folder = session.files.path("config.json").parent
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[args.dtype]).eval()
         for number in range(args.rounds + 1):

@@ -17,6 +17,7 @@ from flowspec.core.head import HeadCore
 from flowspec.core.messages import Commit, Open, Part, Sampling, Segment
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
+from flowspec.model.sampler import F32
 from flowspec.model.slice import Slice, Span
 from flowspec.testbed.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
 from tests.pipeline import Pipeline
@@ -74,19 +75,18 @@ def test_each_node_of_a_random_tree_gets_the_logits_of_its_path(folder: Path, se
     rng = random.Random(seed)
     slices = load(folder, [0, 2, 5, 8])
     plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    seen: dict[tuple[int, int], torch.Tensor] = {}
+    seen: dict[tuple[int, int], F32] = {}
     run = pipeline(slices)
 
     def run_layers(stage: int, job: RunLayers, payload: Any) -> tuple[tuple[int, ...], Any, tuple[int, ...]]:
-        rows, hidden, tokens = slices[stage].run(job, payload)
-        if stage == 2:
-            pieces = slices[2].pieces
-            assert pieces.lm_head is not None
-            logits = pieces.lm_head(pieces.norm(hidden)).detach()
-            part_rows = [(part.request, int(token)) for part in job.parts for token in part.tokens]
-            for row, (request, token) in zip(rows, part_rows, strict=True):
-                seen[request, tokens_of[request].index(token)] = logits[row]
-        return rows, hidden, tokens
+        if stage < 2:
+            return slices[stage].run(job, payload)
+        rows, hidden = slices[2].forward(job, payload)
+        logits = slices[2].logits(hidden)
+        part_rows = [(part.request, int(token)) for part in job.parts for token in part.tokens]
+        for row, (request, token) in zip(rows, part_rows, strict=True):
+            seen[request, tokens_of[request].index(token)] = logits[row]
+        return rows, hidden, (-1,) * len(rows)  # nothing is drawn, or all nodes with other tokens would die at once
 
     run.run_layers = run_layers
     tokens_of: dict[int, list[int]] = {}
@@ -139,7 +139,7 @@ def test_each_node_of_a_random_tree_gets_the_logits_of_its_path(folder: Path, se
     for (request, node), logits in seen.items():
         with torch.inference_mode():
             expected = plain(input_ids=torch.tensor([paths[request][node]]), use_cache=False).logits[0, -1]
-        np.testing.assert_allclose(logits.numpy(), expected.numpy(), atol=2e-4, rtol=1e-4, err_msg=f"request {request}, node {node}")
+        np.testing.assert_allclose(logits, expected.numpy(), atol=2e-4, rtol=1e-4, err_msg=f"request {request}, node {node}")
         checked += node >= 20
     assert checked >= 15, "the trees were too small to show anything"
 
@@ -182,7 +182,7 @@ def test_rows_that_die_between_layers_leave_the_others_as_they_were(tmp_path: Pa
     run.give(Submit(request=1, prompt=(5, 6, 7, 8), new_tokens_max=1, sampling=Sampling(), stop_ids=frozenset()))
     run.settle()
     job = jobs[0]
-    _, full, _ = part.run(job, None)
+    _, full = part.forward(job, None)
     asked = 0
 
     def die_at_the_third_layer() -> frozenset[int]:
@@ -190,9 +190,11 @@ def test_rows_that_die_between_layers_leave_the_others_as_they_were(tmp_path: Pa
         asked += 1
         return frozenset({3}) if asked >= 3 else frozenset()
 
-    rows, hidden, tokens = part.run(job, None, die_at_the_third_layer)
+    rows, hidden = part.forward(job, None, die_at_the_third_layer)
     assert rows == (0, 1, 2)
-    assert len(tokens) == 3
     np.testing.assert_allclose(hidden.numpy(), full[:3].numpy(), atol=1e-5)
-    rows, hidden, _ = part.run(job, None, lambda: frozenset({0, 1, 2, 3}))
+    asked = 0
+    rows, features, tokens = part.run(job, None, die_at_the_third_layer)
+    assert (rows, features.shape, len(tokens)) == ((0, 1, 2), (3, 0), 3)
+    rows, hidden = part.forward(job, None, lambda: frozenset({0, 1, 2, 3}))
     assert (rows, hidden.shape[0]) == ((), 0)

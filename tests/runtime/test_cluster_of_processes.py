@@ -34,7 +34,8 @@ from flowspec.runtime.answer import Answer
 from flowspec.runtime.cluster import Device, split_layers
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster, LocalDaemon
-from flowspec.runtime.transport import Link, dial
+from flowspec.runtime.stages import Stages
+from flowspec.runtime.transport import Link, Wake, dial
 from flowspec.testbed.checkpoints import make_variant
 from flowspec.wire.codec import Envelope, Tensor, decode, encode
 
@@ -316,7 +317,7 @@ def test_a_daemon_that_dies_while_loading_is_named(doomed: LocalCluster, folder:
     daemons = doomed.wait()
     killer = threading.Timer(0.5, lambda: os.kill(daemons[1].pid, signal.SIGKILL))
 
-    class StopsOneBeforeItLoads(Head):
+    class StopsOneBeforeItLoads(Stages):
         """Freezes local-1 when it has been welcomed, so that it dies with its assignment open."""
 
         def _assign(self, index: int) -> None:
@@ -325,9 +326,11 @@ def test_a_daemon_that_dies_while_loading_is_named(doomed: LocalCluster, folder:
                 killer.start()
             super()._assign(index)
 
+    stages = StopsOneBeforeItLoads(plan_for(folder, daemons), Wake(), lambda text, share: None)
     with pytest.raises(ClusterError, match=r"local-1 .* was lost while loading"):
-        StopsOneBeforeItLoads(plan_for(folder, daemons))
+        stages.connect()
     killer.join()
+    stages.close()
 
 
 def test_answers_that_are_open_when_the_head_closes_end_with_an_error(cluster: LocalCluster, folder: Path) -> None:

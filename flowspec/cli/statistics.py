@@ -1,0 +1,30 @@
+"""The statistics of an answer in words, for a terminal 80 columns wide; the terms are those of docs/methods.md."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+WIDTH = 80
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """`core.statistics.Statistics.report()` as a few lines of text."""
+    if not found["segments"]:
+        return ["no segments were sent after the prompt"]
+    busy = " ".join(f"{100 * share:.0f}%" for share in found["stage_busy"])
+    dead = found["dead_in_queue"] + found["dead_between_layers"] + found["dead_late"]
+    return [
+        f"segments   {found['segments']}, of which {found['committing_segments']} gave tokens, "
+        f"{found['tokens_per_commit']:.2f} each (S); window {found['window']:.1f}",
+        f"tokens     {found['acceptance_length']:.2f} per segment; the next one was in flight for "
+        f"{100 * found['share_in_flight']:.0f}% (rho)",
+        f"nodes      {found['nodes_drafted']} drafted, {found['nodes_sent']} sent, {found['dropped_alive']} given up alive",
+        f"rows       {found['rows_computed']} run by the stages; {dead} dropped dead: {found['dead_in_queue']} in queues,",
+        f"           {found['dead_between_layers']} between layers, {found['dead_late']} after the last layer",
+        *textwrap.wrap(f"stages     busy {busy}", WIDTH, subsequent_indent=" " * 16),
+        f"drafter    {found['draft_passes']} passes, {found['draft_rows']} rows, {found['draft_s']:.2f} s; "
+        f"calibration error {found['calibration_error']:.3f}",
+        f"seconds    first token {found['prefill_s']:.2f}, the rest {found['decode_s']:.2f}; computing {found['compute_s']:.2f} (all stages),",
+        f"           queues {found['queued_s']:.2f}, links {found['link_s']:.2f}, head {found['head_s']:.2f}",
+    ]

@@ -1,0 +1,1 @@
+"""Drafters: cheap models that propose what may come next, all behind one protocol."""

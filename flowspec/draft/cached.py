@@ -1,0 +1,146 @@
+"""What every drafter that is a model shares: its nodes' life, and the way from its logits to proposals.
+
+Inside is the `StageCore` of a pipeline of one stage, which decides what lives, what runs and in which slot; here its
+commands are carried out at once, one segment after another. A drafter draws no tokens itself, so no row ever learns the
+token after it, and what the core would send to a head is dropped.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flowspec.core import limits
+from flowspec.core.events import (
+    ClearSlots,
+    CloseCache,
+    ControlArrived,
+    LayersDone,
+    OpenCache,
+    Proposal,
+    RunLayers,
+    SegmentArrived,
+    StageCommand,
+)
+from flowspec.core.messages import Release, Sampling, Segment
+from flowspec.core.stage import StageCore
+from flowspec.draft.ranking import F32, Ranker
+
+ROWS_RANKED_MAX = 32
+"""Rows whose logits are in memory at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A node that runs; `asked` says that its children are wanted."""
+
+    request: int
+    epoch: int
+    node: int
+    parent: int
+    token: int
+    position: int
+    asked: bool
+    sampling: Sampling
+
+
+class TreeCachedDrafter(ABC):
+    """A `Drafter` over a model with a tree cache; `context_max` is the largest of any request it will be opened for."""
+
+    captures: tuple[int, ...] = ()
+
+    def __init__(self, ranker: Ranker, *, context_max: int) -> None:
+        self._ranker = ranker
+        self._core = StageCore(is_last=True, slots_max=context_max + limits.DRAFT_NODES_MAX)
+
+    def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
+        """Runs the segment's rows; proposes up to `width` children for each root or uncommitted one that lives."""
+        proposals: list[Proposal] = []
+        commands = deque(self._core.handle(SegmentArrived(segment=segment, payload=None, received_s=0.0), 0.0))
+        while commands:
+            command = commands.popleft()
+            if isinstance(command, RunLayers):
+                rows = _rows_of(command, segment)
+                proposals += self._propose(*self.run(command, rows), width)
+                nothing = (-1,) * len(rows)
+                done = LayersDone(
+                    job=command.job, rows=tuple(range(len(rows))), payload=None, next_tokens=nothing, started_s=0.0, ended_s=0.0
+                )
+                commands.extend(self._core.handle(done, 0.0))
+            else:
+                self._keep_cache(command)
+        return tuple(proposals)
+
+    def release(self, message: Release) -> None:
+        """Forgets a request."""
+        for command in self._core.handle(ControlArrived(message=message), 0.0):
+            self._keep_cache(command)
+
+    def take_features(self, request: int, epoch: int, ids: Sequence[int], features: torch.Tensor) -> None:
+        raise AssertionError("features came for a drafter that wants none")
+
+    @abstractmethod
+    def run(self, job: RunLayers, rows: Sequence[Row]) -> tuple[Sequence[Row], torch.Tensor]:
+        """Runs a job's rows; returns those to propose children for, and their hidden states `[rows, hidden]`."""
+
+    @abstractmethod
+    def logits(self, hidden: torch.Tensor) -> F32:
+        """`[rows, columns]` from what `run` returned."""
+
+    @abstractmethod
+    def open_cache(self, request: int, slots: int) -> None: ...
+
+    @abstractmethod
+    def clear_slots(self, request: int, slots: tuple[int, ...]) -> None: ...
+
+    @abstractmethod
+    def close_cache(self, request: int) -> None: ...
+
+    def _keep_cache(self, command: StageCommand) -> None:
+        if isinstance(command, OpenCache):
+            self.open_cache(command.request, command.slots)
+        elif isinstance(command, ClearSlots):
+            self.clear_slots(command.request, command.slots)
+        elif isinstance(command, CloseCache):
+            self.close_cache(command.request)
+
+    def _propose(self, rows: Sequence[Row], hidden: torch.Tensor, width: int) -> list[Proposal]:
+        found = []
+        for first in range(0, len(rows), ROWS_RANKED_MAX):
+            some = rows[first : first + ROWS_RANKED_MAX]
+            logits = self.logits(hidden[first : first + ROWS_RANKED_MAX])
+            ranked = self._ranker.best(logits, [(row.sampling, row.position + 1) for row in some], width)
+            for row, children in zip(some, ranked, strict=True):
+                found.append(
+                    Proposal(
+                        request=row.request,
+                        epoch=row.epoch,
+                        node=row.node,
+                        tokens=children.tokens,
+                        confidences=children.confidences,
+                    )
+                )
+        return found
+
+
+def _rows_of(job: RunLayers, segment: Segment) -> list[Row]:
+    """The job's rows with what only the segment knows of them."""
+    sent = [(part, index) for part in segment.parts for index in range(len(part.ids))]
+    flags = [(part.sampling, bool(asked)) for part in job.parts for asked in part.sampled]
+    return [
+        Row(
+            request=part.commit.request,
+            epoch=part.commit.epoch,
+            node=part.ids[index],
+            parent=part.parents[index],
+            token=part.tokens[index],
+            position=part.positions[index],
+            asked=asked,
+            sampling=sampling,
+        )
+        for (part, index), (sampling, asked) in zip((sent[row] for row in job.rows), flags, strict=True)
+    ]

@@ -1,0 +1,65 @@
+"""A small language model as a drafter: a whole model in one slice, its cache kept by node like any stage's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from flowspec.core import limits
+from flowspec.core.events import RunLayers
+from flowspec.draft.cached import Row, TreeCachedDrafter
+from flowspec.draft.ranking import F32, Ranker
+from flowspec.model.files import ModelFiles
+from flowspec.model.slice import Slice, Span
+
+
+class LanguageModelDrafter(TreeCachedDrafter):
+    """A `Drafter` of kind `model`. Torch's threads are left as they are: it lives in the head's process."""
+
+    kind = "model"
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        dtype: str,
+        device: torch.device,
+        *,
+        context: int | None = None,
+        vocabulary_size: int | None = None,
+        coupled: bool = True,
+    ) -> None:
+        """Loads the model; raises `InputError` when that cannot be.
+
+        `context` is the target's (None: no less than the drafter's own), `vocabulary_size` the number of ids that the target
+        takes: a drafter's vocabulary may be padded differently.
+        """
+        raw = files.raw_config()
+        layer_count = raw["num_hidden_layers"]
+        self._model = Slice.load(files, Span(first=0, end=layer_count, count=layer_count), dtype, device)
+        own = min(raw.get("max_position_embeddings", limits.CONTEXT_MAX), limits.CONTEXT_MAX)
+        self.context = own if context is None else min(own, context)
+        super().__init__(
+            Ranker(vocabulary_size or self._model.config.vocab_size, coupled=coupled), context_max=max(self.context, context or 0)
+        )
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._model.weight_bytes
+
+    def run(self, job: RunLayers, rows: Sequence[Row]) -> tuple[Sequence[Row], torch.Tensor]:
+        _, hidden = self._model.forward(job, None)
+        asked = [place for place, row in enumerate(rows) if row.asked]
+        return [rows[place] for place in asked], hidden[asked]
+
+    def logits(self, hidden: torch.Tensor) -> F32:
+        return self._model.logits(hidden)
+
+    def open_cache(self, request: int, slots: int) -> None:
+        self._model.open_cache(request, slots)
+
+    def clear_slots(self, request: int, slots: tuple[int, ...]) -> None:
+        self._model.clear_slots(request, slots)
+
+    def close_cache(self, request: int) -> None:
+        self._model.close_cache(request)

@@ -1,0 +1,49 @@
+"""What every drafter is to the world that runs it: one thread or one simulated device, one job after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from flowspec.core.events import Proposal
+from flowspec.core.messages import Release, Segment
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Drafter(Protocol):
+    """A tree-cached model that proposes children; what `core.drafting` asks for in `Draft` and `ToDrafter`.
+
+    Proposals are ranked by `log q / T + G` with the target's own noise (at temperature 0 by `log q`), without its filters.
+    """
+
+    @property
+    def kind(self) -> str:
+        """`model`, `eagle`, `eagle3` or `ngram`."""
+        ...
+
+    @property
+    def captures(self) -> tuple[int, ...]:
+        """Hidden states of the target that it wants of committed nodes (`Assign.captures`); empty for most."""
+        ...
+
+    @property
+    def context(self) -> int:
+        """Positions it can handle; nodes at or beyond are not given to it."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
+        """Runs the segment's nodes; proposes up to `width` children for every root or uncommitted one of them that lives."""
+        ...
+
+    def release(self, message: Release) -> None:
+        """Forgets a request."""
+        ...
+
+    def take_features(self, request: int, epoch: int, ids: Sequence[int], features: torch.Tensor) -> None:
+        """Features `[len(ids), hidden * len(captures)]` of nodes that are now committed; only for those that want any."""
+        ...

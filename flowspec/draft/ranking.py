@@ -1,0 +1,139 @@
+"""Which tokens a drafter proposes below a node: the best by `log q / T + G`, with the target's own noise, unfiltered.
+
+`q` is the drafter's distribution at temperature 1, `T` the request's temperature and `G` the coupled noise of the child's
+position (DESIGN section 3); at temperature 0 the order is that of `q`. The confidence of a child is its share in the softmax
+of these scores over the whole vocabulary. Knows nothing of models, trees or torch.
+
+Cheap for large vocabularies, and exact. `exp(G)` is `-1 / log u` of the uniform `u`: one logarithm per entry and position,
+kept for all rows at that position, so a row's softmax costs one exponential per entry. Its terms, in single precision, also
+tell which few ids can be among the best; only those are scored in double precision, exactly as the sampler scores them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from flowspec.core.messages import Sampling
+from flowspec.noise import CACHE_BYTES_MAX, U64, bits_above, draw_bits, gumbel
+
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+
+BLOCK_MAX = 256
+WEIGHT_ERROR = 1e-3
+"""More than the rounding of single precision can do to a weight."""
+WEIGHT_MIN = 1e-30
+"""Weights below may have lost their order to underflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """Tokens proposed below one node, best first, and the drafter's confidence in each (0 to 1)."""
+
+    tokens: tuple[int, ...]
+    confidences: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Noise:
+    """One position's noise for every column: its bits, and `exp(G)`."""
+
+    bits: U64  # [columns]
+    factors: F32  # [columns]
+
+
+class Ranker:
+    """Ranks the children of nodes of any number of requests. Rows of logits are float32 `[columns]`, finite.
+
+    Columns are the target's ids below `vocabulary_size` (columns beyond are padding and never proposed), or with a reduced
+    vocabulary the target's `ids`. `coupled=False` ranks and trusts by `log q / T` alone, as published methods do.
+    """
+
+    def __init__(self, vocabulary_size: int, *, ids: I64 | None = None, coupled: bool = True, bytes_max: int = CACHE_BYTES_MAX) -> None:
+        assert ids is None or (ids.min() >= 0 and ids.max() < vocabulary_size), "the drafter's ids go beyond the target's vocabulary"
+        self._ids = np.arange(vocabulary_size) if ids is None else ids
+        self._coupled = coupled
+        self._weights = np.empty(len(self._ids), dtype=np.float32)  # room for one row
+        self._noises: OrderedDict[tuple[int, int], _Noise] = OrderedDict()
+        self._noises_max = max(2, bytes_max // (12 * len(self._ids)))
+
+    def best(self, logits: F32, asked: Sequence[tuple[Sampling, int]], width: int) -> list[Children]:
+        """Up to `width` children for each row of `logits` `[rows, columns]`; `asked` is its sampling and the children's position."""
+        logits = logits[:, : len(self._ids)]
+        found = []
+        for row, (sampling, position) in zip(logits, asked, strict=True):
+            is_noisy = self._coupled and sampling.temperature > 0
+            noise = self._noise(sampling.seed, position) if is_noisy else None
+            found.append(self._children(row, sampling.temperature, noise, width))
+        return found
+
+    def _children(self, logits: F32, temperature: float, noise: _Noise | None, width: int) -> Children:
+        scale = 1 / temperature if temperature > 0 else 1.0
+        highest = logits.max()
+        weights = self._weights[: len(logits)]
+        np.subtract(logits, highest, out=weights)
+        with np.errstate(over="ignore"):  # the least float32 marks ids never to be drawn; over T it is minus infinity, as meant
+            weights *= np.float32(scale)
+        np.exp(weights, out=weights)
+        if noise is None:
+            columns, scores = _largest(logits, width, scale)
+        else:
+            weights *= noise.factors[: len(logits)]
+            columns, scores = _noisiest(logits, weights, noise.bits[: len(logits)], width, scale)
+        shares = np.exp(scores - float(highest) * scale) / float(weights.sum())
+        tokens = tuple(int(token) for token in self._ids[columns])
+        return Children(tokens, tuple(min(1.0, float(share)) for share in shares))
+
+    def _noise(self, seed: int, position: int) -> _Noise:
+        found = self._noises.get((seed, position))
+        if found is None:
+            bits = draw_bits(seed, position, self._ids)
+            uniform = np.minimum((bits.astype(np.float64) + 0.5) * 2.0**-53, 1 - 2.0**-53)  # as in `gumbel`
+            found = self._noises[seed, position] = _Noise(bits, (-1 / np.log(uniform)).astype(np.float32))
+            if len(self._noises) > self._noises_max:
+                self._noises.popitem(last=False)
+        else:
+            self._noises.move_to_end((seed, position))
+        return found
+
+
+def _bound(values: F32, count: int) -> np.float32:
+    """A value that at least `count` of the values reach (all, if there are fewer), and few more: from the maxima of blocks."""
+    if count >= len(values):
+        return np.float32(values.min())
+    size = max(1, min(BLOCK_MAX, len(values) // (4 * count)))
+    blocks = len(values) // size
+    maxima = values[: blocks * size].reshape(blocks, size).max(axis=1)  # [blocks]
+    return np.float32(np.partition(maxima, blocks - count)[blocks - count])
+
+
+def _best(columns: I64, scores: F64, width: int) -> tuple[I64, F64]:
+    """The `width` best by score, lowest column first among equals; `columns` grow."""
+    order = np.argsort(-scores, kind="stable")[:width]
+    return columns[order], scores[order]
+
+
+def _largest(logits: F32, width: int, scale: float) -> tuple[I64, F64]:
+    """The columns that are best by logit, and their scores."""
+    columns = np.flatnonzero(logits >= _bound(logits, width))
+    return _best(columns, logits[columns].astype(np.float64) * scale, width)
+
+
+def _noisiest(logits: F32, weights: F32, bits: U64, width: int, scale: float) -> tuple[I64, F64]:
+    """The columns that are best by `logit / T + G`, and their scores; `weights` are `exp` of that, roughly."""
+    bound = _bound(weights, width)
+    if bound > WEIGHT_MIN:
+        columns = np.flatnonzero(weights >= bound * np.float32(1 - WEIGHT_ERROR))
+    else:  # cold: most weights have vanished, but few ids can still make up for their logit by their noise
+        least_logit = _bound(logits, width)
+        is_head = logits >= least_logit
+        scores = logits[is_head].astype(np.float64) * scale + gumbel(bits[is_head])
+        least = float(np.partition(scores, len(scores) - min(width, len(scores)))[len(scores) - min(width, len(scores))])
+        columns = np.flatnonzero(is_head | (bits >= np.uint64(bits_above(least - float(least_logit) * scale))))
+    return _best(columns, logits[columns].astype(np.float64) * scale + gumbel(bits[columns]), width)

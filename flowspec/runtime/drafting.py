@@ -1,0 +1,89 @@
+"""The drafter's thread in the head's process: runs drafting jobs one after another, while the head keeps listening.
+
+Work goes in by `post` and `post_features` and is done in that order; results come back on `results` with a wake-up. After
+a failure nothing more is done: what a drafter that broke off in the middle would say could not be trusted.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flowspec.core.events import Draft, Drafted, ToDrafter
+from flowspec.core.messages import VerifiedPart
+from flowspec.draft.protocol import Drafter
+from flowspec.errors import ClusterError, FlowSpecError
+from flowspec.runtime import timeouts
+from flowspec.runtime.compute import SWITCH_INTERVAL_S, Crashed, Failed, is_out_of_memory, to_torch
+from flowspec.runtime.transport import Wake
+from flowspec.wire.codec import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Features:
+    parts: tuple[VerifiedPart, ...]
+    tensor: Tensor
+
+
+class DraftThread:
+    """Owns a drafter that is loaded already."""
+
+    def __init__(self, drafter: Drafter, wake: Wake) -> None:
+        self.drafter = drafter
+        self.results: deque[Drafted | Failed | Crashed] = deque()
+        self._wake = wake
+        self._work: queue.SimpleQueue[Draft | ToDrafter | _Features | None] = queue.SimpleQueue()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._thread = threading.Thread(target=self._run, name="drafter", daemon=True)
+        self._thread.start()
+
+    def post(self, work: Draft | ToDrafter) -> None:
+        self._work.put(work)
+
+    def post_features(self, parts: Sequence[VerifiedPart], tensor: Tensor) -> None:
+        """The features that came with a Verified: a row for every id of its parts, in order."""
+        self._work.put(_Features(parts=tuple(parts), tensor=tensor))
+
+    def stop(self, timeout_s: float = timeouts.COMPUTE_STOP_S) -> None:
+        """Ends the thread after what it is doing now, and waits for that no longer than `timeout_s`."""
+        self._work.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                self._do(work)
+            except FlowSpecError as error:
+                self._tell(Failed(error=error))
+                return
+            except BaseException as error:  # noqa: BLE001 - the top of a thread: the head's thread raises it
+                if is_out_of_memory(error):
+                    text = "the drafter is out of memory; use a smaller one, a smaller --context, or --drafter ngram"
+                    self._tell(Failed(error=ClusterError(text)))
+                else:
+                    self._tell(Crashed(error=error))
+                return
+
+    def _do(self, work: Draft | ToDrafter | _Features) -> None:
+        if isinstance(work, Draft):
+            started_s = time.monotonic()
+            proposals = self.drafter.draft(work.segment, work.width)
+            self._tell(Drafted(job=work.job, proposals=proposals, started_s=started_s, ended_s=time.monotonic()))
+        elif isinstance(work, ToDrafter):
+            self.drafter.release(work.message)
+        else:
+            features = to_torch(work.tensor, tuple(range(work.tensor.rows)))  # [rows, hidden * captures]
+            first = 0
+            for part in work.parts:
+                end = first + len(part.ids)
+                self.drafter.take_features(part.request, part.epoch, part.ids, features[first:end])
+                first = end
+
+    def _tell(self, result: Drafted | Failed | Crashed) -> None:
+        self.results.append(result)
+        self._wake.set()

@@ -1,0 +1,257 @@
+"""The head's connections to its daemons: dialling, handing out layers, listening, noticing who is gone.
+
+Owns sockets, leases and the set-up of a cluster. Knows nothing of requests, trees or answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket as sockets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from flowspec import __version__
+from flowspec.core.messages import (
+    Assign,
+    Commit,
+    Error,
+    Hello,
+    Loading,
+    Message,
+    Open,
+    Ping,
+    Pong,
+    Ready,
+    Release,
+    Reset,
+    Segment,
+    Verified,
+    Welcome,
+)
+from flowspec.errors import ClusterError, PeerError
+from flowspec.plan.placement import ClusterPlan, StagePlan
+from flowspec.runtime import timeouts
+from flowspec.runtime.transport import Link, Monitor, Receiver, Wake, dial, ready_sources, receive
+from flowspec.wire.codec import Tensor, decode
+
+Progress = Callable[[str, float], None]
+"""Called with a line of text (a device's name, or what is waited for) and a share from 0 to 1."""
+LOSS_SETTLES_S = 0.1
+"""How long the closing of a lost device's connections may take to show on all of them."""
+
+log = logging.getLogger("flowspec.head")
+
+
+@dataclass(slots=True)
+class Stage:
+    """A stage as the head knows it."""
+
+    plan: StagePlan
+    control: Link
+    receiver: Receiver
+    monitor: Monitor
+    data_monitor: Monitor | None = None
+    welcome: Welcome | None = None
+    ready: Ready | None = None
+    heard_s: float = 0.0
+    share: float = 0.0
+
+    def describe(self) -> str:
+        return f"device {self.plan.name} at {self.plan.address}"
+
+
+class Stages:
+    """The stages of one cluster, as connected by `connect`; one thread uses it."""
+
+    def __init__(self, plan: ClusterPlan, wake: Wake, progress: Progress) -> None:
+        self.plan = plan
+        self.all: list[Stage] = []
+        self._incarnation = secrets.randbits(62)
+        self._name = f"{sockets.gethostname()}-{os.getpid()}"
+        self._progress = progress
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._wake = wake
+        self._ping_due_s = 0.0
+        self._data: dict[zmq.Socket[bytes], tuple[Link, Receiver]] = {}
+        self._poller: zmq.Poller | None = None
+
+    def connect(self) -> None:
+        """Dials every daemon and has it load its layers; raises `ClusterError` or `PeerError` for one that cannot."""
+        for plan in self.plan.stages:
+            socket = dial(self._context, plan.address)
+            stage = Stage(plan, self._link(socket), Receiver(), Monitor(socket))
+            stage.control.send(Hello(name=self._name, version=__version__, role="head-control"))
+            self.all.append(stage)
+        self._collect(lambda stage: stage.welcome is not None, timeouts.CONNECT_S, "is `flowspec daemon` running there?")
+        for stage in {id(s): s for s in (self.all[0], self.all[-1])}.values():
+            socket = dial(self._context, stage.plan.address)
+            self._data[socket] = (self._link(socket), Receiver())
+            stage.data_monitor = Monitor(socket)
+            self._data[socket][0].send(Hello(name=self._name, version=__version__, role="head-data"))
+        for index in range(len(self.all)):
+            self._assign(index)
+        self._collect(lambda stage: stage.ready is not None, None, "")
+
+    def _link(self, socket: zmq.Socket[bytes]) -> Link:
+        return Link(socket, incarnation=self._incarnation, sender=self._name)
+
+    def _assign(self, index: int) -> None:
+        stages = self.plan.stages
+        plan = stages[index]
+        self.all[index].control.send(
+            Assign(
+                model=self.plan.model,
+                fingerprint=self.plan.fingerprint,
+                stage=index,
+                stages=len(stages),
+                first_layer=plan.first,
+                end_layer=plan.end,
+                layer_count=self.plan.layer_count,
+                next_hop=stages[index + 1].address if index + 1 < len(stages) else "",
+                next_name=stages[index + 1].name if index + 1 < len(stages) else "",
+                dtype=self.plan.dtype,
+                context=self.plan.context,
+                captures=self.plan.captures,
+            )
+        )
+
+    def _collect(self, is_done: Callable[[Stage], bool], timeout_s: float | None, advice: str) -> None:
+        """Listens until every stage is done; answers its progress, retries those that are held by another head."""
+        started_s = time.monotonic()
+        again: dict[int, float] = {}
+        waiting: set[int] = set()
+        while not all(is_done(stage) for stage in self.all):
+            ready = self._poll(100)
+            now_s = time.monotonic()
+            for socket, (_, receiver) in self._data.items():
+                list(self._verified(socket, receiver))  # nothing was sent; a refusal is raised
+            for index, stage in enumerate(self.all):
+                for message in self._messages_of(stage):
+                    if isinstance(message, Error) and message.retry_after_s > 0 and now_s - started_s < timeouts.HELD_S:
+                        if index not in waiting:
+                            log.warning("waiting for %s: %s", stage.describe(), message.text)
+                        waiting.add(index)
+                        again[index] = now_s + min(message.retry_after_s, 1.0)
+                    else:
+                        self._take(stage, message)
+                if again.get(index, now_s) < now_s:
+                    del again[index]
+                    self._assign(index)
+                if timeout_s is not None and not is_done(stage) and now_s - started_s > timeout_s:
+                    raise ClusterError(f"{stage.describe()} did not answer within {timeout_s:.0f} s; {advice}")
+            self._check_peers(now_s, ready)
+
+    def _take(self, stage: Stage, message: Message) -> None:
+        if isinstance(message, Welcome):
+            stage.welcome = message
+        elif isinstance(message, Loading):
+            stage.share = message.share
+            self._progress(stage.plan.name, message.share)
+        elif isinstance(message, Ready):
+            stage.ready = message
+            self._progress(stage.plan.name, 1.0)
+        elif isinstance(message, Error):
+            self._blame_the_lost()
+            raise ClusterError(f"{stage.describe()}: {message.text}")
+        elif not isinstance(message, Pong):
+            raise PeerError(f"{stage.describe()} sent an unexpected {type(message).__name__}")
+
+    # --------------------------------------------------------------------------------------------- talking
+
+    def send(self, segment: Segment) -> None:
+        """A segment to the first stage."""
+        if not next(iter(self._data.values()))[0].send(segment):
+            raise ClusterError(f"{self.all[0].describe()} takes no more segments")
+
+    def tell(self, message: Open | Commit | Release) -> None:
+        """A control message to every stage."""
+        for stage in self.all:
+            stage.control.send(message)
+
+    def listen(self, timeout_ms: int) -> Iterator[tuple[Verified, Tensor | None]]:
+        """Waits for anything to arrive, the wake-up included; yields what was verified. Keeps the leases alive.
+
+        Raises `ClusterError` when a device is gone or gives up, `PeerError` when one breaks the protocol.
+        """
+        ready = self._poll(timeout_ms)
+        for socket, (_, receiver) in self._data.items():
+            if socket in ready:
+                yield from self._verified(socket, receiver)
+        for stage in self.all:
+            if stage.control.socket in ready:
+                for message in self._messages_of(stage):
+                    self._take(stage, message)
+        self._check_peers(time.monotonic(), ready)
+
+    def _verified(self, socket: zmq.Socket[bytes], receiver: Receiver) -> Iterator[tuple[Verified, Tensor | None]]:
+        while (frames := receive(socket)) is not None:
+            envelope = decode(frames)
+            receiver.check(envelope)
+            if isinstance(envelope.message, Verified):
+                yield envelope.message, envelope.tensor
+            elif isinstance(envelope.message, Error):
+                raise ClusterError(envelope.message.text)
+
+    # --------------------------------------------------------------------------------------------- sockets
+
+    def _poll(self, timeout_ms: int) -> set[Any]:
+        """Waits for anything to arrive; returns the sockets that have something."""
+        monitors = [m.socket for s in self.all for m in (s.monitor, s.data_monitor) if m is not None]
+        if self._poller is None or len(self._poller.sockets) != 1 + len(self.all) + len(monitors) + len(self._data):
+            self._poller = zmq.Poller()
+            for source in (self._wake.read_fd, *(s.control.socket for s in self.all), *monitors, *self._data):
+                self._poller.register(source, zmq.POLLIN)
+        ready = ready_sources(self._poller.poll(timeout_ms))
+        if self._wake.read_fd in ready:
+            self._wake.clear()
+        return ready
+
+    def _messages_of(self, stage: Stage) -> list[Message]:
+        found: list[Message] = []
+        while (frames := receive(stage.control.socket)) is not None:
+            try:
+                envelope = decode(frames)
+                stage.receiver.check(envelope)
+            except PeerError as error:
+                raise PeerError(f"{stage.describe()}: {error}") from None
+            stage.heard_s = time.monotonic()
+            found.append(envelope.message)
+        return found
+
+    def _blame_the_lost(self) -> None:
+        """Before a stage's error is raised: a device that is gone is the better explanation, if there is one."""
+        time.sleep(LOSS_SETTLES_S)
+        for stage in self.all:
+            self._check_connection(stage)
+
+    def _check_connection(self, stage: Stage) -> None:
+        monitors = [monitor for monitor in (stage.monitor, stage.data_monitor) if monitor is not None]
+        if any([monitor.drain()[0] for monitor in monitors]) and stage.welcome is not None:
+            doing = "while loading" if stage.ready is None else "while answering"
+            raise ClusterError(f"{stage.describe()} was lost {doing}: its connection closed; see the daemon's log there")
+
+    def _check_peers(self, now_s: float, ready: set[Any]) -> None:
+        """Keeps the leases alive; raises `ClusterError` for a device that is gone."""
+        for stage in self.all:
+            if stage.monitor.socket in ready or (stage.data_monitor is not None and stage.data_monitor.socket in ready):
+                self._check_connection(stage)
+        if now_s < self._ping_due_s:
+            return
+        self._ping_due_s = now_s + timeouts.PING_EVERY_S
+        for stage in self.all:
+            if stage.welcome is not None:
+                stage.control.send(Ping())
+                if now_s - stage.heard_s > timeouts.STALL_S:
+                    raise ClusterError(f"{stage.describe()} has not answered for {timeouts.STALL_S:.0f} s")
+
+    def close(self) -> None:
+        """Lets go of the daemons."""
+        for stage in self.all:
+            stage.control.send(Reset())
+        self._context.destroy(linger=200)

@@ -1,0 +1,60 @@
+"""Small EAGLE heads with random weights, in the published layouts, for a target of `testbed.checkpoints`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from flowspec.testbed.checkpoints import SMALL, VOCABULARY_SIZE
+
+DRAFT_VOCABULARY = 120
+
+
+def make_head(folder: Path, kind: str, **changes: Any) -> Path:
+    """A folder with a head of kind `eagle` or `eagle3`; `changes` go into its config."""
+    width, inner, heads = SMALL["hidden_size"], SMALL["intermediate_size"], SMALL["num_attention_heads"]
+    generator = torch.Generator().manual_seed(7)
+
+    def weight(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) * 0.3
+
+    read = 2 * width if kind == "eagle3" else width
+    layer = {
+        "self_attn.q_proj.weight": weight(width, read),
+        "self_attn.k_proj.weight": weight(width // 2, read),
+        "self_attn.v_proj.weight": weight(width // 2, read),
+        "self_attn.o_proj.weight": weight(width, width),
+        "mlp.gate_proj.weight": weight(inner, width),
+        "mlp.up_proj.weight": weight(inner, width),
+        "mlp.down_proj.weight": weight(width, inner),
+        "post_attention_layernorm.weight": 1 + weight(width),
+    }
+    if kind == "eagle3":
+        layer |= {"input_layernorm.weight": 1 + weight(width), "hidden_norm.weight": 1 + weight(width)}
+        tensors = {f"midlayer.{name}": tensor for name, tensor in layer.items()}
+        chosen = torch.randperm(VOCABULARY_SIZE, generator=generator)[:DRAFT_VOCABULARY].sort().values
+        tensors |= {
+            "fc.weight": weight(width, 3 * width),
+            "norm.weight": 1 + weight(width),
+            "lm_head.weight": weight(DRAFT_VOCABULARY, width),
+            "d2t": chosen - torch.arange(DRAFT_VOCABULARY),
+        }
+    else:
+        tensors = {f"layers.0.{name}": tensor for name, tensor in layer.items()}
+        tensors |= {"fc.weight": weight(width, 2 * width), "fc.bias": weight(width)}
+    config = {
+        **SMALL,
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "num_key_value_heads": heads // 2,
+        "draft_vocab_size": DRAFT_VOCABULARY if kind == "eagle3" else VOCABULARY_SIZE,
+        **changes,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder

@@ -1,0 +1,136 @@
+"""Each kind of drafter is recognised, and one that cannot be or does not fit is refused in one line that says what to do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flowspec.core.messages import Sampling
+from flowspec.draft.choose import open_drafter
+from flowspec.errors import InputError
+from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
+from flowspec.testbed.checkpoints import SMALL, VOCABULARY_SIZE, make_checkpoint, make_variant
+from tests.draft.heads import make_head
+from tests.draft.trees import Teller, segment
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    return ModelFiles(str(make_variant(tmp_path_factory.mktemp("target"), "llama-grouped")))
+
+
+def small(folder: Path, **shape: Any) -> Path:
+    return make_checkpoint(folder, "llama", {**SMALL, "num_hidden_layers": 1, "hidden_size": 32, **shape})
+
+
+def write_tokenizer(folder: Path, vocabulary: Any) -> None:
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}), encoding="utf-8")
+
+
+def refused(name: str, target: ModelFiles, match: str) -> str:
+    with pytest.raises(InputError, match=match) as caught:
+        open_drafter(name, target, "float32", CPU, context=100)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_none_and_ngram_need_no_files(target: ModelFiles) -> None:
+    assert open_drafter("none", target, "float32", CPU, context=100) is None
+    drafter = open_drafter("ngram", target, "float32", CPU, context=100)
+    assert drafter is not None
+    assert (drafter.kind, drafter.context, drafter.captures) == ("ngram", 100, ())
+
+
+def test_the_bundled_drafter_fits_the_bundled_target_only(target: ModelFiles) -> None:
+    drafter = open_drafter(BUNDLED, ModelFiles(BUNDLED), "bfloat16", CPU, context=500)
+    assert drafter is not None
+    assert (drafter.kind, drafter.context) == ("model", 500)
+    assert drafter.weight_bytes == 2 * 1_672_128
+    by_folder = open_drafter(str(bundled_folder("draft-math")), ModelFiles(BUNDLED), "float32", CPU, context=5000)
+    assert by_folder is not None
+    assert (by_folder.kind, by_folder.context, by_folder.weight_bytes) == ("model", 1024, 4 * 1_672_128)
+    text = refused(BUNDLED, target, "another tokenizer")
+    assert "expected a vocabulary of 300 entries, got 4096" in text
+    assert text.endswith("give a drafter trained for the same tokenizer, or --drafter ngram")
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_an_eagle_head_is_known_by_its_tensors(target: ModelFiles, tmp_path: Path, kind: str) -> None:
+    drafter = open_drafter(str(make_head(tmp_path, kind)), target, "float32", CPU, context=100)
+    assert drafter is not None
+    assert (drafter.kind, len(drafter.captures)) == (kind, 3 if kind == "eagle3" else 1)
+
+
+def test_a_head_for_another_target_is_refused(tmp_path: Path) -> None:
+    other = ModelFiles(str(small(tmp_path / "target")))
+    refused(str(make_head(tmp_path / "head", "eagle")), other, "hidden_size 32")
+
+
+def test_without_tokenizers_the_sizes_must_agree(target: ModelFiles, tmp_path: Path) -> None:
+    same = open_drafter(str(small(tmp_path / "same")), target, "float32", CPU, context=100)
+    assert same is not None
+    assert same.kind == "model"
+    text = refused(str(small(tmp_path / "other", vocab_size=200)), target, "another tokenizer")
+    assert "expected a vocabulary of 300 entries, got 200" in text
+
+
+def test_padding_may_differ_where_the_tokenizers_agree(tmp_path: Path) -> None:
+    folder = make_variant(tmp_path / "target", "llama-grouped")
+    padded = small(tmp_path / "drafter", vocab_size=VOCABULARY_SIZE + 20)
+    vocabulary = {f"t{n}": n for n in range(290)}
+    write_tokenizer(folder, vocabulary)
+    write_tokenizer(padded, dict(reversed(vocabulary.items())))
+    drafter = open_drafter(str(padded), ModelFiles(str(folder)), "float32", CPU, context=100)
+    assert drafter is not None
+    teller = Teller(1, Sampling())
+    teller.begin([1, 2])
+    (proposal,) = drafter.draft(segment(teller.part([teller.root], committed=[0])), VOCABULARY_SIZE + 20)
+    assert sorted(proposal.tokens) == list(range(VOCABULARY_SIZE))
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "match"),
+    [
+        ({f"t{n}": n + (n > 5) for n in range(290)}, "expected 't6' as id 6, got None"),
+        ({f"t{n}" if n != 17 else "x": n for n in range(290)}, "expected 't17' as id 17, got 'x'"),
+        ([[f"t{n}", -1.0] for n in range(200)], "expected a vocabulary of 290 entries, got 200"),
+        ([3], "tokenizer.json: expected a vocabulary"),
+        (None, "tokenizer.json: expected a vocabulary"),
+    ],
+)
+def test_tokenizers_that_differ_are_refused_by_name(tmp_path: Path, vocabulary: Any, match: str) -> None:
+    folder = make_variant(tmp_path / "target", "llama-grouped")
+    drafter = small(tmp_path / "drafter")
+    write_tokenizer(folder, [[f"t{n}", -1.0] for n in range(290)])
+    write_tokenizer(drafter, vocabulary)
+    refused(str(drafter), ModelFiles(str(folder)), match)
+
+
+def test_what_is_no_drafter_is_refused(target: ModelFiles, tmp_path: Path) -> None:
+    text = refused(str(tmp_path / "missing"), target, "there is no folder")
+    assert text.startswith("--drafter: expected bundled, ngram, none, ")
+    refused("n-gram", target, "--drafter: expected bundled, ngram, none")
+    refused(str(tmp_path), target, "has no config.json")
+    small(tmp_path / "other")
+    config = json.loads((tmp_path / "other" / "config.json").read_text())
+    (tmp_path / "other" / "config.json").write_text(json.dumps({**config, "model_type": "gpt2"}))
+    refused(str(tmp_path / "other"), target, "family 'gpt2'")
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "other" / "model.safetensors").unlink()
+    refused(str(tmp_path / "other"), target, "model.safetensors")
+
+
+def test_ngram_and_none_need_no_torch() -> None:
+    code = (
+        "import sys; from flowspec.draft.choose import open_drafter; open_drafter('ngram', None, 'float32', context=9); "
+        "print(sorted({'torch', 'transformers'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,101 @@
+"""The children a drafter proposes are the best of the whole vocabulary, with their exact share, however they are found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flowspec.core.messages import Sampling
+from flowspec.draft.ranking import F32, F64, I64, Ranker
+from flowspec.model.sampler import Sampler
+from flowspec.noise import draw_bits, gumbel
+
+POSITION = 17
+
+
+def rows_of(count: int, vocabulary: int, spread: float, seed: int = 0) -> F32:
+    return np.random.default_rng(seed).normal(0, spread, (count, vocabulary)).astype(np.float32)
+
+
+def naive(logits: F32, sampling: Sampling, position: int, *, ids: I64 | None = None, coupled: bool = True) -> tuple[I64, F64]:
+    """All ids, best first, and the confidence in each: everything in double precision, everything sorted."""
+    ids = np.arange(len(logits)) if ids is None else ids
+    scores = logits.astype(np.float64)
+    if sampling.temperature > 0:
+        scores = scores / sampling.temperature
+        if coupled:
+            scores = scores + gumbel(draw_bits(sampling.seed, position, ids))
+    shares = np.exp(scores - scores.max())
+    order = np.argsort(-scores, kind="stable")
+    return ids[order], (shares / shares.sum())[order]
+
+
+@pytest.mark.parametrize("vocabulary", [5, 300, 4096, 50_000])
+@pytest.mark.parametrize("temperature", [0.0, 0.05, 0.3, 1.0, 5.0])
+@pytest.mark.parametrize("coupled", [True, False])
+@pytest.mark.parametrize("spread", [0.5, 4.0])
+def test_the_children_are_those_of_a_full_sort(vocabulary: int, temperature: float, coupled: bool, spread: float) -> None:
+    ranker = Ranker(vocabulary, coupled=coupled)
+    sampling = Sampling(temperature=temperature, seed=9)
+    logits = rows_of(6, vocabulary, spread)
+    asked = [(sampling, POSITION + row // 3) for row in range(6)]
+    for width in (1, 10, 64):
+        for row, children in enumerate(ranker.best(logits, asked, width)):
+            tokens, confidences = naive(logits[row], sampling, asked[row][1], coupled=coupled)
+            assert children.tokens == tuple(tokens[:width])
+            np.testing.assert_allclose(children.confidences, confidences[:width], rtol=1e-3, atol=1e-12)
+            assert all(0 <= confidence <= 1 for confidence in children.confidences)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.2, 0.7, 1.0, 1.5])
+def test_a_drafter_that_equals_the_target_proposes_first_what_the_target_draws(temperature: float) -> None:
+    sampling = Sampling(temperature=temperature, seed=31)
+    ranker, sampler = Ranker(2000), Sampler(sampling, 2000)
+    logits = rows_of(40, 2000, 3)
+    children = ranker.best(logits, [(sampling, row) for row in range(40)], 1)
+    assert [each.tokens[0] for each in children] == [sampler.draw(row, at) for at, row in enumerate(logits)]
+
+
+def test_the_targets_filters_play_no_part() -> None:
+    logits = rows_of(1, 500, 2)
+    free, filtered = Sampling(temperature=0.8, seed=4), Sampling(temperature=0.8, seed=4, top_k=2, top_p=0.3, min_p=0.5)
+    ranker = Ranker(500)
+    assert ranker.best(logits, [(free, 3)], 20) == ranker.best(logits, [(filtered, 3)], 20)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_reduced_vocabulary_takes_the_noise_of_the_targets_ids(temperature: float) -> None:
+    ids = np.sort(np.random.default_rng(2).choice(1000, 200, replace=False))
+    logits = rows_of(2, 200, 2)
+    sampling = Sampling(temperature=temperature, seed=8)
+    for row, children in zip(logits, Ranker(1000, ids=ids).best(logits, [(sampling, 5)] * 2, 7), strict=True):
+        tokens, confidences = naive(row, sampling, 5, ids=ids)
+        assert children.tokens == tuple(tokens[:7])
+        np.testing.assert_allclose(children.confidences, confidences[:7], rtol=1e-4)
+
+
+def test_columns_beyond_the_targets_vocabulary_are_padding_and_fewer_are_fine() -> None:
+    logits = rows_of(1, 400, 2)
+    sampling = Sampling(temperature=1.0, seed=8)
+    padded = np.concatenate([logits, np.full((1, 24), 50, dtype=np.float32)], axis=1)
+    assert Ranker(400).best(padded, [(sampling, 5)], 7) == Ranker(400).best(logits, [(sampling, 5)], 7)
+    assert Ranker(1000).best(logits, [(sampling, 5)], 7) == Ranker(400).best(logits, [(sampling, 5)], 7)
+
+
+def test_ids_that_are_never_to_be_drawn_never_come_before_others() -> None:
+    logits = rows_of(1, 300, 2)
+    logits[0, 100:] = np.finfo(np.float32).min
+    for temperature in (0.0, 0.01, 0.5):
+        (children,) = Ranker(300).best(logits, [(Sampling(temperature=temperature, seed=1), 2)], 20)
+        assert max(children.tokens) < 100
+
+
+def test_requests_share_a_batch_and_the_noise_kept_is_bounded() -> None:
+    logits = rows_of(3, 300, 2)
+    ranker = Ranker(300, bytes_max=12 * 300 * 4)
+    samplings = [Sampling(), Sampling(temperature=1.0, seed=1), Sampling(temperature=0.6, seed=2)]
+    for position in range(20):
+        together = ranker.best(logits, [(sampling, position) for sampling in samplings], 5)
+        for row, sampling in enumerate(samplings):
+            assert together[row].tokens == tuple(naive(logits[row], sampling, position)[0][:5])
+    assert len(ranker._noises) == 4

@@ -1,0 +1,136 @@
+"""Captured hidden states are transformers' own, over any split, for the rows that survive; and nothing else changes."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from flowspec.core.events import JobPart, RunLayers
+from flowspec.core.messages import Assign, Sampling
+from flowspec.model.files import ModelFiles
+from flowspec.model.slice import Slice, Span
+from flowspec.testbed.checkpoints import VOCABULARY_SIZE, make_variant
+
+LAYERS = 8
+HIDDEN = 64
+ROWS = 9
+TOKENS = np.random.default_rng(4).integers(0, VOCABULARY_SIZE, ROWS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_variant(tmp_path_factory.mktemp("model"), "llama-grouped")
+
+
+@pytest.fixture(scope="module")
+def states(folder: Path) -> list[torch.Tensor]:
+    """The inputs of all layers and the output after the final norm, each `[rows, hidden]`."""
+    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        found = plain(input_ids=torch.from_numpy(TOKENS)[None], use_cache=False, output_hidden_states=True).hidden_states
+    assert len(found) == LAYERS + 1
+    return [state[0] for state in found]
+
+
+def load(folder: Path, stage_count: int, captures: tuple[int, ...]) -> list[Slice]:
+    cuts = [LAYERS * stage // stage_count for stage in range(stage_count + 1)]
+    files = ModelFiles(str(folder))
+    slices = [Slice.load(files, Span(first=a, end=b, count=LAYERS), "float32", torch.device("cpu")) for a, b in itertools.pairwise(cuts)]
+    for part in slices:
+        part.captures = captures
+        part.open_cache(1, 64)
+    return slices
+
+
+def job(rows: list[int] | None = None) -> RunLayers:
+    """A chain of committed rows; `rows` are those still there, as a later stage gets them."""
+    kept = list(range(ROWS)) if rows is None else rows
+    visible = np.tril(np.ones((ROWS, ROWS), dtype=bool))
+    part = JobPart(
+        request=1,
+        slots=np.arange(ROWS)[kept],
+        tokens=TOKENS[kept],
+        positions=np.arange(ROWS)[kept],
+        key_positions=np.arange(ROWS, dtype=np.int32),
+        visible=visible[kept],
+        sampled=np.ones(len(kept), dtype=bool),
+        sampling=Sampling(),
+    )
+    return RunLayers(job=1, parts=(part,), payload=None, rows=tuple(kept))
+
+
+def received_width(part: Slice) -> int:
+    """What the daemon expects of the segments that come to this slice."""
+    assign = Assign(
+        model="m",
+        fingerprint="f",
+        stage=2 if part.span.is_last else 1,
+        stages=3,
+        first_layer=part.span.first,
+        end_layer=part.span.end,
+        layer_count=LAYERS,
+        next_hop="" if part.span.is_last else "a:1",
+        next_name="",
+        dtype="float32",
+        context=64,
+        captures=part.captures,
+    )
+    return assign.payload_width(HIDDEN)
+
+
+@pytest.mark.parametrize("captures", [(LAYERS,), (0,), (2, 4, 5), (0, 1, 2, 3, 4, 6, 7, 8), ()])
+@pytest.mark.parametrize("stage_count", [1, 2, 4])
+def test_captures_are_the_hidden_states_of_the_plain_model(
+    folder: Path, states: list[torch.Tensor], stage_count: int, captures: tuple[int, ...]
+) -> None:
+    payload: torch.Tensor | None = None
+    for part in load(folder, stage_count, captures):
+        if payload is not None:
+            assert payload.shape == (ROWS, received_width(part))
+        rows, payload, tokens = part.run(job(), payload)
+        assert rows == tuple(range(ROWS))
+    assert payload is not None
+    assert payload.shape == (ROWS, HIDDEN * len(captures))
+    expected = torch.cat([states[layer] for layer in captures], dim=1) if captures else torch.zeros(ROWS, 0)
+    np.testing.assert_allclose(payload.numpy(), expected.numpy(), atol=1e-4, rtol=1e-4)
+    assert len(tokens) == ROWS
+
+
+@pytest.mark.parametrize("stage_count", [1, 2])
+def test_tokens_and_states_stay_the_same_bits_beside_captures(folder: Path, stage_count: int) -> None:
+    found = []
+    for captures in ((), (1, 6, LAYERS)):
+        payload: torch.Tensor | None = None
+        for part in load(folder, stage_count, captures):
+            _, forwarded = part.forward(job(), payload)
+            _, payload, tokens = part.run(job(), payload)
+        found.append((forwarded[:, :HIDDEN], tokens))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+
+
+def test_rows_that_die_between_layers_take_their_captures_with_them(folder: Path, states: list[torch.Tensor]) -> None:
+    captures = (1, 3, 6, LAYERS)
+    first, last = load(folder, 2, captures)
+    asked = 0
+
+    def die_before_layer_two() -> frozenset[int]:
+        nonlocal asked
+        asked += 1
+        return frozenset({8}) if asked >= 3 else frozenset()
+
+    rows, payload, _ = first.run(job(), None, die_before_layer_two)
+    assert rows == tuple(range(8))
+    # The stage passes on what lives; at the next one its last row of these dies under way, too.
+    asked = 0
+    rows, features, tokens = last.run(job(list(rows)), payload, lambda: frozenset({7}) if die_before_layer_two() else frozenset())
+    assert rows == tuple(range(7))
+    assert len(tokens) == 7
+    expected = torch.cat([states[layer][:7] for layer in captures], dim=1)
+    np.testing.assert_allclose(features.numpy(), expected.numpy(), atol=1e-4, rtol=1e-4)

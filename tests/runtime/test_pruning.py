@@ -1,0 +1,337 @@
+"""Dead rows leave while a stage works: between the layers of a job that runs, and in every place of a real cluster.
+
+The first part is a real stage core and compute thread over a real slice, one layer of which waits until the test lets it
+go on, so what comes while it runs is no matter of luck. The second is four processes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import select
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flowspec.core import limits
+from flowspec.core.events import ClearSlots, CloseCache, ControlArrived, LayersDone, OpenCache, RunLayers, SegmentArrived, SendSegment, Trim
+from flowspec.core.messages import Assign, Commit, Open, Part, Sampling, Segment
+from flowspec.core.stage import StageCore
+from flowspec.model.files import ModelFiles
+from flowspec.model.reference import Reference
+from flowspec.runtime.compute import ComputeThread, Crashed, Failed, Loaded, LoadProgress, Machine, Result
+from flowspec.runtime.session import ClusterOptions, Decoding, Limits, open_cluster
+from flowspec.runtime.transport import Wake
+from flowspec.testbed.checkpoints import SMALL, make_checkpoint, make_variant
+from flowspec.testbed.exactness import Case, Found, answer, judge
+from flowspec.wire.codec import Tensor
+
+WAIT_S = 60.0
+LAYERS = 6
+"""Of the model's eight: a slice that sends hidden states on."""
+CONTEXT = 64
+HOLDS = itertools.count(1)
+"""As in a daemon, each core has a number of its own, for all of them number their jobs from 1."""
+PROMPT = (5, 6, 7)
+
+
+class Watched:
+    """A layer that counts the rows it is given and, if asked to, waits before it runs."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+        self.rows: list[int] = []
+        self.entered = threading.Event()
+        self.may_run = threading.Event()
+        self.may_run.set()
+
+    def __call__(self, hidden: Any, **others: Any) -> Any:
+        self.rows.append(hidden.shape[1])
+        self.entered.set()
+        assert self.may_run.wait(WAIT_S), "the test never let the layer go on"
+        return self.layer(hidden, **others)
+
+
+@dataclass
+class Stage:
+    """What a daemon does with its core and its compute thread, without sockets."""
+
+    compute: ComputeThread
+    wake: Wake
+    layers: list[Watched]
+    core: StageCore = field(default_factory=lambda: StageCore(is_last=False, slots_max=CONTEXT + limits.TREE_NODES_MAX))
+    sent: list[SendSegment] = field(default_factory=list)
+    hold: int = field(default_factory=lambda: next(HOLDS))
+
+    def give(self, event: SegmentArrived | ControlArrived | LayersDone) -> None:
+        for command in self.core.handle(event, 0.0):
+            if isinstance(command, RunLayers | OpenCache | ClearSlots | CloseCache):
+                self.compute.post(self.hold, command)
+            elif isinstance(command, Trim):
+                self.compute.trim(self.hold, command.job, command.rows)
+            else:
+                assert isinstance(command, SendSegment)
+                self.sent.append(command)
+
+    def run(self, segment: Segment) -> None:
+        self.give(SegmentArrived(segment=segment, payload=None, received_s=0.0))
+
+    def finish(self) -> tuple[Segment, Tensor | None]:
+        """Waits until the job that runs is done; what it sends on."""
+        done = result(self.compute, self.wake)
+        assert isinstance(done, LayersDone), done
+        self.give(done)
+        sent = self.sent.pop()
+        return sent.segment, sent.payload.select(sent.rows) if sent.rows else None
+
+    def rows_seen(self) -> list[int]:
+        """Rows of the last job that each layer was given; 0 for a layer that did not run."""
+        seen = [layer.rows[-1] if layer.rows else 0 for layer in self.layers]
+        for layer in self.layers:
+            layer.rows.clear()
+        return seen
+
+
+def result(compute: ComputeThread, wake: Wake) -> Result:
+    while True:
+        while not compute.results:
+            assert select.select([wake.read_fd], [], [], WAIT_S)[0], "the compute thread never woke the poller"
+            wake.clear()
+        _, found = compute.results.popleft()
+        assert not isinstance(found, Failed | Crashed), found
+        if not isinstance(found, LoadProgress):
+            return found
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ComputeThread, Wake, list[Watched]]]:
+    folder = make_variant(tmp_path_factory.mktemp("model"), "llama-grouped")
+    wake = Wake()
+    compute = ComputeThread(Machine(device="cpu", threads=1), wake)
+    assign = Assign(
+        model=str(folder),
+        fingerprint=ModelFiles(str(folder)).fingerprint(),
+        stage=0,
+        stages=2,
+        first_layer=0,
+        end_layer=LAYERS,
+        layer_count=8,
+        next_hop="127.0.0.1:1",
+        next_name="next",
+        dtype="float32",
+        context=CONTEXT,
+    )
+    compute.post(0, assign)
+    assert isinstance(result(compute, wake), Loaded)
+    assert compute._slice is not None
+    pieces = compute._slice.pieces
+    pieces.layers = [Watched(layer) for layer in pieces.layers]
+    yield compute, wake, pieces.layers
+    compute.stop(WAIT_S)
+    assert not compute._thread.is_alive()
+    wake.close()
+
+
+def opening(request: int) -> Open:
+    slots = CONTEXT + limits.TREE_NODES_MAX
+    return Open(request=request, epoch=0, keep=0, length=len(PROMPT), root=2, slots=slots, sampling=Sampling())
+
+
+def commit(*path: int, request: int = 1) -> Commit:
+    return Commit(request=request, epoch=0, base=len(PROMPT), path=path)
+
+
+def segment(number: int, rows: Sequence[tuple[int, int, int, int]], *, request: int = 1, opens: Open | None = None) -> Segment:
+    """Rows are (id, parent, token, position)."""
+    ids, parents, tokens, positions = zip(*rows, strict=True)
+    part = Part(
+        commit=commit(request=request),
+        opening=opens,
+        ids=ids,
+        parents=parents,
+        tokens=tokens,
+        positions=positions,
+        committed=(opens is not None,) * len(rows),
+    )
+    return Segment(segment=number, parts=(part,))
+
+
+def prepared(loaded: tuple[ComputeThread, Wake, list[Watched]], request: int) -> Stage:
+    """A stage that has run the prompt of a request: nodes 0, 1 and 2, of which 2 is the root."""
+    stage = Stage(*loaded)
+    stage.run(segment(0, [(node, node - 1, token, node) for node, token in enumerate(PROMPT)], request=request, opens=opening(request)))
+    stage.finish()
+    assert stage.rows_seen() == [3] * LAYERS
+    return stage
+
+
+@pytest.fixture
+def stage(loaded: tuple[ComputeThread, Wake, list[Watched]]) -> Stage:
+    return prepared(loaded, 1)
+
+
+@pytest.fixture
+def alone(loaded: tuple[ComputeThread, Wake, list[Watched]]) -> Stage:
+    """A second stage on the same slice, for the run without what dies: request 2."""
+    return prepared(loaded, 2)
+
+
+TREE = [(3, 2, 30, 3), (4, 2, 40, 3), (5, 3, 50, 4), (6, 4, 60, 4), (7, 5, 70, 5), (8, 2, 80, 3), (9, 5, 90, 5)]
+"""Three children of the root; below node 3 hang 5 and then 7 and 9, below node 4 node 6."""
+
+
+def below(*nodes: int) -> list[tuple[int, int, int, int]]:
+    return [row for row in TREE if row[0] in nodes]
+
+
+def hold(stage: Stage, layer: int) -> None:
+    """The next job waits before this layer runs."""
+    stage.layers[layer].entered.clear()
+    stage.layers[layer].may_run.clear()
+
+
+def tell_at(stage: Stage, layer: int, message: Commit) -> None:
+    """A Commit that comes while this layer waits."""
+    watched = stage.layers[layer]
+    assert watched.entered.wait(WAIT_S), f"layer {layer} is never reached"
+    stage.give(ControlArrived(message=message))
+    watched.may_run.set()
+
+
+def values(tensor: Tensor | None) -> np.ndarray:
+    assert tensor is not None
+    return np.frombuffer(tensor.data, dtype=np.float32).reshape(tensor.rows, tensor.width)
+
+
+def assert_alike(found: Tensor | None, expected: Tensor | None) -> None:
+    assert values(found).shape == values(expected).shape
+    largest = np.abs(values(expected)).max()
+    assert largest > 0.1, "these are not nothing"
+    assert np.abs(values(found) - values(expected)).max() < 1e-5 * largest
+
+
+def dead(sent: Segment) -> tuple[int, int, int, int]:
+    """Rows that began to run; those that left in the queue, between layers and late."""
+    (hop,) = sent.hops
+    return hop.rows, hop.dead_in_queue, hop.dead_between_layers, hop.dead_late
+
+
+@pytest.mark.parametrize("layer", range(LAYERS - 1))
+def test_a_commit_in_mid_run_takes_the_dead_rows_out_at_the_next_layer(stage: Stage, alone: Stage, layer: int) -> None:
+    hold(stage, layer)
+    stage.run(segment(1, TREE))
+    tell_at(stage, layer, commit(3))
+    sent, payload = stage.finish()
+    assert stage.rows_seen() == [7] * (layer + 1) + [4] * (LAYERS - 1 - layer)
+    assert sent.parts[0].ids == (3, 5, 7, 9)
+    assert dead(sent) == (7, 0, 3, 0)
+    alone.run(segment(1, below(3, 5, 7, 9), request=2))
+    _, expected = alone.finish()
+    assert alone.rows_seen() == [4] * LAYERS
+    assert_alike(payload, expected)
+
+
+def test_one_commit_after_another_takes_more_rows_out(stage: Stage) -> None:
+    for layer in (1, 3):
+        hold(stage, layer)
+    stage.run(segment(1, TREE))
+    tell_at(stage, 1, commit(3))
+    tell_at(stage, 3, commit(3, 5, 9))
+    sent, _ = stage.finish()
+    assert stage.rows_seen() == [7, 7, 4, 4, 3, 3]
+    assert sent.parts[0].ids == (3, 5, 9), "what is committed stays: others must see it"
+    assert dead(sent) == (7, 0, 4, 0)
+
+
+def test_a_commit_after_the_last_layer_began_is_late(stage: Stage, alone: Stage) -> None:
+    hold(stage, LAYERS - 1)
+    stage.run(segment(1, TREE))
+    tell_at(stage, LAYERS - 1, commit(4))
+    sent, payload = stage.finish()
+    assert stage.rows_seen() == [7] * LAYERS
+    assert sent.parts[0].ids == (4, 6)
+    assert dead(sent) == (7, 0, 0, 5)
+    alone.run(segment(1, below(4, 6), request=2))
+    assert_alike(payload, alone.finish()[1])
+
+
+def test_a_job_whose_rows_are_all_dead_stops_and_passes_on_as_a_header(stage: Stage) -> None:
+    stage.run(segment(1, below(3, 4)))
+    stage.finish()
+    stage.rows_seen()
+    hold(stage, 2)
+    stage.run(segment(2, below(6)))
+    tell_at(stage, 2, commit(3))
+    sent, payload = stage.finish()
+    assert stage.rows_seen() == [1, 1, 1, 0, 0, 0]
+    assert (sent.row_count, payload, dead(sent)) == (0, None, (1, 0, 1, 0))
+
+
+def test_what_waits_behind_the_job_loses_its_dead_rows_before_it_runs(stage: Stage) -> None:
+    hold(stage, 0)
+    stage.run(segment(1, below(3, 4)))
+    stage.run(segment(2, below(5, 6, 7)))
+    tell_at(stage, 0, commit(3))
+    first, _ = stage.finish()
+    assert (first.parts[0].ids, dead(first)) == ((3,), (2, 0, 1, 0))
+    second, _ = stage.finish()
+    assert (second.parts[0].ids, dead(second)) == ((5, 7), (2, 1, 0, 0))
+    assert stage.rows_seen() == [2] * LAYERS
+
+
+def test_slots_that_dead_rows_left_half_written_are_clean_for_the_next(stage: Stage, alone: Stage) -> None:
+    """Node 10 and 11 take the slots of 4 and 6, whose keys stand in the caches of the layers before the trim."""
+    hold(stage, 3)
+    stage.run(segment(1, below(3, 4, 5, 6)))
+    tell_at(stage, 3, commit(3))
+    stage.finish()
+    later = [(10, 5, 100, 5), (11, 10, 110, 6)]
+    stage.run(segment(2, later))
+    _, payload = stage.finish()
+    alone.run(segment(1, below(3, 5), request=2))
+    alone.finish()
+    alone.run(segment(2, later, request=2))
+    assert_alike(payload, alone.finish()[1])
+
+
+# ---------------------------------------------------------------------------------------------- four processes
+
+PLACES = ("dead_in_queue", "dead_between_layers", "dead_late")
+ANSWERS_MAX = 12
+SHAPE = {**SMALL, "hidden_size": 384, "intermediate_size": 1152, "num_attention_heads": 8, "num_key_value_heads": 8}
+FLAT = {"initializer_range": 0.03}
+"""Flat enough that the noise of the draw decides: a drafter that shares it is right now and then, and wrong now and then."""
+
+
+def test_rows_are_dropped_in_every_place_of_a_real_cluster_and_the_answers_stay_plain(tmp_path: Path) -> None:
+    target = make_checkpoint(tmp_path / "target", "llama", {**SHAPE, **FLAT}, seed=1)
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    drafter = make_checkpoint(tmp_path / "drafter", "llama", {**SMALL, **small, **FLAT}, seed=2)
+    prompt = tuple(range(5, 25))
+    end = Limits(new_tokens_max=40, stop_ids=frozenset())
+    dropped = dict.fromkeys(PLACES, 0)
+    found, plain = [], []
+    with open_cluster(ClusterOptions(model=str(target), dtype="float32", local=4, context=100)) as cluster:
+        with cluster.session(Decoding(method="continuous", drafter=str(drafter)), lambda text, share: None) as session:
+            for seed in range(1, ANSWERS_MAX + 1):
+                case = Case(prompt_id=str(seed), prompt=prompt, sampling=Sampling(temperature=1.0, seed=seed))
+                one = session.submit(prompt, case.sampling, end, request=session.head.new_request())
+                tokens = tuple(token for batch in one for token in batch.tokens)
+                assert one.end is not None
+                found.append(Found(case=case, method="continuous", drafter="", stages=4, new_tokens_max=40, tokens=tokens))
+                for place in PLACES:
+                    dropped[place] += one.end.statistics[place]
+                if all(dropped.values()):
+                    break
+        with cluster.session(Decoding(method="ar"), lambda text, share: None) as session:
+            plain = [answer(session, one.case, end) for one in found]
+    assert all(dropped.values()), f"in {len(found)} answers: {dropped}"
+    reference = Reference(ModelFiles(str(target)), "float32")
+    verdicts = [judge(reference, one, end.stop_ids) for one in found]
+    assert [verdict.kind for verdict in verdicts if verdict.kind == "wrong"] == []
+    for verdict, one in zip(verdicts, plain, strict=True):
+        assert verdict.found.tokens == one.tokens or verdict.kind == "near-tie"
