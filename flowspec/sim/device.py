@@ -1,0 +1,157 @@
+"""A stage's device in virtual time: one job at a time, layer by layer, and rows that leave between the layers.
+
+Owns how long a job takes. What the job computes is the business of `Layers`, and what it is for that of the core.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers, Trim
+from flowspec.sim.clock import Alarm, Clock
+from flowspec.wire.codec import Tensor
+
+BOUNDARY_SLACK = 1e-9
+"""A share of a layer: what is due this shortly after a boundary, by rounding, is due at it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Seconds for a number of rows: `max(base_s, row_s * rows) + extra_row_s * rows`; its knee is at `base_s / row_s` rows."""
+
+    base_s: float = 0.0
+    row_s: float = 0.0
+    extra_row_s: float = 0.0
+
+    def seconds(self, rows: int) -> float:
+        return max(self.base_s, self.row_s * rows) + self.extra_row_s * rows
+
+    def scaled(self, factor: float) -> Curve:
+        """A device that is `factor` times as slow."""
+        return Curve(base_s=self.base_s * factor, row_s=self.row_s * factor, extra_row_s=self.extra_row_s * factor)
+
+
+INSTANT = Curve()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpec:
+    """A stage's device: `curve` for all of its `layers` together, and on the last stage `sampling` after them."""
+
+    curve: Curve = INSTANT
+    layers: int = 4
+    sampling: Curve = INSTANT
+
+
+class Layers(Protocol):
+    """What the layers of all stages compute; the caches are theirs."""
+
+    def run(self, stage: int, job: RunLayers, payload: Tensor | None, rows: tuple[int, ...]) -> tuple[Tensor | None, tuple[int, ...]]:
+        """The payload of the surviving `rows` of a job, and on the last stage their next tokens (-1: not asked for).
+
+        `payload` holds all rows of the job (None on the first stage).
+        """
+        ...
+
+    def change_cache(self, stage: int, command: OpenCache | ClearSlots | CloseCache) -> None: ...
+
+
+@dataclass(slots=True)
+class _Run:
+    """The running job: the rows in it, those named as dead, and from which instant on how many of its layers are still to run."""
+
+    job: RunLayers
+    rows: tuple[int, ...]
+    dead: set[int]
+    started_s: float
+    next_layer_s: float
+    layers_left: int
+    end: Alarm
+
+
+class Device:
+    """Does a stage's work in order, as its compute thread would; only `trim` reaches into the running job."""
+
+    def __init__(
+        self, clock: Clock, spec: DeviceSpec, stage: int, layers: Layers, is_last: bool, done: Callable[[LayersDone], None]
+    ) -> None:
+        self.spec = spec
+        self.jobs = 0
+        self.rows = 0
+        self.busy_s = 0.0
+        self._clock = clock
+        self._stage = stage
+        self._layers = layers
+        self._is_last = is_last
+        self._done = done
+        self._run: _Run | None = None
+        self._waiting: list[OpenCache | ClearSlots | CloseCache] = []
+
+    @property
+    def is_idle(self) -> bool:
+        return self._run is None
+
+    def run(self, job: RunLayers) -> None:
+        assert self._run is None, f"stage {self._stage} was given job {job.job} while another runs"
+        now_s = self._clock.now_s
+        rows = tuple(range(sum(len(part.slots) for part in job.parts)))
+        assert rows, f"job {job.job} of stage {self._stage} has no rows"
+        self.jobs += 1
+        self.rows += len(rows)
+        self._run = _Run(job, rows, set(), now_s, now_s, self.spec.layers, Alarm(self._finish))
+        self._set_end(self._run)
+
+    def change_cache(self, command: OpenCache | ClearSlots | CloseCache) -> None:
+        """Caches change between jobs only."""
+        if self._run is None:
+            self._layers.change_cache(self._stage, command)
+        else:
+            self._waiting.append(command)
+
+    def trim(self, trim: Trim) -> None:
+        """Rows leave at the next layer boundary, so the layers from there on cost less; a job without rows ends there."""
+        run = self._run
+        assert run is not None, f"stage {self._stage} was told to trim job {trim.job}, but none runs"
+        assert run.job.job == trim.job, f"stage {self._stage} was told to trim job {trim.job}, but {run.job.job} runs"
+        assert run.dead.isdisjoint(trim.rows), f"stage {self._stage} was told twice that rows of job {trim.job} are dead"
+        run.dead.update(trim.rows)
+        late_s = self._clock.now_s - run.next_layer_s
+        layer_s = self._layer_s(run)
+        if late_s > 0:
+            begun = run.layers_left if late_s >= layer_s * run.layers_left else math.ceil(late_s / layer_s - BOUNDARY_SLACK)
+            run.next_layer_s += begun * layer_s
+            run.layers_left -= begun
+        # What runs after its last boundary can no longer be changed; the core drops such rows when the job is done.
+        is_over = run.layers_left == 0 and (not self._is_last or self._clock.now_s > run.next_layer_s + BOUNDARY_SLACK * layer_s)
+        if not is_over:
+            run.rows = tuple(row for row in run.rows if row not in run.dead)
+            self._set_end(run)
+
+    def _layer_s(self, run: _Run) -> float:
+        return self.spec.curve.seconds(len(run.rows)) / self.spec.layers
+
+    def _set_end(self, run: _Run) -> None:
+        run.end.cancel()
+        end_s = run.next_layer_s
+        if run.rows:
+            end_s += run.layers_left * self._layer_s(run)
+            end_s += self.spec.sampling.seconds(len(run.rows)) if self._is_last else 0.0
+        run.end = self._clock.at(end_s, self._finish)
+
+    def _finish(self) -> None:
+        run, self._run = self._run, None
+        assert run is not None
+        now_s = self._clock.now_s
+        self.busy_s += now_s - run.started_s
+        received: Tensor | None = run.job.payload
+        payload = None if received is None else received.select(run.job.rows)
+        outgoing, next_tokens = self._layers.run(self._stage, run.job, payload, run.rows)
+        for command in self._waiting:
+            self._layers.change_cache(self._stage, command)
+        self._waiting.clear()
+        self._done(
+            LayersDone(job=run.job.job, rows=run.rows, payload=outgoing, next_tokens=next_tokens, started_s=run.started_s, ended_s=now_s)
+        )

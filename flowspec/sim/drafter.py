@@ -1,0 +1,196 @@
+"""A drafter whose likeness to the target is a number, and which insists on its protocol.
+
+Keeps per request what a real drafter's cache would hold: the committed path and the nodes below the root that it was
+given. It knows a prefix only from there, so a head that expands a node without its ancestors, drafts below a dead one or
+sends a node twice fails here at once. Knows no time: how long a draft takes is the world's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from flowspec.core.events import Proposal
+from flowspec.core.messages import Commit, Open, Part, Release, Segment
+from flowspec.noise import draw_bits, gumbel
+from flowspec.sim.language import F32, HashLanguage, Prefix, as_prefix
+
+
+@dataclass(slots=True)
+class _Node:
+    """The root or a living node below it."""
+
+    parent: int
+    token: int
+    position: int
+    committed: bool
+
+
+@dataclass(slots=True)
+class _View:
+    """One request as the drafter sees it: `path` holds the committed nodes it was given, as (id, token) by position."""
+
+    opening: Open
+    root: int
+    committed_length: int
+    path: dict[int, tuple[int, int]] = field(default_factory=dict)
+    nodes: dict[int, _Node] = field(default_factory=dict)
+    early: set[int] = field(default_factory=set)
+
+
+class FakeDrafter:
+    """Ranks by `log q / T + G`, where q is the language's own at `quality` 1 and unrelated to it at 0."""
+
+    def __init__(
+        self, language: HashLanguage, quality: float, seed: int, *, context: int = 1 << 20, captures: tuple[int, ...] = ()
+    ) -> None:
+        assert 0 <= quality <= 1
+        self.kind = "model"
+        self.captures = captures
+        self.context = context
+        self.weight_bytes = 0
+        self.quality = quality
+        self.passes = 0
+        self.rows = 0
+        self._language = language
+        self._other = language.other(seed)
+        self._ids = np.arange(language.vocabulary_size)
+        self._views: dict[int, _View] = {}
+        self._featured: dict[int, set[int]] = {}
+        self._released: set[int] = set()
+
+    def requests(self) -> list[int]:
+        """The requests it holds something of."""
+        return list(self._views)
+
+    def logits(self, prefix: Prefix) -> F32:
+        if self.quality == 1:
+            return self._language.logits(prefix)
+        own = self.quality * self._language.logits(prefix) + (1 - self.quality) * self._other.logits(prefix)
+        return own.astype(np.float32)
+
+    def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
+        """See `draft.protocol.Drafter`."""
+        self.passes += 1
+        self.rows += segment.row_count
+        assert segment.row_count, "the drafter was given no rows"
+        return tuple(proposal for part in segment.parts for proposal in self._draft(part, width))
+
+    def release(self, message: Release) -> None:
+        self._views.pop(message.request, None)
+        self._featured.pop(message.request, None)
+        self._released.add(message.request)
+
+    def take_features(self, request: int, epoch: int, ids: Any, features: Any) -> None:
+        """Notes whose features came; those of a request that is over are of no use, but may still be on their way."""
+        assert self.captures, "features for a drafter that wants none"
+        assert len(ids) == features.rows, f"{len(ids)} nodes of request {request}, epoch {epoch}, came with {features.rows} features"
+        if request not in self._released:
+            self._featured.setdefault(request, set()).update(ids)
+
+    # -------------------------------------------------------------------------------------------- its view
+
+    def _draft(self, part: Part, width: int) -> list[Proposal]:
+        number = part.commit.request
+        if part.opening is not None:
+            self._open(part.opening)
+        view = self._views.get(number)
+        assert view is not None, f"request {number} was never opened at the drafter"
+        assert view.opening.epoch == part.commit.epoch, f"epoch {part.commit.epoch} of request {number}; it is at {view.opening.epoch}"
+        self._commit(view, part.commit)
+        proposals = []
+        for row in range(len(part.ids)):
+            self._add(view, part, row)
+            node = part.ids[row]
+            if node == view.root or (node in view.nodes and not view.nodes[node].committed):
+                proposals.append(self._propose(view, node, width))
+        return proposals
+
+    def _open(self, opening: Open) -> None:
+        known = self._views.get(opening.request)
+        assert known is None or opening.epoch >= known.opening.epoch, "epochs grow"
+        if known is None:
+            assert opening.keep == 0, f"request {opening.request} keeps {opening.keep} tokens of which the drafter has none"
+            self._views[opening.request] = _View(opening, opening.root, opening.length)
+        elif opening.epoch > known.opening.epoch:
+            path = {position: entry for position, entry in known.path.items() if position < opening.keep}
+            self._views[opening.request] = _View(opening, opening.root, opening.length, path)
+
+    def _commit(self, view: _View, commit: Commit) -> None:
+        if commit.length <= view.committed_length:
+            return
+        assert commit.base <= view.committed_length, f"a Commit from {commit.base} leaves a gap after {view.committed_length}"
+        fresh = commit.path[view.committed_length - commit.base :]
+        for position, node in enumerate(fresh, start=view.committed_length):
+            known = view.nodes.get(node)
+            if known is None:
+                view.early.add(node)
+            else:
+                assert known.position == position, f"node {node} stands at {known.position}, not at {position}"
+                known.committed = True
+                view.path[position] = (node, known.token)
+        view.committed_length = commit.length
+        view.root = fresh[-1]
+        living = {view.root}
+        for node in sorted(view.nodes):
+            if view.nodes[node].parent in living:
+                living.add(node)
+        view.nodes = {node: known for node, known in view.nodes.items() if node in living}
+
+    def _add(self, view: _View, part: Part, row: int) -> None:
+        node, parent, token, position = part.ids[row], part.parents[row], part.tokens[row], part.positions[row]
+        assert position < self.context, f"node {node} stands at {position}; the drafter goes up to {self.context}"
+        assert node not in view.nodes, f"node {node} came twice"
+        committed = part.committed[row] or node in view.early or node == view.root
+        if committed:
+            assert position < view.committed_length, f"node {node} at {position} is committed, but the path ends before it"
+            assert position not in view.path, f"the drafter was given position {position} of the path twice"
+            view.path[position] = (node, token)
+            view.early.discard(node)
+            self._check_features(view, position)
+            if node != view.root:
+                return
+        else:
+            assert parent in view.nodes, f"node {node} is drafted below {parent}, of which the drafter knows nothing"
+            assert view.nodes[parent].position == position - 1, f"node {node} does not stand behind its parent"
+        view.nodes[node] = _Node(parent, token, position, committed)
+        slots = len(view.path) + sum(not known.committed for known in view.nodes.values())
+        assert slots <= view.opening.slots, f"{slots} nodes at once at the drafter, {view.opening.slots} reserved"
+
+    def _prefix(self, view: _View, node: int) -> Prefix:
+        """The tokens from the first to `node`; fails for whatever the drafter was not given."""
+        branch = []
+        known = view.nodes[node]
+        while not known.committed:
+            branch.append(known.token)
+            known = view.nodes[known.parent]
+        missing = [position for position in range(known.position + 1) if position not in view.path]
+        assert not missing, f"node {node} is to be expanded, but the drafter was never given position {missing[:1]} of its prefix"
+        return as_prefix([*(view.path[position][1] for position in range(known.position + 1)), *reversed(branch)])
+
+    def _check_features(self, view: _View, position: int) -> None:
+        """An EAGLE head runs a token of the path together with the target's feature of the one before it."""
+        if self.captures and position > 0:
+            assert position - 1 in view.path, f"position {position} of the path came before the one before it"
+            before = view.path[position - 1][0]
+            known = self._featured.get(view.opening.request, set())
+            assert before in known, f"position {position} of the path is to be run, but the feature of the one before never came"
+
+    def _propose(self, view: _View, node: int, width: int) -> Proposal:
+        prefix = self._prefix(view, node)
+        sampling = view.opening.sampling
+        scores = self.logits(prefix).astype(np.float64)
+        if sampling.temperature > 0:
+            scores = scores / sampling.temperature + gumbel(draw_bits(sampling.seed, len(prefix), self._ids))
+        best = np.argsort(-scores, kind="stable")[:width]
+        weights = np.exp(scores - scores[best[0]])
+        confidences = weights[best] / weights.sum()
+        return Proposal(
+            request=view.opening.request,
+            epoch=view.opening.epoch,
+            node=node,
+            tokens=tuple(best.tolist()),
+            confidences=tuple(confidences.tolist()),
+        )

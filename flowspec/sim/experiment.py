@@ -1,0 +1,72 @@
+"""A simulated cluster described by parameters, and made: cores, devices, links and method, from plain values.
+
+Owns defaults only; the language and the drafter are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flowspec.core import limits
+from flowspec.core.drafting import DrafterTraits
+from flowspec.core.head import HeadCore
+from flowspec.core.methods import make_method
+from flowspec.core.methods.base import Method
+from flowspec.core.stage import StageCore
+from flowspec.draft.protocol import Drafter
+from flowspec.sim.device import INSTANT, Curve, DeviceSpec
+from flowspec.sim.fake_layers import FakeLayers
+from flowspec.sim.language import Language
+from flowspec.sim.link import DIRECT, LinkSpec
+from flowspec.sim.world import Handled, Links, World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """One device for each stage and one for the drafter; every connection alike unless `links` says otherwise.
+
+    `method` is a name, to which `options` belong as `make_method` takes them, or makes one. `row_bytes` is what a hidden state has on the wire (None: a few bytes), `feature_bytes` what
+    the features of a verified node have.
+    """
+
+    devices: tuple[DeviceSpec, ...]
+    control: LinkSpec = DIRECT
+    data: LinkSpec = DIRECT
+    links: Links | None = None
+    method: str | Callable[[], Method] = "ar"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    context: int = 4096
+    drafting: Curve = INSTANT
+    head_s: float = 0.0
+    row_bytes: int | None = None
+    feature_bytes: int | None = None
+    seed: int = 0
+
+    def build(self, language: Language, drafter: Drafter | None = None, on_event: Callable[[Handled], None] | None = None) -> World:
+        """A world at time 0. Worlds of one experiment and equal events run alike; a drafter has state, so give each its own."""
+        count = len(self.devices)
+        needs_features = drafter is not None and bool(drafter.captures)
+        traits = None if drafter is None else DrafterTraits(context=drafter.context, needs_features=needs_features)
+        method = make_method(self.method, **self.options) if isinstance(self.method, str) else self.method()
+        head = HeadCore(context=self.context, stage_count=count, method=method, drafter=traits)
+        slots_max = self.context + limits.TREE_NODES_MAX
+        stages = [
+            StageCore(is_last=index == count - 1, slots_max=slots_max, returns_features=needs_features and index == count - 1)
+            for index in range(count)
+        ]
+        return World(
+            head,
+            stages,
+            devices=self.devices,
+            links=self.links or Links(control=(self.control,) * count, data=(self.data,) * (count + 1)),
+            layers=FakeLayers(count, language),
+            drafter=drafter,
+            drafting=self.drafting,
+            head_s=self.head_s,
+            row_bytes=self.row_bytes,
+            feature_bytes=self.feature_bytes,
+            seed=self.seed,
+            on_event=on_event,
+        )

@@ -1,0 +1,94 @@
+"""Layers without tensors: a row's payload is its token, and a cache holds the tokens by slot.
+
+The last stage reads each row's prefix through the mask alone and asks the language what comes next. So a wrong mask, slot
+or order anywhere gives a wrong token or fails at once, and so does a cache that is not cleared, or cleared twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from flowspec.core.events import ClearSlots, CloseCache, JobPart, OpenCache, RunLayers
+from flowspec.sim.language import Language, Prefix
+from flowspec.wire.codec import Tensor
+
+I32 = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class FakeCache:
+    """Per slot the token it holds and its position (-1: nothing)."""
+
+    tokens: I32
+    positions: I32
+
+
+class FakeLayers:
+    """The layers of all `stages`; `caches[stage][request]` is open to tests."""
+
+    def __init__(self, stages: int, language: Language) -> None:
+        self.caches: list[dict[int, FakeCache]] = [{} for _ in range(stages)]
+        self._language = language
+
+    def change_cache(self, stage: int, command: OpenCache | ClearSlots | CloseCache) -> None:
+        caches = self.caches[stage]
+        if isinstance(command, OpenCache):
+            assert command.request not in caches, f"stage {stage} opens request {command.request} twice"
+            empty = np.full(command.slots, -1, dtype=np.int32)
+            caches[command.request] = FakeCache(tokens=empty, positions=empty.copy())
+            return
+        cache = caches.get(command.request)
+        assert cache is not None, f"stage {stage} has no cache for request {command.request}"
+        if isinstance(command, ClearSlots):
+            slots = list(command.slots)
+            assert (cache.positions[slots] >= 0).all(), f"stage {stage} clears slots of request {command.request} that hold nothing"
+            cache.positions[slots] = -1
+        else:
+            del caches[command.request]
+
+    def run(self, stage: int, job: RunLayers, payload: Tensor | None, rows: tuple[int, ...]) -> tuple[Tensor | None, tuple[int, ...]]:
+        """See `device.Layers`; the payload `[rows, 1]` holds tokens."""
+        tokens = np.concatenate([part.tokens for part in job.parts]).astype("<i4")
+        assert (payload is None) == (stage == 0), "all stages but the first are given a payload"
+        if payload is not None:
+            assert bytes(payload.data) == tokens.tobytes(), f"stage {stage}: rows and payload went apart"
+        is_last = stage == len(self.caches) - 1
+        alive = np.zeros(len(tokens), dtype=bool)
+        alive[list(rows)] = True
+        next_tokens: list[int] = []
+        first = 0
+        for part in job.parts:
+            end = first + len(part.slots)
+            prefixes = self._write_and_read(stage, part, alive[first:end])
+            if is_last:
+                next_tokens += [self._language.next_token(prefix, part.sampling) if part.sampled[row] else -1 for row, prefix in prefixes]
+            first = end
+        outgoing = Tensor(rows=len(rows), width=1, dtype="float32", data=tokens[list(rows)].tobytes())
+        return outgoing if rows else None, tuple(next_tokens)
+
+    def _write_and_read(self, stage: int, part: JobPart, alive: npt.NDArray[np.bool_]) -> list[tuple[int, Prefix]]:
+        """Put a part's rows into the cache; what each living one then sees, in order of position."""
+        cache = self.caches[stage][part.request]
+        assert (cache.positions[part.slots] < 0).all(), f"stage {stage} overwrites slots of request {part.request}"
+        assert len(set(part.slots.tolist())) == len(part.slots), f"stage {stage} gives one slot of request {part.request} to two rows"
+        cache.positions[part.slots] = part.positions
+        cache.tokens[part.slots] = part.tokens
+        wanted = np.flatnonzero(alive)
+        row, slot = np.nonzero(part.visible[wanted])
+        at = cache.positions[slot]
+        assert (at == part.key_positions[slot]).all(), f"stage {stage}: the core and the cache of request {part.request} differ"
+        width = int(part.positions.max(initial=0)) + 1
+        # Sorted by (row, position), what a row at position p sees must be 0, 1, ..., p: one node at each position.
+        order = np.argsort(row * (width + 1) + np.minimum(at, width), kind="stable")
+        counts = part.positions[wanted] + 1
+        expected = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        sees_its_path = (
+            len(order) == len(expected) and (at[order] == expected).all() and (np.bincount(row, minlength=len(wanted)) == counts).all()
+        )
+        assert sees_its_path, f"stage {stage}: a row of request {part.request} does not see exactly one node at each position up to its own"
+        seen = cache.tokens[slot[order]]
+        ends = np.cumsum(counts)
+        return [(int(index), seen[end - count : end]) for index, end, count in zip(wanted, ends, counts, strict=True)]

@@ -1,0 +1,129 @@
+"""Language models that cost nothing: what a simulated target says, and the plain answer that every world must give.
+
+A next token is a function of the whole prefix and the sampling, drawn by the real sampler, so a wrong mask, slot, order
+or position anywhere gives another token. Knows nothing of stages, trees or time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from hashlib import blake2b
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from flowspec.core.events import StopRule
+from flowspec.core.messages import Sampling
+from flowspec.model.sampler import Sampler
+from flowspec.noise import draw_bits, gumbel
+
+SAMPLERS_MAX = 256
+"""Samplings whose draws are remembered at once; a run with one seed for each answer has many."""
+
+F32 = npt.NDArray[np.float32]
+Prefix = npt.NDArray[np.int32]
+
+
+class Language(Protocol):
+    """A next token for every prefix `[position]` of token ids."""
+
+    def next_token(self, prefix: Prefix, sampling: Sampling) -> int: ...
+
+
+class HashLanguage:
+    """Logits that are a hash of the prefix, Gumbel values times `sharpness`: at 2 or 3 a few tokens hold most of the mass."""
+
+    def __init__(self, vocabulary_size: int, seed: int, sharpness: float = 2.0) -> None:
+        self.vocabulary_size = vocabulary_size
+        self.sharpness = sharpness
+        self._key = seed.to_bytes(16, "little")
+        self._ids = np.arange(vocabulary_size)
+        self._logits: dict[bytes, F32] = {}
+        self._next: dict[tuple[Sampling, bytes], int] = {}
+        self._samplers: dict[Sampling, Sampler] = {}
+        self._others: dict[int, HashLanguage] = {}
+
+    def other(self, seed: int) -> HashLanguage:
+        """A language with the same vocabulary and nothing else in common."""
+        if seed not in self._others:
+            self._others[seed] = HashLanguage(self.vocabulary_size, (seed + 1) << 32, self.sharpness)
+        return self._others[seed]
+
+    def logits(self, prefix: Prefix) -> F32:
+        """float32 `[vocabulary]`, the same for the same prefix."""
+        key = prefix.tobytes()
+        found = self._logits.get(key)
+        if found is None:
+            state = int.from_bytes(blake2b(key, digest_size=7, key=self._key).digest(), "little")
+            found = (self.sharpness * gumbel(draw_bits(state, 0, self._ids))).astype(np.float32)
+            self._logits[key] = found
+        return found
+
+    def next_token(self, prefix: Prefix, sampling: Sampling) -> int:
+        key = (sampling, prefix.tobytes())
+        found = self._next.get(key)
+        if found is None:
+            sampler = self._samplers.get(sampling)
+            if sampler is None:
+                if len(self._samplers) >= SAMPLERS_MAX:
+                    self._samplers.clear()
+                    self._next.clear()
+                sampler = self._samplers[sampling] = Sampler(sampling, self.vocabulary_size)
+            found = self._next[key] = sampler.draw(self.logits(prefix), len(prefix))
+        return found
+
+
+class AnswerLanguage:
+    """Knows the plain answers to some prompts; off their paths it says `other_token`, as nothing there ever counts.
+
+    For comparing methods in virtual time with real drafters, where the target need not be computed. An answer is given
+    with the stop token that ended it, if one did. All are for one sampling.
+    """
+
+    def __init__(self, answers: Mapping[tuple[int, ...], Sequence[int]], other_token: int = 0) -> None:
+        self.other_token = other_token
+        self._next: dict[bytes, int] = {}
+        for prompt, answer in answers.items():
+            path = blake2b(as_prefix(prompt).tobytes(), digest_size=16)
+            for token in answer:
+                known = self._next.setdefault(path.digest(), token)
+                assert known == token, "two answers go on differently after one prefix"
+                path.update(as_prefix([token]).tobytes())
+
+    def next_token(self, prefix: Prefix, sampling: Sampling) -> int:
+        del sampling
+        return self._next.get(blake2b(prefix.tobytes(), digest_size=16).digest(), self.other_token)
+
+
+def as_prefix(tokens: Sequence[int]) -> Prefix:
+    return np.array(tokens, dtype="<i4")
+
+
+def plain_answer(
+    language: Language,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    *,
+    new_tokens_max: int,
+    context: int,
+    stop_ids: Collection[int] = (),
+    stop_rule: StopRule | None = None,
+) -> tuple[list[int], str]:
+    """What plain decoding says, token by token: the new tokens, and `stop` or `length`.
+
+    A stop id is not part of the answer, the token at which a stop rule ends it is; prompt and answer fit the context.
+    """
+    tokens = np.empty(len(prompt) + new_tokens_max, dtype="<i4")
+    tokens[: len(prompt)] = prompt
+    new: list[int] = []
+    while len(new) < new_tokens_max and len(prompt) + len(new) < context:
+        end = len(prompt) + len(new)
+        token = language.next_token(tokens[:end], sampling)
+        if token in stop_ids:
+            return new, "stop"
+        tokens[end] = token
+        new.append(token)
+        if stop_rule is not None and stop_rule.stops_at(new):
+            return new, "stop"
+    return new, "length"

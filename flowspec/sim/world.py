@@ -1,0 +1,276 @@
+"""A cluster in virtual time: the real cores and the real codec, executed under a virtual clock.
+
+The second executor of the cores' commands beside the runtime. Owns what happens when: frames on links, jobs on devices, drafts,
+timers. Decides nothing; the same seed and the same events give the same run, digest included. Tensors are stand-ins: what
+a row costs to compute and to send comes from the specs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from flowspec.core.events import (
+    Cancel,
+    ClearSlots,
+    CloseCache,
+    ControlArrived,
+    Draft,
+    Drafted,
+    Emit,
+    Finished,
+    Forget,
+    HeadCommand,
+    HeadEvent,
+    OpenCache,
+    RunLayers,
+    SegmentArrived,
+    SendSegment,
+    SendVerified,
+    SetTimer,
+    StageCommand,
+    StageEvent,
+    Submit,
+    Timed,
+    TimerFired,
+    ToDrafter,
+    ToPipeline,
+    ToStages,
+    Trim,
+    VerifiedArrived,
+)
+from flowspec.core.head import HeadCore
+from flowspec.core.messages import Commit, Open, Release, Segment, Verified
+from flowspec.core.stage import StageCore
+from flowspec.draft.protocol import Drafter
+from flowspec.sim.clock import Alarm, Clock
+from flowspec.sim.device import INSTANT, Curve, Device, DeviceSpec, Layers
+from flowspec.sim.link import Frames, Link, LinkSpec
+from flowspec.sim.record import HEAD, Answer, Digest
+from flowspec.wire.codec import Envelope, Tensor
+
+EVENTS_MAX = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """`control[i]` is from the head to stage i; `data[i]` leads to stage i, and the last one from the last stage to the head."""
+
+    control: tuple[LinkSpec, ...]
+    data: tuple[LinkSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """An event that was handled at `place` (`HEAD` or a stage), and the commands it led to."""
+
+    now_s: float
+    place: int
+    event: HeadEvent | StageEvent
+    commands: Sequence[HeadCommand | StageCommand]
+
+
+class World:
+    """Executes the commands of `head` and `stages`.
+
+    `row_bytes` and `feature_bytes` are what a row of a segment's payload and of a Verified's have on the wire; `head_s` is
+    what the head spends on each event; `drafting` is the drafter's time for a number of rows.
+    """
+
+    def __init__(
+        self,
+        head: HeadCore,
+        stages: Sequence[StageCore],
+        *,
+        devices: Sequence[DeviceSpec],
+        links: Links,
+        layers: Layers,
+        drafter: Drafter | None = None,
+        drafting: Curve = INSTANT,
+        head_s: float = 0.0,
+        row_bytes: int | None = None,
+        feature_bytes: int | None = None,
+        seed: int = 0,
+        on_event: Callable[[Handled], None] | None = None,
+    ) -> None:
+        last = len(stages) - 1
+        assert len(devices) == len(links.control) == len(stages)
+        assert len(links.data) == len(stages) + 1
+        self.clock = Clock()
+        self.layers = layers
+        self.head = head
+        self.stages = list(stages)
+        self.drafter = drafter
+        self.answers: dict[int, list[Answer]] = {}
+        self.timings: list[Timed] = []
+        self.digest = Digest()
+        self.events = 0
+        self.timers = 0
+        self.drafts = 0
+        self.drafter_busy_s = 0.0
+        self.on_event = on_event
+        self._drafting = drafting
+        self._head_s = head_s
+        self._head_free_s = 0.0
+        self._timer: Alarm | None = None
+        self._is_drafting = False
+        self.devices = [
+            Device(self.clock, spec, index, layers, index == last, partial(self._to_stage, index)) for index, spec in enumerate(devices)
+        ]
+        # Each connection has its own chance: what is late on one says nothing about the others, so control and data interleave freely.
+        chances = random.Random(seed)
+        self.control = [
+            Link(self.clock, spec, "head", partial(self._control_arrived, index), chance=random.Random(chances.getrandbits(64)))
+            for index, spec in enumerate(links.control)
+        ]
+        self.data = [
+            Link(
+                self.clock,
+                spec,
+                "head" if index == 0 else f"stage{index - 1}",
+                partial(self._segment_arrived, index) if index <= last else self._verified_arrived,
+                chance=random.Random(chances.getrandbits(64)),
+                row_bytes=row_bytes if index <= last else feature_bytes,
+            )
+            for index, spec in enumerate(links.data)
+        ]
+
+    @property
+    def is_drafting(self) -> bool:
+        return self._is_drafting
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(link.bytes for link in (*self.control, *self.data))
+
+    def at(self, time_s: float, event: Submit | Cancel | Forget) -> None:
+        """Have someone at the head ask for something at `time_s`, or now if that is past."""
+        self.clock.at(time_s, lambda: self._to_head(event))
+
+    def run(self, until_s: float = float("inf"), events_max: int = EVENTS_MAX) -> None:
+        """Lets virtual time pass until nothing moves any more, or up to `until_s`."""
+        while self.clock.step(until_s):
+            assert self.events <= events_max, f"the cluster does not come to rest within {events_max} events"
+
+    # --------------------------------------------------------------------------------------------- the head
+
+    def _to_head(self, event: HeadEvent, frames: Frames = ()) -> None:
+        """The head takes events one by one; each keeps it busy, and its commands go out when it is done with it."""
+        if self._head_s == 0:
+            self._head(event, frames)
+        else:
+            self._head_free_s = max(self._head_free_s, self.clock.now_s) + self._head_s
+            self.clock.at(self._head_free_s, lambda: self._head(event, frames))
+
+    def _head(self, event: HeadEvent, frames: Frames) -> None:
+        now_s = self.clock.now_s
+        self.digest.add(now_s, HEAD, event, frames)
+        if isinstance(event, Drafted):
+            self._is_drafting = False
+        commands = self.head.handle(event, now_s)
+        if isinstance(event, Submit):
+            self.answers.setdefault(event.request, []).append(Answer(event, now_s))
+        for command in commands:
+            self._do_for_head(command)
+        self._handled(HEAD, event, commands)
+
+    def _do_for_head(self, command: HeadCommand) -> None:
+        now_s = self.clock.now_s
+        if isinstance(command, ToStages):
+            for link in self.control:
+                link.send(command.message)
+        elif isinstance(command, ToPipeline):
+            self.data[0].send(command.segment)
+        elif isinstance(command, Draft):
+            self._draft(command)
+        elif isinstance(command, ToDrafter):
+            assert self.drafter is not None, "a message for a drafter, but there is none"
+            self.drafter.release(command.message)
+        elif isinstance(command, SetTimer):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self.clock.at(command.at_s, self._fire)
+        elif isinstance(command, Emit):
+            answer = self.answers[command.request][-1]
+            answer.tokens += command.tokens
+            answer.times_s += [now_s] * len(command.tokens)
+        elif isinstance(command, Finished):
+            answer = self.answers[command.request][-1]
+            answer.end, answer.ended_s = command, now_s
+        else:
+            self.timings.append(command)
+
+    def _draft(self, draft: Draft) -> None:
+        """What is drafted depends on nothing but the order of drafts and releases, so it is computed at once and told later."""
+        assert self.drafter is not None, "a draft, but there is no drafter"
+        assert not self._is_drafting, f"draft {draft.job} is asked for while another is under way"
+        self._is_drafting = True
+        self.drafts += 1
+        started_s = self.clock.now_s
+        ended_s = started_s + self._drafting.seconds(draft.segment.row_count)
+        self.drafter_busy_s += ended_s - started_s
+        proposals = self.drafter.draft(draft.segment, draft.width)
+        event = Drafted(job=draft.job, proposals=proposals, started_s=started_s, ended_s=ended_s)
+        self.clock.at(ended_s, lambda: self._to_head(event))
+
+    def _fire(self) -> None:
+        self._timer = None
+        self.timers += 1
+        self._to_head(TimerFired())
+
+    def _verified_arrived(self, envelope: Envelope, frames: Frames) -> None:
+        verified = envelope.message
+        assert isinstance(verified, Verified)
+        if envelope.tensor is not None and self.drafter is not None:
+            first = 0
+            for part in verified.parts:
+                rows = range(first, first + len(part.ids))
+                # Stand-ins for the tensors of a real drafter; only a fake one takes them.
+                self.drafter.take_features(part.request, part.epoch, part.ids, cast(Any, envelope.tensor.select(rows)))
+                first += len(part.ids)
+        self._to_head(VerifiedArrived(verified=verified), frames)
+
+    # ------------------------------------------------------------------------------------------- the stages
+
+    def _control_arrived(self, index: int, envelope: Envelope, frames: Frames) -> None:
+        message = envelope.message
+        assert isinstance(message, Open | Commit | Release)
+        self._to_stage(index, ControlArrived(message=message), frames)
+
+    def _segment_arrived(self, index: int, envelope: Envelope, frames: Frames) -> None:
+        segment = envelope.message
+        assert isinstance(segment, Segment)
+        self._to_stage(index, SegmentArrived(segment=segment, payload=envelope.tensor, received_s=self.clock.now_s), frames)
+
+    def _to_stage(self, index: int, event: StageEvent, frames: Frames = ()) -> None:
+        self.digest.add(self.clock.now_s, index, event, frames)
+        commands = self.stages[index].handle(event, self.clock.now_s)
+        device, onward = self.devices[index], self.data[index + 1]
+        for command in commands:
+            if isinstance(command, RunLayers):
+                device.run(command)
+            elif isinstance(command, Trim):
+                device.trim(command)
+            elif isinstance(command, OpenCache | ClearSlots | CloseCache):
+                device.change_cache(command)
+            elif isinstance(command, SendSegment):
+                onward.send(command.segment, _rows_of(command))
+            else:
+                onward.send(command.verified, _rows_of(command))
+        self._handled(index, event, commands)
+
+    def _handled(self, place: int, event: HeadEvent | StageEvent, commands: Sequence[HeadCommand | StageCommand]) -> None:
+        self.events += 1
+        if self.on_event is not None:
+            self.on_event(Handled(self.clock.now_s, place, event, commands))
+
+
+def _rows_of(command: SendSegment | SendVerified) -> Tensor | None:
+    """The rows of a payload that travel; none at all is a header only."""
+    if command.payload is None or not command.rows:
+        return None
+    payload: Tensor = command.payload
+    return payload.select(command.rows)

@@ -1,0 +1,143 @@
+"""What must hold after every event of every schedule, whatever was drawn. Looks into the cores, and changes nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flowspec.core import limits
+from flowspec.core.events import Draft, Emit, Finished, Submit, ToPipeline, VerifiedArrived
+from flowspec.core.messages import Part, Verified
+from flowspec.sim.drafter import FakeDrafter
+from flowspec.sim.fake_layers import FakeLayers
+from flowspec.sim.record import HEAD
+from flowspec.sim.world import Handled, World
+from flowspec.tree import NodeState
+
+
+class Invariants:
+    """Watches one world. Verified segments that match none in flight, roots dropped and nodes admitted twice are the cores' own errors."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        layers = world.layers
+        assert isinstance(layers, FakeLayers)
+        self._layers = layers
+        self._sent: set[tuple[int, int]] = set()
+        self._answering: set[int] = set()
+
+    def check(self, handled: Handled) -> None:
+        if handled.place == HEAD:
+            self._check_head(handled)
+        else:
+            self._check_stage(handled.place)
+        others = self.world.events - self.world.timers
+        assert self.world.timers <= others + 10, f"{self.world.timers} timers beside {others} other events"
+
+    # --------------------------------------------------------------------------------------------- the head
+
+    def _check_head(self, handled: Handled) -> None:
+        head = self.world.head
+        if isinstance(handled.event, Submit):
+            self._answering.add(handled.event.request)
+        elif isinstance(handled.event, VerifiedArrived):
+            self._check_verified(handled.event.verified)
+        for command in handled.commands:
+            if isinstance(command, Emit):
+                assert command.request in self._answering, f"request {command.request} emits outside an answer"
+                assert command.tokens, "an empty Emit"
+            elif isinstance(command, Finished):
+                assert command.request in self._answering, f"request {command.request} ends twice"
+                self._answering.discard(command.request)
+            elif isinstance(command, ToPipeline):
+                assert command.segment.row_count, "a segment without rows"
+                for part in command.segment.parts:
+                    self._check_sent(part)
+            elif isinstance(command, Draft):
+                assert command.segment.row_count, "a draft without rows"
+                assert 1 <= command.width <= limits.DRAFT_WIDTH_MAX
+        assert head.in_flight <= head.flights_max, f"{head.in_flight} segments in flight"
+        for request in head.requests():
+            tree = request.tree
+            sent = sum(tree.state(node) is NodeState.SENT for node in tree.living())
+            assert sent == tree.sent_alive <= limits.TREE_NODES_MAX, f"{sent} living nodes sent of request {request.number}"
+            assert tree.alive_count <= limits.DRAFT_NODES_MAX + 1, f"{tree.alive_count} living nodes of request {request.number}"
+            waits = request.submit is not None and request.held and head.method.may_walk(request)
+            assert not waits, f"a verified segment of request {request.number} may be looked at, but waits"
+            assert request.computed <= tree.committed_length, "more computed than committed"
+
+    def _check_verified(self, verified: Verified) -> None:
+        """The last stage walks the output itself: what it reports is never dead."""
+        known = {request.number: request for request in self.world.head.requests()}
+        for part in verified.parts:
+            request = known.get(part.request)
+            if request is not None and request.opening.epoch == part.epoch:
+                dead = [node for node in part.ids if request.tree.state(node) is NodeState.DEAD]
+                assert not dead, f"segment {verified.segment} reports dead nodes {dead} of request {part.request}"
+
+    def _check_sent(self, part: Part) -> None:
+        """Each node goes out once, after its parent, and below nothing that is dead."""
+        number = part.commit.request
+        (request,) = (known for known in self.world.head.requests() if known.number == number)
+        tree = request.tree
+        assert part.commit.epoch == request.opening.epoch
+        for node, parent, token, position, committed in zip(
+            part.ids, part.parents, part.tokens, part.positions, part.committed, strict=True
+        ):
+            assert (number, node) not in self._sent, f"node {node} of request {number} is sent twice"
+            assert position < self.world.head.context, f"node {node} of request {number} stands at {position}"
+            assert (tree.parent(node), tree.token(node), tree.position(node)) == (parent, token, position)
+            if not committed and node not in tree.path:
+                assert parent in tree.path or (number, parent) in self._sent, f"node {node} of request {number} is sent before its parent"
+            self._sent.add((number, node))
+
+    # ------------------------------------------------------------------------------------------- the stages
+
+    def _check_stage(self, index: int) -> None:
+        """The slots in use are those of committed nodes, one for each position, and of the living; the cache holds just these."""
+        stage, device = self.world.stages[index], self.world.devices[index]
+        assert stage.queued <= self.world.head.flights_max, f"{stage.queued} segments wait at stage {index}"
+        caches = self._layers.caches[index]
+        for number, request in stage._requests.items():
+            slots = request.slots
+            positions, committed = slots.position[: slots.high].tolist(), slots.committed[: slots.high].tolist()
+            assert slots.position[slots.high :].max(initial=-1) < 0, f"stage {index} uses slots above the highest"
+            path = [position for position, is_committed in zip(positions, committed, strict=True) if is_committed]
+            guesses = [slot for slot, is_committed in enumerate(committed) if not is_committed and positions[slot] >= 0]
+            living = sorted(node.slot for node in request.nodes.values() if not node.committed)
+            assert guesses == living, f"stage {index}: slots of request {number} and its living nodes differ"
+            assert min(path, default=0) >= 0, f"stage {index}: a free slot of request {number} is committed"
+            assert len(set(path)) == len(path), f"stage {index}: two committed nodes of request {number} at one position"
+            assert max(path, default=-1) < request.committed_length, f"stage {index}: request {number} is committed past its path"
+            if device.is_idle:
+                assert number in caches, f"stage {index} has no cache for request {number}"
+                same = np.array_equal(caches[number].positions, slots.position)
+                assert same, f"stage {index}: slots and cache of request {number} differ"
+        if device.is_idle:
+            assert sorted(caches) == sorted(stage.requests()), f"stage {index} has caches without requests"
+
+    # ----------------------------------------------------------------------------------------------- at rest
+
+    def check_rest(self) -> None:
+        """Nothing moves any more: everything is back, and every stage holds what the head believes it holds."""
+        world = self.world
+        assert not self._answering, f"requests {sorted(self._answering)} never ended"
+        assert world.head.in_flight == 0, f"{world.head.in_flight} segments never came back"
+        assert not world.is_drafting
+        known = {request.number: request for request in world.head.requests()}
+        for index, stage in enumerate(world.stages):
+            assert world.devices[index].is_idle
+            assert stage.queued == 0
+            assert sorted(stage.requests()) == sorted(known), f"stage {index} holds other requests than the head"
+            self._check_stage(index)
+            for number, request in known.items():
+                self._check_kept(index, number, request.tree.committed_tokens()[: min(request.computed, request.known_length)])
+        if isinstance(world.drafter, FakeDrafter):
+            assert set(world.drafter.requests()) <= set(known), "the drafter holds requests that are forgotten"
+
+    def _check_kept(self, index: int, number: int, tokens: list[int]) -> None:
+        """What the head would keep for the next turn is there, committed or named by the Open to come."""
+        slots, cache = self.world.stages[index]._requests[number].slots, self._layers.caches[index][number]
+        committed = np.flatnonzero(slots.committed[: slots.high])
+        held = dict(zip(cache.positions[committed].tolist(), cache.tokens[committed].tolist(), strict=True))
+        kept = [held.get(position) for position in range(len(tokens))]
+        assert kept == tokens, f"stage {index} does not hold what request {number} would keep"

@@ -1,0 +1,241 @@
+"""Random schedules: every seed draws a cluster, a method, a drafter, and what people ask of it and when."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from flowspec.core import limits
+from flowspec.core.events import Cancel, Finished, Forget, Submit
+from flowspec.core.messages import Sampling
+from flowspec.core.methods import METHODS
+from flowspec.core.methods.continuous import Continuous
+from flowspec.sim.device import Curve, DeviceSpec
+from flowspec.sim.drafter import FakeDrafter
+from flowspec.sim.experiment import Experiment
+from flowspec.sim.language import HashLanguage, plain_answer
+from flowspec.sim.link import LinkSpec
+from flowspec.sim.record import Answer
+from flowspec.sim.world import Handled, Links, World
+from tests.sim.invariants import Invariants
+
+EVENTS_MAX = 20_000
+"""Ten times what the longest of thousands of schedules took."""
+EVENTS_PER_TOKEN_MAX = 50
+"""Events at each place for each token, answer and chunk of a prompt; the most seen was 13."""
+SAMPLINGS = (
+    Sampling(),
+    Sampling(temperature=0.5),
+    Sampling(temperature=1.0),
+    Sampling(temperature=1.0, top_p=0.8),
+    Sampling(temperature=0.8, top_k=3),
+    Sampling(temperature=1.0, min_p=0.1),
+)
+
+
+@dataclass(frozen=True)
+class StopAfter:
+    """A stop rule that ends the answer at its n-th token."""
+
+    count: int
+
+    def stops_at(self, tokens: Sequence[int]) -> bool:
+        return len(tokens) == self.count
+
+
+def ask(request: int, prompt: Sequence[int], count: int, **extra: object) -> Submit:
+    fields = {"sampling": Sampling(), "stop_ids": frozenset(), **extra}
+    return Submit(request=request, prompt=tuple(prompt), new_tokens_max=count, **fields)  # type: ignore[arg-type]
+
+
+@dataclass
+class Dialogue:
+    """One request: its first question, how many more follow, and when it is cancelled or forgotten (None: never)."""
+
+    first: Submit
+    at_s: float
+    turns: int
+    cancel_s: float | None
+    forget_s: float | None
+    forgets_at_end: bool
+
+
+@dataclass
+class Schedule:
+    """What one seed stands for."""
+
+    seed: int
+    method_name: str
+    experiment: Experiment
+    language: HashLanguage
+    quality: float | None
+    drafter_context: int
+    captures: tuple[int, ...]
+    dialogues: list[Dialogue] = field(default_factory=list)
+
+
+def draw(seed: int) -> Schedule:
+    """The schedule of a seed. Each kind of trouble has its own chance, so many seeds have little of it and some have all."""
+    rng = random.Random(seed)
+    language = HashLanguage(rng.choice([7, 24, 60]), seed, rng.choice([0.7, 2.0, 4.0]))
+    method = rng.choice(METHODS)
+    context = rng.choice([16, 40, 90, 250])
+    schedule = Schedule(
+        seed=seed,
+        method_name=method,
+        experiment=_experiment(rng, method, context, seed),
+        language=language,
+        quality=None if method == "ar" and rng.random() < 0.5 else rng.choice([0.0, 0.5, 0.8, 0.95, 1.0]),
+        drafter_context=rng.choice([1, 8, 20]) if rng.random() < 0.15 else context,
+        captures=(1,) if rng.random() < 0.2 else (),
+    )
+    for request in range(rng.choices([1, 2, 3], weights=[6, 2, 1])[0]):
+        schedule.dialogues.append(_dialogue(rng, request, language, context))
+    return schedule
+
+
+def _experiment(rng: random.Random, method: str, context: int, seed: int) -> Experiment:
+    stages = rng.choices(range(1, 9), weights=[6, 6, 4, 2, 1, 1, 1, 1])[0]
+    speed = Curve(base_s=rng.choice([0.005, 0.02, 0.05]), row_s=rng.choice([0.0, 0.001, 0.01]), extra_row_s=rng.choice([0.0, 0.0005]))
+    devices = [DeviceSpec(curve=speed, layers=rng.choice([1, 2, 7]), sampling=Curve(row_s=rng.choice([0.0, 0.002]))) for _ in range(stages)]
+    if rng.random() < 0.3:
+        slow = rng.randrange(stages)
+        devices[slow] = replace(devices[slow], curve=speed.scaled(5))
+    shape = {"nodes": rng.choice([1, 4, 16]), "depth": rng.choice([1, 2, 4]), "width": rng.choice([1, 2, 5])}
+    window = rng.choice([None, None, 1, 2])
+    make = partial(Continuous, segment_nodes=shape["nodes"], width=shape["width"], batch=rng.choice([1, 4, 8]), window=window)
+    return Experiment(
+        devices=tuple(devices),
+        links=Links(control=tuple(_link(rng) for _ in range(stages)), data=tuple(_link(rng) for _ in range(stages + 1))),
+        method=make if method == "continuous" and rng.random() < 0.7 else method,
+        options={} if method in ("ar", "continuous") else shape,
+        context=context,
+        drafting=Curve(base_s=rng.choice([0.0, 0.003, 0.03]), row_s=rng.choice([0.0, 0.001])),
+        head_s=rng.choice([0.0, 0.0, 0.0005, 0.01]),
+        row_bytes=rng.choice([None, 2048, 8192]),
+        seed=seed,
+    )
+
+
+def _link(rng: random.Random) -> LinkSpec:
+    return LinkSpec(
+        delay_s=rng.choice([0.0, 0.0005, 0.005, 0.1]),
+        bandwidth_mbps=rng.choice([float("inf"), 150.0, 5.0]),
+        jitter_s=rng.choice([0.0, 0.0, 0.01, 0.2]),
+    )
+
+
+def _dialogue(rng: random.Random, request: int, language: HashLanguage, context: int) -> Dialogue:
+    length_max = min(context - 1, rng.choice([3, 10, 30, 200]))
+    prompt = tuple(rng.randrange(language.vocabulary_size) for _ in range(rng.randint(1, length_max)))
+    sampling = replace(rng.choice(SAMPLINGS), seed=rng.randrange(1 << 40))
+    submit = ask(request, prompt, rng.choices([1, 4, 8, 12, 20, 40], weights=[2, 4, 8, 4, 2, 1])[0], sampling=sampling)
+    whole, _ = plain_answer(language, prompt, sampling, new_tokens_max=submit.new_tokens_max, context=context)
+    if rng.random() < 0.35:
+        submit = replace(submit, stop_ids=frozenset(rng.choices(whole, k=rng.choice([1, 1, 2]))))
+    if rng.random() < 0.15:
+        submit = replace(submit, stop_rule=StopAfter(rng.randint(1, len(whole))))
+    at_s = rng.choice([0.0, 0.0, 0.1, rng.uniform(0, 3)])
+    return Dialogue(
+        first=submit,
+        at_s=at_s,
+        turns=rng.choices([0, 1, 2], weights=[6, 3, 1])[0],
+        cancel_s=at_s + rng.uniform(0, 4) if rng.random() < 0.25 else None,
+        forget_s=at_s + rng.uniform(0, 6) if rng.random() < 0.15 else None,
+        forgets_at_end=rng.random() < 0.3,
+    )
+
+
+class Play:
+    """One run of a schedule. With `checks` the invariants hold after every event, and every answer is the plain one."""
+
+    def __init__(self, schedule: Schedule, *, checks: bool) -> None:
+        self.schedule = schedule
+        self.world = self._build(schedule)
+        self._rngs = [random.Random(schedule.seed * 1000 + request) for request in range(len(schedule.dialogues))]
+        self._turns = [dialogue.turns for dialogue in schedule.dialogues]
+        self._forgotten: set[int] = set()
+        self.invariants = Invariants(self.world) if checks else None
+        self.world.on_event = self._look
+        for request, dialogue in enumerate(schedule.dialogues):
+            self.world.at(dialogue.at_s, dialogue.first)
+            if dialogue.cancel_s is not None:
+                self.world.at(dialogue.cancel_s, Cancel(request=request))
+            if dialogue.forget_s is not None:
+                self.world.at(dialogue.forget_s, Forget(request=request))
+
+    @staticmethod
+    def _build(schedule: Schedule) -> World:
+        drafter = None
+        if schedule.quality is not None:
+            drafter = FakeDrafter(
+                schedule.language, schedule.quality, schedule.seed, context=schedule.drafter_context, captures=schedule.captures
+            )
+        return schedule.experiment.build(schedule.language, drafter)
+
+    def run(self) -> str:
+        """The digest, once nothing moves any more."""
+        self.world.run(events_max=EVENTS_MAX)
+        if self.invariants is not None:
+            self.invariants.check_rest()
+            self._check_events()
+            for answers in self.world.answers.values():
+                for answer in answers:
+                    self._check(answer)
+        return self.world.digest.hex()
+
+    def _look(self, handled: Handled) -> None:
+        if self.invariants is not None:
+            self.invariants.check(handled)
+        if isinstance(handled.event, Forget):
+            self._forgotten.add(handled.event.request)
+        for command in handled.commands:
+            if isinstance(command, Finished):
+                self._go_on(command.request)
+
+    def _go_on(self, request: int) -> None:
+        """An answer ended: the next turn repeats some or all of the dialogue, or its end is forgotten."""
+        rng, dialogue, answer = self._rngs[request], self.schedule.dialogues[request], self.world.answers[request][-1]
+        later_s = self.world.clock.now_s + rng.choice([0.0, 0.05, 1.0])
+        if request in self._forgotten or dialogue.forget_s is not None:
+            return
+        if self._turns[request] == 0:
+            if dialogue.forgets_at_end:
+                self.world.at(later_s, Forget(request=request))
+            return
+        self._turns[request] -= 1
+        text = [*answer.submit.prompt, *answer.tokens]
+        kept = text if rng.random() < 0.6 else text[: rng.randint(0, len(text))]
+        added = [rng.randrange(self.schedule.language.vocabulary_size) for _ in range(rng.randint(0 if kept else 1, 6))]
+        prompt = tuple([*kept, *added][: self.schedule.experiment.context - 1])
+        self.world.at(
+            later_s, replace(answer.submit, prompt=prompt, stop_ids=frozenset(), stop_rule=None, new_tokens_max=rng.randint(1, 6))
+        )
+
+    def _check_events(self) -> None:
+        """Work is in proportion to what is asked for: nothing polls, and nothing is tried for ever."""
+        answers = [answer for answers in self.world.answers.values() for answer in answers]
+        asked = sum(1 + len(answer.tokens) + len(answer.submit.prompt) // limits.PREFILL_CHUNK for answer in answers)
+        places = len(self.world.stages) + 1
+        assert self.world.events <= EVENTS_PER_TOKEN_MAX * places * asked, (
+            f"{self.world.events} events for {asked} tokens at {places} places"
+        )
+
+    def _check(self, answer: Answer) -> None:
+        submit = answer.submit
+        expected, reason = plain_answer(
+            self.schedule.language,
+            submit.prompt,
+            submit.sampling,
+            new_tokens_max=submit.new_tokens_max,
+            context=self.schedule.experiment.context,
+            stop_ids=submit.stop_ids,
+            stop_rule=submit.stop_rule,
+        )
+        assert answer.end is not None, f"request {submit.request} never ended"
+        if answer.end.reason == "cancelled":
+            assert answer.tokens == expected[: len(answer.tokens)], f"request {submit.request} was cancelled in a wrong answer"
+        else:
+            assert (answer.tokens, answer.end.reason) == (expected, reason), f"request {submit.request} has a wrong answer"

@@ -1,0 +1,119 @@
+"""Drafting moves no probability: over many seeds, drafted answers have the model's own distribution."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from flowspec.core.events import Finished
+from flowspec.core.messages import Sampling
+from flowspec.core.methods.continuous import Continuous
+from flowspec.model.sampler import Sampler
+from flowspec.sim.device import Curve, DeviceSpec
+from flowspec.sim.drafter import FakeDrafter
+from flowspec.sim.experiment import Experiment
+from flowspec.sim.language import HashLanguage, as_prefix
+from flowspec.sim.world import Handled
+from tests.sim.swarm import ask
+
+VOCABULARY = 6
+LANGUAGE = HashLanguage(VOCABULARY, seed=3, sharpness=0.8)
+PROMPT = (4, 2)
+PLAIN = Sampling(temperature=1.0)
+FILTERED = Sampling(temperature=1.0, top_k=4, top_p=0.85)
+QUALITY = 0.7
+CHANCE_MIN = 1e-4
+"""A true distribution fails with this probability; the seeds are fixed, so the test either always passes or never."""
+
+
+def answers(sampling: Sampling, first_seed: int, count: int) -> tuple[Counter[tuple[int, ...]], int]:
+    """Two drafted tokens for each of `count` seeds, one answer after another in one world; and how many were drafted right.
+
+    Each answer is a new turn of one dialogue, so the prompt's last token is all that is run again.
+    """
+    stage = DeviceSpec(curve=Curve(base_s=0.01))
+    method = partial(Continuous, width=2, batch=1, segment_nodes=2)
+    experiment = Experiment(devices=(stage,), method=method, context=16, drafting=Curve(base_s=0.002))
+    world = experiment.build(LANGUAGE, FakeDrafter(LANGUAGE, QUALITY, seed=1))
+    found: Counter[tuple[int, ...]] = Counter()
+    followed = 0
+
+    def go_on(handled: Handled) -> None:
+        nonlocal followed
+        if any(isinstance(command, Finished) for command in handled.commands):
+            (answer,) = world.answers.pop(0)
+            found[tuple(answer.tokens)] += 1
+            followed += answer.times_s[1] - answer.times_s[0] < 0.01  # sooner than a trip: it was under way already
+            seed = answer.submit.sampling.seed + 1
+            if seed < first_seed + count:
+                world.at(world.clock.now_s, replace(answer.submit, sampling=replace(sampling, seed=seed)))
+
+    world.on_event = go_on
+    world.at(0.0, ask(0, PROMPT, 2, sampling=replace(sampling, seed=first_seed)))
+    world.run()
+    return found, followed
+
+
+def probabilities(prefix: tuple[int, ...], sampling: Sampling) -> np.ndarray:
+    """The exact distribution of the next token, `[vocabulary]`."""
+    logits = LANGUAGE.logits(as_prefix(prefix))
+    kept = Sampler(sampling, VOCABULARY).survivors(logits)
+    weights = np.zeros(VOCABULARY)
+    weights[kept] = np.exp(logits[kept].astype(np.float64) / sampling.temperature)
+    return weights / weights.sum()
+
+
+def chi_square(counts: Mapping[int, int], expected: np.ndarray) -> tuple[float, int]:
+    """The statistic and its degrees of freedom; what has probability 0 must not occur at all."""
+    total = sum(counts.values())
+    possible = np.flatnonzero(expected)
+    assert set(counts) <= set(possible.tolist()), "a token that the filters leave out"
+    assert (expected[possible] * total >= 5).all(), "too few samples for the statistic"
+    return sum((counts.get(int(token), 0) - expected[token] * total) ** 2 / (expected[token] * total) for token in possible), len(
+        possible
+    ) - 1
+
+
+def chance(statistic: float, freedom: int) -> float:
+    """The probability that chi-square is larger: the regularised gamma function Q(freedom / 2, statistic / 2), by its recursion."""
+    if freedom == 0:
+        return float(statistic == 0)
+    half = statistic / 2
+    order = 1.0 if freedom % 2 == 0 else 0.5
+    found = math.exp(-half) if freedom % 2 == 0 else math.erfc(half**0.5)
+    while order < freedom / 2:
+        found += half**order * math.exp(-half) / math.gamma(order + 1)
+        order += 1
+    return found
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("sampling", "count"), [(PLAIN, 20_000), (FILTERED, 4_000)], ids=["plain", "filtered"])
+def test_drafted_answers_have_the_models_distribution(sampling: Sampling, count: int, workers: ProcessPoolExecutor) -> None:
+    parts = [workers.submit(answers, sampling, start, count // 4) for start in range(0, count, count // 4)]
+    found: Counter[tuple[int, ...]] = sum((part.result()[0] for part in parts), Counter())
+    followed = sum(part.result()[1] for part in parts)
+    assert sum(found.values()) == count
+    assert followed > 0.3 * count, "the drafts were of use"
+    first: Counter[int] = Counter()
+    for tokens, times in found.items():
+        first[tokens[0]] += times
+    assert chance(*chi_square(first, probabilities(PROMPT, sampling))) > CHANCE_MIN
+    for token in first:
+        after = {tokens[1]: times for tokens, times in found.items() if tokens[0] == token}
+        assert chance(*chi_square(after, probabilities((*PROMPT, token), sampling))) > CHANCE_MIN
+    if sampling == PLAIN:
+        other = np.exp(FakeDrafter(LANGUAGE, QUALITY, seed=1).logits(as_prefix(PROMPT)).astype(np.float64))
+        assert chance(*chi_square(first, other / other.sum())) < 1e-30, "the test would see the drafter's distribution"
+
+
+def test_the_chance_is_that_of_the_tables() -> None:
+    found = [chance(statistic, freedom) for freedom, statistic in ((1, 15.137), (2, 18.421), (3, 21.108), (5, 25.745), (10, 35.564))]
+    assert found == pytest.approx([1e-4] * 5, rel=0.01)

@@ -1,0 +1,139 @@
+"""Thousands of random schedules: whatever the cluster, the method and the order of events, the answers are the plain ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from flowspec.core import limits
+from flowspec.core.events import ControlArrived, Emit, Forget, ToPipeline, Trim
+from flowspec.core.messages import Commit
+from flowspec.core.methods import METHODS
+from flowspec.sim.device import Curve, DeviceSpec
+from flowspec.sim.drafter import FakeDrafter
+from flowspec.sim.experiment import Experiment
+from flowspec.sim.language import HashLanguage, plain_answer
+from flowspec.sim.record import HEAD
+from flowspec.sim.world import Handled
+from tests.sim.invariants import Invariants
+from tests.sim.swarm import Play, ask, draw
+
+SEEDS = 2000
+CHUNK = 50
+REMEMBERED = {
+    6: "a new turn keeps nodes that the drafter was never told are committed",
+    17: "a new turn keeps nodes that the stages were never told are committed",
+    12462: "a lock-step turn with nothing to draft leaves verified segments unseen for ever",
+}
+
+
+def play(seed: int) -> None:
+    """Runs a seed twice: once with every check after every event, and once more for the digest."""
+    schedule = draw(seed)
+    first = Play(schedule, checks=True).run()
+    again = Play(schedule, checks=False).run()
+    assert first == again, "two runs of one seed differ"
+
+
+@pytest.mark.parametrize("start", range(0, SEEDS, CHUNK))
+def test_any_schedule_gives_the_plain_answers(start: int, workers: ProcessPoolExecutor) -> None:
+    runs = {seed: workers.submit(play, seed) for seed in range(start, start + CHUNK)}
+    for seed, run in runs.items():
+        error = run.exception()
+        if error is not None:
+            for other in runs.values():
+                other.cancel()
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+@pytest.mark.parametrize("seed", REMEMBERED, ids=REMEMBERED.values())
+def test_seeds_that_once_failed(seed: int) -> None:
+    play(seed)
+
+
+def test_the_swarm_sees_the_troubles_that_it_is_for() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(120):
+        schedule = draw(seed)
+        run = Play(schedule, checks=False)
+        _watch(run, seen)
+        run.run()
+        seen[f"{len(run.world.stages)} stages"] += 1
+        seen["timers"] += run.world.timers
+        seen["drafts"] += run.world.drafts
+        for hop in (hop for timed in run.world.timings for hop in timed.hops):
+            seen["dead in queue"] += hop.dead_in_queue
+            seen["dead between layers"] += hop.dead_between_layers
+            seen["dead late"] += hop.dead_late
+        for answer in (answer for answers in run.world.answers.values() for answer in answers):
+            assert answer.end is not None
+            seen[answer.end.reason] += 1
+            seen["cancelled in mid-answer"] += answer.end.reason == "cancelled" and bool(answer.tokens)
+            seen["reused"] += answer.end.reused > 0
+            seen["several tokens at once"] += len(set(answer.times_s)) < len(answer.times_s)
+            seen["the context is full"] += len(answer.submit.prompt) + len(answer.tokens) == schedule.experiment.context
+    wanted = [
+        *(f"{count} stages" for count in range(1, 9)),
+        *("timers", "drafts", "dead in queue", "dead between layers", "dead late", "stop", "length", "cancelled"),
+        *("cancelled in mid-answer", "reused", "several tokens at once", "the context is full"),
+        *("trims", "early commits", "shared segments", "forgotten", "stops behind a drafted node"),
+    ]
+    assert [name for name in wanted if not seen[name]] == []
+
+
+def test_the_swarm_draws_every_method() -> None:
+    drawn = Counter(draw(seed).method_name for seed in range(200))
+    assert set(drawn) == set(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("method", "nodes"), [("tree-sd", 512), ("chunk-pp", 400), ("pipedec", 300), ("flowspec-paper", 400), ("continuous", 512)]
+)
+def test_a_tree_that_wants_too_much_stays_within_the_slots(method: str, nodes: int) -> None:
+    """The widest trees and a drafter that is always wrong: the bounds are met, hold after every event, and stop nothing."""
+    language = HashLanguage(60, seed=1, sharpness=0.5)
+    options = {"nodes": nodes, "width": 32}
+    experiment = Experiment(
+        devices=(DeviceSpec(curve=Curve(base_s=0.05)),) * 4, method=method, options=options, context=200, drafting=Curve(base_s=0.001)
+    )
+    world = experiment.build(language, FakeDrafter(language, 0.0, seed=1))
+    invariants = Invariants(world)
+    most = 0
+
+    def watch(handled: Handled) -> None:
+        nonlocal most
+        invariants.check(handled)
+        most = max(most, max(request.tree.sent_alive for request in world.head.requests()))
+
+    world.on_event = watch
+    submit = ask(0, (1, 2, 3), 6)
+    world.at(0.0, submit)
+    world.run(events_max=10_000)
+    invariants.check_rest()
+    assert world.answers[0][0].tokens == plain_answer(language, submit.prompt, submit.sampling, new_tokens_max=6, context=200)[0]
+    assert method == "continuous" or most == limits.TREE_NODES_MAX, "it never came to the bound"
+
+
+def _watch(run: Play, seen: Counter[str]) -> None:
+    look = run.world.on_event
+    assert look is not None
+
+    def watch(handled: Handled) -> None:
+        look(handled)
+        if handled.place == HEAD:
+            seen["forgotten"] += isinstance(handled.event, Forget)
+            for command in handled.commands:
+                seen["shared segments"] += isinstance(command, ToPipeline) and len(command.segment.parts) > 1
+                if isinstance(command, Emit):
+                    answer = run.world.answers[command.request][-1]
+                    seen["stops behind a drafted node"] += (
+                        answer.end is not None and answer.end.reason == "stop" and len(command.tokens) > 1
+                    )
+        else:
+            seen["trims"] += any(isinstance(command, Trim) for command in handled.commands)
+            is_commit = isinstance(handled.event, ControlArrived) and isinstance(handled.event.message, Commit)
+            seen["early commits"] += is_commit and any(request.early for request in run.world.stages[handled.place]._requests.values())
+
+    run.world.on_event = watch

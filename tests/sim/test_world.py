@@ -1,0 +1,269 @@
+"""Virtual time: when frames arrive, how long jobs take, and that one seed is one run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flowspec.core.events import Cancel, ControlArrived, Forget, JobPart, LayersDone, RunLayers, Trim
+from flowspec.core.messages import Ping, Sampling
+from flowspec.sim.clock import Clock
+from flowspec.sim.device import Curve, Device, DeviceSpec
+from flowspec.sim.drafter import FakeDrafter
+from flowspec.sim.experiment import Experiment
+from flowspec.sim.language import AnswerLanguage, HashLanguage, as_prefix, plain_answer
+from flowspec.sim.link import Link, LinkSpec
+from flowspec.sim.world import Handled
+from flowspec.wire.codec import Envelope, Tensor, encode
+from tests.sim.swarm import ask
+
+LANGUAGE = HashLanguage(40, seed=5)
+PROMPT = (3, 1, 4, 1, 5)
+
+
+# ------------------------------------------------------------------------------------------------------ the clock
+
+
+def test_what_is_due_at_one_instant_happens_in_the_order_of_asking() -> None:
+    clock, seen = Clock(), []
+    for name, time_s in (("c", 2.0), ("a", 1.0), ("d", 2.0), ("b", 1.0)):
+        clock.at(time_s, lambda name=name: seen.append((clock.now_s, name)))  # type: ignore[misc]
+    clock.at(1.5, lambda: seen.append((clock.now_s, "never"))).cancel()
+    while clock.step():
+        pass
+    assert seen == [(1.0, "a"), (1.0, "b"), (2.0, "c"), (2.0, "d")]
+
+
+def test_the_past_is_now_and_nothing_happens_beyond_the_horizon() -> None:
+    clock, seen = Clock(), []
+    clock.at(3.0, lambda: (clock.at(1.0, lambda: seen.append(clock.now_s)), None)[1])
+    assert not clock.step(until_s=2.9)
+    assert clock.step()
+    assert clock.step()
+    assert seen == [3.0]
+
+
+# ------------------------------------------------------------------------------------------------------ links
+
+
+def arrivals(spec: LinkSpec, sends: Sequence[tuple[float, Tensor | None]], *, row_bytes: int | None = None, seed: int = 0) -> list[float]:
+    clock, seen = Clock(), []
+    link = Link(clock, spec, "a", lambda envelope, frames: seen.append(clock.now_s), chance=random.Random(seed), row_bytes=row_bytes)
+    for time_s, _ in sends:
+        clock.at(time_s, lambda: link.send(Ping()))
+    while clock.step():
+        pass
+    return seen
+
+
+def test_frames_leave_one_after_another_and_their_real_size_counts() -> None:
+    size = len(encode(Envelope(incarnation=1, sender="a", sequence=0, message=Ping()))[0])
+    transfer_s = size * 8 / 1e3  # at a kilobit a second
+    seen = arrivals(LinkSpec(delay_s=1.0, bandwidth_mbps=1e-3), [(0.0, None), (0.0, None), (10.0, None)])
+    assert seen == pytest.approx([1 + transfer_s, 1 + 2 * transfer_s, 11 + transfer_s])
+
+
+def test_jitter_delays_and_never_reorders() -> None:
+    sends = [(0.01 * index, None) for index in range(200)]
+    seen = arrivals(LinkSpec(delay_s=0.5, jitter_s=0.2), sends)
+    late = [at - sent for at, (sent, _) in zip(seen, sends, strict=True)]
+    assert seen == sorted(seen)
+    assert min(late) >= 0.5
+    assert 0.6 < max(late) <= 0.7
+    assert seen == arrivals(LinkSpec(delay_s=0.5, jitter_s=0.2), sends)
+    assert seen != arrivals(LinkSpec(delay_s=0.5, jitter_s=0.2), sends, seed=1)
+
+
+# ------------------------------------------------------------------------------------------------------ devices
+
+
+class Silent:
+    """Layers that compute nothing."""
+
+    def run(self, stage: int, job: RunLayers, payload: Tensor | None, rows: tuple[int, ...]) -> tuple[Tensor | None, tuple[int, ...]]:
+        return None, ()
+
+    def change_cache(self, stage: int, command: object) -> None: ...
+
+
+def job_of(count: int) -> RunLayers:
+    none = np.zeros(count, dtype=np.int64)
+    part = JobPart(
+        request=0,
+        slots=none,
+        tokens=none,
+        positions=none,
+        key_positions=np.zeros(0, dtype=np.int32),
+        visible=np.zeros((count, 0), dtype=bool),
+        sampled=none.astype(bool),
+        sampling=Sampling(),
+    )
+    return RunLayers(job=1, parts=(part,), payload=None, rows=tuple(range(count)))
+
+
+def end_of(
+    spec: DeviceSpec, rows: int, trims: Sequence[tuple[float, tuple[int, ...]]], *, is_last: bool = False
+) -> tuple[float, tuple[int, ...]]:
+    """When a job of so many rows ends, and which are left, if rows are trimmed at these instants."""
+    clock, done = Clock(), []
+    device = Device(clock, spec, 0, Silent(), is_last, done.append)
+    device.run(job_of(rows))
+    for time_s, dead in trims:
+        clock.at(time_s, lambda dead=dead: device.trim(Trim(job=1, rows=dead)))  # type: ignore[misc]
+    while clock.step():
+        pass
+    (ended,) = done
+    assert isinstance(ended, LayersDone)
+    assert ended.ended_s == clock.now_s == device.busy_s
+    return ended.ended_s, ended.rows
+
+
+FOUR = DeviceSpec(curve=Curve(base_s=4.0, row_s=1.0), layers=4)
+"""A second a layer up to the knee of 4 rows; with 8 rows two seconds a layer."""
+
+
+def test_a_curve_is_flat_up_to_its_knee() -> None:
+    curve = Curve(base_s=4.0, row_s=0.5, extra_row_s=0.25)
+    assert [curve.seconds(rows) for rows in (0, 1, 8, 16)] == [4.0, 4.25, 6.0, 12.0]
+    assert curve.scaled(2).seconds(16) == 24.0
+
+
+@pytest.mark.parametrize(
+    ("trims", "end_s", "left"),
+    [
+        ([], 8.0, 8),
+        ([(0.0, (4, 5, 6, 7))], 4.0, 4),
+        ([(0.5, (4, 5, 6, 7))], 5.0, 4),
+        ([(2.0, (4, 5, 6, 7))], 5.0, 4),
+        ([(2.1, (4, 5, 6, 7))], 6.0, 4),
+        ([(0.5, (4, 5)), (1.5, (6, 7))], 5.0, 4),
+        ([(0.5, (4, 5)), (2.5, (6, 7))], 2 + 1.5 + 2 * 1.0, 4),
+        ([(4.1, tuple(range(8)))], 6.0, 0),
+        ([(6.5, (0, 1))], 8.0, 8),
+    ],
+    ids=["none", "at the start", "in layer 1", "at its end", "in layer 2", "twice in a layer", "in two layers", "all", "in the last layer"],
+)
+def test_dead_rows_leave_at_the_next_layer_and_shorten_the_job(trims: list[tuple[float, tuple[int, ...]]], end_s: float, left: int) -> None:
+    ended_s, rows = end_of(FOUR, 8, trims)
+    assert (ended_s, len(rows)) == (pytest.approx(end_s), left)
+    assert rows == tuple(row for row in range(8) if left == 8 or all(row not in dead for _, dead in trims))
+
+
+def test_sampling_comes_after_the_layers_of_the_last_stage_and_is_spared_too() -> None:
+    spec = replace(FOUR, sampling=Curve(row_s=0.5))
+    assert end_of(spec, 8, []) == (8.0, tuple(range(8))), "only the last stage samples"
+    assert end_of(spec, 8, [], is_last=True)[0] == pytest.approx(12.0)
+    assert end_of(spec, 8, [(7.5, (1, 2, 3, 4))], is_last=True) == (pytest.approx(10.0), (0, 5, 6, 7))
+    assert end_of(spec, 8, [(8.5, (1, 2, 3, 4))], is_last=True) == (pytest.approx(12.0), tuple(range(8)))
+    assert end_of(spec, 8, [(7.5, tuple(range(8)))], is_last=True) == (pytest.approx(8.0), ())
+
+
+# ------------------------------------------------------------------------------------------------------ worlds
+
+
+def small(**fields: object) -> Experiment:
+    spec = DeviceSpec(curve=Curve(base_s=0.05, row_s=0.005), layers=5)
+    defaults: dict[str, object] = {"devices": (spec,) * 3, "control": LinkSpec(delay_s=0.001), "data": LinkSpec(delay_s=0.002)}
+    return Experiment(**{**defaults, "context": 200, **fields})  # type: ignore[arg-type]
+
+
+def test_a_token_takes_one_trip() -> None:
+    world = small(row_bytes=1000, data=LinkSpec(delay_s=0.002, bandwidth_mbps=10.0), head_s=0.003).build(LANGUAGE)
+    world.at(1.0, ask(1, PROMPT, 20))
+    world.run()
+    (answer,) = world.answers[1]
+    assert answer.tokens == plain_answer(LANGUAGE, PROMPT, Sampling(), new_tokens_max=20, context=200)[0]
+    assert answer.submitted_s == pytest.approx(1.003)
+    gaps = np.diff(answer.times_s)
+    wire_s = (1000 * 2 + 4 * 150) * 8 / 10e6  # two payloads, and four headers of about 150 bytes
+    assert gaps == pytest.approx(np.full(19, 3 * 0.05 + 4 * 0.002 + 0.003 + wire_s), abs=4 * 100 * 8 / 10e6)
+    assert answer.tokens_per_s == pytest.approx(1 / gaps.mean())
+    assert world.devices[0].busy_s == pytest.approx(20 * 0.05)
+    assert world.data[1].messages == 20
+    assert world.data[1].bytes > 20 * 1000
+
+
+@pytest.mark.parametrize("method", ["ar", "continuous", "flowspec-paper"])
+def test_one_seed_is_one_run_and_another_is_not(method: str) -> None:
+    def digest(seed: int) -> tuple[str, list[int]]:
+        experiment = small(method=method, seed=seed, data=LinkSpec(delay_s=0.002, jitter_s=0.1), drafting=Curve(base_s=0.01))
+        world = experiment.build(LANGUAGE, None if method == "ar" else FakeDrafter(LANGUAGE, 0.8, seed=1))
+        for request in range(3):
+            world.at(0.03 * request, ask(request, (*PROMPT, request), 12, sampling=Sampling(temperature=1.0, seed=request)))
+        world.at(0.5, Cancel(request=1))
+        world.at(0.6, Forget(request=1))
+        world.run()
+        assert all(answer.end is not None for answers in world.answers.values() for answer in answers)
+        return world.digest.hex(), world.answers[2][0].tokens
+
+    (first, tokens), (again, _), (other, others) = digest(1), digest(1), digest(2)
+    assert first == again
+    assert first != other
+    assert tokens == others, "another seed is another run with the same answers"
+
+
+def test_control_overtakes_data_and_shortens_what_runs() -> None:
+    """Prompt Commits come before the rows they name, and shorten jobs; late ones do neither, and cost nothing but time."""
+
+    def run(control_s: float) -> tuple[int, int, float]:
+        seen = {"early": 0, "trimmed": 0}
+
+        def look(handled: Handled) -> None:
+            if isinstance(handled.event, ControlArrived):
+                seen["trimmed"] += sum(len(command.rows) for command in handled.commands if isinstance(command, Trim))
+                seen["early"] += any(request.early for request in world.stages[handled.place]._requests.values())
+
+        data = LinkSpec(delay_s=0.03)
+        world = small(method="continuous", control=LinkSpec(delay_s=control_s), data=data, drafting=Curve(base_s=0.002)).build(
+            LANGUAGE, FakeDrafter(LANGUAGE, 0.5, seed=2), look
+        )
+        world.at(0.0, ask(1, PROMPT, 60))
+        world.run()
+        assert world.answers[1][0].tokens == plain_answer(LANGUAGE, PROMPT, Sampling(), new_tokens_max=60, context=200)[0]
+        return seen["early"], seen["trimmed"], sum(device.busy_s for device in world.devices)
+
+    early, trimmed, busy_s = run(0.0005)
+    early_late, trimmed_late, busy_late_s = run(5.0)
+    assert early > 0 == early_late
+    assert trimmed > 0 == trimmed_late
+    assert busy_s < busy_late_s
+
+
+def test_a_better_drafter_makes_the_same_answer_sooner() -> None:
+    ends = []
+    for quality in (0.0, 0.6, 1.0):
+        world = small(method="continuous", drafting=Curve(base_s=0.005)).build(LANGUAGE, FakeDrafter(LANGUAGE, quality, seed=1))
+        world.at(0.0, ask(1, PROMPT, 40))
+        world.run()
+        (answer,) = world.answers[1]
+        assert answer.tokens == plain_answer(LANGUAGE, PROMPT, Sampling(), new_tokens_max=40, context=200)[0]
+        ends.append(answer.ended_s)
+    assert ends[2] < 0.6 * ends[0]
+    assert ends[2] < ends[1] < ends[0]
+
+
+# ------------------------------------------------------------------------------------------------------ languages
+
+
+def test_known_answers_are_said_on_their_path_and_nothing_off_it() -> None:
+    answer, _ = plain_answer(LANGUAGE, PROMPT, Sampling(), new_tokens_max=9, context=100)
+    known = AnswerLanguage({PROMPT: answer, (7,): [8, 9]}, other_token=2)
+    assert plain_answer(known, PROMPT, Sampling(), new_tokens_max=9, context=100) == (answer, "length")
+    assert known.next_token(as_prefix([*PROMPT, *answer]), Sampling()) == 2
+    assert known.next_token(as_prefix([*PROMPT, *answer[:3], answer[3] + 1]), Sampling()) == 2
+    assert known.next_token(as_prefix([7, 8]), Sampling()) == 9
+
+
+def test_a_plain_answer_stops_where_it_must() -> None:
+    whole, reason = plain_answer(LANGUAGE, PROMPT, Sampling(), new_tokens_max=9, context=100)
+    assert (len(whole), reason) == (9, "length")
+    stop = whole[4]
+    assert plain_answer(LANGUAGE, PROMPT, Sampling(), new_tokens_max=9, context=100, stop_ids=[stop]) == (
+        whole[: whole.index(stop)],
+        "stop",
+    )
+    assert plain_answer(LANGUAGE, PROMPT, Sampling(), new_tokens_max=9, context=8) == (whole[:3], "length")
