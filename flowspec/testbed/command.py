@@ -1,0 +1,90 @@
+"""What the testbed's commands share: flags refused in one line, errors as one line and an exit status, progress, tables."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from flowspec.errors import FlowSpecError
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C."""
+Step = Callable[[str], None]
+"""Called once for each piece of work that is done, with what comes next."""
+
+
+class Parser(argparse.ArgumentParser):
+    """For `python -m flowspec.testbed.NAME`: says what is wrong in one line, and takes no abbreviations."""
+
+    def __init__(self, name: str, doc: str | None) -> None:
+        super().__init__(prog=f"python -m flowspec.testbed.{name}", description=(doc or "").splitlines()[0], allow_abbrev=False)
+        self.add_argument("--json", action="store_true", help="print one JSON object")
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def whole(text: str) -> int:
+    """A whole number from 1, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
+    return int(text)
+
+
+def wholes(text: str) -> tuple[int, ...]:
+    """`8,16,32`, for argparse."""
+    return tuple(whole(part) for part in text.split(","))
+
+
+def reals(text: str) -> tuple[float, ...]:
+    """`0,0.7,1`, for argparse."""
+    try:
+        return tuple(dict.fromkeys(float(part) for part in text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers with commas, such as 0,0.7,1, got {text!r}") from None
+
+
+def run_command(parser: Parser, command: Callable[[argparse.Namespace], int], argv: Sequence[str] | None) -> int:
+    """Runs a command; what a person can put right is told in one line."""
+    args = parser.parse_args(argv)
+    try:
+        return command(args)
+    except FlowSpecError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+@contextlib.contextmanager
+def progress(text: str, total: int) -> Iterator[Step]:
+    """A bar on standard error while that is a terminal."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(text, total=total)
+        yield lambda name: bar.update(task, advance=1, description=name)
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """A title and its table, whose first column is text and whose others are numbers."""
+    print(f"\n{title}")
+    table = Table(box=None, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_text(value) for value in row))
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

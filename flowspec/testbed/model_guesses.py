@@ -1,0 +1,100 @@
+"""A small language model as a drafter in virtual time; see `testbed.guesses`.
+
+The model runs over a prompt and its plain answer at once. A guess off that path is run together with the guesses before it,
+back to where they leave the path, and several such branches make one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from flowspec.core.events import JobPart, RunLayers
+from flowspec.draft.ranking import F32, Children, Ranker
+from flowspec.model.files import ModelFiles
+from flowspec.model.slice import Slice, Span
+from flowspec.testbed.guesses import WIDTH_MAX, Guesses, Maker, MemoDrafter
+from flowspec.testbed.plain import DTYPE, Case
+
+GUESSED_ROWS_MAX = 4096
+"""Rows of one pass: what is asked for, and the guesses before it."""
+
+
+class Models:
+    """A small language model, in float32."""
+
+    def __init__(self, files: ModelFiles, ranker: Ranker, context: int) -> None:
+        count = files.raw_config()["num_hidden_layers"]
+        torch.set_num_threads(1)  # its passes are too small for more
+        self.model = Slice.load(files, Span(first=0, end=count, count=count), DTYPE, torch.device("cpu"))
+        self.ranker = ranker
+        self.context = context
+
+    def begin(self, case: Case) -> Maker:
+        guesses = _ModelGuesses(self, case)
+        return lambda: MemoDrafter(guesses)
+
+
+class _ModelGuesses(Guesses):
+    """Slots 0, 1, ... of one cache hold the path of prompt and plain answer, those behind it the guesses of the pass under way."""
+
+    def __init__(self, drafting: Models, case: Case) -> None:
+        super().__init__(case, drafting.context)
+        self._ranker, self._model = drafting.ranker, drafting.model
+        path = (*case.prompt, *case.answer)[: drafting.context]
+        self._position = {prefix: position for position, prefix in enumerate(self.prefixes.chain(path))}
+        self._model.open_cache(0, len(path) + GUESSED_ROWS_MAX)  # in place of the case before
+        length = len(path)
+        self._path_states = self._run(path, range(length), np.arange(length), np.tri(length, dtype=bool))
+
+    def _rank(self, prefixes: Sequence[int]) -> list[Children]:
+        """Guesses are run with those before them, back to where they leave the path."""
+        length = len(self._path_states)
+        rows: dict[int, int] = {}  # a guess's prefix -> its row
+        for prefix in prefixes:
+            branch = []
+            while prefix not in self._position and prefix not in rows:
+                branch.append(prefix)
+                prefix = self.prefixes.parent(prefix)
+            for guess in reversed(branch):
+                rows[guess] = len(rows)
+        states = None
+        if rows:
+            visible = np.zeros((len(rows), length + len(rows)), dtype=bool)
+            for guess, row in rows.items():
+                parent = self.prefixes.parent(guess)
+                if parent in rows:
+                    visible[row] = visible[rows[parent]]
+                else:
+                    visible[row, : self._position[parent] + 1] = True
+                visible[row, length + row] = True
+            positions = np.array([self.prefixes.length(guess) - 1 for guess in rows])
+            slots = range(length, length + len(rows))
+            states = self._run([self.prefixes.token(guess) for guess in rows], slots, positions, visible)
+        wanted = [
+            self._path_states[self._position[prefix]] if prefix in self._position else states[rows[prefix]]  # type: ignore[index]
+            for prefix in prefixes
+        ]
+        return self._ranker.best(self._logits(wanted), self._positions(prefixes), WIDTH_MAX)
+
+    def _run(self, tokens: Sequence[int], slots: range, positions: npt.NDArray[np.int64], visible: npt.NDArray[np.bool_]) -> torch.Tensor:
+        """Hidden states of rows in these slots, of which each sees the slots that `visible` `[rows, high]` says."""
+        high = visible.shape[1]
+        part = JobPart(
+            request=0,
+            slots=np.array(slots, dtype=np.int64),
+            tokens=np.array(tokens, dtype=np.int64),
+            positions=positions.astype(np.int64),
+            key_positions=np.concatenate([np.arange(high - len(tokens)), positions]).astype(np.int32),
+            visible=visible,
+            sampled=np.zeros(len(tokens), dtype=bool),
+            sampling=self.case.sampling,
+        )
+        _, states = self._model.forward(RunLayers(job=0, parts=(part,), payload=None, rows=tuple(range(len(tokens)))), None)
+        return states
+
+    def _logits(self, states: Sequence[torch.Tensor]) -> F32:
+        return self._model.logits(torch.stack(list(states)))

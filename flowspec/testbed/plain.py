@@ -1,0 +1,154 @@
+"""Prompts with their plain answers: what the bundled target says without any cluster, made once and kept in a file if asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from flowspec.core.messages import Sampling
+from flowspec.errors import InputError
+from flowspec.model.files import ModelFiles
+from flowspec.model.text import Tokenizer, recommended
+from flowspec.runtime.cluster import pick_context
+from flowspec.testbed.command import progress
+from flowspec.testbed.prompts import Prompt
+
+if TYPE_CHECKING:
+    from flowspec.model.reference import Reference
+
+DTYPE = "float32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A prompt, how it is sampled, and its plain answer: `answer` ends with the stop token if one ended it."""
+
+    prompt_id: str
+    domain: str
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    new_tokens_max: int
+    stop_ids: frozenset[int]
+    answer: tuple[int, ...]
+
+    @property
+    def is_stopped(self) -> bool:
+        return bool(self.answer) and self.answer[-1] in self.stop_ids
+
+    @property
+    def new_tokens(self) -> tuple[int, ...]:
+        """The answer without its stop token."""
+        return self.answer[:-1] if self.is_stopped else self.answer
+
+
+Item = TypeVar("Item", Prompt, Case)
+
+
+def first_of_each(items: Iterable[Item], per_domain: int | None) -> list[Item]:
+    """The first `per_domain` prompts or cases of each domain; None takes all."""
+    seen: Counter[str] = Counter()
+    found = []
+    for item in items:
+        seen[item.domain] += 1
+        if per_domain is None or seen[item.domain] <= per_domain:
+            found.append(item)
+    return found
+
+
+def make_samplings(temperatures: Sequence[float], seeds: Sequence[int]) -> list[Sampling]:
+    """Every temperature, and above 0 with every seed."""
+    try:
+        return [
+            Sampling(temperature=temperature, seed=seed) for temperature in temperatures for seed in (seeds if temperature > 0 else (0,))
+        ]
+    except ValueError as error:
+        raise InputError(f"--temperatures: {error}") from None
+
+
+def plain_cases(
+    files: ModelFiles, prompts: Sequence[Prompt], samplings: Sequence[Sampling], new_tokens_max: int, cache: Path | None = None
+) -> list[Case]:
+    """Every prompt (its first turn) with every sampling, answered by transformers; answers that `cache` holds are not made again."""
+    config = files.config()
+    context = pick_context(None, config.max_position_embeddings)
+    stop_ids = recommended(files, config).stop_ids
+    tokenizer = Tokenizer(files)
+    encoded = []
+    for prompt in prompts:
+        ids = tuple(tokenizer.encode_dialogue([{"role": "user", "content": prompt.turns[0]}]))
+        if len(ids) + new_tokens_max > context:
+            raise InputError(
+                f"prompt {prompt.prompt_id} has {len(ids)} tokens; with --tokens {new_tokens_max} expected at most {context} in all"
+            )
+        encoded.append((prompt, ids))
+    answers = _Answers(files, new_tokens_max, stop_ids, cache)
+    with progress("plain answers", len(encoded) * len(samplings)) as step:
+        try:
+            cases = []
+            for sampling in samplings:
+                for prompt, ids in encoded:
+                    case = Case(
+                        prompt_id=prompt.prompt_id,
+                        domain=prompt.domain,
+                        prompt=ids,
+                        sampling=sampling,
+                        new_tokens_max=new_tokens_max,
+                        stop_ids=stop_ids,
+                        answer=answers.answer(ids, sampling),
+                    )
+                    cases.append(case)
+                    step("plain answers")
+        finally:
+            answers.save()
+    return cases
+
+
+class _Answers:
+    """Answers by what they depend on; the model is loaded with the first that is not there."""
+
+    def __init__(self, files: ModelFiles, new_tokens_max: int, stop_ids: frozenset[int], cache: Path | None) -> None:
+        self._files = files
+        self._reference: Reference | None = None
+        self._fingerprint = files.fingerprint()
+        self._new_tokens_max = new_tokens_max
+        self._stop_ids = stop_ids
+        self._cache = cache
+        self._known: dict[str, list[int]] = {} if cache is None or not cache.exists() else _read(cache)
+
+    def answer(self, prompt: tuple[int, ...], sampling: Sampling) -> tuple[int, ...]:
+        depends = [self._fingerprint, DTYPE, self._new_tokens_max, sorted(self._stop_ids), asdict(sampling), prompt]
+        key = json.dumps(depends, separators=(",", ":"))
+        if key not in self._known:
+            if self._reference is None:
+                from flowspec.model.reference import Reference  # imports transformers, which takes seconds
+
+                self._reference = Reference(self._files, DTYPE)
+            self._known[key] = self._reference.generate(prompt, sampling, self._new_tokens_max, self._stop_ids)
+        return tuple(self._known[key])
+
+    def save(self) -> None:
+        if self._cache is None or self._reference is None:
+            return
+        part = self._cache.with_name(f"{self._cache.name}.part")
+        try:
+            part.write_text(json.dumps(self._known), "utf-8")
+            os.replace(part, self._cache)
+        except OSError as error:
+            raise InputError(f"--cache: expected a file that can be written, got {self._cache} ({error.strerror})") from None
+
+
+def _read(cache: Path) -> dict[str, list[int]]:
+    try:
+        found = json.loads(cache.read_text("utf-8"))
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) or not all(
+        isinstance(answer, list) and all(type(token) is int for token in answer) for answer in found.values()
+    ):
+        raise InputError(f"--cache: expected a file that an earlier run wrote, got {cache}; remove it, or name another")
+    return found

@@ -1,0 +1,62 @@
+"""The statistics of an answer fit a terminal, however large its figures, and a chat shows them when asked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from flowspec.cli import statistics
+from flowspec.core.messages import Hop
+from flowspec.core.statistics import Statistics
+
+
+def report(stages: int, scale: int) -> dict[str, Any]:
+    """An answer of `4 * scale` tokens in `2 * scale` segments that took `scale` tenths of a second."""
+    found = Statistics(stage_count=stages, submitted_s=1000.0)
+    found.nodes_drafted, found.dropped_alive = 100 * scale, 30 * scale
+    found.draft_passes, found.draft_rows, found.draft_s, found.calibration_error = 3 * scale, 40 * scale, scale / 20, 0.123
+    hop = Hop(queued_s=0.01, compute_s=0.03, own_s=0.001, rows=32, dead_in_queue=8, dead_between_layers=4, dead_late=2)
+    for _ in range(2 * scale):
+        found.sent(64, 10)
+        found.landed((hop,) * stages, 1.0, 2.0)
+    for number in range(scale):
+        found.emitted(4, 1000.5 + number / 10)
+    found.tokens_followed = 4 * scale - 1
+    return {**found.report(), "head_s": scale / 100}
+
+
+@pytest.mark.parametrize("stages", [1, 4, 16, 64])
+@pytest.mark.parametrize("scale", [1, 50, 5000])
+def test_no_line_is_wider_than_a_terminal(stages: int, scale: int) -> None:
+    lines = statistics.lines(report(stages, scale))
+    assert [line for line in lines if len(line) > statistics.WIDTH] == []
+    assert " ".join(lines).count("%") == stages + 1, "one for each stage, and rho"
+
+
+def test_what_was_counted_is_said() -> None:
+    text = "\n".join(statistics.lines(report(2, 50)))
+    for figure in ("100, of which 50 gave tokens", "4.00 each", "window 10.0", "2.00 per segment", "100% (rho)"):
+        assert figure in text
+    for figure in ("5000 drafted, 6400 sent, 1500 given up alive", "6400 run by the stages", "2800 dropped dead", "1600 in queues"):
+        assert figure in text
+    assert "800 between layers, 400 after the last layer" in text
+    assert "150 passes, 2000 rows, 2.50 s; calibration error 0.123" in text
+
+
+def test_an_answer_without_a_segment_has_a_line_too() -> None:
+    assert statistics.lines({**Statistics(stage_count=2).report(), "head_s": 0.0}) == ["no segments were sent after the prompt"]
+
+
+def test_a_chat_shows_them_for_its_last_answer() -> None:
+    command = [sys.executable, "-m", "flowspec.cli.main", "chat", "--local", "2", "--temperature", "0"]
+    lines = "/stats\nWhat is 2 + 3?\n/stats\n/quit\n"
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120, check=True)
+    before, after = done.stdout.split("tokens/s, first after", 1)
+    assert "segments   " not in before, "nothing was answered yet"
+    assert "last answer: " in after
+    shown = [line.split()[0] for line in after.splitlines() if line[:11].strip() and line[9:11] == "  "]
+    assert shown[:7] == ["segments", "tokens", "nodes", "rows", "stages", "drafter", "seconds"]
+    assert all(len(line) <= statistics.WIDTH for line in after.splitlines())
