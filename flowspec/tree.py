@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 
@@ -41,6 +42,7 @@ class TokenTree:
         self._children: dict[int, dict[int, int]] = {}
         self._alive: set[int] = set()
         self._ready: set[int] = set()
+        self._unsent: list[float] = []
         self.path: list[int] = []
         self.sent_alive = 0
 
@@ -74,24 +76,34 @@ class TokenTree:
         return node in self._alive
 
     def parent(self, node: int) -> int:
-        return self._parent[self._known(node)]
+        return self._parent[node]
 
     def token(self, node: int) -> int:
-        return self._token[self._known(node)]
+        return self._token[node]
 
     def position(self, node: int) -> int:
-        return self._position[self._known(node)]
+        return self._position[node]
 
     def value(self, node: int) -> float:
         """The estimated probability that a living node ends up in the output; 1 for the root."""
-        return math.exp(min(0.0, self._log_value[self._known(node)] - self._log_value[self.path[-1]]))
+        return math.exp(min(0.0, self._log_value[node] - self._log_value[self.path[-1]]))
+
+    def log_value(self, node: int) -> float:
+        """The logarithm of the chances from the beginning of the text to a node; it never changes, so it ranks nodes for good."""
+        return self._log_value[node]
+
+    def unsent_value(self, rank: int) -> float:
+        """The value of the drafted node that comes at `rank` (1 is the best) among those not sent; 0 if there are fewer."""
+        if rank > len(self._unsent):
+            return 0.0
+        return math.exp(min(0.0, self._unsent[-rank] - self._log_value[self.path[-1]]))
 
     def state(self, node: int) -> NodeState:
-        return self._state[self._known(node)]
+        return self._state[node]
 
     def depth(self, node: int) -> int:
         """Steps below the root."""
-        return self._position[self._known(node)] - self._position[self.path[-1]]
+        return self._position[node] - self._position[self.path[-1]]
 
     def child(self, node: int, token: int) -> int | None:
         """The living child of `node` that holds `token`, if there is one."""
@@ -125,6 +137,7 @@ class TokenTree:
         node = self._append(parent, token, chance, NodeState.DRAFTED)
         self._children.setdefault(parent, {})[token] = node
         self._alive.add(node)
+        insort(self._unsent, self._log_value[node])
         if self._is_out(parent):
             self._ready.add(node)
         return node
@@ -148,6 +161,7 @@ class TokenTree:
         """These nodes went out; parents come before their children."""
         for node in nodes:
             if self._state[node] is NodeState.DRAFTED:
+                self._drop_unsent(node)
                 self._state[node] = NodeState.SENT
                 self.sent_alive += 1
                 self._release_children(node)
@@ -161,17 +175,11 @@ class TokenTree:
         self._kill(dead)
         self._alive.discard(node)
         self.sent_alive -= self._state[node] is NodeState.SENT
+        self._drop_unsent(node)
         self._state[node] = NodeState.COMMITTED
         self._release_children(node)
         self.path.append(node)
         return sorted(dead)
-
-    def prune(self) -> list[int]:
-        """Drop every node below the root; returns their ids, in growing order."""
-        dead = sorted(self._alive)
-        self._kill(dead)
-        self._children.clear()
-        return dead
 
     def rewind(self, length: int) -> None:
         """Forget every committed token from position `length` on, and all that was drafted."""
@@ -179,10 +187,6 @@ class TokenTree:
         self._kill([*self._alive, *self.path[length:]])
         self._children.clear()
         del self.path[length:]
-
-    def _known(self, node: int) -> int:
-        assert 0 <= node < len(self._parent), f"no node {node}"
-        return node
 
     def _is_out(self, node: int) -> bool:
         return self._state[node] in (NodeState.SENT, NodeState.COMMITTED)
@@ -194,6 +198,10 @@ class TokenTree:
             if self._state[child] is NodeState.DRAFTED:
                 self._ready.add(child)
 
+    def _drop_unsent(self, node: int) -> None:
+        if self._state[node] is NodeState.DRAFTED:
+            del self._unsent[bisect_left(self._unsent, self._log_value[node])]
+
     def _subtree(self, node: int) -> list[int]:
         found = [node]
         for parent in found:
@@ -203,6 +211,7 @@ class TokenTree:
     def _kill(self, nodes: Sequence[int]) -> None:
         for node in nodes:
             self.sent_alive -= node in self._alive and self._state[node] is NodeState.SENT
+            self._drop_unsent(node)
             self._state[node] = NodeState.DEAD
             self._alive.discard(node)
             self._ready.discard(node)

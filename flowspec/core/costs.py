@@ -1,18 +1,21 @@
 """What a pipeline slot costs, learnt from the stages' own reports: time by number of nodes, length of a trip, the window.
 
-`slot_s(n)` is the time of the slowest stage (or link) for n nodes, the t(n) of the marginal-value rule: a node is worth
-sending while `value >= rate * (slot_s(n + 1) - slot_s(n))` (OPT-Tree, SpecExec; `docs/methods.md`).
+`slot_s(n)` is the time of the slowest stage (or link) for n nodes, `trip_s(n)` that of all together. A node more in a segment
+lengthens the slot, and where a miss follows, the trip that the correction waits for: with m the share of walks that end in a
+miss, a node is worth sending while `value >= rate * (m trip' + (1 - m) slot')` (`docs/methods.md` derives it).
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 from flowspec.core.messages import Hop
 
 SHARE_NEW = 0.2
 """Weight of the newest measurement in a moving average."""
+SHARE_NEW_MISS = 0.1
+MISSES_AT_FIRST = 0.3
+FEW_ROWS = 4
 BUCKETS = 11
 """Row counts 1, 2-3, 4-7, ... up to 512 and more."""
 RATE_MEMORY_S = 64.0
@@ -43,20 +46,18 @@ class Curve:
         self._points = []
 
     def at(self, rows: int) -> float:
-        """Seconds for so many rows; 0 while nothing is known."""
+        """Seconds for so many rows; 0 while nothing is known.
+
+        Between two measurements, and beyond the last, a device is taken to be bound by memory (the lower time holds) until
+        computing (in proportion to the rows of the higher one) takes longer: a roofline.
+        """
         points = self._points or self._grow()
-        if not points:
-            return 0.0
-        if rows <= points[0][0]:
-            return points[0][1]
-        for (low, low_s), (high, high_s) in itertools.pairwise(points):
-            if rows <= high:
-                return low_s + (high_s - low_s) * (rows - low) / (high - low)
-        last, last_s = points[-1]
-        if len(points) == 1:
-            return last_s
-        before, before_s = points[-2]
-        return last_s + (last_s - before_s) * (rows - last) / (last - before)
+        low_s = 0.0
+        for known, known_s in points:
+            if rows <= known:
+                return max(low_s, known_s * rows / known) if low_s else known_s
+            low_s = known_s
+        return max(low_s, low_s * rows / points[-1][0]) if points else 0.0
 
     def _grow(self) -> list[tuple[float, float]]:
         """The known points, made to grow: noise must not make more rows look cheaper."""
@@ -76,24 +77,28 @@ class Costs:
         self._stages = [Curve() for _ in range(stage_count)]
         self._links = Curve()
         self._slots: dict[int, float] = {}
+        self._trips: dict[int, float] = {}
         self._tokens = 0.0
         self._seconds = 0.0
+        self._misses = MISSES_AT_FIRST
+        self._is_known = False
         self._told_s: float | None = None
 
     @property
     def is_known(self) -> bool:
-        """Whether any segment has come back yet."""
-        return self._links.is_known
+        """Whether a segment of few rows has come back yet; a prompt's chunks alone say too little."""
+        return self._is_known
 
     def learn(self, hops: Sequence[Hop], rows: int, round_trip_s: float) -> None:
         """A segment of `rows` nodes came back `round_trip_s` after it was sent."""
-        self._slots = {}
+        self._slots, self._trips = {}, {}
         if rows and len(hops) == self.stage_count:
             for curve, hop in zip(self._stages, hops, strict=True):
                 if hop.rows and not hop.dead_between_layers:
                     curve.learn(hop.rows, hop.compute_s + hop.own_s)
             spent_s = sum(hop.queued_s + hop.compute_s + hop.own_s for hop in hops)
             self._links.learn(rows, max(0.0, round_trip_s - spent_s))
+            self._is_known = self._is_known or rows <= FEW_ROWS
 
     def slot_s(self, rows: int) -> float:
         """Time of the slowest stage or link for so many nodes."""
@@ -105,7 +110,15 @@ class Costs:
 
     def trip_s(self, rows: int) -> float:
         """One full trip through empty stages and links."""
-        return sum(curve.at(rows) for curve in self._stages) + self._links.at(rows)
+        found = self._trips.get(rows)
+        if found is None:
+            found = self._trips[rows] = sum(curve.at(rows) for curve in self._stages) + self._links.at(rows)
+        return found
+
+    def marginal_s(self, rows: int) -> float:
+        """What one node more than `rows` costs, in seconds of the answer."""
+        slot_s = self.slot_s(rows + 1) - self.slot_s(rows)
+        return self._misses * (self.trip_s(rows + 1) - self.trip_s(rows)) + (1 - self._misses) * slot_s
 
     def window(self, rows: int, slack: float) -> int:
         """Segments in flight that keep the bottleneck fed: a trip's worth of slots, and `slack` of a slot more."""
@@ -114,8 +127,9 @@ class Costs:
             return self.stage_count
         return max(1, min(2 * self.stage_count + 2, int(self.trip_s(rows) / slot_s + slack)))
 
-    def emitted(self, tokens: int, now_s: float, *, is_busy: bool) -> None:
-        """`tokens` are known now; times between answers do not count."""
+    def emitted(self, tokens: int, now_s: float, *, is_busy: bool, is_missed: bool) -> None:
+        """`tokens` are known now, and what comes next is on its way or missed; times between answers do not count."""
+        self._misses += SHARE_NEW_MISS * (is_missed - self._misses)
         if self._told_s is not None and is_busy:
             elapsed_s = now_s - self._told_s
             memory_s = RATE_MEMORY_S * max(self.slot_s(1), 1e-6)

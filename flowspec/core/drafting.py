@@ -6,6 +6,8 @@ below a node becomes nodes of the tree, and what comes true teaches the calibrat
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -14,10 +16,12 @@ from flowspec.core import limits
 from flowspec.core.calibration import Calibrator
 from flowspec.core.events import Proposal
 from flowspec.core.messages import Commit, Open, Part
-from flowspec.tree import TokenTree
+from flowspec.tree import CHANCE_MIN, TokenTree
 
 if TYPE_CHECKING:
     from flowspec.core.request import Request
+
+SWEEP_AT = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +38,8 @@ class DraftState:
 
     The first `filled` nodes of the path and those in `run` are in its cache; it has been told of `told` committed nodes.
     `proposals` holds its answers below living nodes as `(token, confidence)`, the first `grown` of each are nodes of the tree;
-    `pending` are the nodes of the running job.
+    `pending` are the nodes of the running job. Two heaps keep what is next at hand, by the values that never change, and
+    forget what died when it comes up: `unasked` living nodes, and `ripening` ones with proposals that are not nodes yet.
     """
 
     opening: Open | None = None
@@ -44,6 +49,8 @@ class DraftState:
     pending: set[int] = field(default_factory=set)
     proposals: dict[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     grown: dict[int, int] = field(default_factory=dict)
+    unasked: list[tuple[float, int]] = field(default_factory=list)
+    ripening: list[tuple[float, int]] = field(default_factory=list)
 
     def begin(self, opening: Open, keep: int, context: int) -> None:
         """A new answer: the first `keep` tokens are those of the last one.
@@ -59,6 +66,8 @@ class DraftState:
         self.pending.clear()
         self.proposals.clear()
         self.grown.clear()
+        self.unasked.clear()
+        self.ripening.clear()
 
     def knows(self, node: int) -> bool:
         """Whether the drafter has been asked about what comes after a node."""
@@ -72,6 +81,16 @@ class DraftState:
                 self.proposals[node] = ()
                 self.grown[node] = 0
 
+    def sweep(self, tree: TokenTree) -> None:
+        """Forgets what died far down in the heaps, once that is most of what they hold."""
+        bound = SWEEP_AT + 4 * tree.alive_count
+        if len(self.unasked) > bound:
+            self.unasked = [entry for entry in self.unasked if tree.is_alive(entry[1])]
+            heapq.heapify(self.unasked)
+        if len(self.ripening) > bound:
+            self.ripening = [entry for entry in self.ripening if entry[1] in self.proposals]
+            heapq.heapify(self.ripening)
+
     def forget(self, dead: Sequence[int]) -> None:
         for node in dead:
             self.run.discard(node)
@@ -83,6 +102,19 @@ class DraftState:
         while self.filled < len(tree.path) and tree.path[self.filled] in self.run:
             self.run.discard(tree.path[self.filled])
             self.filled += 1
+
+
+def most_valuable(request: Request, traits: DrafterTraits, count_max: int) -> list[int]:
+    """The living nodes below the root that the drafter should be asked about next, best first."""
+    heap, tree = request.draft.unasked, request.tree
+    found: list[tuple[float, int]] = []
+    while heap and len(found) < count_max:
+        entry = heapq.heappop(heap)
+        if tree.is_alive(entry[1]) and expandable(request, traits, entry[1]):
+            found.append(entry)
+    for entry in found:
+        heapq.heappush(heap, entry)
+    return [node for _, node in found]
 
 
 def expandable(request: Request, traits: DrafterTraits, node: int) -> bool:
@@ -138,10 +170,12 @@ def draft_part(request: Request, nodes: Sequence[int], rows_max: int) -> Part | 
 
 def learn(request: Request, proposal: Proposal) -> None:
     """Notes what the drafter proposes below a node, if that still lives."""
-    draft = request.draft
-    if request.submit is not None and request.is_living(proposal.node):
-        draft.proposals[proposal.node] = tuple(zip(proposal.tokens, proposal.confidences, strict=True))
-        draft.grown[proposal.node] = 0 if has_room_below(request, proposal.node) else len(proposal.tokens)
+    draft, node = request.draft, proposal.node
+    if request.submit is not None and request.is_living(node):
+        draft.proposals[node] = tuple(zip(proposal.tokens, proposal.confidences, strict=True))
+        draft.grown[node] = 0
+        if has_room_below(request, node):
+            heapq.heappush(draft.ripening, (-request.tree.log_value(node), node))
 
 
 def grow(request: Request, calibrator: Calibrator | None, value_min: float) -> int:
@@ -151,26 +185,35 @@ def grow(request: Request, calibrator: Calibrator | None, value_min: float) -> i
     token or past the end of the answer or the context: the token itself would be known from its parent. `calibrator` None
     takes the drafter's confidence as it is.
     """
-    tree, submit, draft = request.tree, request.submit, request.draft
-    if submit is None:
-        return 0
-    count = 0
-    for node, found in draft.proposals.items():
-        at = draft.grown[node]
-        if at == len(found):
-            continue
-        value = tree.value(node)
-        while at < len(found) and tree.alive_count < limits.DRAFT_NODES_MAX:
-            token, confidence = found[at]
-            chance = min(1.0, confidence) if calibrator is None else calibrator.chance(confidence)
-            if value * chance < value_min:
-                break
-            at += 1
-            if token not in submit.stop_ids and tree.child(node, token) is None:
-                tree.add(node, token, chance)
-                count += 1
-        draft.grown[node] = at
-    return count
+    tree, draft = request.tree, request.draft
+    floor = tree.log_value(tree.root) + (math.log(value_min) if value_min > 0 else -math.inf)
+    before = len(tree)
+    while draft.ripening and -draft.ripening[0][0] >= floor and tree.alive_count < limits.DRAFT_NODES_MAX:
+        _, node = heapq.heappop(draft.ripening)
+        if node in draft.proposals and request.is_living(node):
+            rest = _grow_below(request, node, calibrator, floor)
+            if rest is not None:
+                heapq.heappush(draft.ripening, (-rest, node))
+    draft.sweep(tree)
+    return len(tree) - before
+
+
+def _grow_below(request: Request, node: int, calibrator: Calibrator | None, floor: float) -> float | None:
+    """Makes nodes of one node's proposals above the floor; the log value of the next one, None if there is none."""
+    tree, draft, submit = request.tree, request.draft, request.submit
+    assert submit is not None
+    found = draft.proposals[node]
+    for at in range(draft.grown[node], len(found)):
+        token, confidence = found[at]
+        chance = min(1.0, confidence) if calibrator is None else calibrator.chance(confidence)
+        log_value = tree.log_value(node) + math.log(max(chance, CHANCE_MIN))
+        if log_value < floor or tree.alive_count >= limits.DRAFT_NODES_MAX:
+            return log_value
+        draft.grown[node] = at + 1
+        if token not in submit.stop_ids and tree.child(node, token) is None:
+            child = tree.add(node, token, chance)
+            heapq.heappush(draft.unasked, (-tree.log_value(child), child))
+    return None
 
 
 def observe(request: Request, node: int, token: int, calibrator: Calibrator) -> None:

@@ -267,7 +267,8 @@ class HeadCore:
     def _emitted(self, request: Request, tokens: Sequence[int], now_s: float, commands: list[HeadCommand]) -> None:
         commands.append(Emit(request=request.number, tokens=tuple(tokens)))
         request.statistics.emitted(len(tokens), now_s)
-        self.costs.emitted(len(tokens), now_s, is_busy=request.statistics.committing_segments > 1)
+        is_busy = request.statistics.committing_segments > 1
+        self.costs.emitted(len(tokens), now_s, is_busy=is_busy, is_missed=not request.root_sent)
         if self.method.commits_at_once and request.in_flight:
             commands.append(ToStages(message=request.commit()))
 
@@ -311,6 +312,8 @@ class HeadCore:
             self._grow(request)
 
     def _grow(self, request: Request) -> None:
+        if request.submit is None:
+            return
         calibrator = self.calibrator if self.method.is_calibrated else None
         request.statistics.nodes_drafted += grow(request, calibrator, self.method.value_min)
 
@@ -318,17 +321,18 @@ class HeadCore:
 
     def _view(self, now_s: float, *, prompts: bool = False) -> View:
         requests = [self._requests[number] for number in self._turns]
-        flights = list(self._flights.values())
         return View(
             requests=[request for request in requests if prompts or request.is_decoding],
-            flights=flights,
-            living_flights=sum(self._is_living(flight) for flight in flights),
+            count_living=self._count_living,
             stage_count=self.stage_count,
             costs=self.costs,
             calibrator=self.calibrator,
             traits=self.drafter,
             now_s=now_s,
         )
+
+    def _count_living(self) -> int:
+        return sum(self._is_living(flight) for flight in self._flights.values())
 
     def _is_living(self, flight: Flight) -> bool:
         """Whether anything that a segment carries can still matter; what is dead passes the stages as a header."""

@@ -2,15 +2,20 @@
 
 python -m flowspec.testbed.checkpoints FOLDER             one folder per variant
 python -m flowspec.testbed.checkpoints FOLDER --gigabyte  one sharded Llama of about 1 GB in bfloat16
+python -m flowspec.testbed.checkpoints FOLDER --drafter-for MODEL
+                                                          a drafter with MODEL's vocabulary that knows nothing
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from flowspec.model.files import ModelFiles
 
 VOCABULARY_SIZE = 300
 SMALL: dict[str, Any] = {
@@ -86,11 +91,27 @@ def make_variant(folder: Path, name: str) -> Path:
     return make_checkpoint(folder, family, {**SMALL, **overrides}, seed=sum(map(ord, name)))
 
 
+def make_useless_drafter(folder: Path, target: ModelFiles) -> Path:
+    """One layer of random weights with the target's vocabulary and tokenizer: a drafter that is right by chance only."""
+    shape = {**SMALL, "vocab_size": target.config().vocab_size, "num_hidden_layers": 1, "max_position_embeddings": 4096}
+    make_checkpoint(folder, "llama", shape)
+    tokenizer = target.find("tokenizer.json")
+    if tokenizer is not None:
+        shutil.copy(tokenizer, folder)
+    return folder
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m flowspec.testbed.checkpoints", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gigabyte", action="store_true", help="one checkpoint of about 1 GB instead")
+    parser.add_argument(
+        "--drafter-for", metavar="MODEL", help="a drafter of random weights for this model (bundled, folder or hub id) instead"
+    )
     args = parser.parse_args()
+    if args.drafter_for is not None:
+        print(make_useless_drafter(args.folder, ModelFiles(args.drafter_for)))
+        return
     if args.gigabyte:
         print(make_checkpoint(args.folder, "llama", GIGABYTE, dtype=torch.bfloat16, shard="200MB"))
         return

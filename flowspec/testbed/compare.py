@@ -24,7 +24,7 @@ from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.testbed.command import Parser, progress, reals, run_command, show, whole, wholes
 from flowspec.testbed.guesses import RANDOM, Drafting, open_drafting
 from flowspec.testbed.plain import Case, first_of_each
-from flowspec.testbed.virtual import OVERALL, Pipeline, Run, Setup, add_world_arguments, cases_of, rates, run
+from flowspec.testbed.virtual import OVERALL, Learnt, Pipeline, Run, Setup, add_world_arguments, cases_of, rates, run
 
 OURS = "continuous"
 TUNED = "tree-sd tuned"
@@ -68,6 +68,7 @@ def compare(
     trial = set(first_of_each(first_seed, tune)) if len(grid) > FINALISTS else set()
     rest = [case for case in cases if case not in trial]
     found: dict[str, list[Run]] = defaultdict(list)
+    learnt: dict[str, Learnt] = defaultdict(Learnt)
     trees = {setup.name: setup for setup in grid}
     finals = list(trees)
     total = len(trial) * (len(fixed) + len(grid)) + len(rest) * (len(fixed) + min(FINALISTS, len(grid)))
@@ -77,7 +78,8 @@ def compare(
                 finals = sorted(trees, key=lambda name: -rates(found[name])[OVERALL])[:FINALISTS]
             make = drafting.begin(case)
             for setup in (*fixed, *(trees[name] for name in finals)):
-                found[setup.name].append(run(pipeline, setup, case, None if setup.method == "ar" else make()))
+                drafter = None if setup.method == "ar" else make()
+                found[setup.name].append(run(pipeline, setup, case, drafter, learnt[setup.name]))
                 step(f"T={case.sampling.temperature:g} {case.domain}, {setup.method}")
     if not any(one.time for runs in found.values() for one in runs):
         raise InputError("no answer has a second token, so there is no rate; give more --tokens or other --prompts")

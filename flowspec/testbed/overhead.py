@@ -41,7 +41,7 @@ from flowspec.testbed.hop import quantile
 from flowspec.testbed.memory import status_bytes
 
 LIVING_MIN = 256
-VALUE_MIN = 0.0003
+VALUE_MIN = 0.00005
 """So low that so many nodes are worth drafting."""
 PROMPT = tuple(range(3, 23))
 CONTEXT = 1024

@@ -1,8 +1,8 @@
 """Simulated clusters for comparing methods: one world for each method and prompt, timed in units of a stage's pass over one node.
 
 A stage of four layers takes `t(n) = max(1, n / knee) + .004 n` for n nodes, the drafter `.16 max(1, n / 64)`, a hop `.02`, and
-`.008` more for each row of hidden states. The first hop and the last carry integers. Each answer has a head of its own that
-has learnt nothing yet, and every answer is compared with the plain one.
+`.008` more for each row of hidden states. The first hop and the last carry integers. As in a real session, a head goes from one
+answer to the next with what it has learnt of costs and confidences. Every answer is compared with the plain one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flowspec.core.calibration import Calibrator
+from flowspec.core.costs import Costs
 from flowspec.core.events import Submit
 from flowspec.core.statistics import Statistics
 from flowspec.draft.protocol import Drafter
@@ -89,9 +91,21 @@ class Run:
     statistics: Statistics
 
 
-def run(pipeline: Pipeline, setup: Setup, case: Case, drafter: Drafter | None) -> Run:
-    """Answers a case in a world of its own; raises `WrongAnswer` if that is not the plain answer."""
+@dataclass(slots=True)
+class Learnt:
+    """What a method's head knows after the answers so far."""
+
+    costs: Costs | None = None
+    calibrator: Calibrator | None = None
+
+
+def run(pipeline: Pipeline, setup: Setup, case: Case, drafter: Drafter | None, learnt: Learnt | None = None) -> Run:
+    """Answers a case in a world of its own, with what is `learnt` so far; raises `WrongAnswer` if that is not the plain answer."""
     world = pipeline.experiment(setup).build(AnswerLanguage({case.prompt: case.answer}), drafter)
+    if learnt is not None:
+        world.head.costs = learnt.costs or world.head.costs
+        world.head.calibrator = learnt.calibrator or world.head.calibrator
+        learnt.costs, learnt.calibrator = world.head.costs, world.head.calibrator
     submit = Submit(request=0, prompt=case.prompt, new_tokens_max=case.new_tokens_max, sampling=case.sampling, stop_ids=case.stop_ids)
     world.at(0.0, submit)
     world.run()

@@ -6,14 +6,14 @@ draft next, and whether a verified segment may be looked at yet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from flowspec.core.calibration import Calibrator
 from flowspec.core.costs import Costs
 from flowspec.core.drafting import DrafterTraits, expandable
-from flowspec.core.request import Flight, Request
+from flowspec.core.request import Request
 
 Choice = tuple[Request, list[int]]
 """Nodes of one request, parents first; the root among them if it has not been sent."""
@@ -24,13 +24,20 @@ class View:
     """What methods see. `requests` are those that are answered now, the longest unserved first."""
 
     requests: Sequence[Request]
-    flights: Sequence[Flight]
-    living_flights: int
+    count_living: Callable[[], int]
     stage_count: int
     costs: Costs
     calibrator: Calibrator
     traits: DrafterTraits | None
     now_s: float
+    _living_flights: int = -1
+
+    @property
+    def living_flights(self) -> int:
+        """Segments in flight that carry anything that can still matter."""
+        if self._living_flights < 0:
+            self._living_flights = self.count_living()
+        return self._living_flights
 
     def unsent_roots(self) -> list[Choice]:
         """The roots that are not on their way."""

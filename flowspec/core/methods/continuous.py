@@ -15,14 +15,14 @@ from __future__ import annotations
 import heapq
 
 from flowspec.core import limits
+from flowspec.core.drafting import most_valuable
 from flowspec.core.methods.base import Choice, Plain, View
 from flowspec.core.request import Request
-from flowspec.tree import NodeState
 
 VALUE_MIN = 0.005
 """Nodes less likely than this are neither sent nor expanded."""
 SEGMENT_NODES_MAX = 64
-SEGMENT_NODES_UNKNOWN = 16
+SEGMENT_NODES_UNKNOWN = 8
 """Nodes of a segment before any slot has been timed."""
 AGE_WEIGHT = 0.25
 """What a request's values gain for each segment that went out without it."""
@@ -101,7 +101,7 @@ class Continuous(Plain):
         for cost, order, node in heapq.merge(*offers):
             if rows >= max(cap, len(roots)):
                 break
-            if rows and -cost < view.costs.rate * (view.costs.slot_s(rows + 1) - view.costs.slot_s(rows)):
+            if rows and -cost < view.costs.rate * view.costs.marginal_s(rows):
                 break
             chosen.setdefault(view.requests[order].number, []).append(node)
             rows += 1
@@ -109,24 +109,22 @@ class Continuous(Plain):
         return [(by_number[number], nodes) for number, nodes in chosen.items()]
 
     def expand(self, view: View) -> list[Choice]:
+        if view.traits is None:
+            return []
+        enough = BACKLOG_SEGMENTS * max(4, round(self._typical_rows))
         offers: list[tuple[float, int, int]] = []
-        backlog: list[float] = []
         for order, request in enumerate(view.requests):
             tree, weight = request.tree, self._weight(request) if len(view.requests) > 1 else 1.0
-            has_room = tree.alive_count < limits.DRAFT_NODES_MAX - self.batch * self.width
-            for node in (tree.root, *tree.living()) if has_room else (tree.root,):
-                value = weight * tree.value(node)
-                if node != tree.root and tree.state(node) is NodeState.DRAFTED:
-                    backlog.append(value)
-                if value >= self.value_min and view.can_expand(request, node):
-                    offers.append((-value, order, node))
-        offers = heapq.nsmallest(self.batch, offers)
-        enough = BACKLOG_SEGMENTS * max(4, round(self._typical_rows))
-        bar = heapq.nlargest(enough, backlog)[-1] if len(backlog) >= enough else 0.0
+            if view.can_expand(request, tree.root):
+                offers.append((-weight, order, tree.root))
+            if tree.alive_count < limits.DRAFT_NODES_MAX - self.batch * self.width:
+                bar = max(self.value_min, tree.unsent_value(enough))
+                for node in most_valuable(request, view.traits, self.batch):
+                    if tree.value(node) >= bar:
+                        offers.append((-weight * tree.value(node), order, node))
         chosen: dict[int, list[int]] = {}
-        for cost, order, node in offers:
-            if -cost > bar:
-                chosen.setdefault(order, []).append(node)
+        for _, order, node in heapq.nsmallest(self.batch, offers):
+            chosen.setdefault(order, []).append(node)
         return [(view.requests[order], sorted(nodes)) for order, nodes in chosen.items()]
 
 

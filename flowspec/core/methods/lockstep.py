@@ -51,12 +51,8 @@ class LockStep(Plain):
         return not turn.is_drafting and not turn.ready
 
     def walked(self, request: Request, emitted: int) -> None:
-        if not emitted:
-            return
-        is_truncated = not request.root_sent
-        if is_truncated:
-            request.draft.forget(request.tree.prune())
-        request.plan = _Turn(is_new=is_truncated)
+        if emitted:  # with a root that is not on its way, nothing of what is can still come true
+            request.plan = _Turn(is_new=not request.root_sent)
 
     def send(self, view: View) -> list[Choice]:
         for request in view.requests:
