@@ -72,10 +72,17 @@ def add_decoding_arguments(parser: argparse.ArgumentParser, *, several: bool = F
     group = parser.add_argument_group("decoding (changes the speed, never the answer)")
     if several:
         group.add_argument(
-            "--method", action="append", choices=(*METHODS, "all"), help=f"decoding method, or all; may be repeated (default: {METHODS[0]})"
+            "--method",
+            action="append",
+            choices=(*METHODS, "all"),
+            metavar="NAME",
+            help=f"decoding method: {', '.join(METHODS)}, or all; may be repeated (default: {METHODS[0]})",
         )
     else:
-        group.add_argument("--method", choices=METHODS, default=METHODS[0], help="decoding method (default: %(default)s)")
+        names = ", ".join(METHODS)
+        group.add_argument(
+            "--method", choices=METHODS, default=METHODS[0], metavar="NAME", help=f"decoding method: {names} (default: %(default)s)"
+        )
     group.add_argument(
         "--drafter",
         action="append" if several else "store",

@@ -31,6 +31,7 @@ from flowspec.cli.options import (
 )
 from flowspec.core.messages import Sampling
 from flowspec.core.methods import METHODS
+from flowspec.draft.choose import check_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.text import Tokenizer, recommended
@@ -86,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
     if any(count < 1 for count in counts):
         raise InputError("--local: expected whole numbers from 1")
     samplings, prompts, decodings = read_samplings(args), read_files(args), read_decodings(args)
+    for decoding in decodings:
+        check_drafter(decoding.drafter_for(args.model))
     from flowspec.model.reference import Reference  # after the checks: both import torch, which takes seconds
     from flowspec.testbed.exactness import answer, judge
 

@@ -60,6 +60,12 @@ def open_drafter(
     return LanguageModelDrafter(files, dtype, device, context=context, vocabulary_size=vocabulary_size, coupled=coupled)
 
 
+def check_drafter(name: str) -> None:
+    """Raises `InputError` for a name that means nothing, before anything is started; `open_drafter` checks the rest."""
+    if name not in WITHOUT_TENSORS:
+        _files(name).raw_config()
+
+
 def _files(name: str) -> ModelFiles:
     if name == BUNDLED:
         return ModelFiles(str(bundled_folder("draft")))

@@ -15,7 +15,7 @@ from typing import Any
 from flowspec.core.events import Submit
 from flowspec.core.messages import Sampling
 from flowspec.core.methods import make_method
-from flowspec.draft.choose import NGRAM, NONE, WITHOUT_TENSORS, open_drafter
+from flowspec.draft.choose import NGRAM, NONE, WITHOUT_TENSORS, check_drafter, open_drafter
 from flowspec.errors import InputError
 from flowspec.model.families import check_family, family_of
 from flowspec.model.files import BUNDLED, ModelFiles, canonical_name
@@ -176,6 +176,7 @@ def open_session(
     meanwhile: Callable[[ModelFiles], None] = lambda files: None,
 ) -> Iterator[Session]:
     """A connected session; daemons that it starts are stopped at its end, whatever happens. See `open_cluster`."""
+    check_drafter(decoding.drafter_for(options.model))
     with open_cluster(options, meanwhile) as cluster, cluster.session(decoding, progress) as session:
         yield session
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from flowspec.core import limits
 from flowspec.core.calibration import Calibrator
-from flowspec.core.drafting import DrafterTraits, DraftState, draft_part, expandable, grow, has_room_below, learn, observe
+from flowspec.core.drafting import DrafterTraits, DraftState, draft_part, expandable, grow, has_room_below, learn, most_valuable, observe
 from flowspec.core.events import Proposal, Submit
 from flowspec.core.messages import Open, Part, Sampling, Segment
 from flowspec.core.request import Request
@@ -377,6 +377,7 @@ def test_what_comes_true_teaches_and_is_done_with() -> None:
 
 # ------------------------------------------------------------------------------------------ all of it together
 
+VALUE_MIN = 0.02
 STEPS = st.lists(st.tuples(st.sampled_from(["draft", "draft", "move", "move", "turn"]), st.integers(0, 99)), min_size=8, max_size=40)
 
 
@@ -392,14 +393,13 @@ def test_a_drafter_is_given_each_node_once_after_its_parent_and_is_told_the_whol
     epoch = 0
     for number, (step, choice) in enumerate(steps):
         if step == "draft":
-            nodes = sorted(node for node in (tree.root, *tree.living()) if expandable(request, PLAIN, node))[: 1 + choice % 4]
+            nodes = sorted(node for node in (tree.root, *most_valuable(request, PLAIN, 3)) if expandable(request, PLAIN, node))
             part = draft_part(request, nodes, rows_max)
             if part is not None:
                 waiting = set(draft.pending)
                 for proposal in drafter.draft(Segment(segment=number, parts=(part,)), 3):
                     learn(request, proposal)
                 draft.answered(waiting, request.is_living)
-                grow(request, None, 0.0)
                 assert waiting <= set(draft.proposals)
         elif step == "move":
             children = tree.children(tree.root)
@@ -407,8 +407,27 @@ def test_a_drafter_is_given_each_node_once_after_its_parent_and_is_told_the_whol
             move(request, tree.token(children[choice % len(children)]) if children and choice % 5 else 90 + choice % 7)
         else:
             epoch += 1
-            keep = max(0, tree.committed_length - 1 - choice % 4 * (choice % 3))
             draft.advance(tree)
+            keep = max(0, tree.committed_length - 1 - choice % 4 * (choice % 3))
             tree.rewind(keep)
             tree.extend_path([200 + epoch])
             draft.begin(opening(keep + 1, epoch=epoch, keep=keep, root=tree.root), keep, PLAIN.context)
+        grow(request, None, VALUE_MIN)
+        assert_grown(request)
+        assert_ranked(request)
+
+
+def assert_grown(request: Request) -> None:
+    """Every proposal below a living node that is worth it by now is a node."""
+    tree = request.tree
+    for node, found in request.draft.proposals.items():
+        if request.is_living(node):
+            worth = {token for token, confidence in found if tree.value(node) * min(1.0, confidence) > VALUE_MIN * 1.000001}
+            assert worth <= {tree.token(child) for child in tree.children(node)}
+
+
+def assert_ranked(request: Request) -> None:
+    """The best nodes to ask about are the best of all that may be asked about."""
+    tree = request.tree
+    may = sorted((tree.value(node) for node in tree.living() if expandable(request, PLAIN, node)), reverse=True)
+    assert [tree.value(node) for node in most_valuable(request, PLAIN, 4)] == pytest.approx(may[:4])

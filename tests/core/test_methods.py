@@ -8,6 +8,7 @@ import pytest
 
 from flowspec.core import limits
 from flowspec.core.drafting import DrafterTraits
+from flowspec.core.events import Cancel
 from flowspec.core.messages import Hop
 from flowspec.core.methods import METHODS, make_method
 from flowspec.core.methods.continuous import AGE_WEIGHT, BACKLOG_SEGMENTS, SEGMENT_NODES_UNKNOWN, VALUE_MIN, Continuous
@@ -17,6 +18,8 @@ from tests.core.desk import Children, Desk, Said, commits, drafts, emits, ends, 
 
 MISS = 999
 """A token that no drafter here proposes."""
+NOTHING = Cancel(request=1000)
+"""An event that concerns nobody, upon which a head may change its mind all the same."""
 
 
 def falling(width: int, first: float = 0.5) -> Callable[[int], Children]:
@@ -77,7 +80,9 @@ def tree_sd(nodes: int = 5) -> Desk:
 
 def test_tree_sd_sends_the_whole_tree_when_its_beam_is_complete_and_not_before() -> None:
     desk = tree_sd()
+    assert desk.give(NOTHING) == [], "nothing is sent while the drafter is at work"
     assert desk.propose({3: [(10, 0.6), (11, 0.32)]}) == [drafts(4, 5)]
+    assert desk.give(NOTHING) == []
     assert desk.propose({4: [(20, 0.5), (21, 0.4)], 5: [(22, 0.9)]}) == [drafts(6, 8)], "the two best of three"
     assert desk.propose({6: [(30, 0.5)], 8: [(31, 0.1)]}) == [sends(3, 4, 5, 6, 8)]
     values = [desk.tree().value(node) for node in (4, 5, 6, 8, 7, 9)]
@@ -256,6 +261,20 @@ def test_the_papers_expansion_sends_what_is_new_among_the_best() -> None:
     assert desk.propose({5: [(30, 0.9)], 6: [(31, 0.1)]}) == [sends(6, 8)], "of 5, 8 and 6, what is not under way"
 
 
+@pytest.mark.xfail(strict=True, reason="the nodes below a root that was drafted and not sent are pruned, and never drafted again")
+def test_a_round_of_the_paper_begins_with_a_tree_also_where_the_drafter_knows_its_root() -> None:
+    desk = Desk(LockStep(nodes=1, depth=1, width=2))
+    desk.ask()
+    assert desk.propose({2: [(10, 0.6), (11, 0.32)]}) == [drafts(3, 4)]
+    assert desk.propose({3: [], 4: [(22, 0.9)]}) == [sends(3)]
+    said = desk.back({2: 11})
+    assert said[:2] == [emits(11), commits(4, base=3)]
+    while kinds(said)[-1] == "draft":
+        said = desk.propose({})
+    (sent,) = desk.segments[-1].parts
+    assert (sent.ids[0], sent.tokens) == (4, (11, 22))
+
+
 def test_the_paper_does_without_a_segment_where_nothing_is_new() -> None:
     desk = Desk(LockStep(nodes=4, depth=1, width=2))
     desk.ask()
@@ -274,8 +293,8 @@ def timed(desk: Desk, *points: tuple[int, float], rate: float = 0.0) -> Desk:
     for rows, seconds in points:
         desk.head.costs.learn(hops(desk.head.stage_count, rows, seconds), rows, desk.head.stage_count * seconds)
     if rate:
-        desk.head.costs.emitted(1, -1.0, is_busy=True)
-        desk.head.costs.emitted(round(rate), 0.0, is_busy=True)
+        desk.head.costs.emitted(1, -1.0, is_busy=True, is_missed=True)
+        desk.head.costs.emitted(round(rate), 0.0, is_busy=True, is_missed=False)
         assert desk.head.costs.rate == pytest.approx(round(rate))
     return desk
 
@@ -335,12 +354,14 @@ def test_guesses_wait_for_the_window_and_dead_segments_do_not_count() -> None:
 
 
 def test_a_node_is_sent_while_its_value_pays_for_the_time_it_adds() -> None:
-    """10 tokens a second, and 10 ms for each row: a node must be worth 0.1."""
-    desk = timed(Desk(Continuous()), (1, 0.010), (64, 0.640), rate=10)
+    """10 ms for each row: a node must be worth as many tokens as come in the time that it costs."""
+    desk = timed(Desk(Continuous()), (1, 0.010), (64, 0.640), rate=4)
+    least = desk.head.costs.rate * desk.head.costs.marginal_s(2)
+    assert 0.02 < least < 0.2
     desk.ask()
-    assert desk.propose({2: [(10, 0.5), (11, 0.12), (12, 0.08), (13, 0.05)]})[0] == sends(3, 4)
+    assert desk.propose({2: [(10, 0.5), (11, 1.2 * least), (12, 0.8 * least), (13, 0.5 * least)]})[0] == sends(3, 4)
     # With rows that cost nothing, everything above the least value is sent.
-    free = timed(Desk(Continuous()), (1, 0.010), (64, 0.010), rate=10)
+    free = timed(Desk(Continuous()), (1, 0.010), (64, 0.010), rate=4)
     free.ask()
     assert free.propose({2: [(10, 0.5), (11, 0.12), (12, 0.08), (13, 0.05), (14, 0.004)]})[0] == sends(3, 4, 5, 6)
 
@@ -404,6 +425,18 @@ def test_a_request_that_was_passed_over_gains_weight() -> None:
         said += desk.wake(slot / 64)
     sent = [dict(each[1]) for each in said if each[0] == "send"]
     assert sent == [{1: (1,)}, {2: (1,)}, {1: (2,)}, {2: (2,)}, {1: (3,)}], "0.45 outweighs 0.49 once it has waited for a segment"
+
+
+def test_a_request_that_comes_late_has_waited_for_nothing() -> None:
+    desk = timed(Desk(Continuous(segment_nodes=1, window=9)), (1, 1 / 64))
+    desk.ask(1, (5,))
+    desk.propose({0: [(10, 0.5), (11, 0.49), (12, 0.48), (13, 0.47)]})
+    for slot in (1, 2):
+        assert desk.wake(slot / 64)[0] == sends(slot + 1, request=1)
+    desk.ask(2, (5,))
+    desk.propose({})
+    desk.propose(lambda node: [(10, 0.45)] if node == 0 else [])
+    assert desk.wake(3 / 64)[0] == sends(4, request=1), "0.47, and neither has been passed over"
 
 
 def test_a_drafter_that_never_hits_ends_with_segments_of_roots_only() -> None:
@@ -470,7 +503,7 @@ def test_no_more_nodes_are_under_way_than_the_stages_have_slots_for() -> None:
     assert desk.tree().alive_count > limits.TREE_NODES_MAX, "more is drafted"
     said = desk.back({2: 2})
     assert kinds(said)[:3] == ["emit", "commit", "send"], "what died makes room"
-    assert desk.tree().sent_alive == desk.tree().alive_count
+    assert desk.tree().sent_alive == min(desk.tree().alive_count, limits.TREE_NODES_MAX)
 
 
 def test_the_drafter_rests_when_the_next_segments_are_full_of_better_nodes() -> None:

@@ -247,6 +247,17 @@ def test_one_commit_after_another_takes_more_rows_out(stage: Stage) -> None:
     assert dead(sent) == (7, 0, 4, 0)
 
 
+def test_two_commits_before_the_next_layer_count_together(stage: Stage) -> None:
+    hold(stage, 1)
+    stage.run(segment(1, TREE))
+    assert stage.layers[1].entered.wait(WAIT_S)
+    stage.give(ControlArrived(message=commit(3)))
+    tell_at(stage, 1, commit(3, 5, 9))
+    sent, _ = stage.finish()
+    assert stage.rows_seen() == [7, 7, 3, 3, 3, 3]
+    assert (sent.parts[0].ids, dead(sent)) == ((3, 5, 9), (7, 0, 4, 0))
+
+
 def test_a_commit_after_the_last_layer_began_is_late(stage: Stage, alone: Stage) -> None:
     hold(stage, LAYERS - 1)
     stage.run(segment(1, TREE))

@@ -1,0 +1,142 @@
+"""Real processes, every method, drafter and way to draw: no answer holds a token that the plain model would not have drawn.
+
+The cases are chosen so that every two values of different factors meet in one of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pytest
+
+from flowspec.core.messages import Sampling
+from flowspec.core.methods import METHODS
+from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
+from flowspec.model.reference import Reference
+from flowspec.model.text import Tokenizer, recommended
+from flowspec.runtime.session import ClusterOptions, Decoding, Limits, open_cluster
+from flowspec.testbed.checkpoints import SMALL, make_checkpoint
+from flowspec.testbed.exactness import STOPPED, Case, Found, judge
+
+RANDOM = "random"
+EAGLE = "eagle"
+NEW_TOKENS_MAX = 32
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "method": METHODS,
+    "drafter": (BUNDLED, "ngram", RANDOM, EAGLE),
+    "filter": ({}, {"top_k": 8}, {"top_p": 0.8}, {"min_p": 0.1}),
+    "temperature": (0.0, 0.5, 1.0),
+    "stages": (1, 2, 4),
+    "seed": (1, 2, 3),
+    "prompt": ("What is 17 + 25?", "Write a function that adds two numbers.", "Tell me a story."),
+}
+Pair = frozenset[tuple[int, int]]
+"""Two factors, each with the index of a value."""
+
+
+def all_pairs(sizes: Sequence[int]) -> list[list[int]]:
+    """Few cases in which all pairs of values meet, as indices of values.
+
+    Each next case begins with a pair that is missing; its other factors are chosen one by one for the most pairs that are.
+    """
+    factors = sorted(range(len(sizes)), key=lambda factor: -sizes[factor])
+    pairs = [frozenset({(a, x), (b, y)}) for a, b in itertools.combinations(factors, 2) for x in range(sizes[a]) for y in range(sizes[b])]
+    missing = dict.fromkeys(pairs)
+    cases = []
+    while missing:
+        case = dict(next(iter(missing)))
+        for factor in factors:
+            if factor not in case:
+                gains = [_gain((factor, value), case, missing) for value in range(sizes[factor])]
+                case[factor] = gains.index(max(gains))
+        cases.append([case[factor] for factor in range(len(sizes))])
+        for pair in itertools.combinations(case.items(), 2):
+            missing.pop(frozenset(pair), None)
+    return cases
+
+
+def _gain(choice: tuple[int, int], case: dict[int, int], missing: Collection[Pair]) -> int:
+    return sum(frozenset({choice, other}) in missing for other in case.items())
+
+
+CASES = [
+    dict(zip(FACTORS, (values[index] for values, index in zip(FACTORS.values(), chosen, strict=True)), strict=True))
+    for chosen in all_pairs([len(values) for values in FACTORS.values()])
+]
+
+
+def test_every_pair_of_values_meets_in_few_cases() -> None:
+    for first, second in itertools.combinations(FACTORS, 2):
+        met = [(case[first], case[second]) for case in CASES]
+        assert all(pair in met for pair in itertools.product(FACTORS[first], FACTORS[second])), f"{first} and {second}"
+    assert len(CASES) <= 30
+
+
+@pytest.fixture(scope="module")
+def files() -> ModelFiles:
+    return ModelFiles(BUNDLED)
+
+
+@pytest.fixture(scope="module")
+def reference(files: ModelFiles) -> Reference:
+    return Reference(files, "float32")
+
+
+@pytest.fixture(scope="module")
+def drafters(tmp_path_factory: pytest.TempPathFactory, files: ModelFiles) -> dict[str, str]:
+    """What `--drafter` takes, by the names used here."""
+    shape = {**SMALL, "vocab_size": files.config().vocab_size, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    folder = make_checkpoint(tmp_path_factory.mktemp("drafter"), "llama", shape)
+    shutil.copy(files.path("tokenizer.json"), folder)
+    return {RANDOM: str(folder), EAGLE: str(bundled_folder(EAGLE))}
+
+
+@pytest.mark.parametrize("stages", FACTORS["stages"])
+def test_no_answer_holds_a_wrong_token(
+    stages: int, files: ModelFiles, reference: Reference, drafters: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = Tokenizer(files)
+    limits = Limits(new_tokens_max=NEW_TOKENS_MAX, stop_ids=recommended(files, files.config()).stop_ids)
+    found: list[Found] = []
+    drafted: dict[str, int] = {}
+    with open_cluster(ClusterOptions(model=BUNDLED, dtype="float32", local=stages, context=200)) as cluster:
+        own = [case for case in CASES if case["stages"] == stages]
+        for (method, drafter), cases in itertools.groupby(sorted(own, key=_decoding), key=_decoding):
+            name = None if method == "ar" else drafters.get(drafter, drafter)
+            with cluster.session(Decoding(method=method, drafter=name), lambda text, share: None) as session:
+                for case in cases:
+                    sampling = Sampling(temperature=case["temperature"], seed=case["seed"], **case["filter"])
+                    prompt = tuple(tokenizer.encode_chat([{"role": "user", "content": case["prompt"]}]))
+                    answer = session.submit(prompt, sampling, limits, request=session.head.new_request())
+                    tokens = [token for batch in answer for token in batch.tokens]
+                    assert answer.end is not None
+                    stop = (STOPPED,) if answer.end.reason == "stop" else ()
+                    asked = Case(prompt_id=case["prompt"], prompt=prompt, sampling=sampling)
+                    found.append(
+                        Found(
+                            case=asked,
+                            method=method,
+                            drafter=drafter,
+                            stages=stages,
+                            new_tokens_max=NEW_TOKENS_MAX,
+                            tokens=(*tokens, *stop),
+                        )
+                    )
+                    if method != "ar":
+                        drafted[drafter] = drafted.get(drafter, 0) + answer.end.statistics["nodes_sent"] - answer.end.statistics["segments"]
+    for one in found:
+        reference.generate(one.case.prompt, one.case.sampling, one.new_tokens_max, limits.stop_ids)
+    verdicts = [judge(reference, one, limits.stop_ids) for one in found]
+    assert [verdict for verdict in verdicts if verdict.kind == "wrong"] == []
+    assert all(count for drafter, count in drafted.items() if drafter != "ngram"), f"guesses took part: {drafted}"
+    for verdict in verdicts:
+        if verdict.kind == "near-tie":
+            with capsys.disabled():
+                print(f"\nnear-tie: {verdict.found.method}, {verdict.found.drafter}, {stages} stages, {verdict.differences[:1]}")
+
+
+def _decoding(case: dict[str, Any]) -> tuple[str, str]:
+    return case["method"], case["drafter"]
