@@ -19,7 +19,7 @@ from rich.progress import Progress
 from flowspec.cli.answer import Asked, Outcome, Question, record
 from flowspec.cli.options import INTERRUPTED, note
 from flowspec.core.limits import REQUESTS_MAX
-from flowspec.errors import FlowSpecError
+from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.text import Messages
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.session import Session
@@ -50,7 +50,10 @@ class Batch:
             messages.append({"role": "user", "content": turn})
             ids = self.question.tokenizer.encode_dialogue(messages, system=self.system, is_raw=self.is_raw)
             question = replace(self.question, prompt=ids, request=request)
-            outcome = self._ask(question)
+            try:
+                outcome = self._ask(question)
+            except InputError as error:
+                raise InputError(f"prompt {prompt.prompt_id}: {error}") from None
             if outcome is None:
                 break
             found.append((question, outcome))

@@ -49,7 +49,7 @@ def refusal(*args: str | bytes, status: int = 2, stdin: bytes = b"", home: Path 
         (["generate", "hi", "--cluster", "/no/cluster.toml"], "/no/cluster.toml: expected a cluster file, but it cannot be read"),
         (["generate", ""], "expected a prompt, got an empty one"),
         (["generate"], "expected a prompt, got an empty one"),
-        (["generate", "hi", "--prompt-token-ids", "1"], "expected a PROMPT or --prompt-token-ids, got both"),
+        (["generate", "hi", "--prompt-token-ids", "1"], "expected one of PROMPT, --prompt-token-ids and --prompts, got several"),
         (["generate", "--prompt-token-ids", ""], "argument --prompt-token-ids: expected numbers with commas"),
         (["generate", "--prompt-token-ids", "1", "--stop", "x"], "--stop and --system need text"),
         (["generate", "hi", "--stop", ""], "--stop: expected a text, got an empty one"),

@@ -68,8 +68,9 @@ class Continuous(Plain):
 
     def send(self, view: View) -> list[Choice]:
         roots = [request for request in view.requests if not request.root_sent]
-        if not roots and (view.living_flights >= self.window(view) or view.now_s < self._pace_s):
-            return []
+        room = self.window(view) - view.living_flights
+        if room < 0 or (not roots and (room == 0 or view.now_s < self._pace_s)):
+            return []  # with many requests, roots beyond the one above the window wait and share a segment
         choices = self._best(view, roots)
         if choices:
             rows = sum(len(nodes) for _, nodes in choices)
