@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,8 @@ def test_ctrl_c_prints_what_is_there_and_leaves_nothing_behind(tmp_path: Path) -
     path = tmp_path / "prompts.txt"
     path.write_text("hi\n" + "Tell me a story.\n" * 8)
     command = [*FLOWSPEC, "--prompts", str(path), "--parallel", "2", "--json", "--local", "2", "--ignore-eos", "--max-new-tokens", "150"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a suite that runs in the background ignores Ctrl-C, and so would this
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=listens) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         first = json.loads(process.stdout.readline())
