@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from flowspec.core.events import (
     SendSegment,
     SendVerified,
     StageEvent,
+    Submit,
     Timed,
     ToPipeline,
     ToStages,
@@ -29,7 +30,7 @@ from flowspec.core.events import (
     VerifiedArrived,
 )
 from flowspec.core.head import HeadCore
-from flowspec.core.messages import Segment
+from flowspec.core.messages import Sampling, Segment
 from flowspec.core.stage import StageCore
 
 Runner = Callable[[int, RunLayers, Any], tuple[tuple[int, ...], Any, tuple[int, ...]]]
@@ -129,3 +130,8 @@ class Pipeline:
                 self._trim(index, command)
             else:
                 self.on_cache(index, command)
+
+
+def ask(request: int, prompt: Sequence[int], count: int, **extra: object) -> Submit:
+    fields = {"sampling": Sampling(), "stop_ids": frozenset(), **extra}
+    return Submit(request=request, prompt=tuple(prompt), new_tokens_max=count, **fields)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from typing import Any
 
 from flowspec.core.drafting import DrafterTraits
 from flowspec.core.events import (
+    Cancel,
     Draft,
     Drafted,
     Emit,
@@ -177,3 +178,22 @@ class Desk:
 def is_ordered(tree: TokenTree, nodes: Sequence[int]) -> bool:
     """Whether no node comes before its parent."""
     return all(tree.parent(node) not in nodes[index:] for index, node in enumerate(nodes))
+
+
+MISS = 999
+"""A token that no drafter here proposes."""
+NOTHING = Cancel(request=1000)
+"""An event that concerns nobody, upon which a head may change its mind all the same."""
+
+
+def falling(width: int, first: float = 0.5) -> Callable[[int], Children]:
+    """Below every node the same: `width` tokens, each half as likely as the one before it."""
+    return lambda node: [(rank, first / 2**rank) for rank in range(width)]
+
+
+def hops(stages: int, rows: int, seconds: float) -> tuple[Hop, ...]:
+    return (Hop(queued_s=0, compute_s=seconds, own_s=0, rows=rows),) * stages
+
+
+def kinds(said: list[Said]) -> list[str]:
+    return [each[0] for each in said]

@@ -3,99 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from flowspec.core import limits
 from flowspec.core.calibration import Calibrator
-from flowspec.core.drafting import DrafterTraits, DraftState, draft_part, expandable, grow, has_room_below, learn, most_valuable, observe
-from flowspec.core.events import Proposal, Submit
-from flowspec.core.messages import Open, Part, Sampling, Segment
+from flowspec.core.drafting import DrafterTraits, draft_part, expandable, grow, has_room_below, observe
 from flowspec.core.request import Request
-from flowspec.core.statistics import Statistics
-from flowspec.sim.drafter import FakeDrafter
-from flowspec.sim.language import HashLanguage
-from flowspec.tree import TokenTree
-
-PLAIN = DrafterTraits(context=1000)
-WANTS_FEATURES = DrafterTraits(context=1000, needs_features=True)
-ROWS_MAX = 256
-
-
-def opening(length: int, *, epoch: int = 0, keep: int = 0, root: int | None = None, context: int = 1000) -> Open:
-    return Open(
-        request=1,
-        epoch=epoch,
-        keep=keep,
-        length=length,
-        root=length - 1 if root is None else root,
-        slots=context + limits.TREE_NODES_MAX,
-        sampling=Sampling(),
-    )
-
-
-def asked(
-    prompt: int = 4,
-    *,
-    context: int = 1000,
-    drafter_context: int = 1000,
-    new_tokens_max: int = 100,
-    stop_ids: frozenset[int] = frozenset(),
-    computed: int | None = None,
-) -> Request:
-    """A request whose prompt are tokens 100, 101, ... in nodes 0, 1, ...; all of it but the root is computed."""
-    tree = TokenTree()
-    tree.extend_path(range(100, 100 + prompt))
-    draft = DraftState()
-    draft.begin(opening(prompt), 0, drafter_context)
-    submit = Submit(request=1, prompt=tuple(tree.committed_tokens()), new_tokens_max=new_tokens_max, sampling=Sampling(), stop_ids=stop_ids)
-    return Request(
-        tree=tree,
-        submit=submit,
-        opening=opening(prompt),
-        context=context,
-        unsent=prompt,
-        computed=prompt - 1 if computed is None else computed,
-        known_length=prompt,
-        draft=draft,
-        statistics=Statistics(stage_count=1),
-    )
-
-
-def part_of(request: Request, *nodes: int, rows_max: int = ROWS_MAX) -> Part:
-    part = draft_part(request, nodes, rows_max)
-    assert part is not None
-    return part
-
-
-def rows_of(part: Part) -> list[tuple[int, bool]]:
-    return list(zip(part.ids, part.committed, strict=True))
-
-
-def propose(request: Request, node: int, *children: tuple[int, float]) -> None:
-    """The drafter answers for a node it was asked about."""
-    tokens, confidences = tuple(token for token, _ in children), tuple(confidence for _, confidence in children)
-    learn(request, Proposal(request=1, epoch=0, node=node, tokens=tokens, confidences=confidences))
-    request.draft.answered({node}, request.is_living)
-
-
-def drafted(request: Request, node: int, *children: tuple[int, float], value_min: float = 0.0) -> list[int]:
-    """Asks about a node and makes nodes of the answer; returns its children."""
-    part_of(request, node)
-    propose(request, node, *children)
-    grow(request, None, value_min)
-    return request.tree.children(node)
-
-
-def move(request: Request, token: int) -> int:
-    """The root's next token is known; the head's part of it."""
-    tree = request.tree
-    node = tree.child(tree.root, token)
-    if node is None:
-        node = tree.add(tree.root, token, 1.0)
-    request.draft.forget(tree.commit(node))
-    return node
-
+from tests.core.asked import PLAIN, ROWS_MAX, WANTS_FEATURES, asked, drafted, move, opening, part_of, propose, rows_of
 
 # ---------------------------------------------------------------------------------- what the drafter is given
 
@@ -373,61 +286,3 @@ def test_what_comes_true_teaches_and_is_done_with() -> None:
         expected.observe(confidence, is_right=is_right)
     assert [calibrator.chance(each) for each in (0.6, 0.3, 0.004)] == [expected.chance(each) for each in (0.6, 0.3, 0.004)]
     assert (request.draft.proposals, request.draft.grown) == ({}, {})
-
-
-# ------------------------------------------------------------------------------------------ all of it together
-
-VALUE_MIN = 0.02
-STEPS = st.lists(st.tuples(st.sampled_from(["draft", "draft", "move", "move", "turn"]), st.integers(0, 99)), min_size=8, max_size=40)
-
-
-@settings(max_examples=150)
-@given(STEPS, st.integers(1, 12), st.sampled_from([1, 3, 200]))
-def test_a_drafter_is_given_each_node_once_after_its_parent_and_is_told_the_whole_path(
-    steps: list[tuple[str, int]], prompt: int, rows_max: int
-) -> None:
-    """The simulator's drafter insists on that: it fails for a row whose prefix it lacks, or that comes twice."""
-    drafter = FakeDrafter(HashLanguage(20, 3), 0.5, 3)
-    request = asked(prompt)
-    tree, draft = request.tree, request.draft
-    epoch = 0
-    for number, (step, choice) in enumerate(steps):
-        if step == "draft":
-            nodes = sorted(node for node in (tree.root, *most_valuable(request, PLAIN, 3)) if expandable(request, PLAIN, node))
-            part = draft_part(request, nodes, rows_max)
-            if part is not None:
-                waiting = set(draft.pending)
-                for proposal in drafter.draft(Segment(segment=number, parts=(part,)), 3):
-                    learn(request, proposal)
-                draft.answered(waiting, request.is_living)
-                assert waiting <= set(draft.proposals)
-        elif step == "move":
-            children = tree.children(tree.root)
-            observe(request, tree.root, choice, Calibrator())
-            move(request, tree.token(children[choice % len(children)]) if children and choice % 5 else 90 + choice % 7)
-        else:
-            epoch += 1
-            draft.advance(tree)
-            keep = max(0, tree.committed_length - 1 - choice % 4 * (choice % 3))
-            tree.rewind(keep)
-            tree.extend_path([200 + epoch])
-            draft.begin(opening(keep + 1, epoch=epoch, keep=keep, root=tree.root), keep, PLAIN.context)
-        grow(request, None, VALUE_MIN)
-        assert_grown(request)
-        assert_ranked(request)
-
-
-def assert_grown(request: Request) -> None:
-    """Every proposal below a living node that is worth it by now is a node."""
-    tree = request.tree
-    for node, found in request.draft.proposals.items():
-        if request.is_living(node):
-            worth = {token for token, confidence in found if tree.value(node) * min(1.0, confidence) > VALUE_MIN * 1.000001}
-            assert worth <= {tree.token(child) for child in tree.children(node)}
-
-
-def assert_ranked(request: Request) -> None:
-    """The best nodes to ask about are the best of all that may be asked about."""
-    tree = request.tree
-    may = sorted((tree.value(node) for node in tree.living() if expandable(request, PLAIN, node)), reverse=True)
-    assert [tree.value(node) for node in most_valuable(request, PLAIN, 4)] == pytest.approx(may[:4])

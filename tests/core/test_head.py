@@ -10,19 +10,12 @@ import numpy as np
 import pytest
 
 from flowspec.core import limits
-from flowspec.core.events import Cancel, Finished, Forget, RunLayers, Submit, ToPipeline, ToStages, VerifiedArrived
+from flowspec.core.events import Cancel, Finished, Forget, RunLayers, ToPipeline, ToStages, VerifiedArrived
 from flowspec.core.head import HeadCore
-from flowspec.core.messages import Hop, Open, Release, Sampling, Verified
-from flowspec.core.methods import METHODS
-from flowspec.core.methods.continuous import Continuous
+from flowspec.core.messages import Open, Release, Verified
 from flowspec.core.statistics import Statistics
 from flowspec.errors import InputError, PeerError
-from flowspec.sim.device import Curve, DeviceSpec
-from flowspec.sim.drafter import FakeDrafter
-from flowspec.sim.experiment import Experiment
-from flowspec.sim.language import HashLanguage, plain_answer
-from tests.core.desk import Desk, commits, drafts, emits, ends, opens, sends, sends_all, wakes
-from tests.pipeline import Pipeline
+from tests.pipeline import Pipeline, ask
 
 VOCABULARY = 97
 
@@ -74,11 +67,6 @@ class FakeLayers:
 
 def pipeline(stages: int, *, context: int = 4000, rng: random.Random | None = None) -> Pipeline:
     return Pipeline(HeadCore(context=context, stage_count=stages), FakeLayers(stages), stages, rng=rng)
-
-
-def ask(request: int, prompt: Sequence[int], count: int, **extra: object) -> Submit:
-    fields = {"sampling": Sampling(), "stop_ids": frozenset(), **extra}
-    return Submit(request=request, prompt=tuple(prompt), new_tokens_max=count, **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("stages", [1, 2, 5])
@@ -246,176 +234,3 @@ def test_a_segment_that_is_not_in_flight_is_the_stages_fault() -> None:
     head = HeadCore(context=100, stage_count=1)
     with pytest.raises(PeerError, match="not in flight"):
         head.handle(VerifiedArrived(verified=Verified(segment=3, parts=(), hops=())), 0.0)
-
-
-# --------------------------------------------------------------------------------- guesses, played by hand
-
-
-def guessing(window: int = 9, **extra: object) -> Desk:
-    """A prompt of three and two guesses below it in flight, and the drafter asked about both: nodes 3 (token 10) and 4 (token 11)."""
-    desk = Desk(Continuous(window=window))
-    assert desk.ask(**extra) == [opens(), sends(0, 1, 2), drafts(0, 1, 2)]
-    assert desk.propose({2: [(10, 0.5), (11, 0.3)]}) == [sends(3, 4), drafts(3, 4)]
-    return desk
-
-
-def say_commit(desk: Desk) -> tuple[int, tuple[int, ...]]:
-    """Base and path of the Commit in the newest segment."""
-    commit = desk.sent[-1].parts[0].commit
-    return commit.base, commit.path
-
-
-def test_a_guess_that_holds_is_emitted_when_the_root_is_and_its_successor_when_it_is_back() -> None:
-    desk = guessing()
-    assert desk.back({2: 10}) == [emits(10), commits(3, base=3)]
-    assert desk.back({3: 12}) == [emits(12), sends(5)]
-    assert say_commit(desk) == (3, (3, 5)), "from the length on that every stage was told"
-    assert desk.back({5: 13}) == [emits(13), sends(6)]
-    assert say_commit(desk) == (5, (6,))
-
-
-def test_every_token_is_emitted_the_moment_it_is_known() -> None:
-    desk = guessing()
-    desk.propose({3: [(12, 0.9)], 4: []})
-    assert desk.segments[-1].parts[0].ids == (5,)
-    assert desk.back({2: 10}) == [emits(10), commits(3, base=3)]
-    assert desk.back({3: 12}) == [emits(12), commits(3, 5, base=3)]
-    assert desk.back({5: 13})[0] == emits(13)
-
-
-def test_a_commit_goes_out_on_control_only_while_something_is_in_flight_that_it_could_prune() -> None:
-    alone = Desk(Continuous(), drafter=None)
-    alone.ask()
-    assert alone.back({2: 10}) == [emits(10), sends(3)]
-    assert guessing().back({2: 10}) == [emits(10), commits(3, base=3)]
-    others = Desk(Continuous(), drafter=None)
-    others.ask(1, (5,))
-    others.ask(2, (5,))
-    assert others.back({0: 10}, request=1) == [emits(10, request=1), sends(1, request=1)], "what others have in flight is no reason"
-
-
-def test_a_root_that_was_guessed_may_not_come_back_dropped_but_dead_guesses_may() -> None:
-    desk = guessing()
-    desk.back({2: 10})
-    with pytest.raises(PeerError, match="segment 1 came back without the root of request 1"):
-        desk.back({4: 1})
-    desk = guessing()
-    desk.back({2: 99})
-    assert desk.back() == []
-    with pytest.raises(PeerError, match="segment 2 came back without the root"):
-        desk.back()
-
-
-def test_a_segment_of_several_requests_tells_each_its_own() -> None:
-    desk = Desk("ar", stages=1)
-    for request in (1, 2, 3):
-        desk.ask(request, (5,))
-    assert desk.back({0: 8}, request=1) == [emits(8, request=1), sends(1, request=1)]
-    assert desk.back({0: 8}, request=2) == [emits(8, request=2), sends(0, request=3)]
-    assert desk.back({1: 9}, request=1) == [emits(9, request=1), sends_all({2: (1,), 1: (2,)})]
-    assert [(part.commit.base, part.commit.path) for part in desk.sent[-1].parts] == [(1, (1,)), (2, (2,))]
-    assert desk.back({0: 8}, request=3) == [emits(8, request=3), sends(1, request=3)]
-    desk.give(Cancel(request=1))
-    assert desk.back_all({1: {2: 31}, 2: {1: 32}}) == [emits(32, request=2), sends(2, request=2)], "the other's end is no end"
-
-
-def test_what_the_drafter_says_after_the_end_changes_nothing() -> None:
-    desk = guessing()
-    assert desk.give(Cancel(request=1)) == [ends("cancelled")]
-    nodes = len(desk.tree())
-    assert desk.propose({3: [(12, 0.9)], 4: [(13, 0.9)]}) == []
-    assert len(desk.tree()) == nodes
-
-
-def test_forgetting_tells_the_drafter_at_once_and_the_stages_when_nothing_of_it_is_in_flight() -> None:
-    desk = guessing()
-    assert desk.give(Forget(request=1)) == [ends("cancelled"), ("drafter forgets", 1)]
-    assert desk.propose({3: [(12, 0.9)], 4: []}) == []
-    assert desk.back({2: 10}) == []
-    assert desk.back({3: 12}) == [("release", 1)]
-    assert desk.ask(2, (7,)) == [opens(2), sends(0, request=2), drafts(0, request=2)]
-
-
-def test_what_the_drafter_says_of_an_older_epoch_changes_nothing() -> None:
-    desk = guessing()
-    desk.give(Cancel(request=1))
-    assert desk.ask(prompt=(5, 6, 8, 9)) == [opens(epoch=1), sends(5, 6, 7, 8)], "nothing is known to be computed yet"
-    assert desk.propose({3: [(12, 0.9)], 4: [(13, 0.9)]}) == [drafts(5, 6, 7, 8)]
-    assert desk.job is not None
-    part = desk.job.segment.parts[0]
-    assert part.opening is not None
-    assert (part.commit.epoch, part.opening.keep) == (1, 0)
-    assert desk.tree().alive_count == 0
-    assert [desk.back({2: 10}), desk.back({3: 12})] == [[], []], "nor what the stages say of it"
-    assert desk.back({8: 14})[0] == emits(14)
-
-
-def test_a_timer_is_asked_for_again_only_when_its_time_changes() -> None:
-    desk = Desk(Continuous(segment_nodes=1))
-    hops = (Hop(queued_s=0, compute_s=0.5, own_s=0, rows=1),) * 4
-    desk.head.costs.learn(hops, 1, 2.0)
-    desk.ask()
-    assert desk.propose({2: [(10, 0.5), (11, 0.3)]}) == [sends(3), drafts(3, 4), wakes(0.5)]
-    desk.now_s = 0.25
-    assert desk.propose({}) == []
-    assert desk.ask(2, (7,)) == [opens(2), sends(0, request=2), drafts(0, request=2)]
-    assert desk.wake(0.5) == [sends(4)], "the window is full"
-    assert desk.back({2: 10}) == [emits(10), commits(3, base=3), wakes(1.0)]
-
-
-def test_the_end_of_an_answer_says_what_happened() -> None:
-    """Three guesses of which two hold. Every stage computes 10 ms for each segment, drafting takes no time."""
-    desk = guessing(count=3)
-    assert desk.propose({3: [(12, 0.9)], 4: []}) == [sends(5)], "and no draft: the answer ends there"
-    hops = (Hop(queued_s=0.002, compute_s=0.010, own_s=0.001, rows=2, dead_in_queue=1),) * 4
-    desk.now_s = 0.060
-    assert desk.back({2: 10}, hops=hops) == [emits(10), commits(3, base=3)]
-    desk.now_s = 0.080
-    assert desk.back({3: 12}, hops=hops) == [emits(12), commits(3, 5, base=3)]
-    desk.now_s = 0.140
-    assert desk.back({5: 13}, hops=hops) == [emits(13), ends("length")]
-    found = desk.ends[0].statistics.report()
-    expected = {
-        "segments": 2,
-        "committing_segments": 3,
-        "nodes_drafted": 3,
-        "nodes_sent": 3,
-        "tokens_per_commit": 1.0,
-        "acceptance_length": 1.5,
-        "share_in_flight": 0.5,
-        "dropped_alive": 0,
-        "rows_computed": 24,
-        "dead_in_queue": 12,
-        "draft_passes": 2,
-        "draft_rows": 5,
-        "prefill_s": 0.060,
-        "decode_s": 0.080,
-        "compute_s": 0.120,
-        "queued_s": 0.024,
-        "stage_own_s": 0.012,
-        "link_s": round(0.060 + 0.080 + 0.140 - 3 * 4 * 0.013, 6),
-        "stage_busy": [round(0.030 / 0.140, 4)] * 4,
-        "window": 9.0,
-    }
-    assert {name: value for name, value in expected.items() if found[name] != value} == {}
-
-
-# ------------------------------------------------------------------------------------------------ later turns
-
-
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("quality", [0.5, 1.0])
-def test_a_second_turn_after_guesses_that_held_is_the_sequential_one(name: str, quality: float) -> None:
-    """The last guesses of an answer hold at the head, but no Commit ever told the stages and the drafter so."""
-    language = HashLanguage(24, 5, 4.0)
-    device = DeviceSpec(curve=Curve(base_s=0.02, row_s=0.001), layers=2)
-    world = Experiment(devices=(device,) * 2, method=name, context=100).build(language, FakeDrafter(language, quality, 5, context=100))
-    prompt = (1, 2, 3)
-    for turn in range(4):
-        world.at(100.0 * turn, ask(1, prompt, 12))
-        world.run()
-        answer = world.answers[1][-1]
-        assert answer.tokens == plain_answer(language, prompt, Sampling(), new_tokens_max=12, context=100)[0]
-        assert answer.end is not None
-        assert answer.end.reused >= (len(prompt) - 20 if turn else 0), "most of it is still there"
-        prompt = (*prompt, *answer.tokens, 4, 5)

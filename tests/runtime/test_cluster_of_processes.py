@@ -7,91 +7,29 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
-import zmq
 from safetensors.torch import load_file, save_file
 
-from flowspec import __version__
 from flowspec.core import limits
-from flowspec.core.events import Submit
-from flowspec.core.messages import Assign, Error, Hello, Message, Ping, Sampling, Segment, Welcome
+from flowspec.core.messages import Assign, Error, Sampling
 from flowspec.errors import ClusterError, InputError
-from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
-from flowspec.runtime.answer import Answer
-from flowspec.runtime.cluster import Device, split_layers
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.stages import Stages
-from flowspec.runtime.transport import Link, Wake, dial
+from flowspec.runtime.transport import Wake
 from flowspec.testbed.checkpoints import make_variant
-from flowspec.wire.codec import Envelope, Tensor, decode, encode
-
-WAIT_S = 30.0
-PROMPT = tuple(range(5, 45))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_variant(tmp_path_factory.mktemp("model"), "llama-grouped")
-
-
-@pytest.fixture(scope="module")
-def reference(folder: Path) -> Reference:
-    return Reference(ModelFiles(str(folder)), "float32")
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    """Daemons that serve one test after another, as daemons do."""
-    with LocalCluster(3, family="llama", log_level="CRITICAL") as started:
-        yield started
-
-
-@pytest.fixture
-def doomed() -> Iterator[LocalCluster]:
-    """Daemons that a test may kill."""
-    with LocalCluster(3, family="llama", log_level="CRITICAL") as started:
-        yield started
-
-
-def plan_for(folder: Path, daemons: Sequence[LocalDaemon], context: int = 300) -> ClusterPlan:
-    files = ModelFiles(str(folder))
-    devices = [Device(name=daemon.name, address=daemon.address) for daemon in daemons]
-    return ClusterPlan(
-        model=str(folder), fingerprint=files.fingerprint(), dtype="float32", context=context, stages=tuple(split_layers(devices, 8, None))
-    )
-
-
-def submit(
-    head: Head, prompt: Sequence[int] = PROMPT, count: int = 20, sampling: Sampling | None = None, request: int | None = None
-) -> Answer:
-    number = head.new_request() if request is None else request
-    event = Submit(request=number, prompt=tuple(prompt), new_tokens_max=count, sampling=sampling or Sampling(), stop_ids=frozenset())
-    return head.submit(event)
-
-
-def tokens_of(answer: Answer) -> list[int]:
-    return [token for batch in answer for token in batch.tokens]
-
-
-def wait_until(is_done: object, what: str) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not is_done():  # type: ignore[operator]
-        assert time.monotonic() < deadline_s, f"waited {WAIT_S:.0f} s until {what}"
-        time.sleep(0.02)
+from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, wait_until
 
 
 def test_answers_are_exact_and_heads_follow_one_another(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
@@ -155,7 +93,7 @@ def abandon(folder: Path, daemons: Sequence[LocalDaemon]) -> None:
     """Connects a head in a process of its own and kills it."""
     script = (
         "import os, pathlib, signal, sys\n"
-        "from tests.runtime.test_cluster_of_processes import Head, LocalDaemon, plan_for\n"
+        "from tests.runtime.clusters import Peer, LocalDaemon, plan_for\nfrom flowspec.runtime.head import Head\n"
         "daemons = [LocalDaemon(name=f'local-{i}', port=int(port), pid=0) for i, port in enumerate(sys.argv[2:])]\n"
         "head = Head(plan_for(pathlib.Path(sys.argv[1]), daemons))\nos.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -191,96 +129,6 @@ def _is_running(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-# --------------------------------------------------------------------------------------- peers that misbehave
-
-
-class Peer:
-    """A hand-made connection to a daemon."""
-
-    def __init__(self, address: str, role: str = "head-control", *, version: str = __version__, incarnation: int = 5) -> None:
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.socket = dial(self.context, address)
-        self.link = Link(self.socket, incarnation=incarnation, sender="test")
-        self.hello = Hello(name="test", version=version, role=role)
-
-    def __enter__(self) -> Peer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.context.destroy(linger=0)
-
-    def raw(self, *frames: bytes) -> None:
-        self.socket.send_multipart(list(frames))
-
-    def answer(self) -> Message:
-        assert self.socket.poll(int(WAIT_S * 1000)), "the daemon said nothing"
-        return decode(self.socket.recv_multipart()).message
-
-    def greet(self) -> None:
-        self.link.send(self.hello)
-        assert isinstance(self.answer(), Welcome)
-
-
-def test_malformed_frames_are_refused_and_the_daemon_keeps_serving(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
-    daemons = cluster.wait()
-    with Head(plan_for(folder, daemons)) as head:
-        answer = submit(head, count=200)
-        for frames in (
-            [b""],
-            [b"\x93\x01"],
-            [os.urandom(500)],
-            [b"x"] * 5,
-            [encode(Envelope(incarnation=1, sender="x", sequence=0, message=Ping()))[0]],
-        ):
-            with Peer(daemons[1].address) as peer:
-                peer.raw(*[bytes(frame) for frame in frames])
-                assert isinstance(peer.answer(), Error)
-        with Peer(daemons[1].address) as peer:
-            peer.greet()
-            peer.raw(b"\xc1\xc1")
-            assert isinstance(peer.answer(), Error)
-        with Peer(daemons[1].address, version="0.0.1") as peer:
-            peer.link.send(peer.hello)
-            refused = peer.answer()
-            assert isinstance(refused, Error)
-            assert "install the same version" in refused.text
-        with Peer(daemons[1].address, role="stage") as peer:
-            peer.greet()
-            peer.link.send(Ping())
-            assert isinstance(peer.answer(), Error)
-        with Peer(daemons[1].address, role="stage") as peer:  # a segment from a stranger: ignored
-            peer.greet()
-            peer.link.send(Segment(segment=0, parts=()), Tensor(rows=0, width=64, dtype="float32", data=b""))
-        assert tokens_of(answer) == reference.generate(PROMPT, Sampling(), 200, frozenset())
-
-
-def test_oversized_frames_and_random_bytes_on_the_port_do_no_harm(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
-    daemons = cluster.wait()
-    with Head(plan_for(folder, daemons)) as head:
-        answer = submit(head, count=200)
-        with Peer(daemons[0].address) as peer:
-            peer.raw(b"x" * (limits.PAYLOAD_BYTES_MAX + 1))
-        with Peer(daemons[0].address) as peer:
-            peer.raw(b"x" * (limits.HEADER_BYTES_MAX + 1))
-            assert isinstance(peer.answer(), Error)
-        for junk in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\xff" + b"\x00" * 8 + b"\x7f\x03" + b"\x00" * 200):
-            with socket.create_connection(("127.0.0.1", daemons[0].port), timeout=5) as raw:
-                raw.sendall(junk)
-        assert tokens_of(answer) == reference.generate(PROMPT, Sampling(), 200, frozenset())
-    memory = psutil.Process(daemons[0].pid).memory_info().rss
-    assert memory < 1 << 30
-
-
-def test_gaps_in_sequence_are_noticed(cluster: LocalCluster) -> None:
-    with Peer(cluster.wait()[0].address) as peer:
-        peer.greet()
-        envelope = Envelope(incarnation=5, sender="test", sequence=7, message=Ping())
-        peer.raw(*[bytes(frame) for frame in encode(envelope)])
-        refused = peer.answer()
-        assert isinstance(refused, Error)
-        assert "expected message 1" in refused.text
 
 
 # -------------------------------------------------------------------------------------- what cannot be loaded

@@ -12,11 +12,11 @@ from flowspec.core.events import Cancel, Finished, Forget, Submit
 from flowspec.core.messages import Sampling
 from flowspec.core.methods import METHODS
 from flowspec.core.methods.continuous import Continuous
-from flowspec.sim.device import Curve, DeviceSpec
+from flowspec.plan.timing import Curve, LinkSpec
+from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import HashLanguage, plain_answer
-from flowspec.sim.link import LinkSpec
 from flowspec.sim.record import Answer
 from flowspec.sim.world import Handled, Links, World
 from tests.sim.invariants import Invariants

@@ -16,7 +16,8 @@ from flowspec.core.events import Finished
 from flowspec.core.messages import Sampling
 from flowspec.core.methods.continuous import Continuous
 from flowspec.model.sampler import Sampler
-from flowspec.sim.device import Curve, DeviceSpec
+from flowspec.plan.timing import Curve
+from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import HashLanguage, as_prefix

@@ -11,7 +11,8 @@ from flowspec.core import limits
 from flowspec.core.events import ControlArrived, Emit, Forget, ToPipeline, Trim
 from flowspec.core.messages import Commit
 from flowspec.core.methods import METHODS
-from flowspec.sim.device import Curve, DeviceSpec
+from flowspec.plan.timing import Curve
+from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import HashLanguage, plain_answer

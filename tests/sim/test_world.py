@@ -11,12 +11,13 @@ import pytest
 
 from flowspec.core.events import Cancel, ControlArrived, Forget, JobPart, LayersDone, RunLayers, Trim
 from flowspec.core.messages import Ping, Sampling
+from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.clock import Clock
-from flowspec.sim.device import Curve, Device, DeviceSpec
+from flowspec.sim.device import Device, DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import AnswerLanguage, HashLanguage, as_prefix, plain_answer
-from flowspec.sim.link import Link, LinkSpec
+from flowspec.sim.link import Link
 from flowspec.sim.world import Handled
 from flowspec.wire.codec import Envelope, Tensor, encode
 from tests.sim.swarm import ask

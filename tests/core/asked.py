@@ -1,0 +1,90 @@
+"""A request and its drafter's state, made and moved on by hand."""
+
+from __future__ import annotations
+
+from flowspec.core import limits
+from flowspec.core.drafting import DrafterTraits, DraftState, draft_part, grow, learn
+from flowspec.core.events import Proposal, Submit
+from flowspec.core.messages import Open, Part, Sampling
+from flowspec.core.request import Request
+from flowspec.core.statistics import Statistics
+from flowspec.tree import TokenTree
+
+PLAIN = DrafterTraits(context=1000)
+WANTS_FEATURES = DrafterTraits(context=1000, needs_features=True)
+ROWS_MAX = 256
+
+
+def opening(length: int, *, epoch: int = 0, keep: int = 0, root: int | None = None, context: int = 1000) -> Open:
+    return Open(
+        request=1,
+        epoch=epoch,
+        keep=keep,
+        length=length,
+        root=length - 1 if root is None else root,
+        slots=context + limits.TREE_NODES_MAX,
+        sampling=Sampling(),
+    )
+
+
+def asked(
+    prompt: int = 4,
+    *,
+    context: int = 1000,
+    drafter_context: int = 1000,
+    new_tokens_max: int = 100,
+    stop_ids: frozenset[int] = frozenset(),
+    computed: int | None = None,
+) -> Request:
+    """A request whose prompt are tokens 100, 101, ... in nodes 0, 1, ...; all of it but the root is computed."""
+    tree = TokenTree()
+    tree.extend_path(range(100, 100 + prompt))
+    draft = DraftState()
+    draft.begin(opening(prompt), 0, drafter_context)
+    submit = Submit(request=1, prompt=tuple(tree.committed_tokens()), new_tokens_max=new_tokens_max, sampling=Sampling(), stop_ids=stop_ids)
+    return Request(
+        tree=tree,
+        submit=submit,
+        opening=opening(prompt),
+        context=context,
+        unsent=prompt,
+        computed=prompt - 1 if computed is None else computed,
+        known_length=prompt,
+        draft=draft,
+        statistics=Statistics(stage_count=1),
+    )
+
+
+def part_of(request: Request, *nodes: int, rows_max: int = ROWS_MAX) -> Part:
+    part = draft_part(request, nodes, rows_max)
+    assert part is not None
+    return part
+
+
+def rows_of(part: Part) -> list[tuple[int, bool]]:
+    return list(zip(part.ids, part.committed, strict=True))
+
+
+def propose(request: Request, node: int, *children: tuple[int, float]) -> None:
+    """The drafter answers for a node it was asked about."""
+    tokens, confidences = tuple(token for token, _ in children), tuple(confidence for _, confidence in children)
+    learn(request, Proposal(request=1, epoch=0, node=node, tokens=tokens, confidences=confidences))
+    request.draft.answered({node}, request.is_living)
+
+
+def drafted(request: Request, node: int, *children: tuple[int, float], value_min: float = 0.0) -> list[int]:
+    """Asks about a node and makes nodes of the answer; returns its children."""
+    part_of(request, node)
+    propose(request, node, *children)
+    grow(request, None, value_min)
+    return request.tree.children(node)
+
+
+def move(request: Request, token: int) -> int:
+    """The root's next token is known; the head's part of it."""
+    tree = request.tree
+    node = tree.child(tree.root, token)
+    if node is None:
+        node = tree.add(tree.root, token, 1.0)
+    request.draft.forget(tree.commit(node))
+    return node

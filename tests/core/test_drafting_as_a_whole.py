@@ -1,0 +1,70 @@
+"""Any course of drafting: each node goes to the drafter once, after its parent, and the path is told in full."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowspec.core.calibration import Calibrator
+from flowspec.core.drafting import draft_part, expandable, grow, learn, most_valuable, observe
+from flowspec.core.messages import Segment
+from flowspec.core.request import Request
+from flowspec.sim.drafter import FakeDrafter
+from flowspec.sim.language import HashLanguage
+from tests.core.asked import PLAIN, asked, move, opening
+
+VALUE_MIN = 0.02
+STEPS = st.lists(st.tuples(st.sampled_from(["draft", "draft", "move", "move", "turn"]), st.integers(0, 99)), min_size=8, max_size=40)
+
+
+@settings(max_examples=150)
+@given(STEPS, st.integers(1, 12), st.sampled_from([1, 3, 200]))
+def test_a_drafter_is_given_each_node_once_after_its_parent_and_is_told_the_whole_path(
+    steps: list[tuple[str, int]], prompt: int, rows_max: int
+) -> None:
+    """The simulator's drafter insists on that: it fails for a row whose prefix it lacks, or that comes twice."""
+    drafter = FakeDrafter(HashLanguage(20, 3), 0.5, 3)
+    request = asked(prompt)
+    tree, draft = request.tree, request.draft
+    epoch = 0
+    for number, (step, choice) in enumerate(steps):
+        if step == "draft":
+            nodes = sorted(node for node in (tree.root, *most_valuable(request, PLAIN, 3)) if expandable(request, PLAIN, node))
+            part = draft_part(request, nodes, rows_max)
+            if part is not None:
+                waiting = set(draft.pending)
+                for proposal in drafter.draft(Segment(segment=number, parts=(part,)), 3):
+                    learn(request, proposal)
+                draft.answered(waiting, request.is_living)
+                assert waiting <= set(draft.proposals)
+        elif step == "move":
+            children = tree.children(tree.root)
+            observe(request, tree.root, choice, Calibrator())
+            move(request, tree.token(children[choice % len(children)]) if children and choice % 5 else 90 + choice % 7)
+        else:
+            epoch += 1
+            draft.advance(tree)
+            keep = max(0, tree.committed_length - 1 - choice % 4 * (choice % 3))
+            tree.rewind(keep)
+            tree.extend_path([200 + epoch])
+            draft.begin(opening(keep + 1, epoch=epoch, keep=keep, root=tree.root), keep, PLAIN.context)
+        grow(request, None, VALUE_MIN)
+        assert_grown(request)
+        assert_ranked(request)
+
+
+def assert_grown(request: Request) -> None:
+    """Every proposal below a living node that is worth it by now is a node."""
+    tree = request.tree
+    for node, found in request.draft.proposals.items():
+        if request.is_living(node):
+            worth = {token for token, confidence in found if tree.value(node) * min(1.0, confidence) > VALUE_MIN * 1.000001}
+            assert worth <= {tree.token(child) for child in tree.children(node)}
+
+
+def assert_ranked(request: Request) -> None:
+    """The best nodes to ask about are the best of all that may be asked about."""
+    tree = request.tree
+    may = sorted((tree.value(node) for node in tree.living() if expandable(request, PLAIN, node)), reverse=True)
+    assert [tree.value(node) for node in most_valuable(request, PLAIN, 4)] == pytest.approx(may[:4])

@@ -1,0 +1,78 @@
+"""Real clusters of local processes for the tests of this folder: what to ask of them, and how to wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import zmq
+
+from flowspec import __version__
+from flowspec.core.events import Submit
+from flowspec.core.messages import Hello, Message, Sampling, Welcome
+from flowspec.model.files import ModelFiles
+from flowspec.plan.placement import ClusterPlan
+from flowspec.runtime.answer import Answer
+from flowspec.runtime.cluster import Device, split_layers
+from flowspec.runtime.head import Head
+from flowspec.runtime.local import LocalDaemon
+from flowspec.runtime.transport import Link, dial
+from flowspec.wire.codec import decode
+
+WAIT_S = 30.0
+PROMPT = tuple(range(5, 45))
+
+
+def plan_for(folder: Path, daemons: Sequence[LocalDaemon], context: int = 300) -> ClusterPlan:
+    files = ModelFiles(str(folder))
+    devices = [Device(name=daemon.name, address=daemon.address) for daemon in daemons]
+    return ClusterPlan(
+        model=str(folder), fingerprint=files.fingerprint(), dtype="float32", context=context, stages=tuple(split_layers(devices, 8, None))
+    )
+
+
+def submit(
+    head: Head, prompt: Sequence[int] = PROMPT, count: int = 20, sampling: Sampling | None = None, request: int | None = None
+) -> Answer:
+    number = head.new_request() if request is None else request
+    event = Submit(request=number, prompt=tuple(prompt), new_tokens_max=count, sampling=sampling or Sampling(), stop_ids=frozenset())
+    return head.submit(event)
+
+
+def tokens_of(answer: Answer) -> list[int]:
+    return [token for batch in answer for token in batch.tokens]
+
+
+def wait_until(is_done: object, what: str) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not is_done():  # type: ignore[operator]
+        assert time.monotonic() < deadline_s, f"waited {WAIT_S:.0f} s until {what}"
+        time.sleep(0.02)
+
+
+class Peer:
+    """A hand-made connection to a daemon."""
+
+    def __init__(self, address: str, role: str = "head-control", *, version: str = __version__, incarnation: int = 5) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = dial(self.context, address)
+        self.link = Link(self.socket, incarnation=incarnation, sender="test")
+        self.hello = Hello(name="test", version=version, role=role)
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.destroy(linger=0)
+
+    def raw(self, *frames: bytes) -> None:
+        self.socket.send_multipart(list(frames))
+
+    def answer(self) -> Message:
+        assert self.socket.poll(int(WAIT_S * 1000)), "the daemon said nothing"
+        return decode(self.socket.recv_multipart()).message
+
+    def greet(self) -> None:
+        self.link.send(self.hello)
+        assert isinstance(self.answer(), Welcome)

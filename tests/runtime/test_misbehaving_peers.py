@@ -1,0 +1,77 @@
+"""Peers that misbehave: the daemon says so, drops them, and keeps serving."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import psutil
+
+from flowspec.core import limits
+from flowspec.core.messages import Error, Ping, Sampling, Segment
+from flowspec.model.reference import Reference
+from flowspec.runtime.head import Head
+from flowspec.runtime.local import LocalCluster
+from flowspec.wire.codec import Envelope, Tensor, encode
+from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of
+
+
+def test_malformed_frames_are_refused_and_the_daemon_keeps_serving(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
+    daemons = cluster.wait()
+    with Head(plan_for(folder, daemons)) as head:
+        answer = submit(head, count=200)
+        for frames in (
+            [b""],
+            [b"\x93\x01"],
+            [os.urandom(500)],
+            [b"x"] * 5,
+            [encode(Envelope(incarnation=1, sender="x", sequence=0, message=Ping()))[0]],
+        ):
+            with Peer(daemons[1].address) as peer:
+                peer.raw(*[bytes(frame) for frame in frames])
+                assert isinstance(peer.answer(), Error)
+        with Peer(daemons[1].address) as peer:
+            peer.greet()
+            peer.raw(b"\xc1\xc1")
+            assert isinstance(peer.answer(), Error)
+        with Peer(daemons[1].address, version="0.0.1") as peer:
+            peer.link.send(peer.hello)
+            refused = peer.answer()
+            assert isinstance(refused, Error)
+            assert "install the same version" in refused.text
+        with Peer(daemons[1].address, role="stage") as peer:
+            peer.greet()
+            peer.link.send(Ping())
+            assert isinstance(peer.answer(), Error)
+        with Peer(daemons[1].address, role="stage") as peer:  # a segment from a stranger: ignored
+            peer.greet()
+            peer.link.send(Segment(segment=0, parts=()), Tensor(rows=0, width=64, dtype="float32", data=b""))
+        assert tokens_of(answer) == reference.generate(PROMPT, Sampling(), 200, frozenset())
+
+
+def test_oversized_frames_and_random_bytes_on_the_port_do_no_harm(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
+    daemons = cluster.wait()
+    with Head(plan_for(folder, daemons)) as head:
+        answer = submit(head, count=200)
+        with Peer(daemons[0].address) as peer:
+            peer.raw(b"x" * (limits.PAYLOAD_BYTES_MAX + 1))
+        with Peer(daemons[0].address) as peer:
+            peer.raw(b"x" * (limits.HEADER_BYTES_MAX + 1))
+            assert isinstance(peer.answer(), Error)
+        for junk in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\xff" + b"\x00" * 8 + b"\x7f\x03" + b"\x00" * 200):
+            with socket.create_connection(("127.0.0.1", daemons[0].port), timeout=5) as raw:
+                raw.sendall(junk)
+        assert tokens_of(answer) == reference.generate(PROMPT, Sampling(), 200, frozenset())
+    memory = psutil.Process(daemons[0].pid).memory_info().rss
+    assert memory < 1 << 30
+
+
+def test_gaps_in_sequence_are_noticed(cluster: LocalCluster) -> None:
+    with Peer(cluster.wait()[0].address) as peer:
+        peer.greet()
+        envelope = Envelope(incarnation=5, sender="test", sequence=7, message=Ping())
+        peer.raw(*[bytes(frame) for frame in encode(envelope)])
+        refused = peer.answer()
+        assert isinstance(refused, Error)
+        assert "expected message 1" in refused.text
