@@ -11,30 +11,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers, Trim
+from flowspec.plan.timing import INSTANT, Curve
 from flowspec.sim.clock import Alarm, Clock
 from flowspec.wire.codec import Tensor
 
 BOUNDARY_SLACK = 1e-9
 """A share of a layer: what is due this shortly after a boundary, by rounding, is due at it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """Seconds for a number of rows: `max(base_s, row_s * rows) + extra_row_s * rows`; its knee is at `base_s / row_s` rows."""
-
-    base_s: float = 0.0
-    row_s: float = 0.0
-    extra_row_s: float = 0.0
-
-    def seconds(self, rows: int) -> float:
-        return max(self.base_s, self.row_s * rows) + self.extra_row_s * rows
-
-    def scaled(self, factor: float) -> Curve:
-        """A device that is `factor` times as slow."""
-        return Curve(base_s=self.base_s * factor, row_s=self.row_s * factor, extra_row_s=self.extra_row_s * factor)
-
-
-INSTANT = Curve()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +51,7 @@ class _Run:
     started_s: float
     next_layer_s: float
     layers_left: int
+    context: int
     end: Alarm
 
 
@@ -101,7 +84,7 @@ class Device:
         assert rows, f"job {job.job} of stage {self._stage} has no rows"
         self.jobs += 1
         self.rows += len(rows)
-        self._run = _Run(job, rows, set(), now_s, now_s, self.spec.layers, Alarm(self._finish))
+        self._run = _Run(job, rows, set(), now_s, now_s, self.spec.layers, _context(job), Alarm(self._finish))
         self._set_end(self._run)
 
     def change_cache(self, command: OpenCache | ClearSlots | CloseCache) -> None:
@@ -131,7 +114,7 @@ class Device:
             self._set_end(run)
 
     def _layer_s(self, run: _Run) -> float:
-        return self.spec.curve.seconds(len(run.rows)) / self.spec.layers
+        return self.spec.curve.seconds(len(run.rows), run.context) / self.spec.layers
 
     def _set_end(self, run: _Run) -> None:
         run.end.cancel()
@@ -155,3 +138,8 @@ class Device:
         self._done(
             LayersDone(job=run.job.job, rows=run.rows, payload=outgoing, next_tokens=next_tokens, started_s=run.started_s, ended_s=now_s)
         )
+
+
+def _context(job: RunLayers) -> int:
+    """How many earlier tokens the rows of a job see: those of its requests together."""
+    return sum(int(part.positions.min()) for part in job.parts)

@@ -16,10 +16,10 @@ from flowspec.core.methods import make_method
 from flowspec.core.methods.base import Method
 from flowspec.core.stage import StageCore
 from flowspec.draft.protocol import Drafter
-from flowspec.sim.device import INSTANT, Curve, DeviceSpec
+from flowspec.plan.timing import DIRECT, INSTANT, Curve, LinkSpec
+from flowspec.sim.device import DeviceSpec
 from flowspec.sim.fake_layers import FakeLayers
 from flowspec.sim.language import Language
-from flowspec.sim.link import DIRECT, LinkSpec
 from flowspec.sim.world import Handled, Links, World
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from flowspec.core.messages import Message
+from flowspec.plan.timing import LinkSpec
 from flowspec.sim.clock import Clock
 from flowspec.wire.codec import Envelope, Tensor, decode, encode
 
@@ -18,23 +18,6 @@ INCARNATION = 1
 
 Frames = Sequence[bytes | memoryview]
 Receive = Callable[[Envelope, Frames], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkSpec:
-    """One direction between two devices: `delay_s` for every message, up to `jitter_s` more by chance, and a rate in Mbit/s."""
-
-    delay_s: float = 0.0
-    bandwidth_mbps: float = float("inf")
-    jitter_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        assert self.delay_s >= 0
-        assert self.jitter_s >= 0
-        assert self.bandwidth_mbps > 0
-
-
-DIRECT = LinkSpec()
 
 
 class Link:
@@ -66,7 +49,7 @@ class Link:
         size = len(frames[0])
         if tensor is not None:
             size += len(tensor.data) if self._row_bytes is None else tensor.rows * self._row_bytes
-        transfer_s = size * 8e-6 / self.spec.bandwidth_mbps
+        transfer_s = self.spec.transfer_s(size)
         self._free_s = max(self._free_s, self._clock.now_s) + transfer_s
         late_s = self._chance.uniform(0, self.spec.jitter_s) if self.spec.jitter_s else 0.0
         # Jitter never reorders: a connection is a TCP stream, so what is late holds up what is behind it.

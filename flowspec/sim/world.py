@@ -46,9 +46,10 @@ from flowspec.core.head import HeadCore
 from flowspec.core.messages import Commit, Open, Release, Segment, Verified
 from flowspec.core.stage import StageCore
 from flowspec.draft.protocol import Drafter
+from flowspec.plan.timing import INSTANT, Curve, LinkSpec
 from flowspec.sim.clock import Alarm, Clock
-from flowspec.sim.device import INSTANT, Curve, Device, DeviceSpec, Layers
-from flowspec.sim.link import Frames, Link, LinkSpec
+from flowspec.sim.device import Device, DeviceSpec, Layers
+from flowspec.sim.link import Frames, Link
 from flowspec.sim.record import HEAD, Answer, Digest
 from flowspec.wire.codec import Envelope, Tensor
 

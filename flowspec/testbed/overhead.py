@@ -28,12 +28,12 @@ from flowspec.core.head import HeadCore
 from flowspec.core.messages import Sampling
 from flowspec.core.methods.continuous import Continuous
 from flowspec.plan.memory import mib
+from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.runtime.session import ClusterOptions, Decoding, Limits, Session, Timing, open_session, timed
-from flowspec.sim.device import Curve, DeviceSpec
+from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import HashLanguage, plain_answer
-from flowspec.sim.link import LinkSpec
 from flowspec.sim.world import Handled
 from flowspec.testbed.checkpoints import make_checkpoint
 from flowspec.testbed.command import Parser, progress, run_command, show, whole

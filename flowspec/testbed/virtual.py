@@ -20,10 +20,10 @@ from flowspec.core.statistics import Statistics
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import FlowSpecError
 from flowspec.model.files import ModelFiles, bundled_folder
-from flowspec.sim.device import Curve, DeviceSpec
+from flowspec.plan.timing import Curve, LinkSpec
+from flowspec.sim.device import DeviceSpec
 from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import AnswerLanguage
-from flowspec.sim.link import LinkSpec
 from flowspec.testbed.command import whole, wholes
 from flowspec.testbed.plain import Case, first_of_each, make_samplings, plain_cases
 from flowspec.testbed.prompts import read_prompts
