@@ -249,8 +249,11 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """What the stages spent on one segment, in pipeline order."""
+    """A segment of `rows` nodes, sent at `sent_s`, came back; `hops` are what the stages spent on it, in pipeline order."""
 
+    segment: int
+    rows: int
+    sent_s: float
     hops: tuple[Hop, ...]
 
 

@@ -188,7 +188,7 @@ class HeadCore:
         flight = self._flights.pop(verified.segment, None)
         if flight is None:
             raise PeerError(f"segment {verified.segment} was verified, but it is not in flight")
-        commands.append(Timed(hops=verified.hops))
+        commands.append(Timed(segment=verified.segment, rows=flight.rows, sent_s=flight.sent_s, hops=verified.hops))
         round_trip_s = now_s - flight.sent_s
         self.costs.learn(verified.hops, flight.rows, round_trip_s)
         drawn = {part.request: part for part in verified.parts}
@@ -243,6 +243,7 @@ class HeadCore:
             elif len(request.new_tokens) == submit.new_tokens_max or tree.committed_length + 1 == self.context:
                 reason = "length"
             self._move_root(request, token)
+            request.statistics.tokens_in_flight += request.root_sent and not reason  # nothing waits for what follows the last one
         if emitted:
             self._grow(request)
             self._emitted(request, emitted, now_s, commands)
@@ -257,12 +258,10 @@ class HeadCore:
         if node is None:
             node = tree.add(tree.root, token, 1.0)
         request.root_sent = tree.state(node) is NodeState.SENT
-        request.statistics.tokens_followed += node in request.children_sent
         dead = tree.commit(node)
         for gone in dead:
             request.next_tokens.pop(gone, None)
         request.draft.forget(dead)
-        request.children_sent = request.sent_children()
 
     def _emitted(self, request: Request, tokens: Sequence[int], now_s: float, commands: list[HeadCommand]) -> None:
         commands.append(Emit(request=request.number, tokens=tuple(tokens)))

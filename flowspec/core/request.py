@@ -11,7 +11,7 @@ from flowspec.core.drafting import DraftState
 from flowspec.core.events import Submit
 from flowspec.core.messages import Commit, Open, Part
 from flowspec.core.statistics import Statistics
-from flowspec.tree import NodeState, TokenTree
+from flowspec.tree import TokenTree
 
 
 @dataclass(slots=True)
@@ -37,7 +37,6 @@ class Request:
     next_tokens: dict[int, int] = field(default_factory=dict)
     held: deque[dict[int, int]] = field(default_factory=deque)
     root_sent: bool = False
-    children_sent: frozenset[int] = frozenset()
     in_flight: int = 0
     served: int = 0
     plan: Any = None
@@ -58,11 +57,6 @@ class Request:
     def is_living(self, node: int) -> bool:
         """Whether a node is the root or hangs below it."""
         return node == self.tree.root or self.tree.is_alive(node)
-
-    def sent_children(self) -> frozenset[int]:
-        """Children of the root that are on their way."""
-        tree = self.tree
-        return frozenset(child for child in tree.children(tree.root) if tree.state(child) is NodeState.SENT)
 
     @property
     def kept_everywhere(self) -> int:

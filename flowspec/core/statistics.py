@@ -1,7 +1,7 @@
 """What happened to one answer's nodes and time: counted by the head, shown with every result.
 
-The terms are those of `docs/methods.md`: S tokens per segment that commits any, rho the share of tokens whose successor
-was in flight when they were committed.
+The terms are those of `docs/methods.md`: S tokens per segment that commits any, rho the share of tokens that were
+in flight when they were known; each of the others costs a whole trip.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Statistics:
     tokens: int = 0
     segments: int = 0
     committing_segments: int = 0
-    tokens_followed: int = 0
+    tokens_in_flight: int = 0
     nodes_drafted: int = 0
     nodes_sent: int = 0
     dropped_alive: int = 0
@@ -72,13 +72,12 @@ class Statistics:
         first_s, last_s = (self.first_token_s, self.last_token_s) if self.tokens else (self.submitted_s, self.submitted_s)
         decode_s = last_s - first_s
         busy_s = max(last_s - self.submitted_s, 1e-9)
-        followed = max(1, self.tokens - 1)
         return {
             "segments": self.segments,
             "committing_segments": self.committing_segments,
             "tokens_per_commit": _ratio(self.tokens, self.committing_segments),
             "acceptance_length": _ratio(self.tokens, self.segments),
-            "share_in_flight": round(self.tokens_followed / followed, 4),
+            "share_in_flight": round(min(1.0, self.tokens_in_flight / max(1, self.tokens - 1)), 4),
             "nodes_drafted": self.nodes_drafted,
             "nodes_sent": self.nodes_sent,
             "rows_computed": round(self.rows_computed),

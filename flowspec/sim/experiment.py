@@ -28,7 +28,7 @@ class Experiment:
     """One device for each stage and one for the drafter; every connection alike unless `links` says otherwise.
 
     `method` is a name, to which `options` belong as `make_method` takes them, or makes one. `row_bytes` is what a hidden state has on the wire (None: a few bytes), `feature_bytes` what
-    the features of a verified node have.
+    the features of a verified node have. With `returned_row_bytes` and `verifying` the head verifies (see `World`).
     """
 
     devices: tuple[DeviceSpec, ...]
@@ -42,6 +42,8 @@ class Experiment:
     head_s: float = 0.0
     row_bytes: int | None = None
     feature_bytes: int | None = None
+    returned_row_bytes: int = 0
+    verifying: Curve = INSTANT
     seed: int = 0
 
     def build(self, language: Language, drafter: Drafter | None = None, on_event: Callable[[Handled], None] | None = None) -> World:
@@ -67,6 +69,8 @@ class Experiment:
             head_s=self.head_s,
             row_bytes=self.row_bytes,
             feature_bytes=self.feature_bytes,
+            returned_row_bytes=self.returned_row_bytes,
+            verifying=self.verifying,
             seed=self.seed,
             on_event=on_event,
         )

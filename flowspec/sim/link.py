@@ -43,10 +43,10 @@ class Link:
         self._arrived_s = 0.0
         self._received = 0
 
-    def send(self, message: Message, tensor: Tensor | None = None) -> None:
-        """Queue a message behind those already on the connection."""
+    def send(self, message: Message, tensor: Tensor | None = None, extra_bytes: int = 0) -> None:
+        """Queue a message behind those already on the connection; `extra_bytes` of it are not there in this world."""
         frames = encode(Envelope(incarnation=INCARNATION, sender=self.sender, sequence=self.messages, message=message, tensor=tensor))
-        size = len(frames[0])
+        size = len(frames[0]) + extra_bytes
         if tensor is not None:
             size += len(tensor.data) if self._row_bytes is None else tensor.rows * self._row_bytes
         transfer_s = self.spec.transfer_s(size)

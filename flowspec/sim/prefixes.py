@@ -56,8 +56,12 @@ class Prefixes:
         return self._length[prefix]
 
     def tokens(self, prefix: int) -> list[int]:
-        found = []
-        while prefix != EMPTY:
+        return self.recent(prefix, self._length[prefix])
+
+    def recent(self, prefix: int, count: int) -> list[int]:
+        """The last `count` tokens, or all if there are fewer."""
+        found: list[int] = []
+        while prefix != EMPTY and len(found) < count:
             found.append(self._token[prefix])
             prefix = self._parent[prefix]
         return found[::-1]

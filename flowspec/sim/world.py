@@ -78,7 +78,8 @@ class World:
     """Executes the commands of `head` and `stages`.
 
     `row_bytes` and `feature_bytes` are what a row of a segment's payload and of a Verified's have on the wire; `head_s` is
-    what the head spends on each event; `drafting` is the drafter's time for a number of rows.
+    what the head spends on each event; `drafting` is the drafter's time for a number of rows. Where the head verifies instead of the
+    last stage, `returned_row_bytes` of each row that this one ran travel back, and `verifying` is the head's time for them.
     """
 
     def __init__(
@@ -94,6 +95,8 @@ class World:
         head_s: float = 0.0,
         row_bytes: int | None = None,
         feature_bytes: int | None = None,
+        returned_row_bytes: int = 0,
+        verifying: Curve = INSTANT,
         seed: int = 0,
         on_event: Callable[[Handled], None] | None = None,
     ) -> None:
@@ -115,6 +118,8 @@ class World:
         self.on_event = on_event
         self._drafting = drafting
         self._head_s = head_s
+        self._returned_row_bytes = returned_row_bytes
+        self._verifying = verifying
         self._head_free_s = 0.0
         self._timer: Alarm | None = None
         self._is_drafting = False
@@ -158,12 +163,13 @@ class World:
 
     # --------------------------------------------------------------------------------------------- the head
 
-    def _to_head(self, event: HeadEvent, frames: Frames = ()) -> None:
+    def _to_head(self, event: HeadEvent, frames: Frames = (), verifying_s: float = 0.0) -> None:
         """The head takes events one by one; each keeps it busy, and its commands go out when it is done with it."""
-        if self._head_s == 0:
+        work_s = self._head_s + verifying_s
+        if work_s == 0:
             self._head(event, frames)
         else:
-            self._head_free_s = max(self._head_free_s, self.clock.now_s) + self._head_s
+            self._head_free_s = max(self._head_free_s, self.clock.now_s) + work_s
             self.clock.at(self._head_free_s, lambda: self._head(event, frames))
 
     def _head(self, event: HeadEvent, frames: Frames) -> None:
@@ -211,7 +217,8 @@ class World:
         self._is_drafting = True
         self.drafts += 1
         started_s = self.clock.now_s
-        ended_s = started_s + self._drafting.seconds(draft.segment.row_count)
+        context = sum(min(part.positions, default=0) for part in draft.segment.parts)
+        ended_s = started_s + self._drafting.seconds(draft.segment.row_count, context)
         self.drafter_busy_s += ended_s - started_s
         proposals = self.drafter.draft(draft.segment, draft.width)
         event = Drafted(job=draft.job, proposals=proposals, started_s=started_s, ended_s=ended_s)
@@ -232,7 +239,8 @@ class World:
                 # Stand-ins for the tensors of a real drafter; only a fake one takes them.
                 self.drafter.take_features(part.request, part.epoch, part.ids, cast(Any, envelope.tensor.select(rows)))
                 first += len(part.ids)
-        self._to_head(VerifiedArrived(verified=verified), frames)
+        returned = verified.hops[-1].rows
+        self._to_head(VerifiedArrived(verified=verified), frames, self._verifying.seconds(returned) if returned else 0.0)
 
     # ------------------------------------------------------------------------------------------- the stages
 
@@ -260,7 +268,8 @@ class World:
             elif isinstance(command, SendSegment):
                 onward.send(command.segment, _rows_of(command))
             else:
-                onward.send(command.verified, _rows_of(command))
+                returned = self._returned_row_bytes * command.verified.hops[-1].rows
+                onward.send(command.verified, _rows_of(command), extra_bytes=returned)
         self._handled(index, event, commands)
 
     def _handled(self, place: int, event: HeadEvent | StageEvent, commands: Sequence[HeadCommand | StageCommand]) -> None:

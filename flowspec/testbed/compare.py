@@ -97,7 +97,7 @@ def totals(runs: Sequence[Run], stages: int) -> dict[str, float]:
     found = [one.statistics for one in runs]
     tokens = sum(each.tokens for each in found)
     segments = sum(each.segments for each in found)
-    followed = sum(each.tokens_followed for each in found)
+    followed = sum(each.tokens_in_flight for each in found)
     busy = sum(sum(each.compute_s) for each in found)
     time = sum(each.last_token_s - each.submitted_s for each in found)
 

@@ -24,7 +24,7 @@ def report(stages: int, scale: int) -> dict[str, Any]:
         found.landed((hop,) * stages, 1.0, 2.0)
     for number in range(scale):
         found.emitted(4, 1000.5 + number / 10)
-    found.tokens_followed = 4 * scale - 1
+    found.tokens_in_flight = 4 * scale - 1
     return {**found.report(), "head_s": scale / 100}
 
 

@@ -34,7 +34,7 @@ def test_tokens_are_counted_by_segment_and_by_commit() -> None:
     found.emitted(1, 12.0)
     found.emitted(4, 12.5)
     found.emitted(5, 13.5)
-    found.tokens_followed = 6
+    found.tokens_in_flight = 6
     report = found.report()
     assert picked(report, "segments", "committing_segments", "nodes_sent", "nodes_drafted", "dropped_alive") == [4, 3, 24, 50, 3]
     assert picked(report, "tokens_per_commit", "acceptance_length", "window") == [pytest.approx(10 / 3, abs=1e-4), 2.5, 4.0]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from flowspec.core.methods.ar import Autoregressive
 from flowspec.core.methods.base import Method
 from flowspec.core.methods.continuous import Continuous
@@ -12,21 +15,37 @@ from flowspec.core.methods.rounds import Chunks, TreeRounds
 METHODS = ("continuous", "ar", "tree-sd", "chunk-pp", "pipedec", "flowspec-paper")
 TREE_NODES_DEFAULT = 64
 TREE_DEPTH_DEFAULT = 6
+CHUNKED_NODES_DEFAULT = 80
 
 
-def make_method(name: str, *, nodes: int | None = None, depth: int | None = None, width: int | None = None) -> Method:
-    """A method for one head. `nodes`, `depth` and `width` shape the trees of the methods that have fixed ones (None: their defaults)."""
-    shape = {key: value for key, value in (("nodes", nodes), ("depth", depth), ("width", width)) if value is not None}
+OPTIONS: Mapping[str, frozenset[str]] = {
+    "ar": frozenset(),
+    "tree-sd": frozenset({"nodes", "depth", "width"}),
+    "chunk-pp": frozenset({"nodes", "depth", "width", "count"}),
+    "pipedec": frozenset({"level_nodes", "width"}),
+    "flowspec-paper": frozenset({"nodes", "expansion_nodes", "depth", "width"}),
+    "continuous": frozenset({"segment_nodes", "batch", "width", "value_min", "window", "window_slack"}),
+}
+"""The parameters of each method's own."""
+_NODES = {"pipedec": "level_nodes", "continuous": "segment_nodes"}
+
+
+def make_method(name: str, *, nodes: int | None = None, depth: int | None = None, **options: Any) -> Method:
+    """A method for one head, with `options` among `OPTIONS`.
+
+    `nodes` and `depth` shape the trees or segments of any method that has them (None: its defaults).
+    """
+    assert name in METHODS, f"no method {name}"
+    for key, value in ((_NODES.get(name, "nodes"), nodes), ("depth", depth)):
+        if value is not None and key in OPTIONS[name]:
+            options.setdefault(key, value)
+    assert options.keys() <= OPTIONS[name], f"{name} has {sorted(OPTIONS[name])}, got {sorted(options)}"
     if name == "ar":
         return Autoregressive()
     if name == "tree-sd":
-        return TreeRounds(**{"nodes": TREE_NODES_DEFAULT, "depth": TREE_DEPTH_DEFAULT, **shape})
+        return TreeRounds(**{"nodes": TREE_NODES_DEFAULT, "depth": TREE_DEPTH_DEFAULT, **options})
     if name == "chunk-pp":
-        return Chunks(**{"nodes": 80, "depth": 6, **shape})
+        return Chunks(**{"nodes": CHUNKED_NODES_DEFAULT, "depth": TREE_DEPTH_DEFAULT, **options})
     if name == "flowspec-paper":
-        return LockStep(**shape)
-    own_width = {} if width is None else {"width": width}
-    if name == "pipedec":
-        return Levels(**own_width, **({} if nodes is None else {"level_nodes": nodes}))
-    assert name == "continuous", f"no method {name}"
-    return Continuous(**own_width, **({} if nodes is None else {"segment_nodes": nodes}))
+        return LockStep(**options)
+    return Levels(**options) if name == "pipedec" else Continuous(**options)

@@ -1,0 +1,443 @@
+"""Emulated devices take the time that the simulator's would, links the simulator's delays; what is too slow says so."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from flowspec.core.events import Draft, Drafted, HeadCommand, HeadEvent, JobPart, RunLayers, Submit, Trim, VerifiedArrived
+from flowspec.core.messages import Ping, Pong, Sampling, Segment, Verified, VerifiedPart
+from flowspec.errors import ClusterError
+from flowspec.model.reference import Reference
+from flowspec.plan.timing import DIRECT, INSTANT, Curve, LinkSpec
+from flowspec.runtime.drafting import DraftThread
+from flowspec.runtime.emulation import (
+    JOBS_MAX,
+    JOBS_MIN,
+    WARM_UP_JOBS,
+    DeviceEmulation,
+    Emulation,
+    Lateness,
+    Pacer,
+    Shaper,
+    context_of,
+    devices_from_json,
+    devices_to_json,
+    wait_until,
+)
+from flowspec.runtime.session import Cluster, ClusterOptions, Decoding, Limits, open_cluster
+from flowspec.runtime.transport import TIMER_EARLY_S, Link, Wake, patience_ms
+from flowspec.sim.clock import Clock
+from flowspec.sim.device import Device, DeviceSpec
+from flowspec.sim.link import INCARNATION
+from flowspec.sim.link import Link as SimulatedLink
+from flowspec.wire.codec import Envelope, Tensor, decode, encode
+from tests.runtime.clusters import PROMPT, tokens_of
+
+CURVE = Curve(base_s=0.03, row_s=0.004, extra_row_s=0.001, fixed_s=0.002, context_s=1e-5)
+SAMPLING = Curve(base_s=0.003, extra_row_s=0.0005)
+TICK_S = 1e-6
+
+
+class Time:
+    """A clock that only sleeping moves, and computing by hand."""
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.now_s = now_s
+        self.sleeps: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.now_s += max(seconds, TICK_S)
+
+
+def device(**changes: Any) -> DeviceEmulation:
+    declared = {"layers": CURVE, "sampling": SAMPLING, "outgoing": DIRECT, "row_bytes": 0}
+    return DeviceEmulation(**{**declared, **changes})
+
+
+def pacer(clock: Time, *, layers: int = 4, stage: int = 0, stages: int = 2, declared: DeviceEmulation | None = None) -> Pacer:
+    return Pacer(declared or device(), stage=stage, stages=stages, layers=layers, clock=clock, sleep=clock.sleep)
+
+
+def job_of(rows: int, positions: Sequence[int]) -> RunLayers:
+    part = JobPart(
+        request=1,
+        slots=np.arange(rows),
+        tokens=np.arange(rows),
+        positions=np.array(positions),
+        key_positions=np.arange(rows, dtype=np.int32),
+        visible=np.ones((rows, rows), dtype=np.bool_),
+        sampled=np.ones(rows, dtype=np.bool_),
+        sampling=Sampling(),
+    )
+    return RunLayers(job=1, parts=(part,), payload=None, rows=tuple(range(rows)))
+
+
+class NoLayers:
+    """Layers of the simulator that compute nothing."""
+
+    def run(self, stage: int, job: RunLayers, payload: Tensor | None, rows: tuple[int, ...]) -> tuple[Tensor | None, tuple[int, ...]]:
+        return None, (0,) * len(rows)
+
+    def change_cache(self, stage: int, command: object) -> None: ...
+
+
+def simulated_end(job: RunLayers, layers: int, trims: Sequence[tuple[float, tuple[int, ...]]], *, is_last: bool) -> float:
+    """When the simulator's device ends a job that begins at 0."""
+    clock, ends = Clock(), []
+    spec = DeviceSpec(curve=CURVE, layers=layers, sampling=SAMPLING)
+    simulated = Device(clock, spec, 0, NoLayers(), is_last, lambda done: ends.append(done.ended_s))
+    simulated.run(job)
+    for at_s, rows in trims:
+        clock.at(at_s, lambda rows=rows: None if simulated.is_idle else simulated.trim(Trim(job=1, rows=rows)))  # type: ignore[misc]
+    while clock.step(float("inf")):
+        pass
+    return float(ends[0])
+
+
+def paced_end(job: RunLayers, layers: int, trims: Sequence[tuple[float, tuple[int, ...]]], *, is_last: bool) -> float:
+    """The same by a pacer, the layers driven as `Slice.run` does."""
+    clock = Time()
+
+    def dead_rows() -> frozenset[int]:
+        return frozenset(row for at_s, rows in trims if at_s <= clock.now_s for row in rows)
+
+    paced = pacer(clock, layers=layers, stage=int(is_last))
+    paced.begin(len(job.rows), context_of(job), 0.0)
+    for _ in range(layers):
+        if len(paced.boundary(dead_rows)) == len(job.rows):
+            break
+    return paced.end(dead_rows)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_job_ends_when_the_simulator_says_so_whatever_is_trimmed(seed: int) -> None:
+    chance = random.Random(seed)
+    layers, count = chance.randint(1, 6), chance.randint(1, 12)
+    job = job_of(count, [chance.randint(0, 2000) for _ in range(count)])
+    rows = chance.sample(range(count), count)
+    trims = []
+    while rows and chance.random() < 0.7:
+        gone = tuple(rows.pop() for _ in range(chance.randint(1, len(rows))))
+        trims.append((chance.uniform(0, 0.12), gone))
+    for is_last in (False, True):
+        expected = simulated_end(job, layers, trims, is_last=is_last)
+        assert paced_end(job, layers, trims, is_last=is_last) == pytest.approx(expected, abs=(layers + 2) * TICK_S)
+
+
+def test_a_pass_without_trims_takes_the_curve_and_sampling_on_the_last_stage_only() -> None:
+    job = job_of(3, [100, 101, 101])
+    assert paced_end(job, 4, [], is_last=False) == pytest.approx(CURVE.seconds(3, 100), abs=1e-5)
+    assert paced_end(job, 4, [], is_last=True) == pytest.approx(CURVE.seconds(3, 100) + SAMPLING.seconds(3), abs=1e-5)
+
+
+def test_a_layer_waits_for_its_instant_and_reads_the_dead_rows_only_then() -> None:
+    clock = Time(10.0)
+    paced = pacer(clock, layers=2)
+    paced.begin(4, 0, 10.0)
+    read_at: list[float] = []
+    dead: frozenset[int] = frozenset()
+
+    def dead_rows() -> frozenset[int]:
+        read_at.append(clock.now_s)
+        return dead
+
+    assert paced.boundary(dead_rows) == frozenset()
+    dead = frozenset({1, 2})
+    assert paced.boundary(dead_rows) == {1, 2}
+    ended_s = paced.end(dead_rows)
+    second_s = 10.0 + CURVE.seconds(4) / 2
+    assert read_at == [10.0, pytest.approx(second_s, abs=1e-5)]
+    assert ended_s == pytest.approx(second_s + CURVE.seconds(2) / 2, abs=2e-5)
+
+
+def test_what_one_layer_took_too_long_the_next_ones_catch_up() -> None:
+    clock = Time()
+    paced = pacer(clock, layers=4)
+    paced.begin(1, 0, 0.0)
+    for index in range(4):
+        paced.boundary(frozenset)
+        clock.now_s += 0.017 if index == 0 else 0.001  # of 0.00875 declared for each
+    assert paced.end(frozenset) == pytest.approx(CURVE.seconds(1), abs=1e-5)
+
+
+def test_a_debt_that_is_left_makes_the_job_late_and_never_early() -> None:
+    clock = Time()
+    paced = pacer(clock, layers=1)
+    paced.begin(1, 0, 0.0)
+    paced.boundary(frozenset)
+    clock.now_s = 0.5
+    assert paced.end(frozenset) == 0.5
+    assert clock.sleeps == []
+
+
+def test_a_wait_sleeps_most_of_it_at_once_and_yields_only_at_its_end() -> None:
+    clock = Time(5.0)
+    assert wait_until(5.04, clock, clock.sleep) == pytest.approx(5.04, abs=2 * TICK_S)
+    assert clock.sleeps[0] == pytest.approx(0.039)
+    assert sum(seconds == 0 for seconds in clock.sleeps) * TICK_S <= 0.0003
+    assert wait_until(4.0, clock, clock.sleep) == clock.now_s, "an instant that is past is not waited for"
+
+
+# ------------------------------------------------------------------------------------------------- lateness
+
+
+def counted(lateness: Lateness, jobs: int, declared_s: float, took_s: float) -> None:
+    for _ in range(jobs):
+        lateness.count(declared_s, took_s)
+
+
+def test_a_machine_that_is_too_slow_is_told_so_once_enough_jobs_are_done() -> None:
+    lateness = Lateness("stage 2 of 4", "use fewer stages")
+    counted(lateness, WARM_UP_JOBS, 0.010, 1.0)
+    counted(lateness, JOBS_MIN - 1, 0.010, 0.0125)
+    with pytest.raises(ClusterError) as caught:
+        lateness.count(0.010, 0.0125)
+    assert str(caught.value) == (
+        "stage 2 of 4 cannot keep up with what it emulates: its profile asks for 10.00 ms a pass, "
+        f"this machine took 12.50 ms (means of the last {JOBS_MIN}); use fewer stages"
+    )
+    assert caught.value.exit_status == 1
+
+
+def test_a_little_lateness_is_accepted_and_old_lateness_forgotten() -> None:
+    lateness = Lateness("the drafter", "")
+    counted(lateness, 500, 0.010, 0.01049)
+    lateness = Lateness("the drafter", "")
+    counted(lateness, WARM_UP_JOBS + JOBS_MAX - 1, 0.010, 0.010)
+    for _ in range(10):  # one job in a window may be late by what all of the window may
+        lateness.count(0.010, 0.034)
+        counted(lateness, JOBS_MAX - 1, 0.010, 0.010)
+    lateness.count(0.010, 0.034)
+    with pytest.raises(ClusterError):
+        lateness.count(0.010, 0.034)
+
+
+def test_jobs_that_end_early_do_not_pay_for_late_ones() -> None:
+    lateness = Lateness("stage 1 of 1", "")
+    counted(lateness, WARM_UP_JOBS + 18, 0.010, 0.002)
+    lateness.count(0.010, 0.010)
+    with pytest.raises(ClusterError, match=r"10\.00 ms a pass, this machine took 11\.00 ms"):
+        lateness.count(0.010, 0.030)
+
+
+def test_a_pacer_counts_every_job_and_names_its_stage() -> None:
+    clock = Time()
+    paced = pacer(clock, layers=1, stage=1, stages=3, declared=device(layers=Curve(base_s=0.02), sampling=INSTANT))
+    with pytest.raises(ClusterError, match=r"^stage 2 of 3 cannot .* 20\.00 ms a pass.* 30\.00 ms .*larger model shape$"):  # noqa: PT012
+        for _ in range(WARM_UP_JOBS + JOBS_MIN):
+            paced.begin(2, 0, clock.now_s)
+            paced.boundary(frozenset)
+            clock.now_s += 0.03
+            paced.end(frozenset)
+
+
+# -------------------------------------------------------------------------------------------------- shaping
+
+
+def arrivals(shaper: Shaper, sends: Sequence[tuple[float, Any, Tensor | None]]) -> list[float]:
+    for number, (at_s, message, tensor) in enumerate(sends):
+        frames = encode(Envelope(incarnation=INCARNATION, sender="a", sequence=number, message=message, tensor=tensor))
+        assert shaper.put(frames, tensor, at_s)
+    found = []
+    while (due_s := shaper.due_s) < float("inf"):
+        assert shaper.take(due_s - 1e-9) is None
+        frames_taken = shaper.take(due_s)
+        assert frames_taken is not None
+        assert decode(frames_taken).sequence == len(found), "messages arrive in order"
+        found.append(due_s)
+    assert shaper.take(float("inf")) is None
+    return found
+
+
+def simulated_arrivals(spec: LinkSpec, row_bytes: int | None, sends: Sequence[tuple[float, Any, Tensor | None]]) -> list[float]:
+    clock = Clock()
+    found: list[float] = []
+    link = SimulatedLink(clock, spec, "a", lambda *_: found.append(clock.now_s), chance=random.Random("x"), row_bytes=row_bytes)
+    for at_s, message, tensor in sends:
+        clock.at(at_s, lambda message=message, tensor=tensor: link.send(message, tensor))  # type: ignore[misc]
+    while clock.step(float("inf")):
+        pass
+    return found
+
+
+def segment_of(rows: int) -> tuple[Verified, Tensor]:
+    """A message that carries a payload, `[rows, 8]`."""
+    parts = (VerifiedPart(request=1, epoch=0, ids=tuple(range(rows)), next_tokens=(-1,) * rows),)
+    return Verified(segment=1, parts=parts, hops=()), Tensor(rows=rows, width=8, dtype="float32", data=bytes(32 * rows))
+
+
+@pytest.mark.parametrize("row_bytes", [0, 4096])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        DIRECT,
+        LinkSpec(delay_s=0.004),
+        LinkSpec(delay_s=0.001, bandwidth_mbps=2.0),
+        LinkSpec(delay_s=0.002, bandwidth_mbps=50.0, jitter_s=0.03),
+    ],
+    ids=str,
+)
+def test_messages_arrive_when_the_simulator_says_so(spec: LinkSpec, row_bytes: int) -> None:
+    chance = random.Random(3)
+    sends: list[tuple[float, Any, Tensor | None]] = []
+    at_s = 0.0
+    for _ in range(60):
+        at_s += chance.uniform(0, 0.01)
+        sends.append((at_s, Ping(), None) if chance.random() < 0.4 else (at_s, *segment_of(chance.randint(1, 9))))
+    found = arrivals(Shaper(spec, row_bytes=row_bytes, chance=random.Random("x")), sends)
+    assert found == pytest.approx(simulated_arrivals(spec, row_bytes or None, sends), abs=1e-12)
+    assert found == sorted(found)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Link, zmq.Socket[bytes]]]:
+    with zmq.Context() as context, context.socket(zmq.PAIR) as sending, context.socket(zmq.PAIR) as receiving:
+        receiving.bind("inproc://pair")
+        sending.connect("inproc://pair")
+        yield Link(sending, incarnation=1, sender="a"), receiving
+
+
+def arrived(socket: zmq.Socket[bytes]) -> list[tuple[int, Any]]:
+    found = []
+    while socket.poll(0):
+        envelope = decode(socket.recv_multipart())
+        found.append((envelope.sequence, envelope.message))
+    return found
+
+
+def test_a_shaped_link_keeps_messages_until_they_are_due_and_counts_them_in_order(pair: tuple[Link, zmq.Socket[bytes]]) -> None:
+    link, receiving = pair
+    pong = Pong(queued=0, done=0, memory_bytes=1)
+    assert link.due_s == float("inf")
+    assert link.send(Ping())
+    assert arrived(receiving) == [(0, Ping())], "without a shape it goes out at once"
+    link.shape = Shaper(LinkSpec(delay_s=1000.0, bandwidth_mbps=0.01), chance=random.Random(0))
+    before_s = time.monotonic()
+    assert link.send(Ping())
+    assert link.send(pong)
+    assert arrived(receiving) == []
+    assert before_s + 1000 < link.due_s < time.monotonic() + 1001
+    assert link.flush(before_s + 999)
+    assert arrived(receiving) == []
+    assert link.flush(link.due_s)
+    assert arrived(receiving) == [(1, Ping())], "the second one leaves behind it"
+    link.unshape()
+    assert arrived(receiving) == [(2, pong)]
+    assert link.send(Ping())
+    assert arrived(receiving) == [(3, Ping())]
+
+
+def test_a_poll_ends_less_than_half_a_millisecond_from_what_is_due() -> None:
+    assert patience_ms(float("inf"), 100.0, 60_000) == 60_000
+    assert patience_ms(99.0, 100.0, 500) == 0
+    assert patience_ms(101.0, 100.0, 500) == 500
+    for step in range(1000):
+        due_s = 100.0 + 0.02 + step * 1.7e-5
+        assert 100.0 + patience_ms(due_s, 100.0, 500) / 1000 == pytest.approx(due_s, abs=0.000501)
+
+
+def test_declared_devices_survive_the_way_to_another_process() -> None:
+    devices = (device(), device(outgoing=LinkSpec(delay_s=0.001, bandwidth_mbps=100.0, jitter_s=0.0002), row_bytes=8192))
+    assert devices_from_json(devices_to_json(devices)) == devices
+    assert devices[0].outgoing.bandwidth_mbps == float("inf")
+
+
+# --------------------------------------------------------------------------------------- in real processes
+
+
+class Idler:
+    """A drafter with nothing to say, at once."""
+
+    kind = "idler"
+    captures = ()
+    context = 100
+    weight_bytes = 0
+
+    def draft(self, segment: Segment, width: int) -> tuple[()]:
+        return ()
+
+
+def drafts(pace: Curve, count: int) -> list[Any]:
+    wake = Wake()
+    thread = DraftThread(Idler(), wake, pace)  # type: ignore[arg-type]
+    for number in range(count):
+        thread.post(Draft(job=number, segment=Segment(segment=number, parts=()), width=1))
+    thread.stop(30)
+    wake.close()
+    return list(thread.results)
+
+
+def test_a_draft_takes_as_long_as_declared() -> None:
+    found = drafts(Curve(fixed_s=0.02), 3)
+    assert [type(result) for result in found] == [Drafted] * 3
+    assert all(result.ended_s - result.started_s >= 0.02 for result in found)
+
+
+def test_a_drafter_that_is_slower_than_declared_fails() -> None:
+    last = drafts(INSTANT, WARM_UP_JOBS + JOBS_MIN + 5)[-1]
+    assert "the drafter cannot keep up with what it emulates: its profile asks for 0.00 ms a pass" in str(last.error)
+
+
+STAGE = Curve(base_s=0.03, extra_row_s=0.0001)
+SAMPLING_S = 0.005
+DELAY_S = 0.02
+
+
+def open_emulated(folder: Path, curve: Curve) -> contextlib.AbstractContextManager[Cluster]:
+    link = LinkSpec(delay_s=DELAY_S, bandwidth_mbps=100.0, jitter_s=0.001)
+    declared = device(layers=curve, sampling=Curve(base_s=SAMPLING_S), outgoing=link, row_bytes=4096)
+    emulation = Emulation(devices=(declared, declared), drafting=Curve(base_s=0.03), control=link, first_hop=link)
+    return open_cluster(ClusterOptions(model=str(folder), dtype="float32", local=2, context=300, log_level="CRITICAL", emulation=emulation))
+
+
+@pytest.fixture(scope="module")
+def emulated(folder: Path) -> Iterator[Cluster]:
+    with open_emulated(folder, STAGE) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    "decoding",
+    [Decoding(method="ar"), Decoding(method="tree-sd", drafter="ngram", nodes=4, depth=2)],
+    ids=lambda decoding: decoding.method,
+)
+def test_an_emulated_cluster_answers_exactly_and_takes_its_time(emulated: Cluster, reference: Reference, decoding: Decoding) -> None:
+    # So few passes that no verdict on this machine's speed is due.
+    told: list[tuple[HeadEvent, Sequence[HeadCommand], float]] = []
+    with emulated.session(decoding, lambda text, share: None, lambda *event: told.append(event)) as session:
+        answer = session.submit(PROMPT, Sampling(), Limits(new_tokens_max=7, stop_ids=frozenset()), request=1)
+        batches = list(answer)
+        hops = list(session.head.hops)
+    assert [token for batch in batches for token in batch.tokens] == reference.generate(PROMPT, Sampling(), 7, frozenset())
+    for first, last in hops:
+        for hop, extra_s in ((first, 0.0), (last, SAMPLING_S)):
+            if hop.rows and not hop.dead_between_layers:
+                assert hop.compute_s >= STAGE.seconds(hop.rows - hop.dead_late) + extra_s * (hop.dead_late == 0)
+    trip_s = 3 * (DELAY_S - TIMER_EARLY_S) + 2 * STAGE.base_s + SAMPLING_S
+    assert len(batches) == 7 if decoding.method == "ar" else len(batches) > 1
+    assert all(batch.at_s - answer.submitted_s >= trip * trip_s for trip, batch in enumerate(batches, 1))
+    assert isinstance(told[0][0], Submit)
+    assert sum(isinstance(event, VerifiedArrived) for event, _, _ in told) >= len(hops) > 0
+    assert [now_s for _, _, now_s in told] == sorted(now_s for _, _, now_s in told)
+    assert all(event.ended_s - event.started_s >= 0.03 for event, _, _ in told if isinstance(event, Drafted))
+
+
+def test_a_profile_that_no_machine_can_meet_ends_in_one_line(folder: Path) -> None:
+    with open_emulated(folder, INSTANT) as cluster, cluster.session(Decoding(method="ar"), lambda text, share: None) as session:
+        answer = session.submit(PROMPT, Sampling(), Limits(new_tokens_max=200, stop_ids=frozenset()), request=1)
+        with pytest.raises(ClusterError, match=r"^device local-\d at .*: stage 1 of 2 cannot keep up .* 0\.00 ms a pass") as caught:
+            tokens_of(answer)
+    assert "\n" not in str(caught.value)
