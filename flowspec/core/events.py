@@ -70,6 +70,11 @@ class RunLayers:
     payload: Any
     rows: tuple[int, ...]
 
+    @property
+    def context(self) -> int:
+        """How many earlier tokens the rows see: those of its requests together. Keys and values of these are read."""
+        return sum(int(part.positions.min()) for part in self.parts)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trim:

@@ -12,11 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers
 from flowspec.core.messages import Assign
 from flowspec.errors import ClusterError, FlowSpecError
+from flowspec.runtime.emulation import DeviceEmulation, Pacer
 from flowspec.runtime.transport import Wake
 from flowspec.wire.codec import Tensor
 
@@ -76,10 +78,13 @@ class ComputeThread:
     """Runs work in order; only `trim` reaches into the running job.
 
     Work and results carry the number of the hold they belong to, so that nothing of one head is taken for another's.
+    With an `emulation` jobs last as long as on the device that it declares.
     """
 
-    def __init__(self, machine: Machine, wake: Wake) -> None:
+    def __init__(self, machine: Machine, wake: Wake, emulation: DeviceEmulation | None = None) -> None:
         self.machine = machine
+        self._emulation = emulation
+        self._pacer: Pacer | None = None
         self.results: deque[tuple[int, Result]] = deque()
         self._wake = wake
         self._work: queue.SimpleQueue[tuple[int, Work] | None] = queue.SimpleQueue()
@@ -144,15 +149,23 @@ class ComputeThread:
             of, rows = self._dead
             return rows if of == running else frozenset()
 
-        rows, states, next_tokens = part.run(job, payload, dead_rows)
+        pacer = self._pacer
+        if pacer is not None:
+            pacer.begin(len(job.rows), job.context, started_s)
+        rows, states, next_tokens = part.run(job, payload, dead_rows if pacer is None else partial(pacer.boundary, dead_rows))
         ended_s = time.monotonic()
         onward = to_wire(states) if rows and states.shape[1] else None
+        if pacer is not None:
+            ended_s = pacer.end(dead_rows)
         return LayersDone(job=job.job, rows=rows, payload=onward, next_tokens=next_tokens, started_s=started_s, ended_s=ended_s)
 
     def _load(self, assign: Assign) -> None:
         from flowspec.model.slice import Slice, Span
         from flowspec.runtime.loading import check_memory, open_model, pick_device, use_threads
 
+        if self._emulation is not None:
+            layers = assign.end_layer - assign.first_layer
+            self._pacer = Pacer(self._emulation, stage=assign.stage, stages=assign.stages, layers=layers)
         span = Span(first=assign.first_layer, end=assign.end_layer, count=assign.layer_count)
         wanted = (assign.fingerprint, assign.first_layer, assign.end_layer, assign.dtype)
         if self._slice is not None and self._loaded_as == wanted:

@@ -52,9 +52,10 @@ from flowspec.errors import FlowSpecError, PeerError
 from flowspec.plan.memory import mib
 from flowspec.runtime import timeouts
 from flowspec.runtime.compute import ComputeThread, Crashed, Failed, Loaded, LoadProgress, Machine, Result
+from flowspec.runtime.emulation import DeviceEmulation
 from flowspec.runtime.hold import Hold
 from flowspec.runtime.peers import Peer, Peers
-from flowspec.runtime.transport import Link, Monitor, Wake, bind_router, dial, ready_sources, receive
+from flowspec.runtime.transport import Link, Monitor, Wake, bind_router, dial, patience_ms, ready_sources, receive
 from flowspec.wire.codec import Envelope, decode
 
 log = logging.getLogger("flowspec.daemon")
@@ -66,9 +67,18 @@ HELD_POLL_MS = 500
 
 
 class Daemon:
-    """Serves one head after another until `stop`; `run` blocks."""
+    """Serves one head after another until `stop`; `run` blocks. With an `emulation` it takes that device's time."""
 
-    def __init__(self, *, host: str, port: int, name: str, machine: Machine, lifeline_fd: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        host: str,
+        port: int,
+        name: str,
+        machine: Machine,
+        lifeline_fd: int | None = None,
+        emulation: DeviceEmulation | None = None,
+    ) -> None:
         self.name = name
         self.machine = machine
         self._context: zmq.Context[Any] = zmq.Context()
@@ -77,7 +87,8 @@ class Daemon:
         self._monitor = Monitor(self._router)
         self._wake = Wake()
         self._lifeline_fd = lifeline_fd
-        self._compute = ComputeThread(machine, self._wake)
+        self._compute = ComputeThread(machine, self._wake, emulation)
+        self._emulation = emulation
         self._peers = Peers(self._router, name)
         self._poller = zmq.Poller()
         self._hold: Hold | None = None
@@ -120,8 +131,13 @@ class Daemon:
     # ---------------------------------------------------------------------------------------------- loop
 
     def _turn(self) -> None:
-        ready = ready_sources(self._poller.poll(IDLE_POLL_MS if self._hold is None else HELD_POLL_MS))
+        onward = None if self._hold is None else self._hold.onward
+        due_s = float("inf") if onward is None else onward.due_s
+        most_ms = IDLE_POLL_MS if self._hold is None else HELD_POLL_MS
+        ready = ready_sources(self._poller.poll(patience_ms(due_s, time.monotonic(), most_ms)))
         now_s = time.monotonic()
+        if self._hold is not None and onward is not None and not onward.flush(now_s):
+            self._cannot_send(self._hold)
         if self._lifeline_fd is not None and self._lifeline_fd in ready and not os.read(self._lifeline_fd, 4096):
             self.stop("the process that started it is gone")
         if self._wake.read_fd in ready:
@@ -198,7 +214,7 @@ class Daemon:
     def _welcome(self, peer: Peer) -> None:
         hold = self._hold
         if peer.hello.role == "head-data" and hold is not None and hold.control.incarnation == peer.incarnation:
-            hold.data = peer
+            hold.take_data(peer)
         elif peer.hello.role == "stage":
             log.info("stage %s is connected", peer.hello.name)
         peer.link.send(
@@ -260,9 +276,11 @@ class Daemon:
             returns_features=bool(assign.captures),
         )
         hold = Hold(self._holds_begun, peer, assign, core, now_s + timeouts.LEASE_S)
-        hold.data = next(
-            (other for other in self._peers if other.hello.role == "head-data" and other.incarnation == peer.incarnation), None
-        )
+        if self._emulation is not None:
+            hold.shape = self._emulation.shaper(assign.stage)
+        for other in self._peers:
+            if other.hello.role == "head-data" and other.incarnation == peer.incarnation:
+                hold.take_data(other)
         if assign.next_hop:
             try:
                 socket = dial(self._context, assign.next_hop)
@@ -274,6 +292,7 @@ class Daemon:
             self._poller.register(socket, zmq.POLLIN)
             self._poller.register(hold.next_monitor.socket, zmq.POLLIN)
             hold.next_hop.send(Hello(name=self.name, version=__version__, role="stage"))
+            hold.next_hop.shape = hold.shape
             hold.next_deadline_s = now_s + timeouts.LINK_S
         else:
             hold.next_ready = True
@@ -341,15 +360,17 @@ class Daemon:
             self._compute.post(hold.number, command)
         elif isinstance(command, Trim):
             self._compute.trim(hold.number, command.job, command.rows)
-        elif isinstance(command, SendSegment):
-            assert hold.next_hop is not None
-            tensor = command.payload.select(command.rows) if command.rows else None
-            if not hold.next_hop.send(command.segment, tensor):
-                self._fail(f"{hold.next_device} takes no more frames")
         else:
+            message = command.segment if isinstance(command, SendSegment) else command.verified
             tensor = command.payload.select(command.rows) if command.rows else None
-            if hold.data is None or not hold.data.link.send(command.verified, tensor):
-                self._let_go("the head's data connection is gone", tell=True)  # it leaves, and does not wait for its last segments
+            if hold.onward is None or not hold.onward.send(message, tensor):
+                self._cannot_send(hold)
+
+    def _cannot_send(self, hold: Hold) -> None:
+        if hold.assign.next_hop:
+            self._fail(f"{hold.next_device} takes no more frames")
+        else:
+            self._let_go("the head's data connection is gone", tell=True)  # it leaves, and does not wait for its last segments
 
     def _result(self, number: int, result: Result, now_s: float) -> None:
         """What the compute thread did for hold `number`; of a head that is gone it counts for nothing."""

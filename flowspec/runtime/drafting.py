@@ -18,8 +18,10 @@ from flowspec.core.events import Draft, Drafted, ToDrafter
 from flowspec.core.messages import VerifiedPart
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import ClusterError, FlowSpecError
+from flowspec.plan.timing import Curve
 from flowspec.runtime import timeouts
 from flowspec.runtime.compute import SWITCH_INTERVAL_S, Crashed, Failed, is_out_of_memory, to_torch
+from flowspec.runtime.emulation import DraftPacer
 from flowspec.runtime.transport import Wake
 from flowspec.wire.codec import Tensor
 
@@ -31,10 +33,11 @@ class _Features:
 
 
 class DraftThread:
-    """Owns a drafter that is loaded already."""
+    """Owns a drafter that is loaded already. With a `pace` its passes last so long by their rows, as declared in the emulated world."""
 
-    def __init__(self, drafter: Drafter, wake: Wake) -> None:
+    def __init__(self, drafter: Drafter, wake: Wake, pace: Curve | None = None) -> None:
         self.drafter = drafter
+        self._pacer = None if pace is None else DraftPacer(pace)
         self.results: deque[Drafted | Failed | Crashed] = deque()
         self._wake = wake
         self._work: queue.SimpleQueue[Draft | ToDrafter | _Features | None] = queue.SimpleQueue()
@@ -73,7 +76,8 @@ class DraftThread:
         if isinstance(work, Draft):
             started_s = time.monotonic()
             proposals = self.drafter.draft(work.segment, work.width)
-            self._tell(Drafted(job=work.job, proposals=proposals, started_s=started_s, ended_s=time.monotonic()))
+            ended_s = time.monotonic() if self._pacer is None else self._pacer.end(work.segment.row_count, started_s)
+            self._tell(Drafted(job=work.job, proposals=proposals, started_s=started_s, ended_s=ended_s))
         elif isinstance(work, ToDrafter):
             self.drafter.release(work.message)
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 
 from flowspec.core.drafting import DrafterTraits
 from flowspec.core.events import (
@@ -18,6 +19,7 @@ from flowspec.core.events import (
     Emit,
     Finished,
     Forget,
+    HeadCommand,
     HeadEvent,
     SetTimer,
     Submit,
@@ -38,19 +40,22 @@ from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.answer import Answer, End, Tokens
 from flowspec.runtime.compute import Crashed, Failed
 from flowspec.runtime.drafting import DraftThread
+from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.stages import Progress, Stage, Stages
-from flowspec.runtime.transport import Wake
+from flowspec.runtime.transport import TIMER_EARLY_S, Wake, patience_ms
 
 TIMED_SEGMENTS_MAX = 10_000
-TIMER_EARLY_S = 0.0005
-"""A timer fires up to this early: polls count in whole milliseconds."""
 POLL_MS = 500
+
+OnEvent = Callable[[HeadEvent, Sequence[HeadCommand], float], None]
+"""Told in the head's thread of every event, the commands that it led to (they are done), and the instant."""
 
 
 class Head:
     """A connected cluster; a context manager that lets go of the daemons at its end.
 
     `method` decides what is sent and drafted (default: plain decoding); the drafter, if there is one, is the head's from now on.
+    An `emulation` is what the local daemons were started with.
     """
 
     def __init__(
@@ -60,14 +65,18 @@ class Head:
         *,
         method: Method | None = None,
         drafter: Drafter | None = None,
+        emulation: Emulation | None = None,
+        on_event: OnEvent | None = None,
     ) -> None:
         self.plan = plan
         self.hops: deque[tuple[Hop, ...]] = deque(maxlen=TIMED_SEGMENTS_MAX)
         traits = None if drafter is None else DrafterTraits(context=drafter.context, needs_features=bool(drafter.captures))
         self._core = HeadCore(context=plan.context, stage_count=len(plan.stages), method=method or make_method("ar"), drafter=traits)
         self._wake = Wake()
-        self._stages = Stages(plan, self._wake, progress)
-        self._drafting = None if drafter is None else DraftThread(drafter, self._wake)
+        self._stages = Stages(plan, self._wake, progress, emulation)
+        pace = None if emulation is None else emulation.drafting
+        self._drafting = None if drafter is None else DraftThread(drafter, self._wake, pace)
+        self._on_event = on_event
         self._timer_s: float | None = None
         self._core_s = 0.0
         self._inbox: deque[tuple[HeadEvent, Answer | None]] = deque()
@@ -161,9 +170,8 @@ class Head:
 
     def _patience_ms(self) -> int:
         """How long the next poll may wait."""
-        if self._timer_s is None:
-            return POLL_MS
-        return max(0, min(POLL_MS, int((self._timer_s - TIMER_EARLY_S - time.monotonic()) * 1000) + 1))
+        due_s = self._stages.due_s
+        return patience_ms(due_s if self._timer_s is None else min(due_s, self._timer_s), time.monotonic(), POLL_MS)
 
     def _end_answers(self, error: FlowSpecError) -> None:
         for answer in self._answers.values():
@@ -219,6 +227,9 @@ class Head:
                 answer = self._answers.pop(command.request)
                 report = {**command.statistics.report(), "head_s": round(answer.core_s + self._core_s, 6)}
                 answer.items.put(End(reason=command.reason, reused=command.reused, statistics=report))
+
+        if self._on_event is not None:
+            self._on_event(event, commands, now_s)
 
     def _disconnect(self) -> None:
         if self._drafting is not None:

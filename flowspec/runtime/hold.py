@@ -8,6 +8,7 @@ from flowspec.core.messages import Assign, Segment
 from flowspec.core.stage import StageCore
 from flowspec.errors import PeerError
 from flowspec.runtime.compute import Loaded
+from flowspec.runtime.emulation import Shaper
 from flowspec.runtime.peers import Peer
 from flowspec.runtime.transport import Link, Monitor, Receiver
 from flowspec.wire.codec import Tensor
@@ -22,6 +23,7 @@ class Hold:
     assign: Assign
     core: StageCore
     lease_until_s: float
+    shape: Shaper | None = None
     next_hop: Link | None = None
     next_monitor: Monitor | None = None
     next_receiver: Receiver = field(default_factory=Receiver)
@@ -52,6 +54,19 @@ class Hold:
             found = None if payload is None else (payload.rows, payload.width, payload.dtype)
             if found != expected:
                 raise PeerError(f"expected a payload of {expected}, got {found}")
+
+    @property
+    def onward(self) -> Link | None:
+        """Where segments leave to the next hop, or the last stage's reports to the head; None while it is not there."""
+        if self.assign.next_hop:
+            return self.next_hop
+        return None if self.data is None else self.data.link
+
+    def take_data(self, data: Peer) -> None:
+        """The head's data connection is there."""
+        self.data = data
+        if not self.assign.next_hop:
+            data.link.shape = self.shape
 
     @property
     def next_device(self) -> str:

@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
 from flowspec.errors import ClusterError
 from flowspec.runtime import timeouts
+from flowspec.runtime.emulation import DeviceEmulation, devices_to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,17 +30,30 @@ class LocalDaemon:
 
 
 class LocalCluster:
-    """Starts `count` daemons; a context manager. Starting and waiting are apart, so that callers work meanwhile."""
+    """Starts `count` daemons; a context manager. Starting and waiting are apart, so that callers work meanwhile.
+
+    With `devices`, one for each, the daemons take the time of these.
+    """
 
     def __init__(
-        self, count: int, *, threads: int = 1, family: str | None = None, log_level: str = "WARNING", log_file: str | None = None
+        self,
+        count: int,
+        *,
+        threads: int = 1,
+        family: str | None = None,
+        log_level: str = "WARNING",
+        log_file: str | None = None,
+        devices: Sequence[DeviceEmulation] = (),
     ) -> None:
+        assert len(devices) in (0, count), f"{len(devices)} devices declared for {count} daemons"
         self.count = count
         command = [sys.executable, "-m", "flowspec.runtime.pool", f"--count={count}", f"--threads={threads}", f"--log-level={log_level}"]
         if family:
             command.append(f"--family={family}")
         if log_file:
             command.append(f"--log-file={log_file}")
+        if devices:
+            command.append(f"--emulate={devices_to_json(devices)}")
         # A session of its own: Ctrl-C at the terminal is the head's to handle, and the pool ends through its lifeline.
         self._pool = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         self._daemons: list[LocalDaemon] = []

@@ -17,6 +17,7 @@ import sys
 from flowspec.errors import FlowSpecError
 from flowspec.runtime.compute import Machine
 from flowspec.runtime.daemon import Daemon
+from flowspec.runtime.emulation import devices_from_json
 
 PRELOADED = ("torch", "transformers", "flowspec.model.slice", "flowspec.runtime.loading")
 
@@ -28,6 +29,7 @@ def main() -> None:
     parser.add_argument("--family", help="model family whose code is imported before forking")
     parser.add_argument("--log-level", default="WARNING")
     parser.add_argument("--log-file", help="append the log to this file instead of standard error")
+    parser.add_argument("--emulate", type=devices_from_json, default=(), help="JSON list of the devices that the daemons emulate")
     args = parser.parse_args()
     handler = logging.FileHandler(args.log_file) if args.log_file else logging.StreamHandler(sys.stderr)
     logging.basicConfig(level=args.log_level, handlers=[handler])
@@ -58,7 +60,14 @@ def _fork(index: int, args: argparse.Namespace) -> int:
     try:
         form = logging.Formatter(f"%(asctime)s %(levelname)-7s local-{index}: %(message)s", datefmt="%H:%M:%S")
         logging.getLogger().handlers[0].setFormatter(form)
-        daemon = Daemon(host="127.0.0.1", port=0, name=f"local-{index}", machine=Machine(device="cpu", threads=args.threads), lifeline_fd=0)
+        daemon = Daemon(
+            host="127.0.0.1",
+            port=0,
+            name=f"local-{index}",
+            machine=Machine(device="cpu", threads=args.threads),
+            lifeline_fd=0,
+            emulation=args.emulate[index] if args.emulate else None,
+        )
         daemon.stop_on_signals()
         line = json.dumps({"name": daemon.name, "port": daemon.port, "pid": os.getpid()}) + "\n"
         os.write(1, line.encode())

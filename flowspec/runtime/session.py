@@ -22,7 +22,8 @@ from flowspec.model.files import BUNDLED, ModelFiles, canonical_name
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.cluster import Device, pick_context, read_cluster, split_layers
-from flowspec.runtime.head import Head
+from flowspec.runtime.emulation import Emulation
+from flowspec.runtime.head import Head, OnEvent
 from flowspec.runtime.local import LocalCluster
 from flowspec.runtime.stages import Progress
 from flowspec.wire.codec import DTYPE_BYTES
@@ -49,7 +50,7 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """Where a model shall run: a cluster file, or `local` daemons on this machine."""
+    """Where a model shall run: a cluster file, or `local` daemons on this machine, and what these emulate."""
 
     model: str
     dtype: str | None = None
@@ -59,6 +60,7 @@ class ClusterOptions:
     context: int | None = None
     log_level: str = "WARNING"
     log_file: str | None = None
+    emulation: Emulation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,9 +156,10 @@ class Cluster:
     config: Any
     plan: ClusterPlan
     is_local: bool
+    emulation: Emulation | None = None
 
     @contextlib.contextmanager
-    def session(self, decoding: Decoding, progress: Progress) -> Iterator[Session]:
+    def session(self, decoding: Decoding, progress: Progress, on_event: OnEvent | None = None) -> Iterator[Session]:
         """Loads the drafter and takes hold of the devices; they are let go of at the end and keep their layers."""
         name = decoding.drafter_for(self.files.model)
         if self.is_local and name not in WITHOUT_TENSORS:
@@ -164,7 +167,7 @@ class Cluster:
         drafter = open_drafter(name, self.files, self.plan.dtype, context=self.plan.context)
         method = make_method(decoding.method, nodes=decoding.nodes, depth=decoding.depth)
         plan = self.plan if drafter is None else replace(self.plan, captures=drafter.captures)
-        with Head(plan, progress, method=method, drafter=drafter) as head:
+        with Head(plan, progress, method=method, drafter=drafter, emulation=self.emulation, on_event=on_event) as head:
             yield Session(self.files, self.config, head, decoding)
 
 
@@ -188,6 +191,8 @@ def open_cluster(options: ClusterOptions, meanwhile: Callable[[ModelFiles], None
     What can be wrong with the model, the cluster file or the split is found before anything is started. `meanwhile` runs
     while local daemons come up: for slow imports of the caller.
     """
+    emulation = options.emulation
+    assert emulation is None or (options.cluster is None and len(emulation.devices) == options.local), "a device for each local stage"
     files = ModelFiles(options.model)
     raw = files.raw_config()
     check_family(str(raw.get("model_type")), files.model)
@@ -203,7 +208,13 @@ def open_cluster(options: ClusterOptions, meanwhile: Callable[[ModelFiles], None
         local = None
         if options.cluster is None:
             local = stack.enter_context(
-                LocalCluster(options.local, family=raw["model_type"], log_level=options.log_level, log_file=options.log_file)
+                LocalCluster(
+                    options.local,
+                    family=raw["model_type"],
+                    log_level=options.log_level,
+                    log_file=options.log_file,
+                    devices=() if emulation is None else emulation.devices,
+                )
             )
         config = files.config()
         family_of(config, files.model)
@@ -218,7 +229,7 @@ def open_cluster(options: ClusterOptions, meanwhile: Callable[[ModelFiles], None
         if local is not None:
             stages = [replace(stage, address=daemon.address) for stage, daemon in zip(stages, local.wait(), strict=True)]
             plan = replace(plan, stages=tuple(stages))
-        yield Cluster(files=files, config=config, plan=plan, is_local=local is not None)
+        yield Cluster(files=files, config=config, plan=plan, is_local=local is not None, emulation=emulation)
 
 
 def _use_one_thread() -> None:

@@ -37,6 +37,7 @@ from flowspec.core.messages import (
 from flowspec.errors import ClusterError, PeerError
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime import timeouts
+from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.transport import Link, Monitor, Receiver, Wake, dial, ready_sources, receive
 from flowspec.wire.codec import Tensor, decode
 
@@ -67,9 +68,9 @@ class Stage:
 
 
 class Stages:
-    """The stages of one cluster, as connected by `connect`; one thread uses it."""
+    """The stages of one cluster, as connected by `connect`; one thread uses it. An `emulation` shapes what it sends from then on."""
 
-    def __init__(self, plan: ClusterPlan, wake: Wake, progress: Progress) -> None:
+    def __init__(self, plan: ClusterPlan, wake: Wake, progress: Progress, emulation: Emulation | None = None) -> None:
         self.plan = plan
         self.all: list[Stage] = []
         self._incarnation = secrets.randbits(62)
@@ -80,6 +81,8 @@ class Stages:
         self._ping_due_s = 0.0
         self._data: dict[zmq.Socket[bytes], tuple[Link, Receiver]] = {}
         self._poller: zmq.Poller | None = None
+        self._emulation = emulation
+        self._shaped: list[tuple[Stage, Link]] = []
 
     def connect(self) -> None:
         """Dials every daemon and has it load its layers; raises `ClusterError` or `PeerError` for one that cannot."""
@@ -97,6 +100,19 @@ class Stages:
         for index in range(len(self.all)):
             self._assign(index)
         self._collect(lambda stage: stage.ready is not None, None, "")
+        if self._emulation is not None:
+            self._shape(self._emulation)
+
+    def _shape(self, emulation: Emulation) -> None:
+        first = self._first_data
+        first.shape = emulation.first_hop_shaper()
+        self._shaped = [(self.all[0], first), *((stage, stage.control) for stage in self.all)]
+        for index, stage in enumerate(self.all):
+            stage.control.shape = emulation.control_shaper(index)
+
+    @property
+    def _first_data(self) -> Link:
+        return next(iter(self._data.values()))[0]
 
     def _link(self, socket: zmq.Socket[bytes]) -> Link:
         return Link(socket, incarnation=self._incarnation, sender=self._name)
@@ -166,7 +182,7 @@ class Stages:
 
     def send(self, segment: Segment) -> None:
         """A segment to the first stage."""
-        if not next(iter(self._data.values()))[0].send(segment):
+        if not self._first_data.send(segment):
             raise ClusterError(f"{self.all[0].describe()} takes no more segments")
 
     def tell(self, message: Open | Commit | Release) -> None:
@@ -174,12 +190,23 @@ class Stages:
         for stage in self.all:
             stage.control.send(message)
 
+    @property
+    def due_s(self) -> float:
+        """When `listen` must be called again at the latest, because a message has come through an emulated link."""
+        return min((link.due_s for _, link in self._shaped), default=float("inf"))
+
+    def _flush(self, now_s: float) -> None:
+        for stage, link in self._shaped:
+            if not link.flush(now_s):
+                raise ClusterError(f"{stage.describe()} takes no more messages")
+
     def listen(self, timeout_ms: int) -> Iterator[tuple[Verified, Tensor | None]]:
         """Waits for anything to arrive, the wake-up included; yields what was verified. Keeps the leases alive.
 
         Raises `ClusterError` when a device is gone or gives up, `PeerError` when one breaks the protocol.
         """
         ready = self._poll(timeout_ms)
+        self._flush(time.monotonic())
         for socket, (_, receiver) in self._data.items():
             if socket in ready:
                 yield from self._verified(socket, receiver)
@@ -252,6 +279,8 @@ class Stages:
 
     def close(self) -> None:
         """Lets go of the daemons."""
+        for _, link in self._shaped:
+            link.unshape()
         for stage in self.all:
             stage.control.send(Reset())
         self._context.destroy(linger=200)

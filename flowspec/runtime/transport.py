@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket as sockets
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,9 +20,12 @@ from flowspec.core import limits
 from flowspec.core.messages import Message
 from flowspec.errors import InputError, PeerError
 from flowspec.runtime import timeouts
+from flowspec.runtime.emulation import Frames, Shaper
 from flowspec.wire.codec import Envelope, Tensor, encode
 
 FRAMES_QUEUED_MAX = 4096
+TIMER_EARLY_S = 0.0005
+"""What is due may happen up to this early: polls count in whole milliseconds."""
 _HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
@@ -80,7 +84,10 @@ def dial(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
 
 
 class Link:
-    """The sending half of one connection: stamps and counts what goes out."""
+    """The sending half of one connection: stamps and counts what goes out.
+
+    With a `shape` messages wait in it, as on the emulated link, until `flush` finds that they have arrived.
+    """
 
     def __init__(self, socket: zmq.Socket[bytes], *, incarnation: int, sender: str, identity: bytes | None = None) -> None:
         self.socket = socket
@@ -88,16 +95,44 @@ class Link:
         self.sender = sender
         self._prefix = [] if identity is None else [identity]
         self._sent = 0
+        self.shape: Shaper | None = None
+
+    @property
+    def due_s(self) -> float:
+        """When the next message must be flushed; infinity without any."""
+        return float("inf") if self.shape is None else self.shape.due_s
 
     def send(self, message: Message, tensor: Tensor | None = None) -> bool:
         """Hands a message to ZeroMQ; False when the peer is gone or its queue is full."""
         envelope = Envelope(incarnation=self.incarnation, sender=self.sender, sequence=self._sent, message=message, tensor=tensor)
-        frames: list[Any] = [*self._prefix, *encode(envelope)]
-        try:
-            self.socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=True)
-        except zmq.ZMQError:
+        frames = encode(envelope)
+        if self.shape is None:
+            sent = self._hand_over(frames)
+            self._sent += sent
+            return sent
+        now_s = time.monotonic()
+        if not self.shape.put(frames, tensor, now_s):
             return False
         self._sent += 1
+        return self.flush(now_s)
+
+    def flush(self, now_s: float) -> bool:
+        """Hands over what has come through the shape by now; False when that fails, and with it the connection."""
+        while self.shape is not None and (frames := self.shape.take(now_s + TIMER_EARLY_S)) is not None:
+            if not self._hand_over(frames):
+                return False
+        return True
+
+    def unshape(self) -> None:
+        """Hands over at once what is on its way, and all that follows: the emulation is over."""
+        self.flush(float("inf"))
+        self.shape = None
+
+    def _hand_over(self, frames: Frames) -> bool:
+        try:
+            self.socket.send_multipart([*self._prefix, *frames], flags=zmq.NOBLOCK, copy=True)
+        except zmq.ZMQError:
+            return False
         return True
 
 
@@ -122,6 +157,11 @@ def receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
         return socket.recv_multipart(flags=zmq.NOBLOCK)
     except zmq.Again:
         return None
+
+
+def patience_ms(due_s: float, now_s: float, most_ms: int) -> int:
+    """How long a poll may wait for what is due at `due_s` (infinity: nothing is); it ends less than half a millisecond off."""
+    return max(0, int(min(most_ms, (due_s - TIMER_EARLY_S - now_s) * 1000 + 1)))
 
 
 class Monitor:

@@ -84,7 +84,7 @@ class Device:
         assert rows, f"job {job.job} of stage {self._stage} has no rows"
         self.jobs += 1
         self.rows += len(rows)
-        self._run = _Run(job, rows, set(), now_s, now_s, self.spec.layers, _context(job), Alarm(self._finish))
+        self._run = _Run(job, rows, set(), now_s, now_s, self.spec.layers, job.context, Alarm(self._finish))
         self._set_end(self._run)
 
     def change_cache(self, command: OpenCache | ClearSlots | CloseCache) -> None:
@@ -138,8 +138,3 @@ class Device:
         self._done(
             LayersDone(job=run.job.job, rows=run.rows, payload=outgoing, next_tokens=next_tokens, started_s=run.started_s, ended_s=now_s)
         )
-
-
-def _context(job: RunLayers) -> int:
-    """How many earlier tokens the rows of a job see: those of its requests together."""
-    return sum(int(part.positions.min()) for part in job.parts)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import zmq
 
-from flowspec.core.events import Draft, Drafted, HeadCommand, HeadEvent, JobPart, RunLayers, Submit, Trim, VerifiedArrived
+from flowspec.core.events import Draft, Drafted, JobPart, RunLayers, Trim
 from flowspec.core.messages import Ping, Pong, Sampling, Segment, Verified, VerifiedPart
 from flowspec.errors import ClusterError
-from flowspec.model.reference import Reference
 from flowspec.plan.timing import DIRECT, INSTANT, Curve, LinkSpec
 from flowspec.runtime.drafting import DraftThread
 from flowspec.runtime.emulation import (
@@ -24,7 +21,6 @@ from flowspec.runtime.emulation import (
     JOBS_MIN,
     WARM_UP_JOBS,
     DeviceEmulation,
-    Emulation,
     Lateness,
     Pacer,
     Shaper,
@@ -33,14 +29,12 @@ from flowspec.runtime.emulation import (
     devices_to_json,
     wait_until,
 )
-from flowspec.runtime.session import Cluster, ClusterOptions, Decoding, Limits, open_cluster
-from flowspec.runtime.transport import TIMER_EARLY_S, Link, Wake, patience_ms
+from flowspec.runtime.transport import Link, Wake, patience_ms
 from flowspec.sim.clock import Clock
 from flowspec.sim.device import Device, DeviceSpec
 from flowspec.sim.link import INCARNATION
 from flowspec.sim.link import Link as SimulatedLink
 from flowspec.wire.codec import Envelope, Tensor, decode, encode
-from tests.runtime.clusters import PROMPT, tokens_of
 
 CURVE = Curve(base_s=0.03, row_s=0.004, extra_row_s=0.001, fixed_s=0.002, context_s=1e-5)
 SAMPLING = Curve(base_s=0.003, extra_row_s=0.0005)
@@ -355,7 +349,7 @@ def test_declared_devices_survive_the_way_to_another_process() -> None:
     assert devices[0].outgoing.bandwidth_mbps == float("inf")
 
 
-# --------------------------------------------------------------------------------------- in real processes
+# ------------------------------------------------------------------------------------------------- drafting
 
 
 class Idler:
@@ -389,55 +383,3 @@ def test_a_draft_takes_as_long_as_declared() -> None:
 def test_a_drafter_that_is_slower_than_declared_fails() -> None:
     last = drafts(INSTANT, WARM_UP_JOBS + JOBS_MIN + 5)[-1]
     assert "the drafter cannot keep up with what it emulates: its profile asks for 0.00 ms a pass" in str(last.error)
-
-
-STAGE = Curve(base_s=0.03, extra_row_s=0.0001)
-SAMPLING_S = 0.005
-DELAY_S = 0.02
-
-
-def open_emulated(folder: Path, curve: Curve) -> contextlib.AbstractContextManager[Cluster]:
-    link = LinkSpec(delay_s=DELAY_S, bandwidth_mbps=100.0, jitter_s=0.001)
-    declared = device(layers=curve, sampling=Curve(base_s=SAMPLING_S), outgoing=link, row_bytes=4096)
-    emulation = Emulation(devices=(declared, declared), drafting=Curve(base_s=0.03), control=link, first_hop=link)
-    return open_cluster(ClusterOptions(model=str(folder), dtype="float32", local=2, context=300, log_level="CRITICAL", emulation=emulation))
-
-
-@pytest.fixture(scope="module")
-def emulated(folder: Path) -> Iterator[Cluster]:
-    with open_emulated(folder, STAGE) as opened:
-        yield opened
-
-
-@pytest.mark.parametrize(
-    "decoding",
-    [Decoding(method="ar"), Decoding(method="tree-sd", drafter="ngram", nodes=4, depth=2)],
-    ids=lambda decoding: decoding.method,
-)
-def test_an_emulated_cluster_answers_exactly_and_takes_its_time(emulated: Cluster, reference: Reference, decoding: Decoding) -> None:
-    # So few passes that no verdict on this machine's speed is due.
-    told: list[tuple[HeadEvent, Sequence[HeadCommand], float]] = []
-    with emulated.session(decoding, lambda text, share: None, lambda *event: told.append(event)) as session:
-        answer = session.submit(PROMPT, Sampling(), Limits(new_tokens_max=7, stop_ids=frozenset()), request=1)
-        batches = list(answer)
-        hops = list(session.head.hops)
-    assert [token for batch in batches for token in batch.tokens] == reference.generate(PROMPT, Sampling(), 7, frozenset())
-    for first, last in hops:
-        for hop, extra_s in ((first, 0.0), (last, SAMPLING_S)):
-            if hop.rows and not hop.dead_between_layers:
-                assert hop.compute_s >= STAGE.seconds(hop.rows - hop.dead_late) + extra_s * (hop.dead_late == 0)
-    trip_s = 3 * (DELAY_S - TIMER_EARLY_S) + 2 * STAGE.base_s + SAMPLING_S
-    assert len(batches) == 7 if decoding.method == "ar" else len(batches) > 1
-    assert all(batch.at_s - answer.submitted_s >= trip * trip_s for trip, batch in enumerate(batches, 1))
-    assert isinstance(told[0][0], Submit)
-    assert sum(isinstance(event, VerifiedArrived) for event, _, _ in told) >= len(hops) > 0
-    assert [now_s for _, _, now_s in told] == sorted(now_s for _, _, now_s in told)
-    assert all(event.ended_s - event.started_s >= 0.03 for event, _, _ in told if isinstance(event, Drafted))
-
-
-def test_a_profile_that_no_machine_can_meet_ends_in_one_line(folder: Path) -> None:
-    with open_emulated(folder, INSTANT) as cluster, cluster.session(Decoding(method="ar"), lambda text, share: None) as session:
-        answer = session.submit(PROMPT, Sampling(), Limits(new_tokens_max=200, stop_ids=frozenset()), request=1)
-        with pytest.raises(ClusterError, match=r"^device local-\d at .*: stage 1 of 2 cannot keep up .* 0\.00 ms a pass") as caught:
-            tokens_of(answer)
-    assert "\n" not in str(caught.value)

@@ -1,0 +1,115 @@
+"""Model shapes: the numbers of an architecture that time and memory follow from, with those of well-known models.
+
+A shape needs no weights, so the tokens of a small model can be timed as those of a large one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from flowspec.errors import InputError
+
+PRECISION_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A decoder with gated feed-forward layers (Llama, Mistral, Qwen). `extra_params` are outside layers, embedding and `lm_head`."""
+
+    name: str
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    extra_params: int = 0
+
+    @property
+    def layer_params(self) -> int:
+        """Weights of one layer; norms are too small to count."""
+        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        return attention + 3 * self.hidden * self.intermediate
+
+    @property
+    def head_params(self) -> int:
+        """Weights of `lm_head`."""
+        return self.hidden * self.vocabulary
+
+    @property
+    def params(self) -> int:
+        """All weights that a pass reads: the embedding is a lookup."""
+        return self.layers * self.layer_params + self.head_params + self.extra_params
+
+    def cache_values(self) -> int:
+        """Keys and values of one token in one layer."""
+        return 2 * self.kv_heads * self.head_dim
+
+
+def shape_of(config: Any, name: str) -> ModelShape:
+    """The shape of a Hugging Face configuration."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return ModelShape(
+        name=name,
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        heads=config.num_attention_heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        head_dim=head_dim,
+        vocabulary=config.vocab_size,
+    )
+
+
+def eagle_shape(target: ModelShape) -> ModelShape:
+    """An EAGLE-1/2 head: one layer of the target's, a projection of (embedding, feature), the target's `lm_head` (2401.15077)."""
+    return ModelShape(
+        name=f"eagle-{target.name}",
+        layers=1,
+        hidden=target.hidden,
+        intermediate=target.intermediate,
+        heads=target.heads,
+        kv_heads=target.kv_heads,
+        head_dim=target.head_dim,
+        vocabulary=target.vocabulary,
+        extra_params=2 * target.hidden * target.hidden,
+    )
+
+
+def _shape(name: str, layers: int, hidden: int, intermediate: int, heads: int, kv_heads: int, head_dim: int, vocabulary: int) -> ModelShape:
+    return ModelShape(
+        name=name,
+        layers=layers,
+        hidden=hidden,
+        intermediate=intermediate,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocabulary=vocabulary,
+    )
+
+
+_KNOWN = (  # from each model's published config.json
+    _shape("llama-2-7b", 32, 4096, 11008, 32, 32, 128, 32000),
+    _shape("llama-2-13b", 40, 5120, 13824, 40, 40, 128, 32000),
+    _shape("llama-2-70b", 80, 8192, 28672, 64, 8, 128, 32000),
+    _shape("llama-3-8b", 32, 4096, 14336, 32, 8, 128, 128256),
+    _shape("llama-3-70b", 80, 8192, 28672, 64, 8, 128, 128256),
+    _shape("llama-3.2-1b", 16, 2048, 8192, 32, 8, 64, 128256),
+    _shape("tinyllama-1.1b", 22, 2048, 5632, 32, 4, 64, 32000),
+    _shape("llama-68m", 2, 768, 3072, 12, 12, 64, 32000),
+    _shape("qwen3-0.6b", 28, 1024, 3072, 16, 8, 128, 151936),
+    _shape("qwen3-4b", 36, 2560, 9728, 32, 8, 128, 151936),
+    _shape("qwen3-8b", 36, 4096, 12288, 32, 8, 128, 151936),
+)
+SHAPES = {shape.name: shape for shape in (*_KNOWN, *(eagle_shape(shape) for shape in _KNOWN))}
+
+
+def find_shape(name: str) -> ModelShape:
+    """A shape by name; raises `InputError` naming those that are known."""
+    if name not in SHAPES:
+        known = ", ".join(shape.name for shape in _KNOWN)
+        raise InputError(f"shape: expected one of {known}, or eagle- before one of these, got {name!r:.80}")
+    return SHAPES[name]

@@ -1,0 +1,103 @@
+"""TOML files that say what is wrong with them: tables whose values are asked for by key and kind.
+
+Every error is one line that names the file, the table and the key, what was expected and what is there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from flowspec.errors import InputError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+NUMBER_MAX = 1e9
+
+
+def read_toml(path: Path, what: str) -> Table:
+    """The file as a table; `what` it is expected to be is for the message. Raises `InputError`."""
+    try:
+        data = tomllib.loads(path.read_text("utf-8"))
+        repr(data)  # a number with too many digits to be shown in a message fails here
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: expected {what}, but it cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    except (ValueError, RecursionError) as error:  # beside TOMLDecodeError: numbers too long, brackets too deep
+        raise InputError(f"{path}: expected TOML, got {error}") from None
+    return Table(where=str(path), data=data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One table, and where it stands."""
+
+    where: str
+    data: dict[str, Any]
+
+    def wrong(self, key: str, expected: str) -> NoReturn:
+        found = repr(self.data[key])[:80] if key in self.data else "nothing"
+        raise InputError(f"{self.where}: {key}: expected {expected}, got {found}")
+
+    def check(self, keys: Collection[str]) -> None:
+        """Refuses keys that nobody asks for."""
+        unknown = sorted(set(self.data) - set(keys))
+        if unknown:
+            raise InputError(f"{self.where}: unknown key {unknown[0]!r}; expected {', '.join(sorted(keys))}")
+
+    def table(self, key: str, *, needed: bool = True) -> Table:
+        found = self.data.get(key, None if needed else {})
+        if not isinstance(found, dict):
+            self.wrong(key, f"a table [{key}]")
+        return Table(where=f"{self.where}: {key}", data=found)
+
+    def tables(self, key: str) -> list[Table]:
+        """`[[key]]`, at least one."""
+        found = self.data.get(key)
+        if not isinstance(found, list) or not found or not all(isinstance(each, dict) for each in found):
+            self.wrong(key, f"at least one table [[{key}]]")
+        return [Table(where=f"{self.where}: {key} {number}", data=each) for number, each in enumerate(found, 1)]
+
+    def number(self, key: str, default: float | None = None, *, least: float | None = None, most: float = NUMBER_MAX) -> float:
+        """A number above 0, or from `least`."""
+        value: Any = self.data.get(key, default)
+        if type(value) not in (int, float) or not (value > 0 if least is None else least <= value) or not value <= most:
+            self.wrong(key, f"a number {'above 0' if least is None else f'from {least:g}'}{'' if most == NUMBER_MAX else f' to {most:g}'}")
+        return float(value)
+
+    def whole(self, key: str, default: int | None = None, *, most: int = 10**6) -> int:
+        """A whole number from 1."""
+        value: Any = self.data.get(key, default)
+        if type(value) is not int or not 1 <= value <= most:
+            self.wrong(key, f"a whole number from 1 to {most}")
+        return int(value)
+
+    def text(self, key: str, default: str | None = None, *, among: Collection[str] = ()) -> str:
+        value: Any = self.data.get(key, default)
+        if not isinstance(value, str) or not value or (among and value not in among):
+            self.wrong(key, f"one of {', '.join(among)}" if among else "a text")
+        return str(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value: Any = self.data.get(key, default)
+        if not isinstance(value, bool):
+            self.wrong(key, "true or false")
+        return bool(value)
+
+    def texts(self, key: str, default: list[str] | None = None) -> list[str]:
+        value: Any = self.data.get(key, default)
+        if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
+            self.wrong(key, "a list of texts")
+        return list(value)
+
+    def numbers(self, key: str, default: list[float] | None = None) -> list[float]:
+        """A list of numbers from 0."""
+        value: Any = self.data.get(key, default)
+        if not isinstance(value, list) or not value or not all(type(each) in (int, float) and 0 <= each <= NUMBER_MAX for each in value):
+            self.wrong(key, "a list of numbers from 0")
+        return [float(each) for each in value]
