@@ -24,7 +24,6 @@ from flowspec.runtime.emulation import (
     Lateness,
     Pacer,
     Shaper,
-    context_of,
     devices_from_json,
     devices_to_json,
     wait_until,
@@ -109,7 +108,7 @@ def paced_end(job: RunLayers, layers: int, trims: Sequence[tuple[float, tuple[in
         return frozenset(row for at_s, rows in trims if at_s <= clock.now_s for row in rows)
 
     paced = pacer(clock, layers=layers, stage=int(is_last))
-    paced.begin(len(job.rows), context_of(job), 0.0)
+    paced.begin(len(job.rows), job.context, 0.0)
     for _ in range(layers):
         if len(paced.boundary(dead_rows)) == len(job.rows):
             break

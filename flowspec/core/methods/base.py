@@ -6,6 +6,7 @@ draft next, and whether a verified segment may be looked at yet.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -126,15 +127,17 @@ def beam(view: View, request: Request, width: int, depth: int) -> list[int] | No
 
     Empty while the drafter still works on a level, None when the tree is complete. Nodes expanded before need no second run.
     """
-    tree = request.tree
-    levels: list[list[int]] = [[] for _ in range(depth + 1)]
-    levels[0] = [tree.root]
+    tree, pending = request.tree, request.draft.pending
+    first = tree.position(tree.root)
+    levels: list[list[tuple[float, int]]] = [[] for _ in range(depth + 1)]
+    levels[0] = [(0.0, tree.root)]
     for node in tree.living():
-        if 0 < tree.depth(node) <= depth:
-            levels[tree.depth(node)].append(node)
-    for level in levels:
-        best = sorted(level, key=lambda node: (-tree.value(node), node))[:width]
-        if any(node in request.draft.pending for node in best):
+        level = tree.position(node) - first
+        if level <= depth:
+            levels[level].append((-tree.log_value(node), node))
+    for offers in levels:
+        best = [node for _, node in heapq.nsmallest(width, offers)]
+        if not pending.isdisjoint(best):
             return []
         fresh = [node for node in best if view.can_expand(request, node)]
         if fresh:
