@@ -42,7 +42,7 @@ class Drafting(Protocol):
     """One kind of drafter."""
 
     def begin(self, case: Case) -> Maker:
-        """What makes a drafter for each world of a case; makers of earlier cases are of no use any more."""
+        """What makes a drafter for each world of a case; what is computed for one is kept for all."""
         ...
 
 

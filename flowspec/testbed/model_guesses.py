@@ -32,6 +32,8 @@ class Models:
         self.model = Slice.load(files, Span(first=0, end=count, count=count), DTYPE, torch.device("cpu"))
         self.ranker = ranker
         self.context = context
+        self.holder: object = None
+        """Whose path is in the model's cache."""
 
     def begin(self, case: Case) -> Maker:
         guesses = _ModelGuesses(self, case)
@@ -43,15 +45,23 @@ class _ModelGuesses(Guesses):
 
     def __init__(self, drafting: Models, case: Case) -> None:
         super().__init__(case, drafting.context)
+        self._drafting = drafting
         self._ranker, self._model = drafting.ranker, drafting.model
-        path = (*case.prompt, *case.answer)[: drafting.context]
-        self._position = {prefix: position for position, prefix in enumerate(self.prefixes.chain(path))}
-        self._model.open_cache(0, len(path) + GUESSED_ROWS_MAX)  # in place of the case before
-        length = len(path)
-        self._path_states = self._run(path, range(length), np.arange(length), np.tri(length, dtype=bool))
+        self._path = (*case.prompt, *case.answer)[: drafting.context]
+        self._position = {prefix: position for position, prefix in enumerate(self.prefixes.chain(self._path))}
+        self._path_states = self._hold()
+
+    def _hold(self) -> torch.Tensor:
+        """Puts the path into the model's cache, in place of another case's; its hidden states."""
+        length = len(self._path)
+        self._drafting.holder = self
+        self._model.open_cache(0, length + GUESSED_ROWS_MAX)
+        return self._run(self._path, range(length), np.arange(length), np.tri(length, dtype=bool))
 
     def _rank(self, prefixes: Sequence[int]) -> list[Children]:
         """Guesses are run with those before them, back to where they leave the path."""
+        if self._drafting.holder is not self:
+            self._hold()
         length = len(self._path_states)
         rows: dict[int, int] = {}  # a guess's prefix -> its row
         for prefix in prefixes:

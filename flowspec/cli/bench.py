@@ -1,0 +1,203 @@
+"""Run an experiment: methods x prompts x testbeds, on real, emulated or simulated devices.
+
+Writes results.jsonl while it runs, then summary.json, summary.md, speedup.png, timeline.png and trace.json. Interrupted, it goes
+on where it was when it is started again. Exit status 1 if an answer differs from plain decoding's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from flowspec.cli.options import note, number_list, positive
+from flowspec.errors import InputError
+from flowspec.testbed import plots, timeline
+from flowspec.testbed.bench import ANSWERS, Step, in_order, open_out, read_cases, run_simulated, total, warm_up_cases
+from flowspec.testbed.command import reals
+from flowspec.testbed.config import CLUSTER, SIMULATED, WORLDS, Bench, Setup
+from flowspec.testbed.experiments import find_experiment, pick_setups, read_experiment
+from flowspec.testbed.outcome import WRONG, Record
+from flowspec.testbed.plain import Case
+from flowspec.testbed.report import markdown, show
+from flowspec.testbed.summary import summarise
+from flowspec.testbed.trace import Trace
+from flowspec.testbed.tune import TUNED_FILE, tune
+from flowspec.testbed.validation import show_validation, validate
+from flowspec.testbed.virtual_runs import VirtualRuns
+
+DEFAULT = "paper-bundled"
+JOBS_MAX = 64
+DRAWN = ("ar", "chunk-pp (published)", "chunk-pp", "flowspec-paper (published)", "flowspec-paper", "continuous")
+"""Methods that are worth a panel of the timeline, if the experiment has them; the best known and ours."""
+PANELS_MAX = 4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--experiment", default=DEFAULT, metavar="FILE", help="experiment file, or a shipped one's name (default: %(default)s)"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where results go and are continued (default: results/NAME-WORLD)")
+    parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
+    parser.add_argument("--tune", action="store_true", help="first find each method's best parameters, on other prompts; writes tuned.toml")
+    parser.add_argument(
+        "--jobs", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes in virtual time (default: all cores)"
+    )
+    group = parser.add_argument_group("instead of what the experiment says")
+    group.add_argument("--world", choices=WORLDS, help="simulated: virtual time; emulated: real processes, padded; cluster: real devices")
+    group.add_argument("--testbeds", metavar="NAME,...", help="only these of the experiment's testbeds")
+    group.add_argument("--methods", metavar="NAME,...", help="only these; a method that the experiment lacks runs with its defaults")
+    group.add_argument("--model", "-m", metavar="PATH-OR-HUB-ID", help="the model that answers")
+    group.add_argument("--drafter", metavar="NAME", help="bundled, a folder or hub id of a small model, ngram, random or none")
+    group.add_argument("--prompts", action="append", metavar="FILE", help="jsonl in Spec-Bench form, or `shipped`; may be repeated")
+    group.add_argument("--limit", type=positive, metavar="N", help="prompts per file")
+    group.add_argument("--temperatures", type=reals, metavar="0,1", help="sampling temperatures")
+    group.add_argument("--seeds", type=number_list, metavar="1,2", help="seeds, at temperatures above 0")
+    group.add_argument("--repeat", type=positive, metavar="N", help="answers of each kind (virtual time needs one)")
+    group.add_argument("--max-new-tokens", type=positive, metavar="N", help="longest answer")
+    where = group.add_mutually_exclusive_group()
+    where.add_argument("--cluster", type=Path, metavar="FILE.toml", help="the devices of this cluster file (world cluster)")
+    where.add_argument("--local", type=positive, metavar="N", help="N local processes (world cluster)")
+
+
+def run(args: argparse.Namespace) -> int:
+    bench = pick_experiment(args)
+    out = args.out or Path("results") / f"{bench.name}-{bench.world}"
+    if args.tune:
+        bench = _tuned(bench, out, args)
+    done = open_out(bench, out)
+    cases = read_cases(bench, out / ANSWERS)
+    records, traces = _run(bench, cases, done, out, args)
+    records = in_order(bench, cases, records)
+    summary: dict[str, Any] = summarise(bench.name, bench.world, records)
+    if bench.published:
+        summary["validation"] = validate(bench, records)
+    _write(bench, cases, summary, traces, out)
+    if args.json:
+        print(json.dumps(summary))
+    else:
+        show(summary)
+        if bench.published:
+            show_validation(summary["validation"])
+        note(f"results, tables and pictures are in {out}")
+    return _verdict(records)
+
+
+def _verdict(records: Sequence[Record]) -> int:
+    wrong = [record for record in records if record.agreement == WRONG]
+    for record in wrong[:5]:
+        where = f"{record.testbed or record.world}, prompt {record.prompt_id}, temperature {record.temperature:g}, seed {record.seed}"
+        note(f"WRONG: {record.method} on {where}: not what plain decoding says")
+    return 1 if wrong else 0
+
+
+def pick_experiment(args: argparse.Namespace) -> Bench:
+    """The experiment with what the flags say instead."""
+    bench = read_experiment(find_experiment(args.experiment))
+    changes: dict[str, Any] = {
+        "world": args.world,
+        "model": args.model,
+        "drafter": args.drafter,
+        "prompts": tuple(args.prompts) if args.prompts else None,
+        "limit": args.limit,
+        "temperatures": args.temperatures,
+        "seeds": args.seeds,
+        "repeat": args.repeat,
+        "new_tokens": args.max_new_tokens,
+        "cluster": args.cluster,
+        "local": args.local,
+    }
+    bench = replace(bench, **{name: value for name, value in changes.items() if value is not None})
+    if args.methods:
+        bench = replace(bench, setups=pick_setups(bench.setups, args.methods.split(",")))
+    if args.testbeds:
+        names = args.testbeds.split(",")
+        known = [testbed.name for testbed in bench.testbeds]
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise InputError(f"--testbeds: expected names among {'; '.join(known)}, got {unknown[0]!r:.80}")
+        bench = replace(bench, testbeds=tuple(testbed for testbed in bench.testbeds if testbed.name in names))
+    if bench.world == CLUSTER and (args.cluster or args.local or len(bench.testbeds) > 1):
+        bench = replace(bench, testbeds=())  # the experiment's boards are not the ones that are there
+    if bench.world != CLUSTER and (args.cluster or args.local):
+        raise InputError(f"--cluster and --local are for --world cluster; the experiment's world is {bench.world}")
+    if bench.world == SIMULATED and bench.repeat > 1:
+        raise InputError(f"--repeat: virtual time gives the same figures every time; expected 1, got {bench.repeat}")
+    if args.jobs > JOBS_MAX:
+        raise InputError(f"--jobs: expected at most {JOBS_MAX}, got {args.jobs}")
+    return bench
+
+
+def _tuned(bench: Bench, out: Path, args: argparse.Namespace) -> Bench:
+    """The experiment with the best parameters of each method on each testbed added."""
+    if bench.world != SIMULATED:
+        raise InputError(f"--tune works in virtual time: expected --world simulated, got {bench.world}")
+    with _bar(args, "tuning") as (start, step):
+        found = tune(bench, out / TUNED_FILE, args.jobs, start, step)
+    names = {setup.name for setup in found}
+    return replace(bench, setups=(*(setup for setup in bench.setups if setup.name not in names), *found))
+
+
+def _run(
+    bench: Bench, cases: Sequence[Case], done: Sequence[Record], out: Path, args: argparse.Namespace
+) -> tuple[list[Record], dict[str, Trace]]:
+    with _bar(args, bench.world) as (start, step):
+        start(total(bench, cases), len(done))
+        if bench.world == SIMULATED:
+            return run_simulated(bench, cases, done, out, args.jobs, step), {}
+        from flowspec.testbed.live import run_live  # sockets and processes, which virtual time does without
+
+        return run_live(bench, cases, done, out, step, lambda text, share: None)
+
+
+class _bar:
+    """A bar on standard error with what is done and the time left: gives `start(total, done)` and a `Step`."""
+
+    def __init__(self, args: argparse.Namespace, text: str) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=console, transient=True, disable=args.json or not console.is_terminal)
+        self._task = self._progress.add_task(text, total=None)
+
+    def __enter__(self) -> tuple[Any, Step]:
+        self._progress.start()
+        return self._start, self._step
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def _start(self, count: int, done: int) -> None:
+        self._progress.update(self._task, total=count, completed=done)
+
+    def _step(self, text: str, count: int) -> None:
+        self._progress.update(self._task, advance=count, description=f"{text:.40}")
+
+
+def _write(bench: Bench, cases: Sequence[Case], summary: dict[str, Any], traces: dict[str, Trace], out: Path) -> None:
+    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
+    (out / "summary.md").write_text(markdown(summary), "utf-8")
+    plots.speedup(summary, out / "speedup.png")
+    if bench.world == SIMULATED:
+        traces = _simulated_traces(bench, cases)
+    if traces:
+        stages = max(len(trip.hops) for trace in traces.values() for trip in trace.trips)
+        timeline.draw(traces, out / "timeline.png", title=f"{bench.name} ({bench.world})", stages=stages)
+        (out / "trace.json").write_text(json.dumps(timeline.chrome(traces)), "utf-8")
+
+
+def _simulated_traces(bench: Bench, cases: Sequence[Case]) -> dict[str, Trace]:
+    """One answer of the first testbed with each of a few methods: the longest at the first temperature."""
+    testbed = bench.testbeds[0]
+    here = [setup for setup in bench.setups if setup.runs_on(testbed.name)]
+    chosen = [setup for name in DRAWN for setup in here if setup.name == name]
+    drawn: list[Setup] = (chosen or here)[-PANELS_MAX:]
+    case = max((case for case in cases if case.sampling.temperature == bench.temperatures[0]), key=lambda case: len(case.answer))
+    runs = VirtualRuns(bench, warm_up_cases(cases))
+    return {setup.name: runs.trace(testbed, setup, case) for setup in drawn}

@@ -1,0 +1,167 @@
+"""Measure this machine (and its links to other daemons), and write a device profile for planning and simulating.
+
+The file is of the kind of devices/*.toml. What is measured is effective, so that its efficiencies are 1; the raw times are kept in
+it, too. A cluster's daemons should be idle meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import re
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flowspec.cli.options import note, positive
+from flowspec.errors import InputError
+
+if TYPE_CHECKING:
+    from flowspec.plan.profile import DeviceProfile
+    from flowspec.testbed.measure import Machine, Measured
+    from flowspec.testbed.measure_links import Peer
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, metavar="FILE.toml", help="where to write it (default: the host's name, in this folder)")
+    parser.add_argument("--force", action="store_true", help="overwrite that file")
+    parser.add_argument("--cluster", type=Path, metavar="FILE.toml", help="measure the links to this cluster's daemons, too")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="precision (default: float32, on CUDA float16)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="what to measure (default: %(default)s)")
+    parser.add_argument("--threads", type=positive, metavar="N", help="torch threads (default: torch's choice)")
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller measurements: seconds instead of minutes")
+    parser.add_argument("--json", action="store_true", help="print what was measured as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    host = socket.gethostname()
+    out = args.out or Path(f"{re.sub('[^A-Za-z0-9_-]', '-', host.split('.')[0]) or 'machine'}.toml")
+    _check_out(out, args.force)
+    from flowspec.runtime.cluster import read_cluster
+
+    devices = [] if args.cluster is None else read_cluster(args.cluster)
+    import torch
+
+    from flowspec.runtime.loading import pick_device, use_threads
+    from flowspec.testbed.command import progress
+    from flowspec.testbed.fitting import error, fit
+    from flowspec.testbed.measure import QUICK, Effort, Machine, measure_beside, step_count
+    from flowspec.testbed.measure_links import measure_links
+
+    device = pick_device(args.device)
+    use_threads(args.threads)
+    machine = Machine(device=device, dtype=args.dtype or ("float16" if device.type == "cuda" else "float32"))
+    effort = (QUICK if args.quick else Effort()).fitting(machine)
+    with progress("starting", step_count(effort) + 2 * len(devices)) as step:
+        peers = measure_links(devices, step)
+        measured, _ = measure_beside(machine, effort, {}, step)
+    profile = fit(measured, machine, out.stem)
+    text = "\n".join(profile_lines(profile, machine, measured, peers, host, f"torch {torch.__version__}")) + "\n"
+    _check_out(out, args.force)
+    try:
+        out.write_text(text, "utf-8")
+    except OSError as problem:
+        raise InputError(f"--out: expected a file that can be written, got {out} ({problem.strerror})") from None
+    if args.json:
+        print(json.dumps({"file": str(out), "profile": numbers(profile), "measured": raw(machine, measured, peers)}))
+    else:
+        dtype = machine.dtype
+        print(
+            f"{profile.memory_gb_per_s:.1f} GB/s, {1000 * profile.tflops[dtype]:.1f} GFLOP/s in {dtype}, {profile.layer_us:.0f} us a layer"
+        )
+        for peer in peers:
+            print(f"{peer.name}: {1000 * peer.latency_s:.2f} ms, {peer.bandwidth_mbps:.0f} Mbit/s")
+        print(f"written to {out}")
+    off = error(profile, measured.layers, machine.dtype)
+    note(f"the cost model is off by {100 * off:.0f}% (root mean square) from the times it was fitted to")
+    return 0
+
+
+def _check_out(out: Path, force: bool) -> None:
+    if out.suffix != ".toml":
+        raise InputError(f"--out: expected a file that ends with .toml, got {out}")
+    if not out.parent.is_dir():
+        raise InputError(f"--out: expected a file in a folder that exists, got {out}")
+    if out.exists() and not force:
+        raise InputError(f"{out} exists; give --force to overwrite it, or another file with --out")
+
+
+def numbers(profile: DeviceProfile) -> dict[str, dict[str, float]]:
+    """The tables of the file, power left out: nothing here can measure it."""
+    rounded = {key: float(f"{value:.4g}") for key, value in profile.tflops.items()}
+    return {
+        "memory": {"gb": round(profile.memory_gb, 2), "gb_per_s": float(f"{profile.memory_gb_per_s:.4g}"), "efficiency": 1.0},
+        "compute": {**rounded, "efficiency": 1.0, "serial": profile.serial},
+        "overhead": {"layer_us": round(profile.layer_us, 1), "pass_us": round(profile.pass_us, 1)},
+    }
+
+
+def raw(machine: Machine, measured: Measured, peers: Sequence[Peer]) -> dict[str, Any]:
+    """What was measured: milliseconds by rows, links by device name."""
+    layers: dict[str, dict[str, float]] = {}
+    for point in measured.layers:
+        layers.setdefault(str(point.shape.hidden), {})[str(point.rows)] = round(1e3 * point.s / point.layers, 4)
+    return {
+        "dtype": machine.dtype,
+        "device": str(machine.device),
+        "layer_ms": layers,
+        "tiny_pass_ms": {str(point.layers): round(1e3 * point.s, 4) for point in measured.tiny},
+        "lm_head_ms": {str(rows): round(1e3 * spent, 4) for rows, spent in measured.lm_head_s.items()},
+        "drafter_ms": {str(rows): round(1e3 * spent, 4) for rows, spent in measured.drafter_s.items()},
+        "links": {peer.name: {"latency_ms": round(1e3 * peer.latency_s, 3), "mbit_per_s": round(peer.bandwidth_mbps, 1)} for peer in peers},
+    }
+
+
+def profile_lines(
+    profile: DeviceProfile, machine: Machine, measured: Measured, peers: Sequence[Peer], host: str, version: str
+) -> Iterator[str]:
+    """The file, every number with where it is from."""
+    source = f"measured by flowspec profile on {datetime.date.today().isoformat()}, {version}"
+    comments = {
+        "gb": "all of the device's memory",
+        "gb_per_s": f"{source}: fitted to layers of few rows",
+        "efficiency": "what is measured is what is reached",
+        profile_dtype(profile): f"{source}: fitted to layers of many rows",
+        "serial": f"{source}: the share of computing that reading does not hide",
+        "layer_us": f"{source}: tiny layers",
+        "pass_us": f"{source}: tiny layers",
+    }
+    import torch
+
+    kind = torch.cuda.get_device_name(machine.device) if machine.device.type == "cuda" else platform.machine()
+    yield f"# {source}. No [power]: it has to be read from a meter."
+    yield f"description = {_text(f'{host} ({kind}, {torch.get_num_threads()} torch threads)')}"
+    for title, table in numbers(profile).items():
+        yield f"\n[{title}]"
+        for key, value in table.items():
+            yield f"{key} = {value!r}  # {comments[key]}"
+    found = raw(machine, measured, peers)
+    yield f"\n# {source}; milliseconds by rows"
+    yield "[measured]"
+    yield f"dtype = {_text(found['dtype'])}"
+    yield f"device = {_text(found['device'])}"
+    yield f"lm_head_size = {[measured.lm_head_shape.hidden, measured.lm_head_shape.vocabulary]}"
+    for key in ("tiny_pass_ms", "lm_head_ms", "drafter_ms"):
+        yield f"{key} = {_inline(found[key])}"
+    for kind in ("layer_ms", "links"):
+        if found[kind]:
+            yield f"\n[measured.{kind}]"
+        for key, values in found[kind].items():
+            yield f"{_text(key)} = {_inline(values)}"
+
+
+def profile_dtype(profile: DeviceProfile) -> str:
+    (dtype,) = profile.tflops
+    return dtype
+
+
+def _inline(values: Mapping[str, float]) -> str:
+    return "{ " + ", ".join(f"{_text(key) if not key.isidentifier() else key} = {value!r}" for key, value in values.items()) + " }"
+
+
+def _text(text: str) -> str:
+    """A TOML string; JSON's escapes are TOML's but for surrogates, which names cannot hold."""
+    return json.dumps("".join(character if character.isprintable() else "?" for character in text), ensure_ascii=False)

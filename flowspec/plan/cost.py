@@ -1,0 +1,72 @@
+"""The cost model: how long a device takes for a pass over layers of a model's shape.
+
+A roofline: a pass reads its weights once, and the keys and values of its context, at the device's memory bandwidth, or computes for
+longer than that; kernels have to be started whatever they do. So a device runs as many nodes as its knee in the time of one. Where the
+same cores read and compute, a share of the computing (`DeviceProfile.serial`) comes on top of the reading instead.
+"""
+
+from __future__ import annotations
+
+from flowspec.plan.profile import DeviceProfile
+from flowspec.plan.shape import PRECISION_BYTES, ModelShape
+from flowspec.plan.timing import Curve
+
+CACHE_BYTES_MIN = 2.0
+"""Keys and values are not quantised."""
+OPERATIONS = 2.0
+"""Floating-point operations for each weight and row: multiply and add."""
+
+
+def weights_curve(device: DeviceProfile, params: float, precision: str) -> Curve:
+    """A product with so many weights."""
+    row_s = OPERATIONS * params / device.flops(precision)
+    return Curve(
+        base_s=params * PRECISION_BYTES[precision] / device.bytes_per_s(),
+        row_s=(1 - device.serial) * row_s,
+        extra_row_s=device.serial * row_s,
+    )
+
+
+def layers_curve(device: DeviceProfile, shape: ModelShape, precision: str, layers: int) -> Curve:
+    """A pass over `layers` of the model's layers."""
+    weights = weights_curve(device, layers * shape.layer_params, precision)
+    cache_bytes = layers * shape.cache_values() * max(PRECISION_BYTES[precision], CACHE_BYTES_MIN)
+    return Curve(
+        base_s=weights.base_s,
+        row_s=weights.row_s,
+        extra_row_s=weights.extra_row_s,
+        fixed_s=1e-6 * (layers * device.layer_us + device.pass_us),
+        context_s=cache_bytes / device.bytes_per_s(),
+        row_context_s=2 * OPERATIONS * layers * shape.heads * shape.head_dim / device.flops(precision),
+    )
+
+
+def head_curve(device: DeviceProfile, shape: ModelShape, precision: str) -> Curve:
+    """`lm_head` over some rows."""
+    return weights_curve(device, shape.head_params, precision)
+
+
+def drafter_curve(device: DeviceProfile, shape: ModelShape, precision: str) -> Curve:
+    """A whole pass of a drafter, `lm_head` included."""
+    layers, head = (
+        layers_curve(device, shape, precision, shape.layers),
+        weights_curve(device, shape.head_params + shape.extra_params, precision),
+    )
+    return Curve(
+        base_s=layers.base_s + head.base_s,
+        row_s=layers.row_s + head.row_s,
+        extra_row_s=layers.extra_row_s + head.extra_row_s,
+        fixed_s=layers.fixed_s,
+        context_s=layers.context_s,
+        row_context_s=layers.row_context_s,
+    )
+
+
+def row_bytes(shape: ModelShape, precision: str) -> int:
+    """A hidden state between two stages; quantised models send float16."""
+    return int(shape.hidden * max(PRECISION_BYTES[precision], 2.0))
+
+
+def knee(device: DeviceProfile, precision: str) -> float:
+    """Nodes that a pass over weights runs in the time of one: where computing takes as long as reading."""
+    return PRECISION_BYTES[precision] * device.flops(precision) / (OPERATIONS * device.bytes_per_s())

@@ -1,0 +1,106 @@
+"""Device profiles: what a board can do, read from `devices/*.toml`.
+
+A profile states peak figures as the maker publishes them and, apart from these, the shares of them that inference reaches. `flowspec
+profile` measures both together and writes the same kind of file.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowspec.errors import InputError
+from flowspec.plan.shape import PRECISION_BYTES
+from flowspec.plan.tables import read_toml
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceProfile:
+    """One kind of device.
+
+    `memory_gb_per_s` and `tflops` (by precision, dense) are peaks; `memory_efficiency` and `compute_efficiency` the shares of these that
+    a pass over layers reaches. `serial` is the share of the computing that reading does not hide: 0 is a roofline (GPUs), 1 the sum of
+    both (small CPUs, whose cores do one after the other). `layer_us` is spent on each layer whatever its size (launching kernels,
+    Python), `pass_us` on each pass. `idle_w` and `busy_w` are for the whole board.
+    """
+
+    name: str
+    memory_gb: float
+    memory_gb_per_s: float
+    memory_efficiency: float
+    tflops: Mapping[str, float]
+    compute_efficiency: float
+    serial: float = 0.0
+    layer_us: float = 0.0
+    pass_us: float = 0.0
+    idle_w: float = 0.0
+    busy_w: float = 0.0
+
+    def energy_j(self, time_s: float, busy_s: float) -> float:
+        """What the board takes in `time_s` of which it computes for `busy_s`."""
+        return self.idle_w * time_s + (self.busy_w - self.idle_w) * min(busy_s, time_s)
+
+    def bytes_per_s(self) -> float:
+        return self.memory_gb_per_s * 1e9 * self.memory_efficiency
+
+    def flops(self, precision: str) -> float:
+        """Operations per second; raises `InputError` for a precision that the profile says nothing about."""
+        # Four-bit weights are unpacked and multiplied in the fastest precision that the device has.
+        found = self.tflops.get(precision) or (max(self.tflops.values()) if precision == "int4" else None)
+        if found is None:
+            raise InputError(f"device {self.name}: expected a precision among {', '.join(self.tflops)}, got {precision}")
+        return found * 1e12 * self.compute_efficiency
+
+
+def folders() -> list[Path]:
+    """Where profiles are: beside the package in a checkout, under the environment's `share` when installed."""
+    return [Path(__file__).resolve().parents[2] / "devices", Path(sys.prefix) / "share" / "flowspec" / "devices"]
+
+
+def profile_names() -> list[str]:
+    return sorted({path.stem for folder in folders() for path in folder.glob("*.toml")})
+
+
+def find_profile(name: str) -> DeviceProfile:
+    """A profile by the name of a board that FlowSpec ships one for, or from a file; raises `InputError`."""
+    if name.endswith(".toml"):
+        return read_profile(Path(name))
+    for folder in folders():
+        path = folder / f"{name}.toml"
+        if path.parent == folder and path.is_file():
+            return read_profile(path)
+    raise InputError(f"device: expected a .toml file or one of {', '.join(profile_names())}, got {name!r:.80}")
+
+
+def read_profile(path: Path) -> DeviceProfile:
+    """Reads a profile; raises `InputError` naming file, key and what was expected."""
+    table = read_toml(path, "a device profile")
+    memory, compute = table.table("memory"), table.table("compute")
+    overhead, power = table.table("overhead", needed=False), table.table("power", needed=False)
+    compute_keys = {"efficiency", "serial", *PRECISION_BYTES}
+    tflops = {name: compute.number(name) for name in PRECISION_BYTES if name in compute.data}
+    if not tflops:
+        raise InputError(f"{path}: compute: expected TFLOP/s for at least one of {', '.join(PRECISION_BYTES)}")
+    found = DeviceProfile(
+        name=path.stem,
+        memory_gb=memory.number("gb"),
+        memory_gb_per_s=memory.number("gb_per_s"),
+        memory_efficiency=memory.number("efficiency", most=1.0),
+        tflops=tflops,
+        compute_efficiency=compute.number("efficiency", most=1.0),
+        serial=compute.number("serial", 0.0, least=0.0, most=1.0),
+        layer_us=overhead.number("layer_us", 0.0, least=0.0),
+        pass_us=overhead.number("pass_us", 0.0, least=0.0),
+        idle_w=power.number("idle_w", 0.0, least=0.0),
+        busy_w=power.number("busy_w", 0.0, least=0.0),
+    )
+    table.check({"description", "memory", "compute", "overhead", "power", "measured"})
+    memory.check({"gb", "gb_per_s", "efficiency"})
+    compute.check(compute_keys)
+    overhead.check({"layer_us", "pass_us"})
+    power.check({"idle_w", "busy_w"})
+    if found.busy_w < found.idle_w:
+        raise InputError(f"{path}: power: expected busy_w of at least idle_w, got {found.busy_w:g} and {found.idle_w:g}")
+    return found

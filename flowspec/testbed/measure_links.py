@@ -1,0 +1,131 @@
+"""How far away other daemons are: latency and bandwidth of real connections, over the messages that daemons take anyway.
+
+Each look is a connection of its own, of no head and no cluster: Hello is answered with Welcome at once, which is a round trip through
+the daemon's loop. A segment with a payload follows, which a daemon drops that this connection does not hold, and then a second
+Hello, which it refuses: connections keep their order, so the refusal proves that all of the payload has come. The daemon logs it in
+a line that says what it was; whoever uses the daemon meanwhile loses nothing but the time of the bytes.
+"""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from flowspec import __version__
+from flowspec.core.messages import Commit, Error, Hello, Message, Part, Segment, Welcome
+from flowspec.errors import ClusterError
+from flowspec.runtime import timeouts
+from flowspec.runtime.cluster import Device
+from flowspec.runtime.transport import Link, dial
+from flowspec.testbed.command import Step
+from flowspec.wire.codec import Tensor, decode
+
+NAME = "flowspec profile (it measures this link; no fault)"
+LOOKS = 9
+SIZES = (1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
+"""Payloads in bytes, until one takes long enough."""
+LONG_ENOUGH_S = 0.3
+TRANSFER_S = 60.0
+"""How long one payload may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """A daemon, as seen from here; `latency_s` is half a round trip."""
+
+    name: str
+    latency_s: float
+    bandwidth_mbps: float
+
+
+def measure_links(devices: Sequence[Device], step: Step) -> list[Peer]:
+    """Measures the link to each daemon; raises `ClusterError` naming the first that does not answer. Two steps for each."""
+    context: zmq.Context[Any] = zmq.Context()
+    context.setsockopt(zmq.IMMEDIATE, 1)  # of its sockets: nothing can be sent before the connection stands
+    try:
+        return [_measure(context, device, step) for device in devices]
+    finally:
+        context.destroy(linger=0)
+
+
+def _measure(context: zmq.Context[Any], device: Device, step: Step) -> Peer:
+    trips = []
+    for _ in range(LOOKS):
+        with _Look(context, device) as look:
+            trips.append(look.hello())
+    round_trip_s = statistics.median(trips)
+    step(f"bandwidth to {device.name}")
+    for size in SIZES:
+        with _Look(context, device) as look:
+            look.hello()
+            spent_s = look.payload(size)
+        if spent_s - round_trip_s > LONG_ENOUGH_S:
+            break
+    step(f"latency to {device.name}")
+    return Peer(name=device.name, latency_s=round_trip_s / 2, bandwidth_mbps=8e-6 * size / max(1e-6, spent_s - round_trip_s))
+
+
+class _Look:
+    """One connection, from the moment it stands."""
+
+    def __init__(self, context: zmq.Context[Any], device: Device) -> None:
+        self._device = device
+        self._context = context
+
+    def __enter__(self) -> _Look:
+        self._socket = dial(self._context, self._device.address)
+        self._link = Link(self._socket, incarnation=secrets.randbits(48), sender=NAME)
+        if not self._socket.poll(int(1000 * timeouts.CONNECT_S), zmq.POLLOUT):
+            self._socket.close(linger=0)
+            raise ClusterError(f"{self._device.name} at {self._device.address} does not answer; is its daemon running?")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._socket.close(linger=0)
+
+    def hello(self) -> float:
+        """Seconds from Hello to Welcome."""
+        started_s = time.perf_counter()
+        self._link.send(self._greeting())
+        answer = self._answer(timeouts.CONNECT_S)
+        if not isinstance(answer, Welcome):
+            raise self._refused(answer)
+        return time.perf_counter() - started_s
+
+    def payload(self, size: int) -> float:
+        """Seconds until so many bytes have come and the refusal of what follows them is back."""
+        part = Part(
+            commit=Commit(request=0, epoch=0, base=1, path=()),
+            opening=None,
+            ids=(0,),
+            parents=(-1,),
+            tokens=(0,),
+            positions=(0,),
+            committed=(False,),
+        )
+        payload = Tensor(rows=1, width=size // 4, dtype="float32", data=bytes(size))
+        started_s = time.perf_counter()
+        self._link.send(Segment(segment=0, parts=(part,)), payload)
+        self._link.send(self._greeting())
+        answer = self._answer(TRANSFER_S)
+        if not isinstance(answer, Error) or "Hello" not in answer.text:
+            raise self._refused(answer)
+        return time.perf_counter() - started_s
+
+    def _greeting(self) -> Hello:
+        return Hello(name=NAME, version=__version__, role="head-data")
+
+    def _answer(self, patience_s: float) -> Message:
+        if not self._socket.poll(int(1000 * patience_s)):
+            raise ClusterError(f"{self._device.name} at {self._device.address} did not answer within {patience_s:g} s")
+        return decode(self._socket.recv_multipart()).message
+
+    def _refused(self, answer: Message) -> ClusterError:
+        text = answer.text if isinstance(answer, Error) else f"a {type(answer).__name__} came"
+        return ClusterError(f"{self._device.name} at {self._device.address}: {text}")

@@ -1,0 +1,86 @@
+"""One answer as the harness keeps it: a line of `results.jsonl`, the same from every world."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from flowspec.errors import InputError
+
+EXACT, NEAR_TIE, WRONG = "exact", "near-tie", "wrong"
+"""How an answer agrees with plain decoding's."""
+
+Key = tuple[str, str, str, float, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """Figures of one answer; times in seconds of its world. `tau_s` and `trip_s` are what a slot and a trip cost in it.
+
+    `bound_s` is the least time per token at this `S` and `rho`; `energy_j` counts the boards of stages and head.
+    """
+
+    experiment: str
+    world: str
+    testbed: str
+    method: str
+    prompt_id: str
+    domain: str
+    temperature: float
+    seed: int
+    repeat: int
+    new_tokens: int
+    finish_reason: str
+    agreement: str
+    decode_s: float
+    time_to_first_token_s: float
+    tokens_per_s: float
+    S: float
+    rho: float
+    acceptance: float
+    stage_busy: list[float]
+    dropped_rows: int
+    rows: int
+    network_bytes: int
+    energy_j: float
+    tau_s: float
+    trip_s: float
+    bound_s: float
+    events: int
+    digest: str
+
+    @property
+    def key(self) -> Key:
+        """What tells one answer of an experiment from all others."""
+        return (self.testbed, self.method, self.prompt_id, self.temperature, self.seed, self.repeat)
+
+    @property
+    def bound_share(self) -> float:
+        """The bound's time by the time it took; 0 for answers too short to tell."""
+        return self.bound_s * (self.new_tokens - 1) / self.decode_s if self.decode_s > 0 and self.new_tokens > 1 else 0.0
+
+
+_NAMES = frozenset(field.name for field in fields(Record))
+
+
+def write_records(path: Path, records: Sequence[Record]) -> None:
+    """Appends records; each is one line, so what an interruption leaves is whole but for the last."""
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(asdict(record)) + "\n" for record in records)
+
+
+def read_records(path: Path) -> list[Record]:
+    """All whole records of a file (none if it is not there); raises `InputError` for another kind of file."""
+    if not path.exists():
+        return []
+    try:
+        lines = path.read_text("utf-8").splitlines(keepends=True)
+        found: list[Any] = [json.loads(line) for line in lines if line.endswith("\n")]
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: expected results of an earlier run, got {error}; remove it, or give another --out") from None
+    if not all(isinstance(each, dict) and each.keys() == _NAMES for each in found):
+        raise InputError(f"{path}: expected results of this version of FlowSpec, got others; remove it, or give another --out")
+    return [Record(**each) for each in found]

@@ -1,0 +1,171 @@
+"""The simulated world: a testbed's devices and links in virtual time, and one answer in it.
+
+What a method costs as the papers' code does it (`Setup.published`, arXiv 2507.02620 and its repository) and not as ours does:
+
+- the head verifies: hidden states of all rows of a segment travel back to it, and it runs `lm_head` over them;
+- every turn, each stage waits for the head's verdict on the segment before it goes on: a verification and a message more per slot;
+- every turn, each stage copies its whole cache to compact it;
+- (what stays kinder: rows known to be wrong are not run, trees are merged by node.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flowspec.core.calibration import Calibrator
+from flowspec.core.costs import Costs
+from flowspec.core.events import Submit
+from flowspec.draft.protocol import Drafter
+from flowspec.plan.cost import drafter_curve, head_curve, layers_curve, row_bytes
+from flowspec.plan.shape import PRECISION_BYTES
+from flowspec.plan.timing import INSTANT, Curve
+from flowspec.sim.device import DeviceSpec
+from flowspec.sim.experiment import Experiment
+from flowspec.sim.language import AnswerLanguage
+from flowspec.sim.record import HEAD
+from flowspec.sim.world import Handled, World
+from flowspec.testbed.config import SIMULATED, Bench, Setup, Testbed
+from flowspec.testbed.outcome import EXACT, WRONG, Record
+from flowspec.testbed.plain import Case
+from flowspec.testbed.recording import Answered, energy_of, is_plain, record_of
+from flowspec.testbed.trace import Trace
+
+LOCK_STEP = ("pipedec", "flowspec-paper")
+"""Methods whose stages wait for the head every turn, as published."""
+TYPICAL_ROWS = 16
+"""Rows of the published methods' segments, for what a turn's verification takes."""
+TYPICAL_CONTEXT = 256
+"""Tokens in the caches that a turn compacts: half of a prompt of some hundred tokens and 256 new ones, and more."""
+SIM_LAYERS = 8
+"""Instants at which a running job can drop rows; a stage of fewer layers has as many as layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learnt:
+    """What a head knows after some answers."""
+
+    costs: Costs
+    calibrator: Calibrator
+
+
+def stage_curves(testbed: Testbed) -> list[Curve]:
+    """The time of each stage's layers, without `lm_head`."""
+    layers = zip(testbed.devices, testbed.layers, strict=True)
+    return [layers_curve(device, testbed.shape, testbed.precision, count).scaled(testbed.slowdown) for device, count in layers]
+
+
+def sampling_curve(testbed: Testbed) -> Curve:
+    """What `lm_head` adds on the last stage."""
+    return head_curve(testbed.devices[-1], testbed.shape, testbed.precision).scaled(testbed.slowdown)
+
+
+def drafting_curve(testbed: Testbed) -> Curve:
+    return drafter_curve(testbed.head, testbed.drafter_shape, testbed.precision).scaled(testbed.slowdown)
+
+
+def experiment(testbed: Testbed, setup: Setup, context: int) -> Experiment:
+    """The testbed as the simulator takes it, for one method."""
+    curves = stage_curves(testbed)
+    verifying = INSTANT
+    if setup.published:
+        verifying = head_curve(testbed.head, testbed.shape, testbed.precision).scaled(testbed.slowdown)
+        if setup.method in LOCK_STEP:
+            waiting_s = verifying.seconds(TYPICAL_ROWS) + testbed.link.delay_s
+            curves = [
+                curve.and_fixed(waiting_s + _copy_s(testbed, count, index))
+                for index, (curve, count) in enumerate(zip(curves, testbed.layers, strict=True))
+            ]
+    last = len(curves) - 1
+    sampling = INSTANT if setup.published else sampling_curve(testbed)
+    row = row_bytes(testbed.shape, testbed.precision)
+    return Experiment(
+        devices=tuple(
+            DeviceSpec(curve=curve, layers=min(SIM_LAYERS, count), sampling=sampling if index == last else INSTANT)
+            for index, (curve, count) in enumerate(zip(curves, testbed.layers, strict=True))
+        ),
+        control=testbed.link,
+        data=testbed.link,
+        method=setup.method,
+        options=setup.options,
+        context=context,
+        drafting=drafting_curve(testbed),
+        head_s=testbed.head_s,
+        row_bytes=row,
+        returned_row_bytes=row if setup.published else 0,
+        verifying=verifying,
+    )
+
+
+def _copy_s(testbed: Testbed, layers: int, index: int) -> float:
+    """A stage's whole cache, read and written."""
+    device = testbed.devices[index]
+    size = layers * testbed.shape.cache_values() * max(2.0, PRECISION_BYTES[testbed.precision]) * TYPICAL_CONTEXT
+    return testbed.slowdown * 2 * size / device.bytes_per_s()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """An answer in virtual time: its record, what happened, and what the head learnt."""
+
+    record: Record
+    trace: Trace
+    learnt: Learnt
+
+
+def run(bench: Bench, testbed: Testbed, setup: Setup, case: Case, drafter: Drafter | None, learnt: Learnt | None = None) -> Run:
+    """Answers a case in a world of its own, with what is `learnt` so far (which is learnt from on, so give a copy)."""
+    trace = Trace()
+
+    def watch(handled: Handled) -> None:
+        if handled.place == HEAD:
+            trace.watch(handled.event, handled.commands, handled.now_s)  # type: ignore[arg-type]
+
+    world = experiment(testbed, setup, bench.context).build(AnswerLanguage({case.prompt: case.answer}), drafter, watch)
+    if learnt is not None:
+        world.head.costs, world.head.calibrator = learnt.costs, learnt.calibrator
+    world.at(0.0, submit_of(case))
+    world.run()
+    found = Learnt(costs=world.head.costs, calibrator=world.head.calibrator)
+    return Run(record=_record(bench, testbed, setup, case, world, trace), trace=trace, learnt=found)
+
+
+def submit_of(case: Case, request: int = 0) -> Submit:
+    return Submit(request=request, prompt=case.prompt, new_tokens_max=case.new_tokens_max, sampling=case.sampling, stop_ids=case.stop_ids)
+
+
+def _record(bench: Bench, testbed: Testbed, setup: Setup, case: Case, world: World, trace: Trace) -> Record:
+    (answer,) = world.answers[0]
+    assert answer.end is not None, "the world came to rest without an end of the answer"
+    first_s, last_s = (answer.times_s[0], answer.times_s[-1]) if answer.times_s else (0.0, 0.0)
+    answered = Answered(
+        tokens=tuple(answer.tokens),
+        reason=answer.end.reason,
+        submitted_s=0.0,
+        first_s=first_s,
+        last_s=last_s,
+        report=answer.end.statistics.report(),
+        trace=trace,
+    )
+    return record_of(
+        bench,
+        testbed.name,
+        setup,
+        case,
+        answered,
+        world=SIMULATED,
+        repeat=0,
+        agreement=EXACT if is_plain(case, answered.tokens, answered.reason) else WRONG,
+        network_bytes=world.bytes_sent,
+        energy_j=energy_of(testbed, last_s, [device.busy_s for device in world.devices], world.drafter_busy_s),
+        events=world.events,
+        digest=world.digest.hex(),
+    )
+
+
+def warm_up(bench: Bench, testbed: Testbed, setup: Setup, cases: Sequence[tuple[Case, Drafter | None]]) -> Learnt | None:
+    """What a head knows after these answers: a session's later answers are what is measured, in any order."""
+    learnt = None
+    for case, drafter in cases:
+        learnt = run(bench, testbed, setup, case, drafter, learnt).learnt
+    return learnt

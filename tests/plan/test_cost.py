@@ -1,0 +1,122 @@
+"""The cost model: exact arithmetic of the roofline, where its knee is, and what must never shrink."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.plan.cost import drafter_curve, head_curve, knee, layers_curve, row_bytes, weights_curve
+from flowspec.plan.profile import DeviceProfile, find_profile, profile_names
+from flowspec.plan.shape import PRECISION_BYTES, ModelShape, eagle_shape, find_shape
+
+BOARD = DeviceProfile(
+    name="board",
+    memory_gb=8.0,
+    memory_gb_per_s=20.0,
+    memory_efficiency=0.5,
+    tflops={"float32": 0.5, "float16": 1.0, "int8": 2.0},
+    compute_efficiency=0.5,
+    layer_us=100.0,
+    pass_us=500.0,
+)
+"""10 GB/s, and 0.5 TFLOP/s in float16: 50 operations for each byte, so 50 rows for two bytes and two operations."""
+SHAPE = ModelShape(name="small", layers=4, hidden=1000, intermediate=2000, heads=10, kv_heads=5, head_dim=100, vocabulary=5000)
+"""2 * 1000 * 100 * (10 + 5) + 3 * 1000 * 2000 = 9 million weights a layer."""
+ROWS = st.integers(1, 512)
+CONTEXTS = st.integers(0, 8192)
+SERIAL = st.sampled_from((0.0, 0.25, 1.0))
+
+
+def test_reading_weights_is_what_few_rows_take_and_computing_what_many_do() -> None:
+    curve = layers_curve(BOARD, SHAPE, "float16", 2)
+    fixed_s = 2 * 100e-6 + 500e-6
+    assert SHAPE.layer_params == 9_000_000
+    assert curve.seconds(1) == pytest.approx(2 * 9e6 * 2 / 10e9 + fixed_s)
+    assert curve.seconds(50) == pytest.approx(curve.seconds(1))
+    assert curve.seconds(200) == pytest.approx(200 * 2 * 2 * 9e6 / 0.5e12 + fixed_s)
+
+
+def test_keys_and_values_are_read_and_multiplied_with() -> None:
+    curve = layers_curve(BOARD, SHAPE, "float16", 2)
+    read_s = 1000 * 2 * (2 * 5 * 100) * 2 / 10e9
+    assert curve.seconds(1, 1000) - curve.seconds(1) == pytest.approx(read_s)
+    multiplied_s = 1000 * 200 * 2 * (2 * 2 * 10 * 100) / 0.5e12
+    assert curve.seconds(200, 1000) - curve.seconds(200) == pytest.approx(multiplied_s)
+
+
+def test_keys_and_values_are_not_quantised() -> None:
+    assert layers_curve(BOARD, SHAPE, "int8", 1).context_s == layers_curve(BOARD, SHAPE, "float16", 1).context_s
+    assert layers_curve(BOARD, SHAPE, "float32", 1).context_s == 2 * layers_curve(BOARD, SHAPE, "float16", 1).context_s
+    assert [row_bytes(SHAPE, name) for name in ("float32", "float16", "int8", "int4")] == [4000, 2000, 2000, 2000]
+
+
+def test_the_knee_is_where_computing_takes_as_long_as_reading() -> None:
+    assert knee(BOARD, "float16") == pytest.approx(50)
+    assert knee(BOARD, "int8") == pytest.approx(50)
+    assert knee(BOARD, "float32") == pytest.approx(50)
+    curve = weights_curve(BOARD, 1e9, "float16")
+    assert curve.seconds(49) == curve.seconds(1) < curve.seconds(51)
+
+
+def test_four_bit_weights_are_multiplied_in_the_fastest_precision() -> None:
+    curve = weights_curve(BOARD, 1e9, "int4")
+    assert curve.base_s == pytest.approx(0.5e9 / 10e9)
+    assert curve.row_s == pytest.approx(2e9 / 1e12)
+
+
+def test_what_reading_does_not_hide_comes_on_top() -> None:
+    roofline = weights_curve(BOARD, 1e9, "float16")
+    both = weights_curve(replace(BOARD, serial=1.0), 1e9, "float16")
+    half = weights_curve(replace(BOARD, serial=0.5), 1e9, "float16")
+    assert both.seconds(50) == pytest.approx(2 * roofline.seconds(50))
+    assert half.seconds(50) == pytest.approx(1.5 * roofline.seconds(50))
+    assert half.seconds(1000) == pytest.approx(roofline.seconds(1000)), "reading hides what it can"
+
+
+def test_a_drafter_reads_its_lm_head_in_each_pass() -> None:
+    drafter = drafter_curve(BOARD, SHAPE, "float16")
+    layers = layers_curve(BOARD, SHAPE, "float16", 4)
+    head = head_curve(BOARD, SHAPE, "float16")
+    assert head.seconds(1) == pytest.approx(5e6 * 2 / 10e9)
+    assert drafter.seconds(1, 100) == pytest.approx(layers.seconds(1, 100) + head.seconds(1))
+    assert drafter.seconds(400) == pytest.approx(layers.seconds(400) + head.seconds(400))
+    eagle = eagle_shape(SHAPE)
+    assert drafter_curve(BOARD, eagle, "float16").base_s == pytest.approx((9e6 + 5e6 + 2e6) * 2 / 10e9)
+
+
+@given(st.integers(1, 32), ROWS, CONTEXTS, SERIAL)
+def test_layers_add_up(layers: int, rows: int, context: int, serial: float) -> None:
+    device = replace(BOARD, serial=serial, pass_us=0.0)
+    one, all_of_them = (layers_curve(device, SHAPE, "float16", count) for count in (1, layers))
+    assert all_of_them.seconds(rows, context) == pytest.approx(layers * one.seconds(rows, context))
+
+
+@given(st.sampled_from(("float32", "float16", "int8", "int4")), ROWS, ROWS, CONTEXTS, CONTEXTS, SERIAL)
+def test_more_rows_and_more_context_never_take_less(precision: str, rows: int, more: int, context: int, longer: int, serial: float) -> None:
+    curve = layers_curve(replace(BOARD, serial=serial), SHAPE, precision, 3)
+    assert curve.seconds(rows, context) <= curve.seconds(rows + more, context + longer)
+    assert curve.seconds(rows + more) <= curve.seconds(rows) + curve.seconds(more), "one pass is no slower than two"
+
+
+@given(st.floats(0.1, 10), ROWS, CONTEXTS)
+def test_a_device_that_is_twice_as_fast_takes_half_the_time(factor: float, rows: int, context: int) -> None:
+    device = replace(BOARD, layer_us=0.0, pass_us=0.0)
+    fast = replace(
+        device,
+        memory_gb_per_s=factor * device.memory_gb_per_s,
+        tflops={name: factor * value for name, value in device.tflops.items()},
+    )
+    slow_s, fast_s = (layers_curve(each, SHAPE, "float16", 2).seconds(rows, context) for each in (device, fast))
+    assert slow_s == pytest.approx(factor * fast_s)
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_shipped_boards_run_a_layer_of_7b_in_plausible_time(name: str) -> None:
+    device = find_profile(name)
+    one_s = layers_curve(device, find_shape("llama-2-7b"), "float16", 1).seconds(1)
+    assert 1e-3 < one_s < 0.2
+    assert 1 < knee(device, "float16") < 200
+    assert device.tflops.keys() <= PRECISION_BYTES.keys()

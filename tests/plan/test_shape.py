@@ -1,0 +1,72 @@
+"""Model shapes: their weights are those of the published models, and of the modules that really are loaded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flowspec.errors import InputError
+from flowspec.model.families import family_of
+from flowspec.model.files import ModelFiles, bundled_folder
+from flowspec.model.slice import Pieces, Span, slice_config
+from flowspec.plan.shape import SHAPES, ModelShape, eagle_shape, find_shape, shape_of
+
+PUBLISHED = {
+    "llama-2-7b": (6_738_415_616, False),
+    "llama-2-13b": (13_015_864_320, False),
+    "llama-2-70b": (68_976_648_192, False),
+    "llama-3-8b": (8_030_261_248, False),
+    "llama-3-70b": (70_553_706_496, False),
+    "llama-3.2-1b": (1_235_814_400, True),
+    "tinyllama-1.1b": (1_100_048_384, False),
+    "qwen3-0.6b": (596_049_920, True),
+    "qwen3-4b": (4_022_468_096, True),
+    "qwen3-8b": (8_190_735_360, False),
+}
+"""Parameters as safetensors headers on the hub count them, and whether the embedding is `lm_head` again."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_known_shapes_have_the_published_number_of_parameters(name: str) -> None:
+    shape = find_shape(name)
+    published, tied = PUBLISHED[name]
+    embedding = 0 if tied else shape.head_params
+    assert shape.params + embedding == pytest.approx(published, rel=0.01)
+
+
+def counted(modules: list[torch.nn.Module]) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters() if parameter.dim() > 1)
+
+
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_the_shape_of_a_config_has_the_weights_of_its_layers(name: str) -> None:
+    files = ModelFiles(str(bundled_folder(name)))
+    config = files.config()
+    shape = shape_of(config, name)
+    count = config.num_hidden_layers
+    pieces = Pieces.build(slice_config(config), family_of(config, name), Span(first=0, end=count, count=count))
+    assert (shape.name, shape.layers, shape.vocabulary) == (name, count, config.vocab_size)
+    assert shape.layers * shape.layer_params == counted(pieces.layers)
+    assert pieces.lm_head is not None
+    assert shape.head_params == counted([pieces.lm_head])
+    assert shape.params == counted([*pieces.layers, pieces.lm_head])
+    assert shape.cache_values() == 2 * config.num_key_value_heads * config.head_dim
+
+
+def test_an_eagle_head_is_one_layer_and_a_projection() -> None:
+    target = find_shape("llama-2-7b")
+    eagle = SHAPES["eagle-llama-2-7b"]
+    assert eagle == eagle_shape(target)
+    assert eagle.params == target.layer_params + target.head_params + 2 * 4096 * 4096
+
+
+def test_an_unknown_shape_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(InputError, match=r"^shape: expected one of llama-2-7b, .*eagle- before one of these, got 'gpt-2'$"):
+        find_shape("gpt-2")
+
+
+def test_grouped_heads_and_wide_heads_count() -> None:
+    shape = ModelShape(name="odd", layers=2, hidden=10, intermediate=20, heads=4, kv_heads=2, head_dim=3, vocabulary=7)
+    assert shape.layer_params == 10 * 12 + 2 * 10 * 6 + 12 * 10 + 3 * 10 * 20
+    assert shape.cache_values() == 12
+    assert shape.params == 2 * shape.layer_params + 70
