@@ -7,7 +7,7 @@ with figures. One cluster can be held by one session after another, each with it
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,16 @@ from flowspec.wire.codec import DTYPE_BYTES
 class Decoding:
     """How answers are made: the method, and what drafts for it (None: the bundled drafter for the bundled model, else n-grams).
 
-    `nodes` and `depth` shape the trees of the methods that have fixed ones.
+    `nodes` and `depth` shape the trees of the methods that have fixed ones; `options` are the method's own (`core.methods.OPTIONS`).
+    `coupled`: a drafter that is a model ranks with the target's noise.
     """
 
     method: str = "continuous"
     drafter: str | None = None
     nodes: int | None = None
     depth: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    coupled: bool = True
 
     def drafter_for(self, model: str) -> str:
         """The drafter's name; `none` for a method that does not draft."""
@@ -121,6 +124,16 @@ class Session:
             )
         )
 
+    def ask(self, prompt: Sequence[int], sampling: Sampling, limits: Limits) -> tuple[Answer, Timing]:
+        """A whole answer, in a conversation of its own that is forgotten afterwards; `Answer.end` is set."""
+        request = self.head.new_request()
+        timing = Timing()
+        answer = self.submit(prompt, sampling, limits, request=request)
+        for _ in timed(answer, timing):
+            pass
+        self.head.forget(request)
+        return answer, timing
+
     @property
     def drafter(self) -> str:
         """The drafter's name, as `--drafter` takes it."""
@@ -164,8 +177,8 @@ class Cluster:
         name = decoding.drafter_for(self.files.model)
         if self.is_local and name not in WITHOUT_TENSORS:
             _use_one_thread()
-        drafter = open_drafter(name, self.files, self.plan.dtype, context=self.plan.context)
-        method = make_method(decoding.method, nodes=decoding.nodes, depth=decoding.depth)
+        drafter = open_drafter(name, self.files, self.plan.dtype, context=self.plan.context, coupled=decoding.coupled)
+        method = make_method(decoding.method, **{"nodes": decoding.nodes, "depth": decoding.depth, **decoding.options})
         plan = self.plan if drafter is None else replace(self.plan, captures=drafter.captures)
         with Head(plan, progress, method=method, drafter=drafter, emulation=self.emulation, on_event=on_event) as head:
             yield Session(self.files, self.config, head, decoding)

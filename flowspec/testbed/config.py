@@ -63,7 +63,8 @@ class Published:
 class Testbed:
     """Devices in pipeline order, the head's device, links all alike, and what the model's tokens are timed as.
 
-    `slowdown` multiplies every device's time: a free parameter, 1 where nothing is known better.
+    `slowdown` multiplies the time of every stage's device, `head_slowdown` that of the head's: free parameters, 1 where nothing
+    is known better.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Testbed:
     drafter_shape: ModelShape
     precision: str
     slowdown: float = 1.0
+    head_slowdown: float = 1.0
     head_s: float = HEAD_MS / 1000
 
     __test__ = False  # for pytest, which would take it for tests

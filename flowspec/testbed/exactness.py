@@ -6,11 +6,13 @@ noise, and what follows is what the model says after it. `wrong`: anything else.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from flowspec.core.messages import Sampling
 from flowspec.model.reference import Difference, Reference
-from flowspec.runtime.session import Limits, Session, Timing, timed
+from flowspec.runtime.session import Limits, Session
+from flowspec.testbed.outcome import EXACT, NEAR_TIE, WRONG
 
 STOPPED = -1
 """Stands for whichever stop token ended an answer."""
@@ -48,12 +50,7 @@ class Verdict:
 
 def answer(session: Session, case: Case, limits: Limits) -> Found:
     """Asks the cluster one case."""
-    request = session.head.new_request()
-    timing = Timing()
-    running = session.submit(case.prompt, case.sampling, limits, request=request)
-    for _ in timed(running, timing):
-        pass
-    session.head.forget(request)
+    running, timing = session.ask(case.prompt, case.sampling, limits)
     assert running.end is not None
     return Found(
         case=case,
@@ -67,19 +64,34 @@ def answer(session: Session, case: Case, limits: Limits) -> Found:
 
 def judge(reference: Reference, found: Found, stop_ids: frozenset[int]) -> Verdict:
     """Compares one answer; the reference must have generated all answers before, for its noise to be known."""
-    case, tokens = found.case, list(found.tokens)
+    case = found.case
     expected = reference.generate(case.prompt, case.sampling, found.new_tokens_max, stop_ids)
-    if tokens == [STOPPED if token in stop_ids else token for token in expected]:
-        return Verdict(found=found, kind="exact")
+    kind, differences = compare(reference, case.prompt, case.sampling, expected, found.tokens, stop_ids)
+    return Verdict(found=found, kind=kind, differences=differences)
+
+
+def compare(
+    reference: Reference,
+    prompt: tuple[int, ...],
+    sampling: Sampling,
+    expected: Sequence[int],
+    found: Sequence[int],
+    stop_ids: frozenset[int],
+) -> tuple[str, tuple[Difference, ...]]:
+    """How an answer, with `STOPPED` for its stop token, agrees with the plain one (its stop token included), and where it does not."""
+    if list(found) == [STOPPED if token in stop_ids else token for token in expected]:
+        return EXACT, ()
     differences = tuple(
         difference
-        for difference in reference.check(case.prompt, case.sampling, tokens)
+        for difference in (reference.check(prompt, sampling, list(found)) if found else ())
         if not (difference.found == STOPPED and difference.expected in stop_ids)
     )
-    shorter = min(len(tokens), len(expected))
-    first = next((index for index in range(shorter) if tokens[index] != expected[index]), shorter)
+    shorter = min(len(found), len(expected))
+    first = next((index for index in range(shorter) if found[index] != expected[index]), shorter)
     if not differences and first < shorter:
-        # The forced pass agrees with the cluster and the cached one does not: the margin is below the noise between them.
-        differences = (Difference(index=first, expected=expected[first], found=tokens[first], margin=0.0),)
+        # The forced pass agrees with what was found and not with what was expected, which came from a cached pass: then the
+        # margin is below the noise between the two, or something else was expected than this model says.
+        margins = [each.margin for each in reference.check(prompt, sampling, list(expected)) if each.index == first]
+        differences = (Difference(index=first, expected=expected[first], found=found[first], margin=max(margins, default=0.0)),)
     near = bool(differences) and all(difference.margin <= reference.noise_logits for difference in differences)
-    return Verdict(found=found, kind="near-tie" if near else "wrong", differences=differences)
+    return NEAR_TIE if near else WRONG, differences

@@ -148,6 +148,7 @@ def _testbed(table: Table) -> Testbed:
             "drafter_shape",
             "precision",
             "slowdown",
+            "head_slowdown",
             "head_ms",
         }
     )
@@ -167,6 +168,7 @@ def _testbed(table: Table) -> Testbed:
         drafter_shape=_known_shape(table, table.text("drafter_shape", f"eagle-{shape.name}")),
         precision=table.text("precision", "float16", among=PRECISION_BYTES),
         slowdown=table.number("slowdown", 1.0),
+        head_slowdown=table.number("head_slowdown", table.number("slowdown", 1.0)),
         head_s=table.number("head_ms", HEAD_MS, least=0.0) / 1000,
     )
 

@@ -61,7 +61,7 @@ def sampling_curve(testbed: Testbed) -> Curve:
 
 
 def drafting_curve(testbed: Testbed) -> Curve:
-    return drafter_curve(testbed.head, testbed.drafter_shape, testbed.precision).scaled(testbed.slowdown)
+    return drafter_curve(testbed.head, testbed.drafter_shape, testbed.precision).scaled(testbed.head_slowdown)
 
 
 def experiment(testbed: Testbed, setup: Setup, context: int) -> Experiment:
@@ -69,7 +69,7 @@ def experiment(testbed: Testbed, setup: Setup, context: int) -> Experiment:
     curves = stage_curves(testbed)
     verifying = INSTANT
     if setup.published:
-        verifying = head_curve(testbed.head, testbed.shape, testbed.precision).scaled(testbed.slowdown)
+        verifying = head_curve(testbed.head, testbed.shape, testbed.precision).scaled(testbed.head_slowdown)
         if setup.method in LOCK_STEP:
             waiting_s = verifying.seconds(TYPICAL_ROWS) + testbed.link.delay_s
             curves = [
