@@ -13,7 +13,7 @@ import random
 import re
 import sysconfig
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -68,24 +68,39 @@ def _pair(ask: str, say: str) -> Messages:
     return [{"role": "user", "content": ask}, {"role": "assistant", "content": say}]
 
 
+def documents(problems: Path, plays: Path, dialogues: int = 100_000) -> dict[str, Iterator[Messages]]:
+    """Every domain's documents."""
+    return {
+        "talk": talk_documents(dialogues, seed=1),
+        "problems": problem_documents(problems),
+        "code": code_documents(),
+        "plays": play_documents(plays),
+    }
+
+
+def split(found: Iterable[Messages]) -> tuple[list[Messages], list[Messages]]:
+    """A domain's documents as those held out for validation and those to train on, in random order."""
+    shuffled = list(found)
+    random.Random(0).shuffle(shuffled)
+    held = max(2, len(shuffled) // VALIDATION_ONE_IN)
+    return shuffled[:held], shuffled[held:]
+
+
+def parse_mix(mix: str) -> dict[str, float]:
+    """`talk=.55,plays=.45` as shares of the domains."""
+    return {name: float(value) for name, value in (pair.split("=") for pair in mix.split(","))}
+
+
 class Corpus:
     """Token streams by domain, each split into training and validation documents."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, problems: Path, plays: Path, dialogues: int = 100_000) -> None:
-        sources = {
-            "talk": talk_documents(dialogues, seed=1),
-            "problems": problem_documents(problems),
-            "code": code_documents(),
-            "plays": play_documents(plays),
-        }
         self.train: dict[str, np.ndarray] = {}
         self.validation: dict[str, np.ndarray] = {}
-        for domain, documents in sources.items():
-            texts = [tokenizer.apply_chat_template(messages, tokenize=False) for messages in documents]
-            random.Random(0).shuffle(texts)
-            held = max(2, len(texts) // VALIDATION_ONE_IN)
-            self.validation[domain] = _encode(tokenizer, texts[:held])
-            self.train[domain] = _encode(tokenizer, texts[held:])
+        for domain, found in documents(problems, plays, dialogues).items():
+            held_out, trained = split(found)
+            self.validation[domain] = _encode(tokenizer, held_out)
+            self.train[domain] = _encode(tokenizer, trained)
 
     def draw(self, rng: np.random.Generator, weights: dict[str, float], rows: int, length: int) -> np.ndarray:
         """Random windows `[rows, length + 1]` int64; each row's domain is drawn by weight."""
@@ -100,7 +115,8 @@ class Corpus:
         return stream[: count * (length + 1)].reshape(count, length + 1).astype(np.int64)
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> np.ndarray:
+def _encode(tokenizer: PreTrainedTokenizerBase, dialogues: list[Messages]) -> np.ndarray:
+    texts = [tokenizer.apply_chat_template(messages, tokenize=False) for messages in dialogues]
     encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
     return np.concatenate([np.array(ids, dtype=np.uint16) for ids in encoded])
 

@@ -29,9 +29,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, apply_rotary_pos_emb
 
 from flowspec.core.messages import Sampling
-from flowspec.demo.recipe.corpus import DOMAINS, Corpus
+from flowspec.demo.recipe.corpus import DOMAINS, Corpus, parse_mix
 from flowspec.demo.recipe.hits import BEST, NEW_TOKENS_MAX
-from flowspec.demo.recipe.train import learning_rate
+from flowspec.demo.recipe.train import keep, learning_rate, make_optimizer, resume
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer, recommended
@@ -157,19 +157,9 @@ def train(args: argparse.Namespace) -> None:
     target = load_target(args.target)
     head = Head(target.config, scale=1 / target.model.embed_tokens.weight.square().mean().sqrt().item())
     head.start_from(target.model.layers[-1])
-    decay = [p for p in head.parameters() if p.dim() > 1]
-    other = [p for p in head.parameters() if p.dim() <= 1]
-    groups = [{"params": decay, "weight_decay": 0.01}, {"params": other, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=args.rate, betas=(0.9, 0.95))
-    weights = {name: float(value) for name, value in (pair.split("=") for pair in args.mix.split(","))}
-    checkpoint, first = args.out / "training.pt", 0
-    args.out.mkdir(parents=True, exist_ok=True)
-    if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
-        head.load_state_dict(state["head"])
-        optimizer.load_state_dict(state["optimizer"])
-        first = state["step"]
-        print(f"resumed at step {first}", flush=True)
+    optimizer = make_optimizer(head, args.rate, decay=0.01)
+    weights = parse_mix(args.mix)
+    first = resume(args.out, head, optimizer)
     step_loss = torch.compile(loss_of, dynamic=False) if args.compile else loss_of
     dtype = getattr(torch, args.dtype)
     started, seen = time.monotonic(), 0
@@ -191,9 +181,7 @@ def train(args: argparse.Namespace) -> None:
             print(f"step {step + 1}/{args.steps} loss {loss.item():.3f} {seen / (time.monotonic() - started):.0f} tokens/s", flush=True)
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
             print("hits by depth:", validation_hits(head, target, corpus, args.length), flush=True)
-            partial = checkpoint.with_suffix(".partial")
-            torch.save({"head": head.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}, partial)
-            partial.replace(checkpoint)
+            keep(args.out, head, optimizer, step + 1)
             save(head, target.config, args.out)
 
 
