@@ -17,6 +17,7 @@ import heapq
 from flowspec.core import limits
 from flowspec.core.drafting import most_valuable
 from flowspec.core.methods.base import Choice, Plain, View
+from flowspec.core.methods.governor import Governor
 from flowspec.core.request import Request
 
 VALUE_MIN = 0.005
@@ -57,9 +58,14 @@ class Continuous(Plain):
         self._pace_s = 0.0
         self._typical_rows = 1.0
         self._sent = 0
+        self._governor = Governor()
 
     def begin(self, request: Request) -> None:
         request.served = self._sent
+        self._governor.begin()
+
+    def walked(self, request: Request, emitted: int) -> None:
+        self._governor.emitted(emitted)
 
     def window(self, view: View) -> int:
         if self._window is not None:
@@ -67,6 +73,10 @@ class Continuous(Plain):
         return view.costs.window(round(self._typical_rows), self.window_slack) if view.costs.is_known else view.stage_count
 
     def send(self, view: View) -> list[Choice]:
+        if view.traits is not None:
+            count = max(1, len(view.requests))
+            trip_s = view.costs.trip_s(count) if view.costs.is_known else 0.0
+            self._governor.look(view.now_s, count / trip_s if trip_s else 0.0)
         roots = [request for request in view.requests if not request.root_sent]
         room = self.window(view) - view.living_flights
         if room < 0 or (not roots and (room == 0 or view.now_s < self._pace_s)):
@@ -110,7 +120,7 @@ class Continuous(Plain):
         return [(by_number[number], nodes) for number, nodes in chosen.items()]
 
     def expand(self, view: View) -> list[Choice]:
-        if view.traits is None:
+        if view.traits is None or self._governor.is_resting:
             return []
         enough = BACKLOG_SEGMENTS * max(4, round(self._typical_rows))
         offers: list[tuple[float, int, int]] = []
