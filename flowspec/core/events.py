@@ -221,6 +221,11 @@ class Draft:
     segment: Segment
     width: int
 
+    @property
+    def context(self) -> int:
+        """How many earlier tokens the rows see, as in `RunLayers`."""
+        return sum(min(part.positions, default=0) for part in self.segment.parts)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToDrafter:

@@ -76,7 +76,7 @@ class DraftThread:
         if isinstance(work, Draft):
             started_s = time.monotonic()
             proposals = self.drafter.draft(work.segment, work.width)
-            ended_s = time.monotonic() if self._pacer is None else self._pacer.end(work.segment.row_count, started_s)
+            ended_s = time.monotonic() if self._pacer is None else self._pacer.end(work.segment.row_count, work.context, started_s)
             self._tell(Drafted(job=work.job, proposals=proposals, started_s=started_s, ended_s=ended_s))
         elif isinstance(work, ToDrafter):
             self.drafter.release(work.message)

@@ -201,9 +201,9 @@ class DraftPacer:
         self._curve = curve
         self._lateness = Lateness("the drafter", "use a smaller drafter, fewer stages or a slower profile")
 
-    def end(self, rows: int, started_s: float) -> float:
+    def end(self, rows: int, context: int, started_s: float) -> float:
         """Waits until a pass over `rows` may end, and returns that instant; raises `ClusterError` as `Pacer.end` does."""
-        declared_s = self._curve.seconds(rows)
+        declared_s = self._curve.seconds(rows, context)
         ended_s = wait_until(started_s + declared_s)
         self._lateness.count(declared_s, ended_s - started_s)
         return ended_s

@@ -217,8 +217,7 @@ class World:
         self._is_drafting = True
         self.drafts += 1
         started_s = self.clock.now_s
-        context = sum(min(part.positions, default=0) for part in draft.segment.parts)
-        ended_s = started_s + self._drafting.seconds(draft.segment.row_count, context)
+        ended_s = started_s + self._drafting.seconds(draft.segment.row_count, draft.context)
         self.drafter_busy_s += ended_s - started_s
         proposals = self.drafter.draft(draft.segment, draft.width)
         event = Drafted(job=draft.job, proposals=proposals, started_s=started_s, ended_s=ended_s)
