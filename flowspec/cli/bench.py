@@ -7,9 +7,10 @@ on where it was when it is started again. Exit status 1 if an answer differs fro
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,21 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from flowspec.cli.options import note, number_list, positive
+from flowspec.draft.choose import check_drafter
 from flowspec.errors import InputError
+from flowspec.model.files import BUNDLED
 from flowspec.testbed import plots, timeline
-from flowspec.testbed.bench import ANSWERS, Step, in_order, open_out, read_cases, run_simulated, total, warm_up_cases
+from flowspec.testbed.bench import ANSWERS, TUNED_FILE, Step, in_order, open_out, read_cases, run_simulated, total, warm_up_cases
 from flowspec.testbed.command import reals
-from flowspec.testbed.config import CLUSTER, SIMULATED, WORLDS, Bench, Setup
+from flowspec.testbed.config import CLUSTER, SIMULATED, SYNTHETIC, WORLDS, Bench, Setup, Testbed
 from flowspec.testbed.experiments import find_experiment, pick_setups, read_experiment
+from flowspec.testbed.guesses import RANDOM
 from flowspec.testbed.outcome import WRONG, Record
-from flowspec.testbed.plain import Case
+from flowspec.testbed.plain import Case, make_samplings
 from flowspec.testbed.report import markdown, show
 from flowspec.testbed.summary import summarise
 from flowspec.testbed.trace import Trace
-from flowspec.testbed.tune import TUNED_FILE, tune
+from flowspec.testbed.tune import Start, tune
 from flowspec.testbed.validation import show_validation, validate
 from flowspec.testbed.virtual_runs import VirtualRuns
 
@@ -48,7 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
     parser.add_argument("--tune", action="store_true", help="first find each method's best parameters, on other prompts; writes tuned.toml")
     parser.add_argument(
-        "--jobs", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes in virtual time (default: all cores)"
+        "--jobs",
+        type=positive,
+        default=min(JOBS_MAX, os.cpu_count() or 1),
+        metavar="N",
+        help="processes in virtual time (default: all cores)",
     )
     group = parser.add_argument_group("instead of what the experiment says")
     group.add_argument("--world", choices=WORLDS, help="simulated: virtual time; emulated: real processes, padded; cluster: real devices")
@@ -99,7 +107,7 @@ def _verdict(records: Sequence[Record]) -> int:
 
 
 def pick_experiment(args: argparse.Namespace) -> Bench:
-    """The experiment with what the flags say instead."""
+    """The experiment with what the flags say instead; raises `InputError`."""
     bench = read_experiment(find_experiment(args.experiment))
     changes: dict[str, Any] = {
         "world": args.world,
@@ -108,37 +116,64 @@ def pick_experiment(args: argparse.Namespace) -> Bench:
         "prompts": tuple(args.prompts) if args.prompts else None,
         "limit": args.limit,
         "temperatures": args.temperatures,
-        "seeds": args.seeds,
+        "seeds": None if args.seeds is None else tuple(dict.fromkeys(args.seeds)),
         "repeat": args.repeat,
         "new_tokens": args.max_new_tokens,
         "cluster": args.cluster,
         "local": args.local,
     }
+    if args.model not in (None, SYNTHETIC) and bench.is_synthetic and args.drafter is None:
+        changes["drafter"] = BUNDLED
     bench = replace(bench, **{name: value for name, value in changes.items() if value is not None})
-    if args.methods:
+    if args.local is not None:
+        bench = replace(bench, cluster=None)
+    if args.methods is not None:
         bench = replace(bench, setups=pick_setups(bench.setups, args.methods.split(",")))
-    if args.testbeds:
-        names = args.testbeds.split(",")
-        known = [testbed.name for testbed in bench.testbeds]
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise InputError(f"--testbeds: expected names among {'; '.join(known)}, got {unknown[0]!r:.80}")
-        bench = replace(bench, testbeds=tuple(testbed for testbed in bench.testbeds if testbed.name in names))
+    if args.testbeds is not None:
+        bench = replace(bench, testbeds=_pick_testbeds(bench, args.testbeds.split(",")))
     if bench.world == CLUSTER and (args.cluster or args.local or len(bench.testbeds) > 1):
         bench = replace(bench, testbeds=())  # the experiment's boards are not the ones that are there
+    _check(bench, args)
+    return bench
+
+
+def _pick_testbeds(bench: Bench, names: Sequence[str]) -> tuple[Testbed, ...]:
+    known = [testbed.name for testbed in bench.testbeds]
+    for name in names:
+        if name not in known:
+            raise InputError(f"--testbeds: expected names among {'; '.join(known)}, got {name!r:.80}")
+    return tuple(testbed for testbed in bench.testbeds if testbed.name in names)
+
+
+def _check(bench: Bench, args: argparse.Namespace) -> None:
+    """Refuses what cannot be run, before anything is started or written."""
+    if any(seed < 0 for seed in bench.seeds):
+        raise InputError(f"--seeds: expected whole numbers from 0, got {min(bench.seeds)}")
+    make_samplings(bench.temperatures, bench.seeds)
+    if bench.is_synthetic and bench.acceptance == 0:
+        raise InputError("--model: synthetic is for experiments that say its `acceptance`")
+    for flag, value in (("--drafter", args.drafter), ("--prompts", args.prompts)):
+        if bench.is_synthetic and value is not None:
+            raise InputError(f"{flag}: expected none with model synthetic, which draws prompts and guesses by chance")
+    if not bench.is_synthetic and bench.drafter != RANDOM:
+        check_drafter(bench.drafter)
     if bench.world != CLUSTER and (args.cluster or args.local):
         raise InputError(f"--cluster and --local are for --world cluster; the experiment's world is {bench.world}")
+    if bench.world != CLUSTER and not bench.testbeds:
+        raise InputError(f"--world {bench.world}: expected an experiment with a testbed, got {bench.name!r} without one")
+    if bench.testbeds and not any(setup.runs_on(testbed.name) for testbed in bench.testbeds for setup in bench.setups):
+        raise InputError("--methods and --testbeds: expected a method that is run on one of the testbeds, got none")
     if bench.world == SIMULATED and bench.repeat > 1:
         raise InputError(f"--repeat: virtual time gives the same figures every time; expected 1, got {bench.repeat}")
+    if args.tune and bench.world != SIMULATED:
+        raise InputError(f"--tune works in virtual time: expected --world simulated, got {bench.world}")
     if args.jobs > JOBS_MAX:
         raise InputError(f"--jobs: expected at most {JOBS_MAX}, got {args.jobs}")
-    return bench
 
 
 def _tuned(bench: Bench, out: Path, args: argparse.Namespace) -> Bench:
     """The experiment with the best parameters of each method on each testbed added."""
-    if bench.world != SIMULATED:
-        raise InputError(f"--tune works in virtual time: expected --world simulated, got {bench.world}")
+    open_out(bench, out, to_be_tuned=True)
     with _bar(args, "tuning") as (start, step):
         found = tune(bench, out / TUNED_FILE, args.jobs, start, step)
     names = {setup.name for setup in found}
@@ -157,27 +192,22 @@ def _run(
         return run_live(bench, cases, done, out, step, lambda text, share: None)
 
 
-class _bar:
-    """A bar on standard error with what is done and the time left: gives `start(total, done)` and a `Step`."""
+@contextlib.contextmanager
+def _bar(args: argparse.Namespace, text: str) -> Iterator[tuple[Start, Step]]:
+    """A bar on standard error with what is done and the time left, from the call of `start(total, done)` on; and a `Step`."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=args.json or not console.is_terminal)
+    task = bar.add_task(text, total=None)
 
-    def __init__(self, args: argparse.Namespace, text: str) -> None:
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=console, transient=True, disable=args.json or not console.is_terminal)
-        self._task = self._progress.add_task(text, total=None)
+    def start(count: int, done: int) -> None:
+        bar.update(task, total=count, completed=done)
+        bar.start()
 
-    def __enter__(self) -> tuple[Any, Step]:
-        self._progress.start()
-        return self._start, self._step
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def _start(self, count: int, done: int) -> None:
-        self._progress.update(self._task, total=count, completed=done)
-
-    def _step(self, text: str, count: int) -> None:
-        self._progress.update(self._task, advance=count, description=f"{text:.40}")
+    try:
+        yield start, lambda name, count: bar.update(task, advance=count, description=f"{name:.40}")
+    finally:
+        bar.stop()
 
 
 def _write(bench: Bench, cases: Sequence[Case], summary: dict[str, Any], traces: dict[str, Trace], out: Path) -> None:

@@ -6,46 +6,62 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from flowspec.errors import FlowSpecError, InputError
+from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
-from flowspec.testbed import virtual_runs
 from flowspec.testbed.config import SIMULATED, Bench, Setup, prompt_path
 from flowspec.testbed.outcome import Key, Record, read_records, write_records
 from flowspec.testbed.plain import Case, make_samplings, plain_cases
 from flowspec.testbed.prompts import Prompt, read_prompts
-from flowspec.testbed.synthetic import synthetic_cases
-from flowspec.testbed.virtual_runs import VirtualRuns, Work
+from flowspec.testbed.summary import TUNED
+from flowspec.testbed.synthetic import PROMPT_TOKENS, synthetic_cases
+from flowspec.testbed.virtual_runs import Work, open_workers
 
 RESULTS = "results.jsonl"
 EXPERIMENT = "experiment.json"
 ANSWERS = "answers.json"
+TUNED_FILE = "tuned.toml"
 WARM_UP_CASES = 2
 SYNTHETIC_PROMPTS = 8
+SYNTHETIC_TUNING = 1_000_000
+"""The number of the first synthetic prompt that methods are tuned on."""
+SHOWN_CHARS = 80
 
 Step = Callable[[str, int], None]
 """Called with what was done and how many answers that was."""
 
 
-def read_cases(bench: Bench, cache: Path | None) -> list[Case]:
-    """The experiment's prompts with their plain answers, which `cache` keeps."""
+def read_cases(bench: Bench, cache: Path | None, *, for_tuning: bool = False) -> list[Case]:
+    """The experiment's prompts with their plain answers, which `cache` keeps; synthetic ones are others `for_tuning`."""
     samplings = make_samplings(bench.temperatures, bench.seeds)
-    if bench.is_synthetic:
-        return synthetic_cases(bench.limit or SYNTHETIC_PROMPTS, samplings, bench.new_tokens)
-    prompts: list[Prompt] = []
-    for name in bench.prompts:
-        some = _limited(read_prompts(prompt_path(name)), bench.limit)
-        # Files number their prompts as they like, so a prompt of several files is known by its file, too.
-        prompts += (
-            some if len(bench.prompts) == 1 else [replace(one, prompt_id=f"{prompt_path(name).stem} {one.prompt_id}") for one in some]
+    if not bench.is_synthetic:
+        return plain_cases(ModelFiles(bench.model), _prompts(bench), samplings, bench.new_tokens, cache, bench.context)
+    if PROMPT_TOKENS + bench.new_tokens > bench.context:
+        raise InputError(
+            f"a synthetic prompt has {PROMPT_TOKENS} tokens, which with {bench.new_tokens} new ones is more than the context of {bench.context}"
         )
-    return plain_cases(ModelFiles(bench.model), prompts, samplings, bench.new_tokens, cache)
+    return synthetic_cases(bench.limit or SYNTHETIC_PROMPTS, samplings, bench.new_tokens, first=SYNTHETIC_TUNING if for_tuning else 0)
+
+
+def _prompts(bench: Bench) -> list[Prompt]:
+    """Files number their prompts as they like, so a prompt of several files is known by its file, too."""
+    paths = [prompt_path(name) for name in dict.fromkeys(bench.prompts)]
+    stems = [path.stem for path in paths]
+    labels = stems if len(set(stems)) == len(stems) else [str(path) for path in paths]
+    found: list[Prompt] = []
+    for path, label in zip(paths, labels, strict=True):
+        some = read_prompts(path)
+        for prompt_id, count in Counter(prompt.prompt_id for prompt in some).items():
+            if count > 1:
+                raise InputError(f"{path}: question_id: expected each once, got {prompt_id!r:.80} {count} times")
+        some = _limited(some, bench.limit)
+        found += some if len(paths) == 1 else [replace(one, prompt_id=f"{label} {one.prompt_id}") for one in some]
+    return found
 
 
 def _limited(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
@@ -60,69 +76,78 @@ def _limited(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
     return [prompt for prompt in prompts if prompt.prompt_id in chosen]
 
 
-def warm_up_cases(cases: Sequence[Case]) -> list[Case]:
-    """The first case and one from the middle, at each temperature, with the first seed."""
-    found = []
-    for temperature in dict.fromkeys(case.sampling.temperature for case in cases):
-        some = [case for case in cases if case.sampling.temperature == temperature]
-        found += [some[at * len(some) // WARM_UP_CASES] for at in range(min(WARM_UP_CASES, len(some)))]
-    return found
+def warm_up_cases(cases: Sequence[Case], count: int = WARM_UP_CASES) -> list[Case]:
+    """`count` cases, evenly spaced from the first on, at each temperature, with the first seed."""
+    by_temperature: dict[float, list[Case]] = {}
+    for case in cases:
+        some = by_temperature.setdefault(case.sampling.temperature, [])
+        if not some or case.sampling == some[0].sampling:
+            some.append(case)
+    return [some[at * len(some) // count] for some in by_temperature.values() for at in range(min(count, len(some)))]
 
 
-def open_out(bench: Bench, out: Path) -> list[Record]:
-    """Makes the folder, or reads what it holds of this experiment; raises `InputError` if it holds another one."""
-    described = json.dumps(_plain(bench), indent=1, sort_keys=True)
+def open_out(bench: Bench, out: Path, *, to_be_tuned: bool = False) -> list[Record]:
+    """Makes the folder, or reads what it holds of this experiment; raises `InputError` if it holds another one.
+
+    An experiment may come back with more methods than it had. `to_be_tuned`: with tuned ones, which are not known yet.
+    """
+    described = json.loads(json.dumps(asdict(bench), default=str))
     path = out / EXPERIMENT
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            path.write_text(described, "utf-8")
-        known = path.read_text("utf-8")
+        known = _described(path) if (out / RESULTS).exists() or (out / TUNED_FILE).exists() else None
+        difference = None if known is None else _difference(known, described, to_be_tuned)
+        if difference is not None:
+            raise InputError(f"--out: {out} holds results of another experiment ({difference}); give another folder, or remove it")
+        if known is None or not (to_be_tuned or known == described):
+            path.write_text(json.dumps(described, indent=1), "utf-8")
     except OSError as error:
         raise InputError(f"--out: expected a folder that can be written, got {out} ({error.strerror})") from None
-    if known != described:
-        raise InputError(f"--out: {out} holds results of another experiment; give another folder, or remove it")
     return read_records(out / RESULTS)
 
 
-def _plain(value: Any) -> Any:
-    """A dataclass as JSON can hold it."""
-    return json.loads(json.dumps(asdict(value), default=str))
+def _described(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        if isinstance(found, dict) and isinstance(found.get("setups"), list):
+            return found
+    except (ValueError, FileNotFoundError):
+        pass
+    raise InputError(f"{path}: expected what an earlier run wrote, got something else; remove the folder, or give another --out")
+
+
+def _difference(known: dict[str, Any], new: dict[str, Any], to_be_tuned: bool) -> str | None:
+    """What of a known experiment is not so in the new one; more methods are none."""
+    old_setups, new_setups = ({f"{setup['name']} {setup['testbeds'] or ''}": setup for setup in each["setups"]} for each in (known, new))
+    if to_be_tuned:
+        old_setups = {name: setup for name, setup in old_setups.items() if name in new_setups or not setup["name"].endswith(TUNED)}
+    return _first_difference(known | {"setups": old_setups}, new | {"setups": {name: new_setups.get(name) for name in old_setups}})
+
+
+def _first_difference(known: Any, new: Any, where: str = "") -> str | None:
+    if isinstance(known, dict) and isinstance(new, dict):
+        pairs = [(key, known.get(key), new.get(key)) for key in dict.fromkeys((*known, *new))]
+    elif isinstance(known, list) and isinstance(new, list) and len(known) == len(new):
+        pairs = [(number, *pair) for number, pair in enumerate(zip(known, new, strict=True), 1)]
+    else:
+        if known == new:
+            return None
+        texts = ["nothing" if value is None else json.dumps(value)[:SHOWN_CHARS] for value in (known, new)]
+        return f"{where}: expected {texts[0]}, got {texts[1]}"
+    differences = (_first_difference(old, now, f"{where} {key}".strip()) for key, old, now in pairs)
+    return next((difference for difference in differences if difference is not None), None)
 
 
 def run_simulated(bench: Bench, cases: Sequence[Case], done: Sequence[Record], out: Path, jobs: int, step: Step) -> list[Record]:
     """The records that are missing, in `jobs` processes; what is done is on disk when an interruption comes."""
     assert bench.world == SIMULATED
     work = list(pending(bench, cases, {record.key for record in done}))
-    warm_up = warm_up_cases(cases)
     found = list(done)
-
-    def keep(records: list[Record], case: Case) -> None:
-        write_records(out / RESULTS, records)
-        found.extend(records)
-        step(f"{case.domain} {case.prompt_id}, temperature {case.sampling.temperature:g}", len(records))
-
-    if jobs == 1 or len(work) == 1:
-        runs = VirtualRuns(bench, warm_up)
-        for one in work:
-            keep(runs.records(one), one.case)
-        return found
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), virtual_runs.start_worker, (bench, warm_up))
-    try:
-        running: dict[Future[list[Record] | FlowSpecError], Work] = {pool.submit(virtual_runs.work, one): one for one in work}
-        while running:
-            ended, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in ended:
-                result = future.result()
-                if isinstance(result, FlowSpecError):
-                    raise result
-                keep(result, running.pop(future).case)
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
-        raise
-    pool.shutdown()
+    with open_workers(bench, warm_up_cases(cases), max(1, min(jobs, len(work)))) as run:
+        for one, records in run(work):
+            write_records(out / RESULTS, records)
+            found += records
+            step(f"{one.case.domain} {one.case.prompt_id}, temperature {one.case.sampling.temperature:g}", len(records))
     return found
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+from flowspec.core.limits import STAGES_MAX, TREE_NODES_MAX
 from flowspec.core.methods import METHODS, OPTIONS
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
 from flowspec.plan.profile import DeviceProfile, find_profile
-from flowspec.plan.shape import PRECISION_BYTES, ModelShape, find_shape
+from flowspec.plan.shape import PRECISION_BYTES, find_shape
 from flowspec.plan.tables import Table, read_toml
 from flowspec.plan.timing import LinkSpec
 from flowspec.testbed.config import (
@@ -26,6 +28,10 @@ from flowspec.testbed.config import (
     Setup,
     Testbed,
 )
+from flowspec.testbed.guesses import WIDTH_MAX
+
+ACCEPTANCE_MAX = 0.99
+Found = TypeVar("Found")
 
 
 def experiment_folders() -> list[Path]:
@@ -62,52 +68,88 @@ _KEYS = frozenset(
         "new_tokens",
         "context",
         "cluster",
+        "local",
     ]
 )
+_OF_REAL_MODELS = ("drafter", "prompts")
+"""What a synthetic model has no use for: it draws its prompts, its answers and its guesses by chance."""
 
 
 def read_experiment(path: Path) -> Bench:
     """Reads an experiment; raises `InputError` naming file, table, key and what was expected."""
     table = read_toml(path, "an experiment")
     table.check(_KEYS)
-    setups = [_setup(each) for each in table.tables("method")] if "method" in table.data else []
-    named = [Setup(name=name, method=name) for name in table.texts("methods")] if "methods" in table.data else []
-    for setup in named:
-        if setup.method not in METHODS:
-            table.wrong("methods", f"names among {', '.join(METHODS)}")
-    both = (*named, *setups, *(read_setups(Path(_beside(path, table.text("tuned")))) if "tuned" in table.data else ()))
-    if not both:
-        table.wrong("methods", "a list of methods, or tables [[method]]")
-    _check_names(path, both)
     world = table.text("world", SIMULATED, among=WORLDS)
     model = table.text("model", BUNDLED)
-    testbeds = tuple(_testbed(each) for each in table.tables("testbed")) if "testbed" in table.data or world != CLUSTER else ()
+    is_synthetic = model == SYNTHETIC
+    for key in _OF_REAL_MODELS if is_synthetic else ("acceptance",):
+        if key in table.data:
+            table.wrong(key, f"nothing for model {model!r}, which has no use for it")
+    testbeds: tuple[Testbed, ...] = ()
+    if "testbed" in table.data or world != CLUSTER:
+        testbeds = tuple(_testbed(each, path) for each in table.tables("testbed"))
+    _check_once(path, "testbed", [testbed.name for testbed in testbeds])
+    setups = _setups(table, path, testbeds)
     return Bench(
         name=table.text("name", path.stem),
         world=world,
         testbeds=testbeds,
-        setups=both,
+        setups=setups,
         model=model,
-        drafter=table.text("drafter", SYNTHETIC if model == SYNTHETIC else BUNDLED),
-        acceptance=table.number("acceptance") if model == SYNTHETIC else 0.0,
-        prompts=tuple(_beside(path, name) for name in table.texts("prompts", [SHIPPED_PROMPTS])),
+        drafter=SYNTHETIC if is_synthetic else table.text("drafter", BUNDLED),
+        acceptance=table.number("acceptance", most=ACCEPTANCE_MAX) if is_synthetic else 0.0,
+        prompts=tuple(dict.fromkeys(_beside(path, name) for name in table.texts("prompts", [SHIPPED_PROMPTS]))),
         limit=table.whole("limit") if "limit" in table.data else None,
-        temperatures=tuple(table.numbers("temperatures", [0.0])),
-        seeds=tuple(int(seed) for seed in table.numbers("seeds", [1])),
+        temperatures=tuple(dict.fromkeys(table.numbers("temperatures", [0.0]))),
+        seeds=_seeds(table),
         repeat=table.whole("repeat", 1),
         new_tokens=table.whole("new_tokens", 96),
         context=table.whole("context", 1024),
         cluster=Path(_beside(path, table.text("cluster"))) if "cluster" in table.data else None,
         local=table.whole("local", 4),
-        published=tuple(_published(each) for each in table.tables("published")) if "published" in table.data else (),
+        published=tuple(_published(each, testbeds, setups) for each in table.tables("published")) if "published" in table.data else (),
     )
+
+
+def _seeds(table: Table) -> tuple[int, ...]:
+    seeds = table.numbers("seeds", [1])
+    if any(seed != int(seed) for seed in seeds):
+        table.wrong("seeds", "a list of whole numbers from 0")
+    return tuple(dict.fromkeys(int(seed) for seed in seeds))
+
+
+def _setups(table: Table, path: Path, testbeds: Sequence[Testbed]) -> tuple[Setup, ...]:
+    """Those of `methods`, of tables [[method]], and of the tuned file, in this order."""
+    named = [Setup(name=name, method=name) for name in table.texts("methods")] if "methods" in table.data else []
+    for setup in named:
+        if setup.method not in METHODS:
+            table.wrong("methods", f"names among {', '.join(METHODS)}")
+    tables = table.tables("method") if "method" in table.data else []
+    own = [_setup(each) for each in tables]
+    known = [testbed.name for testbed in testbeds]
+    for each, setup in zip(tables, own, strict=True):
+        if not set(setup.testbeds) <= set(known):
+            each.wrong("testbeds", f"names among {'; '.join(known)}")
+    both = (*named, *own, *(read_setups(Path(_beside(path, table.text("tuned")))) if "tuned" in table.data else ()))
+    if not both:
+        table.wrong("methods", "a list of methods, or tables [[method]]")
+    _check_names(path, both)
+    return both
 
 
 def read_setups(path: Path) -> tuple[Setup, ...]:
     """The setups of a file that `bench --tune` wrote."""
     table = read_toml(path, "tuned methods")
     table.check({"method"})
-    return tuple(_setup(each) for each in table.tables("method"))
+    found = tuple(_setup(each) for each in table.tables("method"))
+    _check_names(path, found)
+    return found
+
+
+def _check_once(path: Path, key: str, names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{path}: {key}: expected each name once, got {name!r:.80} twice")
 
 
 def _check_names(path: Path, setups: Sequence[Setup]) -> None:
@@ -115,14 +157,17 @@ def _check_names(path: Path, setups: Sequence[Setup]) -> None:
     for at, setup in enumerate(setups):
         for other in setups[:at]:
             if other.name == setup.name and (not set(other.testbeds).isdisjoint(setup.testbeds) or not (other.testbeds and setup.testbeds)):
-                raise InputError(f"{path}: method: expected each name once on a testbed, got {setup.name!r} twice")
+                raise InputError(f"{path}: method: expected each name once on a testbed, got {setup.name!r:.80} twice")
 
 
-def _published(table: Table) -> Published:
+def _published(table: Table, testbeds: Sequence[Testbed], setups: Sequence[Setup]) -> Published:
     table.check({"testbed", "temperature", "reference", "tokens_per_s", "fitted"})
     rates = table.table("tokens_per_s")
+    names = {setup.name: None for setup in setups}
+    if not rates.data or not rates.data.keys() <= names.keys():
+        table.wrong("tokens_per_s", f"rates of at least one of the methods {'; '.join(names)}")
     return Published(
-        testbed=table.text("testbed"),
+        testbed=table.text("testbed", among=[testbed.name for testbed in testbeds]),
         temperature=table.number("temperature", 0.0, least=0.0),
         reference=table.text("reference", among=rates.data),
         tokens_per_s={name: rates.number(name) for name in rates.data},
@@ -135,7 +180,7 @@ def _beside(experiment: Path, name: str) -> str:
     return name if name in PROMPT_FILES else str(experiment.parent / name)
 
 
-def _testbed(table: Table) -> Testbed:
+def _testbed(table: Table, experiment: Path) -> Testbed:
     table.check(
         {
             "name",
@@ -152,56 +197,64 @@ def _testbed(table: Table) -> Testbed:
             "head_ms",
         }
     )
-    names = [_counted(table, text) for text in table.texts("devices")]
-    devices = [device for name, count in names for device in [_profile(table, name)] * count]
-    shape = _known_shape(table, table.text("shape"))
-    return Testbed(
+    counted = [(_profile(table, "devices", name, experiment), count) for name, count in _counted(table)]
+    devices = tuple(device for device, count in counted for _ in range(count))
+    shape = _known(table, "shape", lambda: find_shape(table.text("shape")))
+    found = Testbed(
         name=table.text("name"),
-        devices=tuple(devices),
-        head=_profile(table, table.text("head", names[0][0])),
+        devices=devices,
+        head=_profile(table, "head", table.text("head"), experiment) if "head" in table.data else devices[0],
         link=LinkSpec(
             bandwidth_mbps=table.number("bandwidth_mbps"),
             delay_s=table.number("latency_ms", 0.0, least=0.0) / 1000,
             jitter_s=table.number("jitter_ms", 0.0, least=0.0) / 1000,
         ),
         shape=shape,
-        drafter_shape=_known_shape(table, table.text("drafter_shape", f"eagle-{shape.name}")),
+        drafter_shape=_known(table, "drafter_shape", lambda: find_shape(table.text("drafter_shape", f"eagle-{shape.name}"))),
         precision=table.text("precision", "float16", among=PRECISION_BYTES),
         slowdown=table.number("slowdown", 1.0),
         head_slowdown=table.number("head_slowdown", table.number("slowdown", 1.0)),
         head_s=table.number("head_ms", HEAD_MS, least=0.0) / 1000,
     )
+    _known(table, "devices", lambda: found.layers)
+    _known(table, "precision", lambda: [device.flops(found.precision) for device in (*devices, found.head)])
+    return found
 
 
-def _counted(table: Table, text: str) -> tuple[str, int]:
-    """`raspberry-pi-5` or `8 x raspberry-pi-5`."""
-    count, times, name = text.partition(" x ")
-    if not times:
-        return text, 1
-    if not count.isdecimal() or not 1 <= int(count) <= 256:
-        table.wrong("devices", 'names such as "jetson-orin-nano" or "4 x jetson-orin-nano"')
-    return name, int(count)
+def _counted(table: Table) -> list[tuple[str, int]]:
+    """`raspberry-pi-5` or `8 x raspberry-pi-5`, taken apart."""
+    found = []
+    for text in table.texts("devices"):
+        count, times, name = text.partition(" x ")
+        if times and not (count.isdecimal() and 1 <= int(count) <= STAGES_MAX):
+            table.wrong("devices", 'names such as "jetson-orin-nano" or "4 x jetson-orin-nano"')
+        found.append((name, int(count)) if times else (text, 1))
+    return found
 
 
-def _profile(table: Table, name: str) -> DeviceProfile:
+def _profile(table: Table, key: str, name: str, experiment: Path) -> DeviceProfile:
+    return _known(table, key, lambda: find_profile(_beside(experiment, name) if name.endswith(".toml") else name))
+
+
+def _known(table: Table, key: str, find: Callable[[], Found]) -> Found:
+    """What `find` finds; an error names table and key."""
     try:
-        return find_profile(name)
+        return find()
     except InputError as error:
-        raise InputError(f"{table.where}: {error}") from None
+        raise InputError(f"{table.where}: {key}: {str(error).removeprefix(f'{key}: ')}") from None
 
 
-def _known_shape(table: Table, name: str) -> ModelShape:
-    try:
-        return find_shape(name)
-    except InputError as error:
-        raise InputError(f"{table.where}: {error}") from None
+_REAL_MAX = {"value_min": 1.0, "window_slack": 16.0}
+_MOST = {"width": WIDTH_MAX}
 
 
 def _setup(table: Table) -> Setup:
     method = table.text("method", table.data.get("name"), among=METHODS)
     table.check({"name", "method", "coupled", "published", "testbeds", *OPTIONS[method]})
     options = {
-        name: table.number(name, least=0.0) if name in ("value_min", "window_slack") else table.whole(name, most=256)
+        name: table.number(name, least=0.0, most=_REAL_MAX[name])
+        if name in _REAL_MAX
+        else table.whole(name, most=_MOST.get(name, TREE_NODES_MAX))
         for name in OPTIONS[method]
         if name in table.data
     }

@@ -119,7 +119,7 @@ def rounds_of(bench: Bench, place: str, cases: Sequence[Case], known: set[Key]) 
     for repeat in range(bench.repeat):
         for setup in bench.setups if repeat % 2 == 0 else bench.setups[::-1]:
             missing = tuple(case for case in cases if key_of(place, setup, case, repeat) not in known)
-            if missing:
+            if missing and setup.runs_on(place):
                 yield Round(setup=setup, repeat=repeat, cases=missing)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from flowspec.errors import InputError
 
@@ -67,9 +68,24 @@ _NAMES = frozenset(field.name for field in fields(Record))
 
 
 def write_records(path: Path, records: Sequence[Record]) -> None:
-    """Appends records; each is one line, so what an interruption leaves is whole but for the last."""
-    with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(asdict(record)) + "\n" for record in records)
+    """Appends records, a line each; half a line that an interruption left is removed first. Raises `InputError` if that cannot be."""
+    lines = "".join(json.dumps(asdict(record)) + "\n" for record in records)
+    try:
+        with path.open("a+b") as file:
+            _remove_half_line(file)
+            file.write(lines.encode())
+    except OSError as error:
+        raise InputError(f"{path}: expected a file that can be written ({error.strerror})") from None
+
+
+def _remove_half_line(file: BinaryIO) -> None:
+    end = file.seek(0, os.SEEK_END)
+    if end == 0:
+        return
+    file.seek(end - 1)
+    if file.read(1) != b"\n":
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def read_records(path: Path) -> list[Record]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from flowspec.core.messages import Sampling
 from flowspec.errors import InputError
@@ -46,17 +46,14 @@ class Case:
         return self.answer[:-1] if self.is_stopped else self.answer
 
 
-Item = TypeVar("Item", Prompt, Case)
-
-
-def first_of_each(items: Iterable[Item], per_domain: int | None) -> list[Item]:
-    """The first `per_domain` prompts or cases of each domain; None takes all."""
+def first_of_each(prompts: Iterable[Prompt], per_domain: int | None) -> list[Prompt]:
+    """The first `per_domain` prompts of each domain; None takes all."""
     seen: Counter[str] = Counter()
     found = []
-    for item in items:
-        seen[item.domain] += 1
-        if per_domain is None or seen[item.domain] <= per_domain:
-            found.append(item)
+    for prompt in prompts:
+        seen[prompt.domain] += 1
+        if per_domain is None or seen[prompt.domain] <= per_domain:
+            found.append(prompt)
     return found
 
 
@@ -71,19 +68,28 @@ def make_samplings(temperatures: Sequence[float], seeds: Sequence[int]) -> list[
 
 
 def plain_cases(
-    files: ModelFiles, prompts: Sequence[Prompt], samplings: Sequence[Sampling], new_tokens_max: int, cache: Path | None = None
+    files: ModelFiles,
+    prompts: Sequence[Prompt],
+    samplings: Sequence[Sampling],
+    new_tokens_max: int,
+    cache: Path | None = None,
+    context: int | None = None,
 ) -> list[Case]:
-    """Every prompt (its first turn) with every sampling, answered by transformers; answers that `cache` holds are not made again."""
+    """Every prompt (its first turn) with every sampling, answered by transformers; answers that `cache` holds are not made again.
+
+    Raises `InputError`, before anything is answered, for a prompt that is too long for `context` (None: the model's).
+    """
     config = files.config()
-    context = pick_context(None, config.max_position_embeddings)
+    room = pick_context(None, config.max_position_embeddings) if context is None else min(context, config.max_position_embeddings)
     stop_ids = recommended(files, config).stop_ids
     tokenizer = Tokenizer(files)
     encoded = []
     for prompt in prompts:
         ids = tuple(tokenizer.encode_dialogue([{"role": "user", "content": prompt.turns[0]}]))
-        if len(ids) + new_tokens_max > context:
+        if len(ids) + new_tokens_max > room:
             raise InputError(
-                f"prompt {prompt.prompt_id} has {len(ids)} tokens; with --tokens {new_tokens_max} expected at most {context} in all"
+                f"prompt {prompt.prompt_id} has {len(ids)} tokens, which with {new_tokens_max} new ones is more than the context of {room}; "
+                "ask for fewer new tokens, or take shorter prompts"
             )
         encoded.append((prompt, ids))
     answers = _Answers(files, new_tokens_max, stop_ids, cache)
@@ -139,7 +145,7 @@ class _Answers:
             part.write_text(json.dumps(self._known), "utf-8")
             os.replace(part, self._cache)
         except OSError as error:
-            raise InputError(f"--cache: expected a file that can be written, got {self._cache} ({error.strerror})") from None
+            raise InputError(f"{self._cache}: expected a file that can be written ({error.strerror})") from None
 
 
 def _read(cache: Path) -> dict[str, list[int]]:
@@ -150,5 +156,5 @@ def _read(cache: Path) -> dict[str, list[int]]:
     if not isinstance(found, dict) or not all(
         isinstance(answer, list) and all(type(token) is int for token in answer) for answer in found.values()
     ):
-        raise InputError(f"--cache: expected a file that an earlier run wrote, got {cache}; remove it, or name another")
+        raise InputError(f"{cache}: expected answers that an earlier run wrote, got something else; remove it")
     return found

@@ -10,7 +10,7 @@ What a method costs as the papers' code does it (`Setup.published`, arXiv 2507.0
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flowspec.core.calibration import Calibrator
@@ -121,13 +121,28 @@ def run(bench: Bench, testbed: Testbed, setup: Setup, case: Case, drafter: Draft
         if handled.place == HEAD:
             trace.watch(handled.event, handled.commands, handled.now_s)  # type: ignore[arg-type]
 
-    world = experiment(testbed, setup, bench.context).build(AnswerLanguage({case.prompt: case.answer}), drafter, watch)
-    if learnt is not None:
-        world.head.costs, world.head.calibrator = learnt.costs, learnt.calibrator
-    world.at(0.0, submit_of(case))
-    world.run()
+    world = run_many(testbed, setup, [case], drafter, bench.context, learnt, watch)
     found = Learnt(costs=world.head.costs, calibrator=world.head.calibrator)
     return Run(record=_record(bench, testbed, setup, case, world, trace), trace=trace, learnt=found)
+
+
+def run_many(
+    testbed: Testbed,
+    setup: Setup,
+    cases: Sequence[Case],
+    drafter: Drafter | None,
+    context: int,
+    learnt: Learnt | None = None,
+    watch: Callable[[Handled], None] | None = None,
+) -> World:
+    """A world in which all cases were asked at time 0, each as the request of its place, and answered; with what is `learnt` as in `run`."""
+    world = experiment(testbed, setup, context).build(AnswerLanguage({case.prompt: case.answer for case in cases}), drafter, watch)
+    if learnt is not None:
+        world.head.costs, world.head.calibrator = learnt.costs, learnt.calibrator
+    for request, case in enumerate(cases):
+        world.at(0.0, submit_of(case, request))
+    world.run()
+    return world
 
 
 def submit_of(case: Case, request: int = 0) -> Submit:
@@ -161,11 +176,3 @@ def _record(bench: Bench, testbed: Testbed, setup: Setup, case: Case, world: Wor
         events=world.events,
         digest=world.digest.hex(),
     )
-
-
-def warm_up(bench: Bench, testbed: Testbed, setup: Setup, cases: Sequence[tuple[Case, Drafter | None]]) -> Learnt | None:
-    """What a head knows after these answers: a session's later answers are what is measured, in any order."""
-    learnt = None
-    for case, drafter in cases:
-        learnt = run(bench, testbed, setup, case, drafter, learnt).learnt
-    return learnt

@@ -30,21 +30,21 @@ OTHERS = tuple(rank * (VOCABULARY // WIDTH_MAX) for rank in range(WIDTH_MAX))
 STOP_NEVER: frozenset[int] = frozenset()
 
 
-def synthetic_cases(count: int, samplings: Sequence[Sampling], new_tokens: int, prompt_tokens: int = PROMPT_TOKENS) -> list[Case]:
-    """Prompts and answers by chance, always the same for a number of a prompt and a sampling."""
+def synthetic_cases(count: int, samplings: Sequence[Sampling], new_tokens: int, first: int = 0) -> list[Case]:
+    """Prompts and answers by chance, always the same for a number of a prompt (counted from `first`) and a sampling."""
     found = []
     for sampling in samplings:
-        for number in range(count):
+        for number in range(first, first + count):
             chance = np.random.default_rng((number, sampling.seed, round(1000 * sampling.temperature)))
-            tokens = tuple(int(token) for token in chance.integers(0, VOCABULARY, prompt_tokens + new_tokens))
+            tokens = tuple(int(token) for token in chance.integers(0, VOCABULARY, PROMPT_TOKENS + new_tokens))
             case = Case(
                 prompt_id=str(number + 1),
                 domain="synthetic",
-                prompt=tokens[:prompt_tokens],
+                prompt=tokens[:PROMPT_TOKENS],
                 sampling=sampling,
                 new_tokens_max=new_tokens,
                 stop_ids=STOP_NEVER,
-                answer=tokens[prompt_tokens:],
+                answer=tokens[PROMPT_TOKENS:],
             )
             found.append(case)
     return found

@@ -8,6 +8,7 @@ from typing import Any
 from flowspec.testbed.command import show
 from flowspec.testbed.config import Bench
 from flowspec.testbed.outcome import Record
+from flowspec.testbed.summary import counts
 
 
 def validate(bench: Bench, records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -40,8 +41,8 @@ def validate(bench: Bench, records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def _rate(records: Sequence[Record]) -> float | None:
-    time_s = sum(record.decode_s for record in records)
-    return sum(record.new_tokens - 1 for record in records) / time_s if time_s > 0 else None
+    timed = [record for record in records if counts(record)]
+    return sum(record.new_tokens - 1 for record in timed) / sum(record.decode_s for record in timed) if timed else None
 
 
 def show_validation(rows: Sequence[dict[str, Any]]) -> None:

@@ -6,9 +6,16 @@ never from those that are measured. What a drafter says after a prefix is comput
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Sequence
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing import get_context, parent_process
 
 from flowspec.errors import FlowSpecError
 from flowspec.model.files import ModelFiles
@@ -21,6 +28,8 @@ from flowspec.testbed.synthetic import Synthetic
 from flowspec.testbed.trace import Trace
 
 Job = tuple[Testbed, Setup]
+Makers = dict[tuple[Case, bool], Maker]
+"""What makes drafters for a case, coupled or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +51,9 @@ class VirtualRuns:
         self.bench = bench
         self._warm_up = warm_up
         self._keeps = keeps
-        self._makers: dict[tuple[Case, bool], Maker] = {}
+        self._makers: Makers = {}
+        # Passes of a model differ in the last bit with what is run together, so what is learnt first must not depend on what came before.
+        self._warm_up_makers: Makers = {}
         self._draftings: dict[bool, Drafting] = {}
         self._learnt: dict[tuple[str, str, float], Learnt | None] = {}
 
@@ -53,7 +64,7 @@ class VirtualRuns:
         found = []
         for testbed, setup in work.jobs:
             learnt = copy.deepcopy(self._learnt_by(testbed, setup, work.case.sampling.temperature))
-            found.append(self._run(testbed, setup, work.case, learnt))
+            found.append(self._run(testbed, setup, work.case, learnt, self._makers))
         if not self._keeps:
             self._makers.clear()
         return found
@@ -67,17 +78,17 @@ class VirtualRuns:
         if key not in self._learnt:
             learnt = None
             for case in (case for case in self._warm_up if case.sampling.temperature == temperature):
-                learnt = self._run(testbed, setup, case, learnt).learnt
+                learnt = self._run(testbed, setup, case, learnt, self._warm_up_makers).learnt
             self._learnt[key] = learnt
         return self._learnt[key]
 
-    def _run(self, testbed: Testbed, setup: Setup, case: Case, learnt: Learnt | None) -> Run:
+    def _run(self, testbed: Testbed, setup: Setup, case: Case, learnt: Learnt | None, makers: Makers) -> Run:
         if setup.method == "ar":
             return run(self.bench, testbed, setup, case, None, learnt)
         coupled = setup.coupled or case.sampling.temperature == 0
-        if (case, coupled) not in self._makers:
-            self._makers[case, coupled] = self._drafting(coupled).begin(case)
-        return run(self.bench, testbed, setup, case, self._makers[case, coupled](), learnt)
+        if (case, coupled) not in makers:
+            makers[case, coupled] = self._drafting(coupled).begin(case)
+        return run(self.bench, testbed, setup, case, makers[case, coupled](), learnt)
 
     def _drafting(self, coupled: bool) -> Drafting:
         if coupled not in self._draftings:
@@ -88,20 +99,79 @@ class VirtualRuns:
         return self._draftings[coupled]
 
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end the command."""
+Workers = Callable[[Sequence[Work]], Iterator[tuple[Work, list[Record]]]]
+"""Runs work, and gives each with its records when they are there."""
+
+
+@contextlib.contextmanager
+def open_workers(bench: Bench, warm_up: Sequence[Case], jobs: int, *, keeps: bool = False) -> Iterator[Workers]:
+    """`jobs` processes for work of one experiment, or none for one job; an error and Ctrl-C end them at once."""
+    if jobs == 1:
+        runs = VirtualRuns(bench, warm_up, keeps=keeps)
+        yield lambda works: ((one, runs.records(one)) for one in works)
+        return
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _start_worker, (bench, warm_up, keeps))
+
+    def run_all(works: Sequence[Work]) -> Iterator[tuple[Work, list[Record]]]:
+        running: dict[Future[list[Record] | FlowSpecError], Work] = {}
+        with _interrupted_later():
+            for one in works:
+                running[pool.submit(_work, one)] = one
+        for future in as_completed(running):
+            result = future.result()
+            if isinstance(result, FlowSpecError):
+                raise result
+            yield running[future], result
+
+    try:
+        yield run_all
+    except BaseException as error:
+        for process in list((pool._processes or {}).values()):  # before the pool forgets them
+            process.terminate()
+        pool.shutdown(cancel_futures=True)
+        if isinstance(error, BrokenProcessPool):
+            raise FlowSpecError("a worker process ended, perhaps for want of memory; what is done is kept, try fewer --jobs") from None
+        raise
+    pool.shutdown()
+
+
+@contextlib.contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """What would end this process comes after this; those that are started in it never see Ctrl-C, which is their parent's to handle."""
+    came: list[int] = []
+    handlers = {number: signal.signal(number, lambda came_now, frame: came.append(came_now)) for number in ENDING}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # is inherited; here another thread may take the signal
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])
+
+
 _runs: VirtualRuns | None = None
 """Of this worker process."""
 
 
-def start_worker(bench: Bench, warm_up: Sequence[Case], keeps: bool = False) -> None:
-    """Makes a process ready to `work`; Ctrl-C is its parent's to handle."""
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _start_worker(bench: Bench, warm_up: Sequence[Case], keeps: bool) -> None:
+    """Makes a process ready for work; it does not outlive its parent."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     global _runs
     _runs = VirtualRuns(bench, warm_up, keeps=keeps)
 
 
-def work(work: Work) -> list[Record] | FlowSpecError:
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _work(work: Work) -> list[Record] | FlowSpecError:
     """The records of some work, or why there are none."""
     assert _runs is not None, "the worker was not started"
     try:
