@@ -152,16 +152,18 @@ def run_simulated(bench: Bench, cases: Sequence[Case], done: Sequence[Record], o
 
 
 def pending(bench: Bench, cases: Sequence[Case], done: set[Key]) -> Iterator[Work]:
-    """What is still to be run, by case."""
+    """What is still to be run, by case; where guesses cost next to nothing, also by testbed, so that all processes have work."""
+    groups = [(testbed,) for testbed in bench.testbeds] if bench.is_synthetic else [bench.testbeds]
     for number, case in enumerate(cases):
-        jobs = tuple(
-            (testbed, setup)
-            for testbed in bench.testbeds
-            for setup in bench.setups
-            if setup.runs_on(testbed.name) and key_of(testbed.name, setup, case, 0) not in done
-        )
-        if jobs:
-            yield Work(number=number, case=case, jobs=jobs)
+        for group in groups:
+            jobs = tuple(
+                (testbed, setup)
+                for testbed in group
+                for setup in bench.setups
+                if setup.runs_on(testbed.name) and key_of(testbed.name, setup, case, 0) not in done
+            )
+            if jobs:
+                yield Work(number=number, case=case, jobs=jobs)
 
 
 def key_of(testbed: str, setup: Setup, case: Case, repeat: int) -> Key:

@@ -19,6 +19,7 @@ from typing import Any
 
 from flowspec.core import limits
 from flowspec.errors import InputError
+from flowspec.plan.profile import find_profile
 from flowspec.plan.shape import PRECISION_BYTES
 from flowspec.plan.timing import LinkSpec
 from flowspec.testbed import scaling_plot
@@ -75,16 +76,27 @@ def title_of(asked: Scaling) -> str:
 def show_report(asked: Scaling, points: Sequence[Point]) -> None:
     """Tables of what was simulated, and of what that cost."""
     rows = [
-        [f"{p.method}, {p.devices} devices", p.users, f"{p.memory_gb:.1f}{'' if p.fits else ' (too much)'}", p.tokens_per_s]
-        + [p.user_tokens_per_s, p.bound_tokens_per_s, p.first_token_s, p.S, p.rho, f"{p.window:.1f}", 1000 * p.tau_s, 1000 * p.trip_s]
-        + [f"{100 * share:.0f}%" for share in (p.stage_busy, p.drafter_busy, p.head_busy)]
+        [
+            p.method,
+            p.devices,
+            p.users,
+            f"{p.memory_gb:.1f}{'' if p.fits else '*'}",
+            *(f"{value:.2f}" for value in (p.tokens_per_s, p.user_tokens_per_s)),
+            None if p.bound_tokens_per_s is None else f"{p.bound_tokens_per_s:.2f}",
+            *(f"{value:.2f}" for value in (p.first_token_s, p.S, p.rho)),
+            *(f"{value:.1f}" for value in (p.window, 1000 * p.tau_s, 1000 * p.trip_s)),
+            *(f"{100 * share:.0f}%" for share in (p.stage_busy, p.link_busy, p.drafter_busy, p.head_busy)),
+        ]
         for p in points
     ]
-    heads = ["users", "GB/device", "tok/s", "tok/s/user", "bound", "first s", "S", "rho", "window", "slot ms", "trip ms"]
-    show(title_of(asked), ["", *heads, "stage", "drafter", "head"], rows)
+    heads = ["devices", "users", "GB/device", "tok/s", "each", "bound", "first s", "S", "rho", "window", "slot ms", "trip ms"]
+    show(title_of(asked), ["", *heads, "stage", "link", "drafter", "head"], rows)
+    if not all(p.fits for p in points):
+        print(f"* more than the {find_profile(asked.device).memory_gb:g} GB of a device")
     costs = [
         [
-            f"{p.method}, {p.devices} devices",
+            p.method,
+            p.devices,
             p.users,
             f"{p.events_per_token:.0f}",
             f"{p.event_us:.0f}",
@@ -94,7 +106,7 @@ def show_report(asked: Scaling, points: Sequence[Point]) -> None:
         ]
         for p in points
     ]
-    heads = ["users", "events/token", "us/event", "CPU us/event", "CPU ms/token", "wall-clock s"]
+    heads = ["devices", "users", "events/token", "us/event", "CPU us/event", "CPU ms/token", "wall-clock s"]
     show(
         "cost of the simulation, measured on this machine: wall-clock time, and processor time without what else ran here",
         ["", *heads],
@@ -152,7 +164,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--precision", choices=tuple(PRECISION_BYTES), default="int4", help="of the weights (default: %(default)s)")
     parser.add_argument("--bandwidth-mbps", type=_positive, default=1000.0, help="of every link (default: 1000)")
     parser.add_argument("--latency-ms", type=_positive, default=0.5, help="of every link (default: %(default)s)")
-    parser.add_argument("--tokens", type=whole, default=64, help="of one user's answer; several share them (default: %(default)s)")
+    parser.add_argument(
+        "--tokens", type=whole, default=64, help="of each answer; fewer for several users of many devices (default: %(default)s)"
+    )
     parser.add_argument("--methods", default="continuous,ar", help="default: %(default)s")
     parser.add_argument("--acceptance", type=_positive, default=0.635, help="of the synthetic drafter's best guess (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("scaling.png"), metavar="FILE", help="default: %(default)s")

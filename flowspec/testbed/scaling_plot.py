@@ -17,6 +17,7 @@ STYLES = ("-", "--", "-.", ":")
 MARKER_SIZE = 8
 HEADROOM = 1.15
 NOTE = {"textcoords": "offset points", "ha": "center", "fontsize": 9, "color": "#555555"}
+LEGEND = {"frameon": False, "fontsize": 9.5}
 TOO_MUCH = "#b00020"
 
 
@@ -31,15 +32,17 @@ def draw(points: Sequence[Point], path: Path, *, title: str) -> None:
     """Left: one user by devices, below it the cost of the simulation. Right: all users together, and each of them."""
     drawing = figure(WIDTH_IN, HEIGHT_IN)
     drawing.suptitle(title, fontsize=14, fontweight="bold")
-    grid = drawing.add_gridspec(3, 2)
     one = [point for point in points if point.users == 1]
     several = {point.devices for point in points if point.users > 1}
     many = [point for point in points if point.devices in several]
+    grid = drawing.add_gridspec(3, 2 if many else 1)
     _alone(drawing.add_subplot(grid[:2, 0]), one)
     _cost(drawing.add_subplot(grid[2, 0]), one)
-    together, each = drawing.add_subplot(grid[:2, 1]), drawing.add_subplot(grid[2, 1])
-    _by_users(together, many, lambda point: point.tokens_per_s, "several users, all together: simulated tokens/s")
-    _by_users(each, many, lambda point: point.user_tokens_per_s, "each of them: simulated tokens/s")
+    if many:
+        together, each = drawing.add_subplot(grid[:2, 1]), drawing.add_subplot(grid[2, 1])
+        _by_users(together, many, lambda point: point.tokens_per_s, "several users, all together: simulated tokens/s")
+        _by_users(each, many, lambda point: point.user_tokens_per_s, "each of them: simulated tokens/s")
+        together.legend(**LEGEND)
     try:
         drawing.savefig(path)
     except (OSError, ValueError) as error:
@@ -67,6 +70,7 @@ def _alone(ax: Any, points: Sequence[Point]) -> None:
     for label, count in zip(ax.get_xticklabels(), counts, strict=True):
         label.set_color("black" if fitting[count] else TOO_MUCH)
     _finish(ax, points)
+    ax.legend(**LEGEND)
 
 
 def _by_users(ax: Any, points: Sequence[Point], value: Callable[[Point], float], what: str) -> None:
@@ -92,7 +96,8 @@ def _cost(ax: Any, points: Sequence[Point]) -> None:
     ax.set_yscale("log")
     _doubling(ax, sorted({point.devices for point in points}))
     ax.set_xlabel("devices")
-    _finish(ax, [], ncols=2)
+    _finish(ax, [])
+    ax.legend(ncols=2, **LEGEND)
 
 
 def _methods(points: Sequence[Point]) -> list[str]:
@@ -117,7 +122,7 @@ def _doubling(ax: Any, counts: Sequence[int], names: Sequence[str] | None = None
     ax.minorticks_off()
 
 
-def _finish(ax: Any, points: Sequence[Point], ncols: int = 1) -> None:
+def _finish(ax: Any, points: Sequence[Point]) -> None:
     ax.grid(color="#dddddd", linewidth=0.6)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
@@ -127,5 +132,3 @@ def _finish(ax: Any, points: Sequence[Point], ncols: int = 1) -> None:
         ax.plot(
             [], [], "o", color=TOO_MUCH, markerfacecolor="white", markersize=MARKER_SIZE, label="hollow: a device's memory does not suffice"
         )
-    if ax.lines:
-        ax.legend(frameon=False, fontsize=9.5, loc="best", ncols=ncols)

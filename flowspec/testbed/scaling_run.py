@@ -31,8 +31,8 @@ from flowspec.testbed.trace import Trace, slots_of
 if TYPE_CHECKING:
     import torch
 
-MANY_TOKENS_MIN = 24
-"""Several users' answers share the length of one user's, but are at least so long: users average among themselves."""
+MANY_TOKENS_MIN, MANY_STAGE_TOKENS = 24, 512
+"""Several users' answers have at most so many tokens times stages, for these are what simulating costs; users average among themselves."""
 WARM_UP_TOKENS = 16
 CONTEXT_HELD = 4096
 """Tokens of each user's conversation that memory is counted for."""
@@ -73,7 +73,8 @@ class Point:
 
     `tokens_per_s` is of all users together, over the middle half of their tokens (of one user: from the first token to the last),
     `user_tokens_per_s` the mean of the users' own rates. `bound_tokens_per_s` is what one user's `S` and `rho` allow (`docs/methods.md`).
-    `first_token_s` is the longest wait. `stage_busy` is of the busiest stage.
+    `S` and `rho` are those of tokens after an answer's first. `first_token_s` is the longest wait. `stage_busy` and `link_busy` are of
+    the busiest stage and link.
     """
 
     method: str
@@ -92,6 +93,7 @@ class Point:
     trip_s: float
     bound_tokens_per_s: float | None
     stage_busy: float
+    link_busy: float
     drafter_busy: float
     head_busy: float
     events: int
@@ -125,13 +127,13 @@ class Scaling:
             precision=self.precision,
         )
 
-    def tokens_of(self, users: int) -> int:
+    def tokens_of(self, devices: int, users: int) -> int:
         """The length of each answer."""
-        return self.tokens if users == 1 else max(MANY_TOKENS_MIN, self.tokens // users)
+        return self.tokens if users == 1 else min(self.tokens, max(MANY_TOKENS_MIN, MANY_STAGE_TOKENS // devices))
 
     def run(self, testbed: Testbed, setup: Setup, users: int, learnt: Learnt | None = None) -> Point:
         """All users' answers in one world; raises `WrongAnswer`."""
-        cases = synthetic_cases(users, [Sampling()], self.tokens_of(users))
+        cases = synthetic_cases(users, [Sampling()], self.tokens_of(len(testbed.devices), users))
         trace = _HeadTrace()
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         world = self._answer(testbed, setup, cases, deepcopy(learnt), trace)
@@ -189,8 +191,9 @@ def _point(testbed: Testbed, setup: Setup, world: World, cases: Sequence[Case], 
     times_s = sorted(at_s for answer in answers for at_s in answer.times_s)
     slots = slots_of(head.trace.since(times_s[0], times_s[-1]))
     tokens = len(times_s)
-    S = tokens / sum(each.committing_segments for each in found)
-    rho = sum(each.tokens_in_flight for each in found) / max(1, tokens - len(found))
+    later = max(1, tokens - len(found))
+    S = later / max(1, sum(each.committing_segments - 1 for each in found))
+    rho = sum(each.tokens_in_flight for each in found) / later
     memory = memory_of(testbed, len(cases)).total_bytes
     return Point(
         method=setup.name,
@@ -209,6 +212,7 @@ def _point(testbed: Testbed, setup: Setup, world: World, cases: Sequence[Case], 
         trip_s=slots.trip_s if slots else 0.0,
         bound_tokens_per_s=1 / slots.bound_s(S, rho) if slots and len(cases) == 1 else None,
         stage_busy=max(device.busy_s for device in world.devices) / times_s[-1],
+        link_busy=max(link.busy_s for link in world.data) / times_s[-1],
         drafter_busy=world.drafter_busy_s / times_s[-1],
         head_busy=head.events * testbed.head_s / times_s[-1],
         events=world.events,

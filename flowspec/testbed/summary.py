@@ -169,8 +169,8 @@ def _table(measured: Mapping[str, Sums], by_method: Mapping[str, Sequence[Record
 
 def _cells(measured: Mapping[str, Sums], to_cold: Ratios) -> list[dict[str, Any]]:
     """Where `continuous` stands in each domain and overall; a name and a ratio are None where there is nothing to compare with."""
-    others = {method: paired(measured[OURS], each) for method, each in measured.items() if method != OURS}
-    tuned = {method: each for method, each in others.items() if method.endswith(TUNED) and not method.startswith(OURS)}
+    others = {method: paired(measured[OURS], each) for method, each in measured.items() if not method.startswith(OURS)}
+    tuned = {method: each for method, each in others.items() if method.endswith(TUNED)}
     paper = first_of(PAPER, others)
     found = []
     for domain, rate in rates(measured[OURS]).items():

@@ -101,7 +101,7 @@ def test_a_node_is_sent_while_its_value_pays_for_the_time_it_adds() -> None:
     # With rows that cost nothing, everything above the least value is sent.
     free = timed(Desk(Continuous()), (1, 0.010), (64, 0.010), rate=4)
     free.ask()
-    assert free.propose({2: [(10, 0.5), (11, 0.12), (12, 0.08), (13, 0.05), (14, 0.004)]})[0] == sends(3, 4, 5, 6)
+    assert free.propose({2: [(10, 0.5), (11, 0.12), (12, 0.08), (13, 0.05), (14, 0.001)]})[0] == sends(3, 4, 5, 6)
 
 
 def test_a_segment_is_followed_by_the_next_when_the_bottleneck_is_done_with_it() -> None:

@@ -48,7 +48,7 @@ def test_more_users_give_more_together_and_guessing_gives_one_user_more(points: 
         one, three = points[method, 4, 1], points[method, 4, 3]
         assert three.tokens_per_s > 1.5 * one.tokens_per_s
         assert three.user_tokens_per_s < 1.2 * one.user_tokens_per_s
-        assert (one.tokens, three.tokens) == (24, 3 * ASKED.tokens_of(3))
+        assert (one.tokens, three.tokens) == (24, 3 * 24)
     assert points["ar", 4, 3].tokens_per_s == pytest.approx(3 * points["ar", 4, 1].tokens_per_s, rel=0.05), (
         "three share the slots of four stages"
     )
@@ -69,6 +69,13 @@ def test_the_cost_of_the_simulation_is_counted(points: dict[tuple[str, int, int]
         assert point.events_per_token == pytest.approx(point.events / point.tokens)
         assert point.event_us * point.events == pytest.approx(1e6 * point.wall_s)
     assert points["ar", 4, 1].events > 1.5 * points["ar", 2, 1].events
+
+
+def test_several_users_of_many_devices_get_shorter_answers() -> None:
+    asked = replace(ASKED, tokens=96)
+    assert [asked.tokens_of(devices, 1) for devices in (2, 64)] == [96, 96]
+    assert [asked.tokens_of(devices, 2) for devices in (2, 8, 16, 64)] == [96, 64, 32, 24]
+    assert replace(ASKED, tokens=8).tokens_of(64, 2) == 8
 
 
 def test_equal_runs_are_equal() -> None:
@@ -136,7 +143,7 @@ def test_the_command_writes_a_plot_and_says_in_which_world(tmp_path: Path, capsy
     assert out.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     shown = capsys.readouterr().out
     assert "SIMULATED: llama-3-70b in float16" in shown
-    assert "(too much)" in shown
+    assert "* more than the 64 GB of a device" in shown
     assert "wall-clock" in shown
     assert main([*flags, "--json", "--methods", "ar"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -159,6 +166,14 @@ def test_the_command_writes_a_plot_and_says_in_which_world(tmp_path: Path, capsy
 def test_mistakes_are_told_before_anything_runs(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(flags) != 0
     assert told in capsys.readouterr().err
+
+
+def test_one_user_alone_is_drawn_too(points: dict[tuple[str, int, int], Point], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    scaling_plot.draw([point for point in points.values() if point.users == 1], tmp_path / "one.png", title="SIMULATED")
+    assert (tmp_path / "one.png").stat().st_size > 1000
+    with pytest.raises(InputError, match=r"--out: expected a \.png"):
+        scaling_plot.draw(list(points.values()), tmp_path / "scaling.doc", title="SIMULATED")
 
 
 def test_a_plot_needs_matplotlib_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from flowspec.core.methods.base import Choice, Plain, View
 from flowspec.core.methods.governor import Governor
 from flowspec.core.request import Request
 
-VALUE_MIN = 0.005
+VALUE_MIN = 0.002
 """Nodes less likely than this are neither sent nor expanded."""
 SEGMENT_NODES_MAX = 64
 SEGMENT_NODES_UNKNOWN = 8
