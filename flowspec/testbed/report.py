@@ -108,7 +108,7 @@ def _section(table: Mapping[str, Any], world: str) -> list[str]:
     bounds = [[name, *_bound(table["statistics"][name])] for name in table["methods"]]
     return [
         *lines,
-        "What explains it (S: tokens per segment that gave any; rho: share of tokens whose successor was on its way already):",
+        "What explains it (S: tokens per segment that gave any; rho: share of tokens that were in flight when they were known):",
         "",
         *_grid(
             ["method", "S", "rho", "accepted per segment", "busy by stage", "rows dropped per 100 run", "kB per token", "J per token"],
