@@ -22,6 +22,8 @@ from flowspec.core.request import Request
 
 VALUE_MIN = 0.002
 """Nodes less likely than this are neither sent nor expanded."""
+VALUE_MIN_SHARED = 0.005
+"""With several requests slots have better uses."""
 SEGMENT_NODES_MAX = 64
 SEGMENT_NODES_UNKNOWN = 8
 """Nodes of a segment before any slot has been timed."""
@@ -58,6 +60,7 @@ class Continuous(Plain):
         self._pace_s = 0.0
         self._typical_rows = 1.0
         self._sent = 0
+        self._answers = 1
         self._governor = Governor()
 
     def begin(self, request: Request) -> None:
@@ -65,7 +68,7 @@ class Continuous(Plain):
         self._governor.begin()
 
     def walked(self, request: Request, emitted: int) -> None:
-        self._governor.emitted(emitted)
+        self._governor.emitted(emitted / self._answers)
 
     def window(self, view: View) -> int:
         if self._window is not None:
@@ -74,9 +77,9 @@ class Continuous(Plain):
 
     def send(self, view: View) -> list[Choice]:
         if view.traits is not None:
-            count = max(1, len(view.requests))
-            trip_s = view.costs.trip_s(count) if view.costs.is_known else 0.0
-            self._governor.look(view.now_s, count / trip_s if trip_s else 0.0)
+            self._answers = max(1, len(view.requests))
+            trip_s = view.costs.trip_s(self._answers) if view.costs.is_known else 0.0
+            self._governor.look(view.now_s, 1 / trip_s if trip_s else 0.0)
         roots = [request for request in view.requests if not request.root_sent]
         room = self.window(view) - view.living_flights
         if room < 0 or (not roots and (room == 0 or view.now_s < self._pace_s)):
@@ -96,6 +99,9 @@ class Continuous(Plain):
             return self._pace_s
         return None
 
+    def _least(self, view: View) -> float:
+        return self.value_min if len(view.requests) < 2 else max(self.value_min, VALUE_MIN_SHARED)
+
     def _weight(self, request: Request) -> float:
         return 1 + AGE_WEIGHT * (self._sent - request.served)
 
@@ -103,9 +109,10 @@ class Continuous(Plain):
         """The roots, and the unsent nodes of all requests by weighted value while each pays for its time."""
         chosen: dict[int, list[int]] = {request.number: [request.tree.root] for request in roots}
         offers = []
+        least = self._least(view)
         for order, request in enumerate(view.requests):
             weight = self._weight(request) if len(view.requests) > 1 else 1.0
-            nodes = request.tree.best_unsent(min(self.segment_nodes, _room(request)), self.value_min)
+            nodes = request.tree.best_unsent(min(self.segment_nodes, _room(request)), least)
             offers.append([(-weight * request.tree.value(node), order, node) for node in nodes])
         rows = len(roots)
         cap = self.segment_nodes if view.costs.is_known else SEGMENT_NODES_UNKNOWN
@@ -129,7 +136,7 @@ class Continuous(Plain):
             if view.can_expand(request, tree.root):
                 offers.append((-weight, order, tree.root))
             if tree.alive_count < limits.DRAFT_NODES_MAX - self.batch * self.width:
-                bar = max(self.value_min, tree.unsent_value(enough))
+                bar = max(self._least(view), tree.unsent_value(enough))
                 for node in most_valuable(request, view.traits, self.batch):
                     if tree.value(node) >= bar:
                         offers.append((-weight * tree.value(node), order, node))

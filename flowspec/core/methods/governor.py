@@ -28,9 +28,9 @@ class Governor:
         self._rates = {False: 0.0, True: 0.0}
         self._stay = STAY_TOKENS_MIN
         self._left = FIRST_TOKENS
-        self._settling = SETTLING_TOKENS
-        self._emitted = 0
-        self._tokens = 0
+        self._settling = float(SETTLING_TOKENS)
+        self._emitted = 0.0
+        self._tokens = 0.0
         self._since_s: float | None = None
 
     def begin(self) -> None:
@@ -38,28 +38,28 @@ class Governor:
         self._since_s = None
         self._settling = SETTLING_TOKENS
 
-    def emitted(self, tokens: int) -> None:
-        """Tokens became known; `look` comes after."""
+    def emitted(self, tokens: float) -> None:
+        """Tokens of each answer under way became known, on average; `look` comes after."""
         self._emitted += tokens
 
     def look(self, now_s: float, plain_rate: float) -> None:
-        """Takes note of the time; `plain_rate` is what plain decoding should reach, 0 while nobody knows."""
+        """Takes note of the time; `plain_rate` is an answer's by plain decoding as it should be, 0 while nobody knows."""
         if self._emitted == 0:
             return
-        emitted, self._emitted = self._emitted, 0
+        emitted, self._emitted = self._emitted, 0.0
         if self._settling > 0:
             self._settling -= emitted
             if self._settling <= 0:
-                self._since_s, self._tokens = now_s, 0
+                self._since_s, self._tokens = now_s, 0.0
             return
         if self._since_s is None:
-            self._since_s, self._tokens = now_s, 0
+            self._since_s, self._tokens = now_s, 0.0
             return
         self._tokens += emitted
         if self._tokens >= self._left and now_s > self._since_s:
             self._rates[self.is_resting] = self._tokens / (now_s - self._since_s)
             self._decide(plain_rate)
-            self._since_s, self._tokens = now_s, 0
+            self._since_s, self._tokens = now_s, 0.0
 
     def _decide(self, plain_rate: float) -> None:
         """A phase is over: stay, try the other way, or after a trial keep what was faster."""
