@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +12,8 @@ from flowspec.core import limits
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.plan.placement import StagePlan
 from flowspec.plan.split import checked_split, even_split, weighted_split
+from flowspec.plan.tables import read_toml
 from flowspec.runtime.transport import split_address
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 CONTEXT_DEFAULT = 4096
 _UNITS = {
@@ -57,13 +52,7 @@ def parse_bytes(text: str) -> int:
 
 def read_cluster(path: Path) -> list[Device]:
     """The devices of a cluster file, in pipeline order; raises `InputError` naming file, key and what was expected."""
-    try:
-        data = tomllib.loads(path.read_text("utf-8"))
-        repr(data)  # a number with too many digits to be shown in a message fails here
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: expected a cluster file, but it cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    except (ValueError, RecursionError) as error:  # beside TOMLDecodeError: numbers too long, brackets too deep
-        raise InputError(f"{path}: expected TOML, got {error}") from None
+    data = read_toml(path, "a cluster file").data
     unknown = sorted(set(data) - {"device"})
     if unknown:
         raise InputError(f"{path}: unknown key {unknown[0]!r}; expected [[device]] tables")

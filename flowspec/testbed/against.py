@@ -17,7 +17,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from flowspec.core.messages import Sampling
@@ -27,7 +26,7 @@ from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
 from flowspec.runtime.session import Cluster, ClusterOptions, Decoding, Limits, open_cluster
 from flowspec.testbed import beside
 from flowspec.testbed.beside import WARM_UP_TOKENS, Timed
-from flowspec.testbed.command import Parser, progress, run_command, show, whole
+from flowspec.testbed.command import Parser, progress, run_command
 from flowspec.testbed.outcome import EXACT, NEAR_TIE, WRONG
 from flowspec.testbed.plain import DTYPE, Case, first_of_each, plain_cases
 from flowspec.testbed.prompts import Prompt, read_prompts
@@ -169,13 +168,7 @@ def report(found: Sequence[Timed], agreements: dict[str, Counter[str]]) -> dict[
 
 
 def show_report(found: dict[str, Any]) -> None:
-    names, ratios = list(found["tokens_per_s"]), list(found["ratio"])
-    rows = [
-        [f"{each['domain']} {each['prompt']}", each["tokens"], *each["tokens_per_s"].values(), *each["ratio"].values()]
-        for each in found["prompts"]
-    ]
-    rows.append(["median", None, *found["tokens_per_s"].values(), *found["ratio"].values()])
-    show(f"{found['world']}, {found['stages']} stages: tokens per second", ["prompt", "tokens", *names, *ratios], rows)
+    beside.show_rates(found)
     for name, counts in found["agreement"].items():
         print(f"{name}: {', '.join(f'{count} {kind}' for kind, count in counts.items())}")
 
@@ -195,15 +188,7 @@ def command(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("against", __doc__)
-    parser.add_argument("--local", type=whole, default=2, metavar="N", help="local processes (default: %(default)s)")
-    parser.add_argument("--rounds", type=whole, default=5, metavar="N", help="default: %(default)s")
-    parser.add_argument("--tokens", type=whole, default=96, metavar="N", help="longest answer (default: %(default)s)")
-    parser.add_argument(
-        "--prompts", type=Path, default=bundled_folder("prompts.jsonl"), metavar="FILE", help="jsonl in Spec-Bench form (default: shipped)"
-    )
-    parser.add_argument(
-        "--prompts-per-domain", type=whole, default=1, metavar="N", help="the first N of each domain (default: %(default)s)"
-    )
+    beside.add_run_arguments(parser, local=2, rounds=5)
     return run_command(parser, command, argv)
 
 

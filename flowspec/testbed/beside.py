@@ -127,14 +127,20 @@ def explain(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def show_report(found: dict[str, Any]) -> None:
-    methods, ratios = list(found["tokens_per_s"]), list(found["ratio"])
+def show_rates(found: dict[str, Any]) -> None:
+    """The table of rates and ratios, prompt by prompt."""
     rows = [
         [f"{each['domain']} {each['prompt']}", each["tokens"], *each["tokens_per_s"].values(), *each["ratio"].values()]
         for each in found["prompts"]
     ]
     rows.append(["median", None, *found["tokens_per_s"].values(), *found["ratio"].values()])
-    show(f"{found['world']}: tokens per second", ["prompt", "tokens", *methods, *ratios], rows)
+    columns = ["prompt", "tokens", *found["tokens_per_s"], *found["ratio"]]
+    show(f"{found['world']}, {found['stages']} stages: tokens per second", columns, rows)
+
+
+def show_report(found: dict[str, Any]) -> None:
+    show_rates(found)
+    methods = list(found["tokens_per_s"])
     explained = []
     for name in methods:
         each = found["statistics"][name]
@@ -164,6 +170,19 @@ def command(args: argparse.Namespace) -> int:
     return 0
 
 
+def add_run_arguments(parser: argparse.ArgumentParser, *, local: int, rounds: int) -> None:
+    """How many processes, rounds and tokens, and which prompts."""
+    parser.add_argument("--local", type=whole, default=local, metavar="N", help="local processes (default: %(default)s)")
+    parser.add_argument("--rounds", type=whole, default=rounds, metavar="N", help="default: %(default)s")
+    parser.add_argument("--tokens", type=whole, default=96, metavar="N", help="longest answer (default: %(default)s)")
+    parser.add_argument(
+        "--prompts", type=Path, default=bundled_folder("prompts.jsonl"), metavar="FILE", help="jsonl in Spec-Bench form (default: shipped)"
+    )
+    parser.add_argument(
+        "--prompts-per-domain", type=whole, default=1, metavar="N", help="the first N of each domain (default: %(default)s)"
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("beside", __doc__)
     parser.add_argument("--model", default=BUNDLED, metavar="PATH-OR-HUB-ID", help="default: the bundled demo model")
@@ -171,16 +190,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--method", action="append", choices=METHODS, help="may be repeated; ratios are of the first (default: continuous, ar)"
     )
     parser.add_argument("--drafter", metavar="NAME", help="what guesses ahead (default: bundled for the bundled model, else ngram)")
-    parser.add_argument("--local", type=whole, default=4, metavar="N", help="local processes (default: %(default)s)")
-    parser.add_argument("--rounds", type=whole, default=3, metavar="N", help="default: %(default)s")
-    parser.add_argument("--tokens", type=whole, default=96, metavar="N", help="longest answer (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="default: 0")
-    parser.add_argument(
-        "--prompts", type=Path, default=bundled_folder("prompts.jsonl"), metavar="FILE", help="jsonl in Spec-Bench form (default: shipped)"
-    )
-    parser.add_argument(
-        "--prompts-per-domain", type=whole, default=1, metavar="N", help="the first N of each domain (default: %(default)s)"
-    )
+    add_run_arguments(parser, local=4, rounds=3)
     return run_command(parser, command, argv)
 
 
