@@ -349,7 +349,7 @@ class HeadCore:
         view = self._view(now_s)
         window = self.method.window(view)
         prompt = next((self._requests[number] for number in self._turns if not self._requests[number].is_prefilled), None)
-        may_prefill = prompt is not None and view.living_flights < window
+        may_prefill = prompt is not None and view.living_flights < window + (self._is_prompts_turn and self.method.overfills)
         choices: list[Choice] = []
         if not may_prefill or not self._is_prompts_turn:
             choices = self.method.send(view)

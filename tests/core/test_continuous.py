@@ -76,8 +76,8 @@ def test_a_missed_root_does_not_wait_for_the_window() -> None:
     desk = Desk(Continuous(window=1), drafter=None)
     desk.ask(1, (5,))
     assert desk.ask(2, (5,)) == [opens(2)], "the window holds one segment"
-    assert desk.back({0: 8}, request=1) == [emits(8, request=1), sends(1, request=1)]
-    assert desk.back({1: 8}, request=1) == [emits(8, request=1), sends(0, request=2), sends(2, request=1)]
+    assert desk.back({0: 8}, request=1) == [emits(8, request=1), sends(1, request=1), sends(0, request=2)], "nor does a prompt then"
+    assert desk.back({1: 8}, request=1) == [emits(8, request=1), sends(2, request=1)]
     assert len(desk.segments) == 2
 
 
@@ -150,6 +150,17 @@ def test_requests_share_a_segment_with_the_roots_in_front() -> None:
         emits(MISS, request=2),
         sends_all({1: (3,), 2: (2,)}),
     ], "two roots that were missed at once go out at once"
+
+
+def test_a_prompt_is_not_kept_waiting_by_roots_that_fill_the_window() -> None:
+    desk = Desk(Continuous(window=1), drafter=None)
+    desk.ask(1, (5,))
+    desk.ask(2, (5,))
+    desk.ask(3, range(5, 15))
+    for _ in range(6):
+        desk.now_s += 0.01
+        desk.back_all({part.commit.request: dict.fromkeys(part.ids, MISS) for part in desk.segments[0].parts})
+    assert len(desk.tokens[3]) >= 1, "each root that comes back goes out again at once, and the prompt takes its turn all the same"
 
 
 def test_a_request_that_was_passed_over_gains_weight() -> None:

@@ -58,6 +58,8 @@ class Method(Protocol):
     """Whether a Commit goes out on the control connections as soon as it is known, so that it overtakes data."""
     is_calibrated: bool
     """Whether chances are the calibrated ones; the published methods take the drafter's word."""
+    overfills: bool
+    """Whether roots go out where the window is full; so does then, in its turn, a prompt, which would wait for ever."""
     value_min: float
     """Proposals worth less do not become nodes (yet)."""
 
@@ -97,6 +99,7 @@ class Plain:
     width = 10
     commits_at_once = False
     is_calibrated = False
+    overfills = False
     value_min = 0.0
 
     def window(self, view: View) -> int:

@@ -40,6 +40,7 @@ class Continuous(Plain):
     name = "continuous"
     commits_at_once = True
     is_calibrated = True
+    overfills = True
 
     def __init__(
         self,
