@@ -18,6 +18,9 @@ MISSES_AT_FIRST = 0.3
 FEW_ROWS = 4
 BUCKETS = 11
 """Row counts 1, 2-3, 4-7, ... up to 512 and more."""
+FORGOTTEN = 0.01
+"""Share by which the quickest trip is taken to be slower each time that another was slower: contexts grow."""
+QUICKEST_MIN = 0.1
 RATE_MEMORY_S = 64.0
 """Slots after which old answers' speed has faded to a third; times the slot time."""
 
@@ -81,6 +84,7 @@ class Costs:
         self._tokens = 0.0
         self._seconds = 0.0
         self._misses = MISSES_AT_FIRST
+        self._quickest = 1.0
         self._is_known = False
         self._told_s: float | None = None
 
@@ -98,7 +102,12 @@ class Costs:
                     curve.learn(hop.rows, hop.compute_s + hop.own_s)
             spent_s = sum(hop.queued_s + hop.compute_s + hop.own_s for hop in hops)
             self._links.learn(rows, max(0.0, round_trip_s - spent_s))
-            self._is_known = self._is_known or rows <= FEW_ROWS
+            if rows <= FEW_ROWS:
+                self._is_known = True
+                if all(hop.rows == rows for hop in hops):
+                    busy_s = sum(hop.compute_s + hop.own_s for hop in hops) + self._links.at(rows)
+                    share = busy_s / max(self.trip_s(rows), 1e-9)
+                    self._quickest = max(QUICKEST_MIN, min(1.0, self._quickest * (1 + FORGOTTEN), share))
 
     def slot_s(self, rows: int) -> float:
         """Time of the slowest stage or link for so many nodes."""
@@ -114,6 +123,10 @@ class Costs:
         if found is None:
             found = self._trips[rows] = sum(curve.at(rows) for curve in self._stages) + self._links.at(rows)
         return found
+
+    def quickest_trip_s(self, rows: int) -> float:
+        """A trip as the quickest of late suggest it: what it takes where nothing else runs on the stages' processors."""
+        return self._quickest * self.trip_s(rows)
 
     def marginal_s(self, rows: int) -> float:
         """What one node more than `rows` costs, in seconds of the answer."""

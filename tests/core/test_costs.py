@@ -103,6 +103,19 @@ def test_stages_are_timed_by_the_rows_that_ran_and_waiting_is_no_part_of_a_slot(
     assert costs.trip_s(1) == pytest.approx(0.010)
 
 
+def test_the_quickest_of_late_tell_what_a_trip_takes_where_nothing_else_runs() -> None:
+    """Every fourth trip the stage has its cores to itself; the others take three times as long."""
+    costs = Costs(1)
+    for number in range(40):
+        seconds = 0.010 if number % 4 == 0 else 0.030
+        costs.learn([hop(1, seconds, queued_s=5.0)], 1, 5.0 + seconds)
+    assert costs.trip_s(1) > 0.020
+    assert costs.quickest_trip_s(1) == pytest.approx(0.010, rel=0.2)
+    for _ in range(200):
+        costs.learn([hop(1, 0.030)], 1, 0.030)
+    assert costs.quickest_trip_s(1) == pytest.approx(0.030, rel=0.01), "what was quick is forgotten"
+
+
 @pytest.mark.parametrize(
     ("computing", "links_s", "slack", "window"),
     [

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.methods.governor import CLEARLY_BETTER, FIRST_TOKENS, SETTLING_TOKENS, STAY_TOKENS_MAX, TRIAL_TOKENS, Governor
+from flowspec.core.methods.governor import (
+    CLEARLY_BETTER,
+    LOOK_TOKENS,
+    SETTLING_TOKENS,
+    STAY_TOKENS_MAX,
+    STAY_TOKENS_MIN,
+    TRIAL_TOKENS,
+    Governor,
+)
 
 PLAIN_S = 1.0
 
@@ -36,8 +44,8 @@ def test_guessing_that_is_clearly_better_is_never_put_on_trial() -> None:
 
 def test_guessing_that_costs_more_than_it_gives_is_given_up_after_one_look_and_one_trial() -> None:
     decoding = Decoding(1.4)
-    first = decoding.run(FIRST_TOKENS + 2 * SETTLING_TOKENS + TRIAL_TOKENS + 4)
-    assert first.index(True) <= FIRST_TOKENS + SETTLING_TOKENS + 2
+    first = decoding.run(LOOK_TOKENS + 2 * SETTLING_TOKENS + TRIAL_TOKENS + 4)
+    assert first.index(True) <= LOOK_TOKENS + SETTLING_TOKENS + 2
     assert all(first[first.index(True) :])
 
 
@@ -63,6 +71,21 @@ def test_what_became_better_is_found(before_s: float, after_s: float) -> None:
         assert sum(rested) > 0.9 * len(rested)
     if after_s < 0.7:
         assert sum(rested) < 0.2 * len(rested)
+
+
+def test_a_text_that_the_drafter_does_not_know_is_noticed_without_a_trial() -> None:
+    """Guessing was confirmed for long, then an answer comes for which it is of no use, and then again one for which it is."""
+    decoding = Decoding(0.9)
+    decoding.run(4_000)
+    decoding.governor.begin()
+    decoding.guessing_s = 1.4
+    hard = decoding.run(96)
+    assert hard.index(True) <= 2 * (LOOK_TOKENS + SETTLING_TOKENS)
+    decoding.run(4_000)
+    decoding.governor.begin()
+    decoding.guessing_s = 0.6
+    easy = decoding.run(96)
+    assert not any(easy[STAY_TOKENS_MIN + 2 * SETTLING_TOKENS :]), "rested for long, but each answer has its chance"
 
 
 def test_the_time_before_an_answer_counts_for_nothing() -> None:

@@ -79,7 +79,7 @@ class Continuous(Plain):
     def send(self, view: View) -> list[Choice]:
         if view.traits is not None:
             self._answers = max(1, len(view.requests))
-            trip_s = view.costs.trip_s(self._answers) if view.costs.is_known else 0.0
+            trip_s = view.costs.quickest_trip_s(self._answers) if view.costs.is_known else 0.0
             self._governor.look(view.now_s, 1 / trip_s if trip_s else 0.0)
         roots = [request for request in view.requests if not request.root_sent]
         room = self.window(view) - view.living_flights
