@@ -12,6 +12,8 @@ from flowspec.core.events import (
     ClearSlots,
     CloseCache,
     ControlArrived,
+    Draft,
+    Drafted,
     Emit,
     Finished,
     HeadEvent,
@@ -21,9 +23,12 @@ from flowspec.core.events import (
     SegmentArrived,
     SendSegment,
     SendVerified,
+    SetTimer,
     StageEvent,
     Submit,
     Timed,
+    TimerFired,
+    ToDrafter,
     ToPipeline,
     ToStages,
     Trim,
@@ -32,22 +37,30 @@ from flowspec.core.events import (
 from flowspec.core.head import HeadCore
 from flowspec.core.messages import Sampling, Segment
 from flowspec.core.stage import StageCore
+from flowspec.draft.protocol import Drafter
 
 Runner = Callable[[int, RunLayers, Any], tuple[tuple[int, ...], Any, tuple[int, ...]]]
 """(stage, job, payload of the job's rows) -> (surviving rows, payload, next tokens), as `Slice.run` gives them."""
 EVENTS_MAX = 200_000
 SLOTS_MAX = 1 << 16
+STEP_S = 0.001
+"""What the clock moves with every event."""
 
 
 @dataclass
 class Pipeline:
-    """Links are queues; with a `random.Random` control and data interleave in any legal order."""
+    """Links are queues; with a `random.Random` control and data interleave in any legal order.
+
+    The clock moves with every event, and a timer fires when its instant has come or nothing else is on its way.
+    """
 
     head: HeadCore
     run_layers: Runner
     stage_count: int
     on_cache: Callable[[int, OpenCache | ClearSlots | CloseCache], None] = lambda stage, command: None
     rng: random.Random | None = None
+    drafter: Drafter | None = None
+    now_s: float = 0.0
     answers: dict[int, list[int]] = field(default_factory=dict)
     ends: dict[int, Finished] = field(default_factory=dict)
     trims: list[Trim] = field(default_factory=list)
@@ -56,13 +69,14 @@ class Pipeline:
     def __post_init__(self) -> None:
         self.stages = [StageCore(is_last=index == self.stage_count - 1, slots_max=SLOTS_MAX) for index in range(self.stage_count)]
         self._links: dict[tuple[str, int], deque[HeadEvent | StageEvent]] = {}
+        self._timer_s: float | None = None
 
     def give(self, event: HeadEvent) -> None:
         self._to_head(event)
 
     def send(self, segment: Segment) -> None:
         """Runs a segment through all stages without the head; its Verified is dropped."""
-        self._put("data", 0, SegmentArrived(segment=segment, payload=None, received_s=0.0))
+        self._put("data", 0, SegmentArrived(segment=segment, payload=None, received_s=self.now_s))
         while waiting := [key for key, link in self._links.items() if link and key[0] != "head"]:
             self.step(waiting[0])
         self._links.pop(("head", 0), None)
@@ -71,6 +85,10 @@ class Pipeline:
         """Delivers everything that is on its way, until nothing moves."""
         for _ in range(EVENTS_MAX):
             waiting = [key for key, link in self._links.items() if link]
+            if self._timer_s is not None and (not waiting or self._timer_s <= self.now_s):
+                self.now_s, self._timer_s = max(self.now_s, self._timer_s), None
+                self._to_head(TimerFired())
+                continue
             if not waiting:
                 return
             self.step(self.rng.choice(waiting) if self.rng is not None else waiting[0])
@@ -78,6 +96,7 @@ class Pipeline:
 
     def step(self, key: tuple[str, int]) -> None:
         event = self._links[key].popleft()
+        self.now_s += STEP_S
         if key[0] == "head":
             self._to_head(event)  # type: ignore[arg-type]
         else:
@@ -99,31 +118,42 @@ class Pipeline:
         self._links.setdefault((kind, index), deque()).append(event)
 
     def _to_head(self, event: HeadEvent) -> None:
-        for command in self.head.handle(event, 0.0):
+        for command in self.head.handle(event, self.now_s):
             if isinstance(command, ToStages):
                 for index in range(self.stage_count):
                     self._put("control", index, ControlArrived(message=command.message))
             elif isinstance(command, ToPipeline):
-                self._put("data", 0, SegmentArrived(segment=command.segment, payload=None, received_s=0.0))
+                self._put("data", 0, SegmentArrived(segment=command.segment, payload=None, received_s=self.now_s))
             elif isinstance(command, Emit):
                 self.answers.setdefault(command.request, []).extend(command.tokens)
             elif isinstance(command, Finished):
                 self.ends[command.request] = command
             elif isinstance(command, Timed):
                 self.hops.append(command)
+            elif isinstance(command, SetTimer):
+                self._timer_s = command.at_s
             else:
-                raise AssertionError(f"a pipeline without a drafter was asked for {command}")
+                assert self.drafter is not None, f"a pipeline without a drafter was asked for {command}"
+                if isinstance(command, ToDrafter):
+                    self.drafter.release(command.message)
+                else:
+                    assert isinstance(command, Draft)
+                    proposals = self.drafter.draft(command.segment, command.width)
+                    done = Drafted(job=command.job, proposals=proposals, started_s=self.now_s, ended_s=self.now_s + STEP_S)
+                    self._put("head", 1, done)
 
     def _to_stage(self, index: int, event: StageEvent) -> None:
-        for command in self.stages[index].handle(event, 0.0):
+        for command in self.stages[index].handle(event, self.now_s):
             if isinstance(command, RunLayers):
                 payload = None if command.payload is None else command.payload[list(command.rows)]
                 rows, hidden, tokens = self.run_layers(index, command, payload)
-                done = LayersDone(job=command.job, rows=rows, payload=hidden, next_tokens=tokens, started_s=0.0, ended_s=0.0)
+                done = LayersDone(
+                    job=command.job, rows=rows, payload=hidden, next_tokens=tokens, started_s=self.now_s, ended_s=self.now_s + STEP_S
+                )
                 self._put("compute", index, done)
             elif isinstance(command, SendSegment):
                 payload = command.payload[list(command.rows)] if command.rows else None
-                self._put("data", index + 1, SegmentArrived(segment=command.segment, payload=payload, received_s=0.0))
+                self._put("data", index + 1, SegmentArrived(segment=command.segment, payload=payload, received_s=self.now_s))
             elif isinstance(command, SendVerified):
                 self._put("head", 0, VerifiedArrived(verified=command.verified))
             elif isinstance(command, Trim):

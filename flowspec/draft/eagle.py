@@ -28,6 +28,7 @@ from flowspec.draft.ranking import F32, Ranker
 from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.files import ModelFiles
+from flowspec.model.support import context_max
 
 
 @dataclass(slots=True)
@@ -105,7 +106,7 @@ class EagleDrafter(TreeCachedDrafter):
         self._head = EagleHead.load(files, target, dtype, device)
         self.kind = self._head.kind
         self.captures = self._head.capture
-        own = min(self._head.config.max_position_embeddings, limits.CONTEXT_MAX)
+        own = min(context_max(self._head.config), limits.CONTEXT_MAX)
         self.context = own if context is None else min(own, context)
         ids = self._head.target_ids()
         ranker = Ranker(target.config().vocab_size, ids=None if ids is None else ids.cpu().numpy(), coupled=coupled)

@@ -8,7 +8,8 @@ so transformers' own run here, with the tree attention; embedding and `lm_head` 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +19,12 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, L
 
 from flowspec.errors import InputError
 from flowspec.model.attention import TreeBatch, TreeCache
-from flowspec.model.families import family_of
-from flowspec.model.files import ModelFiles
-from flowspec.model.slice import DTYPES, _call_directly, head_dim, slice_config
+from flowspec.model.families import FAMILIES, Family
+from flowspec.model.files import ModelFiles, TensorIndex
+from flowspec.model.pieces import call_directly, head_dim, slice_config
+from flowspec.model.slice import DTYPES
+from flowspec.model.support import check_quantised, check_rotary, family_of
+from flowspec.model.weights import embedding_name, lm_head_name
 
 BIN = "pytorch_model.bin"
 _LAYERS = {"eagle": "layers.0", "eagle3": "midlayer"}
@@ -140,7 +144,14 @@ class EagleHead:
     """
 
     def __init__(
-        self, kind: str, config: Any, capture: tuple[int, ...], network: _Network, rotary: Any, target_ids: torch.Tensor | None
+        self,
+        kind: str,
+        config: Any,
+        capture: tuple[int, ...],
+        network: _Network,
+        rotary: Any,
+        target_ids: torch.Tensor | None,
+        finish: Callable[[torch.Tensor], torch.Tensor] | None,
     ) -> None:
         self.kind = kind
         self.config = config
@@ -150,11 +161,11 @@ class EagleHead:
         self.dtype: torch.dtype = network.fc.weight.dtype
         self.device: torch.device = network.fc.weight.device
         self.weight_bytes = sum(p.numel() * p.element_size() for p in network.parameters())  # each tensor once, if tied
-        self._network, self._rotary, self._target_ids = network, rotary, target_ids
+        self._network, self._rotary, self._target_ids, self._finish = network, rotary, target_ids, finish
         self._layer = network.layer
         for part in (*self._layer.children(), network.embed_tokens, network.fc, network.lm_head, getattr(network, "norm", None), rotary):
             if part is not None:
-                _call_directly(part)
+                call_directly(part, FAMILIES["llama"])
 
     @staticmethod
     def load(files: ModelFiles, target: ModelFiles, dtype: str, device: torch.device) -> EagleHead:
@@ -167,7 +178,7 @@ class EagleHead:
         if kind is None:
             raise InputError(f"{files.model!r} is no EAGLE head: expected fc.weight and layers.0.* or midlayer.* among its tensors")
         raw, target_config = files.raw_config(), target.config()
-        family_of(target_config, target.model)
+        family = family_of(target_config, target.model)
         config = _head_config(files, raw, tensors, kind)
         if config.hidden_size != target_config.hidden_size:
             raise InputError(
@@ -189,8 +200,12 @@ class EagleHead:
             rotary = LlamaRotaryEmbedding(config=config).to(device)
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise InputError(f"cannot build draft head {files.model!r} from its config.json: {error}") from None
-        _fill(network.eval(), kind, tensors, target, target_config, DTYPES[dtype], device)
-        return EagleHead(kind, config, capture, network, rotary, _target_ids(kind, tensors, draft_vocabulary, vocabulary, device))
+        index = target.tensors()
+        shared = _shared(kind, tensors, target_config, family, index)
+        _fill(network.eval(), tensors, index, shared, _UNUSED[kind], DTYPES[dtype], device)
+        target_ids = _target_ids(kind, tensors, draft_vocabulary, vocabulary, device)
+        finish = partial(family.finish, target_config) if kind == "eagle" else None
+        return EagleHead(kind, config, capture, network, rotary, target_ids, finish)
 
     def new_cache(self, slots_max: int) -> TreeCache:
         """An empty cache for one request; a `TreeBatch` over it begins at layer 0."""
@@ -237,6 +252,8 @@ class EagleHead:
         if self.kind == "eagle3":
             hidden = self._network.norm(hidden)
         logits: torch.Tensor = self._network.lm_head(hidden)
+        if self._finish is not None:  # through the target's own `lm_head`, so as the target finishes them
+            logits = self._finish(logits)
         return logits.float()
 
     def target_ids(self) -> torch.Tensor | None:
@@ -252,7 +269,8 @@ def _head_config(files: ModelFiles, raw: dict[str, Any], tensors: HeadTensors, k
         config = LlamaConfig.from_dict({key: value for key, value in raw.items() if key not in ("model_type", "architectures")})
     except (StrictDataclassError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise InputError(f"cannot read the config.json of draft head {files.model!r}: {' '.join(str(error).split()):.200}") from None
-    family_of(config, files.model)
+    check_rotary(config, FAMILIES["llama"], files.model)
+    check_quantised(config, files.model)
     config.attention_bias = f"{_LAYERS[kind]}.self_attn.q_proj.bias" in tensors
     config.mlp_bias = f"{_LAYERS[kind]}.mlp.gate_proj.bias" in tensors
     return slice_config(config)
@@ -272,23 +290,32 @@ def _capture(kind: str, raw: dict[str, Any], layer_count: int, head: str, target
     return capture
 
 
+def _shared(kind: str, tensors: HeadTensors, target_config: Any, family: Family, index: TensorIndex) -> dict[str, str]:
+    """The parameters that are the target's, each with the tensor's name there: maybe the embedding, and EAGLE-1/2's `lm_head`."""
+    shared = {}
+    if "embed_tokens.weight" not in tensors:
+        shared["embed_tokens.weight"] = embedding_name(target_config, family, index)
+    if kind == "eagle":
+        shared["lm_head.weight"] = lm_head_name(target_config, family, index)
+    return shared
+
+
 def _fill(
-    network: _Network, kind: str, tensors: HeadTensors, target: ModelFiles, target_config: Any, dtype: torch.dtype, device: torch.device
+    network: _Network,
+    tensors: HeadTensors,
+    index: TensorIndex,
+    shared: dict[str, str],
+    unused: set[str],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> None:
-    """Loads every parameter, from the head's files or for embedding and EAGLE-1/2's `lm_head` from the target's."""
+    """Loads every parameter, from the head's files or if it is shared from the target's."""
     wanted = set(network.state_dict())
-    unknown = sorted(name for name in tensors.names - wanted - _UNUSED[kind] if not name.endswith("rotary_emb.inv_freq"))
+    unknown = sorted(name for name in tensors.names - wanted - unused if not name.endswith("rotary_emb.inv_freq"))
     if unknown:
         raise InputError(
             f"draft head {tensors.model!r} has tensors that no published EAGLE head has, {', '.join(unknown[:3])}: not supported"
         )
-    embedding_name = "model.embed_tokens.weight"
-    shared = {}
-    if "embed_tokens.weight" not in tensors:
-        shared["embed_tokens.weight"] = embedding_name
-    if kind == "eagle":
-        shared["lm_head.weight"] = embedding_name if target_config.tie_word_embeddings else "lm_head.weight"
-    index = target.tensors()
     loaded: dict[str, nn.Parameter] = {}
     for name in sorted(wanted):
         shape = tuple(network.get_parameter(name).shape)

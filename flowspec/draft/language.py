@@ -11,7 +11,9 @@ from flowspec.core.events import RunLayers
 from flowspec.draft.cached import Row, TreeCachedDrafter
 from flowspec.draft.ranking import F32, Ranker
 from flowspec.model.files import ModelFiles
-from flowspec.model.slice import Slice, Span
+from flowspec.model.pieces import Span
+from flowspec.model.slice import Slice
+from flowspec.model.support import context_max
 
 
 class LanguageModelDrafter(TreeCachedDrafter):
@@ -34,10 +36,9 @@ class LanguageModelDrafter(TreeCachedDrafter):
         `context` is the target's (None: no less than the drafter's own), `vocabulary_size` the number of ids that the target
         takes: a drafter's vocabulary may be padded differently.
         """
-        raw = files.raw_config()
-        layer_count = raw["num_hidden_layers"]
+        layer_count = files.raw_config()["num_hidden_layers"]
         self._model = Slice.load(files, Span(first=0, end=layer_count, count=layer_count), dtype, device)
-        own = min(raw.get("max_position_embeddings", limits.CONTEXT_MAX), limits.CONTEXT_MAX)
+        own = min(context_max(self._model.config), limits.CONTEXT_MAX)
         self.context = own if context is None else min(own, context)
         super().__init__(
             Ranker(vocabulary_size or self._model.config.vocab_size, coupled=coupled), context_max=max(self.context, context or 0)

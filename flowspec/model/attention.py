@@ -92,6 +92,7 @@ def tree_attention(
     tree: TreeBatch,
     scaling: float,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **_unused: Any,
 ) -> tuple[torch.Tensor, None]:
     """Writes the rows' keys and values to their slots, then attends by the mask; returns `[1, rows, heads, head_dim]`."""
@@ -103,18 +104,31 @@ def tree_attention(
         keys, values = rows.cache.keys[layer], rows.cache.values[layer]  # [kv_heads, slots, head_dim]
         keys.index_copy_(1, rows.slots, key[0, :, span])
         values.index_copy_(1, rows.slots, value[0, :, span])
-        outputs.append(
-            F.scaled_dot_product_attention(
-                query[:, :, span],
-                keys[None, :, :high],
-                values[None, :, :high],
-                attn_mask=rows.mask(sliding_window, query.dtype),
-                scale=scaling,
-                enable_gqa=query.shape[1] != key.shape[1],
-            )
-        )
+        own, mask = query[:, :, span], rows.mask(sliding_window, query.dtype)
+        if softcap is None:
+            seen = keys[None, :, :high], values[None, :, :high]
+            gqa = query.shape[1] != key.shape[1]
+            outputs.append(F.scaled_dot_product_attention(own, *seen, attn_mask=mask, scale=scaling, enable_gqa=gqa))
+        else:
+            outputs.append(_softcapped(own, keys[:, :high], values[:, :high], mask, scaling, softcap))
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)  # [1, heads, rows, head_dim]
     return output.transpose(1, 2), None
+
+
+def _softcapped(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scaling: float, cap: float
+) -> torch.Tensor:
+    """Attention whose scores are capped before the mask, in the steps of transformers' eager code: SDPA has no cap.
+
+    `query` `[1, heads, rows, head_dim]`, `keys` and `values` `[kv_heads, high, head_dim]`; returns the shape of `query`.
+    """
+    kv_heads, rows = keys.shape[0], query.shape[2]
+    grouped = query.reshape(kv_heads, -1, query.shape[3])  # [kv_heads, group * rows, head_dim]
+    scores = torch.tanh(torch.matmul(grouped, keys.transpose(1, 2)) * scaling / cap) * cap
+    if mask is not None:
+        scores = (scores.view(kv_heads, -1, rows, keys.shape[1]) + mask).view_as(scores)
+    shares = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    return torch.matmul(shares, values).view_as(query)
 
 
 AttentionInterface.register(ATTENTION_NAME, tree_attention)

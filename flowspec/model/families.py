@@ -1,39 +1,130 @@
-"""The model families that are parity-tested, and how their pieces are named in transformers.
+"""The model families that are parity-tested, each described by what it does outside its decoder layers.
 
-What a family does outside its decoder layers is part of it, so a family is listed only with a parity test
-(`tests/model/test_parity.py`). Everything else is refused by name before a weight is read.
+The layers themselves are transformers' own code. What surrounds them there (embedding scales, position embeddings by layer
+type, how logits are finished) and how a checkpoint names its tensors is declared here, after transformers' modeling files;
+`pieces.py` and `weights.py` act by it. A family is listed only with a parity test (`tests/model/test_parity.py`); everything else
+is refused by name before a weight is read. `support.py` refuses what a listed family's config may ask for that is not handled.
 """
 
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from flowspec.errors import InputError
+
+Norm = Literal["cast, scale", "scale, cast", "scale by 1 + w, cast"]
+"""After the rows are normalised in float32: how the weight is applied, and when the result takes the model's dtype."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Root:
+    """Where a checkpoint keeps its decoder: the prefix of its tensors, and the name of `lm_head`'s weight."""
+
+    prefix: str
+    lm_head: str
+
+
+PLAIN_ROOT = Root(prefix="model.", lm_head="lm_head.weight")
+
+
+def _as_it_is(config: Any, rounded: Callable[[float], float]) -> float:
+    return 1.0
+
+
+def _untouched(config: Any, logits: Any) -> Any:
+    return logits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Class names `{prefix}DecoderLayer`, `{prefix}RMSNorm`, `{prefix}RotaryEmbedding` in `transformers.models.{module}`."""
+    """Class names `{prefix}DecoderLayer`, `{prefix}RMSNorm`, `{prefix}RotaryEmbedding` in `transformers.models.{module}`.
+
+    `embedding_scale(config, rounded)`: embeddings are multiplied by it; `rounded` rounds to the model's dtype.
+    `finish(config, logits)`: from what `lm_head` gives to logits, in the model's dtype.
+    `rotary_by_layer_type`: each type of layers has position embeddings of its own.
+    `rotary_is_partial`: the layers take position embeddings narrower than a head.
+    `stacked`: parameters of a layer that checkpoints hold expert by expert, each with the tensors that are joined, output rows on
+    output rows, to expert `{}`.
+    `ignored`: fields of the family's config that transformers' code does not act on. `part`: where a multimodal model's config
+    keeps that of the decoder, the part that is run here. `architectures`: classes that generate text, besides `{prefix}ForCausalLM`.
+    """
 
     module: str
     prefix: str
+    norm: Norm = "cast, scale"
+    embedding_scale: Callable[[Any, Callable[[float], float]], float] = _as_it_is
+    finish: Callable[[Any, Any], Any] = _untouched
+    rotary_by_layer_type: bool = False
+    rotary_is_partial: bool = False
+    roots: tuple[Root, ...] = (PLAIN_ROOT,)
+    stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ()
+    part: str = ""
 
     def piece(self, name: str) -> Any:
         """One of the family's classes, for example `piece("DecoderLayer")`."""
         modeling = importlib.import_module(f"transformers.models.{self.module}.modeling_{self.module}")
         return getattr(modeling, self.prefix + name)
 
+    def accepts(self, architecture: str) -> bool:
+        """Whether `architecture` is the class of this family that generates text, old spellings included."""
+        return architecture.lower() in {name.lower() for name in (f"{self.prefix}ForCausalLM", *self.architectures)}
 
+
+def _gemma_scale(config: Any, rounded: Callable[[float], float]) -> float:
+    return rounded(config.hidden_size**0.5)
+
+
+def _granite_scale(config: Any, rounded: Callable[[float], float]) -> float:
+    return float(config.embedding_multiplier)
+
+
+def _softcapped(config: Any, logits: Any) -> Any:
+    cap = config.final_logit_softcapping
+    return logits if cap is None else (logits / cap).tanh() * cap
+
+
+def _granite_logits(config: Any, logits: Any) -> Any:
+    return logits / config.logits_scaling
+
+
+_EXPERTS = {
+    "mlp.experts.gate_up_proj": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
+    "mlp.experts.down_proj": ("mlp.experts.{}.down_proj.weight",),
+}
+_GEMMA3 = Family(
+    module="gemma3",
+    prefix="Gemma3",
+    norm="scale by 1 + w, cast",
+    embedding_scale=_gemma_scale,
+    finish=_softcapped,
+    rotary_by_layer_type=True,
+    roots=(
+        PLAIN_ROOT,
+        Root(prefix="language_model.model.", lm_head="language_model.lm_head.weight"),
+        Root(prefix="model.language_model.", lm_head="lm_head.weight"),
+    ),
+    architectures=("Gemma3ForConditionalGeneration",),
+    ignored=("attn_logit_softcapping",),
+)
 FAMILIES = {
     "llama": Family(module="llama", prefix="Llama"),
     "mistral": Family(module="mistral", prefix="Mistral"),
     "qwen2": Family(module="qwen2", prefix="Qwen2"),
     "qwen3": Family(module="qwen3", prefix="Qwen3"),
+    "gemma2": Family(module="gemma2", prefix="Gemma2", norm="scale by 1 + w, cast", embedding_scale=_gemma_scale, finish=_softcapped),
+    "gemma3": replace(_GEMMA3, part="text_config", ignored=("attn_logit_softcapping", "final_logit_softcapping")),
+    "gemma3_text": _GEMMA3,
+    "phi3": Family(module="phi3", prefix="Phi3", rotary_is_partial=True),
+    "smollm3": Family(module="smollm3", prefix="SmolLM3"),
+    "granite": Family(module="granite", prefix="Granite", embedding_scale=_granite_scale, finish=_granite_logits),
+    "olmo2": Family(module="olmo2", prefix="Olmo2", norm="scale, cast"),
+    "qwen3_moe": Family(module="qwen3_moe", prefix="Qwen3Moe", stacked=_EXPERTS),
 }
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Position embeddings that depend on the position alone; others look at the whole batch and would differ by split."""
 
 
 def check_family(model_type: str, model: str) -> Family:
@@ -44,12 +135,29 @@ def check_family(model_type: str, model: str) -> Family:
     return family
 
 
-def family_of(config: Any, model: str) -> Family:
-    """The family of a transformers config; raises `InputError` for anything about it that is not supported."""
-    family = check_family(config.model_type, model)
-    rope_type = (config.rope_parameters or {}).get("rope_type", "default")
-    if rope_type not in _ROPE_TYPES:
-        raise InputError(f"model {model!r} uses {rope_type!r} position embeddings, but FlowSpec runs {', '.join(_ROPE_TYPES)}")
-    if getattr(config, "quantization_config", None):
-        raise InputError(f"model {model!r} is quantised, but FlowSpec loads float32, bfloat16 or float16 checkpoints")
-    return family
+def decoder_config(config: Any, model: str) -> Any:
+    """The config of the decoder in a transformers config: a part of it for a multimodal model, else all of it.
+
+    Raises `InputError` when the config asks for what transformers' code of the family does not do.
+    """
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        return config
+    decoder = getattr(config, family.part) if family.part else config
+    for name in family.ignored:
+        if getattr(decoder, name, None) is not None:
+            raise InputError(f"model {model!r} sets {name}, which transformers' {config.model_type} does not apply; expected null")
+    for name in ("architectures", "quantization_config", "tie_word_embeddings"):  # the whole's word counts
+        if hasattr(config, name):
+            setattr(decoder, name, getattr(config, name))
+    for name in ("dtype", "eos_token_id"):
+        if getattr(decoder, name, None) is None:
+            setattr(decoder, name, getattr(config, name, None))
+    return decoder
+
+
+def raw_decoder_config(raw: dict[str, Any]) -> dict[str, Any]:
+    """As `decoder_config`, of a config.json as it is; the family's name stays that of the whole."""
+    family = FAMILIES.get(str(raw.get("model_type")))
+    part = raw.get(family.part) if family is not None and family.part else None
+    return {**raw, **part, "model_type": raw["model_type"]} if isinstance(part, dict) else raw

@@ -15,6 +15,7 @@ from typing import Any
 
 from flowspec.core import limits
 from flowspec.errors import InputError
+from flowspec.model.families import decoder_config, raw_decoder_config
 
 BUNDLED = "bundled"
 DEMO_FOLDER = Path(__file__).parent.parent / "demo"
@@ -73,9 +74,9 @@ class ModelFiles:
             raise InputError(f"cannot get {name} of {self.model!r} from the hub: {_first_line(error)}") from None
 
     def raw_config(self) -> dict[str, Any]:
-        """config.json as it is, without transformers and its imports."""
+        """config.json as it is, without transformers and its imports; of a multimodal model the decoder's part of it."""
         path = self.path("config.json")
-        raw = read_json(path)
+        raw = raw_decoder_config(read_json(path))
         layer_count = raw.get("num_hidden_layers")
         if type(layer_count) is not int or not 1 <= layer_count <= limits.LAYERS_MAX:
             raise InputError(f"{path}: num_hidden_layers: expected 1 to {limits.LAYERS_MAX}, got {layer_count!r:.80}")
@@ -91,15 +92,16 @@ class ModelFiles:
                 self._header(name)
 
     def config(self) -> Any:
-        """The transformers config."""
+        """The transformers config, of a multimodal model that of its decoder."""
         from transformers import AutoConfig
 
         folder = self.path("config.json").parent
         try:
-            return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # noqa: BLE001 - transformers lets out whatever it meets in a broken file
             text = " ".join(str(error).split())  # some of these errors say what is wrong on their second line
             raise InputError(f"cannot read the config.json of {self.model!r}: {text:.200}") from None
+        return decoder_config(config, self.model)
 
     def weight_map(self) -> dict[str, str]:
         """Tensor name -> file name, for one safetensors file or sharded ones."""

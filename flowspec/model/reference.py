@@ -46,14 +46,14 @@ class Reference:
         for name in sorted(set(files.weight_map().values())):
             files.path(name)
         self._model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=DTYPES[dtype], local_files_only=True, trust_remote_code=False
+            folder, dtype=DTYPES[dtype], local_files_only=True, trust_remote_code=False, experts_implementation="eager"
         ).eval()
         self._answers: dict[tuple[Any, ...], list[int]] = {}
         self.noise = NOISE_FLOOR / NOISE_FACTOR
 
     @property
     def vocabulary_size(self) -> int:
-        return int(self._model.config.vocab_size)
+        return int(self._model.config.get_text_config().vocab_size)
 
     @property
     def noise_logits(self) -> float:

@@ -1,8 +1,7 @@
 """A consecutive slice of a transformers model: loaded alone, run on tree segments, sampled from if it is the last.
 
-Built on the meta device and filled tensor by tensor from the memory-mapped files, so a device never holds more than its
-slice. The first slice also holds the embedding, the last the final norm, `lm_head` (the embedding again when tied)
-and the samplers.
+The modules are transformers' own (`pieces.py`), filled tensor by tensor (`weights.py`). The first slice also holds the embedding, the
+last the final norm, `lm_head` (the embedding again when tied) and the samplers.
 
 *Captures* are hidden states on the way that a drafter wants: capture c is the input of layer c, or with c the number of
 layers the output after the final norm. They travel behind the hidden states, `[rows, hidden * (1 + captured so far)]`.
@@ -10,87 +9,21 @@ layers the output after the final norm. They travel behind the hidden states, `[
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from flowspec.core.events import JobPart, RunLayers
-from flowspec.errors import ClusterError, InputError
-from flowspec.model.attention import ATTENTION_NAME, TreeBatch, TreeCache, TreeRows
-from flowspec.model.families import Family, family_of
-from flowspec.model.files import ModelFiles, TensorIndex
+from flowspec.errors import ClusterError
+from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
+from flowspec.model.files import ModelFiles
+from flowspec.model.pieces import Pieces, Span, head_dim
 from flowspec.model.sampler import F32, Sampler
+from flowspec.model.support import family_of
+from flowspec.model.weights import fill
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """Layers `[first, end)` of `count`."""
-
-    first: int
-    end: int
-    count: int
-
-    @property
-    def is_first(self) -> bool:
-        return self.first == 0
-
-    @property
-    def is_last(self) -> bool:
-        return self.end == self.count
-
-
-def weight_names(config: Any, span: Span, pieces: Pieces) -> Iterator[tuple[str, nn.Module, str]]:
-    """Every tensor of a slice as (name in the checkpoint, module, parameter name in it)."""
-    if pieces.embedding is not None:
-        yield "model.embed_tokens.weight", pieces.embedding, "weight"
-    for index, layer in zip(range(span.first, span.end), pieces.layers, strict=True):
-        for name in layer.state_dict():
-            yield f"model.layers.{index}.{name}", layer, name
-    if pieces.norm is not None and pieces.lm_head is not None:
-        yield "model.norm.weight", pieces.norm, "weight"
-        yield "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight", pieces.lm_head, "weight"
-
-
-@dataclass(slots=True)
-class Pieces:
-    """The modules of a slice."""
-
-    embedding: nn.Embedding | None
-    layers: list[Any]
-    rotary: Any
-    norm: Any
-    lm_head: nn.Linear | None
-
-    @staticmethod
-    def build(config: Any, family: Family, span: Span) -> Pieces:
-        """All of them on the meta device but the position embeddings, which are computed and not loaded.
-
-        Raises `InputError` when the config does not describe layers that transformers can build.
-        """
-        try:
-            with torch.device("meta"):
-                layers = [family.piece("DecoderLayer")(config, index) for index in range(span.first, span.end)]
-                embedding = nn.Embedding(config.vocab_size, config.hidden_size) if span.is_first else None
-                norm = family.piece("RMSNorm")(config.hidden_size, eps=config.rms_norm_eps) if span.is_last else None
-                lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False) if span.is_last else None
-            return Pieces(embedding, layers, family.piece("RotaryEmbedding")(config=config), norm, lm_head)
-        except Exception as error:  # noqa: BLE001 - transformers raises whatever it meets in an odd config
-            raise InputError(f"cannot build the model's layers from its config.json: {type(error).__name__}: {error}") from None
-
-
-def slice_config(config: Any) -> Any:
-    """The config with the tree attention switched on."""
-    config = copy.deepcopy(config)
-    config._attn_implementation = ATTENTION_NAME
-    return config
 
 
 class Slice:
@@ -99,17 +32,14 @@ class Slice:
     `captures` (none at first) may be set between jobs: the hidden states wanted, in growing order.
     """
 
-    def __init__(self, config: Any, span: Span, pieces: Pieces, dtype: torch.dtype, device: torch.device) -> None:
-        self.config = config
-        self.span = span
+    def __init__(self, pieces: Pieces, dtype: torch.dtype, device: torch.device) -> None:
+        self.config = pieces.config
+        self.span = pieces.span
         self.dtype = dtype
         self.device = device
         self.pieces = pieces
         self.captures: tuple[int, ...] = ()
-        self.weight_bytes = sum(p.numel() * p.element_size() for p in _parameters(pieces))
-        if span.is_first and span.is_last and config.tie_word_embeddings:
-            assert pieces.embedding is not None
-            self.weight_bytes -= pieces.embedding.weight.numel() * pieces.embedding.weight.element_size()
+        self.weight_bytes = pieces.weight_bytes
         self._caches: dict[int, TreeCache] = {}
         self._samplers: dict[int, Sampler] = {}
 
@@ -119,25 +49,11 @@ class Slice:
     ) -> Slice:
         """Reads just this slice's tensors. Raises `InputError` when the model cannot be used or is incomplete."""
         config = files.config()
-        family = family_of(config, files.model)
-        config = slice_config(config)
-        pieces = Pieces.build(config, family, span)
-        tensors = files.tensors()
-        names = list(weight_names(config, span, pieces))
-        loaded: dict[str, nn.Parameter] = {}
-        for number, (name, module, parameter) in enumerate(names):
-            if name not in loaded:
-                loaded[name] = _load_parameter(tensors, name, module.get_parameter(parameter), DTYPES[dtype], device)
-            owner, _, leaf = parameter.rpartition(".")
-            setattr(module.get_submodule(owner), leaf, loaded[name])
-            progress((number + 1) / len(names))
-        tensors.close()
+        pieces = Pieces.build(config, family_of(config, files.model), span)
+        fill(pieces, files.tensors(), DTYPES[dtype], device, progress)
         pieces.rotary.to(device)
-        for module in (pieces.embedding, *pieces.layers, pieces.norm, pieces.lm_head):
-            if module is not None:
-                _call_directly(module.eval())
-        _call_directly(pieces.rotary)
-        return Slice(config, span, pieces, DTYPES[dtype], device)
+        pieces.call_directly()
+        return Slice(pieces, DTYPES[dtype], device)
 
     # ------------------------------------------------------------------------------------------- caches
 
@@ -197,14 +113,14 @@ class Slice:
         captured: list[torch.Tensor] = []  # each [1, rows, hidden * captures]
         if self.pieces.embedding is not None:
             tokens = torch.from_numpy(np.concatenate([part.tokens for part in job.parts])).to(self.device)
-            hidden = self.pieces.embedding(tokens)[None]  # [1, rows, hidden]
+            hidden = self.pieces.embed(tokens)[None]  # [1, rows, hidden]
         else:
             assert payload is not None, "only the first slice does without a payload"
             hidden = payload.to(self.device)[None]  # [1, rows, hidden * (1 + captured)]
             if hidden.shape[2] > self.config.hidden_size:
                 captured.append(hidden[:, :, self.config.hidden_size :])
                 hidden = hidden[:, :, : self.config.hidden_size]
-        angles = self.pieces.rotary(hidden, position_ids=positions)
+        angles = self.pieces.angles(hidden, positions)
         for index, layer in enumerate(self.pieces.layers, self.span.first):
             dead = dead_rows()
             if not dead.isdisjoint(rows):
@@ -212,7 +128,7 @@ class Slice:
                 rows = tuple(rows[place] for place in kept)
                 batch, hidden, positions = _select(batch, hidden, positions, kept)
                 captured = [states[:, kept] for states in captured]
-                angles = self.pieces.rotary(hidden, position_ids=positions)
+                angles = self.pieces.angles(hidden, positions)
             if not rows:
                 break
             if index in self.captures:
@@ -223,7 +139,7 @@ class Slice:
                 position_ids=positions,
                 past_key_values=None,
                 use_cache=False,
-                position_embeddings=angles,
+                position_embeddings=angles[index - self.span.first],
                 tree=batch,
             )
         return rows, torch.cat([hidden, *captured], dim=2)[0] if captured else hidden[0]
@@ -234,8 +150,7 @@ class Slice:
 
         Raises `ClusterError` when the model overflows in its dtype.
         """
-        assert self.pieces.lm_head is not None, "only the last slice has logits"
-        logits: F32 = self.pieces.lm_head(self.pieces.norm(hidden)).float().cpu().numpy()
+        logits: F32 = self.pieces.logits(hidden).float().cpu().numpy()
         highest = logits.max(axis=1)
         if not np.isfinite(highest).all():
             worst = highest[~np.isfinite(highest)][0]
@@ -279,46 +194,6 @@ class Slice:
         if sampler is None or sampler.sampling != part.sampling:
             sampler = self._samplers[part.request] = Sampler(part.sampling, self.config.vocab_size)
         return sampler
-
-
-def head_dim(config: Any) -> int:
-    """Width of one attention head."""
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-def _call_directly(module: nn.Module) -> None:
-    """Spares every call of a module its search for hooks, and every submodule its look-up by name.
-
-    Nothing here uses hooks, and with one row these detours are a tenth of a small model's time. Norms are computed by
-    torch's own function, which gives the same bits in half the calls.
-    """
-    for part in list(module.modules()):
-        kind = type(part)
-        is_norm = kind.__name__.endswith("RMSNorm")
-        part.__class__ = type(kind.__name__, (kind,), {"__call__": _rms_norm if is_norm else kind.forward})
-        part.__dict__.update(part._modules)
-        part.__dict__.update(part._parameters)
-
-
-def _rms_norm(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """What the families' RMSNorm does: normalise in float32, then scale in the dtype of `hidden` `[..., width]`."""
-    normal = F.rms_norm(hidden.float(), hidden.shape[-1:], None, norm.variance_epsilon)
-    scaled: torch.Tensor = norm.weight * normal.to(hidden.dtype)
-    return scaled
-
-
-def _parameters(pieces: Pieces) -> Iterator[nn.Parameter]:
-    for module in (pieces.embedding, *pieces.layers, pieces.norm, pieces.lm_head):
-        if module is not None:
-            yield from module.parameters()
-
-
-def _load_parameter(tensors: TensorIndex, name: str, like: nn.Parameter, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
-    """A private copy of one tensor: aligned, of the wanted type, and independent of the file."""
-    mapped = tensors.load(name, tuple(like.shape))
-    copied = torch.empty(like.shape, dtype=dtype, device=device)
-    copied.copy_(mapped)
-    return nn.Parameter(copied, requires_grad=False)
 
 
 def _select(

@@ -15,7 +15,10 @@ PRECISION_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.0,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A decoder with gated feed-forward layers (Llama, Mistral, Qwen). `extra_params` are outside layers, embedding and `lm_head`."""
+    """A decoder with gated feed-forward layers. `extra_params` are outside layers, embedding and `lm_head`.
+
+    A mixture of experts counts those that one row runs through: what a pass of one row reads, and less than what is in memory.
+    """
 
     name: str
     layers: int
@@ -55,12 +58,18 @@ def shape_of(config: Any, name: str) -> ModelShape:
         name=name,
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
-        intermediate=config.intermediate_size,
+        intermediate=_feed_forward_width(config),
         heads=config.num_attention_heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         head_dim=head_dim,
         vocabulary=config.vocab_size,
     )
+
+
+def _feed_forward_width(config: Any) -> int:
+    """Neurons that a row runs through in a layer; of a mixture those of the row's experts."""
+    expert = getattr(config, "moe_intermediate_size", None)
+    return int(config.intermediate_size if expert is None else expert * config.num_experts_per_tok)
 
 
 def eagle_shape(target: ModelShape) -> ModelShape:

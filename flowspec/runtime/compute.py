@@ -160,7 +160,8 @@ class ComputeThread:
         return LayersDone(job=job.job, rows=rows, payload=onward, next_tokens=next_tokens, started_s=started_s, ended_s=ended_s)
 
     def _load(self, assign: Assign) -> None:
-        from flowspec.model.slice import Slice, Span
+        from flowspec.model.pieces import Span
+        from flowspec.model.slice import Slice
         from flowspec.runtime.loading import check_memory, open_model, pick_device, use_threads
 
         if self._emulation is not None:

@@ -9,9 +9,11 @@ import torch
 
 from flowspec.core.messages import Assign
 from flowspec.errors import ClusterError, InputError
-from flowspec.model.families import family_of
 from flowspec.model.files import ModelFiles
-from flowspec.model.slice import DTYPES, Pieces, Span, head_dim, slice_config, weight_names
+from flowspec.model.pieces import Pieces, Span, head_dim
+from flowspec.model.slice import DTYPES
+from flowspec.model.support import family_of
+from flowspec.model.weights import weights_of
 from flowspec.plan.memory import SliceMemory, cache_bytes, mib
 
 
@@ -49,11 +51,10 @@ def open_model(assign: Assign) -> ModelFiles:
 def slice_memory(files: ModelFiles, span: Span, dtype: str, context: int) -> SliceMemory:
     """The memory of a slice, from file headers; nothing is loaded. A tied embedding counts once per slice."""
     config = files.config()
-    family = family_of(config, files.model)
-    config = slice_config(config)
+    pieces = Pieces.build(config, family_of(config, files.model), span)
     element_bytes = torch.finfo(DTYPES[dtype]).bits // 8
     tensors = files.tensors()
-    names = {name for name, _, _ in weight_names(config, span, Pieces.build(config, family, span))}
+    names = {source.tensor for weight in weights_of(pieces, tensors) for source in weight.sources}
     return SliceMemory(
         weight_bytes=sum(tensors.element_count(name) for name in names) * element_bytes,
         cache_bytes=cache_bytes(

@@ -17,8 +17,9 @@ from flowspec.core.messages import Sampling
 from flowspec.core.methods import make_method
 from flowspec.draft.choose import NGRAM, NONE, WITHOUT_TENSORS, check_drafter, open_drafter
 from flowspec.errors import InputError
-from flowspec.model.families import check_family, family_of
+from flowspec.model.families import check_family
 from flowspec.model.files import BUNDLED, ModelFiles, canonical_name
+from flowspec.model.support import context_max, family_of
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.cluster import Device, pick_context, read_cluster, split_layers
@@ -235,7 +236,7 @@ def open_cluster(options: ClusterOptions, meanwhile: Callable[[ModelFiles], None
             model=canonical_name(options.model),
             fingerprint=files.fingerprint(),
             dtype=pick_dtype(options.dtype, config),
-            context=pick_context(options.context, config.max_position_embeddings),
+            context=pick_context(options.context, context_max(config)),
             stages=tuple(stages),
         )
         meanwhile(files)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
 
 VOCABULARY_SIZE = 300
@@ -30,6 +31,27 @@ SMALL: dict[str, Any] = {
     "tie_word_embeddings": False,
     "bos_token_id": 1,
     "eos_token_id": 2,
+}
+_FOUR: dict[str, Any] = {"num_hidden_layers": 4, "pad_token_id": 0}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_GEMMA: dict[str, Any] = {
+    **_FOUR,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+    "tie_word_embeddings": True,
+}
+_GEMMA3_ROPE = {"sliding_attention": _ROPE, "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}}
+_EXPERTS: dict[str, Any] = {"num_key_value_heads": 2, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+_VISION: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "image_size": 28,
+    "patch_size": 14,
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-grouped": ("llama", {"num_key_value_heads": 2}),
@@ -47,10 +69,43 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
-    "qwen2": ("qwen2", {"num_key_value_heads": 2}),
+    "qwen2": ("qwen2", {**_FOUR, "num_key_value_heads": 2}),
     "qwen2-sliding": ("qwen2", {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 4}),
     "qwen3": ("qwen3", {"num_key_value_heads": 2, "head_dim": 24}),
-    "mistral-sliding": ("mistral", {"num_key_value_heads": 2, "sliding_window": 16}),
+    "mistral-sliding": ("mistral", {**_FOUR, "num_key_value_heads": 2, "sliding_window": 16}),
+    # Caps low enough to bend the scores and logits of random weights, as those of trained ones are bent.
+    "gemma2": ("gemma2", {**_GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 6.0}),
+    "gemma3-text": ("gemma3_text", {**_GEMMA, "rope_parameters": _GEMMA3_ROPE}),
+    "gemma3": ("gemma3", {**_GEMMA, "rope_parameters": _GEMMA3_ROPE}),
+    "phi3": ("phi3", {**_FOUR, "num_key_value_heads": 2, "sliding_window": 20, "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5}}),
+    "phi3-longrope": (
+        "phi3",
+        {
+            **_FOUR,
+            "original_max_position_embeddings": 480,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0 + step / 8 for step in range(8)],
+                "long_factor": [2.0 + step for step in range(8)],
+            },
+        },
+    ),
+    "smollm3": ("smollm3", {**_FOUR, "num_key_value_heads": 2, "tie_word_embeddings": True, "no_rope_layer_interval": 2}),
+    "granite": (
+        "granite",
+        {
+            **_FOUR,
+            "num_key_value_heads": 2,
+            "embedding_multiplier": 6.1,
+            "attention_multiplier": 0.17,
+            "residual_multiplier": 0.37,
+            "logits_scaling": 1.7,
+        },
+    ),
+    "olmo2": ("olmo2", {**_FOUR, "num_key_value_heads": 2}),
+    "qwen3-moe": ("qwen3_moe", {**_FOUR, **_EXPERTS, "mlp_only_layers": [1]}),
+    "qwen3-moe-fused": ("qwen3_moe", {**_FOUR, **_EXPERTS, "norm_topk_prob": True, "use_sliding_window": True, "sliding_window": 14}),
 }
 GIGABYTE: dict[str, Any] = {
     "vocab_size": 32000,
@@ -66,9 +121,16 @@ GIGABYTE: dict[str, Any] = {
 
 
 def make_checkpoint(
-    folder: Path, family: str, shape: dict[str, Any], *, seed: int = 0, dtype: torch.dtype = torch.float32, shard: str = "5GB"
+    folder: Path,
+    family: str,
+    shape: dict[str, Any],
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    shard: str = "5GB",
+    fused: bool = False,
 ) -> Path:
-    """A folder with config and safetensors of a random model, in the Hugging Face layout."""
+    """A folder with config and safetensors of a random model, in the hub's layout, or `fused` with a layer's experts in one tensor."""
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -81,14 +143,18 @@ def make_checkpoint(
         if name.endswith(".bias") or "norm" in name:  # initialised to constants, which would hide a mix-up
             parameter.data += 0.1 * torch.randn_like(parameter)
     torch.set_rng_state(generator_state)
-    model.save_pretrained(folder, max_shard_size=shard)
+    model.save_pretrained(folder, max_shard_size=shard, save_original_format=not fused)
     return folder
 
 
 def make_variant(folder: Path, name: str) -> Path:
     """One of `VARIANTS`, by name."""
     family, overrides = VARIANTS[name]
-    return make_checkpoint(folder, family, {**SMALL, **overrides}, seed=sum(map(ord, name)))
+    shape = {**SMALL, **overrides}
+    part = FAMILIES[family].part
+    if part:
+        shape = {part: shape, "vision_config": _VISION, "mm_tokens_per_image": 4, "tie_word_embeddings": shape["tie_word_embeddings"]}
+    return make_checkpoint(folder, family, shape, seed=sum(map(ord, name)), fused=name.endswith("-fused"))
 
 
 def make_useless_drafter(folder: Path, target: ModelFiles) -> Path:

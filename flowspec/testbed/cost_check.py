@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from flowspec.model.files import BUNDLED, ModelFiles
-from flowspec.model.slice import DTYPES, Slice, Span
+from flowspec.model.pieces import Span
+from flowspec.model.slice import DTYPES, Slice
 from flowspec.plan.cost import layers_curve
 from flowspec.plan.shape import ModelShape, shape_of
 from flowspec.runtime.loading import pick_device

@@ -20,6 +20,7 @@ from flowspec.draft.protocol import Drafter
 from flowspec.draft.ranking import Children, Ranker
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
+from flowspec.model.support import context_max
 from flowspec.sim.language import HashLanguage, as_prefix
 from flowspec.sim.prefixes import Prefixes, PrefixView
 from flowspec.testbed.plain import DTYPE, Case
@@ -54,10 +55,10 @@ def open_drafting(name: str, target: ModelFiles, *, coupled: bool = True) -> Dra
     config = target.config()
     ranker = Ranker(config.vocab_size, coupled=coupled)
     if name == RANDOM:
-        return Randoms(ranker, config.vocab_size, config.max_position_embeddings)
+        return Randoms(ranker, config.vocab_size, context_max(config))
     import torch
 
-    drafter = open_drafter(name, target, DTYPE, torch.device("cpu"), context=config.max_position_embeddings)
+    drafter = open_drafter(name, target, DTYPE, torch.device("cpu"), context=context_max(config))
     if drafter is None:
         return Nothing()
     if drafter.kind == NGRAM:

@@ -25,7 +25,8 @@ from flowspec.draft.choose import open_drafter
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import ClusterError
 from flowspec.model.files import BUNDLED, ModelFiles
-from flowspec.model.slice import DTYPES, Slice, Span
+from flowspec.model.pieces import Span
+from flowspec.model.slice import DTYPES, Slice
 from flowspec.plan.memory import mib
 from flowspec.plan.shape import ModelShape
 from flowspec.testbed.checkpoints import make_checkpoint

@@ -15,7 +15,8 @@ import torch
 from flowspec.core.events import JobPart, RunLayers
 from flowspec.draft.ranking import F32, Children, Ranker
 from flowspec.model.files import ModelFiles
-from flowspec.model.slice import Slice, Span
+from flowspec.model.pieces import Span
+from flowspec.model.slice import Slice
 from flowspec.testbed.guesses import WIDTH_MAX, Guesses, Maker, MemoDrafter
 from flowspec.testbed.plain import DTYPE, Case
 

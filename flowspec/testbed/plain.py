@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from flowspec.core.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
+from flowspec.model.support import context_max
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime.cluster import pick_context
 from flowspec.testbed.command import progress
@@ -80,7 +81,7 @@ def plain_cases(
     Raises `InputError`, before anything is answered, for a prompt that is too long for `context` (None: the model's).
     """
     config = files.config()
-    room = pick_context(None, config.max_position_embeddings) if context is None else min(context, config.max_position_embeddings)
+    room = pick_context(None, context_max(config)) if context is None else min(context, context_max(config))
     stop_ids = recommended(files, config).stop_ids
     tokenizer = Tokenizer(files)
     encoded = []

@@ -122,7 +122,7 @@ def test_a_model_that_cannot_be_used_is_refused_before_anything_is_started(tmp_p
         (str(empty), "has no config.json"),
         (str(half), "has no model.safetensors"),
         (str(cut), "is incomplete: expected"),
-        (str(strange), "is of the family 'gpt2', but FlowSpec runs llama"),
+        (str(strange), "is of the family 'gpt2', but FlowSpec runs gemma2"),
         ("owner/absent", "config.json of 'owner/absent' is not in the Hugging Face cache, and offline mode is on"),
     ):
         assert expected in refusal("generate", "hi", "--model", model, home=tmp_path / "home")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,10 @@ from flowspec.draft.eagle_head import EagleHead, is_eagle, tensor_names
 from flowspec.errors import InputError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.files import ModelFiles, bundled_folder
-from flowspec.testbed.checkpoints import SMALL, make_checkpoint
+from flowspec.model.pieces import Span
+from flowspec.model.slice import Slice
+from flowspec.testbed.checkpoints import SMALL, make_checkpoint, make_variant
+from tests.draft.heads import make_head
 
 Tensors = dict[str, torch.Tensor]
 HIDDEN, HEADS, KV_HEADS, VOCABULARY, DRAFT_VOCABULARY, EPS, THETA = 64, 4, 2, 300, 96, 1e-5, 5000.0
@@ -242,6 +245,26 @@ def target_tensors(targets: dict[bool, ModelFiles]) -> Tensors:
     folder = targets[False].folder
     assert folder is not None
     return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("variant", "finish"),
+    [
+        ("granite", lambda logits: logits / 1.7),
+        ("gemma2", lambda logits: 6 * torch.tanh(logits / 6)),
+        ("gemma3", lambda logits: logits),
+    ],
+)
+def test_an_eagle_head_ranks_by_what_a_target_of_any_family_would(
+    variant: str, finish: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
+    target = ModelFiles(str(make_variant(tmp_path / "target", variant)))
+    head = EagleHead.load(ModelFiles(str(make_head(tmp_path / "head", "eagle"))), target, "float32", CPU)
+    count = target.config().num_hidden_layers
+    last = Slice.load(target, Span(first=count - 1, end=count, count=count), "float32", CPU)
+    assert last.pieces.lm_head is not None
+    hidden = torch.randn((5, head.hidden_size), generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(head.logits(hidden), finish(last.pieces.lm_head(hidden)))
 
 
 def test_weights_are_counted_once(targets: dict[bool, ModelFiles], tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 from flowspec.core.events import JobPart, RunLayers
 from flowspec.core.messages import Assign, Sampling
 from flowspec.model.files import ModelFiles
-from flowspec.model.slice import Slice, Span
+from flowspec.model.pieces import Span
+from flowspec.model.slice import Slice
 from flowspec.testbed.checkpoints import VOCABULARY_SIZE, make_variant
 
 LAYERS = 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,19 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from flowspec.core.events import ClearSlots, CloseCache, OpenCache, RunLayers, Submit
+from flowspec.core.drafting import DrafterTraits
+from flowspec.core.events import RunLayers, Submit
 from flowspec.core.head import HeadCore
 from flowspec.core.messages import Commit, Open, Part, Sampling, Segment
+from flowspec.core.methods import METHODS, make_method
+from flowspec.draft.language import LanguageModelDrafter
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.model.sampler import F32
-from flowspec.model.slice import Slice, Span
 from flowspec.testbed.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
+from flowspec.testbed.exactness import EXACT, compare
+from tests.model.slices import CPU, load, load_stages, pipeline
 from tests.pipeline import Pipeline
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module", params=sorted(VARIANTS))
@@ -30,31 +31,13 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return make_variant(tmp_path_factory.mktemp(request.param), request.param)
 
 
-def load(folder: Path, cuts: list[int], dtype: str = "float32") -> list[Slice]:
-    files = ModelFiles(str(folder))
-    spans = [Span(first=a, end=b, count=cuts[-1]) for a, b in itertools.pairwise(cuts)]
-    return [Slice.load(files, span, dtype, CPU) for span in spans]
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Reference:
+    return Reference(ModelFiles(str(folder)), "float32")
 
 
-def pipeline(slices: list[Slice]) -> Pipeline:
-    def on_cache(stage: int, command: OpenCache | ClearSlots | CloseCache) -> None:
-        if isinstance(command, OpenCache):
-            slices[stage].open_cache(command.request, command.slots)
-        elif isinstance(command, ClearSlots):
-            slices[stage].clear_slots(command.request, command.slots)
-        else:
-            slices[stage].close_cache(command.request)
-
-    def run_layers(stage: int, job: RunLayers, payload: Any) -> tuple[tuple[int, ...], Any, tuple[int, ...]]:
-        return slices[stage].run(job, payload)
-
-    return Pipeline(HeadCore(context=400, stage_count=len(slices)), run_layers, len(slices), on_cache)
-
-
-@pytest.mark.parametrize("cuts", [[0, 8], [0, 3, 4, 8]])
-def test_decoding_equals_the_plain_model(folder: Path, cuts: list[int]) -> None:
-    reference = Reference(ModelFiles(str(folder)), "float32")
-    run = pipeline(load(folder, cuts))
+def test_decoding_equals_the_plain_model(folder: Path, reference: Reference) -> None:
+    run = pipeline(load_stages(folder, 3), HeadCore(context=400, stage_count=3))
     rng = random.Random(3)
     prompts = [[rng.randrange(VOCABULARY_SIZE) for _ in range(length)] for length in (1, 37, 150)]
     settings = [Sampling(), Sampling(temperature=0.7, seed=5), Sampling(temperature=1.0, top_k=40, top_p=0.9, min_p=0.01, seed=6)]
@@ -62,21 +45,46 @@ def test_decoding_equals_the_plain_model(folder: Path, cuts: list[int]) -> None:
     for prompt in prompts:
         for sampling in settings:
             request += 1
-            run.give(Submit(request=request, prompt=tuple(prompt), new_tokens_max=24, sampling=sampling, stop_ids=frozenset()))
+            run.give(Submit(request=request, prompt=tuple(prompt), new_tokens_max=12, sampling=sampling, stop_ids=frozenset()))
     run.settle()  # all of them at once: their segments alternate in the pipeline
     asked = [(prompt, sampling) for prompt in prompts for sampling in settings]
     for number, (prompt, sampling) in enumerate(asked, 1):
-        assert run.answers[number] == reference.generate(tuple(prompt), sampling, 24, frozenset()), f"{folder.name}: {sampling}"
+        assert run.answers[number] == reference.generate(tuple(prompt), sampling, 12, frozenset()), f"{folder.name}: {sampling}"
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("stages", [1, 3, 4])
+def test_every_method_equals_the_plain_model(folder: Path, reference: Reference, stages: int) -> None:
+    """Two requests at once; a drafter of the same weights in bfloat16 that is now right and now wrong, beside wrong siblings."""
+    drafter = LanguageModelDrafter(ModelFiles(str(folder)), "bfloat16", CPU, context=200, coupled=False)
+    slices = load_stages(folder, stages)
+    asked = [(tuple(range(7, 29)), Sampling()), (tuple(range(90, 112)), Sampling(temperature=0.8, top_p=0.95, seed=4))]
+    for number, method in enumerate(METHODS):
+        is_drafted = method != "ar"
+        made = make_method(method, nodes=6, depth=2, **({"width": 2} if is_drafted else {}))
+        traits = DrafterTraits(context=drafter.context) if is_drafted else None
+        run = pipeline(slices, HeadCore(context=200, stage_count=stages, method=made, drafter=traits), drafter)
+        cases = {2 * number + place: case for place, case in enumerate(asked)}
+        for request, (prompt, sampling) in cases.items():
+            run.give(Submit(request=request, prompt=prompt, new_tokens_max=6, sampling=sampling, stop_ids=frozenset()))
+        run.settle()
+        for request, (prompt, sampling) in cases.items():
+            expected = reference.generate(prompt, sampling, 6, frozenset())
+            assert compare(reference, prompt, sampling, expected, run.answers[request], frozenset()) == (EXACT, ()), (
+                f"{folder.name}: {method}"
+            )
+        sent = sum(end.statistics.nodes_sent for end in run.ends.values())
+        assert sent >= 10 + 6 * (is_drafted and stages > 1), f"guesses took part in {method}: {sent} nodes"
+
+
+@pytest.mark.parametrize("seed", range(2))
 def test_each_node_of_a_random_tree_gets_the_logits_of_its_path(folder: Path, seed: int) -> None:
     """Random trees of two requests in shared random segments over three slices, with commits and dead branches between."""
     rng = random.Random(seed)
-    slices = load(folder, [0, 2, 5, 8])
-    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    slices = load_stages(folder, 3)
+    options = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
     seen: dict[tuple[int, int], F32] = {}
-    run = pipeline(slices)
+    run = pipeline(slices, HeadCore(context=400, stage_count=3))
 
     def run_layers(stage: int, job: RunLayers, payload: Any) -> tuple[tuple[int, ...], Any, tuple[int, ...]]:
         if stage < 2:
@@ -150,7 +158,7 @@ def test_half_precision_slices_follow_the_plain_model(dtype: str, tmp_path: Path
     files = ModelFiles(str(make_variant(tmp_path, "llama-grouped")))
     reference = Reference(files, dtype)
     prompt = tuple(range(3, 60))
-    run = pipeline(load(tmp_path, [0, 4, 8], dtype))
+    run = pipeline(load(tmp_path, [0, 4, 8], dtype), HeadCore(context=400, stage_count=2))
     run.give(Submit(request=1, prompt=prompt, new_tokens_max=30, sampling=Sampling(), stop_ids=frozenset()))
     run.settle()
     reference.generate(prompt, Sampling(), 30, frozenset())

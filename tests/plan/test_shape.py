@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from flowspec.errors import InputError
-from flowspec.model.families import family_of
 from flowspec.model.files import ModelFiles, bundled_folder
-from flowspec.model.slice import Pieces, Span, slice_config
+from flowspec.model.pieces import Pieces, Span
+from flowspec.model.support import family_of
 from flowspec.plan.shape import SHAPES, ModelShape, eagle_shape, find_shape, shape_of
 
 PUBLISHED = {
@@ -44,13 +45,18 @@ def test_the_shape_of_a_config_has_the_weights_of_its_layers(name: str) -> None:
     config = files.config()
     shape = shape_of(config, name)
     count = config.num_hidden_layers
-    pieces = Pieces.build(slice_config(config), family_of(config, name), Span(first=0, end=count, count=count))
+    pieces = Pieces.build(config, family_of(config, name), Span(first=0, end=count, count=count))
     assert (shape.name, shape.layers, shape.vocabulary) == (name, count, config.vocab_size)
     assert shape.layers * shape.layer_params == counted(pieces.layers)
     assert pieces.lm_head is not None
     assert shape.head_params == counted([pieces.lm_head])
     assert shape.params == counted([*pieces.layers, pieces.lm_head])
     assert shape.cache_values() == 2 * config.num_key_value_heads * config.head_dim
+
+
+def test_a_mixture_counts_the_experts_of_one_row() -> None:
+    config = AutoConfig.for_model("qwen3_moe", moe_intermediate_size=768, num_experts_per_tok=8, num_experts=128, intermediate_size=6144)
+    assert shape_of(config, "mixture").intermediate == 8 * 768
 
 
 def test_an_eagle_head_is_one_layer_and_a_projection() -> None:

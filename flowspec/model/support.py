@@ -1,0 +1,146 @@
+"""What a supported family's config may not ask for: everything that would change the arithmetic and is not handled.
+
+The layers and their config classes are transformers' own, so what a class has a field for is done. What is left, and refused here:
+fields that a class does not know (transformers keeps and ignores them), features that depend on the batch, quantised weights, and
+fields at odds with each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from flowspec.errors import InputError
+from flowspec.model.families import Family, check_family
+
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+"""Position embeddings that depend on the position alone, longrope up to `context_max`; others look at the whole batch."""
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "alibi": (None, False),
+    "attention_chunk_size": (None,),
+    "attention_multiplier": (None,),
+    "attn_logit_softcapping": (None,),
+    "attn_temperature_tuning": (None, False, 0),
+    "clip_qkv": (None,),
+    "embedding_multiplier": (None, 1),
+    "final_logit_softcapping": (None,),
+    "is_causal": (None, True),
+    "kv_lora_rank": (None,),
+    "layer_types": (None,),
+    "logit_scale": (None, 1),
+    "logits_scaling": (None, 1),
+    "n_routed_experts": (None, 0),
+    "no_rope_layers": (None, []),
+    "num_experts": (None, 0),
+    "num_local_experts": (None, 0),
+    "partial_rotary_factor": (None, 1),
+    "qk_layernorm": (None, False),
+    "query_pre_attn_scalar": (None,),
+    "residual_multiplier": (None, 1),
+    "scale_depth": (None,),
+    "scale_emb": (None, 1),
+    "sliding_window": (None,),
+    "use_bidirectional_attention": (None, False),
+    "use_qk_norm": (None, False),
+}
+"""Fields by which a config changes the arithmetic, each with its values that change nothing."""
+
+
+def family_of(config: Any, model: str) -> Family:
+    """The family of a decoder's config (`ModelFiles.config`); raises `InputError` for anything about it that is not supported."""
+    family = check_family(config.model_type, model)
+    named = config.architectures or []
+    if named and not any(family.accepts(str(name)) for name in named):
+        raise InputError(
+            f"model {model!r} is a {named[0]}, which is more or other than a {family.prefix} that generates text; expected {family.prefix}ForCausalLM"
+        )
+    check_quantised(config, model)
+    check_rotary(config, family, model)
+    _check_fields(config, model)
+    _check_heads(config, model)
+    _check_layer_types(config, model)
+    return family
+
+
+def check_quantised(config: Any, model: str) -> None:
+    """Raises `InputError` for a checkpoint whose tensors are not plain numbers."""
+    if getattr(config, "quantization_config", None) or getattr(config, "compression_config", None):
+        raise InputError(f"model {model!r} is quantised, but FlowSpec loads float32, bfloat16 or float16 checkpoints")
+
+
+def check_rotary(config: Any, family: Family, model: str) -> None:
+    """Raises `InputError` for position embeddings that depend on more than the position, or do not fit the family's layers."""
+    for rope in _rope_parameters(config):
+        kind = rope.get("rope_type", "default")
+        if kind not in _ROPE_TYPES:
+            raise InputError(f"model {model!r} uses {kind!r} position embeddings, but FlowSpec runs {', '.join(_ROPE_TYPES)}")
+        if kind == "longrope" and type(rope.get("original_max_position_embeddings")) is not int:
+            raise InputError(f"model {model!r}: expected longrope position embeddings to have a number as original_max_position_embeddings")
+        if not family.rotary_is_partial and rope.get("partial_rotary_factor") not in (None, 1):
+            raise InputError(
+                f"model {model!r} sets partial_rotary_factor, which transformers' {config.model_type} does not apply; expected 1"
+            )
+
+
+def context_max(config: Any) -> int:
+    """The most positions that the model runs with one and the same arithmetic.
+
+    Beyond its original context longrope switches all positions to other angles, the cached ones too: there a token's logits would
+    depend on how many came after it in the same pass.
+    """
+    limits = [rope["original_max_position_embeddings"] for rope in _rope_parameters(config) if rope.get("rope_type") == "longrope"]
+    return int(min([config.max_position_embeddings, *limits]))
+
+
+def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
+    """Those of all layers, or of each type of layers."""
+    parameters = config.rope_parameters or {}
+    by_type = [each for each in parameters.values() if isinstance(each, dict)]
+    yield from by_type or [parameters]
+
+
+def _check_fields(config: Any, model: str) -> None:
+    """Refuses fields that would change the arithmetic of another class, but that this one does not know."""
+    kind = type(config)
+    known = {field.name for field in dataclasses.fields(kind)} | {*kind.attribute_map, *kind.attribute_map.values()}
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(config, name, None)
+        if name not in known and value not in neutral and not _is_idle(config, name, value):
+            raise InputError(
+                f"model {model!r} sets {name} to {value!r:.40}, which transformers' {config.model_type} does not know; expected none"
+            )
+    if getattr(config, "use_bidirectional_attention", None):
+        raise InputError(f"model {model!r} attends to later tokens (use_bidirectional_attention), so it does not generate text one by one")
+
+
+def _is_idle(config: Any, name: str, value: Any) -> bool:
+    """Whether a window is too wide, or types of layers too plain, to change anything."""
+    if name == "sliding_window":
+        return type(value) is int and value >= config.max_position_embeddings
+    return name == "layer_types" and isinstance(value, list) and set(value) == {_FULL}
+
+
+def _check_heads(config: Any, model: str) -> None:
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    if kv_heads < 1 or heads % kv_heads:
+        raise InputError(
+            f"model {model!r}: expected num_attention_heads to be a multiple of num_key_value_heads, got {heads} and {kv_heads}"
+        )
+
+
+def _check_layer_types(config: Any, model: str) -> None:
+    """Masks go by a layer's type and attention by its window: they must mean the same."""
+    window = getattr(config, "sliding_window", None)
+    if window is not None and (type(window) is not int or window < 1):
+        raise InputError(f"model {model!r}: sliding_window: expected a number from 1, got {window!r:.40}")
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        return
+    if len(types) != config.num_hidden_layers or not set(types) <= {_FULL, _SLIDING}:
+        raise InputError(f"model {model!r}: layer_types: expected {config.num_hidden_layers} of {_FULL} and {_SLIDING}, got {types!r:.80}")
+    if _SLIDING in types and (window is None or not getattr(config, "use_sliding_window", True)):
+        raise InputError(
+            f"model {model!r} has layers of the type {_SLIDING}, but no sliding_window that is in use; correct its config.json"
+        )

@@ -1,0 +1,101 @@
+"""Which tensors of a checkpoint make up a slice's parameters, and reading just those, one by one, each to its place.
+
+A parameter is one tensor, or several that are joined in it (a mixture's experts, which checkpoints hold apart). It is allocated once
+and filled in place from the memory-mapped files, so a device never holds its slice twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from flowspec.model.families import Family, Root
+from flowspec.model.files import TensorIndex
+from flowspec.model.pieces import Pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A tensor in the checkpoint, and the part of its parameter that it is."""
+
+    tensor: str
+    part: tuple[int | slice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A parameter of a slice and the tensors that it is made of."""
+
+    module: nn.Module
+    name: str
+    sources: tuple[Source, ...]
+
+
+def weights_of(pieces: Pieces, tensors: TensorIndex) -> Iterator[Weight]:
+    """Every parameter of a slice; two that are tied have the same sources."""
+    prefix = _root(pieces.family, tensors).prefix
+    if pieces.embedding is not None:
+        yield Weight(pieces.embedding, "weight", (Source(embedding_name(pieces.config, pieces.family, tensors)),))
+    for index, layer in zip(range(pieces.span.first, pieces.span.end), pieces.layers, strict=True):
+        for name, parameter in layer.named_parameters():
+            yield Weight(layer, name, _sources(pieces.family, tensors, f"{prefix}layers.{index}.", name, parameter))
+    if pieces.norm is not None and pieces.lm_head is not None:
+        yield Weight(pieces.norm, "weight", (Source(f"{prefix}norm.weight"),))
+        yield Weight(pieces.lm_head, "weight", (Source(lm_head_name(pieces.config, pieces.family, tensors)),))
+
+
+def embedding_name(config: Any, family: Family, tensors: TensorIndex) -> str:
+    """The tensor that embeds tokens: `lm_head`'s where the two are tied and the checkpoint has that one only."""
+    root = _root(family, tensors)
+    own = root.prefix + "embed_tokens.weight"
+    return root.lm_head if config.tie_word_embeddings and own not in tensors and root.lm_head in tensors else own
+
+
+def lm_head_name(config: Any, family: Family, tensors: TensorIndex) -> str:
+    """The tensor of `lm_head`: its own if there is one, as transformers does even where the config says that it is tied."""
+    root = _root(family, tensors)
+    return embedding_name(config, family, tensors) if config.tie_word_embeddings and root.lm_head not in tensors else root.lm_head
+
+
+def fill(
+    pieces: Pieces, tensors: TensorIndex, dtype: torch.dtype, device: torch.device, progress: Callable[[float], None] = lambda share: None
+) -> None:
+    """Gives every parameter its values, converted to `dtype`. Raises `InputError` for a tensor that is missing or of another shape."""
+    weights = list(weights_of(pieces, tensors))
+    count = sum(len(weight.sources) for weight in weights)
+    done = 0
+    loaded: dict[tuple[str, ...], nn.Parameter] = {}
+    for weight in weights:
+        names = tuple(source.tensor for source in weight.sources)
+        if names not in loaded:
+            values = torch.empty(weight.module.get_parameter(weight.name).shape, dtype=dtype, device=device)  # aligned, unlike the file's
+            for source in weight.sources:
+                part = values[source.part]
+                part.copy_(tensors.load(source.tensor, tuple(part.shape)))
+                progress((done := done + 1) / count)
+            loaded[names] = nn.Parameter(values, requires_grad=False)
+        owner, _, leaf = weight.name.rpartition(".")
+        setattr(weight.module.get_submodule(owner), leaf, loaded[names])
+    tensors.close()
+
+
+def _root(family: Family, tensors: TensorIndex) -> Root:
+    """Where this checkpoint keeps its decoder; the family's first place when it is in none."""
+    return next((root for root in family.roots if root.prefix + "norm.weight" in tensors), family.roots[0])
+
+
+def _sources(family: Family, tensors: TensorIndex, prefix: str, name: str, parameter: nn.Parameter) -> tuple[Source, ...]:
+    """The tensors of a layer's parameter: itself, or expert by expert those that are stacked in it `[experts, rows, columns]`."""
+    joined = family.stacked.get(name)
+    if joined is None or prefix + name in tensors:
+        return (Source(prefix + name),)
+    rows = parameter.shape[1] // len(joined)
+    return tuple(
+        Source(prefix + each.format(expert), (expert, slice(place * rows, (place + 1) * rows)))
+        for expert in range(parameter.shape[0])
+        for place, each in enumerate(joined)
+    )

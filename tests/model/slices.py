@@ -1,0 +1,47 @@
+"""Real slices of small checkpoints behind the stages of a pipeline in one process, for tests."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flowspec.core.events import ClearSlots, CloseCache, OpenCache, RunLayers
+from flowspec.core.head import HeadCore
+from flowspec.draft.protocol import Drafter
+from flowspec.model.files import ModelFiles
+from flowspec.model.pieces import Span
+from flowspec.model.slice import Slice
+from tests.pipeline import Pipeline
+
+CPU = torch.device("cpu")
+
+
+def load(folder: Path, cuts: list[int], dtype: str = "float32") -> list[Slice]:
+    """A slice from each cut to the next."""
+    files = ModelFiles(str(folder))
+    spans = [Span(first=a, end=b, count=cuts[-1]) for a, b in itertools.pairwise(cuts)]
+    return [Slice.load(files, span, dtype, CPU) for span in spans]
+
+
+def load_stages(folder: Path, stages: int, dtype: str = "float32") -> list[Slice]:
+    """The whole model in so many slices, the last ones larger where they cannot be equal."""
+    count = ModelFiles(str(folder)).raw_config()["num_hidden_layers"]
+    return load(folder, [stage * count // stages for stage in range(stages + 1)], dtype)
+
+
+def pipeline(slices: list[Slice], head: HeadCore, drafter: Drafter | None = None) -> Pipeline:
+    def on_cache(stage: int, command: OpenCache | ClearSlots | CloseCache) -> None:
+        if isinstance(command, OpenCache):
+            slices[stage].open_cache(command.request, command.slots)
+        elif isinstance(command, ClearSlots):
+            slices[stage].clear_slots(command.request, command.slots)
+        else:
+            slices[stage].close_cache(command.request)
+
+    def run_layers(stage: int, job: RunLayers, payload: Any) -> tuple[tuple[int, ...], Any, tuple[int, ...]]:
+        return slices[stage].run(job, payload)
+
+    return Pipeline(head, run_layers, len(slices), on_cache, drafter=drafter)

@@ -1,0 +1,330 @@
+"""What each family does around its layers, bit for bit, and every feature of a config that is refused before a weight is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from flowspec.core.events import JobPart, RunLayers, Submit
+from flowspec.core.head import HeadCore
+from flowspec.core.messages import Sampling
+from flowspec.errors import InputError
+from flowspec.model.experts import row_experts
+from flowspec.model.families import FAMILIES, check_family
+from flowspec.model.files import ModelFiles
+from flowspec.model.pieces import Pieces, Span, call_directly
+from flowspec.model.reference import Reference
+from flowspec.model.slice import Slice
+from flowspec.model.support import context_max, family_of
+from flowspec.model.weights import fill
+from flowspec.runtime.loading import slice_memory
+from flowspec.testbed.checkpoints import SMALL, VARIANTS, VOCABULARY_SIZE, make_checkpoint, make_variant
+from tests.model.slices import CPU, load, load_stages, pipeline
+
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+HALF = [torch.bfloat16, torch.float16]
+
+
+def config_of(family: str, **fields: Any) -> Any:
+    shape = {**SMALL, "num_hidden_layers": 4, "pad_token_id": 0, **fields}
+    return AutoConfig.for_model(family, **shape)
+
+
+def test_every_family_has_a_variant_that_is_tested() -> None:
+    assert {family for family, _ in VARIANTS.values()} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_norms_are_the_familys_own_to_the_last_bit(name: str, dtype: torch.dtype) -> None:
+    family = FAMILIES[name]
+    norm = family.piece("RMSNorm")(96, eps=1e-5).to(dtype)
+    generator = torch.Generator().manual_seed(3)
+    norm.weight.data = (1 + 0.5 * torch.randn(96, generator=generator)).to(dtype)
+    hidden = (5 * torch.randn((1, 33, 96), generator=generator)).to(dtype)
+    with torch.inference_mode():
+        expected = norm(hidden)
+        call_directly(norm, family)
+        assert torch.equal(norm(hidden), expected)
+
+
+def test_a_norm_of_another_familys_arithmetic_would_be_seen() -> None:
+    """Guards the test above: the three kinds differ in bfloat16."""
+    hidden = 5 * torch.randn((33, 96), generator=torch.Generator().manual_seed(3)).bfloat16()
+    found = []
+    for name in ("llama", "olmo2", "gemma2"):
+        norm = FAMILIES[name].piece("RMSNorm")(96).bfloat16()
+        norm.weight.data = torch.linspace(-0.5, 1.5, 96).bfloat16()
+        with torch.inference_mode():
+            found.append(norm(hidden))
+    assert not torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3-text", "granite", "llama-tied"])
+def test_embeddings_and_logits_are_the_plain_models_to_the_last_bit(name: str, dtype: str, tmp_path: Path) -> None:
+    """Scales round where transformers rounds them: hidden 72, whose root is no number of bfloat16."""
+    family, overrides = VARIANTS[name]
+    folder = make_checkpoint(tmp_path, family, {**SMALL, **overrides, "hidden_size": 72, "num_hidden_layers": 4})
+    part = load_stages(folder, 1, dtype)[0]
+    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    tokens = torch.arange(40)
+    with torch.inference_mode():
+        out = plain.model(input_ids=tokens[None], use_cache=False)
+        states = plain(input_ids=tokens[None], use_cache=False, output_hidden_states=True).hidden_states
+        assert torch.equal(part.pieces.embed(tokens), states[0][0])
+        last = torch.randn((5, 72), generator=torch.Generator().manual_seed(1)).to(out.last_hidden_state.dtype)
+        expected = plain_logits(plain, last)
+        assert torch.equal(part.pieces.logits(last), expected)
+
+
+def plain_logits(plain: Any, last: torch.Tensor) -> torch.Tensor:
+    """What the whole plain model makes of the last layer's output, by putting it in place of that output."""
+    handle = plain.model.layers[-1].register_forward_hook(lambda module, args, output: last[None])
+    logits: torch.Tensor = plain(input_ids=torch.arange(len(last))[None], use_cache=False).logits[0]
+    handle.remove()
+    return logits
+
+
+@pytest.mark.parametrize("name", sorted(set(VARIANTS) - {"llama-tied", "llama-rope3", "qwen2-sliding", "phi3-longrope"}))
+def test_in_bfloat16_slices_follow_the_plain_model(name: str, tmp_path: Path) -> None:
+    """Exactly where the margin allows: every difference lies below the model's own numeric noise."""
+    folder = make_variant(tmp_path, name)
+    reference = Reference(ModelFiles(str(folder)), "bfloat16")
+    prompt = tuple(range(3, 43))
+    run = pipeline(load_stages(folder, 3, "bfloat16"), HeadCore(context=400, stage_count=3))
+    run.give(Submit(request=1, prompt=prompt, new_tokens_max=16, sampling=Sampling(), stop_ids=frozenset()))
+    run.settle()
+    reference.generate(prompt, Sampling(), 16, frozenset())
+    assert all(difference.margin <= reference.noise_logits for difference in reference.check(prompt, Sampling(), run.answers[1]))
+
+
+# ------------------------------------------------------------------------------------------------------ experts
+
+
+def chain(part: Slice, request: int, tokens: torch.Tensor) -> RunLayers:
+    """A job that runs tokens as one text."""
+    count = len(tokens)
+    part.open_cache(request, 100)
+    rows = JobPart(
+        request=request,
+        slots=np.arange(count),
+        tokens=tokens.numpy(),
+        positions=np.arange(count),
+        key_positions=np.arange(count, dtype=np.int32),
+        visible=np.tril(np.ones((count, count), dtype=bool)),
+        sampled=np.ones(count, dtype=bool),
+        sampling=Sampling(),
+    )
+    return RunLayers(job=0, parts=(rows,), payload=None, rows=tuple(range(count)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_rows_experts_do_not_depend_on_the_other_rows(dtype: torch.dtype, tmp_path: Path) -> None:
+    config = config_of("qwen3_moe", num_experts=6, num_experts_per_tok=3, moe_intermediate_size=40)
+    config._experts_implementation = "eager"
+    block = FAMILIES["qwen3_moe"].piece("Experts")(config).to(dtype)
+    generator = torch.Generator().manual_seed(5)
+    for weight in block.parameters():
+        weight.data.normal_(std=0.2, generator=generator)
+    hidden = torch.randn((23, 64), generator=generator).to(dtype)
+    chosen = torch.stack([torch.randperm(6, generator=generator)[:3] for _ in range(23)])
+    shares = torch.rand((23, 3), generator=generator).to(dtype)
+    with torch.inference_mode():
+        together = row_experts(block, hidden, chosen, shares)
+        for row in range(23):
+            own = slice(row, row + 1)
+            assert torch.equal(together[own], row_experts(block, hidden[own], chosen[own], shares[own]))
+            assert torch.equal(together[own], block(hidden[own], chosen[own], shares[own])), "and it is transformers' eager one of a row"
+
+
+def test_experts_load_from_either_layout_and_count_the_same(tmp_path: Path) -> None:
+    shape = {**SMALL, **VARIANTS["qwen3-moe"][1]}
+    apart = make_checkpoint(tmp_path / "apart", "qwen3_moe", shape)
+    fused = make_checkpoint(tmp_path / "fused", "qwen3_moe", shape, fused=True)
+    names = [set(ModelFiles(str(folder)).weight_map()) for folder in (apart, fused)]
+    assert "model.layers.0.mlp.experts.5.up_proj.weight" in names[0]
+    assert "model.layers.0.mlp.experts.gate_up_proj" in names[1]
+    for span in (Span(first=0, end=2, count=4), Span(first=2, end=4, count=4)):
+        parts = [Slice.load(ModelFiles(str(folder)), span, "float32", CPU) for folder in (apart, fused)]
+        weights = [[weight for module in part.pieces.loaded for weight in module.parameters()] for part in parts]
+        assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+        for folder, part in zip((apart, fused), parts, strict=True):
+            assert slice_memory(ModelFiles(str(folder)), span, "float32", 100).weight_bytes == part.weight_bytes
+
+
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+    folder = make_variant(tmp_path, "qwen3-moe")
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.layers.2.mlp.experts.4.up_proj.weight"]
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"has no tensor model\.layers\.2\.mlp\.experts\.4\.up_proj\.weight"):
+        load(folder, [0, 4])
+    Slice.load(ModelFiles(str(folder)), Span(first=0, end=2, count=4), "float32", CPU)  # does without it
+
+
+# ------------------------------------------------------------------------------------------------- checkpoints
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_a_multimodal_gemma_is_found_under_either_name(prefix: str, tmp_path: Path) -> None:
+    folder = make_variant(tmp_path, "gemma3")
+    expected = load(folder, [0, 4])[0]
+    path = folder / "model.safetensors"
+    tensors = {name.replace("language_model.model.", prefix): tensor for name, tensor in load_file(path).items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+    found = load(folder, [0, 4])[0]
+    tokens = torch.arange(9)
+    _, expected_states = expected.forward(chain(expected, 1, tokens), None)
+    _, states = found.forward(chain(found, 1, tokens), None)
+    assert torch.equal(states, expected_states)
+    raw = ModelFiles(str(folder)).raw_config()
+    assert (raw["model_type"], raw["num_hidden_layers"]) == ("gemma3", 4)
+    assert check_family(raw["model_type"], "m").part == "text_config"
+
+
+def test_a_head_of_its_own_counts_where_the_config_ties_it(tmp_path: Path) -> None:
+    """As in transformers, which does not tie what a checkpoint holds twice with different values."""
+    folder = make_variant(tmp_path, "llama-tied")
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["lm_head.weight"] = torch.randn_like(tensors["model.embed_tokens.weight"])
+    save_file(tensors, path, metadata={"format": "pt"})
+    files = ModelFiles(str(folder))
+    part = load(folder, [0, 8])[0]
+    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokens = torch.arange(20)
+    with torch.inference_mode():
+        expected = plain(input_ids=tokens[None], use_cache=False).logits[0]
+    _, states = part.forward(chain(part, 1, tokens), None)
+    np.testing.assert_allclose(part.logits(states), expected.numpy(), atol=2e-4, rtol=1e-4)
+    assert slice_memory(files, Span(first=0, end=8, count=8), "float32", 100).weight_bytes == part.weight_bytes
+    del tensors["model.embed_tokens.weight"]
+    save_file(tensors, path, metadata={"format": "pt"})
+    whole = load(folder, [0, 8])[0]
+    assert whole.pieces.embedding is not None
+    assert whole.pieces.lm_head is not None
+    assert whole.pieces.embedding.weight is whole.pieces.lm_head.weight
+
+
+def test_filling_reads_the_slices_tensors_and_no_others(tmp_path: Path) -> None:
+    files = ModelFiles(str(make_variant(tmp_path, "qwen3-moe")))
+    read = []
+
+    class Watched:
+        def __init__(self) -> None:
+            self.real = files.tensors()
+            self.close = self.real.close
+
+        def __contains__(self, name: str) -> bool:
+            return name in self.real
+
+        def load(self, name: str, shape: tuple[int, ...]) -> Any:
+            read.append(name)
+            return self.real.load(name, shape)
+
+    config = files.config()
+    pieces = Pieces.build(config, family_of(config, "m"), Span(first=1, end=3, count=4))
+    fill(pieces, Watched(), torch.float32, CPU)  # type: ignore[arg-type]
+    assert len(read) == len(set(read))
+    assert {name.split(".")[2] for name in read} == {"1", "2"}
+
+
+# ---------------------------------------------------------------------------------------------------- refusals
+
+REFUSED = {
+    "dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic' position embeddings"),
+    "partial": ("llama", {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}}, "partial_rotary_factor, which transformers' llama"),
+    "window": ("llama", {"sliding_window": 64}, "sets sliding_window to 64, which transformers' llama does not know"),
+    "scale": ("qwen2", {"logits_scaling": 8.0}, "sets logits_scaling to 8.0, which transformers' qwen2 does not know"),
+    "cap": ("mistral", {"final_logit_softcapping": 30.0}, "sets final_logit_softcapping to 30.0"),
+    "experts": ("qwen3", {"num_experts": 8}, "sets num_experts to 8"),
+    "both ways": ("gemma3_text", {"use_bidirectional_attention": True}, "attends to later tokens"),
+    "not applied": (
+        "gemma3_text",
+        {"attn_logit_softcapping": 50.0},
+        "attn_logit_softcapping, which transformers' gemma3_text does not apply",
+    ),
+    "classifier": ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "is a LlamaForSequenceClassification"),
+    "quantised": ("phi3", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised"),
+    "chunked": (
+        "qwen3",
+        {"layer_types": ["chunked_attention"] * 4},
+        "layer_types: expected 4 of full_attention and sliding_attention",
+    ),
+    "no window": ("smollm3", {"layer_types": ["sliding_attention"] * 4, "sliding_window": 9}, "but no sliding_window that is in use"),
+    "zero window": ("mistral", {"sliding_window": 0}, "sliding_window: expected a number from 1, got 0"),
+    "heads": ("olmo2", {"num_key_value_heads": 3}, "multiple of num_key_value_heads, got 4 and 3"),
+    "longrope": (
+        "llama",
+        {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 64.5}},
+        "longrope position embeddings to have a number as original_max_position_embeddings",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers, too, has something to say about some of these
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_change_the_arithmetic_is_refused_with_its_reason(name: str, tmp_path: Path) -> None:
+    family, fields, expected = REFUSED[name]
+    config = {"model_type": family, **SMALL, "num_hidden_layers": 4, "pad_token_id": 0, **fields}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=expected) as caught:
+        family_of(ModelFiles(str(tmp_path)).config(), "m")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("llama", {"sliding_window": 512, "layer_types": ["full_attention"] * 4, "logit_scale": 1.0}),
+        ("llama", {"architectures": ["LLaMAForCausalLM"], "partial_rotary_factor": 1.0}),
+        ("qwen2", {"use_sliding_window": False, "sliding_window": 64}),
+        ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+        ("gemma3_text", {"architectures": ["Gemma3ForCausalLM"]}),
+    ],
+)
+def test_what_changes_nothing_is_let_pass(family: str, fields: dict[str, Any]) -> None:
+    assert family_of(config_of(family, **fields), "m") is FAMILIES[family]
+
+
+def test_the_part_of_a_multimodal_model_ties_and_is_quantised_as_the_whole(tmp_path: Path) -> None:
+    folder = make_variant(tmp_path, "gemma3")
+    path = folder / "config.json"
+    raw = json.loads(path.read_text())
+    for change, expected in (
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised"),
+        (
+            {"text_config": {**raw["text_config"], "final_logit_softcapping": 30.0}},
+            "final_logit_softcapping, which transformers' gemma3 does not",
+        ),
+        ({"architectures": ["Gemma3Model"]}, "is a Gemma3Model"),
+    ):
+        path.write_text(json.dumps({**raw, **change}))
+        with pytest.raises(InputError, match=expected):
+            family_of(ModelFiles(str(folder)).config(), "m")
+    path.write_text(json.dumps({**raw, "tie_word_embeddings": False}))
+    with pytest.raises(InputError, match=r"has no tensor .*lm_head\.weight"):
+        load(folder, [0, 4])
+
+
+def test_longrope_is_run_where_it_depends_on_the_position_alone(tmp_path: Path) -> None:
+    folder = make_variant(tmp_path, "phi3-longrope")
+    assert context_max(ModelFiles(str(folder)).config()) == 480 < SMALL["max_position_embeddings"]
+    part = load_stages(folder, 1)[0]
+    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokens = torch.arange(90) % VOCABULARY_SIZE
+    _, states = part.forward(chain(part, 1, tokens), None)
+    with torch.inference_mode():
+        expected = plain(input_ids=tokens[None], use_cache=False).logits[0]
+    np.testing.assert_allclose(part.logits(states), expected.numpy(), atol=2e-4, rtol=1e-4)
