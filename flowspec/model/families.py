@@ -123,6 +123,7 @@ FAMILIES = {
     "smollm3": Family(module="smollm3", prefix="SmolLM3"),
     "granite": Family(module="granite", prefix="Granite", embedding_scale=_granite_scale, finish=_granite_logits),
     "olmo2": Family(module="olmo2", prefix="Olmo2", norm="scale, cast"),
+    "olmoe": Family(module="olmoe", prefix="Olmoe", stacked=_EXPERTS),
     "qwen3_moe": Family(module="qwen3_moe", prefix="Qwen3Moe", stacked=_EXPERTS),
 }
 

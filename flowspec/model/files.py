@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,9 @@ class TensorIndex:
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file_of)
 
     def element_count(self, name: str) -> int:
         """Number of elements, from the file's header; nothing is loaded."""

@@ -128,9 +128,9 @@ class Slice:
                 rows = tuple(rows[place] for place in kept)
                 batch, hidden, positions = _select(batch, hidden, positions, kept)
                 captured = [states[:, kept] for states in captured]
+                if not rows:
+                    break
                 angles = self.pieces.angles(hidden, positions)
-            if not rows:
-                break
             if index in self.captures:
                 captured.append(hidden)
             hidden = layer(

@@ -35,7 +35,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "no_rope_layers": (None, []),
     "num_experts": (None, 0),
     "num_local_experts": (None, 0),
-    "partial_rotary_factor": (None, 1),
     "qk_layernorm": (None, False),
     "query_pre_attn_scalar": (None,),
     "residual_multiplier": (None, 1),
@@ -78,7 +77,8 @@ def check_rotary(config: Any, family: Family, model: str) -> None:
             raise InputError(f"model {model!r} uses {kind!r} position embeddings, but FlowSpec runs {', '.join(_ROPE_TYPES)}")
         if kind == "longrope" and type(rope.get("original_max_position_embeddings")) is not int:
             raise InputError(f"model {model!r}: expected longrope position embeddings to have a number as original_max_position_embeddings")
-        if not family.rotary_is_partial and rope.get("partial_rotary_factor") not in (None, 1):
+        own = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
+        if not family.rotary_is_partial and own not in (None, 1):
             raise InputError(
                 f"model {model!r} sets partial_rotary_factor, which transformers' {config.model_type} does not apply; expected 1"
             )

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from flowspec.errors import InputError
 from flowspec.model.families import Family, Root
 from flowspec.model.files import TensorIndex
 from flowspec.model.pieces import Pieces
@@ -64,8 +65,12 @@ def lm_head_name(config: Any, family: Family, tensors: TensorIndex) -> str:
 def fill(
     pieces: Pieces, tensors: TensorIndex, dtype: torch.dtype, device: torch.device, progress: Callable[[float], None] = lambda share: None
 ) -> None:
-    """Gives every parameter its values, converted to `dtype`. Raises `InputError` for a tensor that is missing or of another shape."""
+    """Gives every parameter its values, converted to `dtype`.
+
+    Raises `InputError` for a tensor that is missing or of another shape, or before anything is read for one that nothing uses.
+    """
     weights = list(weights_of(pieces, tensors))
+    _check_all_used(pieces, weights, tensors)
     count = sum(len(weight.sources) for weight in weights)
     done = 0
     loaded: dict[tuple[str, ...], nn.Parameter] = {}
@@ -81,6 +86,20 @@ def fill(
         owner, _, leaf = weight.name.rpartition(".")
         setattr(weight.module.get_submodule(owner), leaf, loaded[names])
     tensors.close()
+
+
+def _check_all_used(pieces: Pieces, weights: list[Weight], tensors: TensorIndex) -> None:
+    """Refuses tensors among a slice's own that its modules have no place for (biases, sinks, scales): they belong to another model."""
+    root = _root(pieces.family, tensors)
+    own = [f"{root.prefix}layers.{index}." for index in range(pieces.span.first, pieces.span.end)]
+    if pieces.span.is_last:
+        own += [f"{root.prefix}norm.", root.lm_head.removesuffix("weight")]
+    unused = set(tensors) - {source.tensor for weight in weights for source in weight.sources}
+    strange = sorted(name for name in unused if name.startswith(tuple(own)) and not name.endswith("rotary_emb.inv_freq"))
+    if strange:
+        raise InputError(
+            f"the checkpoint holds {strange[0]}, for which transformers' {pieces.family.prefix} has no place: it is of another architecture"
+        )
 
 
 def _root(family: Family, tensors: TensorIndex) -> Root:

@@ -68,8 +68,8 @@ def shape_of(config: Any, name: str) -> ModelShape:
 
 def _feed_forward_width(config: Any) -> int:
     """Neurons that a row runs through in a layer; of a mixture those of the row's experts."""
-    expert = getattr(config, "moe_intermediate_size", None)
-    return int(config.intermediate_size if expert is None else expert * config.num_experts_per_tok)
+    width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    return int(width * (getattr(config, "num_experts_per_tok", None) or 1))
 
 
 def eagle_shape(target: ModelShape) -> ModelShape:

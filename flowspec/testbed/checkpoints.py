@@ -104,6 +104,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo2": ("olmo2", {**_FOUR, "num_key_value_heads": 2}),
+    "olmoe": ("olmoe", {**_FOUR, "num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40, "clip_qkv": 1.5}),
     "qwen3-moe": ("qwen3_moe", {**_FOUR, **_EXPERTS, "mlp_only_layers": [1]}),
     "qwen3-moe-fused": ("qwen3_moe", {**_FOUR, **_EXPERTS, "norm_topk_prob": True, "use_sliding_window": True, "sliding_window": 14}),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from flowspec.core.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.experts import row_experts
 from flowspec.model.families import FAMILIES, check_family
-from flowspec.model.files import ModelFiles
+from flowspec.model.files import ModelFiles, TensorIndex
 from flowspec.model.pieces import Pieces, Span, call_directly
 from flowspec.model.reference import Reference
 from flowspec.model.slice import Slice
@@ -221,23 +222,29 @@ def test_filling_reads_the_slices_tensors_and_no_others(tmp_path: Path) -> None:
     files = ModelFiles(str(make_variant(tmp_path, "qwen3-moe")))
     read = []
 
-    class Watched:
-        def __init__(self) -> None:
-            self.real = files.tensors()
-            self.close = self.real.close
-
-        def __contains__(self, name: str) -> bool:
-            return name in self.real
-
+    class Watched(TensorIndex):
         def load(self, name: str, shape: tuple[int, ...]) -> Any:
             read.append(name)
-            return self.real.load(name, shape)
+            return super().load(name, shape)
 
     config = files.config()
     pieces = Pieces.build(config, family_of(config, "m"), Span(first=1, end=3, count=4))
-    fill(pieces, Watched(), torch.float32, CPU)  # type: ignore[arg-type]
+    fill(pieces, Watched(files), torch.float32, CPU)
     assert len(read) == len(set(read))
     assert {name.split(".")[2] for name in read} == {"1", "2"}
+
+
+@pytest.mark.parametrize(
+    "name", ["model.layers.1.self_attn.q_proj.bias", "model.layers.1.self_attn.sinks", "lm_head.bias", "model.norm.bias"]
+)
+def test_tensors_that_nothing_would_use_are_refused(name: str, tmp_path: Path) -> None:
+    """Attention sinks, biases, scales: transformers leaves them out with no more than a warning."""
+    folder = make_variant(tmp_path, "phi3")
+    path = folder / "model.safetensors"
+    save_file({**load_file(path), name: torch.ones(4), "model.layers.1.self_attn.rotary_emb.inv_freq": torch.ones(8)}, path)
+    with pytest.raises(InputError, match=f"holds {re.escape(name)}, for which transformers' Phi3 has no place"):
+        load(folder, [0, 4])
+    Slice.load(ModelFiles(str(folder)), Span(first=2, end=3, count=4), "float32", CPU)  # has none of them
 
 
 # ---------------------------------------------------------------------------------------------------- refusals
@@ -298,6 +305,165 @@ def test_what_changes_nothing_is_let_pass(family: str, fields: dict[str, Any]) -
     assert family_of(config_of(family, **fields), "m") is FAMILIES[family]
 
 
+PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "Llama-3.2-1B": (
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "attention_bias": False,
+            "head_dim": 64,
+            "mlp_bias": False,
+            "pretraining_tp": 1,
+            "rope_scaling": {
+                "factor": 32.0,
+                "high_freq_factor": 4.0,
+                "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192,
+                "rope_type": "llama3",
+            },
+            "rope_theta": 500000.0,
+            "max_position_embeddings": 131072,
+        },
+        131072,
+    ),
+    "Qwen2.5-0.5B": (
+        {
+            "architectures": ["Qwen2ForCausalLM"],
+            "model_type": "qwen2",
+            "max_window_layers": 24,
+            "sliding_window": 32768,
+            "use_mrope": False,
+            "use_sliding_window": False,
+            "max_position_embeddings": 32768,
+            "num_hidden_layers": 24,
+        },
+        32768,
+    ),
+    "gemma-3-4b-it": (
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "model_type": "gemma3",
+            "mm_tokens_per_image": 256,
+            "text_config": {
+                "hidden_size": 2560,
+                "intermediate_size": 10240,
+                "model_type": "gemma3_text",
+                "num_hidden_layers": 34,
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+                "sliding_window": 1024,
+            },
+            "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model", "num_hidden_layers": 27},
+        },
+        131072,
+    ),
+    "gemma-3-1b-it": (
+        {
+            "architectures": ["Gemma3ForCausalLM"],
+            "model_type": "gemma3_text",
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "query_pre_attn_scalar": 256,
+            "rope_local_base_freq": 10000,
+            "rope_scaling": None,
+            "rope_theta": 1000000,
+            "sliding_window": 512,
+            "sliding_window_pattern": 6,
+            "max_position_embeddings": 32768,
+        },
+        32768,
+    ),
+    "Phi-3-mini-4k-instruct": (
+        {
+            "architectures": ["Phi3ForCausalLM"],
+            "model_type": "phi3",
+            "original_max_position_embeddings": 4096,
+            "rope_scaling": None,
+            "sliding_window": 2047,
+            "max_position_embeddings": 4096,
+        },
+        4096,
+    ),
+    "Phi-4-mini-instruct": (
+        {
+            "architectures": ["Phi3ForCausalLM"],
+            "model_type": "phi3",
+            "attention_bias": False,
+            "full_attn_mod": 1,
+            "hidden_size": 3072,
+            "interpolate_factor": 1,
+            "lm_head_bias": False,
+            "mlp_bias": False,
+            "num_attention_heads": 24,
+            "num_key_value_heads": 8,
+            "original_max_position_embeddings": 4096,
+            "partial_rotary_factor": 0.75,
+            "rope_scaling": {"long_factor": [2.0] * 48, "short_factor": [1.0] * 48, "type": "longrope"},
+            "sliding_window": 262144,
+            "max_position_embeddings": 131072,
+        },
+        4096,
+    ),
+    "SmolLM3-3B": (
+        {
+            "architectures": ["SmolLM3ForCausalLM"],
+            "model_type": "smollm3",
+            "layer_types": ["full_attention"] * 36,
+            "max_window_layers": 28,
+            "no_rope_layer_interval": 4,
+            "no_rope_layers": [1, 1, 1, 0] * 9,
+            "num_hidden_layers": 36,
+            "sliding_window": None,
+            "use_sliding_window": False,
+            "max_position_embeddings": 65536,
+        },
+        65536,
+    ),
+    "granite-3.1-2b": (
+        {
+            "architectures": ["GraniteForCausalLM"],
+            "model_type": "granite",
+            "attention_multiplier": 0.015625,
+            "embedding_multiplier": 12.0,
+            "logits_scaling": 8.0,
+            "residual_multiplier": 0.22,
+            "rope_scaling": None,
+            "max_position_embeddings": 131072,
+        },
+        131072,
+    ),
+    "Qwen3-30B-A3B": (
+        {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "decoder_sparse_step": 1,
+            "max_window_layers": 48,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": True,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "output_router_logits": False,
+            "router_aux_loss_coef": 0.001,
+            "sliding_window": None,
+            "use_sliding_window": False,
+            "max_position_embeddings": 40960,
+        },
+        40960,
+    ),
+}
+"""What published config.json files hold, as far as it could matter here, and the context that they can be run with."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_configs_as_they_are_published_are_run(name: str, tmp_path: Path) -> None:
+    raw, context = PUBLISHED[name]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    config = ModelFiles(str(tmp_path)).config()
+    family = family_of(config, name)
+    assert family.piece("DecoderLayer").__name__.startswith(family.prefix)
+    assert context_max(config) == context
+
+
 def test_the_part_of_a_multimodal_model_ties_and_is_quantised_as_the_whole(tmp_path: Path) -> None:
     folder = make_variant(tmp_path, "gemma3")
     path = folder / "config.json"
@@ -324,7 +490,9 @@ def test_longrope_is_run_where_it_depends_on_the_position_alone(tmp_path: Path) 
     part = load_stages(folder, 1)[0]
     plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokens = torch.arange(90) % VOCABULARY_SIZE
-    _, states = part.forward(chain(part, 1, tokens), None)
+    job = chain(part, 1, tokens)
+    assert part.forward(job, None, lambda: frozenset(range(90)))[0] == (), "a job that dies as a whole has no positions left"
+    _, states = part.forward(job, None)
     with torch.inference_mode():
         expected = plain(input_ids=tokens[None], use_cache=False).logits[0]
     np.testing.assert_allclose(part.logits(states), expected.numpy(), atol=2e-4, rtol=1e-4)

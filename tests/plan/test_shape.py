@@ -57,6 +57,7 @@ def test_the_shape_of_a_config_has_the_weights_of_its_layers(name: str) -> None:
 def test_a_mixture_counts_the_experts_of_one_row() -> None:
     config = AutoConfig.for_model("qwen3_moe", moe_intermediate_size=768, num_experts_per_tok=8, num_experts=128, intermediate_size=6144)
     assert shape_of(config, "mixture").intermediate == 8 * 768
+    assert shape_of(AutoConfig.for_model("olmoe", intermediate_size=1024, num_experts_per_tok=8), "mixture").intermediate == 8 * 1024
 
 
 def test_an_eagle_head_is_one_layer_and_a_projection() -> None:
