@@ -5,9 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowspec.core import limits
+from flowspec.plan.shape import PRECISION_BYTES, ModelShape
 
 WORK_BYTES = 64 << 20
 """Activations of one prefill chunk, queued frames and allocator slack."""
+
+PROCESS_BYTES = 512 << 20
+"""A daemon's or a head's process before anything is loaded: Python, torch and what they map."""
+SYSTEM_SHARE = 0.1
+"""Of a device's memory, for its operating system; a plan leaves it alone."""
+ACTIVATION_BYTES_MIN = 2.0
+"""Neither keys and values nor the embedding are quantised."""
+GROUP_BYTES = 4.0 / 128
+"""For each quantised weight: a scale and a zero point of 16 bits for a group of 128."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +36,67 @@ class SliceMemory:
 def cache_bytes(*, layers: int, kv_heads: int, head_dim: int, context: int, element_bytes: int) -> int:
     """Keys and values of one request with a full context and a full tree."""
     return 2 * layers * kv_heads * head_dim * (context + limits.TREE_NODES_MAX) * element_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelWeights:
+    """Weights of a model's parts: of each layer, the embedding, `lm_head`, and the last norm. Tied ones are counted in both."""
+
+    layer: int
+    embedding: int
+    head: int
+    norm: int
+    is_tied: bool = False
+
+
+def weights_of(shape: ModelShape) -> ModelWeights:
+    """As its shape says; biases and norms of single heads, of which it knows nothing, are left out."""
+    return ModelWeights(
+        layer=shape.layer_params + 2 * shape.hidden,
+        embedding=shape.head_params,
+        head=shape.head_params,
+        norm=shape.hidden,
+        is_tied=shape.is_tied,
+    )
+
+
+def weight_bytes(precision: str) -> float:
+    """Bytes of a weight in a layer or `lm_head`, scales included."""
+    size = PRECISION_BYTES[precision]
+    return size if size >= ACTIVATION_BYTES_MIN else size + GROUP_BYTES
+
+
+def kept_bytes(precision: str) -> float:
+    """Bytes of a value that is never quantised."""
+    return max(PRECISION_BYTES[precision], ACTIVATION_BYTES_MIN)
+
+
+def stage_memory(
+    shape: ModelShape, weights: ModelWeights, precision: str, layers: int, *, first: bool, last: bool, context: int, users: int
+) -> SliceMemory:
+    """A slice of so many layers with the caches of all users; a tied embedding counts once where both ends are and none is quantised."""
+    packed, kept = weight_bytes(precision), kept_bytes(precision)
+    shared = first and last and weights.is_tied and packed == kept
+    size = layers * weights.layer * packed
+    size += weights.embedding * kept * (first and not shared)
+    size += (weights.head * packed + weights.norm * kept) * last
+    held = cache_bytes(layers=layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim, context=context, element_bytes=int(kept))
+    return SliceMemory(weight_bytes=round(size), cache_bytes=users * held)
+
+
+def drafter_memory(shape: ModelShape, precision: str, *, context: int, users: int) -> SliceMemory:
+    """A drafter at the head: all its weights, and caches that hold what it drafted, too."""
+    weights, packed, kept = weights_of(shape), weight_bytes(precision), kept_bytes(precision)
+    size = (shape.layers * weights.layer + weights.head + shape.extra_params) * packed
+    size += weights.norm * kept + weights.embedding * kept * (not (shape.is_tied and packed == kept))
+    held = cache_bytes(
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        context=context + limits.DRAFT_NODES_MAX - limits.TREE_NODES_MAX,
+        element_bytes=int(kept),
+    )
+    return SliceMemory(weight_bytes=round(size), cache_bytes=users * held)
 
 
 def mib(size_bytes: int) -> str:

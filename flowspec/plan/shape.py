@@ -17,7 +17,8 @@ PRECISION_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.0,
 class ModelShape:
     """A decoder with gated feed-forward layers. `extra_params` are outside layers, embedding and `lm_head`.
 
-    A mixture of experts counts those that one row runs through: what a pass of one row reads, and less than what is in memory.
+    `is_tied`: `lm_head` has the embedding's weights. A mixture of experts counts those that one row runs through: what a pass of one row
+    reads, and less than what is in memory.
     """
 
     name: str
@@ -29,6 +30,7 @@ class ModelShape:
     head_dim: int
     vocabulary: int
     extra_params: int = 0
+    is_tied: bool = False
 
     @property
     def layer_params(self) -> int:
@@ -63,6 +65,7 @@ def shape_of(config: Any, name: str) -> ModelShape:
         kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         head_dim=head_dim,
         vocabulary=config.vocab_size,
+        is_tied=bool(getattr(config, "tie_word_embeddings", False)),
     )
 
 
@@ -87,7 +90,17 @@ def eagle_shape(target: ModelShape) -> ModelShape:
     )
 
 
-def _shape(name: str, layers: int, hidden: int, intermediate: int, heads: int, kv_heads: int, head_dim: int, vocabulary: int) -> ModelShape:
+def _shape(
+    name: str,
+    layers: int,
+    hidden: int,
+    intermediate: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    vocabulary: int,
+    is_tied: bool = False,
+) -> ModelShape:
     return ModelShape(
         name=name,
         layers=layers,
@@ -97,6 +110,7 @@ def _shape(name: str, layers: int, hidden: int, intermediate: int, heads: int, k
         kv_heads=kv_heads,
         head_dim=head_dim,
         vocabulary=vocabulary,
+        is_tied=is_tied,
     )
 
 
@@ -106,11 +120,11 @@ _KNOWN = (  # from each model's published config.json
     _shape("llama-2-70b", 80, 8192, 28672, 64, 8, 128, 32000),
     _shape("llama-3-8b", 32, 4096, 14336, 32, 8, 128, 128256),
     _shape("llama-3-70b", 80, 8192, 28672, 64, 8, 128, 128256),
-    _shape("llama-3.2-1b", 16, 2048, 8192, 32, 8, 64, 128256),
+    _shape("llama-3.2-1b", 16, 2048, 8192, 32, 8, 64, 128256, True),
     _shape("tinyllama-1.1b", 22, 2048, 5632, 32, 4, 64, 32000),
     _shape("llama-68m", 2, 768, 3072, 12, 12, 64, 32000),
-    _shape("qwen3-0.6b", 28, 1024, 3072, 16, 8, 128, 151936),
-    _shape("qwen3-4b", 36, 2560, 9728, 32, 8, 128, 151936),
+    _shape("qwen3-0.6b", 28, 1024, 3072, 16, 8, 128, 151936, True),
+    _shape("qwen3-4b", 36, 2560, 9728, 32, 8, 128, 151936, True),
     _shape("qwen3-8b", 36, 4096, 12288, 32, 8, 128, 151936),
 )
 SHAPES = {shape.name: shape for shape in (*_KNOWN, *(eagle_shape(shape) for shape in _KNOWN))}

@@ -33,12 +33,13 @@ _UNITS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One device of a cluster: its daemon's address, and what the user fixed about it."""
+    """One device of a cluster: its daemon's address, and what the user fixed about it. `profile` is a board's name or a file."""
 
     name: str
     address: str
     layers: tuple[int, int] | None = None
     memory_bytes: int | None = None
+    profile: str | None = None
 
 
 def parse_bytes(text: str) -> int:
@@ -75,9 +76,9 @@ def read_cluster(path: Path) -> list[Device]:
 
 
 def _device(where: str, table: dict[str, Any], number: int) -> Device:
-    unknown = sorted(set(table) - {"name", "address", "layers", "memory"})
+    unknown = sorted(set(table) - {"name", "address", "layers", "memory", "profile"})
     if unknown:
-        raise InputError(f"{where}: unknown key {unknown[0]!r}; expected address, name, layers or memory")
+        raise InputError(f"{where}: unknown key {unknown[0]!r}; expected address, name, layers, memory or profile")
     if "address" not in table:
         raise InputError(f'{where}: address: expected "host:port", but it is missing')
     address = table["address"]
@@ -100,7 +101,11 @@ def _device(where: str, table: dict[str, Any], number: int) -> Device:
         memory_bytes = None if memory is None else parse_bytes(memory if isinstance(memory, str) else str(memory))
     except InputError as error:
         raise InputError(f"{where}: memory: {error}") from None
-    return Device(name=name, address=address, layers=None if layers is None else (layers[0], layers[1]), memory_bytes=memory_bytes)
+    profile = table.get("profile")
+    if profile is not None and not (isinstance(profile, str) and _is_short(profile)):
+        raise InputError(f"{where}: profile: expected a board's name or a profile file, got {profile!r:.80}")
+    fixed = None if layers is None else (layers[0], layers[1])
+    return Device(name=name, address=address, layers=fixed, memory_bytes=memory_bytes, profile=profile)
 
 
 def _is_short(text: str) -> bool:

@@ -61,10 +61,10 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Testbed:
-    """Devices in pipeline order, the head's device, links all alike, and what the model's tokens are timed as.
+    """Devices in pipeline order, the head's device, links, and what the model's tokens are timed as.
 
     `slowdown` multiplies the time of every stage's device, `head_slowdown` that of the head's: free parameters, 1 where nothing
-    is known better.
+    is known better. Links are all alike unless `hops` has one for each: head to first stage, between stages, last stage to head.
     """
 
     name: str
@@ -77,13 +77,15 @@ class Testbed:
     slowdown: float = 1.0
     head_slowdown: float = 1.0
     head_s: float = HEAD_MS / 1000
+    split: tuple[int, ...] = ()
+    hops: tuple[LinkSpec, ...] = ()
 
     __test__ = False  # for pytest, which would take it for tests
 
     @property
     def layers(self) -> list[int]:
-        """Layers of each stage, in proportion to how fast its memory is."""
-        return weighted_split(self.shape.layers, [device.bytes_per_s() for device in self.devices])
+        """Layers of each stage: those of `split`, or in proportion to how fast its memory is."""
+        return list(self.split) or weighted_split(self.shape.layers, [device.bytes_per_s() for device in self.devices])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

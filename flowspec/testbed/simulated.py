@@ -24,7 +24,7 @@ from flowspec.sim.device import DeviceSpec
 from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import AnswerLanguage
 from flowspec.sim.record import HEAD
-from flowspec.sim.world import Handled, World
+from flowspec.sim.world import Handled, Links, World
 from flowspec.testbed.config import SIMULATED, Bench, Setup, Testbed
 from flowspec.testbed.outcome import EXACT, WRONG, Record
 from flowspec.testbed.plain import Case
@@ -86,6 +86,7 @@ def experiment(testbed: Testbed, setup: Setup, context: int) -> Experiment:
         ),
         control=testbed.link,
         data=testbed.link,
+        links=Links(control=(testbed.link,) * len(curves), data=testbed.hops) if testbed.hops else None,
         method=setup.method,
         options=setup.options,
         context=context,

@@ -1,0 +1,249 @@
+"""Tell what will run where and how fast: devices, order, layers, memory, and what would help.
+
+Nothing is started or loaded. Rates are foretold from device profiles by a cost model (docs/devices.md), not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from flowspec.cli.options import number_list, positive
+from flowspec.cli.plan_wish import ACCEPTANCE_MODEL, find_wish
+from flowspec.core.limits import REQUESTS_MAX
+from flowspec.errors import InputError
+from flowspec.model.files import BUNDLED
+from flowspec.plan.advice import Option, Shortfall, fitting_options, improvements, limits, shortfalls
+from flowspec.plan.memory import mib
+from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
+from flowspec.plan.sites import Wish
+from flowspec.plan.split import checked_split
+from flowspec.wire.codec import DTYPE_BYTES
+
+DOES_NOT_FIT = 1
+"""Exit status."""
+HELPS_SHOWN = 5
+NAME_WIDTH = 24
+WIDTH = 80
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model")
+    what = group.add_mutually_exclusive_group()
+    what.add_argument(
+        "--model", "-m", default=BUNDLED, metavar="PATH-OR-HUB-ID", help="model folder or hub id (default: the bundled demo model)"
+    )
+    what.add_argument("--shape", metavar="NAME", help="a well-known model by name, such as llama-3-8b; needs no files")
+    group.add_argument("--precision", metavar="NAME[,NAME]", help="allowed precisions (default: the checkpoint's, of a shape float16)")
+    group.add_argument("--context", type=positive, metavar="TOKENS", help="of each user; memory is reserved for it (default: 4096)")
+    group.add_argument("--users", type=positive, default=1, metavar="N", help="who ask at once (default: %(default)s)")
+    group = parser.add_argument_group("devices")
+    group.add_argument(
+        "--devices", metavar="BOARD[xN],...", help="boards by name or profile file, such as jetson-orin-nano,raspberry-pi-5x2"
+    )
+    group.add_argument("--cluster", type=Path, metavar="FILE.toml", help="a cluster file; boards from its profile keys or --devices")
+    group.add_argument("--head", metavar="NAME", help="where the head and the drafter run: a device, or one board more (default: chosen)")
+    group.add_argument(
+        "--link", action="append", metavar="[A:B=]MBIT/MS", help="of all links (default: 1000/0.5), or of one; may be repeated"
+    )
+    group.add_argument("--layers", type=number_list, metavar="3,1,2,2", help="a split by hand to compare with, devices in order")
+    group = parser.add_argument_group("guessing")
+    group.add_argument("--drafter", metavar="NAME", help="eagle, ngram, none, a shape's name, a folder or hub id (default: eagle)")
+    group.add_argument(
+        "--acceptance",
+        type=float,
+        metavar="SHARE",
+        help=f"of its best guesses (default: eagle .635, a model {ACCEPTANCE_MODEL:g}, ngram .25)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.users > REQUESTS_MAX:
+        raise InputError(f"--users: expected at most {REQUESTS_MAX}, got {args.users}")
+    wish = find_wish(args)
+    by_hand = _by_hand(args, wish)
+    try:
+        plan = make_plan(wish)
+    except DoesNotFit as error:
+        short, options = shortfalls(wish), fitting_options(wish)
+        print(json.dumps(refused(short, options)) if args.json else "\n".join(refused_lines(str(error), short, options)))
+        return DOES_NOT_FIT
+    helps = improvements(wish, plan)
+    if args.json:
+        print(json.dumps(report(wish, plan, helps, by_hand)))
+    else:
+        print("\n".join(plan_lines(wish, plan, helps, by_hand)))
+    return 0
+
+
+def _by_hand(args: argparse.Namespace, wish: Wish) -> Plan | None:
+    """The split of `--layers`, over all devices but one that `--head` added."""
+    if args.layers is None:
+        return None
+    order = list(wish.sites)
+    if len(args.layers) == len(order) - 1 and wish.head is not None:
+        order = [each for each in order if each.name != wish.head]
+    head = wish.heads[0] if wish.head is not None else order[0]
+    return rate_split(wish, order, head, checked_split(args.layers, wish.shape.layers, len(order)))
+
+
+# ------------------------------------------------------------------------------------------------------- JSON
+
+
+def report(wish: Wish, plan: Plan, helps: list[Option], by_hand: Plan | None) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "fits": True,
+        "model": wish.shape.name,
+        "precisions": list(wish.precisions),
+        "context": wish.context,
+        "users": wish.users,
+        **_numbers(plan),
+        "not_used": _unused(wish, plan),
+        "limits": limits(wish, plan),
+        "would_help": [{"change": each.text, "tokens_per_s": each.tokens_per_s, "gain": each.gain} for each in helps],
+        "assumptions": assumptions(wish, plan),
+        "by_hand": None if by_hand is None else {**_numbers(by_hand), "fits": _fits(by_hand)},
+    }
+
+
+def _numbers(plan: Plan) -> dict[str, Any]:
+    found = plan.forecast
+    return {
+        "precision": plan.precision,
+        "stages": [
+            {
+                "device": stage.site.name,
+                "board": stage.site.profile.name,
+                "layers": [stage.first, stage.end],
+                "slot_ms": 1000 * stage.slot_s,
+                "weight_bytes": stage.need.weight_bytes,
+                "cache_bytes": stage.need.cache_bytes,
+                "work_bytes": stage.need.work_bytes,
+                "other_bytes": stage.other_bytes,
+                "total_bytes": stage.total_bytes,
+                "memory_bytes": stage.site.memory_bytes,
+            }
+            for stage in plan.stages
+        ],
+        "head": {"device": plan.head.name, "runs_a_stage": not plan.is_head_free, "bytes": plan.head_bytes},
+        "method": "continuous" if plan.guesses else "ar",
+        "guessing_pays": plan.guesses,
+        "tree_nodes": plan.tree_nodes if plan.guesses else None,
+        "window": plan.window,
+        "tokens_per_s": found.tokens_per_s,
+        "plain_tokens_per_s": plan.plain.tokens_per_s,
+        "nodes_per_slot": found.nodes,
+        "slot_ms": 1000 * found.slot_s,
+        "trip_ms": 1000 * found.trip_s,
+        "missed": found.missed if plan.guesses else None,
+    }
+
+
+def refused(short: list[Shortfall], options: list[Option]) -> dict[str, Any]:
+    return {
+        "fits": False,
+        "devices": [
+            {
+                "device": each.name,
+                "layers": each.layers,
+                "need_bytes": each.need_bytes,
+                "memory_bytes": each.have_bytes,
+                "short_bytes": each.short_bytes,
+            }
+            for each in short
+        ],
+        "would_fit": [{"change": each.text, "tokens_per_s": each.tokens_per_s} for each in options],
+    }
+
+
+# ------------------------------------------------------------------------------------------------------- text
+
+
+def refused_lines(reason: str, short: list[Shortfall], options: list[Option]) -> Iterator[str]:
+    yield f"{reason}:"
+    yield f"\n{'device, with a share by memory':<{NAME_WIDTH + 8}}{'layers':>7}{'needs':>10}{'has':>10}{'short':>10}"
+    for each in short:
+        lack = mib(each.short_bytes) if each.short_bytes else "-"
+        yield f"{each.name:<{NAME_WIDTH + 8}}{each.layers:>7}{mib(each.need_bytes):>10}{mib(each.have_bytes):>10}{lack:>10}"
+    yield "\nit would fit with" if options else "\nno lower precision, shorter context or few boards more make it fit"
+    for option in options:
+        yield f"  {option.text:<40}{option.tokens_per_s:>8.3g} tokens/s"
+
+
+def plan_lines(wish: Wish, plan: Plan, helps: list[Option], by_hand: Plan | None) -> Iterator[str]:
+    users = "one user" if wish.users == 1 else f"{wish.users} users"
+    yield f"{wish.shape.name} in {plan.precision}, {users}, context {wish.context}: {len(plan.stages)} of {len(wish.sites)} devices\n"
+    yield f"{'stage':<{NAME_WIDTH}}{'layers':>9}{'weights':>10}{'cache':>10}{'in use':>10}{'of':>9}{'a slot':>8}"
+    for stage in plan.stages:
+        layers = f"{stage.first}-{stage.end - 1}"
+        sizes = "".join(f"{mib(size):>10}" for size in (stage.need.weight_bytes, stage.need.cache_bytes, stage.total_bytes))
+        yield f"{stage.site.name:<{NAME_WIDTH}}{layers:>9}{sizes}{mib(stage.site.memory_bytes):>9}{1000 * stage.slot_s:>5.0f} ms"
+    alone = f"alone, {mib(plan.head_bytes)} of {mib(plan.head.memory_bytes)}" if plan.is_head_free else "beside its stage"
+    yield f"head{' and drafter' if plan.guesses else ''} on {plan.head.name} ({alone}): run chat there"
+    unused = _unused(wish, plan)
+    if unused:
+        yield from textwrap.wrap(f"not used: {', '.join(unused)}", WIDTH)
+    yield ""
+    yield from _forecast_lines(wish, plan)
+    if helps:
+        yield "\nwould help"
+        for option in helps[:HELPS_SHOWN]:
+            yield f"  {option.text:<56}{option.gain or 0:>+7.0%}{option.tokens_per_s:>7.3g} tokens/s"
+    if by_hand is not None:
+        share = by_hand.forecast.tokens_per_s / plan.forecast.tokens_per_s
+        yield f"\nby hand, {','.join(map(str, by_hand.split.layers))}"
+        yield f"  {by_hand.forecast.tokens_per_s:.3g} tokens/s, {share:.0%} of the plan's{_lacks(by_hand)}"
+    yield "\nassumed"
+    yield from (f"  {line}" for line in assumptions(wish, plan))
+
+
+def _forecast_lines(wish: Wish, plan: Plan) -> Iterator[str]:
+    found = plan.forecast
+    each = f", {found.tokens_per_s / wish.users:.3g} each" if wish.users > 1 else ""
+    yield f"foretold: {found.tokens_per_s:.3g} tokens/s{each}"
+    if plan.guesses:
+        yield f"  guessing pays: plain decoding would give {plan.plain.tokens_per_s:.3g}"
+        yield f"  --method continuous --tree-nodes {plan.tree_nodes}: some {found.nodes} nodes a slot, {plan.window} slots in flight"
+    elif wish.drafter is not None:
+        yield "  guessing does not pay: --method ar"
+    yield f"  a slot takes {1000 * found.slot_s:.3g} ms, a trip {1000 * found.trip_s:.3g} ms"
+    yield "limited by"
+    yield from (f"  {line}" for line in limits(wish, plan))
+
+
+def assumptions(wish: Wish, plan: Plan) -> list[str]:
+    """What the forecast stands on."""
+    found = [
+        "each board does what its profile says; a tenth of its memory is its system's",
+        f"links of {wish.network.default.bandwidth_mbps:g} Mbit/s and {1000 * wish.network.default.delay_s:g} ms"
+        + (f", {len(wish.network.pairs)} others as given" if wish.network.pairs else ""),
+        f"{wish.typical_context} tokens of context on average",
+    ]
+    if plan.guesses and wish.drafter is not None:
+        name = "n-grams" if wish.drafter.shape is None else wish.drafter.shape.name
+        found.append(f"drafter {name}, {wish.drafter.acceptance:.1%} of its best guesses right")
+        if not plan.is_head_free:
+            found.append("head and stage share a device: each takes twice as long there")
+    if plan.precision not in DTYPE_BYTES:
+        found.append(f"{plan.precision} weights, which this version plans for but does not load")
+    return found
+
+
+def _unused(wish: Wish, plan: Plan) -> list[str]:
+    used = {plan.head.name, *(stage.site.name for stage in plan.stages)}
+    return [each.name for each in wish.sites if each.name not in used]
+
+
+def _fits(plan: Plan) -> bool:
+    return all(stage.total_bytes <= stage.site.memory_bytes for stage in plan.stages) and plan.head_bytes <= plan.head.memory_bytes
+
+
+def _lacks(plan: Plan) -> str:
+    short = [stage.site.name for stage in plan.stages if stage.total_bytes > stage.site.memory_bytes]
+    return f"; does not fit {', '.join(short)}" if short else ""

@@ -1,0 +1,81 @@
+"""What may be used for a plan: devices with their memory, the links between them, the model, the users.
+
+Knows no search and no flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flowspec.plan.memory import PROCESS_BYTES, SYSTEM_SHARE, ModelWeights
+from flowspec.plan.profile import DeviceProfile
+from flowspec.plan.shape import ModelShape
+from flowspec.plan.timing import DIRECT, LinkSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A device of a cluster. `memory_bytes` is what all of our processes on it may take together."""
+
+    name: str
+    profile: DeviceProfile
+    memory_bytes: int
+
+
+def site(name: str, profile: DeviceProfile, limit_bytes: int | None = None) -> Site:
+    """A device whose system keeps a share of its memory to itself, and on which the user may allow us no more than `limit_bytes`."""
+    free_bytes = int(profile.memory_gb * 1e9 * (1 - SYSTEM_SHARE))
+    return Site(name=name, profile=profile, memory_bytes=free_bytes if limit_bytes is None else min(free_bytes, limit_bytes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Links between devices by name: `pairs` (either way alike), and `default` for all others."""
+
+    default: LinkSpec
+    pairs: Mapping[frozenset[str], LinkSpec] = field(default_factory=dict)
+
+    def between(self, first: str, second: str) -> LinkSpec:
+        """A device's link to itself takes no time."""
+        return DIRECT if first == second else self.pairs.get(frozenset((first, second)), self.default)
+
+    @property
+    def is_uniform(self) -> bool:
+        return all(link == self.default for link in self.pairs.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafter:
+    """What guesses ahead, in the head's process. `shape` is None for one that needs no model (n-grams)."""
+
+    shape: ModelShape | None
+    acceptance: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a plan is asked for. `precisions` are those that the user allows; without a `head`, any device may be it.
+
+    Passes are timed with `typical_context` tokens before them; memory is counted for `context` tokens of each user.
+    """
+
+    sites: tuple[Site, ...]
+    network: Network
+    shape: ModelShape
+    weights: ModelWeights
+    precisions: tuple[str, ...]
+    drafter: Drafter | None
+    context: int = 4096
+    typical_context: int = 512
+    users: int = 1
+    head: str | None = None
+
+    @property
+    def heads(self) -> Sequence[Site]:
+        return [each for each in self.sites if self.head in (None, each.name)]
+
+
+def process_bytes(count: int) -> int:
+    """What `count` of our processes take before anything is loaded."""
+    return count * PROCESS_BYTES

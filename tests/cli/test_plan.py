@@ -1,0 +1,106 @@
+"""`flowspec plan`: text within 80 columns, its JSON twin, refusals, and wrong input in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flowspec.cli.main import main
+from flowspec.cli.plan_wish import counted_weights
+from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.slice import Span
+from flowspec.plan.memory import stage_memory
+from flowspec.plan.shape import shape_of
+from flowspec.runtime.loading import slice_memory
+
+FIVE = ["--shape", "llama-2-7b", "--devices", "jetson-orin-nanox5", "--link", "150/0.5"]
+
+
+def plan(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    status = main(["plan", *args])
+    found = capsys.readouterr()
+    return status, found.out, found.err
+
+
+def test_a_plan_for_people_and_the_same_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text, _ = plan(capsys, *FIVE, "--layers", "6,6,6,7,7")
+    assert status == 0
+    assert max(map(len, text.splitlines())) <= 80
+    for part in ("foretold", "limited by", "would help", "assumed", "by hand, 6,6,6,7,7", "--tree-nodes", "gigabit links"):
+        assert part in text
+    found = json.loads(plan(capsys, *FIVE, "--layers", "6,6,6,7,7", "--json")[1])
+    assert found["fits"]
+    assert [stage["layers"][1] for stage in found["stages"]][-1] == 32
+    assert all(stage["total_bytes"] <= stage["memory_bytes"] for stage in found["stages"])
+    assert found["tokens_per_s"] >= found["by_hand"]["tokens_per_s"]
+    assert f"foretold: {found['tokens_per_s']:.3g} tokens/s" in text
+    assert found["would_help"][0]["gain"] > 0
+    assert found["assumptions"]
+
+
+def test_a_model_that_does_not_fit_is_refused_with_what_would(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("--shape", "llama-2-13b", "--devices", "jetson-orin-nano,raspberry-pi-5")
+    status, text, _ = plan(capsys, *args)
+    assert status == 1
+    assert text.startswith("llama-2-13b does not fit the devices in float16:")
+    assert max(map(len, text.splitlines())) <= 80
+    found = json.loads(plan(capsys, *args, "--json")[1])
+    assert not found["fits"]
+    assert any(each["short_bytes"] > 0 for each in found["devices"])
+    changes = [each["change"] for each in found["would_fit"]]
+    assert "int4" in changes
+    assert all(change in text for change in changes)
+    assert plan(capsys, *args, "--precision", "int4")[0] == 0
+
+
+def test_a_cluster_file_names_boards_memory_and_layers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(
+        '[[device]]\nname = "a"\naddress = "a:7700"\nprofile = "raspberry-pi-5"\nmemory = "1GiB"\n'
+        '[[device]]\nname = "b"\naddress = "b:7700"\nprofile = "raspberry-pi-5"\n'
+    )
+    found = json.loads(plan(capsys, "--cluster", str(file), "--head", "a", "--link", "a:b=10/3", "--json")[1])
+    assert found["model"] == BUNDLED
+    assert found["head"]["device"] == "a"
+    assert {stage["device"]: stage["memory_bytes"] for stage in found["stages"]}.get("a", 1 << 30) == 1 << 30
+    assert (
+        json.loads(plan(capsys, "--cluster", str(file), "--devices", "raspberry-pi-4x2", "--json")[1])["stages"][0]["board"]
+        == "raspberry-pi-4"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("first", "end"), [(0, 8), (0, 3), (3, 6), (6, 8)])
+def test_memory_of_a_checkpoint_is_what_a_daemon_counts(dtype: str, first: int, end: int) -> None:
+    files = ModelFiles(BUNDLED)
+    shape = shape_of(files.config(), BUNDLED)
+    weights = counted_weights(files, shape)
+    ours = stage_memory(shape, weights, dtype, end - first, first=first == 0, last=end == 8, context=512, users=1)
+    assert ours == slice_memory(files, Span(first=first, end=end, count=8), dtype, 512)
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ([], "expected --devices or --cluster"),
+        (["--devices", "toaster"], "device: expected a .toml file or one of"),
+        (["--devices", "raspberry-pi-5", "--shape", "gpt-5"], "shape: expected one of"),
+        (["--devices", "raspberry-pi-5", "--precision", "int3"], "--precision: expected float32"),
+        (["--devices", "jetson-orin-nano", "--precision", "float64"], "--precision: expected float32"),
+        (["--devices", "raspberry-pi-5", "--link", "fast"], "--link: expected Mbit/s and ms"),
+        (["--devices", "raspberry-pi-5", "--link", "0/1"], "--link: expected Mbit/s and ms"),
+        (["--devices", "raspberry-pi-5x2", "--link", "a:b=10/1"], "--link: expected two of raspberry-pi-5-1"),
+        (["--devices", "raspberry-pi-5", "--acceptance", "1"], "--acceptance: expected a share above 0"),
+        (["--devices", "raspberry-pi-5", "--layers", "3,3"], "--layers: expected 1 numbers"),
+        (["--devices", "raspberry-pi-5", "--shape", "llama-2-7b", "--drafter", "qwen3-0.6b"], "--drafter: expected the model's vocabulary"),
+        (["--devices", "raspberry-pi-5", "--users", "1000"], "--users: expected at most"),
+        (["--devices", "raspberry-pi-5", "--context", "5000"], "--context: expected 2 to 1024"),
+    ],
+)
+def test_wrong_input_is_one_line(capsys: pytest.CaptureFixture[str], args: list[str], expected: str) -> None:
+    status, out, err = plan(capsys, *args)
+    assert (status, out) == (2, "")
+    (line,) = err.splitlines()
+    assert expected in line

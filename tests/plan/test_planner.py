@@ -1,0 +1,234 @@
+"""Plans against all that could have been chosen, memory to the byte, and what changes a plan."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations, permutations
+
+import pytest
+
+from flowspec.plan import planner
+from flowspec.plan.advice import fitting_options, improvements, limits, shortfalls
+from flowspec.plan.memory import PROCESS_BYTES, WORK_BYTES, weights_of
+from flowspec.plan.partition import Arrangement, Partition
+from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
+from flowspec.plan.profile import DeviceProfile, find_profile
+from flowspec.plan.shape import ModelShape, eagle_shape, find_shape
+from flowspec.plan.sites import Drafter, Network, Site, Wish, site
+from flowspec.plan.split import even_split
+from flowspec.plan.timing import LinkSpec
+
+FAST = LinkSpec(bandwidth_mbps=1000, delay_s=0.0005)
+SHAPE = find_shape("llama-2-7b")
+
+
+def wish_of(*boards: str, shape: ModelShape = SHAPE, precision: str = "float16", **changes: object) -> Wish:
+    sites = tuple(site(f"{board}-{number}", find_profile(board)) for number, board in enumerate(boards))
+    wish = Wish(
+        sites=sites,
+        network=Network(default=FAST),
+        shape=shape,
+        weights=weights_of(shape),
+        precisions=(precision,),
+        drafter=Drafter(shape=eagle_shape(shape), acceptance=0.635),
+    )
+    return replace(wish, **changes)  # type: ignore[arg-type]
+
+
+def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+    for bars in combinations(range(1, total), parts - 1):
+        yield tuple(end - start for start, end in zip((0, *bars), (*bars, total), strict=True))
+
+
+def all_rates(wish: Wish) -> Iterator[tuple[float, tuple[str, ...]]]:
+    """Every order of every subset, every place of the head, every split that fits, with and without guesses."""
+    partition = Partition(wish)
+    for count in range(1, min(len(wish.sites), wish.shape.layers) + 1):
+        for order in permutations(wish.sites, count):
+            for head in wish.heads:
+                for guesses in (False, wish.drafter is not None):
+                    arrangement = Arrangement(order=order, head=head, precision=wish.precisions[0], guesses=guesses)
+                    if not partition.head_fits(arrangement):
+                        continue
+                    room = partition.room(arrangement)
+                    for layers in compositions(wish.shape.layers, count):
+                        if all(some <= most for some, most in zip(layers, room, strict=True)):
+                            yield partition.rated(arrangement, layers).forecast.tokens_per_s, tuple(each.name for each in order)
+
+
+def drawn(number: int) -> Wish:
+    """Two or three devices of any kind, of which some hold few layers, with any links, and a model of six layers."""
+    chance = random.Random(number)
+    shape = replace(SHAPE, name="six", layers=6)
+    boards = chance.choices(["jetson-orin-nano", "raspberry-pi-5", "old-laptop", "raspberry-pi-4"], k=chance.choice((2, 3)))
+    sites = tuple(site(f"{at}-{board}", find_profile(board), int(chance.uniform(2, 9) * 1e9)) for at, board in enumerate(boards))
+    links = {
+        frozenset(pair): LinkSpec(bandwidth_mbps=chance.choice((20, 100, 1000)), delay_s=chance.choice((0.0005, 0.02)))
+        for pair in combinations([each.name for each in sites], 2)
+    }
+    return replace(
+        wish_of("raspberry-pi-5", shape=shape),
+        sites=sites,
+        network=Network(default=FAST, pairs=links),
+        users=chance.choice((1, 1, 3)),
+        drafter=Drafter(shape=eagle_shape(shape), acceptance=chance.choice((0.3, 0.635, 0.8))),
+    )
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_small_plans_are_the_best_of_all(number: int) -> None:
+    wish = drawn(number)
+    rates = list(all_rates(wish))
+    if not rates:
+        with pytest.raises(DoesNotFit):
+            make_plan(wish)
+        return
+    assert make_plan(wish).forecast.tokens_per_s == pytest.approx(max(rates)[0], rel=1e-9)
+
+
+def test_a_local_search_comes_to_the_same_plan_as_trying_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    wish = wish_of("jetson-orin-nano", "raspberry-pi-5", "old-laptop")
+    best = make_plan(wish)
+    monkeypatch.setattr(planner, "ORDERS_MAX", 0)
+    assert make_plan(wish).forecast.tokens_per_s == pytest.approx(best.forecast.tokens_per_s, rel=0.01)
+
+
+def assert_it_fits(wish: Wish, plan: Plan) -> None:
+    """By a count of its own: weights, caches, processes, room to work."""
+    shape, size = wish.shape, {"float16": 2.0}[plan.precision]
+    assert plan.stages[0].first == 0
+    assert [stage.first for stage in plan.stages[1:]] == [stage.end for stage in plan.stages[:-1]]
+    assert plan.stages[-1].end == shape.layers
+    used: dict[str, float] = {plan.head.name: PROCESS_BYTES}
+    if plan.guesses:
+        drafter = eagle_shape(shape)
+        weights = drafter.params + shape.head_params + 3 * shape.hidden  # its norms; the embedding beside `lm_head`
+        cache = wish.users * 2 * shape.kv_heads * shape.head_dim * (wish.context + 1024) * size
+        used[plan.head.name] += weights * size + cache + WORK_BYTES
+    for stage in plan.stages:
+        layers = stage.end - stage.first
+        weights = layers * (shape.layer_params + 2 * shape.hidden)
+        weights += shape.head_params * (stage.first == 0) + (shape.head_params + shape.hidden) * (stage.end == shape.layers)
+        cache = wish.users * layers * 2 * shape.kv_heads * shape.head_dim * (wish.context + 256) * size
+        used[stage.site.name] = used.get(stage.site.name, 0) + weights * size + cache + WORK_BYTES + PROCESS_BYTES
+    memory = {each.name: each.memory_bytes for each in wish.sites}
+    for name, total in used.items():
+        assert total <= memory[name] + 4, f"{name} has {memory[name]} bytes for {total:.0f}"
+    for stage in plan.stages:
+        assert stage.total_bytes == pytest.approx(used[stage.site.name], abs=4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_plan_takes_more_memory_than_there_is(seed: int) -> None:
+    chance = random.Random(seed)
+    boards = chance.choices(["jetson-orin-nano", "raspberry-pi-5"], k=4)
+    wish = wish_of(*boards, context=chance.choice((512, 4096)), users=chance.choice((1, 2)))
+    wish = replace(wish, sites=tuple(replace(each, memory_bytes=int(chance.uniform(4.5, 8) * 1e9)) for each in wish.sites))
+    assert_it_fits(wish, make_plan(wish))
+
+
+def test_a_layer_more_than_the_memory_holds_is_not_planned() -> None:
+    wish = wish_of("jetson-orin-nano", "jetson-orin-nano", "jetson-orin-nano")
+    partition = Partition(wish)
+    arrangement = Arrangement(order=wish.sites[:2], head=wish.sites[2], precision="float16", guesses=True)
+    for index, most in enumerate(partition.room(arrangement)):
+        free = wish.sites[index].memory_bytes - partition.other_bytes(arrangement, wish.sites[index])
+        assert partition.stage_need(arrangement, index, most).total_bytes <= free
+        assert partition.stage_need(arrangement, index, most + 1).total_bytes > free
+
+
+def test_a_slow_device_is_left_out_and_a_free_one_drafts() -> None:
+    plan = make_plan(wish_of("jetson-agx-orin", "raspberry-pi-4", "jetson-agx-orin"))
+    assert [stage.site.profile.name for stage in plan.stages] == ["jetson-agx-orin"]
+    assert plan.head.profile.name == "jetson-agx-orin"
+    assert plan.is_head_free
+    assert plan.guesses
+
+
+def test_the_head_runs_where_it_must() -> None:
+    wish = wish_of("jetson-agx-orin", "raspberry-pi-4", head="raspberry-pi-4-1")
+    assert make_plan(wish).head.name == "raspberry-pi-4-1"
+
+
+def test_a_useless_drafter_is_not_planned_with() -> None:
+    wish = wish_of("raspberry-pi-5", "raspberry-pi-5", precision="int4")
+    plan = make_plan(replace(wish, drafter=Drafter(shape=SHAPE, acceptance=0.05)))
+    assert not plan.guesses
+    assert plan.forecast == plan.plain
+    assert plan.forecast.nodes == 1
+
+
+def test_more_users_get_more_together_and_less_each() -> None:
+    one, four = (make_plan(wish_of(*["jetson-orin-nano"] * 5, users=users)).forecast.tokens_per_s for users in (1, 4))
+    assert one < four < 4 * one
+
+
+def test_equal_wishes_give_equal_plans_and_equal_devices_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    wish = wish_of(*["raspberry-pi-5"] * 6, shape=find_shape("tinyllama-1.1b"))
+    assert make_plan(wish) == make_plan(wish)
+    monkeypatch.setattr(planner, "TRIES", 0)
+    assert make_plan(wish).stages, "six equal devices have few orders: all were tried, not searched"
+
+
+def test_of_precisions_the_fastest_that_fits_is_taken() -> None:
+    wish = wish_of("jetson-orin-nano", "raspberry-pi-5")
+    with pytest.raises(DoesNotFit):
+        make_plan(replace(wish, precisions=("float32",), sites=tuple(_with_float32(each) for each in wish.sites)))
+    assert make_plan(replace(wish, precisions=("float16", "int4"))).precision == "int4"
+
+
+def _with_float32(place: Site) -> Site:
+    profile: DeviceProfile = replace(place.profile, tflops={**place.profile.tflops, "float32": 1.0})
+    return replace(place, profile=profile)
+
+
+def test_a_split_by_hand_is_no_better_than_the_plan() -> None:
+    wish = wish_of("jetson-orin-nano", "old-laptop", "raspberry-pi-5", "jetson-xavier-nx")
+    plan = make_plan(wish)
+    others = [each for each in wish.sites if each != plan.head]
+    by_hand = rate_split(wish, others, plan.head, even_split(32, len(others)))
+    assert by_hand.forecast.tokens_per_s <= plan.forecast.tokens_per_s
+
+
+def test_what_limits_is_named() -> None:
+    slow = wish_of(*["jetson-orin-nano"] * 4, network=Network(default=LinkSpec(bandwidth_mbps=1, delay_s=0.0005)), drafter=None)
+    plain = make_plan(replace(slow, users=8, context=512))
+    assert any("slowest" in line for line in limits(replace(slow, users=8), plain))
+    wish = wish_of(*["jetson-orin-nano"] * 5)
+    assert any("wrong guesses" in line for line in limits(wish, make_plan(wish)))
+
+
+def test_what_helps_is_planned_anew_and_sorted() -> None:
+    wish = wish_of(*["jetson-orin-nano"] * 5, network=Network(default=LinkSpec(bandwidth_mbps=20, delay_s=0.02)))
+    plan = make_plan(wish)
+    found = {option.text: option for option in improvements(wish, plan)}
+    gigabit = make_plan(replace(wish, network=Network(default=FAST))).forecast.tokens_per_s
+    assert found["gigabit links"].tokens_per_s == gigabit
+    assert found["gigabit links"].gain == pytest.approx(gigabit / plan.forecast.tokens_per_s - 1)
+    assert "int4" in found
+    rates = [option.tokens_per_s for option in found.values()]
+    assert rates == sorted(rates, reverse=True)
+    assert min(rates) > plan.forecast.tokens_per_s
+
+
+def test_a_model_that_does_not_fit_comes_with_shortfalls_and_options_that_do() -> None:
+    wish = wish_of("jetson-orin-nano", "raspberry-pi-5", context=4096)
+    with pytest.raises(DoesNotFit, match="llama-2-7b does not fit the devices in float16"):
+        make_plan(wish)
+    short = shortfalls(wish)
+    assert sum(each.layers for each in short) == 32
+    assert any(each.short_bytes == each.need_bytes - each.have_bytes > 0 for each in short)
+    options = {option.text: option.tokens_per_s for option in fitting_options(wish)}
+    assert options["int8"] == make_plan(replace(wish, precisions=("int8",))).forecast.tokens_per_s
+    assert any(text.startswith("one jetson-orin-nano more") for text in options)
+    assert not any("context" in text for text in options), "no context is short enough"
+    longer = replace(wish_of(*["jetson-orin-nano"] * 3), context=65536)
+    with pytest.raises(DoesNotFit):
+        make_plan(longer)
+    (context,) = [option.text for option in fitting_options(longer) if "context" in option.text]
+    tokens = int(context.split()[3])
+    assert make_plan(replace(longer, context=tokens)).stages
+    with pytest.raises(DoesNotFit):
+        make_plan(replace(longer, context=2 * tokens))
