@@ -184,8 +184,8 @@ def plan_lines(wish: Wish, plan: Plan, helps: list[Option], by_hand: Plan | None
         layers = f"{stage.first}-{stage.end - 1}"
         sizes = "".join(f"{mib(size):>10}" for size in (stage.need.weight_bytes, stage.need.cache_bytes, stage.total_bytes))
         yield f"{stage.site.name:<{NAME_WIDTH}}{layers:>9}{sizes}{mib(stage.site.memory_bytes):>9}{1000 * stage.slot_s:>5.0f} ms"
-    alone = f"alone, {mib(plan.head_bytes)} of {mib(plan.head.memory_bytes)}" if plan.is_head_free else "beside its stage"
-    yield f"head{' and drafter' if plan.guesses else ''} on {plan.head.name} ({alone}): run chat there"
+    alone = f"no stage there, {mib(plan.head_bytes)} of {mib(plan.head.memory_bytes)}" if plan.is_head_free else "beside its stage"
+    yield f"head{' and drafter' if plan.guesses else ''} on {plan.head.name}: {alone}"
     unused = _unused(wish, plan)
     if unused:
         yield from textwrap.wrap(f"not used: {', '.join(unused)}", WIDTH)
@@ -194,7 +194,7 @@ def plan_lines(wish: Wish, plan: Plan, helps: list[Option], by_hand: Plan | None
     if helps:
         yield "\nwould help"
         for option in helps[:HELPS_SHOWN]:
-            yield f"  {option.text:<56}{option.gain or 0:>+7.0%}{option.tokens_per_s:>7.3g} tokens/s"
+            yield f"  {option.text:<50}{option.gain or 0:>+7.0%}{option.tokens_per_s:>7.3g} tokens/s"
     if by_hand is not None:
         share = by_hand.forecast.tokens_per_s / plan.forecast.tokens_per_s
         yield f"\nby hand, {','.join(map(str, by_hand.split.layers))}"

@@ -2,8 +2,8 @@
 
 Every mix is drawn from its number: boards, how many, each one's network, model, precision, drafter. The plan chooses among all devices; the
 two splits use them all in the order drawn, but leave out the head's where the plan keeps it for the head. They are given the tree
-budget, and guess or not, as is foretold to be best for them, and are simulated even where they would not fit. Rates are tokens by time of
-the same synthetic answers. The constants of the forecast were fitted on other mixes (`testbed.planner_fit`).
+budget, and guess or not, as is foretold to be best for them. Those that would not fit are counted, and left out of the ratios. Rates are
+tokens by time of the same synthetic answers. The constants of the forecast were fitted on other mixes (`testbed.planner_fit`).
 
     python -m flowspec.testbed.planner_check [--mixes 200] [--first 0] [--answers 3] [--tokens 96] [--json]
 """
@@ -145,13 +145,13 @@ def summary(found: Sequence[Outcome]) -> dict[str, Any]:
     errors = np.array([each.error for each in found])
     result: dict[str, Any] = {"mixes": len(found), "guessing": sum(each.guesses for each in found)}
     for name in ("even", "memory"):
-        ratios = np.array([each.tokens_per_s / getattr(each, f"{name}_tokens_per_s") for each in found])
-        can_run = np.array([getattr(each, f"{name}_fits") for each in found])
+        can_run = [each for each in found if getattr(each, f"{name}_fits")]
+        ratios = np.array([each.tokens_per_s / getattr(each, f"{name}_tokens_per_s") for each in can_run])
         result[name] = {
             "median": float(np.median(ratios)),
             "worst": float(ratios.min()),
             "slower": int((ratios < 1).sum()),
-            "would_not_fit": int((~can_run).sum()),
+            "would_not_fit": len(found) - len(can_run),
         }
     result["forecast"] = {
         "median_error": float(np.median(np.abs(errors))),
