@@ -104,6 +104,8 @@ def seconds_per_token(
 def guessing_rates(slot_s: F64, trip_s: F64, nodes: F64, guessing: Guessing, users: int) -> tuple[F64, F64, F64]:
     """Tokens per second of all users together, levels and misses; a slot's nodes are of one user or shared by several."""
     found: tuple[F64, F64, F64] | None = None
+    # A pass takes nodes of several users, but a level of each wants about half of its batch.
+    guessing = Guessing(acceptance=guessing.acceptance, pass_s=guessing.pass_s * max(1, users / 2))
     # With several users each has some nodes in every so many slots: all of a slot's now and then, or a few in each.
     for own in sorted({1.0, 2.0, 4.0, 8.0, 16.0, 32.0}) if users > 1 else (None,):
         mine = nodes if own is None else np.minimum(nodes, own)
