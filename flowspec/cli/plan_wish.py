@@ -10,8 +10,8 @@ from pathlib import Path
 
 from flowspec.core import limits
 from flowspec.errors import InputError
-from flowspec.model.families import family_of
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
+from flowspec.model.support import context_max, family_of
 from flowspec.plan.memory import ModelWeights, weights_of
 from flowspec.plan.profile import DeviceProfile, find_profile
 from flowspec.plan.shape import PRECISION_BYTES, ModelShape, eagle_shape, find_shape, shape_of
@@ -69,7 +69,7 @@ def _model(args: argparse.Namespace) -> tuple[ModelShape, ModelWeights, tuple[st
     family_of(config, files.model)
     shape = shape_of(config, args.model)
     weights = weights_of(shape) if files.folder is None else counted_weights(files, shape)
-    return shape, weights, asked or (pick_dtype(None, config),), pick_context(args.context, config.max_position_embeddings)
+    return shape, weights, asked or (pick_dtype(None, config),), pick_context(args.context, context_max(config))
 
 
 def counted_weights(files: ModelFiles, shape: ModelShape) -> ModelWeights:
