@@ -16,8 +16,8 @@ SYSTEM_SHARE = 0.1
 """Of a device's memory, for its operating system; a plan leaves it alone."""
 ACTIVATION_BYTES_MIN = 2.0
 """Neither keys and values nor the embedding are quantised."""
-GROUP_BYTES = 4.0 / 128
-"""For each quantised weight: a scale and a zero point of 16 bits for a group of 128."""
+SCALE_BYTES = {"int8": 10.0 / 1024, "int4": 4.0 / 32}
+"""For each packed weight (`model.quantised`): ten bytes for an output, of 1024 inputs or more; a scale and a zero for 32 inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +62,7 @@ def weights_of(shape: ModelShape) -> ModelWeights:
 
 def weight_bytes(precision: str) -> float:
     """Bytes of a weight in a layer or `lm_head`, scales included."""
-    size = PRECISION_BYTES[precision]
-    return size if size >= ACTIVATION_BYTES_MIN else size + GROUP_BYTES
+    return PRECISION_BYTES[precision] + SCALE_BYTES.get(precision, 0.0)
 
 
 def kept_bytes(precision: str) -> float:
