@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 from flowspec.core.limits import TREE_NODES_MAX
 from flowspec.core.messages import Sampling
 from flowspec.core.methods import METHODS
+from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
 from flowspec.model.text import Recommended
@@ -49,7 +50,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, local_list: bool = F
     group.add_argument(
         "--model", "-m", default=BUNDLED, metavar="PATH-OR-HUB-ID", help="model folder or hub id (default: the bundled demo model)"
     )
-    group.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="precision (default: the checkpoint's)")
+    group.add_argument("--dtype", choices=ACTIVATIONS, help="precision; int8 and int4 pack the weights (default: the checkpoint's)")
     where = group.add_mutually_exclusive_group()
     where.add_argument("--cluster", type=Path, metavar="FILE.toml", help="run on the devices of this cluster file")
     if local_list:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowspec.core import limits
+from flowspec.core.precision import ACTIVATIONS
 
 
 def _check(condition: bool, name: str, value: object, expected: str) -> None:
@@ -123,10 +124,15 @@ class Assign:
             "the last layer on the last stage only",
         )
         _check((self.next_hop == "") == (self.stage == self.stages - 1), "next_hop", self.next_hop, "none on the last stage only")
-        _check(self.dtype in ("float32", "bfloat16", "float16"), "dtype", self.dtype, "float32, bfloat16 or float16")
+        _check(self.dtype in ACTIVATIONS, "dtype", self.dtype, f"one of {', '.join(ACTIVATIONS)}")
         _check_range("context", self.context, 1, limits.CONTEXT_MAX)
         _check_all("captures", self.captures, 0, self.layer_count, limits.CAPTURES_MAX)
         _check(list(self.captures) == sorted(set(self.captures)), "captures", self.captures, "layers in growing order")
+
+    @property
+    def payload_dtype(self) -> str:
+        """Of the rows that this stage receives."""
+        return ACTIVATIONS[self.dtype]
 
     def payload_width(self, hidden_size: int) -> int:
         """Width of the rows that this stage receives: the hidden state and what earlier stages captured."""

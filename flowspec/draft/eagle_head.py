@@ -17,6 +17,7 @@ from torch import nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
+from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import InputError
 from flowspec.model.attention import TreeBatch, TreeCache
 from flowspec.model.families import FAMILIES, Family
@@ -202,7 +203,7 @@ class EagleHead:
             raise InputError(f"cannot build draft head {files.model!r} from its config.json: {error}") from None
         index = target.tensors()
         shared = _shared(kind, tensors, target_config, family, index)
-        _fill(network.eval(), tensors, index, shared, _UNUSED[kind], DTYPES[dtype], device)
+        _fill(network.eval(), tensors, index, shared, _UNUSED[kind], DTYPES[ACTIVATIONS[dtype]], device)
         target_ids = _target_ids(kind, tensors, draft_vocabulary, vocabulary, device)
         finish = partial(family.finish, target_config) if kind == "eagle" else None
         return EagleHead(kind, config, capture, network, rotary, target_ids, finish)

@@ -18,6 +18,7 @@ from flowspec.errors import InputError
 from flowspec.model.attention import ATTENTION_NAME
 from flowspec.model.experts import EXPERTS_NAME
 from flowspec.model.families import Family, Norm
+from flowspec.model.quantised import packed_bytes
 
 Angles = tuple[torch.Tensor, torch.Tensor]
 """Cosine and sine of the position embeddings, each `[1, rows, rotated width]`."""
@@ -82,7 +83,8 @@ class Pieces:
     def weight_bytes(self) -> int:
         """Bytes of all weights, a tied one once."""
         distinct = {id(weight): weight for module in self.loaded for weight in module.parameters()}
-        return sum(weight.numel() * weight.element_size() for weight in distinct.values())
+        plain = sum(weight.numel() * weight.element_size() for weight in distinct.values())
+        return plain + sum(packed_bytes(self.loaded))
 
     def call_directly(self) -> None:
         for module in (*self.loaded, self.rotary):

@@ -14,7 +14,9 @@ import numpy as np
 import torch
 
 from flowspec.core.messages import Sampling
+from flowspec.core.precision import ACTIVATIONS
 from flowspec.model.files import ModelFiles
+from flowspec.model.quantised import LINEARS, quantise
 from flowspec.model.sampler import F32, Sampler, margin
 from flowspec.model.slice import DTYPES
 
@@ -46,8 +48,11 @@ class Reference:
         for name in sorted(set(files.weight_map().values())):
             files.path(name)
         self._model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=DTYPES[dtype], local_files_only=True, trust_remote_code=False, experts_implementation="eager"
+            folder, dtype=DTYPES[ACTIVATIONS[dtype]], local_files_only=True, trust_remote_code=False, experts_implementation="eager"
         ).eval()
+        if dtype in LINEARS:
+            for module in [part for part in self._model.modules() if type(part) is torch.nn.Linear]:
+                quantise(module, module.weight, LINEARS[dtype])
         self._answers: dict[tuple[Any, ...], list[int]] = {}
         self.noise = NOISE_FLOOR / NOISE_FACTOR
 

@@ -15,10 +15,12 @@ import numpy as np
 import torch
 
 from flowspec.core.events import JobPart, RunLayers
+from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Pieces, Span, head_dim
+from flowspec.model.quantised import LINEARS
 from flowspec.model.sampler import F32, Sampler
 from flowspec.model.support import family_of
 from flowspec.model.weights import fill
@@ -50,10 +52,11 @@ class Slice:
         """Reads just this slice's tensors. Raises `InputError` when the model cannot be used or is incomplete."""
         config = files.config()
         pieces = Pieces.build(config, family_of(config, files.model), span)
-        fill(pieces, files.tensors(), DTYPES[dtype], device, progress)
+        activations = DTYPES[ACTIVATIONS[dtype]]
+        fill(pieces, files.tensors(), activations, LINEARS.get(dtype), device, progress)
         pieces.rotary.to(device)
         pieces.call_directly()
-        return Slice(pieces, DTYPES[dtype], device)
+        return Slice(pieces, activations, device)
 
     # ------------------------------------------------------------------------------------------- caches
 

@@ -17,6 +17,7 @@ from flowspec.errors import InputError
 from flowspec.model.families import Family, Root
 from flowspec.model.files import TensorIndex
 from flowspec.model.pieces import Pieces
+from flowspec.model.quantised import QuantisedLinear, quantise
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,23 @@ class Weight:
     module: nn.Module
     name: str
     sources: tuple[Source, ...]
+
+    @property
+    def owner(self) -> tuple[Any, str]:
+        """The module that has the parameter itself, and the parameter's name there."""
+        path, _, leaf = self.name.rpartition(".")
+        return self.module.get_submodule(path), leaf
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is the matrix of a linear layer."""
+        owner, leaf = self.owner
+        return isinstance(owner, nn.Linear) and leaf == "weight"
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The names of the tensors it is made of; two parameters that are tied have the same."""
+        return tuple(source.tensor for source in self.sources)
 
 
 def weights_of(pieces: Pieces, tensors: TensorIndex) -> Iterator[Weight]:
@@ -63,29 +81,59 @@ def lm_head_name(config: Any, family: Family, tensors: TensorIndex) -> str:
 
 
 def fill(
-    pieces: Pieces, tensors: TensorIndex, dtype: torch.dtype, device: torch.device, progress: Callable[[float], None] = lambda share: None
+    pieces: Pieces,
+    tensors: TensorIndex,
+    dtype: torch.dtype,
+    packing: type[QuantisedLinear] | None,
+    device: torch.device,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> None:
-    """Gives every parameter its values, converted to `dtype`.
+    """Gives every parameter its values, converted to `dtype`; with `packing`, weights of linear layers are packed as they come.
 
-    Raises `InputError` for a tensor that is missing or of another shape, or before anything is read for one that nothing uses.
+    Raises `InputError` for a tensor that is missing or of another shape, or before anything is read for one that nothing uses, and for
+    what cannot be packed.
     """
+    _check_packable(pieces, packing, device)
     weights = list(weights_of(pieces, tensors))
     _check_all_used(pieces, weights, tensors)
     count = sum(len(weight.sources) for weight in weights)
     done = 0
-    loaded: dict[tuple[str, ...], nn.Parameter] = {}
+    loaded: dict[tuple[str, ...], torch.Tensor] = {}
     for weight in weights:
-        names = tuple(source.tensor for source in weight.sources)
-        if names not in loaded:
-            values = torch.empty(weight.module.get_parameter(weight.name).shape, dtype=dtype, device=device)  # aligned, unlike the file's
+        owner, leaf = weight.owner
+        values = loaded.get(weight.tensors)
+        if values is None:
+            values = torch.empty(owner.get_parameter(leaf).shape, dtype=dtype, device=device)  # aligned, unlike the file's
             for source in weight.sources:
                 part = values[source.part]
                 part.copy_(tensors.load(source.tensor, tuple(part.shape)))
                 progress((done := done + 1) / count)
-            loaded[names] = nn.Parameter(values, requires_grad=False)
-        owner, _, leaf = weight.name.rpartition(".")
-        setattr(weight.module.get_submodule(owner), leaf, loaded[names])
+        if packing is not None and weight.is_linear:
+            quantise(owner, values, packing)
+        else:
+            loaded[weight.tensors] = values
+            setattr(owner, leaf, nn.Parameter(values, requires_grad=False))
     tensors.close()
+
+
+def weight_bytes(pieces: Pieces, tensors: TensorIndex, dtype: torch.dtype, packing: type[QuantisedLinear] | None) -> int:
+    """What the parameters will take once they are filled; tied ones count once, unless one of them is packed."""
+    found: dict[tuple[bool, tuple[str, ...]], int] = {}
+    for weight in weights_of(pieces, tensors):
+        owner, leaf = weight.owner
+        if packing is not None and weight.is_linear:
+            found[True, weight.tensors] = packing.bytes_of(owner.in_features, owner.out_features)
+        else:
+            found[False, weight.tensors] = owner.get_parameter(leaf).numel() * dtype.itemsize
+    return sum(found.values())
+
+
+def _check_packable(pieces: Pieces, packing: type[QuantisedLinear] | None, device: torch.device) -> None:
+    """Refuses what packed weights do not do yet."""
+    if packing is not None and pieces.family.stacked:
+        raise InputError("mixtures of experts do not run in int8 or int4 yet; use --dtype bfloat16")
+    if packing is not None and device.type != "cpu":
+        raise InputError(f"int8 and int4 run on CPUs, not on {device.type} yet; use --dtype float16 or bfloat16, or --device cpu")
 
 
 def _check_all_used(pieces: Pieces, weights: list[Weight], tensors: TensorIndex) -> None:
@@ -94,7 +142,7 @@ def _check_all_used(pieces: Pieces, weights: list[Weight], tensors: TensorIndex)
     own = [f"{root.prefix}layers.{index}." for index in range(pieces.span.first, pieces.span.end)]
     if pieces.span.is_last:
         own += [f"{root.prefix}norm.", root.lm_head.removesuffix("weight")]
-    unused = set(tensors) - {source.tensor for weight in weights for source in weight.sources}
+    unused = set(tensors) - {tensor for weight in weights for tensor in weight.tensors}
     strange = sorted(name for name in unused if name.startswith(tuple(own)) and not name.endswith("rotary_emb.inv_freq"))
     if strange:
         raise InputError(

@@ -50,7 +50,7 @@ class Hold:
             if tokens and max(tokens) >= self.loaded.vocabulary_size:
                 raise PeerError(f"expected token ids below {self.loaded.vocabulary_size}, got {max(tokens)}")
         elif segment.row_count:
-            expected = (segment.row_count, self.assign.payload_width(self.loaded.hidden_size), self.assign.dtype)
+            expected = (segment.row_count, self.assign.payload_width(self.loaded.hidden_size), self.assign.payload_dtype)
             found = None if payload is None else (payload.rows, payload.width, payload.dtype)
             if found != expected:
                 raise PeerError(f"expected a payload of {expected}, got {found}")

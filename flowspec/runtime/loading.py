@@ -8,12 +8,14 @@ import psutil
 import torch
 
 from flowspec.core.messages import Assign
+from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Pieces, Span, head_dim
+from flowspec.model.quantised import LINEARS
 from flowspec.model.slice import DTYPES
 from flowspec.model.support import family_of
-from flowspec.model.weights import weights_of
+from flowspec.model.weights import weight_bytes
 from flowspec.plan.memory import SliceMemory, cache_bytes, mib
 
 
@@ -52,17 +54,15 @@ def slice_memory(files: ModelFiles, span: Span, dtype: str, context: int) -> Sli
     """The memory of a slice, from file headers; nothing is loaded. A tied embedding counts once per slice."""
     config = files.config()
     pieces = Pieces.build(config, family_of(config, files.model), span)
-    element_bytes = torch.finfo(DTYPES[dtype]).bits // 8
-    tensors = files.tensors()
-    names = {source.tensor for weight in weights_of(pieces, tensors) for source in weight.sources}
+    activations = DTYPES[ACTIVATIONS[dtype]]
     return SliceMemory(
-        weight_bytes=sum(tensors.element_count(name) for name in names) * element_bytes,
+        weight_bytes=weight_bytes(pieces, files.tensors(), activations, LINEARS.get(dtype)),
         cache_bytes=cache_bytes(
             layers=span.end - span.first,
             kv_heads=config.num_key_value_heads,
             head_dim=head_dim(config),
             context=context,
-            element_bytes=element_bytes,
+            element_bytes=activations.itemsize,
         ),
     )
 

@@ -1,0 +1,142 @@
+"""Linear layers with packed weights of 8 or 4 bits: fast for few rows, and one arithmetic for a row whatever rows run beside it.
+
+*int8*: weights are rounded per output (`scale = max |w| / 127`). An input row is scaled by its largest value and written as two digits,
+each within -63..63, the second in units of 1/126 of the first's. Both digits are rows of one product of integers, which has no rounding: a row's
+result depends neither on its neighbours nor on how a library blocks its loops. Seven bits a digit because AVX2 adds pairs of 8 by 8 bit
+products in 16 bits, where eight bits would saturate. Two digits keep 13 bits of an input, more than bfloat16 has; with one, inputs beside a
+large one would lose most of theirs. torch scales inputs by the smallest and largest of a batch; two more columns, of weight zero, pin
+these to what makes its scale 1, so that its rounding is exact.
+
+*int4*: weights are rounded per group of 32 inputs (`w = (q - 8) * scale + zero`, scale and zero in bfloat16) and multiplied by torch's own
+kernel, in bfloat16.
+
+On CPUs only, so far.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from flowspec.errors import InputError
+
+DIGIT = 63
+WEIGHT_MAX = 127
+GROUP = 32
+OUTPUTS = 16
+"""torch's int4 kernel takes outputs in blocks of so many."""
+TINY = 1e-30
+
+
+class QuantisedLinear(nn.Linear):
+    """`y = x W^T + b`, `[..., in]` -> `[..., out]` in the dtype of x, from packed weights.
+
+    Made of a linear layer where it stands (`quantise`), so that those who hold that one need not know.
+    """
+
+    def pack(self, weight: torch.Tensor) -> None:
+        """Takes `weight` `[out, in]`; no reference to it is kept."""
+        raise NotImplementedError
+
+    @staticmethod
+    def bytes_of(inputs: int, outputs: int) -> int:
+        """What the packed weights of such a layer take."""
+        raise NotImplementedError
+
+
+class Int8Linear(QuantisedLinear):
+    """See the module."""
+
+    def pack(self, weight: torch.Tensor) -> None:
+        scale = (weight.abs().amax(dim=1).float() / WEIGHT_MAX).clamp_min_(TINY)  # [out]
+        levels = weight.new_empty((self.out_features, self.in_features + 2), dtype=torch.int8)
+        levels[:, -2:] = 0
+        for first in range(0, self.out_features, 1024):  # block by block, so that no second copy in float32 is made
+            block = slice(first, first + 1024)
+            levels[block, :-2] = (weight[block].float() / scale[block, None]).round_()
+        engine = torch.backends.quantized.engine
+        self._eight_bits = engine == "qnnpack"  # which ignores `reduce_range`, and has no need of it
+        self._packed = _prepacked(levels, scale)
+
+    @staticmethod
+    def bytes_of(inputs: int, outputs: int) -> int:
+        return outputs * (inputs + 2 + 4 + 4)  # and a scale and a sum for each output
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        rows = input.reshape(-1, self.in_features).float()
+        count = len(rows)
+        peak = rows.abs().amax(dim=1, keepdim=True).clamp_min_(TINY)
+        scaled = rows * (DIGIT / peak)
+        digits = torch.empty((2 * count, self.in_features + 2))
+        first = torch.round(scaled, out=digits[:count, :-2])
+        torch.round(scaled.sub_(first).mul_(2 * DIGIT), out=digits[count:, :-2])
+        digits[:, -2], digits[:, -1] = (-128, 127) if self._eight_bits else (-64, 63)
+        sums: torch.Tensor = torch.ops.quantized.linear_dynamic(digits, self._packed, not self._eight_bits)  # [2 * count, out]
+        found = sums[count:].div_(2 * DIGIT).add_(sums[:count]).mul_(peak / DIGIT)
+        if self.bias is not None:
+            found += self.bias
+        return found.to(input.dtype).view(*input.shape[:-1], self.out_features)
+
+
+class Int4Linear(QuantisedLinear):
+    """See the module. Raises `InputError` for a layer that torch's kernel cannot take."""
+
+    def pack(self, weight: torch.Tensor) -> None:
+        if self.in_features % GROUP:
+            raise InputError(f"int4 takes inputs in groups of {GROUP}, but this model has a layer of {self.in_features}; use int8")
+        padded = F.pad(weight, (0, 0, 0, -self.out_features % OUTPUTS))
+        groups = padded.float().view(len(padded), -1, GROUP)
+        low, high = groups.amin(dim=2), groups.amax(dim=2)  # [out, groups]
+        scale = ((high - low) / 15).clamp_min_(TINY).bfloat16()
+        zero = (low + 8 * scale.float()).bfloat16()
+        levels = ((groups - zero.float()[..., None]) / scale.float()[..., None]).round_().add_(8).clamp_(0, 15)
+        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels.view_as(padded).to(torch.int32), 2)
+        self._scales = torch.stack([scale, zero], dim=2).transpose(0, 1).contiguous()  # [groups, out, 2]
+
+    @staticmethod
+    def bytes_of(inputs: int, outputs: int) -> int:
+        blocks = -(-outputs // OUTPUTS) * OUTPUTS
+        return blocks * inputs // 2 + 4 * blocks * (inputs // GROUP)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        rows = input.reshape(-1, self.in_features).bfloat16()
+        padded: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self._packed, GROUP, self._scales)
+        found = padded[:, : self.out_features]
+        if self.bias is not None:
+            found = found + self.bias
+        return found.to(input.dtype).reshape(*input.shape[:-1], self.out_features)
+
+
+LINEARS: dict[str, type[QuantisedLinear]] = {"int8": Int8Linear, "int4": Int4Linear}
+"""By the name of the precision."""
+
+
+def quantise(linear: nn.Linear, weight: torch.Tensor, kind: type[QuantisedLinear]) -> None:
+    """Makes a packed layer of `linear`, with the values of `weight` `[out, in]`; its bias stays."""
+    linear.__class__ = kind
+    linear.weight = None  # type: ignore[assignment]
+    assert isinstance(linear, QuantisedLinear)
+    linear.pack(weight)
+
+
+def packed_bytes(modules: Iterable[nn.Module]) -> Iterator[int]:
+    """What the packed weights in modules take, layer by layer."""
+    for module in modules:
+        for part in module.modules():
+            if isinstance(part, QuantisedLinear):
+                yield part.bytes_of(part.in_features, part.out_features)
+
+
+def _prepacked(levels: torch.Tensor, scale: torch.Tensor) -> Any:
+    """torch's packed form of int8 `[out, in]` with a scale `[out]` for each output."""
+    with warnings.catch_warnings():
+        # What replaces these tensors (torch issue 184982) is 20 times slower here for one row.
+        warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
+        zeros = torch.zeros(len(scale), dtype=torch.int64)
+        quantised = torch._make_per_channel_quantized_tensor(levels, scale.double(), zeros, 0)
+        return torch.ops.quantized.linear_prepack(quantised, None)

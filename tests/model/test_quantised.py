@@ -1,0 +1,139 @@
+"""Packed weights: near the plain layer, bit for bit the same for a row whatever rows run beside it, and slices that follow the reference."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from flowspec.core.events import Submit
+from flowspec.core.head import HeadCore
+from flowspec.core.messages import Sampling
+from flowspec.errors import InputError
+from flowspec.model.files import ModelFiles
+from flowspec.model.pieces import Span
+from flowspec.model.quantised import DIGIT, LINEARS, Int8Linear, quantise
+from flowspec.model.reference import Reference
+from flowspec.model.slice import Slice
+from flowspec.runtime.loading import slice_memory
+from flowspec.testbed.checkpoints import make_variant
+from tests.model.slices import CPU, load, pipeline
+
+ERRORS = {"int8": 0.012, "int4": 0.11}
+"""Norm of what packing changes in a product, as a share of the product's; normal weights and inputs."""
+ENGINES = [name for name in ("x86", "qnnpack") if name in torch.backends.quantized.supported_engines]
+
+
+def packed(kind: str, inputs: int, outputs: int, *, has_bias: bool = True) -> tuple[nn.Linear, nn.Linear]:
+    """A layer of random weights as it is, and packed."""
+    plain = nn.Linear(inputs, outputs, bias=has_bias)
+    found = copy.deepcopy(plain)
+    quantise(found, plain.weight.detach(), LINEARS[kind])
+    return plain, found
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = torch.backends.quantized.engine
+    torch.backends.quantized.engine = request.param
+    yield request.param
+    torch.backends.quantized.engine = before
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", LINEARS)
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_packed_layer_is_near_the_plain_one(kind: str, has_bias: bool) -> None:
+    torch.manual_seed(1)
+    plain, found = packed(kind, 256, 50, has_bias=has_bias)
+    x = torch.randn(2, 5, 256)
+    expected, got = plain(x), found(x)
+    assert got.shape == expected.shape
+    error = ((got - expected).norm() / expected.norm()).item()
+    assert ERRORS[kind] / 20 < error < ERRORS[kind]
+    assert found.weight is None, "the plain weights are gone"
+
+
+@torch.inference_mode()
+@given(rows=st.integers(1, 40), inputs=st.sampled_from([32, 96, 512]), seed=st.integers(0, 9), size=st.sampled_from([1e-6, 1.0, 1e4]))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("kind", LINEARS)
+def test_a_row_does_not_depend_on_the_rows_beside_it(kind: str, rows: int, inputs: int, seed: int, size: float) -> None:
+    torch.manual_seed(seed)
+    _, layer = packed(kind, inputs, 32)
+    x = torch.randn(rows, inputs) * size
+    x[0] *= 100
+    whole = layer(x)
+    for count in {1, rows // 2 or 1, rows}:
+        first = int(torch.randint(0, rows - count + 1, ()))
+        assert torch.equal(layer(x[first : first + count]), whole[first : first + count])
+
+
+@torch.inference_mode()
+def test_int8_is_an_exact_product_of_rounded_weights_and_two_digits(engine: str) -> None:
+    """No product is lost to saturation, even where all are as large as they can be."""
+    torch.manual_seed(2)
+    layer = nn.Linear(515, 24, bias=False)
+    weights = torch.randint(-127, 128, (24, 515)).float()
+    weights[:, 0] = 127  # so that each output's scale is 1
+    weights[0], weights[1] = 127, -127
+    quantise(layer, weights, Int8Linear)
+    x = torch.randint(-DIGIT, DIGIT + 1, (9, 515)).float()
+    x[:, 0] = DIGIT  # so that each row's scale is 1, too
+    x[0], x[1] = DIGIT, torch.tensor([DIGIT, -DIGIT]).repeat(258)[:515]
+    assert torch.equal(layer(x).double(), x.double() @ weights.double().t()), engine
+    finer = x.clamp(1 - DIGIT, DIGIT - 1) + torch.randint(-DIGIT, DIGIT + 1, x.shape) / (2 * DIGIT)
+    finer[:, 0] = DIGIT
+    expected = finer.double() @ weights.double().t()
+    assert (layer(finer).double() - expected).abs().max() < 1e-6 * expected.abs().max(), "the second digit is exact, too"
+
+
+@torch.inference_mode()
+def test_rows_of_zeros_and_of_no_numbers() -> None:
+    _, layer = packed("int8", 64, 16, has_bias=False)
+    assert torch.equal(layer(torch.zeros(3, 64)), torch.zeros(3, 16))
+    assert layer(torch.zeros(0, 64)).shape == (0, 16)
+    broken = torch.ones(2, 64)
+    broken[1, 3] = float("nan")
+    found = layer(broken)
+    assert torch.isfinite(found[0]).all()
+    assert not torch.isfinite(found[1]).any(), "what overflowed must show, not turn into numbers"
+
+
+@pytest.mark.parametrize("kind", LINEARS)
+@pytest.mark.parametrize("variant", ["llama-grouped", "qwen2", "gemma3-text"])
+def test_slices_follow_the_quantised_model_in_one_process(kind: str, variant: str, tmp_path: Path) -> None:
+    """Every difference lies below the model's own numeric noise, and another precision's answer does not."""
+    files = ModelFiles(str(make_variant(tmp_path, variant)))
+    reference = Reference(files, kind)
+    prompt, sampling = tuple(range(3, 60)), Sampling(temperature=1.0, seed=3)
+    count = files.config().num_hidden_layers
+    run = pipeline(load(tmp_path, [0, 1, count - 1, count], kind), HeadCore(context=400, stage_count=3))
+    run.give(Submit(request=1, prompt=prompt, new_tokens_max=30, sampling=sampling, stop_ids=frozenset()))
+    run.settle()
+    reference.generate(prompt, sampling, 30, frozenset())
+    assert all(difference.margin <= reference.noise_logits for difference in reference.check(prompt, sampling, run.answers[1]))
+
+
+@pytest.mark.parametrize("kind", LINEARS)
+def test_slices_take_the_memory_that_was_foretold(kind: str, tmp_path: Path) -> None:
+    files = ModelFiles(str(make_variant(tmp_path, "llama-tied")))
+    for first, end in ((0, 8), (0, 3), (3, 8)):
+        span = Span(first=first, end=end, count=8)
+        foretold = slice_memory(files, span, kind, 100).weight_bytes
+        assert Slice.load(files, span, kind, CPU).weight_bytes == foretold
+    assert foretold < slice_memory(files, span, "bfloat16", 100).weight_bytes
+
+
+def test_what_cannot_be_packed_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    files = ModelFiles(str(make_variant(tmp_path / "mixture", "olmoe")))
+    with pytest.raises(InputError, match="mixtures of experts do not run in int8 or int4 yet"):
+        Slice.load(files, Span(first=0, end=1, count=files.config().num_hidden_layers), "int8", CPU)
+    with pytest.raises(InputError, match="int4 takes inputs in groups of 32, but this model has a layer of 48"):
+        packed("int4", 48, 16)
