@@ -16,8 +16,10 @@ SYSTEM_SHARE = 0.1
 """Of a device's memory, for its operating system; a plan leaves it alone."""
 ACTIVATION_BYTES_MIN = 2.0
 """Neither keys and values nor the embedding are quantised."""
-SCALE_BYTES = {"int8": 10.0 / 1024, "int4": 4.0 / 32}
-"""For each packed weight (`model.quantised`): ten bytes for an output, of 1024 inputs or more; a scale and a zero for 32 inputs."""
+OUTPUT_BYTES = {"int8": 10}
+"""Beside packed weights (`model.quantised`): for each output two columns, a scale and a sum."""
+SCALE_BYTES = {"int4": 4.0 / 32}
+"""And for each weight: a scale and a zero for 32 inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +62,14 @@ def weights_of(shape: ModelShape) -> ModelWeights:
     )
 
 
-def weight_bytes(precision: str) -> float:
-    """Bytes of a weight in a layer or `lm_head`, scales included."""
-    return PRECISION_BYTES[precision] + SCALE_BYTES.get(precision, 0.0)
+def weight_bytes(weights: int, outputs: int, precision: str) -> float:
+    """Bytes of the matrices of a layer or of `lm_head`, which have so many outputs together, scales included."""
+    return weights * (PRECISION_BYTES[precision] + SCALE_BYTES.get(precision, 0.0)) + outputs * OUTPUT_BYTES.get(precision, 0)
+
+
+def layer_outputs(shape: ModelShape) -> int:
+    """Outputs of a layer's matrices: queries, keys, values, what attention gives, and the feed-forward's three."""
+    return (shape.heads + 2 * shape.kv_heads) * shape.head_dim + 2 * shape.hidden + 2 * shape.intermediate
 
 
 def kept_bytes(precision: str) -> float:
@@ -74,20 +81,24 @@ def stage_memory(
     shape: ModelShape, weights: ModelWeights, precision: str, layers: int, *, first: bool, last: bool, context: int, users: int
 ) -> SliceMemory:
     """A slice of so many layers with the caches of all users; a tied embedding counts once where both ends are and none is quantised."""
-    packed, kept = weight_bytes(precision), kept_bytes(precision)
-    shared = first and last and weights.is_tied and packed == kept
-    size = layers * weights.layer * packed
+    kept = kept_bytes(precision)
+    shared = first and last and weights.is_tied and PRECISION_BYTES[precision] == kept
+    size = layers * weight_bytes(weights.layer, layer_outputs(shape), precision)
     size += weights.embedding * kept * (first and not shared)
-    size += (weights.head * packed + weights.norm * kept) * last
+    size += (weight_bytes(weights.head, shape.vocabulary, precision) + weights.norm * kept) * last
     held = cache_bytes(layers=layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim, context=context, element_bytes=int(kept))
     return SliceMemory(weight_bytes=round(size), cache_bytes=users * held)
 
 
 def drafter_memory(shape: ModelShape, precision: str, *, context: int, users: int) -> SliceMemory:
     """A drafter at the head: all its weights, and caches that hold what it drafted, too."""
-    weights, packed, kept = weights_of(shape), weight_bytes(precision), kept_bytes(precision)
-    size = (shape.layers * weights.layer + weights.head + shape.extra_params) * packed
-    size += weights.norm * kept + weights.embedding * kept * (not (shape.is_tied and packed == kept))
+    weights, kept = weights_of(shape), kept_bytes(precision)
+    matrices, outputs = (
+        shape.layers * weights.layer + weights.head + shape.extra_params,
+        shape.layers * layer_outputs(shape) + shape.vocabulary,
+    )
+    size = weight_bytes(matrices, outputs, precision)
+    size += weights.norm * kept + weights.embedding * kept * (not (shape.is_tied and PRECISION_BYTES[precision] == kept))
     held = cache_bytes(
         layers=shape.layers,
         kv_heads=shape.kv_heads,

@@ -81,6 +81,18 @@ def test_memory_of_a_checkpoint_is_what_a_daemon_counts(dtype: str, first: int, 
     assert ours == slice_memory(files, Span(first=first, end=end, count=8), dtype, 512)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize(("first", "end"), [(0, 8), (0, 3), (3, 6), (6, 8)])
+def test_memory_of_packed_weights_is_what_a_daemon_counts(dtype: str, first: int, end: int) -> None:
+    """But for norms, which are counted among the matrices here."""
+    files = ModelFiles(BUNDLED)
+    shape = shape_of(files.config(), BUNDLED)
+    ours = stage_memory(shape, counted_weights(files, shape), dtype, end - first, first=first == 0, last=end == 8, context=512, users=1)
+    daemons = slice_memory(files, Span(first=first, end=end, count=8), dtype, 512)
+    assert ours.cache_bytes == daemons.cache_bytes
+    assert ours.weight_bytes == pytest.approx(daemons.weight_bytes, rel=2e-3)
+
+
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
