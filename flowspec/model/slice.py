@@ -53,7 +53,7 @@ class Slice:
         config = files.config()
         pieces = Pieces.build(config, family_of(config, files.model), span)
         activations = DTYPES[ACTIVATIONS[dtype]]
-        fill(pieces, files.tensors(), activations, LINEARS.get(dtype), device, progress)
+        fill(pieces, files.tensors(), activations, device, progress, LINEARS.get(dtype))
         pieces.rotary.to(device)
         pieces.call_directly()
         return Slice(pieces, activations, device)

@@ -84,9 +84,9 @@ def fill(
     pieces: Pieces,
     tensors: TensorIndex,
     dtype: torch.dtype,
-    packing: type[QuantisedLinear] | None,
     device: torch.device,
     progress: Callable[[float], None] = lambda share: None,
+    packing: type[QuantisedLinear] | None = None,
 ) -> None:
     """Gives every parameter its values, converted to `dtype`; with `packing`, weights of linear layers are packed as they come.
 
@@ -98,21 +98,22 @@ def fill(
     _check_all_used(pieces, weights, tensors)
     count = sum(len(weight.sources) for weight in weights)
     done = 0
-    loaded: dict[tuple[str, ...], torch.Tensor] = {}
+    loaded: dict[tuple[str, ...], nn.Parameter] = {}
     for weight in weights:
         owner, leaf = weight.owner
-        values = loaded.get(weight.tensors)
-        if values is None:
+        parameter = loaded.get(weight.tensors)
+        if parameter is None:
             values = torch.empty(owner.get_parameter(leaf).shape, dtype=dtype, device=device)  # aligned, unlike the file's
             for source in weight.sources:
                 part = values[source.part]
                 part.copy_(tensors.load(source.tensor, tuple(part.shape)))
                 progress((done := done + 1) / count)
+            parameter = nn.Parameter(values, requires_grad=False)
         if packing is not None and weight.is_linear:
-            quantise(owner, values, packing)
+            quantise(owner, parameter, packing)
         else:
-            loaded[weight.tensors] = values
-            setattr(owner, leaf, nn.Parameter(values, requires_grad=False))
+            loaded[weight.tensors] = parameter
+            setattr(owner, leaf, parameter)
     tensors.close()
 
 
