@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import socket
+from pathlib import Path
 
 from flowspec.core.limits import NAME_CHARS_MAX
 from flowspec.errors import InputError
@@ -23,6 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", default=socket.gethostname(), help="name in logs and reports (default: the host's, %(default)s)")
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:N", help="where to compute (default: %(default)s)")
     parser.add_argument("--memory", metavar="SIZE", help="most memory to use, such as 4GiB (default: what is free)")
+    parser.add_argument(
+        "--cache-dir", type=Path, metavar="FOLDER", help="where to store weights that a head sends (default: in the user's cache folder)"
+    )
+    parser.add_argument("--cache-limit", metavar="SIZE", help="most disk to store them on; 0 takes none (default: half of what is free)")
     parser.add_argument("--threads", type=int, metavar="N", help="torch threads (default: torch's choice)")
 
 
@@ -41,12 +46,23 @@ def run(args: argparse.Namespace) -> int:
         from flowspec.runtime.loading import pick_device  # imports torch, which a daemon otherwise does on its first assignment
 
         pick_device(args.device)
-    try:
-        memory_bytes = None if args.memory is None else parse_bytes(args.memory)
-    except InputError as error:
-        raise InputError(f"--memory: {error}") from None
-    machine = Machine(device=args.device, memory_bytes=memory_bytes, threads=args.threads)
+    if args.cache_dir is not None and args.cache_dir.exists() and not args.cache_dir.is_dir():
+        raise InputError(f"--cache-dir: expected a folder, got the file {args.cache_dir}")
+    machine = Machine(
+        device=args.device,
+        memory_bytes=_size("--memory", args.memory),
+        threads=args.threads,
+        cache_dir=args.cache_dir,
+        cache_bytes=0 if args.cache_limit == "0" else _size("--cache-limit", args.cache_limit),
+    )
     daemon = Daemon(host=args.host, port=args.port, name=args.name, machine=machine)
     daemon.stop_on_signals()
     daemon.run()
     return 0
+
+
+def _size(flag: str, text: str | None) -> int | None:
+    try:
+        return None if text is None else parse_bytes(text)
+    except InputError as error:
+        raise InputError(f"{flag}: {error}") from None

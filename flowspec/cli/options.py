@@ -190,9 +190,10 @@ def loading_bar(*, quiet: bool) -> Iterator[ProgressCall]:
         def show(text: str, share: float) -> None:
             if "" in tasks:
                 progress.remove_task(tasks.pop(""))
-            if text not in tasks:
-                tasks[text] = progress.add_task(text, total=1.0)
-            progress.update(tasks[text], completed=share)
+            device = text.rpartition(":")[0]
+            if device not in tasks:
+                tasks[device] = progress.add_task(text, total=1.0)
+            progress.update(tasks[device], description=text, completed=share)
 
         yield show
 

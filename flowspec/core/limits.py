@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 STAGES_MAX = 256
 LAYERS_MAX = 4096
@@ -32,6 +32,19 @@ NAME_CHARS_MAX = 200
 TEXT_CHARS_MAX = 4096
 HEADER_BYTES_MAX = 1 << 20
 PAYLOAD_BYTES_MAX = 64 << 20
+
+CONFIG_CHARS_MAX = 1 << 17
+TENSORS_MAX = 1 << 17
+"""Tensors of a model that a head offers."""
+TENSORS_LISTED_MAX = 1024
+"""Tensors in one message."""
+TENSOR_AXES_MAX = 8
+TENSOR_BYTES_MAX = 1 << 36
+DIGEST_CHARS = 64
+WEIGHT_CHUNK_BYTES = 1 << 20
+"""Most bytes of weights that one message brings."""
+WEIGHT_WINDOW = 8
+"""Questions about weights that a daemon may have open: with 8 MiB on their way a gigabit link is busy for 60 ms."""
 
 PREFILL_CHUNK = 128
 """Prompt tokens per segment: enough rows to be compute-bound, few enough to fill the pipeline early."""

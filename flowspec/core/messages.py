@@ -1,7 +1,7 @@
 """What devices say to each other. Every message is frozen and validated when built, on either end.
 
 `Segment`, `Verified`, `Open`, `Commit` and `Release` make up the protocol of the token trees; the rest sets a cluster
-up and watches it. A broken rule raises `ValueError`: our own bug when we build a message, a peer's when the codec does.
+up and watches it; `weight_messages` has those that bring a daemon its weights. A broken rule raises `ValueError`: our own bug when we build a message, a peer's when the codec does.
 """
 
 from __future__ import annotations
@@ -10,27 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowspec.core import limits
+from flowspec.core.checks import check, check_all, check_range, check_text
 from flowspec.core.precision import ACTIVATIONS
-
-
-def _check(condition: bool, name: str, value: object, expected: str) -> None:
-    if not condition:
-        raise ValueError(f"{name}: expected {expected}, got {value!r:.80}")
-
-
-def _check_range(name: str, value: float, low: float, high: float) -> None:
-    _check(low <= value <= high, name, value, f"{low} to {high}")
-
-
-def _check_all(name: str, values: Sequence[int], low: int, high: int, count_max: int) -> None:
-    _check(len(values) <= count_max, name, f"{len(values)} entries", f"at most {count_max}")
-    if values:
-        _check(low <= min(values) and max(values) <= high, name, (min(values), max(values)), f"{low} to {high}")
-
-
-def _check_text(name: str, value: str, chars_max: int = limits.NAME_CHARS_MAX) -> None:
-    _check(len(value) <= chars_max, name, value, f"at most {chars_max} characters")
-    _check(value.isprintable(), name, value, "printable characters")
+from flowspec.core.weight_messages import WeightAnswer, WeightQuestion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +27,17 @@ class Sampling:
 
     def __post_init__(self) -> None:
         is_usable = self.temperature == 0 or limits.TEMPERATURE_MIN <= self.temperature <= limits.TEMPERATURE_MAX
-        _check(is_usable, "temperature", self.temperature, f"0, or {limits.TEMPERATURE_MIN} to {limits.TEMPERATURE_MAX}")
-        _check_range("top_k", self.top_k, 0, limits.VOCABULARY_MAX)
-        _check(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
-        _check(0 <= self.min_p < 1, "min_p", self.min_p, "0 or more and below 1")
-        _check_range("seed", self.seed, 0, limits.ID_MAX)
+        check(is_usable, "temperature", self.temperature, f"0, or {limits.TEMPERATURE_MIN} to {limits.TEMPERATURE_MAX}")
+        check_range("top_k", self.top_k, 0, limits.VOCABULARY_MAX)
+        check(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
+        check(0 <= self.min_p < 1, "min_p", self.min_p, "0 or more and below 1")
+        check_range("seed", self.seed, 0, limits.ID_MAX)
 
 
 # ------------------------------------------------------------------------------------- setting a cluster up
+
+ROLES = ("head-control", "head-data", "head-weights", "stage")
+LOADING_STEPS = ("asking", "checking", "receiving", "loading")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +49,9 @@ class Hello:
     role: str
 
     def __post_init__(self) -> None:
-        _check_text("name", self.name)
-        _check_text("version", self.version)
-        _check(self.role in ("head-control", "head-data", "stage"), "role", self.role, "head-control, head-data or stage")
+        check_text("name", self.name)
+        check_text("version", self.version)
+        check(self.role in ROLES, "role", self.role, ", ".join(ROLES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +66,9 @@ class Welcome:
 
     def __post_init__(self) -> None:
         for field in ("name", "version", "device"):
-            _check_text(field, getattr(self, field))
-        _check_range("pid", self.pid, 0, limits.ID_MAX)
-        _check_range("memory_bytes", self.memory_bytes, 0, limits.ID_MAX)
+            check_text(field, getattr(self, field))
+        check_range("pid", self.pid, 0, limits.ID_MAX)
+        check_range("memory_bytes", self.memory_bytes, 0, limits.ID_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,26 +93,26 @@ class Assign:
     captures: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_text("model", self.model, limits.TEXT_CHARS_MAX)
-        _check_text("fingerprint", self.fingerprint)
-        _check_text("next_hop", self.next_hop)
-        _check_text("next_name", self.next_name)
-        _check_range("stages", self.stages, 1, limits.STAGES_MAX)
-        _check_range("stage", self.stage, 0, self.stages - 1)
-        _check_range("layer_count", self.layer_count, 1, limits.LAYERS_MAX)
-        _check_range("first_layer", self.first_layer, 0, self.layer_count - 1)
-        _check_range("end_layer", self.end_layer, self.first_layer + 1, self.layer_count)
-        _check(
+        check_text("model", self.model, limits.TEXT_CHARS_MAX)
+        check_text("fingerprint", self.fingerprint)
+        check_text("next_hop", self.next_hop)
+        check_text("next_name", self.next_name)
+        check_range("stages", self.stages, 1, limits.STAGES_MAX)
+        check_range("stage", self.stage, 0, self.stages - 1)
+        check_range("layer_count", self.layer_count, 1, limits.LAYERS_MAX)
+        check_range("first_layer", self.first_layer, 0, self.layer_count - 1)
+        check_range("end_layer", self.end_layer, self.first_layer + 1, self.layer_count)
+        check(
             (self.end_layer == self.layer_count) == (self.stage == self.stages - 1),
             "end_layer",
             self.end_layer,
             "the last layer on the last stage only",
         )
-        _check((self.next_hop == "") == (self.stage == self.stages - 1), "next_hop", self.next_hop, "none on the last stage only")
-        _check(self.dtype in ACTIVATIONS, "dtype", self.dtype, f"one of {', '.join(ACTIVATIONS)}")
-        _check_range("context", self.context, 1, limits.CONTEXT_MAX)
-        _check_all("captures", self.captures, 0, self.layer_count, limits.CAPTURES_MAX)
-        _check(list(self.captures) == sorted(set(self.captures)), "captures", self.captures, "layers in growing order")
+        check((self.next_hop == "") == (self.stage == self.stages - 1), "next_hop", self.next_hop, "none on the last stage only")
+        check(self.dtype in ACTIVATIONS, "dtype", self.dtype, f"one of {', '.join(ACTIVATIONS)}")
+        check_range("context", self.context, 1, limits.CONTEXT_MAX)
+        check_all("captures", self.captures, 0, self.layer_count, limits.CAPTURES_MAX)
+        check(list(self.captures) == sorted(set(self.captures)), "captures", self.captures, "layers in growing order")
 
     @property
     def payload_dtype(self) -> str:
@@ -141,24 +126,34 @@ class Assign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """How far a daemon has come with its slice, `share` from 0 to 1."""
+    """How far a daemon has come with its slice, `share` from 0 to 1 of what it is `doing`.
+
+    That is `asking` the head what the slice is made of, `checking` what of it was stored before, `receiving` the rest, and `loading`
+    it all; a daemon that has the model only does the last.
+    """
 
     share: float
+    doing: str = "loading"
 
     def __post_init__(self) -> None:
-        _check_range("share", self.share, 0, 1)
+        check(self.doing in LOADING_STEPS, "doing", self.doing, ", ".join(LOADING_STEPS))
+        check_range("share", self.share, 0, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A daemon's slice is loaded and its next hop reached; `memory_bytes` is its resident memory."""
+    """A daemon's slice is loaded and its next hop reached; `memory_bytes` is its resident memory.
+
+    The head sent `received_bytes` of weights for it: 0 where they were there already.
+    """
 
     weight_bytes: int
     memory_bytes: int
+    received_bytes: int = 0
 
     def __post_init__(self) -> None:
-        _check_range("weight_bytes", self.weight_bytes, 0, limits.ID_MAX)
-        _check_range("memory_bytes", self.memory_bytes, 0, limits.ID_MAX)
+        for field in ("weight_bytes", "memory_bytes", "received_bytes"):
+            check_range(field, getattr(self, field), 0, limits.ID_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +176,7 @@ class Pong:
 
     def __post_init__(self) -> None:
         for field in ("queued", "done", "memory_bytes"):
-            _check_range(field, getattr(self, field), 0, limits.ID_MAX)
+            check_range(field, getattr(self, field), 0, limits.ID_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +190,8 @@ class Error:
     retry_after_s: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_text("text", self.text, limits.TEXT_CHARS_MAX)
-        _check_range("retry_after_s", self.retry_after_s, 0, 3600)
+        check_text("text", self.text, limits.TEXT_CHARS_MAX)
+        check_range("retry_after_s", self.retry_after_s, 0, 3600)
 
     @classmethod
     def saying(cls, text: str, retry_after_s: float = 0.0) -> Error:
@@ -225,12 +220,12 @@ class Open:
     sampling: Sampling
 
     def __post_init__(self) -> None:
-        _check_range("request", self.request, 0, limits.ID_MAX)
-        _check_range("epoch", self.epoch, 0, limits.ID_MAX)
-        _check_range("length", self.length, 1, limits.CONTEXT_MAX)
-        _check_range("keep", self.keep, 0, self.length - 1)
-        _check_range("root", self.root, 0, limits.ID_MAX)
-        _check_range("slots", self.slots, self.length, limits.CONTEXT_MAX + limits.DRAFT_NODES_MAX)
+        check_range("request", self.request, 0, limits.ID_MAX)
+        check_range("epoch", self.epoch, 0, limits.ID_MAX)
+        check_range("length", self.length, 1, limits.CONTEXT_MAX)
+        check_range("keep", self.keep, 0, self.length - 1)
+        check_range("root", self.root, 0, limits.ID_MAX)
+        check_range("slots", self.slots, self.length, limits.CONTEXT_MAX + limits.DRAFT_NODES_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,10 +241,10 @@ class Commit:
     path: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        _check_range("request", self.request, 0, limits.ID_MAX)
-        _check_range("epoch", self.epoch, 0, limits.ID_MAX)
-        _check_range("base", self.base, 1, limits.CONTEXT_MAX)
-        _check_all("path", self.path, 0, limits.ID_MAX, limits.COMMIT_PATH_MAX)
+        check_range("request", self.request, 0, limits.ID_MAX)
+        check_range("epoch", self.epoch, 0, limits.ID_MAX)
+        check_range("base", self.base, 1, limits.CONTEXT_MAX)
+        check_all("path", self.path, 0, limits.ID_MAX, limits.COMMIT_PATH_MAX)
 
     @property
     def length(self) -> int:
@@ -271,13 +266,13 @@ class Part:
 
     def __post_init__(self) -> None:
         count = len(self.ids)
-        _check_all("ids", self.ids, 0, limits.ID_MAX, limits.NODES_PER_SEGMENT_MAX)
-        _check_all("parents", self.parents, -1, limits.ID_MAX, limits.NODES_PER_SEGMENT_MAX)
-        _check_all("tokens", self.tokens, 0, limits.VOCABULARY_MAX, limits.NODES_PER_SEGMENT_MAX)
-        _check_all("positions", self.positions, 0, limits.CONTEXT_MAX, limits.NODES_PER_SEGMENT_MAX)
+        check_all("ids", self.ids, 0, limits.ID_MAX, limits.NODES_PER_SEGMENT_MAX)
+        check_all("parents", self.parents, -1, limits.ID_MAX, limits.NODES_PER_SEGMENT_MAX)
+        check_all("tokens", self.tokens, 0, limits.VOCABULARY_MAX, limits.NODES_PER_SEGMENT_MAX)
+        check_all("positions", self.positions, 0, limits.CONTEXT_MAX, limits.NODES_PER_SEGMENT_MAX)
         for name in ("parents", "tokens", "positions", "committed"):
-            _check(len(getattr(self, name)) == count, name, len(getattr(self, name)), f"{count} entries, one for every id")
-        _check(
+            check(len(getattr(self, name)) == count, name, len(getattr(self, name)), f"{count} entries, one for every id")
+        check(
             all(parent < node for parent, node in zip(self.parents, self.ids, strict=True)),
             "parents",
             self.parents,
@@ -285,7 +280,7 @@ class Part:
         )
         if self.opening is not None:
             same = (self.opening.request, self.opening.epoch) == (self.commit.request, self.commit.epoch)
-            _check(same, "opening", self.opening.request, "the request and epoch of the part")
+            check(same, "opening", self.opening.request, "the request and epoch of the part")
 
     def select(self, rows: Sequence[int]) -> Part:
         """The same part with only these of its rows."""
@@ -318,9 +313,9 @@ class Hop:
 
     def __post_init__(self) -> None:
         for field in ("queued_s", "compute_s", "own_s"):
-            _check_range(field, getattr(self, field), 0, 1e6)
+            check_range(field, getattr(self, field), 0, 1e6)
         for field in ("rows", "dead_in_queue", "dead_between_layers", "dead_late"):
-            _check_range(field, getattr(self, field), 0, limits.NODES_PER_SEGMENT_MAX)
+            check_range(field, getattr(self, field), 0, limits.NODES_PER_SEGMENT_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,12 +331,12 @@ class Segment:
     hops: tuple[Hop, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_range("segment", self.segment, 0, limits.ID_MAX)
-        _check(len(self.parts) <= limits.PARTS_PER_SEGMENT_MAX, "parts", len(self.parts), f"at most {limits.PARTS_PER_SEGMENT_MAX}")
-        _check(len(self.hops) <= limits.STAGES_MAX, "hops", len(self.hops), f"at most {limits.STAGES_MAX}")
-        _check(self.row_count <= limits.NODES_PER_SEGMENT_MAX, "rows", self.row_count, f"at most {limits.NODES_PER_SEGMENT_MAX}")
+        check_range("segment", self.segment, 0, limits.ID_MAX)
+        check(len(self.parts) <= limits.PARTS_PER_SEGMENT_MAX, "parts", len(self.parts), f"at most {limits.PARTS_PER_SEGMENT_MAX}")
+        check(len(self.hops) <= limits.STAGES_MAX, "hops", len(self.hops), f"at most {limits.STAGES_MAX}")
+        check(self.row_count <= limits.NODES_PER_SEGMENT_MAX, "rows", self.row_count, f"at most {limits.NODES_PER_SEGMENT_MAX}")
         requests = [part.commit.request for part in self.parts]
-        _check(len(set(requests)) == len(requests), "parts", requests, "one part for each request")
+        check(len(set(requests)) == len(requests), "parts", requests, "one part for each request")
 
     @property
     def row_count(self) -> int:
@@ -361,11 +356,11 @@ class VerifiedPart:
     next_tokens: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        _check_range("request", self.request, 0, limits.ID_MAX)
-        _check_range("epoch", self.epoch, 0, limits.ID_MAX)
-        _check_all("ids", self.ids, 0, limits.ID_MAX, limits.NODES_PER_SEGMENT_MAX)
-        _check_all("next_tokens", self.next_tokens, -1, limits.VOCABULARY_MAX, limits.NODES_PER_SEGMENT_MAX)
-        _check(len(self.ids) == len(self.next_tokens), "next_tokens", len(self.next_tokens), f"{len(self.ids)} entries")
+        check_range("request", self.request, 0, limits.ID_MAX)
+        check_range("epoch", self.epoch, 0, limits.ID_MAX)
+        check_all("ids", self.ids, 0, limits.ID_MAX, limits.NODES_PER_SEGMENT_MAX)
+        check_all("next_tokens", self.next_tokens, -1, limits.VOCABULARY_MAX, limits.NODES_PER_SEGMENT_MAX)
+        check(len(self.ids) == len(self.next_tokens), "next_tokens", len(self.next_tokens), f"{len(self.ids)} entries")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,10 +375,10 @@ class Verified:
     hops: tuple[Hop, ...]
 
     def __post_init__(self) -> None:
-        _check_range("segment", self.segment, 0, limits.ID_MAX)
-        _check(len(self.parts) <= limits.PARTS_PER_SEGMENT_MAX, "parts", len(self.parts), f"at most {limits.PARTS_PER_SEGMENT_MAX}")
-        _check(len(self.hops) <= limits.STAGES_MAX, "hops", len(self.hops), f"at most {limits.STAGES_MAX}")
-        _check(self.row_count <= limits.NODES_PER_SEGMENT_MAX, "rows", self.row_count, f"at most {limits.NODES_PER_SEGMENT_MAX}")
+        check_range("segment", self.segment, 0, limits.ID_MAX)
+        check(len(self.parts) <= limits.PARTS_PER_SEGMENT_MAX, "parts", len(self.parts), f"at most {limits.PARTS_PER_SEGMENT_MAX}")
+        check(len(self.hops) <= limits.STAGES_MAX, "hops", len(self.hops), f"at most {limits.STAGES_MAX}")
+        check(self.row_count <= limits.NODES_PER_SEGMENT_MAX, "rows", self.row_count, f"at most {limits.NODES_PER_SEGMENT_MAX}")
 
     @property
     def row_count(self) -> int:
@@ -397,7 +392,9 @@ class Release:
     request: int
 
     def __post_init__(self) -> None:
-        _check_range("request", self.request, 0, limits.ID_MAX)
+        check_range("request", self.request, 0, limits.ID_MAX)
 
 
-Message = Hello | Welcome | Assign | Loading | Ready | Reset | Ping | Pong | Error | Open | Commit | Segment | Verified | Release
+ClusterMessage = Hello | Welcome | Assign | Loading | Ready | Reset | Ping | Pong | Error
+TreeMessage = Open | Commit | Segment | Verified | Release
+Message = ClusterMessage | TreeMessage | WeightQuestion | WeightAnswer

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +163,17 @@ class ModelFiles:
         return dict(header)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """Where a tensor lies: `size_bytes` of `path` from `offset` on."""
+
+    path: Path
+    offset: int
+    size_bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
 class TensorIndex:
     """Shapes and sizes of a model's tensors, and the tensors themselves, one at a time."""
 
@@ -179,10 +192,26 @@ class TensorIndex:
 
     def element_count(self, name: str) -> int:
         """Number of elements, from the file's header; nothing is loaded."""
-        count = 1
-        for size in self._entry(name)["shape"]:
-            count *= size
-        return count
+        return math.prod(self._entry(name)["shape"])
+
+    def extent(self, name: str) -> Extent:
+        """Where the tensor lies as raw bytes, little-endian and row-major. Raises `InputError` for a header that contradicts itself."""
+        entry = self._entry(name)
+        file = self._file_of[name]
+        path = self._files.path(file)
+        ends = [other["data_offsets"][1] for other in self._headers[file].values()]
+        begin, end = entry["data_offsets"][:2]
+        size_bytes = self.element_count(name) * DTYPE_BYTES[entry["dtype"]]
+        if type(begin) is not int or begin < 0 or end - begin != size_bytes:
+            raise InputError(f"{path}: {name}: expected {size_bytes} bytes by its shape, got the offsets {entry['data_offsets']}")
+        # The header's check made sure that the data end where the file does.
+        return Extent(
+            path=path,
+            offset=path.stat().st_size - max(ends) + begin,
+            size_bytes=size_bytes,
+            dtype=entry["dtype"],
+            shape=tuple(entry["shape"]),
+        )
 
     def load(self, name: str, shape: tuple[int, ...]) -> Any:
         """A torch tensor over the memory-mapped file, to be copied before the next call. Checks the shape.
@@ -191,9 +220,7 @@ class TensorIndex:
         """
         from safetensors import SafetensorError, safe_open
 
-        entry = self._entry(name)
-        if tuple(entry["shape"]) != shape:
-            raise InputError(f"tensor {name} of {self._files.model!r}: expected shape {list(shape)} by config.json, got {entry['shape']}")
+        entry = self._expect(name, shape)
         file = self._file_of[name]
         try:
             if self._mapped_bytes > MAPPED_BYTES_MAX:
@@ -209,6 +236,13 @@ class TensorIndex:
         """Drops the memory maps."""
         self._open.clear()
         self._mapped_bytes = 0
+
+    def _expect(self, name: str, shape: tuple[int, ...]) -> dict[str, Any]:
+        """The entry of a tensor that must have this shape."""
+        entry = self._entry(name)
+        if tuple(entry["shape"]) != shape:
+            raise InputError(f"tensor {name} of {self._files.model!r}: expected shape {list(shape)} by config.json, got {entry['shape']}")
+        return entry
 
     def _entry(self, name: str) -> dict[str, Any]:
         if name not in self._file_of:

@@ -5,46 +5,51 @@ Work goes in by `post`, results come back on `results` with a wake-up. Heavy imp
 
 from __future__ import annotations
 
+import logging
 import queue
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers
 from flowspec.core.messages import Assign
 from flowspec.errors import ClusterError, FlowSpecError
+from flowspec.model.files import ModelFiles
 from flowspec.runtime.emulation import DeviceEmulation, Pacer
 from flowspec.runtime.transport import Wake
+from flowspec.runtime.weights.line import Asked, Line, LoadProgress
+from flowspec.runtime.weights.receive import fetched
+from flowspec.runtime.weights.store import WeightStore
+from flowspec.runtime.weights.stored import StoredModel
 from flowspec.wire.codec import Tensor
 
 if TYPE_CHECKING:
     import torch
 
+    from flowspec.model.pieces import Span
     from flowspec.model.slice import Slice
 
-PROGRESS_EVERY_S = 0.2
+log = logging.getLogger("flowspec.daemon")
+
 SWITCH_INTERVAL_S = 0.0002
 """How long the compute thread may keep the interpreter from the poller thread; Python's 5 ms would be a hop's p99."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A slice is in memory; `reused` says that it was there already."""
+    """A slice is in memory; `reused` says that it was there already, `received_bytes` how much of it the head sent just now."""
 
     weight_bytes: int
+    received_bytes: int
     hidden_size: int
     vocabulary_size: int
     reused: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadProgress:
-    share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +66,23 @@ class Crashed:
     error: BaseException
 
 
-Result = Loaded | LoadProgress | Failed | Crashed | LayersDone
+Result = Loaded | LoadProgress | Asked | Failed | Crashed | LayersDone
 Work = Assign | RunLayers | OpenCache | ClearSlots | CloseCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What the user allowed this daemon to use."""
+    """What the user allowed this daemon to use.
+
+    Weights that a head sends are stored in `cache_dir` (None: in the user's cache folder), up to `cache_bytes` of them (None: a
+    share of the disk; 0: none are taken).
+    """
 
     device: str = "auto"
     memory_bytes: int | None = None
     threads: int | None = None
+    cache_dir: Path | None = None
+    cache_bytes: int | None = None
 
 
 class ComputeThread:
@@ -89,7 +100,9 @@ class ComputeThread:
         self._wake = wake
         self._work: queue.SimpleQueue[tuple[int, Work] | None] = queue.SimpleQueue()
         self._hold = 0
+        self.line = Line(self._tell)
         self._slice: Slice | None = None
+        self._files: ModelFiles | None = None
         self._loaded_as: tuple[object, ...] | None = None
         self._dead: tuple[tuple[int, int], frozenset[int]] = ((0, 0), frozenset())
         sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -162,44 +175,59 @@ class ComputeThread:
     def _load(self, assign: Assign) -> None:
         from flowspec.model.pieces import Span
         from flowspec.model.slice import Slice
-        from flowspec.runtime.loading import check_memory, open_model, pick_device, use_threads
+        from flowspec.runtime.loading import check_memory, pick_device, use_threads
 
         if self._emulation is not None:
             layers = assign.end_layer - assign.first_layer
             self._pacer = Pacer(self._emulation, stage=assign.stage, stages=assign.stages, layers=layers)
         span = Span(first=assign.first_layer, end=assign.end_layer, count=assign.layer_count)
         wanted = (assign.fingerprint, assign.first_layer, assign.end_layer, assign.dtype)
-        if self._slice is not None and self._loaded_as == wanted:
+        if self._slice is not None and self._files is not None and self._loaded_as == wanted:
             self._slice.close_all()
             self._slice.captures = assign.captures
-            check_memory(open_model(assign), span, assign, self._slice.device, self.machine.memory_bytes, is_loaded=True)
+            check_memory(self._files, span, assign, self._slice.device, self.machine.memory_bytes, is_loaded=True)
             self._tell(_loaded(self._slice, reused=True))
             return
-        self._slice, self._loaded_as = None, None
+        self._slice, self._files, self._loaded_as = None, None, None
         use_threads(self.machine.threads)
         device = pick_device(self.machine.device)
-        files = open_model(assign)
-        check_memory(files, span, assign, device, self.machine.memory_bytes)
-        self._slice = Slice.load(files, span, assign.dtype, device, self._progress())
+        self.line.begin(self._hold)
+        try:
+            files = self._open(assign, span)
+            check_memory(files, span, assign, device, self.machine.memory_bytes)
+            with self._weights(files) as received_bytes:
+                self._slice = Slice.load(files, span, assign.dtype, device, partial(self.line.show, "loading"))
+        finally:
+            self.line.end()
         self._slice.captures = assign.captures
-        self._loaded_as = wanted
-        self._tell(_loaded(self._slice, reused=False))
+        self._files, self._loaded_as = files, wanted
+        self._tell(_loaded(self._slice, reused=False, received_bytes=received_bytes))
 
-    def _progress(self) -> Callable[[float], None]:
-        told_s = time.monotonic()
+    def _open(self, assign: Assign, span: Span) -> ModelFiles:
+        """The model where it lies on this device, else as the head offers it."""
+        from flowspec.runtime.loading import offered_model, open_model
 
-        def progress(share: float) -> None:
-            nonlocal told_s
-            if time.monotonic() - told_s > PROGRESS_EVERY_S:
-                told_s = time.monotonic()
-                self._tell(LoadProgress(share=share))
+        try:
+            return open_model(assign)
+        except FlowSpecError as error:
+            if self.machine.cache_bytes == 0:
+                raise
+            log.info("%s; asking the head for the weights", error)
+        return offered_model(assign, span, self.line, WeightStore(self.machine.cache_dir, self.machine.cache_bytes))
 
-        return progress
+    def _weights(self, files: ModelFiles) -> AbstractContextManager[int]:
+        """Has the weights of a slice ready to be loaded; gives the bytes that the head sent for that."""
+        return fetched(files, self.line) if isinstance(files, StoredModel) else nullcontext(0)
 
 
-def _loaded(part: Slice, *, reused: bool) -> Loaded:
-    config = part.config
-    return Loaded(weight_bytes=part.weight_bytes, hidden_size=config.hidden_size, vocabulary_size=config.vocab_size, reused=reused)
+def _loaded(part: Slice, *, reused: bool, received_bytes: int = 0) -> Loaded:
+    return Loaded(
+        weight_bytes=part.weight_bytes,
+        received_bytes=received_bytes,
+        hidden_size=part.config.hidden_size,
+        vocabulary_size=part.config.vocab_size,
+        reused=reused,
+    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -35,7 +35,6 @@ from flowspec.core.messages import (
     Assign,
     Commit,
     Error,
-    Hello,
     Loading,
     Message,
     Open,
@@ -51,11 +50,12 @@ from flowspec.core.stage import StageCore
 from flowspec.errors import FlowSpecError, PeerError
 from flowspec.plan.memory import mib
 from flowspec.runtime import timeouts
-from flowspec.runtime.compute import ComputeThread, Crashed, Failed, Loaded, LoadProgress, Machine, Result
+from flowspec.runtime.compute import ComputeThread, Crashed, Failed, Loaded, Machine, Result
 from flowspec.runtime.emulation import DeviceEmulation
 from flowspec.runtime.hold import Hold
 from flowspec.runtime.peers import Peer, Peers
-from flowspec.runtime.transport import Link, Monitor, Wake, bind_router, dial, patience_ms, ready_sources, receive
+from flowspec.runtime.transport import Monitor, Wake, bind_router, patience_ms, ready_sources, receive
+from flowspec.runtime.weights.line import Asked, LoadProgress
 from flowspec.wire.codec import Envelope, decode
 
 log = logging.getLogger("flowspec.daemon")
@@ -203,6 +203,9 @@ class Daemon:
             self._welcome(peer)
         elif peer.hello.role == "head-control":
             self._from_head(peer, message, now_s)
+        elif peer.hello.role == "head-weights":
+            if hold is not None and hold.weights is peer:
+                self._compute.line.deliver(hold.number, hold.check_answer(message), envelope.tensor.data if envelope.tensor else b"")
         elif not isinstance(message, Segment):
             raise PeerError(f"a {peer.hello.role} connection carries segments, not {type(message).__name__}")
         elif hold is None or peer.incarnation != hold.control.incarnation:
@@ -215,6 +218,8 @@ class Daemon:
         hold = self._hold
         if peer.hello.role == "head-data" and hold is not None and hold.control.incarnation == peer.incarnation:
             hold.take_data(peer)
+        elif peer.hello.role == "head-weights" and hold is not None and hold.control.incarnation == peer.incarnation:
+            hold.weights = peer
         elif peer.hello.role == "stage":
             log.info("stage %s is connected", peer.hello.name)
         peer.link.send(
@@ -281,21 +286,14 @@ class Daemon:
         for other in self._peers:
             if other.hello.role == "head-data" and other.incarnation == peer.incarnation:
                 hold.take_data(other)
-        if assign.next_hop:
-            try:
-                socket = dial(self._context, assign.next_hop)
-            except FlowSpecError as error:
-                peer.link.send(Error.saying(str(error)))
-                return
-            hold.next_hop = Link(socket, incarnation=peer.incarnation, sender=self.name)
-            hold.next_monitor = Monitor(socket)
-            self._poller.register(socket, zmq.POLLIN)
+        try:
+            hold.dial_next(self._context, self.name, now_s)
+        except FlowSpecError as error:
+            peer.link.send(Error.saying(str(error)))
+            return
+        if hold.next_hop is not None and hold.next_monitor is not None:
+            self._poller.register(hold.next_hop.socket, zmq.POLLIN)
             self._poller.register(hold.next_monitor.socket, zmq.POLLIN)
-            hold.next_hop.send(Hello(name=self.name, version=__version__, role="stage"))
-            hold.next_hop.shape = hold.shape
-            hold.next_deadline_s = now_s + timeouts.LINK_S
-        else:
-            hold.next_ready = True
         self._hold = hold
         self._peers.kept_incarnation = peer.incarnation
         self._compute.post(hold.number, assign)
@@ -320,10 +318,9 @@ class Daemon:
             return
         hold.is_ready = True
         resident = psutil.Process().memory_info().rss
-        hold.control.link.send(Ready(weight_bytes=hold.loaded.weight_bytes, memory_bytes=resident))
-        log.info(
-            "ready: %s weights %s, process %s", "kept" if hold.loaded.reused else "loaded", mib(hold.loaded.weight_bytes), mib(resident)
-        )
+        loaded = hold.loaded
+        hold.control.link.send(Ready(weight_bytes=loaded.weight_bytes, memory_bytes=resident, received_bytes=loaded.received_bytes))
+        log.info("ready: %s weights %s, process %s", "kept" if loaded.reused else "loaded", mib(loaded.weight_bytes), mib(resident))
 
     def _fail(self, text: str) -> None:
         """Tells the head why its cluster cannot go on, and lets go of it."""
@@ -338,6 +335,7 @@ class Daemon:
             return
         if tell:
             hold.control.link.send(Error.saying(reason))
+        self._compute.line.hang_up(hold.number)
         for request in hold.core.requests():
             self._compute.post(hold.number, CloseCache(request=request))
         self._peers.kept_incarnation = None
@@ -380,7 +378,10 @@ class Daemon:
         if hold is None or hold.number != number:
             return
         if isinstance(result, LoadProgress):
-            hold.control.link.send(Loading(share=result.share))
+            hold.control.link.send(Loading(doing=result.doing, share=result.share))
+        elif isinstance(result, Asked):
+            if not hold.ask(result.question):
+                self._fail("the head's connection for weights is gone")
         elif isinstance(result, Loaded):
             hold.loaded = result
             self._tell_ready(hold)

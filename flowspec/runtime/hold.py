@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from flowspec.core.messages import Assign, Segment
+import zmq
+
+from flowspec import __version__
+from flowspec.core.messages import Assign, Error, Hello, Message, Segment
 from flowspec.core.stage import StageCore
+from flowspec.core.weight_messages import AskModel, ModelOffer, NameList, TensorBytes, TensorList, WeightAnswer, WeightQuestion
 from flowspec.errors import PeerError
+from flowspec.runtime import timeouts
 from flowspec.runtime.compute import Loaded
 from flowspec.runtime.emulation import Shaper
 from flowspec.runtime.peers import Peer
-from flowspec.runtime.transport import Link, Monitor, Receiver
+from flowspec.runtime.transport import Link, Monitor, Receiver, dial
 from flowspec.wire.codec import Tensor
 
 
@@ -31,6 +37,8 @@ class Hold:
     next_deadline_s: float = 0.0
     loaded: Loaded | None = None
     data: Peer | None = None
+    weights: Peer | None = None
+    unanswered: int = 0
     is_ready: bool = False
 
     @property
@@ -67,6 +75,33 @@ class Hold:
         self.data = data
         if not self.assign.next_hop:
             data.link.shape = self.shape
+
+    def dial_next(self, context: zmq.Context[Any], sender: str, now_s: float) -> None:
+        """Sets out for the next hop, on the last stage nothing; raises `InputError` for an address that is none."""
+        if not self.assign.next_hop:
+            self.next_ready = True
+            return
+        socket = dial(context, self.assign.next_hop)
+        self.next_hop = Link(socket, incarnation=self.control.incarnation, sender=sender)
+        self.next_monitor = Monitor(socket)
+        self.next_hop.send(Hello(name=sender, version=__version__, role="stage"))
+        self.next_hop.shape = self.shape
+        self.next_deadline_s = now_s + timeouts.LINK_S
+
+    def ask(self, question: WeightQuestion) -> bool:
+        """Sends the head a question about weights; False when it cannot be reached."""
+        self.unanswered += 1
+        peer = self.control if isinstance(question, AskModel) else self.weights
+        return peer is not None and peer.link.send(question)
+
+    def check_answer(self, message: Message) -> WeightAnswer | Error:
+        """An answer to one of the questions; raises `PeerError` for anything else."""
+        if not isinstance(message, ModelOffer | NameList | TensorList | TensorBytes | Error):
+            raise PeerError(f"a head's weights connection carries no {type(message).__name__}")
+        if not self.unanswered:
+            raise PeerError(f"a {type(message).__name__} came that nobody asked for")
+        self.unanswered -= 1
+        return message
 
     @property
     def next_device(self) -> str:

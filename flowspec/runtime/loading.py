@@ -15,8 +15,11 @@ from flowspec.model.pieces import Pieces, Span, head_dim
 from flowspec.model.quantised import LINEARS
 from flowspec.model.slice import DTYPES
 from flowspec.model.support import family_of
-from flowspec.model.weights import weight_bytes
+from flowspec.model.weights import weight_bytes, weights_of
 from flowspec.plan.memory import SliceMemory, cache_bytes, mib
+from flowspec.runtime.weights.receive import Courier, ask_model, ask_tensors
+from flowspec.runtime.weights.store import WeightStore
+from flowspec.runtime.weights.stored import StoredModel
 
 
 def pick_device(name: str) -> torch.device:
@@ -41,13 +44,30 @@ def open_model(assign: Assign) -> ModelFiles:
     files = ModelFiles(assign.model)
     found = files.fingerprint()
     if found != assign.fingerprint:
-        raise ClusterError(
-            f"model {assign.model!r} on this device ({found[:8]}) is not the head's ({assign.fingerprint[:8]}); copy it again"
-        )
+        raise ClusterError(f"model {assign.model!r} on this device ({found[:8]}) is not the head's ({assign.fingerprint[:8]})")
+    _check_layers(files, assign)
+    return files
+
+
+def offered_model(assign: Assign, span: Span, courier: Courier, store: WeightStore) -> StoredModel:
+    """The model as the head offers it, the tensors of the slice known but not there yet."""
+    model = ask_model(assign, courier, store)
+    _check_layers(model, assign)
+    ask_tensors(model, sorted(tensor_names(model, span)), courier)
+    return model
+
+
+def _check_layers(files: ModelFiles, assign: Assign) -> None:
     layer_count = files.config().num_hidden_layers
     if layer_count != assign.layer_count:
         raise ClusterError(f"model {assign.model!r} has {layer_count} layers, the head expects {assign.layer_count}")
-    return files
+
+
+def tensor_names(files: ModelFiles, span: Span) -> set[str]:
+    """The tensors of a slice, by their names in the checkpoint."""
+    config = files.config()
+    pieces = Pieces.build(config, family_of(config, files.model), span)
+    return {source.tensor for weight in weights_of(pieces, files.tensors()) for source in weight.sources}
 
 
 def slice_memory(files: ModelFiles, span: Span, dtype: str, context: int) -> SliceMemory:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 from flowspec.errors import ClusterError
@@ -32,7 +33,7 @@ class LocalDaemon:
 class LocalCluster:
     """Starts `count` daemons; a context manager. Starting and waiting are apart, so that callers work meanwhile.
 
-    With `devices`, one for each, the daemons take the time of these.
+    With `devices`, one for each, the daemons take the time of these. `cache_dir` holds a folder for each one's received weights.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class LocalCluster:
         log_level: str = "WARNING",
         log_file: str | None = None,
         devices: Sequence[DeviceEmulation] = (),
+        cache_dir: Path | None = None,
     ) -> None:
         assert len(devices) in (0, count), f"{len(devices)} devices declared for {count} daemons"
         self.count = count
@@ -52,6 +54,8 @@ class LocalCluster:
             command.append(f"--family={family}")
         if log_file:
             command.append(f"--log-file={log_file}")
+        if cache_dir is not None:
+            command.append(f"--cache-dir={cache_dir}")
         if devices:
             command.append(f"--emulate={devices_to_json(devices)}")
         # A session of its own: Ctrl-C at the terminal is the head's to handle, and the pool ends through its lifeline.

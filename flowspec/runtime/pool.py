@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import sys
+from pathlib import Path
 
 from flowspec.errors import FlowSpecError
 from flowspec.runtime.compute import Machine
@@ -29,6 +30,7 @@ def main() -> None:
     parser.add_argument("--family", help="model family whose code is imported before forking")
     parser.add_argument("--log-level", default="WARNING")
     parser.add_argument("--log-file", help="append the log to this file instead of standard error")
+    parser.add_argument("--cache-dir", type=Path, help="each daemon stores weights that a head sends in a folder of its name in there")
     parser.add_argument("--emulate", type=devices_from_json, default=(), help="JSON list of the devices that the daemons emulate")
     args = parser.parse_args()
     handler = logging.FileHandler(args.log_file) if args.log_file else logging.StreamHandler(sys.stderr)
@@ -64,7 +66,7 @@ def _fork(index: int, args: argparse.Namespace) -> int:
             host="127.0.0.1",
             port=0,
             name=f"local-{index}",
-            machine=Machine(device="cpu", threads=args.threads),
+            machine=Machine(device="cpu", threads=args.threads, cache_dir=args.cache_dir and args.cache_dir / f"local-{index}"),
             lifeline_fd=0,
             emulation=args.emulate[index] if args.emulate else None,
         )

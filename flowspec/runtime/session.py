@@ -150,6 +150,7 @@ class Session:
                 "pid": stage.welcome.pid if stage.welcome else None,
                 "weight_bytes": stage.ready.weight_bytes if stage.ready else 0,
                 "memory_bytes": stage.ready.memory_bytes if stage.ready else 0,
+                "received_bytes": stage.ready.received_bytes if stage.ready else 0,
             }
             for stage in self.head.stages
         ]

@@ -34,15 +34,17 @@ from flowspec.core.messages import (
     Verified,
     Welcome,
 )
+from flowspec.core.weight_messages import AskModel
 from flowspec.errors import ClusterError, PeerError
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime import timeouts
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.transport import Link, Monitor, Receiver, Wake, dial, ready_sources, receive
+from flowspec.runtime.weights.server import WeightServer
 from flowspec.wire.codec import Tensor, decode
 
 Progress = Callable[[str, float], None]
-"""Called with a line of text (a device's name, or what is waited for) and a share from 0 to 1."""
+"""Called with a line of text, a device's name and after a colon what it is doing, and a share of that from 0 to 1."""
 LOSS_SETTLES_S = 0.1
 """How long the closing of a lost device's connections may take to show on all of them."""
 
@@ -61,7 +63,6 @@ class Stage:
     welcome: Welcome | None = None
     ready: Ready | None = None
     heard_s: float = 0.0
-    share: float = 0.0
 
     def describe(self) -> str:
         return f"device {self.plan.name} at {self.plan.address}"
@@ -83,6 +84,7 @@ class Stages:
         self._poller: zmq.Poller | None = None
         self._emulation = emulation
         self._shaped: list[tuple[Stage, Link]] = []
+        self._weights: WeightServer | None = None
 
     def connect(self) -> None:
         """Dials every daemon and has it load its layers; raises `ClusterError` or `PeerError` for one that cannot."""
@@ -100,6 +102,7 @@ class Stages:
         for index in range(len(self.all)):
             self._assign(index)
         self._collect(lambda stage: stage.ready is not None, None, "")
+        self._stop_serving()
         if self._emulation is not None:
             self._shape(self._emulation)
 
@@ -167,16 +170,34 @@ class Stages:
         if isinstance(message, Welcome):
             stage.welcome = message
         elif isinstance(message, Loading):
-            stage.share = message.share
-            self._progress(stage.plan.name, message.share)
+            self._progress(f"{stage.plan.name}: {message.doing}", message.share)
         elif isinstance(message, Ready):
             stage.ready = message
-            self._progress(stage.plan.name, 1.0)
+            self._progress(f"{stage.plan.name}: ready", 1.0)
+        elif isinstance(message, AskModel):
+            self._serve_weights(stage)
         elif isinstance(message, Error):
             self._blame_the_lost()
             raise ClusterError(f"{stage.describe()}: {message.text}")
         elif not isinstance(message, Pong):
             raise PeerError(f"{stage.describe()} sent an unexpected {type(message).__name__}")
+
+    def _serve_weights(self, stage: Stage) -> None:
+        if self._weights is None:
+            self._weights = WeightServer(
+                self._context,
+                self._wake,
+                model=self.plan.model,
+                fingerprint=self.plan.fingerprint,
+                incarnation=self._incarnation,
+                sender=self._name,
+            )
+        self._weights.serve(stage.describe(), stage.plan.address)
+
+    def _stop_serving(self) -> None:
+        if self._weights is not None:
+            self._weights.close()
+            self._weights = None
 
     # --------------------------------------------------------------------------------------------- talking
 
@@ -268,6 +289,9 @@ class Stages:
         for stage in self.all:
             if stage.monitor.socket in ready or (stage.data_monitor is not None and stage.data_monitor.socket in ready):
                 self._check_connection(stage)
+        if self._weights is not None and self._weights.error is not None:
+            self._blame_the_lost()
+            raise self._weights.error
         if now_s < self._ping_due_s:
             return
         self._ping_due_s = now_s + timeouts.PING_EVERY_S
@@ -279,6 +303,7 @@ class Stages:
 
     def close(self) -> None:
         """Lets go of the daemons."""
+        self._stop_serving()
         for _, link in self._shaped:
             link.unshape()
         for stage in self.all:

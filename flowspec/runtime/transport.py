@@ -66,8 +66,8 @@ def bind_router(context: zmq.Context[Any], host: str, port: int) -> tuple[zmq.So
     return socket, int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
 
-def dial(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
-    """A DEALER on its way to `host:port`."""
+def dial(context: zmq.Context[Any], address: str, *, queued_max: int = FRAMES_QUEUED_MAX) -> zmq.Socket[bytes]:
+    """A DEALER on its way to `host:port`, with room for so many messages that wait to leave."""
     host, port = split_address(address)
     try:
         sockets.getaddrinfo(host.strip("[]"), port)
@@ -75,6 +75,7 @@ def dial(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
         raise InputError(f"cannot find the host of {address}: {error.args[-1]}; check the name or use an IP address") from None
     socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
     _configure(socket)
+    socket.setsockopt(zmq.SNDHWM, queued_max)
     try:
         socket.connect(f"tcp://{host}:{port}")
     except zmq.ZMQError as error:

@@ -1,4 +1,4 @@
-"""Messages to bytes and back: a msgpack header frame and, for a Segment, one raw tensor frame.
+"""Messages to bytes and back: a msgpack header frame and, for activations and weights, one raw tensor frame.
 
 The header is `[protocol, kind, incarnation, sender, sequence, body, tensor]`. Bodies are positional lists, so a frame
 names no fields and any message of another shape is refused. Decoding trusts nothing: sizes are bounded before anything
@@ -18,16 +18,20 @@ import msgpack
 
 from flowspec.core import limits, messages
 from flowspec.core.messages import Message
+from flowspec.core.weight_messages import TensorBytes
 from flowspec.errors import PeerError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTES = "uint8"
+"""The dtype of a payload of weights, one row of bytes: only their entry in the checkpoint says what they are."""
+_PAYLOAD_BYTES = {**DTYPE_BYTES, BYTES: 1}
 KINDS: tuple[type, ...] = get_args(Message)
 _KIND_OF = {cls: kind for kind, cls in enumerate(KINDS)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """Activations `[rows, width]` as raw bytes, row-major and little-endian."""
+    """Activations `[rows, width]`, or a row of bytes of weights, as raw bytes, row-major and little-endian."""
 
     rows: int
     width: int
@@ -100,12 +104,23 @@ def decode(frames: Sequence[bytes | memoryview]) -> Envelope:
         )
     except (ValueError, TypeError) as error:
         raise PeerError(f"broken {KINDS[kind].__name__}: {error}") from None
-    if envelope.tensor is not None:
-        if not isinstance(envelope.message, messages.Segment | messages.Verified):
-            raise PeerError(f"a {KINDS[kind].__name__} carries no payload")
-        if envelope.tensor.rows != envelope.message.row_count:
-            raise PeerError(f"expected a payload of {envelope.message.row_count} rows, got {envelope.tensor.rows}")
+    _check_payload(envelope.message, envelope.tensor)
     return envelope
+
+
+def _check_payload(message: Message, tensor: Tensor | None) -> None:
+    """Raises `PeerError` for a payload that does not belong to its message."""
+    if isinstance(message, TensorBytes):
+        if tensor is None or tensor.dtype != BYTES or tensor.rows != 1 or not 1 <= tensor.width <= limits.WEIGHT_CHUNK_BYTES:
+            found = "none" if tensor is None else f"[{tensor.rows}, {tensor.width}] {tensor.dtype}"
+            raise PeerError(f"expected a payload of 1 to {limits.WEIGHT_CHUNK_BYTES} bytes of weights, got {found}")
+    elif tensor is not None:
+        if not isinstance(message, messages.Segment | messages.Verified):
+            raise PeerError(f"a {type(message).__name__} carries no payload")
+        if tensor.dtype == BYTES:
+            raise PeerError(f"expected a payload of {', '.join(DTYPE_BYTES)}, got bytes")
+        if tensor.rows != message.row_count:
+            raise PeerError(f"expected a payload of {message.row_count} rows, got {tensor.rows}")
 
 
 def _tensor(shape: Any, frames: Sequence[bytes | memoryview]) -> Tensor | None:
@@ -116,9 +131,9 @@ def _tensor(shape: Any, frames: Sequence[bytes | memoryview]) -> Tensor | None:
     if len(frames) != 2 or not isinstance(shape, list) or len(shape) != 3:
         raise ValueError("a payload shape without its frame")
     rows, width, dtype = _count(shape[0]), _count(shape[1]), _text(shape[2])
-    if dtype not in DTYPE_BYTES:
-        raise ValueError(f"payload dtype {dtype!r:.40} is none of {', '.join(DTYPE_BYTES)}")
-    size = rows * width * DTYPE_BYTES[dtype]
+    if dtype not in _PAYLOAD_BYTES:
+        raise ValueError(f"payload dtype {dtype!r:.40} is none of {', '.join(_PAYLOAD_BYTES)}")
+    size = rows * width * _PAYLOAD_BYTES[dtype]
     if size > limits.PAYLOAD_BYTES_MAX or size != len(frames[1]):
         raise ValueError(f"payload [{rows}, {width}] {dtype} with {len(frames[1])} bytes")
     return Tensor(rows=rows, width=width, dtype=dtype, data=frames[1])

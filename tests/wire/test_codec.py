@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowspec.core import limits
-from flowspec.core.messages import Commit, Error, Hop, Open, Part, Sampling, Segment, Verified, VerifiedPart
+from flowspec.core.messages import LOADING_STEPS, ROLES, Commit, Error, Hop, Open, Part, Sampling, Segment, Verified, VerifiedPart
+from flowspec.core.weight_messages import AskBytes, AskNames, AskTensors, ModelOffer, NameList, TensorBytes, TensorEntry, TensorList
 from flowspec.errors import PeerError
-from flowspec.wire.codec import DTYPE_BYTES, KINDS, Envelope, Tensor, decode, encode
+from flowspec.wire.codec import BYTES, DTYPE_BYTES, KINDS, Envelope, Tensor, decode, encode
 
 IDS = st.integers(0, 9) | st.integers(0, limits.ID_MAX)
 PRINTABLE = st.characters(categories=["L", "N", "P", "S"])
@@ -98,11 +99,22 @@ def verified_parts(draw: st.DrawFn) -> VerifiedPart:
 SEGMENTS = st.lists(IDS, max_size=3, unique=True).flatmap(
     lambda requests: build(Segment, parts=st.tuples(*[parts(request) for request in requests]), hops=st.lists(HOPS, max_size=3).map(tuple))
 )
+DIGESTS = st.text("0123456789abcdef", min_size=limits.DIGEST_CHARS, max_size=limits.DIGEST_CHARS)
+OFFSETS = st.integers(0, limits.TENSOR_BYTES_MAX)
+NAME_LISTS = st.lists(NAMES, max_size=4).map(tuple)
+ENTRIES = build(TensorEntry, digest=DIGESTS, size_bytes=OFFSETS, shape=st.lists(IDS, max_size=limits.TENSOR_AXES_MAX).map(tuple))
 SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "Open": opens(),
     "Commit": commits(),
     "Segment": SEGMENTS,
     "Verified": build(Verified, parts=st.lists(verified_parts(), max_size=3).map(tuple), hops=st.lists(HOPS, max_size=3).map(tuple)),
+    "ModelOffer": build(ModelOffer, config=st.text(st.characters(codec="utf-8")), tensor_count=st.integers(1, limits.TENSORS_MAX)),
+    "AskNames": build(AskNames, first=st.integers(0, limits.TENSORS_MAX)),
+    "NameList": build(NameList, names=NAME_LISTS),
+    "AskTensors": build(AskTensors, names=NAME_LISTS),
+    "TensorList": build(TensorList, entries=st.lists(ENTRIES, max_size=3).map(tuple)),
+    "AskBytes": build(AskBytes, digest=DIGESTS, offset=OFFSETS, size=st.integers(1, limits.WEIGHT_CHUNK_BYTES)),
+    "TensorBytes": build(TensorBytes, digest=DIGESTS, offset=OFFSETS),
     "Error": build(Error, text=st.text(PRINTABLE, max_size=40), retry_after_s=st.floats(0, 3600)),
 }
 
@@ -112,14 +124,17 @@ def messages_of(cls: type) -> st.SearchStrategy[Any]:
         return assigns(cls)
     if cls.__name__ in SPECIAL:
         return SPECIAL[cls.__name__]
-    return build(cls, role=st.sampled_from(["head-control", "head-data", "stage"]))
+    return build(cls, role=st.sampled_from(ROLES), doing=st.sampled_from(LOADING_STEPS))
 
 
 @st.composite
 def envelopes(draw: st.DrawFn, cls: type | None = None) -> Envelope:
     message = draw(messages_of(cls) if cls else st.sampled_from(KINDS).flatmap(messages_of))
     tensor = None
-    if isinstance(message, Segment) and draw(st.booleans()):
+    if isinstance(message, TensorBytes):
+        width = draw(st.integers(1, 9))
+        tensor = Tensor(rows=1, width=width, dtype=BYTES, data=random.Random(width).randbytes(width))
+    elif isinstance(message, Segment) and draw(st.booleans()):
         dtype, rows, width = draw(st.sampled_from(sorted(DTYPE_BYTES))), message.row_count, draw(st.integers(0, 4))
         data = random.Random(width).randbytes(rows * width * DTYPE_BYTES[dtype])
         tensor = Tensor(rows=rows, width=width, dtype=dtype, data=data)

@@ -9,9 +9,19 @@ import msgpack
 import pytest
 
 from flowspec.core import limits
-from flowspec.core.messages import Commit, Hop, Open, Part, Ping, Pong, Sampling, Segment, Verified
+from flowspec.core.messages import Commit, Hop, Loading, Open, Part, Ping, Pong, Sampling, Segment, Verified
+from flowspec.core.weight_messages import (
+    AskBytes,
+    AskNames,
+    AskTensors,
+    ModelOffer,
+    NameList,
+    TensorBytes,
+    TensorEntry,
+    TensorList,
+)
 from flowspec.errors import PeerError
-from flowspec.wire.codec import DTYPE_BYTES, Envelope, Tensor, decode, encode
+from flowspec.wire.codec import BYTES, DTYPE_BYTES, KINDS, Envelope, Tensor, decode, encode
 
 COMMIT = Commit(request=1, epoch=0, base=1, path=(5,))
 OPENING = Open(request=1, epoch=0, keep=0, length=2, root=1, slots=8, sampling=Sampling(temperature=0.5))
@@ -24,6 +34,10 @@ BODY = 5
 def header_of(message: Any, tensor: Tensor | None = None) -> list[Any]:
     envelope = Envelope(incarnation=3, sender="head", sequence=0, message=message, tensor=tensor)
     return msgpack.unpackb(encode(envelope)[0])
+
+
+def header_of_bytes(message: Any) -> bytes:
+    return msgpack.packb(header_of(message))
 
 
 def replaced(entries: list[Any], path: tuple[int, ...], value: Any) -> bytes:
@@ -83,12 +97,12 @@ def test_other_counts_of_frames_are_refused(frames: list[bytes]) -> None:
     refused(frames, "1 or 2 frames")
 
 
-@pytest.mark.parametrize("version", [0, 2, True, 1.0, "1", None, [1]])
+@pytest.mark.parametrize("version", [0, 1, True, 2.0, "2", None, [2]])
 def test_another_protocol_is_refused_with_advice(version: Any) -> None:
-    refused([replaced(header_of(Ping()), (0,), version)], "expected protocol 1, got .*same FlowSpec version")
+    refused([replaced(header_of(Ping()), (0,), version)], "expected protocol 2, got .*same FlowSpec version")
 
 
-@pytest.mark.parametrize("kind", [-1, 14, 2**63, True, None, "Ping", 1.0])
+@pytest.mark.parametrize("kind", [-1, len(KINDS), 2**63, True, None, "Ping", 1.0])
 def test_unknown_kinds_are_refused(kind: Any) -> None:
     refused([replaced(header_of(Ping()), (1,), kind)], "message kind")
 
@@ -147,6 +161,93 @@ def test_a_payload_is_what_its_shape_says_and_nothing_else() -> None:
 )
 def test_wrong_payload_shapes_are_refused(shape: list[Any], size: int, match: str) -> None:
     refused([replaced(header_of(SEGMENT, TENSOR), (6,), shape), bytes(size)], match)
+
+
+CHUNK = TensorBytes(digest="0f" * 32, offset=5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "match"),
+    [
+        ([1, 0, BYTES], "got .1, 0. uint8"),
+        ([2, 3, BYTES], "got .2, 3. uint8"),
+        ([1, 3, "bfloat16"], "got .1, 3. bfloat16"),
+        ([1, limits.WEIGHT_CHUNK_BYTES + 1, BYTES], f"1 to {limits.WEIGHT_CHUNK_BYTES} bytes of weights"),
+    ],
+)
+def test_weights_come_as_one_row_of_bytes(shape: list[Any], match: str) -> None:
+    data = bytes(shape[0] * shape[1] * (1 if shape[2] == BYTES else 2))
+    refused([replaced(header_of(CHUNK), (6,), shape), data], match)
+
+
+def test_bytes_of_weights_travel_with_their_message_only() -> None:
+    tensor = Tensor(rows=1, width=4, dtype=BYTES, data=b"abcd")
+    envelope = Envelope(incarnation=3, sender="head", sequence=0, message=CHUNK, tensor=tensor)
+    assert decode(encode(envelope)) == envelope
+    refused([header_of_bytes(CHUNK)], "got none")
+    refused([replaced(header_of(SEGMENT), (6,), [2, 2, BYTES]), b"abcd"], "expected a payload of float32, bfloat16, float16")
+    refused([replaced(header_of(Ping()), (6,), [1, 4, BYTES]), b"abcd"], "Ping carries no payload")
+
+
+ENTRY = ["model.norm.weight", "F32", [64], 256, "0" * 64]
+
+
+@pytest.mark.parametrize(
+    ("at", "values"),
+    [
+        (0, ["x" * 201, "a\nb", "\x00", 3, None]),
+        (1, ["x" * 201, 3]),
+        (2, [[-1], [2**62], [1] * (limits.TENSOR_AXES_MAX + 1), [True], [1.0], 3]),
+        (3, [-1, limits.TENSOR_BYTES_MAX + 1, True, 1.0]),
+        (4, ["", "0" * 63, "0" * 65, "A" * 64, "../" + "0" * 61, "g" * 64, b"0" * 64]),
+    ],
+)
+def test_what_a_head_says_of_a_tensor_is_checked(at: int, values: list[Any]) -> None:
+    header = header_of(TensorList(entries=(TensorEntry(name="a", dtype="F32", shape=(), size_bytes=4, digest="0" * 64),)))
+    assert decode([replaced(header, (BODY, 0, 0), ENTRY)])
+    for value in values:
+        refused([replaced(header, (BODY, 0, 0), [*ENTRY[:at], value, *ENTRY[at + 1 :]])], "expected")
+
+
+@pytest.mark.parametrize(
+    ("message", "path", "value"),
+    [
+        (AskNames(first=0), (0,), limits.TENSORS_MAX + 1),
+        (NameList(names=("a",)), (0,), ["a"] * (limits.TENSORS_LISTED_MAX + 1)),
+        (NameList(names=("a",)), (0,), ["a" * (limits.NAME_CHARS_MAX + 1)]),
+        (AskTensors(names=("a",)), (0,), ["a"] * (limits.TENSORS_LISTED_MAX + 1)),
+        (AskTensors(names=("a",)), (0,), [1]),
+        (TensorList(entries=()), (0,), [ENTRY] * (limits.TENSORS_LISTED_MAX + 1)),
+        (ModelOffer(config="{}", tensor_count=1), (0,), "x" * (limits.CONFIG_CHARS_MAX + 1)),
+        (ModelOffer(config="{}", tensor_count=1), (1,), 0),
+        (ModelOffer(config="{}", tensor_count=1), (1,), limits.TENSORS_MAX + 1),
+        (AskBytes(digest="0" * 64, offset=0, size=1), (2,), limits.WEIGHT_CHUNK_BYTES + 1),
+        (AskBytes(digest="0" * 64, offset=0, size=1), (2,), 0),
+        (AskBytes(digest="0" * 64, offset=0, size=1), (1,), limits.TENSOR_BYTES_MAX + 1),
+        (AskBytes(digest="0" * 64, offset=0, size=1), (0,), "/etc/passwd"),
+        (Loading(share=0.5), (1,), "dancing"),
+    ],
+)
+def test_every_bound_of_the_weights_is_kept(message: Any, path: tuple[int, ...], value: Any) -> None:
+    refused([replaced(header_of(message), (BODY, *path), value)], "expected")
+
+
+def test_the_largest_lists_of_tensors_fit_into_a_header() -> None:
+    name = "é" * limits.NAME_CHARS_MAX
+    entry = TensorEntry(
+        name=name,
+        dtype="BF16",
+        shape=(limits.ID_MAX,) * limits.TENSOR_AXES_MAX,
+        size_bytes=limits.TENSOR_BYTES_MAX,
+        digest="0" * 64,
+    )
+    for message in (
+        NameList(names=(name,) * limits.TENSORS_LISTED_MAX),
+        TensorList(entries=(entry,) * limits.TENSORS_LISTED_MAX),
+        ModelOffer(config="\U0001f600" * limits.CONFIG_CHARS_MAX, tensor_count=limits.TENSORS_MAX),
+    ):
+        envelope = Envelope(incarnation=0, sender="h", sequence=0, message=message)
+        assert decode(encode(envelope)) == envelope
 
 
 def test_only_a_segment_carries_a_payload() -> None:

@@ -1,0 +1,65 @@
+"""The SHA-256 of a checkpoint's tensors, each computed once for as long as its file stays as it is.
+
+They are kept in the user's cache folder, one small file for each file of weights, with the state that the file was in. Any change
+of it, were it only its date, makes them void: hashing again is cheaper than a wrong answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from flowspec.core.limits import DIGEST_CHARS
+from flowspec.model.files import Extent
+from flowspec.runtime.weights.folders import cache_folder, hash_range, write_whole
+
+log = logging.getLogger("flowspec.head")
+
+Stamp = tuple[int, int, int, int, int]
+"""The state of a file: device, inode, size, and when content and inode last changed, in nanoseconds."""
+
+
+def stamp_of(found: os.stat_result) -> Stamp:
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+class Digests:
+    """Digests of one file of weights, open as `descriptor` and in the state `stamp`."""
+
+    def __init__(self, path: Path, descriptor: int, stamp: Stamp, folder: Path | None = None) -> None:
+        self._descriptor = descriptor
+        self._stamp = stamp
+        name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
+        self._path = (cache_folder() if folder is None else folder) / "digests" / f"{name}.json"
+        self._known = self._read()
+        self._is_new = False
+
+    def of(self, extent: Extent, step: Callable[[int], None] = lambda size: None) -> str:
+        """The digest of a tensor in this file. `step` is told of every block that is hashed for it."""
+        key = f"{extent.offset}+{extent.size_bytes}"
+        if key not in self._known:
+            self._known[key] = hash_range(self._descriptor, extent.offset, extent.size_bytes, step).hexdigest()
+            self._is_new = True
+        return self._known[key]
+
+    def save(self) -> None:
+        """Keeps what was computed since the last time; a folder that cannot be written costs time later, nothing else."""
+        if self._is_new:
+            self._is_new = False
+            try:
+                write_whole(self._path, json.dumps({"stamp": self._stamp, "tensors": self._known}).encode())
+            except OSError as error:
+                log.warning("cannot keep the digests of the weights in %s: %s", self._path.parent, error.strerror)
+
+    def _read(self) -> dict[str, str]:
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            kept = json.loads(self._path.read_bytes())
+            tensors = kept["tensors"].items()
+            if kept["stamp"] == list(self._stamp) and all(isinstance(digest, str) and len(digest) == DIGEST_CHARS for _, digest in tensors):
+                return dict(tensors)
+        return {}

@@ -1,0 +1,55 @@
+"""Where things that can be made again are kept, and how they get there: the user's cache folder, hashing, writing in one step."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+HASH_BLOCK_BYTES = 4 << 20
+
+
+class Hash(Protocol):
+    """A hash of hashlib's."""
+
+    def update(self, data: bytes | memoryview, /) -> None: ...
+    def hexdigest(self) -> str: ...
+
+
+def cache_folder() -> Path:
+    """`$XDG_CACHE_HOME/flowspec`, else `flowspec` in the platform's own place for caches; it need not exist yet."""
+    own = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    return Path(os.environ.get("XDG_CACHE_HOME") or own) / "flowspec"
+
+
+def hash_range(descriptor: int, offset: int, size: int, step: Callable[[int], None] = lambda size: None) -> Hash:
+    """The SHA-256 of `size` bytes of a file from `offset` on, or of what there is of them.
+
+    `step` is told how many bytes each block had; what it raises ends the work.
+    """
+    found = hashlib.sha256()
+    end = offset + size
+    while offset < end and (block := os.pread(descriptor, min(HASH_BLOCK_BYTES, end - offset), offset)):
+        found.update(block)
+        offset += len(block)
+        step(len(block))
+    return found
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file so that a reader finds the old one or the new one; raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise

@@ -1,0 +1,124 @@
+"""What a head gives of its model to daemons that lack it: answers to their questions, read from the checkpoint's files in ranges.
+
+Only tensors of this one model are given, and bytes only of those whose digest was given before. No tensor is ever read whole.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowspec.core import limits
+from flowspec.core.weight_messages import (
+    AskBytes,
+    AskNames,
+    AskTensors,
+    ModelOffer,
+    NameList,
+    TensorBytes,
+    TensorEntry,
+    TensorList,
+    WeightAnswer,
+    WeightQuestion,
+)
+from flowspec.errors import InputError, PeerError
+from flowspec.model.files import Extent, ModelFiles
+from flowspec.runtime.weights.digests import Digests, Stamp, stamp_of
+from flowspec.wire.codec import BYTES, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A file of weights, and the state that it was in when it was opened."""
+
+    descriptor: int
+    stamp: Stamp
+    digests: Digests
+
+
+class Offer:
+    """Answers about one model until `close`; all answers are about the same state of its files.
+
+    `folder` keeps digests (default: the user's cache folder); `step` is called between blocks of long work, and ends it by raising.
+    """
+
+    def __init__(self, files: ModelFiles, fingerprint: str, *, folder: Path | None = None, step: Callable[[], None] = lambda: None) -> None:
+        self._files = files
+        self._fingerprint = fingerprint
+        self._folder = folder
+        self._step = step
+        self._opened: dict[Path, _Open] = {}
+        self._given: dict[str, Extent] = {}
+        self._names: list[str] = []
+
+    def close(self) -> None:
+        for opened in self._opened.values():
+            os.close(opened.descriptor)
+        self._opened.clear()
+
+    def begin(self) -> ModelOffer:
+        """The answer to AskModel. Raises `InputError` when the model is not what the head connected with, or cannot be offered."""
+        if self._files.fingerprint() != self._fingerprint:
+            raise _changed(self._files.model)
+        self._names = sorted(self._files.weight_map())
+        self._tensors = self._files.tensors()
+        try:
+            config = self._files.path("config.json").read_text("utf-8")
+            return ModelOffer(config=config, tensor_count=len(self._names))
+        except (OSError, ValueError) as error:
+            raise InputError(f"model {self._files.model!r} cannot be sent: {error}") from None
+
+    def answer(self, question: WeightQuestion) -> tuple[WeightAnswer, Tensor | None]:
+        """The answer to a daemon, and the bytes that go with it.
+
+        Raises `InputError` when the checkpoint cannot be read or has changed, `PeerError` for what no correct daemon asks.
+        """
+        try:
+            if isinstance(question, AskNames):
+                return NameList(names=tuple(self._names[question.first :][: limits.TENSORS_LISTED_MAX])), None
+            if isinstance(question, AskTensors):
+                return TensorList(entries=self._entries(question.names)), None
+            if isinstance(question, AskBytes):
+                return TensorBytes(digest=question.digest, offset=question.offset), self._bytes(question)
+        except (OSError, ValueError) as error:
+            raise InputError(f"model {self._files.model!r} cannot be sent: {error}") from None
+        raise PeerError("AskModel belongs on the control connection")
+
+    def _entries(self, names: tuple[str, ...]) -> tuple[TensorEntry, ...]:
+        entries = []
+        for name in names:
+            extent = self._tensors.extent(name)
+            digest = self._open(extent.path).digests.of(extent, lambda size: self._step())
+            self._given[digest] = extent
+            entries.append(TensorEntry(name=name, dtype=extent.dtype, shape=extent.shape, size_bytes=extent.size_bytes, digest=digest))
+        for path, opened in self._opened.items():
+            self._check_unchanged(path, opened)
+            opened.digests.save()
+        return tuple(entries)
+
+    def _bytes(self, question: AskBytes) -> Tensor:
+        extent = self._given.get(question.digest)
+        if extent is None or question.offset + question.size > extent.size_bytes:
+            raise PeerError(f"asked for bytes {question.offset} to {question.offset + question.size} of a tensor that was not offered")
+        opened = self._open(extent.path)
+        data = os.pread(opened.descriptor, question.size, extent.offset + question.offset)
+        self._check_unchanged(extent.path, opened)
+        return Tensor(rows=1, width=question.size, dtype=BYTES, data=data)
+
+    def _open(self, path: Path) -> _Open:
+        if path not in self._opened:
+            descriptor = os.open(path, os.O_RDONLY)
+            stamp = stamp_of(os.fstat(descriptor))
+            self._opened[path] = _Open(descriptor, stamp, Digests(path, descriptor, stamp, self._folder))
+        return self._opened[path]
+
+    def _check_unchanged(self, path: Path, opened: _Open) -> None:
+        """Raises `InputError` unless the file is still the one that was opened, and as it was."""
+        if stamp_of(path.stat()) != opened.stamp:
+            raise _changed(self._files.model)
+
+
+def _changed(model: str) -> InputError:
+    return InputError(f"model {model!r} changed on the head since it connected; start again")

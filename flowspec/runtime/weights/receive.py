@@ -1,0 +1,204 @@
+"""How a daemon gets the tensors of its slice from the head: it asks what they are, keeps what it has stored, and pulls the rest in ranges.
+
+A window of questions is open at any time, so that neither the link nor the disk waits; since answers come in order, a tensor's file
+grows from its beginning, and what is in it when all breaks off is where the next attempt goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeVar
+
+from flowspec.core import limits
+from flowspec.core.messages import Assign, Error
+from flowspec.core.weight_messages import (
+    AskBytes,
+    AskModel,
+    AskNames,
+    AskTensors,
+    ModelOffer,
+    NameList,
+    TensorBytes,
+    TensorList,
+    WeightAnswer,
+    WeightQuestion,
+)
+from flowspec.errors import ClusterError, PeerError
+from flowspec.plan.memory import mib
+from flowspec.runtime.weights.store import Partial, WeightStore
+from flowspec.runtime.weights.stored import StoredModel
+
+log = logging.getLogger("flowspec.daemon")
+
+TENSORS_ASKED = 64
+"""Tensors asked for at once: the head may have to hash them, and progress shows between."""
+LOG_EVERY_S = 5.0
+Answer = TypeVar("Answer", ModelOffer, NameList, TensorList, TensorBytes)
+
+
+class Courier(Protocol):
+    """Carries questions to the head and answers back, one answer for each and in order."""
+
+    def ask(self, question: WeightQuestion) -> None: ...
+
+    def answer(self) -> tuple[WeightAnswer | Error, bytes | memoryview]:
+        """Waits for the next answer, and the bytes that came with it. Raises `ClusterError` when the head lets go of the daemon."""
+
+    def tell(self, doing: str, share: float) -> None:
+        """Progress, `doing` as in `Loading`. Raises `ClusterError` when the head has let go of the daemon."""
+
+
+def ask_model(assign: Assign, courier: Courier, store: WeightStore) -> StoredModel:
+    """The model as the head offers it: its config, and the names of its tensors. Raises `InputError` for one that cannot be run."""
+    courier.ask(AskModel())
+    offer, _ = _expect(courier, ModelOffer)
+    names: list[str] = []
+    while len(names) < offer.tensor_count:
+        courier.ask(AskNames(first=len(names)))
+        more, _ = _expect(courier, NameList)
+        if not more.names:
+            raise PeerError(f"expected the names of {offer.tensor_count} tensors, got {len(names)}")
+        names += more.names
+    return StoredModel(assign.model, offer.config, names, store)
+
+
+def ask_tensors(model: StoredModel, names: Sequence[str], courier: Courier) -> None:
+    """Learns what these tensors are; the head may have to hash them for that."""
+    known = [name for name in names if name in model.names]  # loading names those that are missing
+    batches = [known[at : at + TENSORS_ASKED] for at in range(0, len(known), TENSORS_ASKED)]
+    for number, batch in enumerate(batches):
+        courier.tell("asking", number / len(batches))
+        courier.ask(AskTensors(names=tuple(batch)))
+        found, _ = _expect(courier, TensorList)
+        if [entry.name for entry in found.entries] != batch:
+            raise PeerError("expected the tensors that were asked for, got others")
+        for entry in found.entries:
+            model.add(entry)
+
+
+@contextlib.contextmanager
+def fetched(model: StoredModel, courier: Courier) -> Iterator[int]:
+    """All tensors that `model` knows of, right and in the store for as long as this lasts; yields the bytes that the head sent.
+
+    Raises `ClusterError` when they do not fit on the disk, the head gives up, or what comes is damaged twice.
+    """
+    needed = {entry.digest: entry.size_bytes for entry in model.entries.values()}
+    with model.store.reserve(needed):
+        missing = _check_stored(model.store, needed, courier)
+        pull = _Pull(model.store, missing, courier)
+        if missing:
+            pull.run()
+        yield pull.received
+
+
+def _check_stored(store: WeightStore, needed: dict[str, int], courier: Courier) -> dict[str, int]:
+    """What of `needed` is not in the store, or was not as it should be."""
+    there = {digest for digest in needed if store.holds(digest)}
+    total, done = sum(needed[digest] for digest in there), 0
+
+    def step(size: int) -> None:
+        nonlocal done
+        done += size
+        courier.tell("checking", min(1.0, done / total))
+
+    log.info("%s of %s of weights are stored in %s", mib(total), mib(sum(needed.values())), store.folder)
+    right = {digest for digest in there if store.check(digest, needed[digest], step)}
+    if right != there:
+        log.warning("%d stored tensor(s) in %s were damaged; the head sends them again", len(there - right), store.folder)
+    return {digest: size for digest, size in needed.items() if digest not in right}
+
+
+class _Pull:
+    """Brings the `missing` tensors (digest -> bytes) into the store."""
+
+    def __init__(self, store: WeightStore, missing: dict[str, int], courier: Courier) -> None:
+        self.received = 0
+        self._store = store
+        self._sizes = missing
+        self._courier = courier
+        self._todo = deque(missing)
+        self._asked: deque[tuple[Partial, AskBytes]] = deque()
+        self._open: dict[str, Partial] = {}
+        self._next = 0  # of the first tensor in `_todo`, once it is open
+        self._resumed = 0
+        self._damaged: set[str] = set()
+        self._done = 0
+        self._started_s = self._logged_s = time.monotonic()
+
+    def run(self) -> None:
+        total = sum(self._sizes.values())
+        log.info("receiving %s of weights in %d tensors from the head", mib(total), len(self._sizes))
+        try:
+            while self._todo or self._asked:
+                self._ask()
+                if self._asked:
+                    self._take(*self._asked.popleft())
+                    self._report(total)
+        finally:
+            for partial in self._open.values():
+                partial.close()
+        spent_s = time.monotonic() - self._started_s
+        log.info("received %s in %.1f s (%s were there from an earlier attempt)", mib(self.received), spent_s, mib(self._resumed))
+
+    def _ask(self) -> None:
+        """Asks for the next ranges, until the window is full."""
+        while len(self._asked) < limits.WEIGHT_WINDOW and self._todo:
+            digest = self._todo[0]
+            if digest not in self._open:
+                partial = self._open[digest] = self._store.partial(digest, self._sizes[digest])
+                self._next = partial.held
+                self._done += partial.held
+                self._resumed += partial.held
+            partial = self._open[digest]
+            if self._next < partial.size:
+                question = AskBytes(digest=digest, offset=self._next, size=min(limits.WEIGHT_CHUNK_BYTES, partial.size - self._next))
+                self._courier.ask(question)
+                self._asked.append((partial, question))
+                self._next += question.size
+            if self._next == partial.size:
+                self._todo.popleft()
+            if partial.held == partial.size:  # an earlier attempt ended just before its last step, or there is nothing in it
+                self._finish(partial)
+
+    def _take(self, partial: Partial, question: AskBytes) -> None:
+        answer, data = _expect(self._courier, TensorBytes)
+        if (answer.digest, answer.offset, len(data)) != (question.digest, question.offset, question.size):
+            raise PeerError(f"expected {question.size} bytes from {question.offset} on, got {len(data)} from {answer.offset} on")
+        partial.write(data)
+        self.received += len(data)
+        self._done += len(data)
+        if partial.held == partial.size:
+            self._finish(partial)
+
+    def _finish(self, partial: Partial) -> None:
+        is_right = partial.finish()
+        self._open.pop(partial.digest).close()
+        if is_right:
+            return
+        self._done -= partial.size
+        if partial.digest in self._damaged:
+            raise ClusterError("weights came damaged from the head twice; check the disk and the memory of both devices")
+        log.warning("a tensor of %s came damaged; it is fetched again", mib(partial.size))
+        self._damaged.add(partial.digest)
+        self._todo.append(partial.digest)
+
+    def _report(self, total: int) -> None:
+        share = self._done / total
+        self._courier.tell("receiving", share)
+        if time.monotonic() - self._logged_s > LOG_EVERY_S:
+            self._logged_s = time.monotonic()
+            log.info("received %s of %s (%.0f%%)", mib(self._done), mib(total), 100 * share)
+
+
+def _expect(courier: Courier, kind: type[Answer]) -> tuple[Answer, bytes | memoryview]:
+    """The next answer, which must be of this kind."""
+    answer, data = courier.answer()
+    if isinstance(answer, Error):
+        raise ClusterError(f"the head cannot send the weights: {answer.text}")
+    if not isinstance(answer, kind):
+        raise PeerError(f"expected {kind.__name__} from the head, got {type(answer).__name__}")
+    return answer, data

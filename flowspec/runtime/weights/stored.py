@@ -1,0 +1,81 @@
+"""A model as a daemon knows it from its head: the config that came, and tensors in the store. Loads like one from files."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from flowspec.core.weight_messages import TensorEntry
+from flowspec.errors import InputError, PeerError
+from flowspec.model.files import DTYPE_BYTES, ModelFiles, TensorIndex
+from flowspec.runtime.weights.store import WeightStore
+
+
+class StoredModel(ModelFiles):
+    """`model` is its name at the head. The config is held to the same rules as one that lies here: no code of a model is ever run."""
+
+    def __init__(self, model: str, config: str, names: Iterable[str], store: WeightStore) -> None:
+        self.model = model
+        self.store = store
+        self.names = frozenset(names)
+        self.entries: dict[str, TensorEntry] = {}
+        with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
+            self.folder = Path(folder)
+            (self.folder / "config.json").write_text(config, "utf-8")
+            self.raw = super().raw_config()
+            self._config = super().config()
+
+    def raw_config(self) -> dict[str, Any]:
+        return self.raw
+
+    def config(self) -> Any:
+        return self._config
+
+    def tensors(self) -> TensorIndex:
+        return StoredTensors(self)
+
+    def add(self, entry: TensorEntry) -> None:
+        """Learns what a tensor is; raises `PeerError` for one that no file of safetensors could hold, or that FlowSpec does not load."""
+        if entry.dtype not in DTYPE_BYTES or entry.size_bytes != math.prod(entry.shape) * DTYPE_BYTES[entry.dtype]:
+            raise PeerError(f"the head offers {entry.name} as {entry.dtype:.20} {list(entry.shape)} of {entry.size_bytes} bytes")
+        self.entries[entry.name] = entry
+
+
+class StoredTensors(TensorIndex):
+    """The tensors of a `StoredModel`: names are known of all, sizes of those that were asked for, contents of those that came."""
+
+    def __init__(self, model: StoredModel) -> None:
+        self._files = self._model = model
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._model.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._model.names)
+
+    def load(self, name: str, shape: tuple[int, ...]) -> Any:
+        """As of a file; a private map of the stored tensor, which lasts as long as the torch tensor does."""
+        import torch
+
+        entry = self._expect(name, shape)
+        dtype = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}[entry["dtype"]]
+        count = self.element_count(name)
+        if count == 0:
+            return torch.empty(shape, dtype=dtype)
+        try:
+            flat = torch.from_file(str(self._model.store.path(self._model.entries[name].digest)), shared=False, size=count, dtype=dtype)
+        except RuntimeError as error:
+            raise InputError(f"cannot read {name} in {self._model.store.folder}: {str(error).splitlines()[0]}; start again") from None
+        return flat.view(shape)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        entry = self._model.entries.get(name)
+        if entry is None:
+            raise InputError(f"model {self._model.model!r} has no tensor {name}; the head's folder may be incomplete or of another family")
+        return {"dtype": entry.dtype, "shape": list(entry.shape)}

@@ -1,0 +1,379 @@
+"""Real daemons without the model: each gets exactly its slice from the head, whatever is killed, damaged or changed on the way.
+
+The model goes by a name under which the head alone finds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from flowspec.core.messages import Assign, Error, Hello, Ping, Sampling
+from flowspec.core.weight_messages import AskBytes, AskModel, AskNames, ModelOffer, NameList, TensorBytes, WeightQuestion
+from flowspec.errors import ClusterError
+from flowspec.model.files import ModelFiles
+from flowspec.model.reference import Reference
+from flowspec.plan.placement import ClusterPlan
+from flowspec.runtime.compute import Machine
+from flowspec.runtime.daemon import Daemon
+from flowspec.runtime.head import Head
+from flowspec.runtime.local import LocalCluster, LocalDaemon
+from flowspec.runtime.weights import server
+from flowspec.runtime.weights.offer import Offer
+from flowspec.testbed.checkpoints import SMALL, make_checkpoint
+from flowspec.wire.codec import BYTES, Tensor
+from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of
+
+Model = Callable[..., Path]
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
+    """Makes a small checkpoint in the head's folder; digests are kept beside it."""
+    only_here(monkeypatch, tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "head-cache"))
+
+    def make(seed: int, family: str = "llama", **shape: Any) -> Path:
+        return make_checkpoint(tmp_path / f"model-{seed}", family, {**SMALL, **shape}, seed=seed)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stores")
+
+
+@pytest.fixture(scope="module")
+def cluster(stores: Path) -> Iterator[LocalCluster]:
+    with LocalCluster(4, family="llama", log_level="CRITICAL", cache_dir=stores) as started:
+        yield started
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Callable[..., LocalDaemon]]:
+    """Starts a daemon in a thread; its store is `tmp_path / "store"` unless told otherwise."""
+    started: list[tuple[Daemon, threading.Thread]] = []
+
+    def start(store: str = "store", **machine: Any) -> LocalDaemon:
+        allowed = Machine(device="cpu", threads=1, cache_dir=tmp_path / store, **machine)
+        daemon = Daemon(host="127.0.0.1", port=0, name="alone", machine=allowed)
+        thread = threading.Thread(target=daemon.run)
+        thread.start()
+        started.append((daemon, thread))
+        return LocalDaemon(name="alone", port=daemon.port, pid=os.getpid())
+
+    yield start
+    for daemon, thread in started:
+        daemon.stop("the test is over")
+        thread.join()
+
+
+def only_here(monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:
+    """Has heads of this process, and nobody else, find models by the bare names that they have in `parent`."""
+    monkeypatch.setattr(server, "ModelFiles", lambda name: ModelFiles(str(parent / name)))
+
+
+def hidden_plan(folder: Path, daemons: Sequence[LocalDaemon]) -> ClusterPlan:
+    """A plan that names the model so that no daemon finds it."""
+    return replace(plan_for(folder, daemons), model=folder.name)
+
+
+def received(head: Head) -> list[int]:
+    return [stage.ready.received_bytes for stage in head.stages if stage.ready is not None]
+
+
+def slice_tensors(folder: Path, first: int, end: int) -> dict[str, bytes]:
+    """What the slice is made of, by digest; read by other code than FlowSpec's."""
+    layers = tuple(f"model.layers.{index}." for index in range(first, end))
+    outside = ("model.embed_tokens",) * (first == 0) + ("model.norm", "lm_head") * (end == 8)
+    data = {
+        name: tensor.contiguous().view(torch.uint8).numpy().tobytes()
+        for name, tensor in load_file(folder / "model.safetensors").items()
+        if name.startswith(layers + outside)
+    }
+    return {hashlib.sha256(each).hexdigest(): each for each in data.values()}
+
+
+def stored(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / "tensors").iterdir()}
+
+
+def exact(head: Head, folder: Path) -> None:
+    expected = Reference(ModelFiles(str(folder)), "float32").generate(PROMPT, Sampling(temperature=1.0, seed=3), 12, frozenset())
+    assert tokens_of(submit(head, count=12, sampling=Sampling(temperature=1.0, seed=3))) == expected
+
+
+def test_four_empty_daemons_get_their_slices_and_later_load_them_from_the_store(model: Model, tmp_path: Path) -> None:
+    folder = model(1, num_key_value_heads=2)
+    wanted = [slice_tensors(folder, index * 2, index * 2 + 2) for index in range(4)]
+    progress: list[str] = []
+    with LocalCluster(4, family="llama", log_level="CRITICAL", cache_dir=tmp_path) as cluster:
+        with Head(hidden_plan(folder, cluster.wait()), lambda text, share: progress.append(text)) as head:
+            assert received(head) == [sum(map(len, tensors.values())) for tensors in wanted]
+            exact(head, folder)
+        assert [stored(tmp_path / f"local-{index}") for index in range(4)] == wanted, "exactly the slice, and nothing in parts"
+        with Head(hidden_plan(folder, cluster.wait())) as head:
+            assert received(head) == [0] * 4
+    assert {f"local-{index}: {doing}" for index in range(4) for doing in ("asking", "receiving", "loading", "ready")} <= set(progress)
+
+    victim = tmp_path / "local-2" / "tensors" / max(wanted[2], key=lambda digest: len(wanted[2][digest]))
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(content)
+    with (
+        LocalCluster(4, family="llama", log_level="CRITICAL", cache_dir=tmp_path) as cluster,
+        Head(hidden_plan(folder, cluster.wait())) as head,
+    ):
+        assert received(head) == [0, 0, len(content), 0], "one flipped bit is found, and that tensor alone sent again"
+        exact(head, folder)
+    assert [stored(tmp_path / f"local-{index}") for index in range(4)] == wanted
+
+
+def test_a_changed_checkpoint_is_noticed_and_only_what_changed_is_sent(cluster: LocalCluster, model: Model) -> None:
+    folder = model(2)
+    daemons = cluster.wait()[:2]
+    with Head(hidden_plan(folder, daemons)) as head:
+        exact(head, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.5.mlp.up_proj.weight"] *= 1.5
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with Head(hidden_plan(folder, daemons)) as head:
+        assert received(head) == [0, 64 * 128 * 4]
+        exact(head, folder)
+
+
+def test_a_daemon_with_another_model_of_that_name_gets_the_heads(
+    alone: Callable[..., LocalDaemon], model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, other = model(13), model(14)
+    monkeypatch.setattr(server, "ModelFiles", lambda name: ModelFiles(str(folder)))
+    with Head(replace(plan_for(folder, [alone()]), model=str(other))) as head:
+        exact(head, folder)
+        assert received(head) == [sum(map(len, slice_tensors(folder, 0, 8).values()))]
+
+
+@contextlib.contextmanager
+def at_question(number: int, act: Callable[[], None]) -> Iterator[None]:
+    """Has the head do something when it is asked for bytes for the `number`-th time."""
+    asked = 0
+    plain = Offer.answer
+
+    def answer(offer: Offer, question: WeightQuestion) -> Any:
+        nonlocal asked
+        asked += isinstance(question, AskBytes)
+        if asked == number and isinstance(question, AskBytes):
+            act()
+        return plain(offer, question)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Offer, "answer", answer)
+        yield
+
+
+def test_a_daemon_that_is_killed_in_the_middle_goes_on_where_it_was(
+    alone: Callable[..., LocalDaemon], model: Model, tmp_path: Path
+) -> None:
+    folder = model(3, vocab_size=10_000)  # an embedding of three chunks
+    whole = slice_tensors(folder, 0, 8)
+    with LocalCluster(1, family="llama", log_level="CRITICAL", cache_dir=tmp_path) as cluster:
+        (daemon,) = cluster.wait()
+        kill = at_question(40, lambda: os.kill(daemon.pid, signal.SIGKILL))
+        with kill, pytest.raises(ClusterError, match=r"local-0 .* was lost while"):
+            Head(hidden_plan(folder, [daemon]))
+    kept = sum(map(len, stored(tmp_path / "local-0").values()))
+    assert kept > 0, "question 40 was asked when more than thirty had been answered and written"
+    with Head(hidden_plan(folder, [alone("local-0")])) as head:
+        assert received(head) == [sum(map(len, whole.values())) - kept]
+        exact(head, folder)
+    assert stored(tmp_path / "local-0") == whole
+
+
+def test_a_head_that_is_killed_in_the_middle_leaves_daemons_that_the_next_one_completes(cluster: LocalCluster, model: Model) -> None:
+    folder = model(4)
+    daemons = cluster.wait()[:2]
+    script = (
+        "import os, pathlib, signal, sys, pytest\n"
+        "from flowspec.runtime.head import Head\nfrom flowspec.runtime.local import LocalDaemon\n"
+        "from tests.runtime.weights.test_distribution import at_question, hidden_plan, only_here\n"
+        "folder = pathlib.Path(sys.argv[1])\nonly_here(pytest.MonkeyPatch(), folder.parent)\n"
+        "daemons = [LocalDaemon(name=f'local-{i}', port=int(port), pid=0) for i, port in enumerate(sys.argv[2:])]\n"
+        "with at_question(25, lambda: os.kill(os.getpid(), signal.SIGKILL)):\n    Head(hidden_plan(folder, daemons))"
+    )
+    command = [sys.executable, "-c", script, str(folder), *(str(daemon.port) for daemon in daemons)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    assert subprocess.run(command, check=False, env=environment).returncode == -signal.SIGKILL
+    whole = sum(len(each) for first in (0, 4) for each in slice_tensors(folder, first, first + 4).values())
+    with Head(hidden_plan(folder, daemons)) as head:
+        assert 0 < sum(received(head)) < whole
+        exact(head, folder)
+
+
+def test_ctrl_c_in_the_middle_leaves_daemons_that_the_next_head_completes(cluster: LocalCluster, model: Model) -> None:
+    folder = model(5)
+    daemons = cluster.wait()
+
+    def interrupt(text: str, share: float) -> None:
+        if text.endswith("receiving"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Head(hidden_plan(folder, daemons), interrupt)
+    assert "weights" not in {thread.name for thread in threading.enumerate()}
+    with Head(hidden_plan(folder, daemons)) as head:
+        exact(head, folder)
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_what_is_damaged_on_the_way_is_sent_again_once(
+    cluster: LocalCluster, model: Model, monkeypatch: pytest.MonkeyPatch, always: bool
+) -> None:
+    folder = model(6 + always)
+    plain, done = Offer._bytes, 0
+
+    def damaged(offer: Offer, question: AskBytes) -> Tensor:
+        nonlocal done
+        done += 1
+        found = plain(offer, question)
+        return replace(found, data=bytes(found.width)) if always or done == 2 else found
+
+    monkeypatch.setattr(Offer, "_bytes", damaged)
+    daemons = cluster.wait()[:1]
+    if always:
+        with pytest.raises(ClusterError, match=r"local-0.*damaged from the head twice"):
+            Head(hidden_plan(folder, daemons))
+    else:
+        with Head(hidden_plan(folder, daemons)) as head:
+            exact(head, folder)
+            assert sum(received(head)) > sum(map(len, slice_tensors(folder, 0, 8).values()))
+
+
+def test_a_checkpoint_that_changes_while_it_is_sent_ends_it_with_one_line(cluster: LocalCluster, model: Model) -> None:
+    folder = model(8)
+    weights = folder / "model.safetensors"
+    touch = at_question(20, lambda: os.utime(weights, (1, 1)))
+    with touch, pytest.raises(ClusterError, match=r"local-.*cannot send the weights: model .* changed on the head"):
+        Head(hidden_plan(folder, cluster.wait()))
+    with Head(hidden_plan(folder, cluster.wait())) as head:
+        exact(head, folder)
+
+
+# ------------------------------------------------------------------------- one daemon in this process, and hand-made heads
+
+
+def test_a_slice_that_the_disk_limit_does_not_allow_is_refused_before_anything_is_sent(
+    alone: Callable[..., LocalDaemon], model: Model, tmp_path: Path
+) -> None:
+    folder = model(9)
+    with pytest.raises(ClusterError, match=r"alone.*take 1 MiB on disk, but .*store may hold 0 MiB .*--cache-limit"):
+        Head(hidden_plan(folder, [alone(cache_bytes=100_000)]))
+    assert stored(tmp_path / "store") == {}
+
+
+def test_a_daemon_may_take_no_weights_at_all(alone: Callable[..., LocalDaemon], model: Model, tmp_path: Path) -> None:
+    folder = model(10)
+    with pytest.raises(ClusterError, match=r"alone.*expected a model folder or a hub id"):
+        Head(hidden_plan(folder, [alone(cache_bytes=0)]))
+    assert not (tmp_path / "store").exists()
+
+
+def test_memory_is_checked_before_anything_is_sent(alone: Callable[..., LocalDaemon], model: Model, tmp_path: Path) -> None:
+    folder = model(11)
+    with pytest.raises(ClusterError, match=r"alone.*layers 0 to 7 need .* free here"):
+        Head(hidden_plan(folder, [alone(memory_bytes=1 << 20)]))
+    assert not (tmp_path / "store").exists()
+
+
+def assignment(layers: int = 8) -> Assign:
+    return Assign(
+        model="nowhere",
+        fingerprint="0" * 32,
+        stage=0,
+        stages=1,
+        first_layer=0,
+        end_layer=layers,
+        layer_count=layers,
+        next_hop="",
+        next_name="",
+        dtype="float32",
+        context=100,
+    )
+
+
+def asked(daemon: LocalDaemon, control: Peer, weights: Peer) -> None:
+    """Brings a daemon to where it waits for a ModelOffer."""
+    control.greet()
+    control.link.send(assignment())
+    while not isinstance(control.answer(), AskModel):
+        pass
+    weights.greet()
+
+
+def refusal(control: Peer) -> str:
+    while not isinstance(answer := control.answer(), Error):
+        pass
+    return answer.text
+
+
+CONFIG = '{"model_type": "llama", "num_hidden_layers": %s, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 99, "intermediate_size": 8%s}'
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("{", "expected JSON"),
+        ("[" * 100_000, "expected JSON"),
+        (CONFIG % (7, ""), "has 7 layers, the head expects 8"),
+        (CONFIG % (10**9, ""), "num_hidden_layers: expected 1 to 4096"),
+        (CONFIG % (8, ', "max_position_embeddings": "x"'), "max_position_embeddings"),
+        (CONFIG.replace("llama", "gpt2") % (8, ""), "family 'gpt2'"),
+        (CONFIG.replace("llama", "mine") % (8, ', "auto_map": {"AutoConfig": "code.Mine"}'), "cannot read the config.json"),
+        (CONFIG.replace("64", '"wide"') % (8, ""), "cannot read the config.json"),
+    ],
+)
+def test_a_config_that_a_head_sends_is_held_to_the_rules(alone: Callable[..., LocalDaemon], config: str, expected: str) -> None:
+    daemon = alone()
+    with Peer(daemon.address) as control, Peer(daemon.address, "head-weights") as weights:
+        asked(daemon, control, weights)
+        weights.link.send(ModelOffer(config=config, tensor_count=1))
+        if isinstance(weights.answer(), AskNames):
+            weights.link.send(NameList(names=("model.norm.weight",)))
+        assert expected in refusal(control)
+
+
+def test_a_head_that_answers_something_else_is_let_go_and_the_daemon_serves_the_next(
+    alone: Callable[..., LocalDaemon], model: Model
+) -> None:
+    daemon = alone()
+    junk = Tensor(rows=1, width=3, dtype=BYTES, data=b"abc")
+    offer = ModelOffer(config=CONFIG % (8, ""), tensor_count=2)
+    for answers, expected in (
+        ([(TensorBytes(digest="0" * 64, offset=0), junk)], "expected ModelOffer from the head, got TensorBytes"),
+        ([(offer, None), (offer, None)], "expected NameList from the head, got ModelOffer"),
+        ([(Ping(), None)], "carries no Ping"),
+        ([(Hello(name="x", version="y", role="stage"), None)], "Hello came twice"),
+        ([(offer, None), (NameList(names=()), None)], "expected the names of 2 tensors, got 0"),
+        ([(Error.saying("the disk is on fire"), None)], "cannot send the weights: the disk is on fire"),
+    ):
+        with Peer(daemon.address) as control, Peer(daemon.address, "head-weights") as weights:
+            asked(daemon, control, weights)
+            for number, (message, tensor) in enumerate(answers):
+                if number:
+                    weights.answer()  # the next question
+                weights.link.send(message, tensor)
+            assert expected in refusal(control)
+    with Head(hidden_plan(model(12), [daemon])) as head:
+        assert len(tokens_of(submit(head))) == 20

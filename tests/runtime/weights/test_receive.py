@@ -1,0 +1,169 @@
+"""Pulling tensors into a store: whatever breaks off, is damaged or lies there already, in the end all is there and nothing came twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from flowspec.core import limits
+from flowspec.core.messages import Assign
+from flowspec.core.weight_messages import AskModel, AskNames, AskTensors, TensorEntry
+from flowspec.errors import ClusterError, InputError, PeerError
+from flowspec.model.files import ModelFiles
+from flowspec.runtime.weights.offer import Offer
+from flowspec.runtime.weights.receive import ask_model, ask_tensors, fetched
+from flowspec.runtime.weights.store import WeightStore
+from flowspec.runtime.weights.stored import StoredModel
+from tests.runtime.weights.served import Direct
+
+CONFIG = json.dumps({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 16})
+ASSIGN = Assign(
+    model="m",
+    fingerprint="f",
+    stage=0,
+    stages=1,
+    first_layer=0,
+    end_layer=2,
+    layer_count=2,
+    next_hop="",
+    next_name="",
+    dtype="float32",
+    context=100,
+)
+
+
+def make_model(folder: Path, sizes: list[int]) -> dict[str, bytes]:
+    """A folder with one byte-sized tensor for each of `sizes` (multiples of 4); returns their bytes by name."""
+    tensors = {f"t{number}": torch.arange(size // 4, dtype=torch.float32) + number for number, size in enumerate(sizes)}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(CONFIG)
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+
+
+def offer_of(folder: Path) -> Offer:
+    files = ModelFiles(str(folder))
+    return Offer(files, files.fingerprint(), folder=folder / "cache")
+
+
+def described(offer: Offer, store: WeightStore, names: list[str], courier: Direct | None = None) -> StoredModel:
+    courier = courier or Direct(offer)
+    model = ask_model(ASSIGN, courier, store)
+    ask_tensors(model, names, courier)
+    return model
+
+
+def assert_stored(store: WeightStore, data: dict[str, bytes]) -> None:
+    contents = {path.name: path.read_bytes() for path in (store.folder / "tensors").iterdir()}
+    assert contents == {hashlib.sha256(each).hexdigest(): each for each in data.values()}
+
+
+@given(
+    sizes=st.lists(st.sampled_from([0, 4, 12, 16, 20, 64, 200, 400]), min_size=1, max_size=6),
+    breaks=st.lists(st.integers(0, 30), max_size=4),
+    harms=st.lists(st.tuples(st.sampled_from(["cut", "flip", "grow", "drop"]), st.integers(0, 1000)), max_size=4),
+)
+def test_after_any_interruptions_and_damage_all_is_there(sizes: list[int], breaks: list[int], harms: list[tuple[str, int]]) -> None:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "WEIGHT_CHUNK_BYTES", 16)
+        head, store = Path(folder), WeightStore(Path(folder) / "store")
+        data = make_model(head, sizes)
+        offer = offer_of(head)
+        model = described(offer, store, sorted(data))
+        came = 0
+        for patience in breaks:
+            courier = Direct(offer, patience)
+            try:
+                with fetched(model, courier) as received:
+                    came += received
+            except ClusterError:
+                came += sum(question.size for question in courier.ranges[:patience])
+        assert came <= sum(map(len, set(data.values()))), "nothing comes twice"
+        for (harm, where), path in zip(harms, sorted((store.folder / "tensors").glob("*")), strict=False):
+            content = bytearray(path.read_bytes())
+            if harm == "drop":
+                path.unlink()
+                continue
+            if harm == "flip" and content:
+                content[where % len(content)] ^= 1
+            elif harm == "cut":
+                del content[where % (len(content) + 1) :]
+            elif harm == "grow":
+                content += b"x"
+            path.write_bytes(content)
+        courier = Direct(offer)
+        with fetched(model, courier):
+            assert_stored(store, data)
+            assert courier.open_most <= limits.WEIGHT_WINDOW
+        with fetched(model, Direct(offer)) as received:
+            assert received == 0
+        offer.close()
+
+
+def test_only_what_is_asked_for_is_described_hashed_and_sent(tmp_path: Path) -> None:
+    data = make_model(tmp_path, [4000, 800, 120])
+    store, offer = WeightStore(tmp_path / "store"), offer_of(tmp_path)
+    courier = Direct(offer)
+    model = described(offer, store, ["t0", "t2", "unknown"], courier)
+    assert courier.asked == [AskModel(), AskNames(first=0), AskTensors(names=("t0", "t2"))]
+    assert ("t1" in model.tensors(), "unknown" in model.tensors()) == (True, False)
+    assert model.tensors().element_count("t2") == 30
+    for name in ("t1", "unknown"):
+        with pytest.raises(InputError, match=f"has no tensor {name}"):
+            model.tensors().element_count(name)
+    with fetched(model, courier) as received:
+        assert received == 4120
+        assert_stored(store, {name: data[name] for name in ("t0", "t2")})
+        tensors = model.tensors()
+        assert torch.equal(tensors.load("t2", (30,)), torch.arange(30.0) + 2)
+        with pytest.raises(InputError, match=r"expected shape \[5, 6\] by config"):
+            tensors.load("t2", (5, 6))
+    kept = json.loads(next((tmp_path / "cache" / "digests").iterdir()).read_text())
+    assert len(kept["tensors"]) == 2
+
+
+def test_long_lists_of_tensors_come_in_several_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TENSORS_LISTED_MAX", 64)
+    data = make_model(tmp_path, [4] * 200)
+    store, offer = WeightStore(tmp_path / "store"), offer_of(tmp_path)
+    model = described(offer, store, sorted(data))
+    assert model.names == set(data)
+    with fetched(model, Direct(offer)) as received:
+        assert received == 800
+
+
+def test_progress_goes_from_asking_to_checking_and_receiving(tmp_path: Path) -> None:
+    data = make_model(tmp_path, [4000, 800])
+    store, offer = WeightStore(tmp_path / "store"), offer_of(tmp_path)
+    with fetched(described(offer, store, ["t1"]), Direct(offer)):
+        pass
+    courier = Direct(offer)
+    model = described(offer, store, sorted(data), courier)
+    with fetched(model, courier):
+        assert courier.told == [("asking", 0), ("checking", 1), ("receiving", 1)]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F4"},
+        {"dtype": "I64", "size_bytes": 16},
+        {"shape": (3,)},
+        {"size_bytes": 12},
+        {"size_bytes": 0},
+        {"shape": (2**61, 8), "size_bytes": 8},
+    ],
+)
+def test_an_entry_that_contradicts_itself_is_refused(tmp_path: Path, entry: dict[str, object]) -> None:
+    model = StoredModel("m", CONFIG, ["t"], WeightStore(tmp_path))
+    right = {"name": "t", "dtype": "F32", "shape": (2,), "size_bytes": 8, "digest": "0" * 64}
+    model.add(TensorEntry(**right))
+    with pytest.raises(PeerError, match="the head offers t as"):
+        model.add(TensorEntry(**{**right, **entry}))
