@@ -12,8 +12,14 @@ from typing import Any
 
 from flowspec.core.messages import Sampling
 from flowspec.model.text import StopStrings, TextStream, Tokenizer
+from flowspec.plan.memory import mib
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.session import Limits, Session, Timing, timed
+
+
+def from_head(stage: dict[str, Any]) -> str:
+    """What the head had to send a stage of its weights, as a part of a line; nothing if that was nothing."""
+    return f" ({mib(stage['received_bytes'])} of them just sent)" if stage["received_bytes"] else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flowspec.cli import statistics
-from flowspec.cli.answer import Outcome, Question, ask, record
+from flowspec.cli.answer import Outcome, Question, ask, from_head, record
 from flowspec.cli.options import (
     add_decoding_arguments,
     add_model_arguments,
@@ -123,7 +123,8 @@ class Chat:
         for stage in self.session.stages_report():
             first, end = stage["layers"]
             self.console.print(
-                f"  {escape(stage['name'])}  layers {first} to {end - 1}, {mib(stage['weight_bytes'])} of weights, process {stage['pid']}"
+                f"  {escape(stage['name'])}  layers {first} to {end - 1}, {mib(stage['weight_bytes'])} of weights"
+                f"{from_head(stage)}, process {stage['pid']}"
             )
         decoding = self.session.decoding
         self.console.print(f"method {decoding.method}, drafter {escape(self.session.drafter)}")

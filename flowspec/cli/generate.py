@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from flowspec.cli import batch, statistics
-from flowspec.cli.answer import Outcome, Question, ask, record
+from flowspec.cli.answer import Outcome, Question, ask, from_head, record
 from flowspec.cli.options import (
     INTERRUPTED,
     add_decoding_arguments,
@@ -31,6 +31,7 @@ from flowspec.cli.options import (
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.text import Tokenizer, check_utf8, recommended
+from flowspec.plan.memory import mib
 from flowspec.runtime.session import Session, open_session
 from flowspec.testbed.prompts import read_prompts
 
@@ -130,5 +131,7 @@ def figures(session: Session, question: Question, outcome: Outcome, *, is_verbos
         lines[0] += f", seed {question.sampling.seed}"
     for stage in session.stages_report():
         first, end = stage["layers"]
-        lines.append(f"  {stage['name']}: layers {first} to {end - 1}, process {stage['pid']} at {stage['address']}")
+        lines.append(
+            f"  {stage['name']}: layers {first} to {end - 1}, {mib(stage['weight_bytes'])} of weights{from_head(stage)}, process {stage['pid']} at {stage['address']}"
+        )
     return "\n".join([*lines, *(statistics.lines(outcome.statistics) if is_verbose else ())])

@@ -76,6 +76,8 @@ def refusal(*args: str | bytes, status: int = 2, stdin: bytes = b"", home: Path 
         (["daemon", "--host", ""], "--host: expected an address of this machine, got an empty one"),
         (["daemon", "--device", "nonsense"], "--device: expected auto, cpu or cuda:N, got 'nonsense'"),
         (["daemon", "--memory", "nonsense"], "--memory: expected a size such as 4GiB or 512MiB, got 'nonsense'"),
+        (["daemon", "--cache-limit", "plenty"], "--cache-limit: expected a size such as 4GiB or 512MiB, got 'plenty'"),
+        (["daemon", "--cache-dir", __file__], f"--cache-dir: expected a folder, got the file {__file__}"),
         (["daemon", "--port", "65536"], "--port: expected 0 to 65535, got 65536"),
         (["daemon", "--threads", "0"], "--threads: expected 1 or more, got 0"),
         (["daemon", "--name", "n" * 201], "--name: expected 1 to 200 characters, got 201"),

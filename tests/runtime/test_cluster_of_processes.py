@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from flowspec.core import limits
 from flowspec.core.messages import Assign, Error, Sampling
+from flowspec.core.weight_messages import AskModel
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.reference import Reference
 from flowspec.plan.placement import ClusterPlan
@@ -259,11 +260,15 @@ def test_a_job_that_failed_for_one_head_costs_the_next_nothing(
 def test_a_head_that_breaks_its_own_limits_does_not_stop_the_daemon(cluster: LocalCluster, folder: Path) -> None:
     daemons = cluster.wait()
     plan = plan_for(folder, daemons[:1])
-    with Peer(daemons[0].address) as peer:
+    with Peer(daemons[0].address) as peer, Peer(daemons[0].address, "head-weights") as weights:
         peer.greet()
-        peer.link.send(replace(whole_model(plan), model="x" * limits.TEXT_CHARS_MAX))
+        peer.link.send(replace(whole_model(plan), model="nowhere"))
+        assert isinstance(peer.answer(), AskModel)
+        weights.greet()
+        weights.link.send(Error(text="x" * limits.TEXT_CHARS_MAX))
         refused = peer.answer()
         assert isinstance(refused, Error)
+        assert refused.text.startswith("the head cannot send the weights: xxx")
         assert len(refused.text) <= limits.TEXT_CHARS_MAX
     with Head(plan) as head:
         assert len(tokens_of(submit(head))) == 20

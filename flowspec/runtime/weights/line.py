@@ -64,10 +64,10 @@ class Line:
 
     def answer(self) -> tuple[WeightAnswer | Error, bytes | memoryview]:
         while True:
+            self._check_held()  # whoever hangs up says so before waking us
             hold, answer, data = self._answers.get()
             if hold == self._hold and answer is not None:
                 return answer, data
-            self._check_held()
 
     def tell(self, doing: str, share: float) -> None:
         self._check_held()
