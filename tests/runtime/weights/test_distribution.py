@@ -109,7 +109,7 @@ def slice_tensors(folder: Path, first: int, end: int) -> dict[str, bytes]:
 
 
 def stored(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (folder / "tensors").iterdir()}
+    return {path.name: path.read_bytes() for path in (folder / "tensors").glob("*")}
 
 
 def exact(head: Head, folder: Path) -> None:
@@ -117,30 +117,31 @@ def exact(head: Head, folder: Path) -> None:
     assert tokens_of(submit(head, count=12, sampling=Sampling(temperature=1.0, seed=3))) == expected
 
 
-def test_four_empty_daemons_get_their_slices_and_later_load_them_from_the_store(model: Model, tmp_path: Path) -> None:
+def test_four_empty_daemons_get_their_slices_and_later_load_them_from_the_store(cluster: LocalCluster, stores: Path, model: Model) -> None:
     folder = model(1, num_key_value_heads=2)
     wanted = [slice_tensors(folder, index * 2, index * 2 + 2) for index in range(4)]
+    before = [stored(stores / f"local-{index}") for index in range(4)]
     progress: list[str] = []
-    with LocalCluster(4, family="llama", log_level="CRITICAL", cache_dir=tmp_path) as cluster:
-        with Head(hidden_plan(folder, cluster.wait()), lambda text, share: progress.append(text)) as head:
-            assert received(head) == [sum(map(len, tensors.values())) for tensors in wanted]
-            exact(head, folder)
-        assert [stored(tmp_path / f"local-{index}") for index in range(4)] == wanted, "exactly the slice, and nothing in parts"
-        with Head(hidden_plan(folder, cluster.wait())) as head:
-            assert received(head) == [0] * 4
+    with Head(hidden_plan(folder, cluster.wait()), lambda text, share: progress.append(text)) as head:
+        assert received(head) == [sum(map(len, tensors.values())) for tensors in wanted]
+        exact(head, folder)
+    for index in range(4):
+        assert stored(stores / f"local-{index}") == before[index] | wanted[index], "exactly the slice, and nothing in parts"
+    with Head(hidden_plan(folder, cluster.wait())) as head:
+        assert received(head) == [0] * 4
     assert {f"local-{index}: {doing}" for index in range(4) for doing in ("asking", "receiving", "loading", "ready")} <= set(progress)
 
-    victim = tmp_path / "local-2" / "tensors" / max(wanted[2], key=lambda digest: len(wanted[2][digest]))
+    victim = stores / "local-2" / "tensors" / max(wanted[2], key=lambda digest: len(wanted[2][digest]))
     content = bytearray(victim.read_bytes())
     content[len(content) // 2] ^= 1
     victim.write_bytes(content)
     with (
-        LocalCluster(4, family="llama", log_level="CRITICAL", cache_dir=tmp_path) as cluster,
-        Head(hidden_plan(folder, cluster.wait())) as head,
+        LocalCluster(4, family="llama", log_level="CRITICAL", cache_dir=stores) as restarted,
+        Head(hidden_plan(folder, restarted.wait())) as head,
     ):
         assert received(head) == [0, 0, len(content), 0], "one flipped bit is found, and that tensor alone sent again"
         exact(head, folder)
-    assert [stored(tmp_path / f"local-{index}") for index in range(4)] == wanted
+    assert victim.read_bytes() == wanted[2][victim.name]
 
 
 def test_a_changed_checkpoint_is_noticed_and_only_what_changed_is_sent(cluster: LocalCluster, model: Model) -> None:
