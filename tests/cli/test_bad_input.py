@@ -61,7 +61,7 @@ def refusal(*args: str | bytes, status: int = 2, stdin: bytes = b"", home: Path 
         (["generate", "hi", "--seed", "-1"], "sampling: seed: expected 0 to"),
         (["generate", "hi", "--max-new-tokens", "0"], "argument --max-new-tokens: expected a whole number from 1, got '0'"),
         (["generate", "hi", "--context", "-5"], "argument --context: expected a whole number from 1, got '-5'"),
-        (["generate", "hi", "--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
+        (["generate", "hi", "--dtype", "int3"], "argument --dtype: invalid choice: 'int3'"),
         (["generate", "hi", "--log-file", "/no/folder/log"], "--log-file: expected a file that can be written, got /no/folder/log"),
         (["chat", "--temperature", "inf"], "sampling: temperature: expected 0, or 0.001 to 100.0, got inf"),
         (["chat", "--model", "/no/model"], "expected a model folder or a hub id such as owner/name, but there is no folder '/no/model'"),
