@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     loaded: list[Tokenizer] = []
 
     def load_tokenizer(files: ModelFiles) -> None:
-        if args.prompt_token_ids is None or files.find("tokenizer.json") is not None:
+        if args.prompt_token_ids is None or files.has_tokenizer:
             loaded.append(Tokenizer(files))
 
     with contextlib.ExitStack() as stack:

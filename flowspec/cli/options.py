@@ -48,7 +48,11 @@ def positive(text: str) -> int:
 def add_model_arguments(parser: argparse.ArgumentParser, *, local_list: bool = False) -> None:
     group = parser.add_argument_group("model and cluster")
     group.add_argument(
-        "--model", "-m", default=BUNDLED, metavar="PATH-OR-HUB-ID", help="model folder or hub id (default: the bundled demo model)"
+        "--model",
+        "-m",
+        default=BUNDLED,
+        metavar="PATH-OR-HUB-ID",
+        help="model folder, GGUF file or hub id (default: the bundled demo model)",
     )
     group.add_argument("--dtype", choices=ACTIVATIONS, help="precision; int8 and int4 pack the weights (default: the checkpoint's)")
     where = group.add_mutually_exclusive_group()

@@ -35,7 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
     what = group.add_mutually_exclusive_group()
     what.add_argument(
-        "--model", "-m", default=BUNDLED, metavar="PATH-OR-HUB-ID", help="model folder or hub id (default: the bundled demo model)"
+        "--model",
+        "-m",
+        default=BUNDLED,
+        metavar="PATH-OR-HUB-ID",
+        help="model folder, GGUF file or hub id (default: the bundled demo model)",
     )
     what.add_argument("--shape", metavar="NAME", help="a well-known model by name, such as llama-3-8b; needs no files")
     group.add_argument("--precision", metavar="NAME[,NAME]", help="allowed precisions (default: the checkpoint's, of a shape float16)")

@@ -1,11 +1,13 @@
 """Finds a model's files, in a local folder or on the hub, and reads single tensors from them by memory map.
 
+A GGUF file is a model by itself: its metadata stands for config.json and tokenizer (`gguf_config.py`, `gguf.py`).
 A hub model is fetched file by file, so a stage downloads only the shards that hold its tensors. `HF_HOME`, `HF_TOKEN`
 and offline mode are huggingface_hub's own.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -14,11 +16,16 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowspec.core import limits
 from flowspec.errors import InputError
 from flowspec.model.families import decoder_config, raw_decoder_config
+
+if TYPE_CHECKING:
+    import torch
+
+    from flowspec.model.gguf_file import GgufFile
 
 BUNDLED = "bundled"
 DEMO_FOLDER = Path(__file__).parent.parent / "demo"
@@ -33,22 +40,39 @@ def bundled_folder(name: str) -> Path:
 
 
 def canonical_name(model: str) -> str:
-    """The name other devices should use: `bundled`, an absolute folder, or a hub id."""
-    return str(Path(model).resolve()) if model != BUNDLED and os.path.isdir(model) else model
+    """The name other devices should use: `bundled`, an absolute folder or GGUF file, or a hub id."""
+    return str(Path(model).resolve()) if model != BUNDLED and (os.path.isdir(model) or _is_gguf(model)) else model
 
 
 class ModelFiles:
-    """The files of one model; nothing is read or fetched before it is asked for."""
+    """The files of one model; nothing is read or fetched before it is asked for.
+
+    `folder` is None for one on the hub, `gguf` the path of a model that is a GGUF file.
+    """
 
     def __init__(self, model: str) -> None:
         self.model = model
         self.folder: Path | None = None
+        self.gguf: Path | None = None
         if model == BUNDLED:
             self.folder = bundled_folder("target")
         elif os.path.isdir(model):  # unlike Path.is_dir, also False for names that no file system takes
             self.folder = Path(model)
+            self.gguf = _only_gguf(self.folder)
+        elif _is_gguf(model):
+            if not os.path.isfile(model):
+                raise InputError(f"expected a GGUF file, but there is no file {model!r}")
+            self.gguf = Path(model)
+            self.folder = self.gguf.parent
         elif Path(model).is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
-            raise InputError(f"expected a model folder or a hub id such as owner/name, but there is no folder {model!r}")
+            raise InputError(f"expected a model folder, a GGUF file or a hub id such as owner/name, but there is no folder {model!r}")
+
+    @functools.cached_property
+    def _gguf(self) -> GgufFile:
+        from flowspec.model.gguf_file import GgufFile
+
+        assert self.gguf is not None
+        return GgufFile.read(self.gguf)
 
     def path(self, name: str) -> Path:
         """The local path of a file that must be there; fetched from the hub if need be."""
@@ -58,7 +82,9 @@ class ModelFiles:
         return found
 
     def find(self, name: str) -> Path | None:
-        """As `path`, but None when the model has no such file."""
+        """As `path`, but None when the model has no such file; a GGUF file has no others beside it."""
+        if self.gguf is not None:
+            return None
         if self.folder is not None:
             return self.folder / name if (self.folder / name).is_file() else None
         from huggingface_hub import hf_hub_download, is_offline_mode, try_to_load_from_cache
@@ -76,10 +102,22 @@ class ModelFiles:
         except (HfHubHTTPError, OSError, ValueError) as error:
             raise InputError(f"cannot get {name} of {self.model!r} from the hub: {_first_line(error)}") from None
 
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether there is one in the form that fast tokenizers have, or in a GGUF file's metadata."""
+        if self.gguf is not None:
+            return "tokenizer.ggml.tokens" in self._gguf.metadata
+        return self.find("tokenizer.json") is not None
+
     def raw_config(self) -> dict[str, Any]:
         """config.json as it is, without transformers and its imports; of a multimodal model the decoder's part of it."""
-        path = self.path("config.json")
-        raw = raw_decoder_config(read_json(path))
+        if self.gguf is not None:
+            from flowspec.model.gguf_config import config_of
+
+            path, raw = self.gguf, config_of(self._gguf)
+        else:
+            path = self.path("config.json")
+            raw = raw_decoder_config(read_json(path))
         layer_count = raw.get("num_hidden_layers")
         if type(layer_count) is not int or not 1 <= layer_count <= limits.LAYERS_MAX:
             raise InputError(f"{path}: num_hidden_layers: expected 1 to {limits.LAYERS_MAX}, got {layer_count!r:.80}")
@@ -90,7 +128,9 @@ class ModelFiles:
 
     def check_weights(self) -> None:
         """Raises `InputError` when weight files of a local folder are missing or cut short; fetches nothing from the hub."""
-        if self.folder is not None:
+        if self.gguf is not None:
+            _ = self._gguf
+        elif self.folder is not None:
             for name in sorted(set(self.weight_map().values())):
                 self._header(name)
 
@@ -98,16 +138,25 @@ class ModelFiles:
         """The transformers config, of a multimodal model that of its decoder."""
         from transformers import AutoConfig
 
-        folder = self.path("config.json").parent
+        if self.gguf is not None:
+            name, read = "metadata", functools.partial(AutoConfig.for_model, **self.raw_config())
+        else:
+            folder = self.path("config.json").parent
+            name, read = (
+                "config.json",
+                functools.partial(AutoConfig.from_pretrained, folder, local_files_only=True, trust_remote_code=False),
+            )
         try:
-            config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            config = read()
         except Exception as error:  # noqa: BLE001 - transformers lets out whatever it meets in a broken file
             text = " ".join(str(error).split())  # some of these errors say what is wrong on their second line
-            raise InputError(f"cannot read the config.json of {self.model!r}: {text:.200}") from None
+            raise InputError(f"cannot read the {name} of {self.model!r}: {text:.200}") from None
         return decoder_config(config, self.model)
 
     def weight_map(self) -> dict[str, str]:
-        """Tensor name -> file name, for one safetensors file or sharded ones."""
+        """Tensor name -> file name, for one safetensors file or sharded ones, or a GGUF file."""
+        if self.gguf is not None:
+            return dict.fromkeys(self.tensors(), self.gguf.name)
         index = self.find("model.safetensors.index.json")
         if index is not None:
             shards = read_json(index).get("weight_map")
@@ -121,6 +170,10 @@ class ModelFiles:
         return dict.fromkeys(self._header("model.safetensors"), "model.safetensors")
 
     def tensors(self) -> TensorIndex:
+        if self.gguf is not None:
+            from flowspec.model.gguf import GgufTensors
+
+            return GgufTensors(self._gguf, self.config())
         return TensorIndex(self)
 
     def fingerprint(self) -> str:
@@ -128,6 +181,11 @@ class ModelFiles:
 
         Equal on all devices that hold the same model, and cheap: a retrained model of the same shape differs.
         """
+        if self.gguf is not None:
+            with self.gguf.open("rb") as file:
+                digest = hashlib.sha256(file.read(self._gguf.size))
+            _add_samples(digest, self.gguf)
+            return digest.hexdigest()[:32]
         config = self.path("config.json")
         digest = hashlib.sha256(config.read_bytes())
         if self.folder is None:
@@ -135,12 +193,8 @@ class ModelFiles:
             return digest.hexdigest()[:32]
         for name in sorted(set(self.weight_map().values())):
             path = self.path(name)
-            size = path.stat().st_size
-            digest.update(f"{name} {size}".encode())
-            with path.open("rb") as file:
-                for part in range(8):
-                    file.seek(max(0, (size - _SAMPLE_BYTES) * part // 7))
-                    digest.update(file.read(_SAMPLE_BYTES))
+            digest.update(f"{name} {path.stat().st_size}".encode())
+            _add_samples(digest, path)
         return digest.hexdigest()[:32]
 
     def _header(self, name: str) -> dict[str, Any]:
@@ -232,6 +286,10 @@ class TensorIndex:
         except SafetensorError as error:
             raise InputError(f"cannot read {name} of {self._files.model!r}: {_first_line(error)}") from None
 
+    def copy_into(self, name: str, part: torch.Tensor) -> None:
+        """Copies a tensor into `part`, in its dtype. Checks the shape."""
+        part.copy_(self.load(name, tuple(part.shape)))
+
     def close(self) -> None:
         """Drops the memory maps."""
         self._open.clear()
@@ -267,6 +325,24 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise InputError(f"{path}: expected a JSON object, got {raw!r:.80}")
     return raw
+
+
+def _is_gguf(model: str) -> bool:
+    return model.endswith(".gguf")
+
+
+def _only_gguf(folder: Path) -> Path | None:
+    """The GGUF file of a folder that has one, and no safetensors."""
+    found = sorted(folder.glob("*.gguf"))
+    return found[0] if len(found) == 1 and not any(folder.glob("*.safetensors")) else None
+
+
+def _add_samples(digest: hashlib._Hash, path: Path) -> None:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        for part in range(8):
+            file.seek(max(0, (size - _SAMPLE_BYTES) * part // 7))
+            digest.update(file.read(_SAMPLE_BYTES))
 
 
 def _is_shape(value: Any) -> bool:

@@ -16,6 +16,7 @@ import torch
 from flowspec.core.messages import Sampling
 from flowspec.core.precision import ACTIVATIONS
 from flowspec.model.files import ModelFiles
+from flowspec.model.gguf import whole_model
 from flowspec.model.quantised import LINEARS, quantise
 from flowspec.model.sampler import F32, Sampler, margin
 from flowspec.model.slice import DTYPES
@@ -44,12 +45,16 @@ class Reference:
 
         torch.set_num_threads(1)  # one answer at a time is too small for more, and daemons want the other cores
         transformers_logging.disable_progress_bar()
-        folder = files.path("config.json").parent
-        for name in sorted(set(files.weight_map().values())):
-            files.path(name)
-        self._model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=DTYPES[ACTIVATIONS[dtype]], local_files_only=True, trust_remote_code=False, experts_implementation="eager"
-        ).eval()
+        activations, options = DTYPES[ACTIVATIONS[dtype]], {"experts_implementation": "eager"}
+        if files.gguf is not None:
+            self._model: Any = whole_model(files.gguf, files.config(), activations, **options).eval()
+        else:
+            folder = files.path("config.json").parent
+            for name in sorted(set(files.weight_map().values())):
+                files.path(name)
+            self._model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=activations, local_files_only=True, trust_remote_code=False, **options
+            ).eval()
         if dtype in LINEARS:
             for module in [part for part in self._model.modules() if type(part) is torch.nn.Linear]:
                 quantise(module, module.weight, LINEARS[dtype])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,11 +45,15 @@ class Tokenizer:
         from transformers import AutoTokenizer
 
         found = [path for name in (*_TOKENIZER_FILES, *_OTHER_FILES) if (path := files.find(name)) is not None]
-        if not any(path.name in _TOKENIZER_FILES for path in found):
+        if not any(path.name in _TOKENIZER_FILES for path in found) and not (files.gguf and files.has_tokenizer):
             raise InputError(f"model {files.model!r} has no tokenizer; give the prompt as --prompt-token-ids 1,5,9")
-        files.path("config.json")
+        if files.gguf is None:
+            files.path("config.json")
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(found[0].parent, local_files_only=True, trust_remote_code=False)
+            if files.gguf is not None:
+                self._tokenizer: Any = _from_gguf(files.gguf)
+            else:
+                self._tokenizer = AutoTokenizer.from_pretrained(found[0].parent, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # noqa: BLE001 - tokenizers raises just that, transformers whatever it meets in a broken file
             text = " ".join(str(error).split())
             raise InputError(f"cannot read the tokenizer of {files.model!r}: {text:.200}") from None
@@ -92,6 +97,15 @@ class Tokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of new tokens, special ones left out."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def _from_gguf(path: Path) -> Any:
+    """The tokenizer that transformers makes of a GGUF file's metadata, whatever other files lie beside it."""
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / path.name).symlink_to(path.resolve())
+        return AutoTokenizer.from_pretrained(folder, gguf_file=path.name, local_files_only=True)
 
 
 def check_utf8(text: str) -> None:

@@ -105,8 +105,7 @@ def fill(
         if parameter is None:
             values = torch.empty(owner.get_parameter(leaf).shape, dtype=dtype, device=device)  # aligned, unlike the file's
             for source in weight.sources:
-                part = values[source.part]
-                part.copy_(tensors.load(source.tensor, tuple(part.shape)))
+                tensors.copy_into(source.tensor, values[source.part])
                 progress((done := done + 1) / count)
             parameter = nn.Parameter(values, requires_grad=False)
         if packing is not None and weight.is_linear:

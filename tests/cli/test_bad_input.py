@@ -64,7 +64,10 @@ def refusal(*args: str | bytes, status: int = 2, stdin: bytes = b"", home: Path 
         (["generate", "hi", "--dtype", "int3"], "argument --dtype: invalid choice: 'int3'"),
         (["generate", "hi", "--log-file", "/no/folder/log"], "--log-file: expected a file that can be written, got /no/folder/log"),
         (["chat", "--temperature", "inf"], "sampling: temperature: expected 0, or 0.001 to 100.0, got inf"),
-        (["chat", "--model", "/no/model"], "expected a model folder or a hub id such as owner/name, but there is no folder '/no/model'"),
+        (
+            ["chat", "--model", "/no/model"],
+            "expected a model folder, a GGUF file or a hub id such as owner/name, but there is no folder '/no/model'",
+        ),
         (["verify", "--local", "2,0"], "--local: expected whole numbers from 1"),
         (["verify", "--layers", "4,4", "--local", "2,4"], "--layers forces the split of one cluster; expected one number for --local"),
         (["verify", "--temperatures", "0,nan"], "sampling: temperature: expected 0, or 0.001 to 100.0, got nan"),
@@ -120,7 +123,7 @@ def test_a_model_that_cannot_be_used_is_refused_before_anything_is_started(tmp_p
     (cut / "model.safetensors").write_bytes((bundled_folder("target") / "model.safetensors").read_bytes()[:-100])
     strange = make_model(tmp_path / "strange", model_type="gpt2")
     for model, expected in (
-        (str(tmp_path / "absent"), "expected a model folder or a hub id"),
+        (str(tmp_path / "absent"), "expected a model folder, a GGUF file or a hub id"),
         (str(empty), "has no config.json"),
         (str(half), "has no model.safetensors"),
         (str(cut), "is incomplete: expected"),

@@ -107,7 +107,10 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
             "/no/such.jsonl: expected a file of prompts, but it cannot be read (No such",
         ),
         (["--model", "bundled", "--max-new-tokens", "1020", "--limit", "1"], "prompt 1 has "),
-        (["--model", "/no/model"], "expected a model folder or a hub id such as owner/name, but there is no folder '/no/model'"),
+        (
+            ["--model", "/no/model"],
+            "expected a model folder, a GGUF file or a hub id such as owner/name, but there is no folder '/no/model'",
+        ),
         (["--model", "bundled", "--drafter", "/no/model"], "--drafter: expected bundled, ngram, none"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -12,12 +12,14 @@ from typing import Any
 
 import psutil
 import pytest
+from gguf import GGMLQuantizationType
 
 from flowspec.core.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
 from flowspec.testbed.checkpoints import make_variant
+from tests.model.ggufs import convert, make
 
 FLOWSPEC = [sys.executable, "-m", "flowspec.cli.main"]
 
@@ -60,6 +62,15 @@ def test_generate_needs_no_tokenizer_for_token_ids(tmp_path: Path) -> None:
     expected = Reference(ModelFiles(str(folder)), "float32").generate((5, 6, 7), Sampling(), 9, frozenset([2]))
     assert found["token_ids"] == [token for token in expected if token != 2]
     assert found["text"] is None
+
+
+def test_generate_runs_a_gguf_file(tmp_path: Path) -> None:
+    path = convert(make(tmp_path / "checkpoint", "llama"), tmp_path / "model.gguf", GGMLQuantizationType.Q8_0)
+    asked = ("--dtype", "float32", "--prompt-token-ids", "5,6,7", "--max-new-tokens", "9")
+    found = generate("--model", str(path), "--local", "2", *asked)
+    expected = Reference(ModelFiles(str(path)), "float32").generate((5, 6, 7), Sampling(), 9, frozenset([2]))
+    assert found["token_ids"] == [token for token in expected if token != 2]
+    assert [stage["layers"] for stage in found["stages"]] == [[0, 2], [2, 4]]
 
 
 def test_stops_end_the_answer_where_they_should() -> None:

@@ -78,7 +78,7 @@ def test_names_of_models() -> None:
     assert files.raw_config()["num_hidden_layers"] == 8
     files.check_weights()
     for model in ("/no/such/folder", "./gone", "~/gone", "plainname", "a/b/c", "x" * 5000):
-        with pytest.raises(InputError, match="expected a model folder or a hub id such as owner/name"):
+        with pytest.raises(InputError, match="expected a model folder, a GGUF file or a hub id such as owner/name"):
             ModelFiles(model)
 
 

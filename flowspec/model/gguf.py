@@ -1,0 +1,136 @@
+"""The tensors of a GGUF file under the names of transformers, unpacked one by one, block of rows by block of rows.
+
+Which tensor is which, and what llama.cpp's converter did to it (the heads' rows of Llama in another order, Gemma's norms plus one), is
+transformers' own knowledge: its name map and its tensor processors are asked for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from flowspec.errors import InputError
+from flowspec.model.families import PLAIN_ROOT, Family, check_family
+from flowspec.model.files import TensorIndex
+from flowspec.model.gguf_config import FACTORS
+from flowspec.model.gguf_file import GgufFile
+
+BLOCK_NUMBERS = 1 << 20
+"""So many are unpacked at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a tensor of transformers is in the file: a tensor there, or of a mixture's tensor one expert's part."""
+
+    tensor: str
+    expert: int | None = None
+
+
+class GgufTensors(TensorIndex):
+    """As over safetensors. Raises `InputError` for a file with tensors that the family's modules have no place for."""
+
+    def __init__(self, file: GgufFile, config: Any) -> None:
+        from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+        family = check_family(config.model_type, str(file.path))
+        self._file = file
+        self._processor: Any = TENSOR_PROCESSORS.get(file.metadata["general.architecture"], TensorProcessor)(config=config.to_dict())
+        self._places = self._find(config, family)
+        left = set(file.tensors) - {place.tensor for place in self._places.values()} - set(FACTORS)
+        if left:
+            raise InputError(
+                f"{file.path} holds {min(left)}, for which transformers' {family.prefix} has no place: it is of another architecture"
+            )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def element_count(self, name: str) -> int:
+        return int(np.prod(self._shape(name)))
+
+    def load(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A tensor in float32. Checks the shape."""
+        found = torch.empty(shape)
+        self.copy_into(name, found)
+        return found
+
+    def copy_into(self, name: str, part: torch.Tensor) -> None:
+        if self._shape(name) != tuple(part.shape):
+            raise InputError(
+                f"tensor {name} of {str(self._file.path)!r}: expected shape {list(part.shape)} by the metadata, got {list(self._shape(name))}"
+            )
+        place = self._places[name]
+        if part.dim() == 1:
+            found = self._processor.process(weights=self._file.numbers(place.tensor), name=place.tensor).weights
+            part.copy_(torch.from_numpy(found))
+            return
+        rows, columns = part.shape
+        # What is done to a matrix is an order of its rows, for which it need not be unpacked.
+        order = self._processor.process(weights=np.arange(rows)[:, None], name=place.tensor).weights[:, 0]
+        order += (place.expert or 0) * rows
+        step = max(1, BLOCK_NUMBERS // columns)
+        for first in range(0, rows, step):
+            packed = self._file.packed(place.tensor)  # anew: pages that were read count as this process's until the map is dropped
+            block = self._file.unpack(place.tensor, packed[order[first : first + step]])
+            part[first : first + step].copy_(torch.from_numpy(block))
+
+    def close(self) -> None:
+        """Nothing to do: maps live as long as a tensor is read."""
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        place = self._places.get(name)
+        if place is None:
+            raise InputError(f"model {str(self._file.path)!r} has no tensor {name}; the file may be incomplete or of another family")
+        shape = self._file.tensors[place.tensor].shape
+        return shape if place.expert is None else shape[1:]
+
+    def _find(self, config: Any, family: Family) -> dict[str, _Place]:
+        """Place by name, of those that are in the file; of experts one by one, as checkpoints hold them."""
+        from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
+
+        with torch.device("meta"):
+            layer = family.piece("DecoderLayer")(config, 0)  # all are built alike
+        own = [each for name, _ in layer.named_parameters() for each in family.stacked.get(name, (name,))]
+        layers = [f"{PLAIN_ROOT.prefix}layers.{index}.{each}" for index in range(config.num_hidden_layers) for each in own]
+        outside = [f"{PLAIN_ROOT.prefix}{each}.weight" for each in ("embed_tokens", "norm")]
+        named = {self._processor.preprocess_name(name.format(0)): name for name in (*outside, *layers, PLAIN_ROOT.lm_head)}
+        # transformers looks through a whole model's modules for names; these are all there are
+        model = SimpleNamespace(config=config, state_dict=lambda: [name.format(0) for name in named.values()], named_children=tuple)
+        found = get_gguf_hf_weights_map(model, self._processor, config.model_type, config.num_hidden_layers)
+        places = {}
+        for tensor, renamed in found.items():
+            name = named[renamed]
+            if tensor not in self._file.tensors:
+                continue
+            if name == name.format(0):
+                places[name] = _Place(tensor)
+            else:
+                for expert in range(self._file.tensors[tensor].shape[0]):
+                    places[name.format(expert)] = _Place(tensor, expert)
+        return places
+
+
+def whole_model(path: Path, config: Any, dtype: torch.dtype, **options: Any) -> Any:
+    """The model as transformers itself reads the file, all of it unpacked."""
+    import contextlib
+    import io
+
+    from transformers import AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(config)
+    with contextlib.redirect_stderr(io.StringIO()):  # its progress bar has no switch
+        tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=empty)["tensors"]
+    # Not `gguf_file=`, which wants the accelerate package, does the same, and takes a config with less in it.
+    return type(empty).from_pretrained(None, config=config, state_dict=tensors, dtype=dtype, **options)

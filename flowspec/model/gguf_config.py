@@ -1,0 +1,232 @@
+"""A model's config from the metadata of its GGUF file.
+
+Names are translated by transformers' table. Transformers leaves out what the table lacks (position scaling, soft caps, windows, the width of
+heads and experts) and takes one checkpoint's values for it; here these are read, too, with llama.cpp's defaults, and a file that states
+anything else about the model's arithmetic is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flowspec.errors import InputError
+from flowspec.model.gguf_file import GgufFile
+
+MODEL_TYPES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+    "phi3": "phi3",
+}
+"""Architectures that both transformers' GGUF tables and our families know; Mistral's models call themselves llama."""
+FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+"""Tensors that belong to the config: divisors of the position embeddings' frequencies."""
+_OWN = ("attention.key_length", "attention.sliding_window", "rope.dimension_count", "rope.freq_base")
+"""Entries of transformers' table that are read here, by what else the file states."""
+_HARMLESS = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned")
+_NEUTRAL = {
+    "attention.causal": True,
+    "attention.sliding_window": 0,
+    "expert_count": 0,
+    "expert_shared_count": 0,
+    "expert_used_count": 0,
+    "rope.scaling.factor": 0.0,
+}
+"""Keys with the value that says no more than without them."""
+_STOPS = ("eos_token_id", "eot_token_id", "eom_token_id")
+"""Tokens that llama.cpp, too, takes for the end of an answer."""
+_UNPACKED_DTYPE = "bfloat16"
+_GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
+NUMBER: tuple[type, ...] = (int, float)
+TEXT: tuple[type, ...] = (str,)
+_KINDS = {NUMBER: "a number other than 0", TEXT: "a text"}
+
+
+class _Stated:
+    """What a file states about its model, entry by entry until nothing is left."""
+
+    def __init__(self, file: GgufFile, architecture: str) -> None:
+        self._file = file
+        self._prefix = architecture + "."
+        stated = {key.removeprefix(self._prefix): value for key, value in file.metadata.items() if key.startswith(self._prefix)}
+        self._left = {key: value for key, value in stated.items() if key not in _NEUTRAL or value != _NEUTRAL[key]}
+
+    def take(self, key: str, default: Any = None, kinds: tuple[type, ...] = NUMBER) -> Any:
+        """An entry's value, a number if nothing else is said, or the default where it has none."""
+        value = self._left.pop(key, default)
+        if value is not default and (type(value) not in kinds or value == 0 or value != value):
+            raise InputError(f"{self._file.path}: {self._prefix}{key}: expected {_KINDS[kinds]}, got {value!r:.80}")
+        return value
+
+    def need(self, key: str) -> Any:
+        if key not in self._left:
+            raise InputError(f"{self._file.path} has no {self._prefix}{key}; convert the model again")
+        return self.take(key)
+
+    def check_all_taken(self) -> None:
+        for key, value in self._left.items():
+            if key not in _HARMLESS:
+                raise InputError(
+                    f"{self._file.path} sets {self._prefix}{key} to {value!r:.40}, which FlowSpec does not apply; expected none"
+                )
+
+
+def config_of(file: GgufFile) -> dict[str, Any]:
+    """What config.json would hold. Raises `InputError` for a model that is not supported, before a weight is read."""
+    from transformers.integrations import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
+
+    architecture = str(file.metadata.get("general.architecture"))
+    if architecture not in MODEL_TYPES:
+        raise InputError(
+            f"{file.path} is of the architecture {architecture!r:.80}, but FlowSpec runs GGUF files of {', '.join(MODEL_TYPES)}"
+        )
+    if file.metadata.get("split.count", 1) not in (0, 1):
+        raise InputError(f"{file.path} is one of several parts; join them with llama-gguf-split --merge")
+    if "token_embd.weight" not in file.tensors:
+        raise InputError(f"{file.path} has no tensor token_embd.weight; convert the model again")
+    stated = _Stated(file, architecture)
+    model_type = MODEL_TYPES[architecture]
+    table = model_type.removesuffix("_text")
+    raw: dict[str, Any] = {
+        "model_type": model_type,
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "dtype": _dtype(file),
+        **_special_tokens(file.metadata),
+        **GGUF_CONFIG_DEFAULTS_MAPPING.get(table, {}),
+    }
+    needed = {key: name for key, name in GGUF_CONFIG_MAPPING[table].items() if key not in _OWN and name not in (None, "vocab_size")}
+    raw |= {name: stated.need(key) for key, name in needed.items() if key != "attention.head_count_kv"}
+    raw["num_key_value_heads"] = stated.take("attention.head_count_kv", raw["num_attention_heads"])
+    raw |= _heads(file, stated, raw, architecture)
+    if architecture in _OTHERS:
+        raw |= _OTHERS[architecture](stated, raw)
+    raw |= _rotary(file, stated, raw, architecture)
+    stated.check_all_taken()
+    return raw
+
+
+def _dtype(file: GgufFile) -> str:
+    """That of the numbers as they are in the file, where none is packed."""
+    from gguf import GGMLQuantizationType as Kind
+
+    kinds = {tensor.kind for tensor in file.tensors.values()}
+    if not kinds <= {Kind.F32, Kind.F16, Kind.BF16}:
+        return _UNPACKED_DTYPE
+    return "bfloat16" if Kind.BF16 in kinds else "float16" if Kind.F16 in kinds else "float32"
+
+
+def _special_tokens(metadata: dict[str, Any]) -> dict[str, Any]:
+    stops = dict.fromkeys(metadata[key] for each in _STOPS if type(metadata.get(key := f"tokenizer.ggml.{each}")) is int)
+    return {
+        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": list(stops) if len(stops) > 1 else next(iter(stops), None),
+        "pad_token_id": None,  # no answer is padded
+    }
+
+
+def _heads(file: GgufFile, stated: _Stated, raw: dict[str, Any], architecture: str) -> dict[str, Any]:
+    """Width of a head, and in `partial_rotary_factor` the part of it that turns with the position."""
+    rotated = stated.take("rope.dimension_count")
+    width = stated.take("attention.key_length", raw["hidden_size"] // raw["num_attention_heads"])
+    if stated.take("attention.value_length", width) != width:
+        raise InputError(f"{file.path}: expected {architecture}.attention.value_length to be that of keys, {width}")
+    part = 1.0 if rotated is None else rotated / width
+    if part != 1.0 and architecture != "phi3":
+        raise InputError(f"{file.path}: expected {architecture}.rope.dimension_count to be the width of a head, {width}, got {rotated}")
+    return {"head_dim": width} | ({"partial_rotary_factor": part} if architecture == "phi3" else {})
+
+
+def _rotary(file: GgufFile, stated: _Stated, raw: dict[str, Any], architecture: str) -> dict[str, Any]:
+    """`rope_parameters`: with divisors of single frequencies, they are those of longrope, for Llama 3's scaling, too."""
+    kind = stated.take("rope.scaling.type", "linear", TEXT)
+    factor = stated.take("rope.scaling.factor", 1.0)
+    attention_factor = stated.take("rope.scaling.attn_factor", 1.0)
+    original = stated.take("rope.scaling.original_context_length", raw["max_position_embeddings"])
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(stated.take("rope.freq_base", 10000.0))}
+    rotated = int(raw["head_dim"] * raw.get("partial_rotary_factor", 1.0))
+    both, short, long = (_divisors(file, name, rotated // 2) for name in FACTORS)
+    own: dict[str, Any] = {}
+    if both is not None or (short is not None and long is not None):
+        if kind == "yarn" or factor != 1:
+            raise InputError(f"{file.path} has divisors of frequencies (rope_freqs) and {kind} scaling by {factor}; expected one of them")
+        limit = int(original) if both is None else raw["max_position_embeddings"]
+        own = {"original_max_position_embeddings": limit}
+        rope |= own | {
+            "rope_type": "longrope",
+            "short_factor": both or short,
+            "long_factor": both or long,
+            "factor": raw["max_position_embeddings"] / limit,
+            "attention_factor": float(attention_factor),
+        }
+    elif kind == "yarn":
+        rope |= {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": int(original)}
+    elif kind == "linear" and factor != 1:
+        rope |= {"rope_type": "linear", "factor": float(factor)}
+    elif kind not in ("linear", "none"):
+        raise InputError(f"{file.path}: {architecture}.rope.scaling.type: expected linear, yarn or none without divisors, got {kind!r:.40}")
+    if rope["rope_type"] != "longrope" and attention_factor != 1:
+        raise InputError(f"{file.path} sets {architecture}.rope.scaling.attn_factor to {attention_factor}; expected divisors with it")
+    if architecture == "gemma3":
+        near = {"rope_type": "default", "rope_theta": float(stated.take("rope.freq_base_swa", 10000.0))}
+        return {"rope_parameters": {"full_attention": rope, "sliding_attention": near}}
+    if architecture == "phi3":
+        rope["partial_rotary_factor"] = raw["partial_rotary_factor"]
+    return {"rope_parameters": rope, **own}
+
+
+def _divisors(file: GgufFile, name: str, count: int) -> list[float] | None:
+    """One for each frequency, if the file has them."""
+    if name not in file.tensors:
+        return None
+    if file.tensors[name].shape != (count,):
+        raise InputError(f"{file.path}: tensor {name}: expected {count} divisors, got shape {list(file.tensors[name].shape)}")
+    return [float(value) for value in file.numbers(name)]
+
+
+def _gemma(architecture: str, every: int) -> Callable[[_Stated, dict[str, Any]], dict[str, Any]]:
+    """Windows on all layers but each `every`-th, and scores scaled by the width of heads, which the largest models do otherwise."""
+
+    def read(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+        layers, head_dim = raw["num_hidden_layers"], raw["head_dim"]
+        is_27b = layers == _GEMMA_27B_LAYERS[architecture]
+        pattern = stated.take("attention.sliding_window_pattern", every)
+        return {
+            "query_pre_attn_scalar": raw["hidden_size"] // raw["num_attention_heads"] if is_27b else head_dim,
+            "sliding_window": stated.need("attention.sliding_window"),
+            "layer_types": ["sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in range(layers)],
+        }
+
+    return read
+
+
+def _gemma2(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+    caps = {
+        name: float(stated.take(name, default)) for name, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0))
+    }
+    return _gemma("gemma2", 2)(stated, raw) | caps
+
+
+def _gemma3(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+    return _gemma("gemma3", 6)(stated, raw) | {"final_logit_softcapping": stated.take("final_logit_softcapping")}
+
+
+def _phi3(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+    return {"sliding_window": stated.take("attention.sliding_window", None)}
+
+
+def _qwen3_moe(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+    return {"moe_intermediate_size": stated.need("expert_feed_forward_length")}
+
+
+_OTHERS: dict[str, Callable[[_Stated, dict[str, Any]], dict[str, Any]]] = {
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "phi3": _phi3,
+    "qwen3moe": _qwen3_moe,
+}
+"""What single architectures state besides."""

@@ -1,0 +1,288 @@
+"""GGUF files: slices of them compute what the checkpoint does that they were made of, or what transformers makes of the file."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+from flowspec.cli.plan_wish import counted_weights
+from flowspec.core.events import Submit
+from flowspec.core.head import HeadCore
+from flowspec.core.messages import Sampling
+from flowspec.errors import InputError
+from flowspec.model import gguf
+from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, canonical_name, read_json
+from flowspec.model.gguf_file import GgufFile
+from flowspec.model.pieces import Span
+from flowspec.model.reference import Reference
+from flowspec.model.slice import Slice
+from flowspec.model.support import context_max, family_of
+from flowspec.model.text import Tokenizer, recommended
+from flowspec.plan.shape import shape_of
+from flowspec.runtime.loading import slice_memory
+from flowspec.testbed.exactness import EXACT, compare
+from tests.model.ggufs import SHAPES, convert, make
+from tests.model.slices import CPU, load_stages, pipeline
+
+PROMPT = tuple(range(3, 60))
+SAMPLINGS = (Sampling(), Sampling(temperature=0.8, top_p=0.95, seed=4))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture(scope="module")
+def llama_file(llama: Path) -> Path:
+    return convert(llama, llama / "model-f32.gguf")
+
+
+def check_answers(path: Path, stages: int, reference: Reference, dtype: str = "float32") -> None:
+    run = pipeline(load_stages(path, stages, dtype), HeadCore(context=200, stage_count=stages))
+    for number, sampling in enumerate(SAMPLINGS, 1):
+        run.give(Submit(request=number, prompt=PROMPT, new_tokens_max=10, sampling=sampling, stop_ids=frozenset()))
+    run.settle()
+    for number, sampling in enumerate(SAMPLINGS, 1):
+        expected = reference.generate(PROMPT, sampling, 10, frozenset())
+        assert compare(reference, PROMPT, sampling, expected, run.answers[number], frozenset()) == (EXACT, ())
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_slices_are_the_checkpoint_that_the_file_was_made_of(name: str, tmp_path: Path) -> None:
+    """As is transformers' own reading of the file, by our config."""
+    folder = make(tmp_path / "checkpoint", name)
+    path = convert(folder, tmp_path / "model.gguf")
+    reference, own = Reference(ModelFiles(str(folder)), "float32"), Reference(ModelFiles(str(path)), "float32")
+    for forced, expected in zip(own.forced_logits(PROMPT, [7]), reference.forced_logits(PROMPT, [7]), strict=True):
+        np.testing.assert_allclose(forced, expected, atol=1e-4)
+    for stages in (1, 3):
+        check_answers(path, stages, reference)
+
+
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q5_0, Kind.Q4_0, Kind.Q4_K, Kind.Q6_K], ids=lambda kind: kind.name)
+def test_every_type_is_unpacked_as_transformers_does(kind: Kind, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = convert(llama, tmp_path / "model.gguf", kind)
+    files = ModelFiles(str(path))
+    monkeypatch.setattr("transformers.modeling_utils.is_accelerate_available", lambda: True)  # of which it uses nothing
+    options: dict[str, Any] = {"gguf_file": path.name, "dtype": torch.float32}
+    plain: Any = AutoModelForCausalLM.from_pretrained(tmp_path, **options).state_dict()
+    monkeypatch.setattr(gguf, "BLOCK_NUMBERS", 5000)  # a matrix in several blocks, the last one shorter
+    tensors = files.tensors()
+    assert set(tensors) == set(plain)
+    for name, expected in plain.items():
+        assert torch.equal(tensors.load(name, tuple(expected.shape)), expected), name
+    reference = Reference(files, "float32")
+    assert all(torch.equal(values, plain[name]) for name, values in reference._model.state_dict().items())
+    for stages in (1, 3):
+        check_answers(path, stages, reference)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_unpacked_weights_are_packed_as_any(dtype: str, llama: Path, tmp_path: Path) -> None:
+    path = convert(llama, tmp_path / "model.gguf", Kind.Q8_0)
+    reference = Reference(ModelFiles(str(path)), dtype)
+    reference.generate(PROMPT, SAMPLINGS[0], 10, frozenset())
+    run = pipeline(load_stages(path, 3, dtype), HeadCore(context=200, stage_count=3))
+    run.give(Submit(request=1, prompt=PROMPT, new_tokens_max=10, sampling=SAMPLINGS[0], stop_ids=frozenset()))
+    run.settle()
+    assert all(each.margin <= reference.noise_logits for each in reference.check(PROMPT, SAMPLINGS[0], run.answers[1]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_a_slice_reads_its_own_tensors_only_and_is_as_large_as_foretold(
+    dtype: str, llama_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+    packed = GgufFile.packed
+    monkeypatch.setattr(GgufFile, "packed", lambda self, name: read.append(name) or packed(self, name))
+    files = ModelFiles(str(llama_file))
+    for first, end in ((0, 1), (1, 3), (3, 4)):
+        span = Span(first=first, end=end, count=4)
+        foretold = slice_memory(files, span, dtype, 100).weight_bytes
+        assert not read, "nothing is read to count"
+        assert Slice.load(files, span, dtype, CPU).weight_bytes == foretold
+        own = {"token_embd.weight"} if first == 0 else {"output_norm.weight", "output.weight"} if end == 4 else set()
+        assert {name for name in read if not name.startswith("blk.")} == own
+        assert {int(name.split(".")[1]) for name in read if name.startswith("blk.")} == set(range(first, end))
+        assert len(read) == len(set(read))
+        read.clear()
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "qwen3-moe", "phi3"])
+def test_the_plan_counts_weights_as_of_the_checkpoint(name: str, tmp_path: Path) -> None:
+    folder = make(tmp_path / "checkpoint", name)
+    path = convert(folder, tmp_path / "model.gguf", Kind.Q8_0)
+    counts = [counted_weights(files, shape_of(files.config(), "m")) for files in (ModelFiles(str(folder)), ModelFiles(str(path)))]
+    assert counts[0] == counts[1]
+
+
+def test_a_folder_with_one_file_is_that_model(llama_file: Path, tmp_path: Path) -> None:
+    copy = shutil.copy(llama_file, tmp_path / "other-name.gguf")
+    (tmp_path / "config.json").write_text("{}")
+    alone = ModelFiles(str(llama_file))
+    assert ModelFiles(str(tmp_path)).gguf == copy
+    assert ModelFiles(str(tmp_path)).fingerprint() == ModelFiles(str(copy)).fingerprint() == alone.fingerprint()
+    assert alone.raw_config()["num_hidden_layers"] == 4
+    assert canonical_name(str(llama_file)) == str(llama_file.resolve())
+    (tmp_path / "model.safetensors").touch()
+    assert ModelFiles(str(tmp_path)).gguf is None
+    whole = llama_file.read_bytes()
+    at = whole.index(b"llama.attention.head_count")
+    copy.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert ModelFiles(str(copy)).fingerprint() != alone.fingerprint(), "another weight"
+    copy.write_bytes(whole[:at] + b"x" + whole[at + 1 :])
+    assert ModelFiles(str(copy)).fingerprint() != alone.fingerprint(), "other metadata"
+    with pytest.raises(InputError, match="there is no file 'models/none\\.gguf'"):
+        ModelFiles("models/none.gguf")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({"tokenizer.ggml.eot_token_id": 5}, {"eos_token_id": [2, 5]}),
+        ({"llama.context_length": 2048}, {"max_position_embeddings": 2048}),
+        ({"llama.attention.head_count_kv": None}, {"num_key_value_heads": 4}),
+        ({"llama.rope.scaling.type": "none", "llama.rope.scaling.finetuned": True}, {}),
+        (
+            {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0, "llama.rope.scaling.original_context_length": 128},
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}},
+        ),
+    ],
+)
+def test_the_config_says_what_the_file_states(metadata: dict[str, Any], expected: dict[str, Any], llama: Path, tmp_path: Path) -> None:
+    config = ModelFiles(str(convert(llama, tmp_path / "m.gguf", metadata=metadata))).config()
+    assert {name: getattr(config, name) for name in expected} == expected
+    assert str(config.dtype) == "torch.float32"
+    assert family_of(config, "m").module == "llama"
+
+
+@pytest.mark.parametrize(("name", "layers", "expected"), [("gemma2", 46, 64), ("gemma3", 62, 64), ("gemma3", 7, 32)])
+def test_scores_of_the_largest_gemmas_are_scaled_by_hidden_size_over_heads(name: str, layers: int, expected: int, tmp_path: Path) -> None:
+    folder = make(tmp_path / "checkpoint", name)
+    stated = {f"{name}.block_count": layers, f"{name}.attention.key_length": 32, f"{name}.attention.value_length": 32}
+    config = ModelFiles(str(convert(folder, tmp_path / "m.gguf", metadata=stated))).config()
+    assert config.query_pre_attn_scalar == expected
+
+
+def test_context_of_longrope_ends_where_its_angles_change(tmp_path: Path) -> None:
+    folder = make(tmp_path / "checkpoint", "phi3-longrope")
+    assert context_max(ModelFiles(str(convert(folder, tmp_path / "m.gguf"))).config()) == 480
+    folder = make(tmp_path / "llama", "llama-rope3")
+    assert context_max(ModelFiles(str(convert(folder, tmp_path / "l.gguf"))).config()) == 512
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"general.architecture": "granite"}, "is of the architecture 'granite', but FlowSpec runs GGUF files of llama, qwen2"),
+        ({"llama.attention.sliding_window": 64}, "sets llama.attention.sliding_window to 64, which FlowSpec does not apply"),
+        ({"llama.expert_count": 8}, "sets llama.expert_count to 8, which FlowSpec does not apply"),
+        ({"llama.rope.scaling.type": "longrope"}, "llama.rope.scaling.type: expected linear, yarn or none"),
+        ({"llama.rope.scaling.attn_factor": 1.2}, "sets llama.rope.scaling.attn_factor to 1.2"),
+        ({"llama.rope.dimension_count": 32}, "expected llama.rope.dimension_count to be the width of a head, 64, got 32"),
+        ({"llama.attention.value_length": 32}, "expected llama.attention.value_length to be that of keys, 64"),
+        ({"llama.attention.head_count": None}, "has no llama.attention.head_count; convert the model again"),
+        ({"llama.attention.head_count": 0}, "llama.attention.head_count: expected a number other than 0, got 0"),
+        ({"llama.feed_forward_length": [512, 256]}, "llama.feed_forward_length: expected a number other than 0, got \\[512, 256\\]"),
+        ({"llama.rope.scaling.type": 3}, "llama.rope.scaling.type: expected a text, got 3"),
+        ({"llama.block_count": 100000}, "num_hidden_layers: expected 1 to"),
+        ({"split.count": 3}, "is one of several parts; join them"),
+    ],
+)
+def test_what_is_not_supported_is_refused_before_a_weight_is_read(
+    metadata: dict[str, Any], message: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = convert(llama, tmp_path / "m.gguf", metadata=metadata)
+    monkeypatch.delattr(GgufFile, "packed")
+    with pytest.raises(InputError, match=message):
+        ModelFiles(str(path)).raw_config()
+
+
+@pytest.mark.parametrize(
+    ("extra", "drop", "message"),
+    [
+        ({"blk.1.attn_q.bias": (256,)}, (), "holds blk.1.attn_q.bias, for which transformers' Llama has no place"),
+        ({"rope_freqs.weight": (7,)}, (), "tensor rope_freqs.weight: expected 32 divisors, got shape \\[7\\]"),
+        ({"blk.0.ffn_up.weight": (512, 128)}, (), "expected shape \\[512, 256\\] by the metadata, got \\[512, 128\\]"),
+        ({}, ("blk.0.ffn_up.weight",), "has no tensor model.layers.0.mlp.up_proj.weight"),
+        ({}, ("token_embd.weight",), "has no tensor token_embd.weight"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(
+    extra: dict[str, tuple[int, ...]], drop: tuple[str, ...], message: str, llama: Path, tmp_path: Path
+) -> None:
+    made = {name: np.ones(shape, np.float32) for name, shape in extra.items()}
+    path = convert(llama, tmp_path / "m.gguf", extra=made, drop=drop)
+    with pytest.raises(InputError, match=message):
+        Slice.load(ModelFiles(str(path)), Span(first=0, end=1, count=4), "float32", CPU)
+
+
+def test_a_type_that_nobody_unpacks_is_refused(llama_file: Path, tmp_path: Path) -> None:
+    whole = llama_file.read_bytes()
+    place = whole.index(b"blk.0.ffn_up.weight") + len("blk.0.ffn_up.weight") + 4 + 16
+    for kind, name in ((15, "Q8_K"), (999, "of type 999")):
+        (tmp_path / "m.gguf").write_bytes(whole[:place] + kind.to_bytes(4, "little") + whole[place + 4 :])
+        with pytest.raises(InputError, match=f"tensor blk.0.ffn_up.weight is {name}, which the gguf package cannot read"):
+            ModelFiles(str(tmp_path / "m.gguf")).check_weights()
+
+
+def test_without_the_package_one_line_says_what_to_install(llama_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(InputError, match="GGUF files need the gguf package: pip install"):
+        ModelFiles(str(llama_file)).raw_config()
+
+
+@pytest.fixture(scope="module")
+def header(llama_file: Path) -> bytes:
+    return llama_file.read_bytes()[: GgufFile.read(llama_file).size]
+
+
+@given(data=st.data())
+def test_a_broken_header_is_an_input_error(data: st.DataObject, header: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.getbasetemp() / "broken.gguf"
+    changed = bytearray(header[: data.draw(st.integers(0, len(header)), label="length")])
+    for _ in range(data.draw(st.integers(0, 2), label="changes")):
+        if changed:
+            changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(changed)
+    with pytest.raises(InputError, match=r"is not a GGUF file|is incomplete|cannot read"):
+        GgufFile.read(path)
+
+
+def test_a_tokenizer_comes_with_the_file(tmp_path: Path) -> None:
+    own = Tokenizer(ModelFiles(BUNDLED))
+    model = read_json(bundled_folder("target") / "tokenizer.json")["model"]
+    vocabulary = sorted(model["vocab"], key=model["vocab"].get)
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",  # digits are tokens, as here
+        "tokenizer.ggml.tokens": vocabulary,
+        "tokenizer.ggml.token_type": [3 if token.startswith("<|") else 1 for token in vocabulary],
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in model["merges"]],
+        "tokenizer.chat_template": own._tokenizer.chat_template,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    path = convert(bundled_folder("target"), tmp_path / "m.gguf", Kind.BF16, metadata=metadata)
+    (tmp_path / "tokenizer_config.json").write_text("no business of the file's")
+    files = ModelFiles(str(path))
+    found = Tokenizer(files)
+    question = [{"role": "user", "content": "What is 17 + 25? Tell me a story, please!"}]
+    assert found.encode_chat(question) == own.encode_chat(question)
+    assert found.decode(found.encode_chat(question)) == own.decode(own.encode_chat(question))
+    assert recommended(files, files.config()).stop_ids == {2}
+
+
+def test_without_tokens_in_it_the_file_takes_token_ids(llama_file: Path) -> None:
+    with pytest.raises(InputError, match="has no tokenizer; give the prompt as --prompt-token-ids"):
+        Tokenizer(ModelFiles(str(llama_file)))
