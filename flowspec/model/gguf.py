@@ -6,6 +6,8 @@ transformers' own knowledge: its name map and its tensor processors are asked fo
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,9 +124,6 @@ class GgufTensors(TensorIndex):
 
 def whole_model(path: Path, config: Any, dtype: torch.dtype, **options: Any) -> Any:
     """The model as transformers itself reads the file, all of it unpacked."""
-    import contextlib
-    import io
-
     from transformers import AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 

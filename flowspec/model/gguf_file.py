@@ -1,8 +1,8 @@
 """A GGUF file: its metadata, each tensor's type, shape and place, and the numbers in single rows of a tensor.
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Numbers are unpacked by the gguf package. Its reader is not used: it
-keeps several objects for each entry of a vocabulary, which for 128000 tokens took 21 seconds and 640 MB where this one took a fifth
-of a second and nothing to speak of.
+keeps several objects for each entry of a vocabulary. 128000 tokens and 280000 merges took it 22 s and 640 MB; here they take 0.1 s and
+next to no memory.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class GgufFile:
         try:
             with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(path, data).file()
-        except (OSError, ValueError, struct.error) as error:  # UnicodeDecodeError is a ValueError
+        except (OSError, ValueError, OverflowError, IndexError, struct.error) as error:  # UnicodeDecodeError is a ValueError
             raise InputError(f"{path} is not a GGUF file ({error}); copy it again") from None
 
     def packed(self, name: str) -> Rows:
@@ -134,9 +134,17 @@ class _Reader:
             return list(struct.unpack(f"<{count}{layout}", self._take(count * struct.calcsize(f"<{layout}"))))
         if of != _STRING:
             raise ValueError(f"a list of type {of}")
-        for _ in range(count):
-            self._take(self._numbers("Q")[0])
+        self._skip_texts(count)
         return count
+
+    def _skip_texts(self, count: int) -> None:
+        """Vocabularies are most of a header."""
+        at, length = self._at, struct.Struct("<Q")
+        for _ in range(count):
+            at += 8 + length.unpack_from(self._data, at)[0]
+        if at > len(self._data):
+            raise ValueError("it ends early")
+        self._at = at
 
     def _place(self) -> tuple[str, tuple[int, ...], int, int]:
         """A tensor's name, shape, type and distance from the first one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,14 @@ def test_a_broken_header_is_an_input_error(data: st.DataObject, header: bytes, t
     path.write_bytes(changed)
     with pytest.raises(InputError, match=r"is not a GGUF file|is incomplete|cannot read"):
         GgufFile.read(path)
+
+
+@pytest.mark.parametrize("length", [1 << 20, (1 << 63) - 1, (1 << 64) - 1])
+def test_a_text_that_says_it_is_longer_than_the_file_is_an_input_error(length: int, tmp_path: Path) -> None:
+    entry = struct.pack("<Q1sIIQQ", 1, b"k", 9, 8, 2, length)  # a list of two texts
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry)
+    with pytest.raises(InputError, match="is not a GGUF file"):
+        GgufFile.read(tmp_path / "m.gguf")
 
 
 def test_a_tokenizer_comes_with_the_file(tmp_path: Path) -> None:
