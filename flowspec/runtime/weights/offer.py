@@ -60,6 +60,10 @@ class Offer:
 
     def begin(self) -> ModelOffer:
         """The answer to AskModel. Raises `InputError` when the model is not what the head connected with, or cannot be offered."""
+        if self._files.gguf is not None:
+            raise InputError(
+                f"model {self._files.model!r} is a GGUF file, which is not sent to devices yet: copy it to the same path on each"
+            )
         if self._files.fingerprint() != self._fingerprint:
             raise _changed(self._files.model)
         self._names = sorted(self._files.weight_map())
