@@ -21,8 +21,8 @@ from flowspec.errors import InputError
 
 if TYPE_CHECKING:
     from flowspec.plan.profile import DeviceProfile
+    from flowspec.runtime.links import Peer
     from flowspec.testbed.measure import Machine, Measured
-    from flowspec.testbed.measure_links import Peer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,11 +45,11 @@ def run(args: argparse.Namespace) -> int:
     devices = [] if args.cluster is None else read_cluster(args.cluster)
     import torch
 
+    from flowspec.runtime.links import measure_links
     from flowspec.runtime.loading import pick_device, use_threads
     from flowspec.testbed.command import progress
     from flowspec.testbed.fitting import error, fit
     from flowspec.testbed.measure import QUICK, Effort, Machine, measure_beside, step_count
-    from flowspec.testbed.measure_links import measure_links
 
     device = pick_device(args.device)
     use_threads(args.threads)

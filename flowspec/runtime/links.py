@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,16 +23,27 @@ from flowspec.errors import ClusterError
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.transport import Link, dial
-from flowspec.testbed.command import Step
 from flowspec.wire.codec import Tensor, decode
 
-NAME = "flowspec profile (it measures this link; no fault)"
+NAME = "somebody who measures this link (no fault)"
 LOOKS = 9
-SIZES = (1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
-"""Payloads in bytes, until one takes long enough."""
-LONG_ENOUGH_S = 0.3
 TRANSFER_S = 60.0
 """How long one payload may take."""
+
+Step = Callable[[str], None]
+"""Called once for each piece of work that is done, with what it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """Payloads of `sizes` bytes are sent until one takes long enough."""
+
+    sizes: tuple[int, ...] = (1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
+    long_enough_s: float = 0.3
+
+
+BRIEF = Effort(sizes=(1 << 18, 1 << 20, 1 << 22, 1 << 24), long_enough_s=0.1)
+"""To see what is wrong with a link: a second at most, but for links slower than 2 Mbit/s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,28 +55,28 @@ class Peer:
     bandwidth_mbps: float
 
 
-def measure_links(devices: Sequence[Device], step: Step) -> list[Peer]:
-    """Measures the link to each daemon; raises `ClusterError` naming the first that does not answer. Two steps for each."""
+def measure_links(devices: Sequence[Device], step: Step = lambda done: None, effort: Effort | None = None) -> list[Peer]:
+    """Measures the link to each daemon; raises `FlowSpecError` naming the first that does not answer. Two steps for each."""
     context: zmq.Context[Any] = zmq.Context()
     context.setsockopt(zmq.IMMEDIATE, 1)  # of its sockets: nothing can be sent before the connection stands
     try:
-        return [_measure(context, device, step) for device in devices]
+        return [_measure(context, device, step, effort or Effort()) for device in devices]
     finally:
         context.destroy(linger=0)
 
 
-def _measure(context: zmq.Context[Any], device: Device, step: Step) -> Peer:
+def _measure(context: zmq.Context[Any], device: Device, step: Step, effort: Effort) -> Peer:
     trips = []
     for _ in range(LOOKS):
         with _Look(context, device) as look:
             trips.append(look.hello())
     round_trip_s = statistics.median(trips)
     step(f"bandwidth to {device.name}")
-    for size in SIZES:
+    for size in effort.sizes:
         with _Look(context, device) as look:
             look.hello()
             spent_s = look.payload(size)
-        if spent_s - round_trip_s > LONG_ENOUGH_S:
+        if spent_s - round_trip_s > effort.long_enough_s:
             break
     step(f"latency to {device.name}")
     return Peer(name=device.name, latency_s=round_trip_s / 2, bandwidth_mbps=8e-6 * size / max(1e-6, spent_s - round_trip_s))
