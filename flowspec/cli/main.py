@@ -15,11 +15,20 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from flowspec import __version__
-from flowspec.cli import bench, chat, daemon, generate, plan, profile, verify
+from flowspec.cli import bench, chat, daemon, doctor, generate, plan, profile, verify
 from flowspec.cli.options import INTERRUPTED
 from flowspec.errors import FlowSpecError, InputError
 
-COMMANDS = {"daemon": daemon, "chat": chat, "generate": generate, "verify": verify, "bench": bench, "plan": plan, "profile": profile}
+COMMANDS = {
+    "daemon": daemon,
+    "chat": chat,
+    "generate": generate,
+    "verify": verify,
+    "bench": bench,
+    "plan": plan,
+    "profile": profile,
+    "doctor": doctor,
+}
 
 
 class Parser(argparse.ArgumentParser):

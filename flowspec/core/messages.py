@@ -1,7 +1,8 @@
 """What devices say to each other. Every message is frozen and validated when built, on either end.
 
 `Segment`, `Verified`, `Open`, `Commit` and `Release` make up the protocol of the token trees; the rest sets a cluster
-up and watches it; `weight_messages` has those that bring a daemon its weights. A broken rule raises `ValueError`: our own bug when we build a message, a peer's when the codec does.
+up and watches it; `weight_messages` has those that bring a daemon its weights, `facts` those by which it tells about its device. A broken
+rule raises `ValueError`: our own bug when we build a message, a peer's when the codec does.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from flowspec.core import limits
 from flowspec.core.checks import check, check_all, check_range, check_text
+from flowspec.core.facts import AskFacts, Facts
 from flowspec.core.precision import ACTIVATIONS
 from flowspec.core.weight_messages import WeightAnswer, WeightQuestion
 
@@ -397,4 +399,4 @@ class Release:
 
 ClusterMessage = Hello | Welcome | Assign | Loading | Ready | Reset | Ping | Pong | Error
 TreeMessage = Open | Commit | Segment | Verified | Release
-Message = ClusterMessage | TreeMessage | WeightQuestion | WeightAnswer
+Message = ClusterMessage | TreeMessage | WeightQuestion | WeightAnswer | AskFacts | Facts

@@ -45,13 +45,14 @@ def canonical_name(model: str) -> str:
 
 
 class ModelFiles:
-    """The files of one model; nothing is read or fetched before it is asked for.
+    """The files of one model; nothing is read or fetched before it is asked for, and nothing ever fetched unless it `may_fetch`.
 
     `folder` is None for one on the hub, `gguf` the path of a model that is a GGUF file.
     """
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, *, may_fetch: bool = True) -> None:
         self.model = model
+        self._may_fetch = may_fetch
         self.folder: Path | None = None
         self.gguf: Path | None = None
         if model == BUNDLED:
@@ -91,11 +92,12 @@ class ModelFiles:
         from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
         try:
-            return Path(hf_hub_download(self.model, name))
+            return Path(hf_hub_download(self.model, name, local_files_only=not self._may_fetch))
         except LocalEntryNotFoundError:
-            if is_offline_mode() and isinstance(try_to_load_from_cache(self.model, "config.json"), str):
+            is_offline = is_offline_mode() or not self._may_fetch
+            if is_offline and isinstance(try_to_load_from_cache(self.model, "config.json"), str):
                 return None  # the cache has the model and not this file: most models lack some
-            why = "offline mode is on" if is_offline_mode() else "the hub cannot be reached (HF_HUB_OFFLINE=1 makes do with what is cached)"
+            why = "offline mode is on" if is_offline else "the hub cannot be reached (HF_HUB_OFFLINE=1 makes do with what is cached)"
             raise InputError(f"{name} of {self.model!r} is not in the Hugging Face cache, and {why}; or give a model folder") from None
         except EntryNotFoundError:
             return None

@@ -31,6 +31,7 @@ from flowspec.core.events import (
     StageCommand,
     Trim,
 )
+from flowspec.core.facts import AskFacts
 from flowspec.core.messages import (
     Assign,
     Commit,
@@ -52,6 +53,7 @@ from flowspec.plan.memory import mib
 from flowspec.runtime import timeouts
 from flowspec.runtime.compute import ComputeThread, Crashed, Failed, Loaded, Machine, Result
 from flowspec.runtime.emulation import DeviceEmulation
+from flowspec.runtime.health.clerk import Clerk
 from flowspec.runtime.hold import Hold
 from flowspec.runtime.peers import Peer, Peers
 from flowspec.runtime.transport import Monitor, Wake, bind_router, patience_ms, ready_sources, receive
@@ -89,6 +91,7 @@ class Daemon:
         self._lifeline_fd = lifeline_fd
         self._compute = ComputeThread(machine, self._wake, emulation)
         self._emulation = emulation
+        self._clerk = Clerk(machine, self._wake)
         self._peers = Peers(self._router, name)
         self._poller = zmq.Poller()
         self._hold: Hold | None = None
@@ -144,6 +147,7 @@ class Daemon:
             self._wake.clear()
         while self._compute.results:
             self._result(*self._compute.results.popleft(), time.monotonic())
+        self._clerk.answer(is_held=self._hold is not None)
         if self._router in ready:
             self._receive_all(now_s)
         hold = self._hold
@@ -235,6 +239,9 @@ class Daemon:
     def _from_head(self, peer: Peer, message: Message, now_s: float) -> None:
         if isinstance(message, Assign):
             self._assign(peer, message, now_s)
+            return
+        if isinstance(message, AskFacts):
+            self._clerk.ask(peer.link, message)
             return
         hold = self._hold
         if hold is None or hold.control is not peer:

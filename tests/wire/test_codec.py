@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowspec.core import limits
+from flowspec.core.facts import INTERFACE_KINDS, MODEL_STATES, Board, Facts, Interface, LinkFacts, Software
 from flowspec.core.messages import LOADING_STEPS, ROLES, Commit, Error, Hop, Open, Part, Sampling, Segment, Verified, VerifiedPart
 from flowspec.core.weight_messages import AskBytes, AskNames, AskTensors, ModelOffer, NameList, TensorBytes, TensorEntry, TensorList
 from flowspec.errors import PeerError
@@ -103,7 +104,19 @@ DIGESTS = st.text("0123456789abcdef", min_size=limits.DIGEST_CHARS, max_size=lim
 OFFSETS = st.integers(0, limits.TENSOR_BYTES_MAX)
 NAME_LISTS = st.lists(NAMES, max_size=4).map(tuple)
 ENTRIES = build(TensorEntry, digest=DIGESTS, size_bytes=OFFSETS, shape=st.lists(IDS, max_size=limits.TENSOR_AXES_MAX).map(tuple))
+DEGREES = st.none() | st.floats(-50, 150)
+CLOCKS = st.none() | st.floats(0, 1e4)
+BOARDS = build(Board, throttled=st.none() | st.integers(0, 2**32 - 1), celsius=DEGREES, trip_c=DEGREES, cpu_mhz=CLOCKS, cpu_max_mhz=CLOCKS)
+FACTS = build(
+    Facts,
+    software=build(Software),
+    board=BOARDS,
+    interface=st.none() | build(Interface, kind=st.sampled_from(INTERFACE_KINDS)),
+    model=st.sampled_from(MODEL_STATES),
+    link=st.none() | build(LinkFacts),
+)
 SPECIAL: dict[str, st.SearchStrategy[Any]] = {
+    "Facts": FACTS,
     "Open": opens(),
     "Commit": commits(),
     "Segment": SEGMENTS,

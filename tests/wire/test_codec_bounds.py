@@ -9,6 +9,7 @@ import msgpack
 import pytest
 
 from flowspec.core import limits
+from flowspec.core.facts import Board, Facts, Interface, LinkFacts, Software
 from flowspec.core.messages import Commit, Hop, Loading, Open, Part, Ping, Pong, Sampling, Segment, Verified
 from flowspec.core.weight_messages import (
     AskBytes,
@@ -300,3 +301,37 @@ def test_rows_can_be_taken_out_of_a_payload(rows: tuple[int, ...], wrap: type) -
     taken = Tensor(rows=3, width=4, dtype="float16", data=wrap(b"".join(lines))).select(rows)
     assert (taken.rows, taken.width, taken.dtype) == (len(rows), 4, "float16")
     assert bytes(taken.data) == b"".join(lines[row] for row in rows)
+
+
+SOFTWARE = Software(python="3.11.2", torch="2.13.0", transformers="5.23.0", cuda="")
+FACTS = Facts(
+    clock_s=1.0,
+    is_held=False,
+    software=SOFTWARE,
+    board=Board(throttled=5, celsius=40.0),
+    memory_total_bytes=4,
+    memory_available_bytes=3,
+    memory_limit_bytes=2,
+    resident_bytes=1,
+    accelerator="",
+    accelerator_total_bytes=0,
+    accelerator_free_bytes=0,
+    interface=Interface(name="eth0", kind="wired", speed_mbps=1000, mtu=1500),
+    model="same",
+    link=LinkFacts(latency_s=0.1, bandwidth_mbps=90.0),
+)
+
+
+@pytest.mark.parametrize("path", numbers(header_of(FACTS)), ids=str)
+def test_every_number_of_facts_is_checked(path: tuple[int, ...]) -> None:
+    for value in (-(2**62), 2**63, math.nan, math.inf, "1", []):
+        refused([replaced(header_of(FACTS), path, value)], "expected")
+
+
+@pytest.mark.parametrize("text", ["x" * (limits.NAME_CHARS_MAX + 1), "two\nlines", "\x1b[2J", 7, None])
+def test_texts_of_facts_are_short_printable_and_texts(text: Any) -> None:
+    for at, entry in enumerate(header_of(FACTS)[BODY]):
+        if isinstance(entry, str):
+            refused([replaced(header_of(FACTS), (BODY, at), text)], "expected")
+    for at in range(4):
+        refused([replaced(header_of(FACTS), (BODY, 2, at), text)], "expected")

@@ -1,0 +1,151 @@
+"""Check every device and link of a cluster, and tell what is wrong and what to do about it.
+
+Exit status: 0 when nothing is wrong (there may be warnings), 1 when there is a problem.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from flowspec import __version__
+from flowspec.cli.options import add_model_arguments, cluster_options
+from flowspec.core.facts import AskFacts, LinkFacts
+from flowspec.plan.memory import mib
+from flowspec.runtime.cluster import Device, read_cluster
+from flowspec.runtime.compute import Machine
+from flowspec.runtime.health.diagnose import diagnose, rate
+from flowspec.runtime.health.examine import Examined, examine, step_count
+from flowspec.runtime.health.finding import PROBLEM, Finding
+from flowspec.runtime.health.gather import gather
+from flowspec.runtime.health.needs import ModelNeeds, find_needs
+from flowspec.runtime.local import LocalCluster
+
+PROBLEMS = 1
+"""Exit status."""
+COLOURS = {"problem": "red", "warning": "yellow", "note": "blue"}
+PLAIN_WIDTH = 140
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    from flowspec.testbed.command import progress
+
+    options = cluster_options(args, args.local)
+    if options.cluster is not None:
+        devices = read_cluster(options.cluster)
+    else:
+        devices = [Device(name=f"local-{index}", address="") for index in range(options.local)]
+    needs = find_needs(options, devices)
+    with contextlib.ExitStack() as stack:
+        if options.cluster is None:
+            level = "INFO" if args.verbose else "ERROR"  # they warn of whoever measures their links
+            cluster = LocalCluster(options.local, log_level=level, log_file=options.log_file)
+            devices = [Device(name=daemon.name, address=daemon.address) for daemon in stack.enter_context(cluster).wait()]
+        step = stack.enter_context(progress("asking", step_count(devices)))
+        found = examine(devices, model=needs.model, fingerprint=needs.fingerprint, step=step)
+    findings = diagnose(found, gather(AskFacts(), Machine(device="cpu")), needs)
+    if args.json:
+        print(json.dumps(report(found, findings, needs)))
+    else:
+        show(found, findings, needs)
+    return PROBLEMS if any(finding.severity == PROBLEM for finding in findings) else 0
+
+
+# ------------------------------------------------------------------------------------------------------- JSON
+
+
+def report(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelNeeds) -> dict[str, Any]:
+    """What `--json` prints."""
+    count = Counter(finding.severity for finding in findings)
+    return {
+        "version": __version__,
+        "model": needs.model,
+        "dtype": needs.dtype,
+        "context": needs.context,
+        "problems": count["problem"],
+        "warnings": count["warning"],
+        "findings": [asdict(finding) for finding in findings],
+        "devices": [
+            {
+                "name": each.device.name,
+                "address": each.device.address,
+                "layers": [need.first, need.end],
+                "need_bytes": need.memory.total_bytes,
+                "version": each.welcome and each.welcome.version,
+                "trip_s": each.trip_s,
+                "clock_offset_s": each.clock_offset_s,
+                "own_interface": each.own and asdict(each.own),
+                "facts": each.facts and asdict(each.facts),
+                "from_head": each.from_head and asdict(each.from_head),
+                "onward": each.onward and asdict(each.onward),
+            }
+            for each, need in zip(found, needs.stages, strict=True)
+        ],
+    }
+
+
+# ------------------------------------------------------------------------------------------------------- text
+
+
+def show(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelNeeds) -> None:
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    table = Table(box=None, pad_edge=False)
+    for title in ("device", "layers", "FlowSpec", "torch", "memory free", "needs", "interface", "from here", "onward"):
+        table.add_column(title, overflow="fold")
+    for each, need in zip(found, needs.stages, strict=True):
+        table.add_row(each.device.name, f"{need.first}-{need.end - 1}", *_cells(each, mib(need.memory.total_bytes)))
+    console.print(table)
+    console.print()
+    for finding in findings:
+        colour = COLOURS[finding.severity]
+        console.print(f"[{colour}]{finding.severity}[/] {escape(finding.device)}: {escape(finding.text)}", soft_wrap=True)
+        console.print(f"        -> {escape(finding.advice)}", soft_wrap=True)
+    count = Counter(finding.severity for finding in findings)
+    if findings:
+        console.print()
+    console.print(f"{_many(count['problem'], 'problem')}, {_many(count['warning'], 'warning')}")
+
+
+def _cells(each: Examined, need: str) -> list[str]:
+    facts = each.facts
+    if facts is None:
+        return ["-", "-", "-", need, "-", "-", "-"]
+    free = facts.memory_available_bytes
+    if facts.memory_limit_bytes:
+        free = min(free, max(0, facts.memory_limit_bytes - facts.resident_bytes))
+    interface = facts.interface
+    speed = f" {interface.speed_mbps} Mbit/s" if interface is not None and interface.speed_mbps else ""
+    return [
+        each.welcome.version if each.welcome is not None else "-",
+        f"{facts.software.torch or '-'}{f' (CUDA {facts.software.cuda})' if facts.software.cuda else ''}",
+        mib(free),
+        need,
+        f"{interface.name}, {interface.kind}{speed}" if interface is not None else "-",
+        _link(each.from_head),
+        _link(each.onward),
+    ]
+
+
+def _link(found: LinkFacts | None) -> str:
+    if found is None or found.problem:
+        return "-"
+    return f"{1000 * found.latency_s:.2f} ms, {rate(found.bandwidth_mbps)}"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count or 'no'} {what}{'' if count == 1 else 's'}"

@@ -1,0 +1,143 @@
+"""What a daemon tells about its device when it is asked to: one question, one answer.
+
+Nothing in here names a person, a file or another network than the one the question came by. Whoever asks judges
+(`flowspec doctor`); a daemon only reports.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flowspec.core import limits
+from flowspec.core.checks import check, check_range, check_text
+
+INTERFACE_KINDS = ("loopback", "wired", "wi-fi", "bridge", "tunnel", "virtual", "unknown")
+MODEL_STATES = ("", "same", "other", "part", "none")
+"""Not asked; there, with the fingerprint; there, with another one; there, but weight files are missing or broken; not there."""
+_CELSIUS_MAX = 1000.0
+_MHZ_MAX = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskFacts:
+    """Asks a daemon for its Facts; it answers whoever holds it.
+
+    `address` is the IP address by which it is reached, so that it can tell which interface that is. With a `model` it looks
+    whether it has it with this `fingerprint` (nothing is fetched), with a `next_hop` it measures the link to that daemon.
+    """
+
+    address: str = ""
+    model: str = ""
+    fingerprint: str = ""
+    next_hop: str = ""
+
+    def __post_init__(self) -> None:
+        for field in ("address", "fingerprint", "next_hop"):
+            check_text(field, getattr(self, field))
+        check_text("model", self.model, limits.TEXT_CHARS_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    """A network interface; 0 where the speed or the MTU are not known."""
+
+    name: str
+    kind: str
+    speed_mbps: int
+    mtu: int
+
+    def __post_init__(self) -> None:
+        check_text("name", self.name)
+        check(self.kind in INTERFACE_KINDS, "kind", self.kind, ", ".join(INTERFACE_KINDS))
+        for field in ("speed_mbps", "mtu"):
+            check_range(field, getattr(self, field), 0, limits.ID_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFacts:
+    """A measured link: half a round trip, and the rate of a payload; `problem` says why there is neither."""
+
+    latency_s: float = 0.0
+    bandwidth_mbps: float = 0.0
+    problem: str = ""
+
+    def __post_init__(self) -> None:
+        check_range("latency_s", self.latency_s, 0, 1e6)
+        check_range("bandwidth_mbps", self.bandwidth_mbps, 0, 1e9)
+        check_text("problem", self.problem, limits.TEXT_CHARS_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """The hardware as its kernel shows it; None or empty where it does not.
+
+    `throttled` is the Raspberry Pi firmware's bit field. `trip_c` is where the hottest zone begins to throttle. Clocks are in
+    MHz: `cpu_mhz` is the cap that is in force, `cpu_max_mhz` what the processor can do.
+    """
+
+    model: str = ""
+    is_jetson: bool = False
+    power_mode: str = ""
+    throttled: int | None = None
+    celsius: float | None = None
+    trip_c: float | None = None
+    cpu_mhz: float | None = None
+    cpu_max_mhz: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("model", "power_mode"):
+            check_text(field, getattr(self, field))
+        if self.throttled is not None:
+            check_range("throttled", self.throttled, 0, (1 << 32) - 1)
+        for field, most in (("celsius", _CELSIUS_MAX), ("trip_c", _CELSIUS_MAX), ("cpu_mhz", _MHZ_MAX), ("cpu_max_mhz", _MHZ_MAX)):
+            value = getattr(self, field)
+            if value is not None:
+                check_range(field, value, -_CELSIUS_MAX, most)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """Versions, empty for what is not installed; `cuda` is the version that torch was built for, empty for a CPU build."""
+
+    python: str
+    torch: str
+    transformers: str
+    cuda: str
+
+    def __post_init__(self) -> None:
+        for field in ("python", "torch", "transformers", "cuda"):
+            check_text(field, getattr(self, field))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """A daemon's answer to AskFacts.
+
+    `clock_s` is its wall clock when it answered, in seconds since 1970. `memory_available_bytes` is what programs may still take;
+    `memory_limit_bytes` what its user allows this daemon, 0 for no limit; `resident_bytes` what it takes now. `accelerator` names a
+    CUDA device that would be used, whose memory is its own pair of fields.
+    """
+
+    clock_s: float
+    is_held: bool
+    software: Software
+    board: Board
+    memory_total_bytes: int
+    memory_available_bytes: int
+    memory_limit_bytes: int
+    resident_bytes: int
+    accelerator: str
+    accelerator_total_bytes: int
+    accelerator_free_bytes: int
+    interface: Interface | None
+    model: str
+    link: LinkFacts | None
+
+    def __post_init__(self) -> None:
+        check_range("clock_s", self.clock_s, 0, 1e12)
+        check_text("accelerator", self.accelerator)
+        for field in ("total", "available", "limit"):
+            check_range(f"memory_{field}_bytes", getattr(self, f"memory_{field}_bytes"), 0, limits.ID_MAX)
+        for field in ("resident_bytes", "accelerator_total_bytes", "accelerator_free_bytes"):
+            check_range(field, getattr(self, field), 0, limits.ID_MAX)
+        check(self.model in MODEL_STATES, "model", self.model, "same, other, part, none or empty")

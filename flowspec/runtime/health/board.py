@@ -1,0 +1,117 @@
+"""What a board's kernel and firmware tell of its kind, its heat and its power, from files under a root folder.
+
+All of it is optional: a file that is missing or holds something else leaves its fact unknown.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from flowspec.core.facts import Board
+from flowspec.core.limits import NAME_CHARS_MAX
+
+TOOL_S = 2.0
+"""How long a board's own tool may take to answer."""
+_CELSIUS_RANGE = (-100.0, 300.0)
+_TRIPS_MAX = 16
+
+RunTool = Callable[[str, str], str]
+
+
+def read_board(root: Path = Path("/"), run_tool: RunTool | None = None) -> Board:
+    """The board whose /sys, /proc and /etc are under `root`; tools of makers are run by `run_tool` (None: for real)."""
+    run_tool = run_tool or _run_tool
+    model = read_text(root / "proc/device-tree/model") or read_text(root / "sys/class/dmi/id/product_name")
+    is_jetson = (root / "etc/nv_tegra_release").exists() or "jetson" in model.lower()
+    celsius, trip_c = _hottest(root)
+    cap_mhz, max_mhz = _clocks(root)
+    return Board(
+        model=model,
+        is_jetson=is_jetson,
+        power_mode=_power_mode(run_tool("nvpmodel", "-q")) if is_jetson else "",
+        throttled=_throttled(root, run_tool) if "raspberry pi" in model.lower() else None,
+        celsius=celsius,
+        trip_c=trip_c,
+        cpu_mhz=cap_mhz,
+        cpu_max_mhz=max_mhz,
+    )
+
+
+def read_text(path: Path) -> str:
+    """The printable part of a small file, trailing zero bytes of the device tree cut off; empty when there is none."""
+    try:
+        text = path.read_bytes()[:4096].decode("utf-8", "replace")
+    except OSError:  # some files of sysfs exist and refuse to be read
+        return ""
+    return "".join(letter for letter in text.strip("\0 \n") if letter.isprintable())[:NAME_CHARS_MAX]
+
+
+def read_number(path: Path) -> int | None:
+    """The whole number in a file; None when there is none."""
+    try:
+        return int(read_text(path))
+    except ValueError:
+        return None
+
+
+def _run_tool(name: str, flag: str) -> str:
+    try:
+        done = subprocess.run([name, flag], capture_output=True, text=True, timeout=TOOL_S, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _throttled(root: Path, run_tool: RunTool) -> int | None:
+    """The firmware's bit field: from the kernel, else from `vcgencmd get_throttled`, which says throttled=0x50000."""
+    shown = read_text(root / "sys/devices/platform/soc/soc:firmware/get_throttled")
+    shown = shown or run_tool("vcgencmd", "get_throttled").strip().removeprefix("throttled=")
+    try:
+        found = int(shown, 16)
+    except ValueError:
+        return None
+    return found if 0 <= found < 1 << 32 else None
+
+
+def _power_mode(shown: str) -> str:
+    """Of `NV Power Mode: MAXN`, the first line of what nvpmodel says, the mode."""
+    for line in shown.splitlines():
+        if "power mode" in line.lower():
+            return "".join(letter for letter in line.partition(":")[2].strip() if letter.isprintable())[:NAME_CHARS_MAX]
+    return ""
+
+
+def _hottest(root: Path) -> tuple[float | None, float | None]:
+    """The hottest thermal zone in degrees Celsius, and where that zone begins to throttle."""
+    found: list[tuple[float, float | None]] = []
+    for zone in sorted((root / "sys/class/thermal").glob("thermal_zone*")):
+        celsius = _degrees(zone / "temp")
+        if celsius is not None:
+            trips = [
+                _degrees(zone / f"trip_point_{number}_temp")
+                for number in range(_TRIPS_MAX)
+                if read_text(zone / f"trip_point_{number}_type") in ("passive", "hot")
+            ]
+            found.append((celsius, min((trip for trip in trips if trip is not None and trip > 0), default=None)))
+    return max(found, key=lambda each: each[0], default=(None, None))
+
+
+def _degrees(path: Path) -> float | None:
+    milli = read_number(path)
+    celsius = None if milli is None else milli / 1000
+    return celsius if celsius is not None and _CELSIUS_RANGE[0] <= celsius <= _CELSIUS_RANGE[1] else None
+
+
+def _clocks(root: Path) -> tuple[float | None, float | None]:
+    """(cap in force, what the processor can do) of the cores whose cap is lowest beside what they can do, in MHz.
+
+    A cap, not the clock of the moment, which is low on any idle board.
+    """
+    found = []
+    for policy in sorted((root / "sys/devices/system/cpu/cpufreq").glob("policy*")):
+        cap, most = read_number(policy / "scaling_max_freq"), read_number(policy / "cpuinfo_max_freq")
+        if cap and most and 0 < cap <= most < 10**9:
+            found.append((cap / 1000, most / 1000))
+    return min(found, key=lambda each: each[0] / each[1], default=(None, None))

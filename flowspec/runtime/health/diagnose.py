@@ -1,0 +1,231 @@
+"""Judges what was found out about a cluster: findings, each with what to do. Pure: knows no sockets and no files.
+
+A *problem* keeps the cluster from working, or makes it so slow that it is not worth it; a *warning* costs speed or may do harm
+later; a *note* is good to know.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from flowspec.core.facts import Facts, Interface, LinkFacts, Software
+from flowspec.plan.memory import PROCESS_BYTES, mib
+from flowspec.runtime.health.examine import Examined
+from flowspec.runtime.health.finding import NOTE, PROBLEM, WARNING, Finding
+from flowspec.runtime.health.heat import heat_findings
+from flowspec.runtime.health.needs import ModelNeeds
+
+CLOCK_S = 2.0
+"""An offset above this is told."""
+SLOT_ROWS = 16
+"""Nodes of a usual pipeline slot."""
+SLOT_S = 0.01
+"""How long their hidden states may take from a device to the next; boards compute a slot in some ten milliseconds."""
+LATENCY_S = 0.01
+"""Half a round trip above this costs every token more than most boards' layers do."""
+NOMINAL_SHARE = 0.5
+NOMINAL_MBPS_MAX = 1000
+"""Of a faster link less than its speed is expected: one connection of ours does not fill it."""
+OTHERS_SHARE = 0.25
+HERE = "this machine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Path:
+    """A link by name, with the interfaces at its ends; `carries_rows`: hidden states travel on it."""
+
+    name: str
+    ends: tuple[Interface | None, Interface | None]
+    found: LinkFacts
+    carries_rows: bool
+
+
+def diagnose(found: Sequence[Examined], here: Facts, needs: ModelNeeds | None) -> list[Finding]:
+    """All findings, the worst first, else in the order of the devices; `here` are the facts of this machine."""
+    findings = [finding for each in found for finding in _of_device(each, here, needs)]
+    if needs is not None:
+        findings += _of_memory(found, needs)
+    findings += _of_interfaces(found)
+    findings += _of_links(found, needs)
+    order = (PROBLEM, WARNING, NOTE)
+    return sorted(findings, key=lambda finding: order.index(finding.severity))
+
+
+def _of_device(each: Examined, here: Facts, needs: ModelNeeds | None) -> Iterator[Finding]:
+    name = each.device.name
+    if each.ailment is not None:
+        yield Finding(severity=PROBLEM, device=name, check=each.ailment.check, text=each.ailment.text, advice=each.ailment.advice)
+    facts = each.facts
+    if facts is None:
+        return
+    if facts.is_held:
+        text = "a head holds it now, so that its memory and its links are those of a busy device"
+        yield Finding(severity=NOTE, device=name, check="held", text=text, advice="run the doctor again when nobody uses it")
+    if abs(each.clock_offset_s) > CLOCK_S:
+        way = "ahead of" if each.clock_offset_s > 0 else "behind"
+        text = f"its clock is {abs(each.clock_offset_s):.0f} s {way} this machine's; no answer depends on it, but logs cannot be compared"
+        advice = "switch its time synchronisation on: timedatectl set-ntp true"
+        if abs(each.clock_offset_s) > 86400:
+            text += ", and certificates of the hub may count as expired"
+        yield Finding(severity=WARNING, device=name, check="clock", text=text, advice=advice)
+    yield from _of_software(name, facts, here.software)
+    yield from heat_findings(name, facts.board)
+    if needs is not None:
+        yield from _of_model(name, facts.model, needs)
+
+
+def _of_software(name: str, facts: Facts, here: Software) -> Iterator[Finding]:
+    software = facts.software
+    for package in ("torch", "transformers"):
+        mine, its = getattr(here, package), getattr(software, package)
+        if not its:
+            yield Finding(
+                severity=PROBLEM, device=name, check=package, text=f"{package} is not installed there", advice="launch/boards install"
+            )
+        elif its.partition("+")[0] != mine.partition("+")[0]:
+            text = f"{package} {its} there, {mine} here: rounding may differ, and with it tokens whose choice hangs on it"
+            yield Finding(severity=WARNING, device=name, check=package, text=text, advice="install with -c constraints.txt on all devices")
+    mine, its = (version.split(".")[:2] for version in (here.python, software.python))
+    if its != mine:
+        text = f"Python {software.python} there, {here.python} here: its packages may come in other versions"
+        yield Finding(severity=NOTE, device=name, check="python", text=text, advice="nothing, while torch and transformers are the same")
+    if facts.board.is_jetson and software.torch and not software.cuda:
+        text = f"a Jetson whose torch ({software.torch}) was built without CUDA: its GPU idles"
+        yield Finding(severity=PROBLEM, device=name, check="cuda", text=text, advice="install JetPack's torch (docs/devices.md, Jetson)")
+    elif facts.board.is_jetson and software.torch and not facts.accelerator:
+        text = "a Jetson whose daemon does not use its GPU"
+        advice = "start its daemon without --device cpu; if it is so, torch and JetPack do not fit each other (docs/devices.md, Jetson)"
+        yield Finding(severity=WARNING, device=name, check="cuda", text=text, advice=advice)
+
+
+def _of_model(name: str, state: str, needs: ModelNeeds) -> Iterator[Finding]:
+    if state in ("", "same"):
+        return
+    is_folder = os.path.isabs(needs.model)
+    what = f"the folder of {os.path.basename(needs.model)}" if is_folder else needs.model
+    if not is_folder and state in ("none", "part"):
+        text = f"{what} is not in its cache{' completely' if state == 'part' else ''}: it is fetched from the hub when it is first needed"
+        advice = f"to have it at once: hf download {needs.model}"
+        yield Finding(severity=NOTE, device=name, check="weights", text=text, advice=advice)
+    elif not is_folder:
+        text = f"{what} is there in another revision than here"
+        yield Finding(severity=PROBLEM, device=name, check="weights", text=text, advice=f"hf download {needs.model}, here and there")
+    else:
+        lacks = {"none": "is not there", "part": "lacks weights, or they are broken", "other": "has other content than here"}[state]
+        advice = "copy the folder to the same place there (rsync -a), or use a hub id"
+        yield Finding(severity=PROBLEM, device=name, check="weights", text=f"{what} {lacks}", advice=advice)
+
+
+# ------------------------------------------------------------------------------------------------------ memory
+
+
+def _of_memory(found: Sequence[Examined], needs: ModelNeeds) -> Iterator[Finding]:
+    """Daemons at the same host share what is free there, in the order of the pipeline."""
+    left: dict[str, int] = {}
+    for each, need in zip(found, needs.stages, strict=True):
+        facts = each.facts
+        if facts is None:
+            continue
+        limits = [size for size in (facts.memory_limit_bytes, each.device.memory_bytes) if size]
+        if facts.accelerator and not facts.board.is_jetson:
+            where, needed, allowed = f"on {facts.accelerator}", need.memory.total_bytes, min(limits, default=facts.accelerator_free_bytes)
+            free = facts.accelerator_free_bytes
+        else:
+            host = each.device.address.rpartition(":")[0]
+            where, needed = "there", max(0, PROCESS_BYTES + need.memory.total_bytes - facts.resident_bytes)
+            free = left.get(host, facts.memory_available_bytes)
+            allowed = min(limits, default=free + facts.resident_bytes) - facts.resident_bytes
+            left[host] = max(0, free - needed)
+        have = max(0, min(free, allowed))
+        if needed > have:
+            why = f"is allowed ({mib(min(limits))})" if allowed < free else f"is free {where}"
+            text = (
+                f"layers {need.first} to {need.end - 1} need {mib(needed)} more (weights {mib(need.memory.weight_bytes)}, cache "
+                f"{mib(need.memory.cache_bytes)} for {needs.context} tokens), {mib(have)} of that {why}: {mib(needed - have)} short"
+            )
+            advice = "give it fewer layers (--layers), take a smaller --context or --dtype; flowspec plan tells what fits"
+            yield Finding(severity=PROBLEM, device=each.device.name, check="memory", text=text, advice=advice)
+
+
+# ------------------------------------------------------------------------------------------------------- links
+
+
+def _of_interfaces(found: Sequence[Examined]) -> Iterator[Finding]:
+    own = {each.own.name: each.own for each in found if each.own is not None and each.facts is not None}
+    ends = [(HERE, interface) for interface in own.values()]
+    for each in found:
+        if each.facts is None:
+            continue
+        if each.facts.interface is None:
+            text = "it is reached by an address that none of its interfaces has: through a container, a tunnel or address translation"
+            advice = "give its own address in the cluster file, or let the container use its host's network"
+            yield Finding(severity=WARNING, device=each.device.name, check="interface", text=text, advice=advice)
+        else:
+            ends.append((each.device.name, each.facts.interface))
+    for name, interface in ends:
+        yield from _of_interface(name, interface)
+    sizes = {interface.mtu for _, interface in ends if interface.mtu and interface.kind != "loopback"}
+    if len(sizes) > 1:
+        text = f"interfaces have different MTUs ({', '.join(map(str, sorted(sizes)))}): packets may be split or lost"
+        yield Finding(severity=WARNING, device="all", check="mtu", text=text, advice="set the same MTU everywhere, 1500 if in doubt")
+
+
+def _of_interface(name: str, interface: Interface) -> Iterator[Finding]:
+    advice = {
+        "wi-fi": "use a cable: Wi-Fi is slower, and its delays vary with everything around it",
+        "bridge": "use the card itself, or make sure that the bridge has no slow or filtered port",
+        "tunnel": "use an address of the local network: tunnels cost delay and computing",
+        "virtual": "let the daemon run outside the container or virtual machine, or with its host's network",
+    }.get(interface.kind)
+    if advice is not None:
+        what = {"wi-fi": "Wi-Fi", "bridge": "a virtual bridge", "tunnel": "a tunnel", "virtual": "a virtual interface"}[interface.kind]
+        yield Finding(severity=WARNING, device=name, check="interface", text=f"it is reached over {what}, {interface.name}", advice=advice)
+
+
+def _of_links(found: Sequence[Examined], needs: ModelNeeds | None) -> Iterator[Finding]:
+    paths = []
+    for each, following in zip(found, [*found[1:], None], strict=True):
+        own = each.facts.interface if each.facts is not None else None
+        if each.from_head is not None:
+            name = f"{HERE} -> {each.device.name}"
+            paths.append(_Path(name=name, ends=(each.own, own), found=each.from_head, carries_rows=False))
+        if each.onward is not None and following is not None and following.facts is not None:
+            name = f"{each.device.name} -> {following.device.name}"
+            paths.append(_Path(name=name, ends=(own, following.facts.interface), found=each.onward, carries_rows=True))
+    rates = sorted(path.found.bandwidth_mbps for path in paths if not path.found.problem)
+    for path in paths:
+        yield from _of_link(path, rates[len(rates) // 2] if len(rates) > 2 else 0.0, needs)
+
+
+def _of_link(path: _Path, usual_mbps: float, needs: ModelNeeds | None) -> Iterator[Finding]:
+    """At most one finding about the rate, the gravest."""
+    found, name = path.found, path.name
+    if found.problem:
+        advice = "can the one reach the other's address and port? a firewall or an address of another network are usual causes"
+        yield Finding(severity=PROBLEM, device=name, check="link", text=f"it could not be measured: {found.problem}", advice=advice)
+        return
+    if found.latency_s > LATENCY_S:
+        text = f"a message takes {1000 * found.latency_s:.0f} ms, and every token waits for every link"
+        yield Finding(severity=WARNING, device=name, check="latency", text=text, advice="use a cable, and no device between but a switch")
+    mbps = found.bandwidth_mbps
+    slot_s = 0.0 if needs is None else SLOT_ROWS * needs.row_bytes * 8e-6 / max(mbps, 1e-9)
+    speeds = [end.speed_mbps for end in path.ends if end is not None and end.kind == "wired" and end.speed_mbps]
+    nominal = min(NOMINAL_MBPS_MAX, *speeds) if len(speeds) == 2 else 0
+    if path.carries_rows and slot_s > SLOT_S:
+        text = f"{rate(mbps)}: the hidden states of {SLOT_ROWS} nodes take {1000 * slot_s:.0f} ms, so that the devices wait for it"
+        advice = "use a gigabit cable and switch; else fewer devices, or a smaller --tree-nodes"
+        yield Finding(severity=PROBLEM, device=name, check="link", text=text, advice=advice)
+    elif mbps < NOMINAL_SHARE * nominal:
+        text = f"{rate(mbps)}, where both ends are wired for {nominal} Mbit/s or more"
+        advice = "look for other traffic, a slow switch or port between them, or a bad cable (ethtool shows errors)"
+        yield Finding(severity=WARNING, device=name, check="link", text=text, advice=advice)
+    elif mbps < OTHERS_SHARE * min(usual_mbps, NOMINAL_MBPS_MAX):
+        text = f"{rate(mbps)}, while the others' median is {rate(usual_mbps)}"
+        yield Finding(severity=WARNING, device=name, check="link", text=text, advice="compare its cable, port and card with the others'")
+
+
+def rate(mbps: float) -> str:
+    """A link's rate for people."""
+    return f"{mbps:.3g} Mbit/s" if mbps < 100 else f"{mbps:.0f} Mbit/s"

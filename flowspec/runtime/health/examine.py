@@ -1,0 +1,203 @@
+"""Asks every daemon of a cluster for its facts and measures its links, as far as each of them answers.
+
+Devices are asked at the same time; links are measured one after another, so that they do not share a wire. Nothing is judged here.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket as sockets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from flowspec import __version__
+from flowspec.core.facts import AskFacts, Facts, Interface, LinkFacts
+from flowspec.core.messages import Error, Hello, Message, Welcome
+from flowspec.errors import FlowSpecError, PeerError
+from flowspec.runtime.cluster import Device
+from flowspec.runtime.health.gather import link_facts
+from flowspec.runtime.health.interfaces import interface_of, own_address, resolve
+from flowspec.runtime.transport import Link, dial, split_address
+from flowspec.wire.codec import decode
+
+NAME = "flowspec doctor"
+HELLO_S = 3.0
+"""How long a daemon may take to say Welcome; the next one in a pipeline has less patience."""
+FACTS_S = 30.0
+"""How long it may take to tell its facts: the first time, it may have to import torch."""
+LINK_S = 75.0
+"""How long to measure a link to the next device; longer than its time-outs."""
+ASKED_AT_ONCE = 16
+
+Step = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ailment:
+    """Why a device told nothing: `check` is `reachable` or `version`."""
+
+    check: str
+    text: str
+    advice: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Examined:
+    """A device of the cluster and what was found; without `facts` there is an `ailment`.
+
+    `own` is the interface of this machine on the way there. The clock's offset is positive where its clock is ahead; it is known to
+    within half a round trip, `trip_s`. `from_head` and `onward` are its links: from here, and to the next device.
+    """
+
+    device: Device
+    welcome: Welcome | None = None
+    facts: Facts | None = None
+    ailment: Ailment | None = None
+    own: Interface | None = None
+    trip_s: float = 0.0
+    clock_offset_s: float = 0.0
+    from_head: LinkFacts | None = None
+    onward: LinkFacts | None = None
+
+
+class _Unwell(Exception):
+    def __init__(self, ailment: Ailment) -> None:
+        super().__init__(ailment.text)
+        self.ailment = ailment
+
+
+def step_count(devices: Sequence[Device]) -> int:
+    """How often `examine` will call its `step`: for each device, its link from here, and its link to the next one."""
+    return 3 * len(devices) - 1
+
+
+def examine(devices: Sequence[Device], *, model: str = "", fingerprint: str = "", step: Step = lambda done: None) -> list[Examined]:
+    """Everything that can be found out about these devices, in their order; a device that does not answer has an `ailment`."""
+    found = ask_all(devices, model=model, fingerprint=fingerprint, step=step)
+    context: zmq.Context[Any] = zmq.Context()
+    try:
+        for each, following in zip(found, [*found[1:], None], strict=True):
+            if each.facts is not None:
+                each.from_head = link_facts(each.device)
+            step(f"link to {each.device.name}")
+            if following is None:
+                break
+            if each.facts is not None and following.facts is not None:
+                each.onward = _onward(context, each.device, following.device)
+            step(f"link from {each.device.name} to {following.device.name}")
+    finally:
+        context.destroy(linger=0)
+    return found
+
+
+def ask_all(devices: Sequence[Device], *, model: str = "", fingerprint: str = "", step: Step = lambda done: None) -> list[Examined]:
+    """The facts of all devices, links left out."""
+    context: zmq.Context[Any] = zmq.Context()
+
+    def ask(device: Device) -> Examined:
+        found = _ask(context, device, model, fingerprint)
+        step(device.name)
+        return found
+
+    try:
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
+            return list(threads.map(ask, devices))
+    finally:
+        context.destroy(linger=0)
+
+
+def _ask(context: zmq.Context[Any], device: Device, model: str, fingerprint: str) -> Examined:
+    found = Examined(device=device)
+    try:
+        address = resolve(split_address(device.address)[0])
+        own = own_address(address)
+        found.own = interface_of(own) if own else None
+        with _Talk(context, device) as talk:
+            started_s = time.perf_counter()
+            found.welcome = talk.hello()
+            found.trip_s = (time.perf_counter() - started_s) / 2
+            found.facts = talk.facts(AskFacts(address=address, model=model, fingerprint=fingerprint), FACTS_S)
+            found.clock_offset_s = found.facts.clock_s + found.trip_s - time.time()
+    except _Unwell as error:
+        found.ailment = error.ailment
+    except FlowSpecError as error:  # the name of the host
+        found.ailment = Ailment(check="reachable", text=str(error), advice="correct its address in the cluster file")
+    return found
+
+
+def _onward(context: zmq.Context[Any], device: Device, following: Device) -> LinkFacts:
+    try:
+        with _Talk(context, device) as talk:
+            talk.hello()
+            return talk.facts(AskFacts(next_hop=following.address), LINK_S).link or LinkFacts(problem="it was not measured")
+    except _Unwell as error:
+        return LinkFacts(problem=error.ailment.text)
+
+
+class _Talk:
+    """One connection to a daemon, of no head and no cluster; raises `_Unwell` when the daemon does not play its part."""
+
+    def __init__(self, context: zmq.Context[Any], device: Device) -> None:
+        self._device = device
+        self._socket = dial(context, device.address)
+        self._link = Link(self._socket, incarnation=secrets.randbits(48), sender=NAME)
+
+    def __enter__(self) -> _Talk:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._socket.close(linger=0)
+
+    def hello(self) -> Welcome:
+        self._link.send(Hello(name=NAME, version=__version__, role="head-control"))
+        answer = self._answer(HELLO_S)
+        if not isinstance(answer, Welcome):
+            raise _Unwell(_other_version(answer.text if isinstance(answer, Error) else f"it answered with a {type(answer).__name__}"))
+        return answer
+
+    def facts(self, question: AskFacts, patience_s: float) -> Facts:
+        self._link.send(question)
+        answer = self._answer(patience_s)
+        if isinstance(answer, Facts):
+            return answer
+        text = answer.text if isinstance(answer, Error) else f"it answered with a {type(answer).__name__}"
+        if isinstance(answer, Error) and answer.retry_after_s > 0:
+            raise _Unwell(Ailment(check="reachable", text=text, advice="run the doctor again"))
+        raise _Unwell(_other_version(text))
+
+    def _answer(self, patience_s: float) -> Message:
+        if not self._socket.poll(int(1000 * patience_s)):
+            raise _Unwell(_why_silent(self._device, patience_s))
+        try:
+            return decode(self._socket.recv_multipart()).message
+        except PeerError as error:
+            raise _Unwell(_other_version(str(error))) from None
+
+
+def _other_version(text: str) -> Ailment:
+    return Ailment(
+        check="version",
+        text=f"its FlowSpec is not this one ({__version__}): {text}",
+        advice="install the same version on all devices (launch/boards install) and start its daemon again",
+    )
+
+
+def _why_silent(device: Device, patience_s: float) -> Ailment:
+    """A connection of our own tells a stopped daemon from a device that is off, and from a program that is not ours."""
+    host, port = split_address(device.address)
+    try:
+        with sockets.create_connection((host.strip("[]"), port), timeout=HELLO_S):
+            text = f"something at {device.address} takes connections, but did not answer as a FlowSpec daemon within {patience_s:g} s"
+            return Ailment(check="reachable", text=text, advice="look at its log; start its daemon again, or correct the port")
+    except ConnectionRefusedError:
+        text = f"the device answers, but nothing listens at {device.address}"
+        return Ailment(check="reachable", text=text, advice=f"start its daemon: flowspec daemon --host {host} --port {port}")
+    except OSError as error:
+        why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        text = f"cannot reach {device.address} ({why})"
+        return Ailment(check="reachable", text=text, advice="is it on and in this network? check its address and its firewall")

@@ -1,0 +1,112 @@
+"""Everything a daemon tells about its device (`core.facts`), gathered at once. Takes seconds where torch must be asked for CUDA."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import re
+import time
+from pathlib import Path
+
+import psutil
+
+from flowspec.core.facts import AskFacts, Facts, LinkFacts, Software
+from flowspec.core.limits import NAME_CHARS_MAX
+from flowspec.errors import FlowSpecError, InputError
+from flowspec.model.files import ModelFiles
+from flowspec.runtime.cluster import Device
+from flowspec.runtime.compute import Machine
+from flowspec.runtime.health.board import read_board
+from flowspec.runtime.health.interfaces import interface_of
+from flowspec.runtime.links import BRIEF, measure_links
+
+
+def gather(question: AskFacts, machine: Machine, *, is_held: bool = False, root: Path = Path("/")) -> Facts:
+    """The facts of this machine as they are now."""
+    software = read_software()
+    memory = psutil.virtual_memory()
+    name, total_bytes, free_bytes = ("", 0, 0) if machine.device == "cpu" or not software.cuda else _accelerator(machine.device)
+    return Facts(
+        clock_s=time.time(),
+        is_held=is_held,
+        software=software,
+        board=read_board(root),
+        memory_total_bytes=memory.total,
+        memory_available_bytes=memory.available,
+        memory_limit_bytes=machine.memory_bytes or 0,
+        resident_bytes=psutil.Process().memory_info().rss,
+        accelerator=name,
+        accelerator_total_bytes=total_bytes,
+        accelerator_free_bytes=free_bytes,
+        interface=interface_of(question.address, root),
+        model=model_state(question.model, question.fingerprint) if question.model else "",
+        link=link_facts(Device(name="the next device", address=question.next_hop)) if question.next_hop else None,
+    )
+
+
+def read_software() -> Software:
+    """Versions from the packages' metadata; nothing is imported."""
+    return Software(python=platform.python_version(), torch=_version("torch"), transformers=_version("transformers"), cuda=_torch_cuda())
+
+
+def model_state(model: str, fingerprint: str) -> str:
+    """One of `MODEL_STATES`: whether this machine has a model, as a folder or in the hub's cache. Nothing is fetched."""
+    try:
+        files = ModelFiles(model, may_fetch=False)
+        if files.find("config.json") is None:
+            return "none"
+    except InputError:
+        return "none"
+    try:
+        for name in set(files.weight_map().values()):
+            files.path(name)
+        files.check_weights()
+        return "same" if files.fingerprint() == fingerprint else "other"
+    except InputError:
+        return "part"
+
+
+def link_facts(device: Device) -> LinkFacts:
+    """The link from here to a daemon, measured."""
+    try:
+        (peer,) = measure_links([device], effort=BRIEF)
+    except FlowSpecError as error:
+        return LinkFacts(problem="".join(letter if letter.isprintable() else " " for letter in str(error))[:1000])
+    return LinkFacts(latency_s=peer.latency_s, bandwidth_mbps=peer.bandwidth_mbps)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)[:NAME_CHARS_MAX]
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _torch_cuda() -> str:
+    """The CUDA version that torch was built for, from the file in which its build writes it down."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text("utf-8")
+    except OSError:
+        return ""
+    found = re.search(r"""^cuda\b[^=]*=\s*['"]([\w.]+)['"]""", text, re.MULTILINE)
+    return "" if found is None else found[1][:NAME_CHARS_MAX]
+
+
+def _accelerator(wanted: str) -> tuple[str, int, int]:
+    """Name, memory and free memory of the CUDA device that would be used; nothing where torch sees none."""
+    import torch
+
+    from flowspec.runtime.loading import pick_device
+
+    try:
+        device = pick_device(wanted)
+    except InputError:
+        return "", 0, 0
+    if device.type != "cuda":
+        return "", 0, 0
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return torch.cuda.get_device_name(device)[:NAME_CHARS_MAX], total_bytes, free_bytes

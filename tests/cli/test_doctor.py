@@ -1,0 +1,165 @@
+"""`flowspec doctor` with real daemons on loopback: silent about a healthy cluster, and naming everything that is wrong with a sick one."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowspec.cli.main import main
+from flowspec.core.facts import AskFacts, Facts
+from flowspec.core.messages import Error
+from flowspec.runtime.cluster import Device
+from flowspec.runtime.health.examine import ask_all
+from flowspec.runtime.links import measure_links
+from tests.daemons import DaemonProcess, daemon_process, slow_wire
+from tests.runtime.clusters import Peer
+
+BUNDLED_FOLDER = str(Path(__file__).parents[2] / "flowspec/demo/target")
+
+
+@pytest.fixture(scope="module")
+def healthy() -> Iterator[list[DaemonProcess]]:
+    with daemon_process("pi-1") as first, daemon_process("pi-2") as second:
+        yield [first, second]
+
+
+def cluster_file(folder: Path, devices: dict[str, str]) -> Path:
+    path = folder / "cluster.toml"
+    path.write_text("".join(f'[[device]]\nname = "{name}"\naddress = "{address}"\n' for name, address in devices.items()))
+    return path
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, dict[str, Any]]:
+    status = main(["doctor", "--json", "--context=64", *args])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_a_healthy_cluster_has_no_problem(healthy: list[DaemonProcess], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = cluster_file(tmp_path, {daemon.name: daemon.address for daemon in healthy})
+    status, found = doctor(capsys, f"--cluster={path}")
+    assert [finding for finding in found["findings"] if finding["severity"] == "problem"] == []
+    assert (status, found["problems"]) == (0, 0)
+    first, second = found["devices"]
+    assert (first["name"], first["layers"], second["layers"]) == ("pi-1", [0, 4], [4, 8])
+    for each in (first, second):
+        facts = each["facts"]
+        assert facts["interface"]["kind"] == each["own_interface"]["kind"] == "loopback"
+        assert facts["model"] == "same"
+        assert facts["memory_available_bytes"] > 0
+        assert not facts["is_held"]
+        assert abs(each["clock_offset_s"]) < 5
+        assert each["from_head"]["bandwidth_mbps"] > 0
+    assert first["onward"]["latency_s"] > 0
+    assert second["onward"] is None
+
+
+def test_a_person_sees_a_table_and_that_all_is_well(
+    healthy: list[DaemonProcess], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = cluster_file(tmp_path, {daemon.name: daemon.address for daemon in healthy})
+    assert main(["doctor", f"--cluster={path}", "--context=64"]) == 0
+    shown = capsys.readouterr().out
+    assert "pi-1" in shown
+    assert "lo, loopback" in shown
+    assert "no problems" in shown.splitlines()[-1]
+
+
+def test_everything_that_is_wrong_is_named_with_what_to_do(
+    healthy: list[DaemonProcess], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        daemon_process("stopped") as stopped,
+        daemon_process("small", "--memory=100MiB") as small,
+        daemon_process("old", version="0.0.9") as old,
+        slow_wire(healthy[1].address, 4.0) as slow,
+    ):
+        stopped.stop()
+        devices = {"good": healthy[0].address, "slow": slow, "small": small.address, "old": old.address, "stopped": stopped.address}
+        path = cluster_file(tmp_path, devices)
+        status, found = doctor(capsys, f"--cluster={path}")
+    assert status == 1
+    problems = {(finding["device"], finding["check"]): finding for finding in found["findings"] if finding["severity"] == "problem"}
+    expected = {
+        ("good -> slow", "link"): ("Mbit/s: the hidden states of 16 nodes take", "use a gigabit cable"),
+        ("small", "memory"): ("of that is allowed (100 MiB)", "give it fewer layers"),
+        ("old", "version"): ("this daemon runs FlowSpec 0.0.9", "install the same version on all devices"),
+        ("stopped", "reachable"): (f"nothing listens at {stopped.address}", "start its daemon: flowspec daemon --host 127.0.0.1"),
+    }
+    assert problems.keys() == expected.keys()
+    assert found["problems"] == 4
+    for where, (text, advice) in expected.items():
+        assert text in problems[where]["text"]
+        assert advice in problems[where]["advice"]
+    assert [each["name"] for each in found["devices"] if each["facts"] is None] == ["old", "stopped"]
+
+
+def test_a_port_that_something_else_has_is_told_apart_from_a_daemon() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (found,) = ask_all([Device(name="x", address=f"127.0.0.1:{server.getsockname()[1]}")])
+    assert found.ailment is not None
+    assert "takes connections, but did not answer as a FlowSpec daemon" in found.ailment.text
+    (found,) = ask_all([Device(name="x", address="no-such-host.invalid:7700")])
+    assert found.ailment is not None
+    assert "cannot find the host" in found.ailment.text
+
+
+def test_a_daemon_tells_whether_it_has_a_model_and_nothing_about_others(healthy: list[DaemonProcess], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    states = {}
+    with Peer(healthy[0].address) as peer:
+        peer.greet()
+        for model, fingerprint in ((BUNDLED_FOLDER, "x"), (str(tmp_path), "x"), (str(tmp_path / "no"), "x"), ("owner/no-such", "x")):
+            peer.link.send(AskFacts(model=model, fingerprint=fingerprint))
+            answer = peer.answer()
+            assert isinstance(answer, Facts)
+            states[model] = answer.model
+            assert answer.interface is None, "no address was asked for"
+            assert answer.link is None
+    assert list(states.values()) == ["other", "part", "none", "none"]
+
+
+def test_a_daemon_keeps_listening_while_it_gathers_facts_and_limits_who_waits(healthy: list[DaemonProcess]) -> None:
+    with slow_wire(healthy[1].address, 4.0) as slow, Peer(healthy[0].address) as peer, Peer(healthy[0].address) as other:
+        peer.greet()
+        peer.link.send(AskFacts(next_hop=slow))  # half a second at least
+        other.greet()
+        for _ in range(20):
+            peer.link.send(AskFacts())
+        refused = peer.answer()
+        assert isinstance(refused, Error)
+        assert refused.retry_after_s > 0
+        answers = []
+        while len(answers) < 17:
+            answers.append(peer.answer())
+        facts = [answer for answer in answers if isinstance(answer, Facts)]
+        assert facts[0].link is not None
+        assert 0 < facts[0].link.bandwidth_mbps < 8
+
+
+def test_a_link_that_stands_is_measured(healthy: list[DaemonProcess]) -> None:
+    steps: list[str] = []
+    (peer,) = measure_links([Device(name="pi-1", address=healthy[0].address)], steps.append)
+    assert peer.bandwidth_mbps > 0
+    assert len(steps) == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--cluster=none.toml"], "none.toml: expected a cluster file, but it cannot be read"),
+        (["--model=/no/such"], "there is no folder '/no/such'"),
+        (["--layers=9,9", "--local=2"], "--layers: 9+9 is 18, but the model has 8 layers"),
+        (["--context=1"], "--context: expected 2 to"),
+    ],
+)
+def test_wrong_input_is_one_line(args: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", *args]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    (line,) = shown.err.splitlines()
+    assert expected in line

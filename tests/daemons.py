@@ -1,0 +1,104 @@
+"""Real `flowspec daemon` processes for tests, each on a free port of loopback; and a wire that is slow."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+CODE = "import sys, flowspec; flowspec.__version__ = sys.argv.pop(1); from flowspec.cli.main import main; sys.exit(main())"
+"""A daemon of another version than ours."""
+
+
+class DaemonProcess:
+    """A daemon, listening; ends with `stop` or the test."""
+
+    def __init__(self, name: str, *flags: str, version: str | None = None) -> None:
+        run = ["-m", "flowspec.cli.main"] if version is None else ["-c", CODE, version]
+        command = [sys.executable, *run, "daemon", "--port=0", f"--name={name}", "--device=cpu", *flags]
+        self.name = name
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if found := re.search(r"listens on \S+:(\d+) ", line):
+                self.address = f"127.0.0.1:{found[1]}"
+                break
+        else:
+            raise AssertionError("".join(self.lines))
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        self.lines += self.process.stderr
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(30)
+        self._reader.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+@contextlib.contextmanager
+def daemon_process(name: str, *flags: str, version: str | None = None) -> Iterator[DaemonProcess]:
+    started = DaemonProcess(name, *flags, version=version)
+    try:
+        yield started
+    finally:
+        if started.process.poll() is None:
+            started.stop()
+
+
+@contextlib.contextmanager
+def slow_wire(address: str, mbps: float) -> Iterator[str]:
+    """An address behind which `address` is, at no more than so many Mbit/s to it."""
+    host, port = address.split(":")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
+        over = threading.Event()
+        threads: list[threading.Thread] = []
+
+        def carry(source: socket.socket, target: socket.socket, pace: float) -> None:
+            with contextlib.suppress(OSError):
+                while chunk := source.recv(16384):
+                    time.sleep(len(chunk) * pace)
+                    target.sendall(chunk)
+            for end in (source, target):
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+        def accept() -> None:
+            while not over.is_set():
+                with contextlib.suppress(TimeoutError):
+                    near = server.accept()[0]
+                    near.settimeout(None)
+                    far = socket.create_connection((host, int(port)))
+                    for ends in ((near, far, 8e-6 / mbps), (far, near, 0.0)):
+                        threads.append(threading.Thread(target=carry, args=ends, daemon=True))
+                        threads[-1].start()
+                    pairs.extend((near, far))
+
+        pairs: list[socket.socket] = []
+        acceptor = threading.Thread(target=accept, daemon=True)
+        acceptor.start()
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            over.set()
+            acceptor.join()
+            for end in pairs:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join()
+            for end in pairs:
+                end.close()
