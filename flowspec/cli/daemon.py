@@ -6,14 +6,18 @@ One daemon per device. It is idle until a head assigns it layers, serves one hea
 from __future__ import annotations
 
 import argparse
+import contextlib
 import socket
 from pathlib import Path
+
+import psutil
 
 from flowspec.core.limits import NAME_CHARS_MAX
 from flowspec.errors import InputError
 from flowspec.runtime.cluster import parse_bytes
 from flowspec.runtime.compute import Machine
 from flowspec.runtime.daemon import Daemon
+from flowspec.runtime.discovery import announcing
 
 PORT_DEFAULT = 7700
 
@@ -28,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cache-dir", type=Path, metavar="FOLDER", help="where to store weights that a head sends (default: in the user's cache folder)"
     )
     parser.add_argument("--cache-limit", metavar="SIZE", help="most disk to store them on; 0 takes none (default: half of what is free)")
+    parser.add_argument(
+        "--announce", action="store_true", help="let `flowspec devices` find it in the local network (default: it is announced nowhere)"
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="torch threads (default: torch's choice)")
 
 
@@ -57,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
     )
     daemon = Daemon(host=args.host, port=args.port, name=args.name, machine=machine)
     daemon.stop_on_signals()
-    daemon.run()
+    with _announced(daemon) if args.announce else contextlib.nullcontext():
+        daemon.run()
     return 0
 
 
@@ -66,3 +74,8 @@ def _size(flag: str, text: str | None) -> int | None:
         return None if text is None else parse_bytes(text)
     except InputError as error:
         raise InputError(f"{flag}: {error}") from None
+
+
+def _announced(daemon: Daemon) -> contextlib.AbstractContextManager[None]:
+    memory_bytes = daemon.machine.memory_bytes or psutil.virtual_memory().total
+    return announcing(name=daemon.name, host=daemon.host, port=daemon.port, memory_bytes=memory_bytes, device=daemon.machine.device)

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from flowspec import __version__
-from flowspec.cli import bench, chat, daemon, doctor, generate, plan, profile, verify
+from flowspec.cli import bench, chat, daemon, devices, doctor, generate, plan, profile, verify
 from flowspec.cli.options import INTERRUPTED
 from flowspec.errors import FlowSpecError, InputError
 
@@ -27,6 +27,7 @@ COMMANDS = {
     "bench": bench,
     "plan": plan,
     "profile": profile,
+    "devices": devices,
     "doctor": doctor,
 }
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowspec.cli.options import note, positive
 from flowspec.errors import InputError
+from flowspec.plan.tables import toml_text
 
 if TYPE_CHECKING:
     from flowspec.plan.profile import DeviceProfile
@@ -133,7 +134,7 @@ def profile_lines(
 
     kind = torch.cuda.get_device_name(machine.device) if machine.device.type == "cuda" else platform.machine()
     yield f"# {source}. No [power]: it has to be read from a meter."
-    yield f"description = {_text(f'{host} ({kind}, {torch.get_num_threads()} torch threads)')}"
+    yield f"description = {toml_text(f'{host} ({kind}, {torch.get_num_threads()} torch threads)')}"
     for title, table in numbers(profile).items():
         yield f"\n[{title}]"
         for key, value in table.items():
@@ -141,8 +142,8 @@ def profile_lines(
     found = raw(machine, measured, peers)
     yield f"\n# {source}; milliseconds by rows"
     yield "[measured]"
-    yield f"dtype = {_text(found['dtype'])}"
-    yield f"device = {_text(found['device'])}"
+    yield f"dtype = {toml_text(found['dtype'])}"
+    yield f"device = {toml_text(found['device'])}"
     yield f"lm_head_size = {[measured.lm_head_shape.hidden, measured.lm_head_shape.vocabulary]}"
     for key in ("tiny_pass_ms", "lm_head_ms", "drafter_ms"):
         yield f"{key} = {_inline(found[key])}"
@@ -150,7 +151,7 @@ def profile_lines(
         if found[kind]:
             yield f"\n[measured.{kind}]"
         for key, values in found[kind].items():
-            yield f"{_text(key)} = {_inline(values)}"
+            yield f"{toml_text(key)} = {_inline(values)}"
 
 
 def profile_dtype(profile: DeviceProfile) -> str:
@@ -159,9 +160,4 @@ def profile_dtype(profile: DeviceProfile) -> str:
 
 
 def _inline(values: Mapping[str, float]) -> str:
-    return "{ " + ", ".join(f"{_text(key) if not key.isidentifier() else key} = {value!r}" for key, value in values.items()) + " }"
-
-
-def _text(text: str) -> str:
-    """A TOML string; JSON's escapes are TOML's but for surrogates, which names cannot hold."""
-    return json.dumps("".join(character if character.isprintable() else "?" for character in text), ensure_ascii=False)
+    return "{ " + ", ".join(f"{toml_text(key) if not key.isidentifier() else key} = {value!r}" for key, value in values.items()) + " }"

@@ -5,6 +5,7 @@ Every error is one line that names the file, the table and the key, what was exp
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -31,6 +32,11 @@ def read_toml(path: Path, what: str) -> Table:
     except (ValueError, RecursionError) as error:  # beside TOMLDecodeError: numbers too long, brackets too deep
         raise InputError(f"{path}: expected TOML, got {error}") from None
     return Table(where=str(path), data=data)
+
+
+def toml_text(text: str) -> str:
+    """A text as a TOML string; JSON's escapes are TOML's but for surrogates, which names cannot hold."""
+    return json.dumps("".join(character if character.isprintable() else "?" for character in text), ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

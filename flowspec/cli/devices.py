@@ -1,0 +1,150 @@
+"""List the daemons that announce themselves in the local network, and write a cluster file of them.
+
+A daemon does so only when it was started with --announce. Exit status: 0 when some were found, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from flowspec import __version__
+from flowspec.cli.options import note
+from flowspec.core.facts import Facts
+from flowspec.errors import InputError
+from flowspec.plan.memory import mib
+from flowspec.plan.tables import toml_text
+from flowspec.runtime.cluster import Device
+from flowspec.runtime.discovery import Announced, find_announced
+from flowspec.runtime.health.examine import ask_all
+
+NOTHING_FOUND = 1
+"""Exit status."""
+TIMEOUT_MAX_S = 600.0
+PLAIN_WIDTH = 140
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A daemon as it announced itself, and what it said when it was asked: `facts`, or the `problem` why there are none."""
+
+    announced: Announced
+    address: str
+    facts: Facts | None
+    problem: str
+
+    @property
+    def state(self) -> str:
+        return "no answer" if self.facts is None else "busy" if self.facts.is_held else "free"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--timeout", type=float, default=2.0, metavar="SECONDS", help="how long to wait for answers (default: %(default)s)")
+    parser.add_argument("--write", type=Path, metavar="FILE.toml", help="write a cluster file of those that can be used")
+    parser.add_argument("--force", action="store_true", help="overwrite that file")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    if not 0 < args.timeout <= TIMEOUT_MAX_S:
+        raise InputError(f"--timeout: expected seconds above 0 and up to {TIMEOUT_MAX_S:g}, got {args.timeout:g}")
+    if args.write is not None:
+        _check_file(args.write, args.force)
+    seen = ask(find_announced(args.timeout))
+    usable = [each for each in seen if each.facts is not None]
+    if args.json:
+        written = str(args.write) if args.write is not None and usable else None
+        print(json.dumps({"devices": [report(each) for each in seen], "written": written}))
+    elif seen:
+        show(seen)
+    if not seen:
+        note(
+            f"no daemon announced itself within {args.timeout:g} s; start it with: flowspec daemon --host ADDRESS --announce "
+            "(and let its firewall pass UDP port 5353), or list the devices in a cluster file"
+        )
+        return NOTHING_FOUND
+    if args.write is not None:
+        if not usable:
+            note(f"none of them answers as FlowSpec {__version__}, so {args.write} was not written")
+            return NOTHING_FOUND
+        write(args.write, usable)
+        if not args.json:
+            print(f"\nwritten to {args.write}; check it with: flowspec doctor --cluster {args.write}")
+    return 0
+
+
+def ask(found: Sequence[Announced]) -> list[Seen]:
+    """Asks each daemon at all of its addresses; the first that answers counts."""
+    places = [(each, address) for each in found for address in each.addresses]
+    answers = ask_all([Device(name=each.name, address=address) for each, address in places])
+    seen: dict[int, Seen] = {}
+    for (each, address), answer in zip(places, answers, strict=True):
+        known = seen.get(id(each))
+        if known is None or (known.facts is None and answer.facts is not None):
+            problem = answer.ailment.text if answer.ailment is not None else ""
+            seen[id(each)] = Seen(announced=each, address=address, facts=answer.facts, problem=problem)
+    return list(seen.values())
+
+
+def report(each: Seen) -> dict[str, Any]:
+    """A device as `--json` shows it; memory in bytes."""
+    return {
+        "name": each.announced.name,
+        "address": each.address,
+        "version": each.announced.version,
+        "memory_bytes": each.announced.memory_bytes,
+        "available_bytes": None if each.facts is None else each.facts.memory_available_bytes,
+        "device": each.announced.device,
+        "board": "" if each.facts is None else each.facts.board.model,
+        "state": each.state,
+        "problem": each.problem,
+    }
+
+
+def show(seen: Iterable[Seen]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for title in ("name", "address", "FlowSpec", "memory", "available", "device", "state"):
+        table.add_column(title, overflow="fold")
+    for each in seen:
+        board = each.facts.board.model if each.facts is not None else ""
+        device = each.announced.device + (f", {board}" if board else "")
+        available = mib(each.facts.memory_available_bytes) if each.facts is not None else "-"
+        memory = mib(each.announced.memory_bytes)
+        state = each.state if each.facts is not None else f"{each.state}: {each.problem}"
+        cells = (each.announced.name, each.address, each.announced.version, memory, available, device, state)
+        table.add_row(*cells)
+    Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False, markup=False).print(
+        table
+    )  # strangers' brackets are no markup
+
+
+def write(path: Path, seen: Sequence[Seen]) -> None:
+    """A cluster file, a device for each, their names made to differ."""
+    lines = ["# Found by flowspec devices; put the devices into pipeline order."]
+    names: set[str] = set()
+    for each in seen:
+        name, number = each.announced.name, 2
+        while name in names:
+            name, number = f"{each.announced.name}-{number}", number + 1
+        names.add(name)
+        lines += ["", "[[device]]", f"name = {toml_text(name)}", f"address = {toml_text(each.address)}"]
+        lines.append(f"# {mib(each.announced.memory_bytes)}, {each.state} when it was found")
+    try:
+        path.write_text("\n".join(lines) + "\n", "utf-8")
+    except OSError as error:
+        raise InputError(f"--write: expected a file that can be written, got {path} ({error.strerror})") from None
+
+
+def _check_file(path: Path, force: bool) -> None:
+    if path.suffix != ".toml":
+        raise InputError(f"--write: expected a file that ends with .toml, got {path}")
+    if path.exists() and not force:
+        raise InputError(f"{path} exists; give --force to overwrite it, or another file with --write")

@@ -1,0 +1,124 @@
+"""Daemons that announce themselves on loopback, and those that do not; real processes and real multicast."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowspec import __version__
+from flowspec.cli.main import main
+from flowspec.runtime.cluster import read_cluster
+from flowspec.runtime.discovery import Announced, announcing, find_announced
+from tests.daemons import daemon_process
+
+
+def has_multicast() -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            group = struct.pack("4s4s", socket.inet_aton("224.0.0.251"), socket.inet_aton("127.0.0.1"))
+            probe.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group)
+        except OSError:
+            return False
+        return True
+
+
+multicast = pytest.mark.skipif(not has_multicast(), reason="no multicast on loopback here")
+
+
+def devices(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, dict[str, Any]]:
+    status = main(["devices", "--json", *args])
+    return status, json.loads(capsys.readouterr().out)
+
+
+@multicast
+def test_only_daemons_that_were_asked_to_are_found_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.toml"
+    names = ('desk [1] "é"', "quiet")
+    with daemon_process(names[0], "--announce", "--memory=3GiB") as loud, daemon_process(names[1]):
+        status, found = devices(capsys, f"--write={path}")
+        assert status == 0
+        own = [each for each in found["devices"] if each["name"] in names]
+        (each,) = own
+        assert (each["address"], each["version"], each["memory_bytes"]) == (loud.address, __version__, 3 << 30)
+        assert (each["device"], each["state"], each["problem"]) == ("cpu", "free", "")
+        assert each["available_bytes"] > 0
+        assert main(["devices"]) == 0
+        shown = capsys.readouterr().out
+        assert names[0] in shown
+        assert re.search(rf"{loud.address} +{__version__} +3072 MiB .* free", shown)
+        assert main(["devices", f"--write={path}"]) == 2, "it is there already"
+        assert "exists; give --force" in capsys.readouterr().err
+    (device,) = (device for device in read_cluster(path) if device.name == names[0])
+    assert device.address == loud.address
+
+
+@multicast
+def test_a_daemon_on_loopback_is_announced_on_loopback_only_and_takes_its_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    import zeroconf
+
+    asked = []
+    real = zeroconf.Zeroconf
+
+    def opened(interfaces: Any) -> zeroconf.Zeroconf:
+        asked.append(interfaces)
+        return real(interfaces=interfaces)
+
+    monkeypatch.setattr(zeroconf, "Zeroconf", opened)
+    with announcing(name="here", host="localhost", port=7700, memory_bytes=5, device="auto"):
+        found = [each for each in find_announced(1.0) if each.name == "here"]
+    assert asked[0] == ["127.0.0.1"]
+    assert found == [Announced(name="here", addresses=("127.0.0.1:7700",), version=__version__, memory_bytes=5, device="auto")]
+    assert "here" not in [each.name for each in find_announced(1.0)]
+
+
+def test_nothing_found_is_a_helpful_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowspec.cli.devices.find_announced", lambda timeout_s: [])
+    assert main(["devices", "--timeout=0.1"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    (line,) = shown.err.splitlines()
+    assert "start it with: flowspec daemon --host ADDRESS --announce" in line
+    assert devices(capsys) == (1, {"devices": [], "written": None})
+
+
+def test_an_announced_daemon_that_is_gone_is_shown_and_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    gone = Announced(name="gone", addresses=(address,), version="0.0.9", memory_bytes=0, device="[red]cpu")
+    monkeypatch.setattr("flowspec.cli.devices.find_announced", lambda timeout_s: [gone])
+    path = tmp_path / "mine.toml"
+    assert main(["devices", f"--write={path}"]) == 1
+    shown = capsys.readouterr()
+    assert "[red]cpu" in shown.out
+    assert "no answer" in shown.out
+    assert "was not written" in shown.err
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--timeout=0"], "--timeout: expected seconds above 0"),
+        (["--timeout=nan"], "--timeout: expected seconds above 0"),
+        (["--write=x.json"], "--write: expected a file that ends with .toml, got x.json"),
+    ],
+)
+def test_wrong_input_is_one_line(args: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["devices", *args]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line
+
+
+def test_without_the_package_one_line_says_how_to_get_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zeroconf", None)
+    assert main(["devices"]) == 2
+    assert "pip install 'flowspec[discovery]'" in capsys.readouterr().err
