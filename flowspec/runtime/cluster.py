@@ -33,13 +33,17 @@ _UNITS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One device of a cluster: its daemon's address, and what the user fixed about it. `profile` is a board's name or a file."""
+    """One device of a cluster: its daemon's address, and what the user fixed about it.
+
+    `profile` is a board's name or a file, `ssh` where `launch/boards` logs in, as `user@host`.
+    """
 
     name: str
     address: str
     layers: tuple[int, int] | None = None
     memory_bytes: int | None = None
     profile: str | None = None
+    ssh: str | None = None
 
 
 def parse_bytes(text: str) -> int:
@@ -76,9 +80,9 @@ def read_cluster(path: Path) -> list[Device]:
 
 
 def _device(where: str, table: dict[str, Any], number: int) -> Device:
-    unknown = sorted(set(table) - {"name", "address", "layers", "memory", "profile"})
+    unknown = sorted(set(table) - {"name", "address", "layers", "memory", "profile", "ssh"})
     if unknown:
-        raise InputError(f"{where}: unknown key {unknown[0]!r}; expected address, name, layers, memory or profile")
+        raise InputError(f"{where}: unknown key {unknown[0]!r}; expected address, name, layers, memory, profile or ssh")
     if "address" not in table:
         raise InputError(f'{where}: address: expected "host:port", but it is missing')
     address = table["address"]
@@ -104,8 +108,16 @@ def _device(where: str, table: dict[str, Any], number: int) -> Device:
     profile = table.get("profile")
     if profile is not None and not (isinstance(profile, str) and _is_short(profile)):
         raise InputError(f"{where}: profile: expected a board's name or a profile file, got {profile!r:.80}")
+    ssh = table.get("ssh")
+    if ssh is not None and not (isinstance(ssh, str) and is_ssh_target(ssh)):
+        raise InputError(f"{where}: ssh: expected user@host or a host, got {ssh!r:.80}")
     fixed = None if layers is None else (layers[0], layers[1])
-    return Device(name=name, address=address, layers=fixed, memory_bytes=memory_bytes, profile=profile)
+    return Device(name=name, address=address, layers=fixed, memory_bytes=memory_bytes, profile=profile, ssh=ssh)
+
+
+def is_ssh_target(text: str) -> bool:
+    """Whether a text is `user@host` or `host` and nothing that ssh or a shell would take for something else."""
+    return len(text) <= limits.NAME_CHARS_MAX and re.fullmatch(r"(\w[\w.-]*@)?\w[\w.:-]*", text, re.ASCII) is not None
 
 
 def _is_short(text: str) -> bool:

@@ -71,7 +71,7 @@ def test_a_file_that_is_not_there_or_a_folder_is_named(tmp_path: Path) -> None:
         ("device = [1]", "device:", "at least one"),
         ("".join(f'[[device]]\naddress = "d{n}:1"\n' for n in range(limits.STAGES_MAX + 1)), "device:", "at most 256"),
         (ONE + "[devices]\n", "'devices'", "expected [[device]] tables"),
-        (ONE + "port = 3\n", "device 1: unknown key 'port'", "expected address, name, layers, memory or profile"),
+        (ONE + "port = 3\n", "device 1: unknown key 'port'", "expected address, name, layers, memory, profile or ssh"),
         ('[[device]]\nname = "a"\n', "device 1: address", 'expected "host:port", but it is missing'),
         (ONE + "[[device]]\naddress = 7700\n", "device 2: address", 'expected "host:port", got 7700'),
         ('[[device]]\naddress = "host"', "device 1: address", "host:port"),

@@ -1,0 +1,234 @@
+"""`launch/boards` on devices that are folders: an `ssh` that runs its command here in a home of its own, and real daemons there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flowspec.core.messages import Welcome
+from tests.runtime.clusters import Peer
+
+ROOT = Path(__file__).parents[2]
+EVIL = "pi $(touch $HOME/pwned); `id` '\\\" | & \u00e9"
+
+SSH = r"""#!/bin/bash
+while [ "$1" != -- ]; do
+    [ "$1" = -o ] && printf '%s\n' "$2" >> "$HOMES/options"
+    shift
+done
+[ "$2" != gone ] || { echo "ssh: connect to host gone port 22: No route to host" >&2; exit 255; }
+unset PYTHON PYTHONPATH
+export HOME=$HOMES/$2
+mkdir -p "$HOME"
+cd "$HOME"
+printf '%s\n' "$3" >> ../commands
+exec bash -c "$3"
+"""
+
+PYTHON = r"""#!/bin/bash
+# A Python without venv and pip, which would take minutes: a virtual environment is this script, its packages the tests' own.
+case "$1 $2" in
+    "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+    "-m pip") printf '%s\n' "$*" >> "$HOME/pip" ;;
+    *) PYTHONPATH=$HOME/flowspec/source exec REAL "$@" ;;
+esac
+"""
+
+NO_SYSTEMD = "#!/bin/bash\nexit 1\n"
+
+SYSTEMD = r"""#!/bin/bash
+# Enough of systemd to run our unit as it says.
+unit=$HOME/.config/systemd/user/flowspec-daemon.service
+printf '%s\n' "$*" >> "$HOME/systemctl"
+case "$2" in
+    start)
+        command=$(sed -n 's/^ExecStart=//p' "$unit" | sed "s|%h|$HOME|g")
+        log=$(sed -n 's/^StandardError=append://p' "$unit" | sed "s|%h|$HOME|g")
+        . "$HOME/.config/flowspec/daemon.env"
+        eval "exec setsid $command" >> "$log" 2>&1 < /dev/null &
+        echo $! > "$HOME/main.pid"
+        ;;
+    disable)
+        pid=$(cat "$HOME/main.pid" 2>/dev/null) || exit 0
+        kill "$pid"
+        while [ -e "/proc/$pid" ]; do sleep 0.05; done
+        rm -f "$HOME/main.pid"
+        ;;
+    show) cat "$HOME/main.pid" 2>/dev/null || echo 0 ;;
+esac
+"""
+
+
+class Boards:
+    """The devices, and launch/boards for them."""
+
+    def __init__(self, folder: Path, systemctl: str) -> None:
+        self.homes = folder / "homes"
+        self.homes.mkdir()
+        tools = folder / "tools"
+        tools.mkdir()
+        fakes = {"ssh": SSH, "python3": PYTHON.replace("REAL", sys.executable), "systemctl": systemctl, "loginctl": NO_SYSTEMD}
+        for name, text in fakes.items():
+            (tools / name).write_text(text)
+            (tools / name).chmod(0o755)
+        self.environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "HOMES": str(self.homes), "PYTHON": sys.executable}
+        self.file = folder / "cluster.toml"
+        self.addresses: list[str] = []
+
+    def write(self, devices: dict[str, str]) -> None:
+        """A cluster file of ssh targets by name."""
+        text = ""
+        for name, target in devices.items():
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                self.addresses.append(f"127.0.0.1:{server.getsockname()[1]}")
+            quoted = name.replace("\\", "\\\\").replace('"', '\\"')
+            text += f'[[device]]\nname = "{quoted}"\naddress = "{self.addresses[-1]}"\nssh = "{target}"\nmemory = "3GiB"\n'
+        self.file.write_text(text, "utf-8")
+
+    def run(self, action: str, *flags: str) -> tuple[int, list[str], str]:
+        command = [str(ROOT / "launch/boards"), action, str(self.file), *flags]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=150, check=False)
+        return done.returncode, done.stdout.splitlines(), done.stderr
+
+
+@pytest.fixture(params=[NO_SYSTEMD, SYSTEMD], ids=["without systemd", "with systemd"])
+def boards(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Boards]:
+    found = Boards(tmp_path, request.param)
+    yield found
+    found.run("stop")
+    shutil.rmtree(found.homes)  # copies of the bundled models
+
+
+def test_devices_are_installed_started_watched_and_stopped(boards: Boards) -> None:
+    boards.write({"jetson": "me@board-1", EVIL: "board-2"})
+    status, lines, error = boards.run("install")
+    assert (status, error) == (0, "")
+    assert lines == ["jetson: installed FlowSpec 0.1.0", f"{EVIL}: installed FlowSpec 0.1.0"]
+    for home in ("me@board-1", "board-2"):
+        assert (boards.homes / home / "flowspec/source/flowspec/cli/main.py").is_file()
+        assert (boards.homes / home / ".config/systemd/user/flowspec-daemon.service").is_file()
+    status, lines, error = boards.run("status")
+    assert status == 1
+    assert lines[0] == "jetson: FAILED: does not run: never started"
+    status, lines, error = boards.run("start", "--", "--threads", "1")
+    assert (status, error) == (0, "")
+    for address, line, name in zip(boards.addresses, lines, ("jetson", EVIL), strict=True):
+        assert line.startswith(f"{name}: listens on {address}")
+    with Peer(boards.addresses[1]) as peer:
+        peer.link.send(peer.hello)
+        welcome = peer.answer()
+    assert isinstance(welcome, Welcome)
+    assert welcome.memory_bytes == 3 << 30
+    assert set(welcome.name) <= set("abcdefghijklmnopqrstuvwxyzHOME0123456789-.")
+    status, lines, _ = boards.run("status")
+    assert status == 0
+    assert all(": runs as process " in line for line in lines)
+    status, lines, _ = boards.run("logs", "--lines", "1")
+    assert status == 0
+    assert lines[0] == "jetson:"
+    assert " listens on " in lines[1]
+    status, lines, _ = boards.run("start")
+    assert status == 0, lines  # it starts what runs again
+    status, lines, _ = boards.run("stop")
+    assert (status, lines) == (0, ["jetson: stopped", f"{EVIL}: stopped"])
+    status, lines, _ = boards.run("stop")
+    assert (status, lines) == (0, ["jetson: was not running", f"{EVIL}: was not running"])
+    assert not list(boards.homes.rglob("pwned"))
+    assert {"BatchMode=yes", "ConnectTimeout=10"} <= set((boards.homes / "options").read_text().split())
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Iterator[Boards]:
+    found = Boards(tmp_path, NO_SYSTEMD)
+    yield found
+    shutil.rmtree(found.homes)
+
+
+def test_a_device_that_is_gone_fails_alone(plain: Boards) -> None:
+    plain.write({"gone": "gone", "empty": "empty"})
+    status, lines, error = plain.run("start")
+    assert (status, error) == (1, "")
+    assert lines == [
+        "gone: FAILED: cannot log in to gone: ssh: connect to host gone port 22: No route to host",
+        "empty: FAILED: FlowSpec is not installed here; run launch/boards install first",
+    ]
+
+
+def test_a_torch_that_is_there_is_kept(plain: Boards) -> None:
+    plain.write({"jetson": "jetson"})
+    home = plain.homes / "jetson/flowspec"
+    for expected in (True, False):  # the first time there is no virtual environment, and so no torch
+        status, lines, error = plain.run("install")
+        assert (status, error, lines) == (0, "", ["jetson: installed FlowSpec 0.1.0"])
+        constraints = (home / "source/constraints.txt").read_text()
+        assert ("\ntorch==" in constraints) == expected
+        assert "\ntransformers==" in constraints
+    assert not (home / "source.new").exists()
+
+
+def test_only_constant_commands_reach_a_shell(plain: Boards) -> None:
+    plain.write({EVIL: "board"})
+    plain.run("install")
+    plain.run("status")
+    copied, script, again = (plain.homes / "commands").read_text().splitlines()
+    assert copied.startswith("mkdir -p flowspec && rm -rf flowspec/source.new ")
+    assert script == again == "bash -s"
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ('ssh = "-oProxyCommand=x"', "ssh: expected user@host or a host, got '-oProxyCommand=x'"),
+        ('ssh = "me@host;id"', "ssh: expected user@host or a host"),
+        ('ssh = ""', "ssh: expected user@host or a host, got ''"),
+        ("ssh = 5", "ssh: expected user@host or a host, got 5"),
+        ('user = "me"', "unknown key 'user'; expected address, name, layers, memory, profile or ssh"),
+    ],
+)
+def test_a_target_that_is_none_is_refused_before_anything_is_run(plain: Boards, key: str, expected: str) -> None:
+    plain.file.write_text(f'[[device]]\naddress = "127.0.0.1:7700"\n{key}\n')
+    status, lines, error = plain.run("status")
+    assert (status, lines) == (2, [])
+    assert expected in error
+    assert not (plain.homes / "commands").exists()
+
+
+def test_an_address_that_is_a_flag_is_no_target(plain: Boards) -> None:
+    plain.file.write_text('[[device]]\nname = "x"\naddress = "-oProxyCommand=id:7700"\n')
+    status, _, error = plain.run("status")
+    assert status == 2
+    assert "expected a host to log in to, got '-oProxyCommand=id'" in error
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["fly"], "expected install, start, stop, status or logs, got 'fly'"),
+        (["start"], "expected a cluster file after start"),
+        (["logs", "x.toml", "--lines", "0"], "--lines: expected a whole number from 1, got '0'"),
+        (["start", "x.toml", "--", "--name=$(id)"], "expected plain daemon flags, got '--name=$(id)'"),
+        (["stop", "x.toml", "--", "--announce"], "stop takes no daemon flags"),
+        (["stop", "x.toml", "--all"], "unknown flag --all"),
+        (["stop", "none.toml"], "none.toml: expected a cluster file, but it cannot be read"),
+    ],
+)
+def test_wrong_usage_is_one_line(args: list[str], expected: str, plain: Boards) -> None:
+    command = [str(ROOT / "launch/boards"), *args]
+    done = subprocess.run(command, env=plain.environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert expected in line
+
+
+def test_one_device_for_each_target(plain: Boards) -> None:
+    plain.write({"one": "board", "two": "board"})
+    status, _, error = plain.run("status")
+    assert status == 2
+    assert "expected one device for each ssh target, got board twice" in error
