@@ -12,7 +12,7 @@ import pytest
 
 from flowspec.cli.main import main
 from flowspec.core.facts import AskFacts, Facts
-from flowspec.core.messages import Error
+from flowspec.core.messages import Assign, Error
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.health.examine import ask_all
 from flowspec.runtime.links import measure_links
@@ -139,6 +139,37 @@ def test_a_daemon_keeps_listening_while_it_gathers_facts_and_limits_who_waits(he
         facts = [answer for answer in answers if isinstance(answer, Facts)]
         assert facts[0].link is not None
         assert 0 < facts[0].link.bandwidth_mbps < 8
+
+
+def test_a_daemon_that_a_head_holds_says_so() -> None:
+    assign = Assign(
+        model=BUNDLED_FOLDER,
+        fingerprint="another",
+        stage=0,
+        stages=1,
+        first_layer=0,
+        end_layer=8,
+        layer_count=8,
+        next_hop="",
+        next_name="",
+        dtype="float32",
+        context=64,
+    )
+    with daemon_process("busy") as daemon, Peer(daemon.address) as peer:
+        peer.greet()
+        peer.link.send(assign)
+        peer.link.send(AskFacts())  # answered long before torch is imported
+        answer = peer.answer()
+        assert isinstance(answer, Facts)
+        assert answer.is_held
+        daemon.process.kill()
+        daemon.stop()
+
+
+def test_local_daemons_are_well(capsys: pytest.CaptureFixture[str]) -> None:
+    status, found = doctor(capsys, "--local=2")
+    assert (status, found["problems"]) == (0, 0)
+    assert [(each["name"], each["layers"]) for each in found["devices"]] == [("local-0", [0, 4]), ("local-1", [4, 8])]
 
 
 def test_a_link_that_stands_is_measured(healthy: list[DaemonProcess]) -> None:
