@@ -86,7 +86,10 @@ def test_everything_that_is_wrong_is_named_with_what_to_do(
     problems = {(finding["device"], finding["check"]): finding for finding in found["findings"] if finding["severity"] == "problem"}
     expected = {
         ("good -> slow", "link"): ("Mbit/s: the hidden states of 16 nodes take", "use a gigabit cable"),
-        ("small", "memory"): ("of that is allowed (100 MiB)", "give it fewer layers"),
+        ("small", "memory"): (
+            "of that is allowed (100 MiB)",
+            "allow it more (daemon --memory, memory in the cluster file), give it fewer layers",
+        ),
         ("old", "version"): ("this daemon runs FlowSpec 0.0.9", "install the same version on all devices"),
         ("stopped", "reachable"): (f"nothing listens at {stopped.address}", "start its daemon: flowspec daemon --host 127.0.0.1"),
     }

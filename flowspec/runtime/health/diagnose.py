@@ -140,12 +140,15 @@ def _of_memory(found: Sequence[Examined], needs: ModelNeeds) -> Iterator[Finding
             left[host] = max(0, free - needed)
         have = max(0, min(free, allowed))
         if needed > have:
-            why = f"is allowed ({mib(min(limits))})" if allowed < free else f"is free {where}"
+            is_limited = allowed < free
+            why = f"is allowed ({mib(min(limits))})" if is_limited else f"is free {where}"
             text = (
-                f"layers {need.first} to {need.end - 1} need {mib(needed)} more (weights {mib(need.memory.weight_bytes)}, cache "
-                f"{mib(need.memory.cache_bytes)} for {needs.context} tokens), {mib(have)} of that {why}: {mib(needed - have)} short"
+                f"layers {need.first} to {need.end - 1} and their process need {mib(needed)} more (weights {mib(need.memory.weight_bytes)}, "
+                f"cache {mib(need.memory.cache_bytes)} for {needs.context} tokens), {mib(have)} of that {why}: {mib(needed - have)} short"
             )
             advice = "give it fewer layers (--layers), take a smaller --context or --dtype; flowspec plan tells what fits"
+            if is_limited:
+                advice = f"allow it more (daemon --memory, memory in the cluster file), {advice}"
             yield Finding(severity=PROBLEM, device=each.device.name, check="memory", text=text, advice=advice)
 
 

@@ -146,7 +146,7 @@ def test_what_a_device_lacks_is_told_to_the_mib() -> None:
     short = PROCESS_BYTES + slice_bytes - resident - available
     finding = only(with_facts(memory_available_bytes=available, resident_bytes=resident))
     assert (finding.severity, finding.device, finding.check) == ("problem", "pi-1", "memory")
-    assert f"layers 1 to 1 need {(short + available) >> 20} MiB more" in finding.text
+    assert f"layers 1 to 1 and their process need {(short + available) >> 20} MiB more" in finding.text
     assert f"{short >> 20} MiB short" in finding.text
     assert "--layers" in finding.advice
 
@@ -164,6 +164,7 @@ def test_the_cluster_files_limit_counts_too() -> None:
     found[0].device = replace(found[0].device, memory_bytes=GIB)
     finding = only(found)
     assert "is allowed (1024 MiB)" in finding.text
+    assert finding.advice.startswith("allow it more")
 
 
 def test_daemons_of_one_host_share_what_is_free() -> None:
