@@ -238,11 +238,9 @@ class Daemon:
 
     def _from_head(self, peer: Peer, message: Message, now_s: float) -> None:
         if isinstance(message, Assign):
-            self._assign(peer, message, now_s)
-            return
+            return self._assign(peer, message, now_s)
         if isinstance(message, AskFacts):
-            self._clerk.ask(peer.link, message)
-            return
+            return self._clerk.ask(peer.link, message)
         hold = self._hold
         if hold is None or hold.control is not peer:
             if not isinstance(message, Ping):

@@ -101,21 +101,16 @@ def _of_software(name: str, facts: Facts, here: Software) -> Iterator[Finding]:
 
 
 def _of_model(name: str, state: str, needs: ModelNeeds) -> Iterator[Finding]:
+    """What a daemon lacks of a model comes from the hub or from the head, so that it only costs time."""
     if state in ("", "same"):
         return
-    is_folder = os.path.isabs(needs.model)
-    what = f"the folder of {os.path.basename(needs.model)}" if is_folder else needs.model
-    if not is_folder and state in ("none", "part"):
-        text = f"{what} is not in its cache{' completely' if state == 'part' else ''}: it is fetched from the hub when it is first needed"
-        advice = f"to have it at once: hf download {needs.model}"
-        yield Finding(severity=NOTE, device=name, check="weights", text=text, advice=advice)
-    elif not is_folder:
-        text = f"{what} is there in another revision than here"
-        yield Finding(severity=PROBLEM, device=name, check="weights", text=text, advice=f"hf download {needs.model}, here and there")
-    else:
-        lacks = {"none": "is not there", "part": "lacks weights, or they are broken", "other": "has other content than here"}[state]
-        advice = "copy the folder to the same place there (rsync -a), or use a hub id"
-        yield Finding(severity=PROBLEM, device=name, check="weights", text=f"{what} {lacks}", advice=advice)
+    is_local = os.path.isabs(needs.model)
+    what = os.path.basename(needs.model) if is_local else needs.model
+    lacks = {"none": "is not there", "part": "is there without all of its weights", "other": "is there with other content than here"}[state]
+    source = "this machine sends it its layers" if is_local else "its layers come from the hub or from this machine"
+    text = f"{what} {lacks}: {source} when they are first needed, and it stores them"
+    advice = "nothing, or to save the time: copy it to the same place there" if is_local else f"nothing, or beforehand: hf download {what}"
+    yield Finding(severity=NOTE, device=name, check="weights", text=text, advice=advice)
 
 
 # ------------------------------------------------------------------------------------------------------ memory

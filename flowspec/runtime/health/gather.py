@@ -51,17 +51,18 @@ def read_software() -> Software:
 
 
 def model_state(model: str, fingerprint: str) -> str:
-    """One of `MODEL_STATES`: whether this machine has a model, as a folder or in the hub's cache. Nothing is fetched."""
+    """One of `MODEL_STATES`: whether this machine has a model, as a folder, a file or in the hub's cache. Nothing is fetched."""
     try:
         files = ModelFiles(model, may_fetch=False)
-        if files.find("config.json") is None:
+        if files.gguf is None and files.find("config.json") is None:
             return "none"
     except InputError:
         return "none"
     try:
-        for name in set(files.weight_map().values()):
-            files.path(name)
         files.check_weights()
+        if files.folder is None:
+            for name in set(files.weight_map().values()):
+                files.path(name)
         return "same" if files.fingerprint() == fingerprint else "other"
     except InputError:
         return "part"
