@@ -132,15 +132,16 @@ def command(args: argparse.Namespace) -> int:
     grid = list(columns(args.devices, args.users, args.at, pick_setups((), args.methods.split(","))))
     for devices, _, _ in grid:
         _ = asked.testbed(devices).layers  # raises before anything has run
-    scaling_plot.check(args.out)
+    out = args.out if args.out.suffix else args.out.with_suffix(".png")
+    scaling_plot.check(out)
     with progress("scaling", sum(1 + len(users) for _, _, users in grid)) as step:
         points = measure(asked, grid, step)
-    scaling_plot.draw(points, args.out, title=title_of(asked))
+    scaling_plot.draw(points, out, title=title_of(asked))
     if args.json:
         print(json.dumps(report(asked, points)))
     else:
         show_report(asked, points)
-        print(f"\n{args.out}")
+        print(f"\n{out}")
     return 0
 
 
