@@ -18,13 +18,13 @@ class StoredModel(ModelFiles):
     """`model` is its name at the head. The config is held to the same rules as one that lies here: no code of a model is ever run."""
 
     def __init__(self, model: str, config: str, names: Iterable[str], store: WeightStore) -> None:
-        self.model = model
         self.store = store
         self.names = frozenset(names)
         self.entries: dict[str, TensorEntry] = {}
         with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
-            self.folder = Path(folder)
-            (self.folder / "config.json").write_text(config, "utf-8")
+            (Path(folder) / "config.json").write_text(config, "utf-8")
+            super().__init__(folder, may_fetch=False)
+            self.model = model
             self.raw = super().raw_config()
             self._config = super().config()
 

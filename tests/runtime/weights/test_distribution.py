@@ -286,7 +286,7 @@ def test_a_slice_that_the_disk_limit_does_not_allow_is_refused_before_anything_i
 
 def test_a_daemon_may_take_no_weights_at_all(alone: Callable[..., LocalDaemon], model: Model, tmp_path: Path) -> None:
     folder = model(10)
-    with pytest.raises(ClusterError, match=r"alone.*expected a model folder or a hub id"):
+    with pytest.raises(ClusterError, match=r"alone.*expected a model folder, a GGUF file or a hub id"):
         Head(hidden_plan(folder, [alone(cache_bytes=0)]))
     assert not (tmp_path / "store").exists()
 
