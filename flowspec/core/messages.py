@@ -1,8 +1,7 @@
 """What devices say to each other. Every message is frozen and validated when built, on either end.
 
-`Segment`, `Verified`, `Open`, `Commit` and `Release` make up the protocol of the token trees; the rest sets a cluster
-up and watches it; `weight_messages` has those that bring a daemon its weights, `facts` those by which it tells about its device. A broken
-rule raises `ValueError`: our own bug when we build a message, a peer's when the codec does.
+`Segment`, `Verified`, `Open`, `Commit` and `Release` make up the protocol of the token trees; the rest sets a cluster up and watches it, with
+`weight_messages` and `facts`. A broken rule raises `ValueError`: our own bug when we build a message, a peer's when the codec does.
 """
 
 from __future__ import annotations
@@ -398,5 +397,4 @@ class Release:
 
 
 ClusterMessage = Hello | Welcome | Assign | Loading | Ready | Reset | Ping | Pong | Error
-TreeMessage = Open | Commit | Segment | Verified | Release
-Message = ClusterMessage | TreeMessage | WeightQuestion | WeightAnswer | AskFacts | Facts
+Message = ClusterMessage | Open | Commit | Segment | Verified | Release | WeightQuestion | WeightAnswer | AskFacts | Facts
