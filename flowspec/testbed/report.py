@@ -48,16 +48,21 @@ def place(of: Mapping[str, Any]) -> str:
     return f"{of['testbed']}, temperature {of['temperature']:g}"
 
 
-SLOWER = {"slower_than_other": "another method", "below_ar": f"`{AR}`"}
+SLOWER = {"slower_than_other": ("another method", "to_other"), "below_ar": (f"`{AR}`", "to_ar")}
+"""By the key of a summary's list: slower than what, and the key of that comparison in its cells."""
 
 
 def verdict(summary: Mapping[str, Any], key: str) -> list[str]:
-    """In how many cells `continuous` is slower, a line for each of them; `key` is one of `SLOWER`."""
+    """In how many of the cells that have such a comparison `continuous` is slower, a line for each; `key` is one of `SLOWER`."""
+    other, ratio = SLOWER[key]
+    compared = sum(cell[ratio] is not None for cell in summary["cells"])
+    if not compared:
+        return []
     where = [
         f"- {place(each)}, {each['domain']}: {each['ratio']:.3f} [{each['low']:.3f}, {each['high']:.3f}] of `{each['other']}`"
         for each in summary[key]
     ]
-    head = f"`{OURS}` is slower than {SLOWER[key]} in {len(where)} of {len(summary['cells'])} cells"
+    head = f"`{OURS}` is slower than {other} in {len(where)} of {compared} cells"
     return [head + (":" if where else "."), *where]
 
 
@@ -88,8 +93,8 @@ def markdown(summary: Mapping[str, Any]) -> str:
             "",
             *_cells(summary["cells"]),
         ]
-        for key in SLOWER:
-            lines += [*verdict(summary, key), ""]
+        for said in filter(None, (verdict(summary, key) for key in SLOWER)):
+            lines += [*said, ""]
     return "\n".join(lines)
 
 

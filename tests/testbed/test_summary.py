@@ -147,6 +147,14 @@ def test_experiments_without_continuous_references_or_answers_have_summaries_too
     assert "SIMULATED" in capsys.readouterr().out
 
 
+def test_nothing_is_said_of_a_comparison_that_was_not_made() -> None:
+    alone = summary_of([record("continuous", "a", 10, 1.0)])
+    assert alone["cells"]
+    assert "is slower than" not in report.markdown(alone)
+    beside_ar = report.markdown(summary_of([record("continuous", "a", 10, 1.0), record("ar", "a", 10, 2.0)]))
+    assert "is slower than `ar` in 0 of 2 cells." in beside_ar
+
+
 def test_markdown_says_the_world_and_holds_the_tables() -> None:
     records = [*by_chance("ar", 4.0), *by_chance("chunk-pp (published)", 5.0, seed=2), *by_chance("continuous", 3.0, seed=3)]
     text = report.markdown(summary_of(records))
