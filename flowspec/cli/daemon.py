@@ -14,6 +14,7 @@ import psutil
 
 from flowspec.core.limits import NAME_CHARS_MAX
 from flowspec.errors import InputError
+from flowspec.plan.profile import DeviceProfile, find_profile
 from flowspec.runtime.cluster import parse_bytes
 from flowspec.runtime.compute import Machine
 from flowspec.runtime.daemon import Daemon
@@ -36,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--announce", action="store_true", help="let `flowspec devices` find it in the local network (default: it is announced nowhere)"
     )
     parser.add_argument("--threads", type=int, metavar="N", help="torch threads (default: torch's choice)")
+    parser.add_argument(
+        "--profile", metavar="BOARD", help="how fast it is: a board's name or a profile file (default: what profile --keep wrote, else a probe)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         threads=args.threads,
         cache_dir=args.cache_dir,
         cache_bytes=0 if args.cache_limit == "0" else _size("--cache-limit", args.cache_limit),
+        profile=None if args.profile is None else _profile(args.profile),
     )
     daemon = Daemon(host=args.host, port=args.port, name=args.name, machine=machine)
     daemon.stop_on_signals()
@@ -74,6 +79,13 @@ def _size(flag: str, text: str | None) -> int | None:
         return None if text is None else parse_bytes(text)
     except InputError as error:
         raise InputError(f"{flag}: {error}") from None
+
+
+def _profile(name: str) -> DeviceProfile:
+    try:
+        return find_profile(name)
+    except InputError as error:
+        raise InputError(f"--profile: {error}") from None
 
 
 def _announced(daemon: Daemon) -> contextlib.AbstractContextManager[None]:

@@ -17,15 +17,14 @@ from flowspec.cli.plan_wish import ACCEPTANCE_MODEL, find_wish
 from flowspec.core.limits import REQUESTS_MAX
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
-from flowspec.plan.advice import Option, Shortfall, fitting_options, improvements, limits, shortfalls
+from flowspec.plan.advice import Option, improvements, limits
 from flowspec.plan.memory import mib
-from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
+from flowspec.plan.planner import Plan, rate_split
+from flowspec.plan.refusal import Refused, plan_or_refuse
 from flowspec.plan.sites import Wish
 from flowspec.plan.split import checked_split
 from flowspec.wire.codec import DTYPE_BYTES
 
-DOES_NOT_FIT = 1
-"""Exit status."""
 HELPS_SHOWN = 5
 NAME_WIDTH = 24
 WIDTH = 80
@@ -72,11 +71,10 @@ def run(args: argparse.Namespace) -> int:
     wish = find_wish(args)
     by_hand = _by_hand(args, wish)
     try:
-        plan = make_plan(wish)
-    except DoesNotFit as error:
-        short, options = shortfalls(wish), fitting_options(wish)
-        print(json.dumps(refused(short, options)) if args.json else "\n".join(refused_lines(str(error), short, options)))
-        return DOES_NOT_FIT
+        plan = plan_or_refuse(wish)
+    except Refused as refusal:
+        print(json.dumps(refusal.report) if args.json else refusal)
+        return refusal.exit_status
     helps = improvements(wish, plan)
     if args.json:
         print(json.dumps(report(wish, plan, helps, by_hand)))
@@ -149,35 +147,7 @@ def _numbers(plan: Plan) -> dict[str, Any]:
     }
 
 
-def refused(short: list[Shortfall], options: list[Option]) -> dict[str, Any]:
-    return {
-        "fits": False,
-        "devices": [
-            {
-                "device": each.name,
-                "layers": each.layers,
-                "need_bytes": each.need_bytes,
-                "memory_bytes": each.have_bytes,
-                "short_bytes": each.short_bytes,
-            }
-            for each in short
-        ],
-        "would_fit": [{"change": each.text, "tokens_per_s": each.tokens_per_s} for each in options],
-    }
-
-
 # ------------------------------------------------------------------------------------------------------- text
-
-
-def refused_lines(reason: str, short: list[Shortfall], options: list[Option]) -> Iterator[str]:
-    yield f"{reason}:"
-    yield f"\n{'device, with a share by memory':<{NAME_WIDTH + 8}}{'layers':>7}{'needs':>10}{'has':>10}{'short':>10}"
-    for each in short:
-        lack = mib(each.short_bytes) if each.short_bytes else "-"
-        yield f"{each.name:<{NAME_WIDTH + 8}}{each.layers:>7}{mib(each.need_bytes):>10}{mib(each.have_bytes):>10}{lack:>10}"
-    yield "\nit would fit with" if options else "\nno lower precision, shorter context or few boards more make it fit"
-    for option in options:
-        yield f"  {option.text:<40}{option.tokens_per_s:>8.3g} tokens/s"
 
 
 def plan_lines(wish: Wish, plan: Plan, helps: list[Option], by_hand: Plan | None) -> Iterator[str]:

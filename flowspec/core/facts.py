@@ -16,6 +16,7 @@ MODEL_STATES = ("", "same", "other", "part", "none")
 """Not asked; there, with the fingerprint; there, with another one; there, but weight files are missing or broken; not there."""
 _CELSIUS_MAX = 1000.0
 _MHZ_MAX = 1e6
+_RATE_MAX = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +24,16 @@ class AskFacts:
     """Asks a daemon for its Facts; it answers whoever holds it.
 
     `address` is the IP address by which it is reached, so that it can tell which interface that is. With a `model` it looks
-    whether it has it with this `fingerprint` (nothing is fetched), with a `next_hop` it measures the link to that daemon.
+    whether it has it with this `fingerprint` (nothing is fetched), with a `next_hop` it measures the link to that daemon, at a
+    glance where `is_brief`. `speed` asks how fast it is, which it may have to measure first.
     """
 
     address: str = ""
     model: str = ""
     fingerprint: str = ""
     next_hop: str = ""
+    is_brief: bool = False
+    speed: bool = False
 
     def __post_init__(self) -> None:
         for field in ("address", "fingerprint", "next_hop"):
@@ -109,13 +113,52 @@ class Software:
             check_text(field, getattr(self, field))
 
 
+SPEED_SOURCES = ("given", "kept", "probed")
+"""Of a profile: its daemon's `--profile`, what `flowspec profile --keep` measured, or a short probe of the daemon's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """How fast a device is: the numbers of a device profile (docs/devices.md), and where its daemon has them from.
+
+    Rates are peaks, efficiencies the shares of them that are reached; TFLOP/s are 0 for a precision that nothing is known of.
+    """
+
+    name: str
+    source: str
+    gb_per_s: float
+    memory_efficiency: float
+    float32: float
+    float16: float
+    bfloat16: float
+    int8: float
+    int4: float
+    compute_efficiency: float
+    serial: float
+    layer_us: float
+    pass_us: float
+
+    def __post_init__(self) -> None:
+        check_text("name", self.name)
+        check(self.source in SPEED_SOURCES, "source", self.source, ", ".join(SPEED_SOURCES))
+        check(0 < self.gb_per_s <= _RATE_MAX, "gb_per_s", self.gb_per_s, "a rate above 0")
+        for field in ("memory_efficiency", "compute_efficiency"):
+            check(0 < getattr(self, field) <= 1, field, getattr(self, field), "a share above 0")
+        check_range("serial", self.serial, 0, 1)
+        precisions = ("float32", "float16", "bfloat16", "int8", "int4")
+        for field in (*precisions, "layer_us", "pass_us"):
+            check_range(field, getattr(self, field), 0, _RATE_MAX)
+        check(any(getattr(self, field) for field in precisions), "float32", self.float32, "TFLOP/s for at least one precision")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """A daemon's answer to AskFacts.
 
     `clock_s` is its wall clock when it answered, in seconds since 1970. `memory_available_bytes` is what programs may still take;
     `memory_limit_bytes` what its user allows this daemon, 0 for no limit; `resident_bytes` what it takes now. `accelerator` names a
-    CUDA device that would be used, whose memory is its own pair of fields.
+    CUDA device that would be used, whose memory is its own pair of fields. `speed` is None where it was not asked for, and where
+    the daemon cannot tell.
     """
 
     clock_s: float
@@ -132,6 +175,7 @@ class Facts:
     interface: Interface | None
     model: str
     link: LinkFacts | None
+    speed: Speed | None
 
     def __post_init__(self) -> None:
         check_range("clock_s", self.clock_s, 0, 1e12)

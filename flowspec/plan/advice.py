@@ -95,7 +95,7 @@ def _changes(wish: Wish, plan: Plan) -> Iterator[tuple[str, Wish]]:
     yield f"a board twice as fast instead of {slowest.name}", replace(wish, sites=quick)
     for profile in {each.profile.name: each.profile for each in (slowest, plan.head)}.values():
         one = next(each for each in wish.sites if each.profile.name == profile.name)
-        more = replace(one, name=_new_name(profile.name, names))
+        more = replace(one, name=_new_name(profile.name, names), runs_stages=True)
         yield f"one {profile.name} more", replace(wish, sites=(*wish.sites, more))
     for precision in LOWER:
         if PRECISION_BYTES[precision] < PRECISION_BYTES[plan.precision] and precision not in wish.precisions:
@@ -128,8 +128,8 @@ def _new_name(name: str, taken: set[str]) -> str:
 def shortfalls(wish: Wish) -> list[Shortfall]:
     """Of each device, with a share of the layers by memory, in the smallest of the wish's precisions, without a drafter."""
     precision = min(wish.precisions, key=lambda each: PRECISION_BYTES[each])
-    sites = sorted(wish.sites, key=lambda each: -each.memory_bytes)[: wish.shape.layers]
-    order = tuple(each for each in wish.sites if each in sites)
+    sites = sorted(wish.stage_sites, key=lambda each: -each.memory_bytes)[: wish.shape.layers]
+    order = tuple(each for each in wish.stage_sites if each in sites)
     head = next((each for each in wish.heads if each in sites), wish.heads[0])
     arrangement = Arrangement(order=order, head=head, precision=precision, guesses=False)
     partition = Partition(wish)

@@ -177,7 +177,8 @@ class _Search:
         self._precision = precision
         self._guesses = guesses
         self._kinds = _kinds(partition.wish)
-        self._stages_max = min(partition.wish.shape.layers, limits.STAGES_MAX, len(partition.wish.sites))
+        self._stages_max = min(partition.wish.shape.layers, limits.STAGES_MAX, len(partition.wish.stage_sites))
+        self._for_stages = [kind for kind, sites in enumerate(self._kinds) if sites[0].runs_stages]
         self._heads = {site.name for site in partition.wish.heads}
         self._found: dict[tuple[Order, int], Split | None] = {}
 
@@ -227,7 +228,7 @@ class _Search:
     def _orders(self) -> Iterator[Order]:
         """All orders of kinds, short ones first."""
         for length in range(1, self._stages_max + 1):
-            yield from self._longer((), Counter({kind: len(sites) for kind, sites in enumerate(self._kinds)}), length)
+            yield from self._longer((), Counter({kind: len(self._kinds[kind]) for kind in self._for_stages}), length)
 
     def _longer(self, begun: Order, left: Counter[int], length: int) -> Iterator[Order]:
         if len(begun) == length:
@@ -263,7 +264,7 @@ class _Search:
         """The fastest devices first, the most memory first; for each the fewest that hold the model, twice as many, ..., all."""
         ranked_by = ([-sites[0].profile.bytes_per_s() for sites in self._kinds], [-sites[0].memory_bytes for sites in self._kinds])
         for worth in ranked_by:
-            ranked = [kind for kind in sorted(range(len(self._kinds)), key=worth.__getitem__) for _ in self._kinds[kind]]
+            ranked = [kind for kind in sorted(self._for_stages, key=worth.__getitem__) for _ in self._kinds[kind]]
             length = 1
             while length <= self._stages_max:
                 order = tuple(ranked[:length])
@@ -276,7 +277,7 @@ class _Search:
     def _neighbours(self, order: Order, place: int) -> list[tuple[Order, int]]:
         """Orders that differ in one device, or in the places of two; and other places of the head."""
         used = Counter(order)
-        spare = [kind for kind, sites in enumerate(self._kinds) if used[kind] < len(sites)]
+        spare = [kind for kind in self._for_stages if used[kind] < len(self._kinds[kind])]
         size = len(order)
         orders = {order[:at] + order[at + 1 :] for at in range(size)} if size > 1 else set()
         orders |= {(*order[:at], kind, *order[at + 1 :]) for at in range(size) for kind in spare}
@@ -311,7 +312,8 @@ def _kinds(wish: Wish) -> list[list[Site]]:
     for site in wish.sites:
         for kind in kinds:
             one = kind[0]
-            alike = (site.profile, site.memory_bytes, site.name in heads) == (one.profile, one.memory_bytes, one.name in heads)
+            alike = (site.profile, site.memory_bytes, site.runs_stages) == (one.profile, one.memory_bytes, one.runs_stages)
+            alike = alike and (site.name in heads) == (one.name in heads)
             others = [other.name for other in wish.sites if other.name not in (site.name, one.name)]
             if alike and (
                 network.is_uniform or all(network.between(site.name, name) == network.between(one.name, name) for name in others)

@@ -16,11 +16,15 @@ from flowspec.plan.timing import DIRECT, LinkSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A device of a cluster. `memory_bytes` is what all of our processes on it may take together."""
+    """A device of a cluster. `memory_bytes` is what all of our processes on it may take together.
+
+    `runs_stages` is False for a head's machine without a daemon.
+    """
 
     name: str
     profile: DeviceProfile
     memory_bytes: int
+    runs_stages: bool = True
 
 
 def site(name: str, profile: DeviceProfile, limit_bytes: int | None = None) -> Site:
@@ -73,7 +77,13 @@ class Wish:
 
     @property
     def heads(self) -> Sequence[Site]:
+        """Where the head may run."""
         return [each for each in self.sites if self.head in (None, each.name)]
+
+    @property
+    def stage_sites(self) -> Sequence[Site]:
+        """Where stages may run."""
+        return [each for each in self.sites if each.runs_stages]
 
 
 def process_bytes(count: int) -> int:

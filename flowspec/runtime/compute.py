@@ -21,6 +21,7 @@ from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, 
 from flowspec.core.messages import Assign
 from flowspec.errors import ClusterError, FlowSpecError
 from flowspec.model.files import ModelFiles
+from flowspec.plan.profile import DeviceProfile
 from flowspec.runtime.emulation import DeviceEmulation, Pacer
 from flowspec.runtime.transport import Wake
 from flowspec.runtime.weights.line import Asked, Line, LoadProgress
@@ -75,7 +76,7 @@ class Machine:
     """What the user allowed this daemon to use.
 
     Weights that a head sends are stored in `cache_dir` (None: in the user's cache folder), up to `cache_bytes` of them (None: a
-    share of the disk; 0: none are taken).
+    share of the disk; 0: none are taken). `profile` says how fast the device is, None: nobody told.
     """
 
     device: str = "auto"
@@ -83,6 +84,7 @@ class Machine:
     threads: int | None = None
     cache_dir: Path | None = None
     cache_bytes: int | None = None
+    profile: DeviceProfile | None = None
 
 
 class ComputeThread:

@@ -240,7 +240,7 @@ class Daemon:
         if isinstance(message, Assign):
             return self._assign(peer, message, now_s)
         if isinstance(message, AskFacts):
-            return self._clerk.ask(peer.link, message)
+            return self._clerk.ask(peer.link, message, is_held=self._hold is not None)
         hold = self._hold
         if hold is None or hold.control is not peer:
             if not isinstance(message, Ping):

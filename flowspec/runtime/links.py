@@ -26,9 +26,6 @@ from flowspec.runtime.transport import Link, dial
 from flowspec.wire.codec import Tensor, decode
 
 NAME = "somebody who measures this link (no fault)"
-LOOKS = 9
-TRANSFER_S = 60.0
-"""How long one payload may take."""
 
 Step = Callable[[str], None]
 """Called once for each piece of work that is done, with what it was."""
@@ -36,14 +33,18 @@ Step = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """Payloads of `sizes` bytes are sent until one takes long enough."""
+    """Latency is the median of `looks`; then payloads of `sizes` bytes are sent until one takes long enough, `transfer_s` each at most."""
 
     sizes: tuple[int, ...] = (1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
     long_enough_s: float = 0.3
+    looks: int = 9
+    transfer_s: float = 60.0
 
 
 BRIEF = Effort(sizes=(1 << 18, 1 << 20, 1 << 22, 1 << 24), long_enough_s=0.1)
 """To see what is wrong with a link: a second at most, but for links slower than 2 Mbit/s."""
+GLANCE = Effort(sizes=(1 << 16, 1 << 19, 1 << 21), long_enough_s=0.02, looks=3, transfer_s=3.0)
+"""To plan by: a gigabit link takes 30 ms, one of 10 Mbit/s 60 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,7 @@ def measure_links(devices: Sequence[Device], step: Step = lambda done: None, eff
 
 def _measure(context: zmq.Context[Any], device: Device, step: Step, effort: Effort) -> Peer:
     trips = []
-    for _ in range(LOOKS):
+    for _ in range(effort.looks):
         with _Look(context, device) as look:
             trips.append(look.hello())
     round_trip_s = statistics.median(trips)
@@ -75,7 +76,7 @@ def _measure(context: zmq.Context[Any], device: Device, step: Step, effort: Effo
     for size in effort.sizes:
         with _Look(context, device) as look:
             look.hello()
-            spent_s = look.payload(size)
+            spent_s = look.payload(size, effort.transfer_s)
         if spent_s - round_trip_s > effort.long_enough_s:
             break
     step(f"latency to {device.name}")
@@ -109,7 +110,7 @@ class _Look:
             raise self._refused(answer)
         return time.perf_counter() - started_s
 
-    def payload(self, size: int) -> float:
+    def payload(self, size: int, patience_s: float) -> float:
         """Seconds until so many bytes have come and the refusal of what follows them is back."""
         part = Part(
             commit=Commit(request=0, epoch=0, base=1, path=()),
@@ -124,7 +125,7 @@ class _Look:
         started_s = time.perf_counter()
         self._link.send(Segment(segment=0, parts=(part,)), payload)
         self._link.send(self._greeting())
-        answer = self._answer(TRANSFER_S)
+        answer = self._answer(patience_s)
         if not isinstance(answer, Error) or "Hello" not in answer.text:
             raise self._refused(answer)
         return time.perf_counter() - started_s

@@ -100,7 +100,7 @@ def test_other_counts_of_frames_are_refused(frames: list[bytes]) -> None:
 
 @pytest.mark.parametrize("version", [0, 1, True, 2.0, "2", None, [2]])
 def test_another_protocol_is_refused_with_advice(version: Any) -> None:
-    refused([replaced(header_of(Ping()), (0,), version)], "expected protocol 2, got .*same FlowSpec version")
+    refused([replaced(header_of(Ping()), (0,), version)], "expected protocol 3, got .*same FlowSpec version")
 
 
 @pytest.mark.parametrize("kind", [-1, len(KINDS), 2**63, True, None, "Ping", 1.0])

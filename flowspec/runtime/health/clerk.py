@@ -25,17 +25,17 @@ class Clerk:
     def __init__(self, machine: Machine, wake: Wake) -> None:
         self._machine = machine
         self._wake = wake
-        self._questions: queue.Queue[tuple[Link, AskFacts]] = queue.Queue(WAITING_MAX)
+        self._questions: queue.Queue[tuple[Link, AskFacts, bool]] = queue.Queue(WAITING_MAX)
         self._answers: deque[tuple[Link, Facts | Error]] = deque()
         self._thread: threading.Thread | None = None
 
-    def ask(self, link: Link, question: AskFacts) -> None:
+    def ask(self, link: Link, question: AskFacts, *, is_held: bool) -> None:
         """Takes a question; the answer goes out by a later `answer`."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="facts", daemon=True)
             self._thread.start()
         try:
-            self._questions.put_nowait((link, question))
+            self._questions.put_nowait((link, question, is_held))
         except queue.Full:
             link.send(Error.saying("too many ask for facts; ask again in a moment", RETRY_S))
 
@@ -47,10 +47,10 @@ class Clerk:
 
     def _run(self) -> None:
         while True:
-            link, question = self._questions.get()
+            link, question, is_held = self._questions.get()
             found: Facts | Error
             try:
-                found = gather(question, self._machine)
+                found = gather(question, self._machine, is_held=is_held)
             except (OSError, ValueError, RuntimeError) as error:  # a device that tells odd things about itself must not end its daemon
                 found = Error.saying(f"cannot tell about this device: {error}")
             self._answers.append((link, found))

@@ -19,13 +19,15 @@ from flowspec.runtime.cluster import Device
 from flowspec.runtime.compute import Machine
 from flowspec.runtime.health.board import read_board
 from flowspec.runtime.health.interfaces import interface_of
-from flowspec.runtime.links import BRIEF, measure_links
+from flowspec.runtime.health.own_speed import own_speed
+from flowspec.runtime.links import BRIEF, GLANCE, Effort, measure_links
 
 
 def gather(question: AskFacts, machine: Machine, *, is_held: bool = False, root: Path = Path("/")) -> Facts:
     """The facts of this machine as they are now."""
     software = read_software()
     memory = psutil.virtual_memory()
+    effort = GLANCE if question.is_brief else BRIEF
     name, total_bytes, free_bytes = ("", 0, 0) if machine.device == "cpu" or not software.cuda else _accelerator(machine.device)
     return Facts(
         clock_s=time.time(),
@@ -41,7 +43,8 @@ def gather(question: AskFacts, machine: Machine, *, is_held: bool = False, root:
         accelerator_free_bytes=free_bytes,
         interface=interface_of(question.address, root),
         model=model_state(question.model, question.fingerprint) if question.model else "",
-        link=link_facts(Device(name="the next device", address=question.next_hop)) if question.next_hop else None,
+        link=link_facts(Device(name="the next device", address=question.next_hop), effort) if question.next_hop else None,
+        speed=own_speed(machine, may_probe=not is_held) if question.speed else None,
     )
 
 
@@ -68,10 +71,10 @@ def model_state(model: str, fingerprint: str) -> str:
         return "part"
 
 
-def link_facts(device: Device) -> LinkFacts:
+def link_facts(device: Device, effort: Effort = BRIEF) -> LinkFacts:
     """The link from here to a daemon, measured."""
     try:
-        (peer,) = measure_links([device], effort=BRIEF)
+        (peer,) = measure_links([device], effort=effort)
     except FlowSpecError as error:
         return LinkFacts(problem="".join(letter if letter.isprintable() else " " for letter in str(error))[:1000])
     return LinkFacts(latency_s=peer.latency_s, bandwidth_mbps=peer.bandwidth_mbps)

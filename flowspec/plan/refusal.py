@@ -1,0 +1,59 @@
+"""What is said of a model that does not fit: the shortfall of each device and what would fit, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from flowspec.plan.advice import Option, Shortfall, fitting_options, shortfalls
+from flowspec.plan.memory import mib
+from flowspec.plan.planner import DoesNotFit, Plan, make_plan
+from flowspec.plan.sites import Wish
+
+NAME_WIDTH = 32
+
+
+class Refused(DoesNotFit):
+    """A model that does not fit, with all that there is to say: the error's text has several lines, `report` is the same for programs."""
+
+    exit_status = 1
+
+    def __init__(self, reason: str, short: list[Shortfall], options: list[Option]) -> None:
+        super().__init__("\n".join(_lines(reason, short, options)))
+        self.report = _report(short, options)
+
+
+def plan_or_refuse(wish: Wish) -> Plan:
+    """The fastest plan; raises `Refused`."""
+    try:
+        return make_plan(wish)
+    except DoesNotFit as error:
+        raise Refused(str(error), shortfalls(wish), fitting_options(wish)) from None
+
+
+def _report(short: list[Shortfall], options: list[Option]) -> dict[str, Any]:
+    return {
+        "fits": False,
+        "devices": [
+            {
+                "device": each.name,
+                "layers": each.layers,
+                "need_bytes": each.need_bytes,
+                "memory_bytes": each.have_bytes,
+                "short_bytes": each.short_bytes,
+            }
+            for each in short
+        ],
+        "would_fit": [{"change": each.text, "tokens_per_s": each.tokens_per_s} for each in options],
+    }
+
+
+def _lines(reason: str, short: list[Shortfall], options: list[Option]) -> Iterator[str]:
+    yield f"{reason}:"
+    yield f"\n{'device, with a share by memory':<{NAME_WIDTH}}{'layers':>7}{'needs':>10}{'has':>10}{'short':>10}"
+    for each in short:
+        lack = mib(each.short_bytes) if each.short_bytes else "-"
+        yield f"{each.name:<{NAME_WIDTH}}{each.layers:>7}{mib(each.need_bytes):>10}{mib(each.have_bytes):>10}{lack:>10}"
+    yield "\nit would fit with" if options else "\nno lower precision, shorter context or few boards more make it fit"
+    for option in options:
+        yield f"  {option.text:<40}{option.tokens_per_s:>8.3g} tokens/s"

@@ -1,0 +1,47 @@
+"""Device profiles as daemons tell them (`core.facts.Speed`), and what to make of one that says nothing about a precision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flowspec.core.facts import Speed
+from flowspec.core.limits import NAME_CHARS_MAX
+from flowspec.plan.profile import DeviceProfile
+from flowspec.plan.shape import PRECISION_BYTES
+
+
+def speed_of(profile: DeviceProfile, source: str) -> Speed:
+    """A profile on its way; memory and power stay behind, for a daemon tells what memory is free."""
+    return Speed(
+        name="".join(letter for letter in profile.name[:NAME_CHARS_MAX] if letter.isprintable()),
+        source=source,
+        gb_per_s=profile.memory_gb_per_s,
+        memory_efficiency=profile.memory_efficiency,
+        **{precision: profile.tflops.get(precision, 0.0) for precision in PRECISION_BYTES},
+        compute_efficiency=profile.compute_efficiency,
+        serial=profile.serial,
+        layer_us=profile.layer_us,
+        pass_us=profile.pass_us,
+    )
+
+
+def profile_of(speed: Speed, memory_bytes: int) -> DeviceProfile:
+    """The profile that a daemon told; `memory_bytes` is all of its device's."""
+    return DeviceProfile(
+        name=speed.name,
+        memory_gb=memory_bytes / 1e9,
+        memory_gb_per_s=speed.gb_per_s,
+        memory_efficiency=speed.memory_efficiency,
+        tflops={precision: getattr(speed, precision) for precision in PRECISION_BYTES if getattr(speed, precision)},
+        compute_efficiency=speed.compute_efficiency,
+        serial=speed.serial,
+        layer_us=speed.layer_us,
+        pass_us=speed.pass_us,
+    )
+
+
+def completed(profile: DeviceProfile, precision: str) -> DeviceProfile:
+    """The profile with TFLOP/s for `precision`: where it says none, the least that it says of any, for what a device lacks it widens."""
+    if precision in profile.tflops or precision == "int4":
+        return profile
+    return replace(profile, tflops={**profile.tflops, precision: min(profile.tflops.values())})

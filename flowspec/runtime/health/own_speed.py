@@ -1,0 +1,100 @@
+"""How fast this device is, as far as it knows: told by the user, measured by `flowspec profile --keep`, or probed once and remembered."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from flowspec.core.facts import Speed
+from flowspec.errors import InputError
+from flowspec.plan.profile import read_profile
+from flowspec.plan.speed import speed_of
+from flowspec.runtime.compute import Machine
+from flowspec.runtime.weights.folders import cache_folder, write_whole
+
+log = logging.getLogger("flowspec.daemon")
+
+
+def kept_profile() -> Path:
+    """Where `flowspec profile --keep` writes: `$XDG_CONFIG_HOME/flowspec/profile.toml`, else under `~/.config`."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "flowspec" / "profile.toml"
+
+
+def own_speed(machine: Machine, *, may_probe: bool = True) -> Speed | None:
+    """The best that is known; None where that would take a probe, which `may_probe` forbids while the device works."""
+    if machine.profile is not None:
+        return speed_of(machine.profile, "given")
+    kept = kept_profile()
+    if kept.is_file():
+        try:
+            return speed_of(read_profile(kept), "kept")
+        except InputError as error:
+            log.warning("%s; measure again with flowspec profile --keep", error)
+    return _probed(machine, may_probe=may_probe)
+
+
+def _probed(machine: Machine, *, may_probe: bool) -> Speed | None:
+    """The remembered probe; else a new one, by one process at a time, for daemons of one machine are asked together."""
+    path, key = cache_folder() / "speed.json", _key(machine)
+    found = _remembered(path).get(key)
+    if found is not None or not may_probe:
+        return found
+    with _locked(path):
+        known = _remembered(path)
+        if key not in known:
+            known[key] = _probe(machine)
+            with contextlib.suppress(OSError):  # it is probed again next time
+                write_whole(path, json.dumps({name: asdict(speed) for name, speed in known.items()}, indent=1).encode())
+        return known[key]
+
+
+def _probe(machine: Machine) -> Speed:
+    from flowspec.runtime.health.probe import probe  # torch, which a daemon needs for its first slice anyway
+    from flowspec.runtime.loading import pick_device, use_threads
+
+    use_threads(machine.threads)
+    started_s = time.perf_counter()
+    found = speed_of(probe(pick_device(machine.device)), "probed")
+    log.info("probed in %.1f s: reads %.3g GB/s, computes %.3g GFLOP/s", time.perf_counter() - started_s, found.gb_per_s, 1e3 * found.float32)
+    return found
+
+
+def _key(machine: Machine) -> str:
+    """What a probe depends on; the host, for home folders may be shared."""
+    threads = f"{machine.threads} of {os.cpu_count()} threads" if machine.threads else f"{os.cpu_count()} threads"
+    return f"{platform.node()}, {platform.machine()}, {machine.device}, {threads}, torch {importlib.metadata.version('torch')}"
+
+
+def _remembered(path: Path) -> dict[str, Speed]:
+    """What can be used of the file; a broken one is written anew."""
+    try:
+        data: Any = json.loads(path.read_text("utf-8"))
+        return {str(key): Speed(**value) for key, value in data.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Waits for other processes that probe; a cache folder that cannot be written is none to wait for."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
