@@ -133,4 +133,5 @@ def record(session: Session, question: Question, outcome: Outcome) -> dict[str, 
         "seed": sampling.seed,
         "statistics": outcome.statistics,
         "stages": session.stages_report(),
+        "plan": None if session.chosen is None else session.chosen.report(),
     }

@@ -126,6 +126,9 @@ class Chat:
                 f"  {escape(stage['name'])}  layers {first} to {end - 1}, {mib(stage['weight_bytes'])} of weights"
                 f"{from_head(stage)}, process {stage['pid']}"
             )
+        if self.session.chosen is not None:
+            for line in self.session.chosen.lines():
+                self.console.print(line, markup=False)
         decoding = self.session.decoding
         self.console.print(f"method {decoding.method}, drafter {escape(self.session.drafter)}")
         if self.sampling.temperature > 0:

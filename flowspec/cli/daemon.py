@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=int, metavar="N", help="torch threads (default: torch's choice)")
     parser.add_argument(
-        "--profile", metavar="BOARD", help="how fast it is: a board's name or a profile file (default: what profile --keep wrote, else a probe)"
+        "--profile",
+        metavar="BOARD",
+        help="how fast it is: a board's name or a profile file (default: what profile --keep wrote, else a probe)",
     )
 
 

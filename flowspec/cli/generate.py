@@ -134,4 +134,6 @@ def figures(session: Session, question: Question, outcome: Outcome, *, is_verbos
         lines.append(
             f"  {stage['name']}: layers {first} to {end - 1}, {mib(stage['weight_bytes'])} of weights{from_head(stage)}, process {stage['pid']} at {stage['address']}"
         )
+    if session.chosen is not None:
+        lines += [f"  {line}" for line in session.chosen.lines()]
     return "\n".join([*lines, *(statistics.lines(outcome.statistics) if is_verbose else ())])

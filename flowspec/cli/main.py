@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import logging
 import os
 import signal
@@ -18,6 +19,7 @@ from flowspec import __version__
 from flowspec.cli import bench, chat, daemon, devices, doctor, generate, plan, profile, verify
 from flowspec.cli.options import INTERRUPTED
 from flowspec.errors import FlowSpecError, InputError
+from flowspec.plan.refusal import Refused
 
 COMMANDS = {
     "daemon": daemon,
@@ -92,6 +94,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         start_logging(args)
         return int(COMMANDS[args.command].run(args))
+    except Refused as refusal:
+        if getattr(args, "json", False):
+            print(json.dumps(refusal.report))
+        else:
+            print(f"flowspec {args.command}: {refusal}", file=sys.stderr)
+        return refusal.exit_status
     except FlowSpecError as error:
         print(f"flowspec {args.command}: {error}", file=sys.stderr)
         return error.exit_status

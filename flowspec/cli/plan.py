@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.cli.options import number_list, positive
-from flowspec.cli.plan_wish import ACCEPTANCE_MODEL, find_wish
+from flowspec.cli.plan_wish import find_wish
 from flowspec.core.limits import REQUESTS_MAX
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
@@ -23,6 +23,7 @@ from flowspec.plan.planner import Plan, rate_split
 from flowspec.plan.refusal import Refused, plan_or_refuse
 from flowspec.plan.sites import Wish
 from flowspec.plan.split import checked_split
+from flowspec.runtime.planning.wish import ACCEPTANCE_MODEL
 from flowspec.wire.codec import DTYPE_BYTES
 
 HELPS_SHOWN = 5

@@ -6,27 +6,21 @@ import argparse
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from flowspec.core import limits
+from flowspec.draft.choose import NGRAM, NONE
 from flowspec.errors import InputError
-from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
+from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.support import context_max, family_of
 from flowspec.plan.memory import ModelWeights, weights_of
-from flowspec.plan.profile import DeviceProfile, find_profile
+from flowspec.plan.profile import find_profile
 from flowspec.plan.shape import PRECISION_BYTES, ModelShape, eagle_shape, find_shape, shape_of
 from flowspec.plan.sites import Drafter, Network, Site, Wish, site
-from flowspec.plan.timing import LinkSpec
-from flowspec.runtime.cluster import Device, pick_context, read_cluster
+from flowspec.runtime.cluster import Device, declared_profile, parse_links, pick_context, read_cluster, read_links
+from flowspec.runtime.planning.wish import ACCEPTANCE, ACCEPTANCE_MODEL, EAGLE, find_drafter, model_weights, typical_context
 from flowspec.runtime.session import pick_dtype
-
-EAGLE, NGRAM, NONE = "eagle", "ngram", "none"
-ACCEPTANCE = {EAGLE: 0.635, NGRAM: 0.25}
-"""Of drafters that nothing is known of: an EAGLE head's best guess on the published testbed; n-grams, a guess."""
-ACCEPTANCE_MODEL = 0.58
-"""A small language model's best guess, as the bundled one's."""
-TYPICAL_CONTEXT_MAX = 512
-ADDRESS_MAX = 64
 
 
 def find_wish(args: argparse.Namespace) -> Wish:
@@ -46,13 +40,13 @@ def find_wish(args: argparse.Namespace) -> Wish:
             each.profile.flops(precision)  # raises for one that it says nothing about
     return Wish(
         sites=tuple(sites),
-        network=_network(args.link or ["1000/0.5"], [each.name for each in sites]),
+        network=_network(args, [each.name for each in sites]),
         shape=shape,
         weights=weights,
         precisions=precisions,
         drafter=_drafter(args, shape),
         context=context,
-        typical_context=min(TYPICAL_CONTEXT_MAX, context // 2),
+        typical_context=typical_context(context),
         users=args.users,
         head=None if head is None else head.name,
     )
@@ -68,30 +62,7 @@ def _model(args: argparse.Namespace) -> tuple[ModelShape, ModelWeights, tuple[st
     config = files.config()
     family_of(config, files.model)
     shape = shape_of(config, args.model)
-    weights = weights_of(shape) if files.folder is None else counted_weights(files, shape)
-    return shape, weights, asked or (pick_dtype(None, config),), pick_context(args.context, context_max(config))
-
-
-def counted_weights(files: ModelFiles, shape: ModelShape) -> ModelWeights:
-    """Weights of a model's parts by the headers of its files; nothing is loaded."""
-    tensors = files.tensors()
-    layers: Counter[int] = Counter()
-    others: Counter[str] = Counter()
-    for name in files.weight_map():
-        found = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
-        if found:
-            layers[int(found[1])] += tensors.element_count(name)
-        else:
-            others[name.removesuffix(".weight").rpartition(".")[2]] += tensors.element_count(name)
-    known = weights_of(shape)
-    embedding = others["embed_tokens"] or known.embedding
-    return ModelWeights(
-        layer=max(layers.values(), default=known.layer),
-        embedding=embedding,
-        head=embedding if shape.is_tied else others["lm_head"] or embedding,
-        norm=others["norm"] or known.norm,
-        is_tied=shape.is_tied,
-    )
+    return shape, model_weights(files, shape), asked or (pick_dtype(None, config),), pick_context(args.context, context_max(config))
 
 
 def _sites(boards: str | None, cluster: Path | None) -> list[Site]:
@@ -118,11 +89,10 @@ def _sites(boards: str | None, cluster: Path | None) -> list[Site]:
 
 
 def _of_cluster(device: Device, board: str | None, cluster: Path) -> Site:
-    if board is None:
+    profile = declared_profile(replace(device, profile=board), cluster)
+    if profile is None:
         raise InputError(f'{cluster}: {device.name}: expected profile = "a board or a profile file", or --devices with a board for each')
-    if board.endswith(".toml") and not Path(board).is_absolute() and (cluster.parent / board).is_file():
-        board = str(cluster.parent / board)
-    return site(device.name, find_profile(board), device.memory_bytes)
+    return site(device.name, profile, device.memory_bytes)
 
 
 def _boards(text: str) -> list[str]:
@@ -141,28 +111,14 @@ def _head(name: str | None, sites: Sequence[Site]) -> Site | None:
     known = [each for each in sites if each.name == name]
     if known:
         return known[0]
-    profile: DeviceProfile = find_profile(name)
+    profile = find_profile(name)
     return site(f"{profile.name}-head" if any(each.name == profile.name for each in sites) else profile.name, profile)
 
 
-def _network(texts: Sequence[str], names: Sequence[str]) -> Network:
-    """`1000/0.5` for all links, `A:B=100/2` for one: Mbit/s and milliseconds."""
-    default, pairs = LinkSpec(bandwidth_mbps=1000, delay_s=0.0005), dict[frozenset[str], LinkSpec]()
-    for text in texts:
-        pair, has_pair, speed = text.rpartition("=")
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)(?:/(\d+(?:\.\d+)?))?", speed)
-        if match is None or float(match[1]) <= 0:
-            raise InputError(f"--link: expected Mbit/s and ms such as 1000/0.5, or for one link A:B=100/2, got {text!r:.80}")
-        link = LinkSpec(bandwidth_mbps=float(match[1]), delay_s=float(match[2] or 0.5) / 1000)
-        if not has_pair:
-            default = link
-            continue
-        ends = pair.split(":")
-        wrong = [end for end in ends if end not in names]
-        if len(ends) != 2 or wrong or ends[0] == ends[1]:
-            raise InputError(f"--link: expected two of {', '.join(names)} as A:B, got {pair!r:.80}")
-        pairs[frozenset(ends)] = link
-    return Network(default=default, pairs=pairs)
+def _network(args: argparse.Namespace, names: Sequence[str]) -> Network:
+    """As `--link` says, else the cluster file."""
+    declared = None if args.cluster is None or args.link else read_links(args.cluster, names)
+    return declared or parse_links(args.link or [], names, "--link")
 
 
 def _drafter(args: argparse.Namespace, shape: ModelShape) -> Drafter | None:
@@ -170,16 +126,11 @@ def _drafter(args: argparse.Namespace, shape: ModelShape) -> Drafter | None:
     name = args.drafter or (BUNDLED if args.shape is None and args.model == BUNDLED else EAGLE)
     if args.acceptance is not None and not 0 < args.acceptance < 1:
         raise InputError(f"--acceptance: expected a share above 0 and below 1, got {args.acceptance:g}")
-    if name == NONE:
-        return None
-    if name in (EAGLE, NGRAM):
-        return Drafter(shape=eagle_shape(shape) if name == EAGLE else None, acceptance=args.acceptance or ACCEPTANCE[name])
-    if name == BUNDLED:
-        drafter = shape_of(ModelFiles(str(bundled_folder("draft"))).config(), name)
-    elif Path(name).is_dir() or "/" in name:
-        drafter = shape_of(ModelFiles(name).config(), name)
+    if name == EAGLE or not (name in (NGRAM, NONE, BUNDLED) or Path(name).is_dir() or "/" in name):
+        own = eagle_shape(shape) if name == EAGLE else find_shape(name)
+        if own.vocabulary != shape.vocabulary:
+            raise InputError(f"--drafter: expected the model's vocabulary of {shape.vocabulary}, but {name} has {own.vocabulary}")
+        found: Drafter | None = Drafter(shape=own, acceptance=ACCEPTANCE[EAGLE] if name.startswith(EAGLE) else ACCEPTANCE_MODEL)
     else:
-        drafter = find_shape(name)
-    if drafter.vocabulary != shape.vocabulary:
-        raise InputError(f"--drafter: expected the model's vocabulary of {shape.vocabulary}, but {name} has {drafter.vocabulary}")
-    return Drafter(shape=drafter, acceptance=args.acceptance or (ACCEPTANCE[EAGLE] if name.startswith(f"{EAGLE}-") else ACCEPTANCE_MODEL))
+        found = find_drafter(name, shape)
+    return found if found is None or args.acceptance is None else replace(found, acceptance=args.acceptance)

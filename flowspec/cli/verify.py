@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console(stderr=True)
     found: list[Found] = []
     for count in counts:
-        with open_cluster(cluster_options(args, count)) as cluster:
+        with open_cluster(cluster_options(args, count), decoding=decodings[0]) as cluster:
             for decoding in decodings:
                 with contextlib.ExitStack() as stack:
                     with loading_bar(quiet=args.json) as progress:

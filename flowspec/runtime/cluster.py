@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,16 @@ from typing import Any
 from flowspec.core import limits
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.plan.placement import StagePlan
-from flowspec.plan.split import checked_split, even_split, weighted_split
+from flowspec.plan.profile import DeviceProfile, find_profile
+from flowspec.plan.sites import Network
+from flowspec.plan.split import checked_split, even_split
 from flowspec.plan.tables import read_toml
+from flowspec.plan.timing import LinkSpec
 from flowspec.runtime.transport import split_address
 
 CONTEXT_DEFAULT = 4096
+LINK_DEFAULT = LinkSpec(bandwidth_mbps=1000, delay_s=0.0005)
+"""Of a cable between two boards that nobody measured."""
 _UNITS = {
     "": 1,
     "B": 1,
@@ -58,9 +63,9 @@ def parse_bytes(text: str) -> int:
 def read_cluster(path: Path) -> list[Device]:
     """The devices of a cluster file, in pipeline order; raises `InputError` naming file, key and what was expected."""
     data = read_toml(path, "a cluster file").data
-    unknown = sorted(set(data) - {"device"})
+    unknown = sorted(set(data) - {"device", "links"})
     if unknown:
-        raise InputError(f"{path}: unknown key {unknown[0]!r}; expected [[device]] tables")
+        raise InputError(f"{path}: unknown key {unknown[0]!r}; expected [[device]] tables and links")
     tables = data.get("device")
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise InputError(f"{path}: device: expected at least one [[device]] table with an address")
@@ -115,6 +120,45 @@ def _device(where: str, table: dict[str, Any], number: int) -> Device:
     return Device(name=name, address=address, layers=fixed, memory_bytes=memory_bytes, profile=profile, ssh=ssh)
 
 
+def read_links(path: Path, names: Collection[str]) -> Network | None:
+    """The links that a cluster file declares, `links = ["1000/0.5", "a:b=100/2"]`; None where it declares none."""
+    table = read_toml(path, "a cluster file")
+    return None if "links" not in table.data else parse_links(table.texts("links"), names, f"{path}: links")
+
+
+def parse_links(texts: Sequence[str], names: Collection[str], where: str) -> Network:
+    """`1000/0.5` for all links, `A:B=100/2` for one: Mbit/s and milliseconds; raises `InputError` that begins with `where`."""
+    default, pairs = LINK_DEFAULT, dict[frozenset[str], LinkSpec]()
+    for text in texts:
+        pair, has_pair, speed = text.rpartition("=")
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(?:/(\d+(?:\.\d+)?))?", speed)
+        if match is None or float(match[1]) <= 0:
+            raise InputError(f"{where}: expected Mbit/s and ms such as 1000/0.5, or for one link A:B=100/2, got {text!r:.80}")
+        link = LinkSpec(bandwidth_mbps=float(match[1]), delay_s=float(match[2] or 0.5) / 1000)
+        if not has_pair:
+            default = link
+            continue
+        ends = pair.split(":")
+        wrong = [end for end in ends if end not in names]
+        if len(ends) != 2 or wrong or ends[0] == ends[1]:
+            raise InputError(f"{where}: expected two of {', '.join(names)} as A:B, got {pair!r:.80}")
+        pairs[frozenset(ends)] = link
+    return Network(default=default, pairs=pairs)
+
+
+def declared_profile(device: Device, cluster: Path) -> DeviceProfile | None:
+    """The board that a cluster file names for a device, a file's path being relative to it; raises `InputError` that says where."""
+    board = device.profile
+    if board is None:
+        return None
+    if board.endswith(".toml") and not Path(board).is_absolute() and (cluster.parent / board).is_file():
+        board = str(cluster.parent / board)
+    try:
+        return find_profile(board)
+    except InputError as error:
+        raise InputError(f"{cluster}: {device.name}: profile: {str(error).removeprefix('device: ')}") from None
+
+
 def is_ssh_target(text: str) -> bool:
     """Whether a text is `user@host` or `host` and nothing that ssh or a shell would take for something else."""
     return len(text) <= limits.NAME_CHARS_MAX and re.fullmatch(r"(\w[\w.-]*@)?\w[\w.:-]*", text, re.ASCII) is not None
@@ -126,15 +170,10 @@ def _is_short(text: str) -> bool:
 
 
 def split_layers(devices: Sequence[Device], layer_count: int, forced: Sequence[int] | None) -> list[StagePlan]:
-    """Layers for each device: as forced, as the cluster file says, by memory where it is given, else evenly."""
+    """Layers for each device: as forced, as the cluster file says, else evenly."""
     if forced is None and devices[0].layers is not None:
         return _fixed_layers(devices, layer_count)
-    if forced is not None:
-        counts = checked_split(forced, layer_count, len(devices))
-    elif all(device.memory_bytes is not None for device in devices):
-        counts = weighted_split(layer_count, [float(device.memory_bytes or 1) for device in devices])
-    else:
-        counts = even_split(layer_count, len(devices))
+    counts = even_split(layer_count, len(devices)) if forced is None else checked_split(forced, layer_count, len(devices))
     ends = [sum(counts[: index + 1]) for index in range(len(counts))]
     return [
         StagePlan(name=device.name, address=device.address, first=end - count, end=end)

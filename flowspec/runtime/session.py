@@ -7,6 +7,7 @@ with figures. One cluster can be held by one session after another, each with it
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,13 +22,20 @@ from flowspec.model.families import check_family
 from flowspec.model.files import BUNDLED, ModelFiles, canonical_name
 from flowspec.model.support import context_max, family_of
 from flowspec.plan.placement import ClusterPlan
+from flowspec.plan.shape import shape_of
+from flowspec.plan.sites import Wish
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.cluster import Device, pick_context, read_cluster, split_layers
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.head import Head, OnEvent
 from flowspec.runtime.local import LocalCluster
+from flowspec.runtime.planning.choose import Chosen, choose, compare
+from flowspec.runtime.planning.survey import survey
+from flowspec.runtime.planning.wish import find_drafter, model_weights, typical_context
 from flowspec.runtime.stages import Progress
 from flowspec.wire.codec import DTYPE_BYTES
+
+log = logging.getLogger("flowspec.head")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +111,12 @@ class Timing:
 class Session:
     """One connected model. Use `open_session`."""
 
-    def __init__(self, files: ModelFiles, config: Any, head: Head, decoding: Decoding) -> None:
+    def __init__(self, files: ModelFiles, config: Any, head: Head, decoding: Decoding, chosen: Chosen | None = None) -> None:
         self.files = files
         self.config = config
         self.head = head
         self.decoding = decoding
+        self.chosen = chosen
 
     def submit(self, prompt: Sequence[int], sampling: Sampling, limits: Limits, *, request: int, stop_rule: Any = None) -> Answer:
         """Starts an answer; raises `InputError` for token ids that the model does not have."""
@@ -165,13 +174,23 @@ def timed(answer: Answer, timing: Timing) -> Iterator[tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Devices that are there, and what they are to run; held by one session at a time."""
+    """Devices that are there, and what they are to run; held by one session at a time.
+
+    `chosen` tells how the plan was made; local processes, which are alike, have an even split and none.
+    """
 
     files: ModelFiles
     config: Any
     plan: ClusterPlan
     is_local: bool
     emulation: Emulation | None = None
+    chosen: Chosen | None = None
+
+    def suited(self, decoding: Decoding) -> Decoding:
+        """With the tree budget that the plan reckons with, where none is given and the method is the one that it reckons with."""
+        if self.chosen is None or not self.chosen.plan.guesses or decoding.method != "continuous" or decoding.nodes is not None:
+            return decoding
+        return replace(decoding, nodes=self.chosen.plan.tree_nodes)
 
     @contextlib.contextmanager
     def session(self, decoding: Decoding, progress: Progress, on_event: OnEvent | None = None) -> Iterator[Session]:
@@ -183,7 +202,7 @@ class Cluster:
         method = make_method(decoding.method, **{"nodes": decoding.nodes, "depth": decoding.depth, **decoding.options})
         plan = self.plan if drafter is None else replace(self.plan, captures=drafter.captures)
         with Head(plan, progress, method=method, drafter=drafter, emulation=self.emulation, on_event=on_event) as head:
-            yield Session(self.files, self.config, head, decoding)
+            yield Session(self.files, self.config, head, decoding, self.chosen)
 
 
 @contextlib.contextmanager
@@ -195,16 +214,19 @@ def open_session(
 ) -> Iterator[Session]:
     """A connected session; daemons that it starts are stopped at its end, whatever happens. See `open_cluster`."""
     check_drafter(decoding.drafter_for(options.model))
-    with open_cluster(options, meanwhile) as cluster, cluster.session(decoding, progress) as session:
+    with open_cluster(options, meanwhile, decoding) as cluster, cluster.session(cluster.suited(decoding), progress) as session:
         yield session
 
 
 @contextlib.contextmanager
-def open_cluster(options: ClusterOptions, meanwhile: Callable[[ModelFiles], None] = lambda files: None) -> Iterator[Cluster]:
+def open_cluster(
+    options: ClusterOptions, meanwhile: Callable[[ModelFiles], None] = lambda files: None, decoding: Decoding | None = None
+) -> Iterator[Cluster]:
     """The devices, local ones started; those are stopped at the end.
 
     What can be wrong with the model, the cluster file or the split is found before anything is started. `meanwhile` runs
-    while local daemons come up: for slow imports of the caller.
+    while local daemons come up: for slow imports of the caller. The devices of a cluster file are asked, and the planner decides
+    what they run (for `decoding`) or tells of a better split than the user's; raises `Refused` for a model that does not fit them.
     """
     emulation = options.emulation
     assert emulation is None or (options.cluster is None and len(emulation.devices) == options.local), "a device for each local stage"
@@ -216,7 +238,8 @@ def open_cluster(options: ClusterOptions, meanwhile: Callable[[ModelFiles], None
         devices = read_cluster(options.cluster)
     else:
         devices = [Device(name=f"local-{index}", address="") for index in range(options.local)]
-    stages = split_layers(devices, raw["num_hidden_layers"], options.layers)
+    is_given = options.layers is not None or devices[0].layers is not None
+    stages = split_layers(devices, raw["num_hidden_layers"], options.layers) if is_given or options.cluster is None else []
     if "max_position_embeddings" in raw:
         pick_context(options.context, raw["max_position_embeddings"])
     with contextlib.ExitStack() as stack:
@@ -240,11 +263,38 @@ def open_cluster(options: ClusterOptions, meanwhile: Callable[[ModelFiles], None
             context=pick_context(options.context, context_max(config)),
             stages=tuple(stages),
         )
+        chosen = None
+        if options.cluster is not None:
+            chosen = choose_for(options, files, devices, plan, decoding or Decoding())
+            plan = replace(plan, stages=tuple(chosen.stages(devices)))
         meanwhile(files)
         if local is not None:
             stages = [replace(stage, address=daemon.address) for stage, daemon in zip(stages, local.wait(), strict=True)]
             plan = replace(plan, stages=tuple(stages))
-        yield Cluster(files=files, config=config, plan=plan, is_local=local is not None, emulation=emulation)
+        yield Cluster(files=files, config=config, plan=plan, is_local=local is not None, emulation=emulation, chosen=chosen)
+
+
+def choose_for(options: ClusterOptions, files: ModelFiles, devices: Sequence[Device], plan: ClusterPlan, decoding: Decoding) -> Chosen:
+    """What the devices of a cluster file run, where `plan` has no stages; else how those compare."""
+    assert options.cluster is not None
+    shape = shape_of(files.config(), files.model)
+    drafter = find_drafter(decoding.drafter_for(files.model), shape)
+    found = survey(devices, options.cluster, plan.dtype, head_drafts=drafter is not None and drafter.shape is not None)
+    wish = Wish(
+        sites=found.sites,
+        network=found.network,
+        shape=shape,
+        weights=model_weights(files, shape),
+        precisions=(plan.dtype,),
+        drafter=drafter,
+        context=plan.context,
+        typical_context=typical_context(plan.context),
+        head=found.head,
+    )
+    chosen = compare(wish, found, plan.stages) if plan.stages else choose(wish, found)
+    for line in chosen.lines():
+        log.info("%s", line)
+    return chosen
 
 
 def _use_one_thread() -> None:

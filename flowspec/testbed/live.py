@@ -139,7 +139,7 @@ class LiveRuns:
 
     def run(self, place: Place, rounds: Sequence[Round]) -> None:
         is_traced = not self.traces
-        with open_cluster(place.options) as cluster:
+        with open_cluster(place.options, decoding=Decoding(drafter=self._bench.drafter)) as cluster:
             for one in rounds:
                 self._step(f"{place.name}, {one.setup.name}: warming up", 0)
                 self._session(place, cluster, one, is_traced)

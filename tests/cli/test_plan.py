@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from flowspec.cli.main import main
-from flowspec.cli.plan_wish import counted_weights
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.slice import Span
 from flowspec.plan.memory import stage_memory
 from flowspec.plan.shape import shape_of
 from flowspec.runtime.loading import slice_memory
+from flowspec.runtime.planning.wish import counted_weights
 
 FIVE = ["--shape", "llama-2-7b", "--devices", "jetson-orin-nanox5", "--link", "150/0.5"]
 

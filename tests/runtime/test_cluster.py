@@ -185,12 +185,10 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         parse_bytes(text)
 
 
-def test_layers_are_forced_fixed_by_memory_or_even() -> None:
+def test_layers_are_forced_fixed_or_even() -> None:
     fixed = devices(2, layers=[(0, 5), (5, 8)])
     assert spans(split_layers(fixed, 8, None)) == [(0, 5), (5, 8)]
     assert spans(split_layers(fixed, 8, [2, 6])) == [(0, 2), (2, 8)], "the command line overrides the file"
-    assert spans(split_layers(devices(2, memory_bytes=[3 << 30, 1 << 30]), 8, None)) == [(0, 6), (6, 8)]
-    assert spans(split_layers(devices(2, memory_bytes=[3 << 30, None]), 8, None)) == [(0, 4), (4, 8)], "memory counts if all give it"
     stages = split_layers(devices(3), 8, None)
     assert spans(stages) == [(0, 3), (3, 6), (6, 8)]
     assert [(stage.name, stage.address) for stage in stages] == [(device.name, device.address) for device in devices(3)]

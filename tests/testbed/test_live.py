@@ -87,7 +87,7 @@ def emulated(bench: Bench) -> Iterator[Cluster]:
 @pytest.fixture
 def shared(emulated: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """No cluster for each run: that takes seconds."""
-    monkeypatch.setattr(live, "open_cluster", lambda options: contextlib.nullcontext(emulated))
+    monkeypatch.setattr(live, "open_cluster", lambda options, decoding: contextlib.nullcontext(emulated))
 
 
 class Steps:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowspec.core import limits
-from flowspec.core.facts import INTERFACE_KINDS, MODEL_STATES, Board, Facts, Interface, LinkFacts, Software
+from flowspec.core.facts import INTERFACE_KINDS, MODEL_STATES, SPEED_SOURCES, Board, Facts, Interface, LinkFacts, Software, Speed
 from flowspec.core.messages import LOADING_STEPS, ROLES, Commit, Error, Hop, Open, Part, Sampling, Segment, Verified, VerifiedPart
 from flowspec.core.weight_messages import AskBytes, AskNames, AskTensors, ModelOffer, NameList, TensorBytes, TensorEntry, TensorList
 from flowspec.errors import PeerError
@@ -107,6 +107,7 @@ ENTRIES = build(TensorEntry, digest=DIGESTS, size_bytes=OFFSETS, shape=st.lists(
 DEGREES = st.none() | st.floats(-50, 150)
 CLOCKS = st.none() | st.floats(0, 1e4)
 BOARDS = build(Board, throttled=st.none() | st.integers(0, 2**32 - 1), celsius=DEGREES, trip_c=DEGREES, cpu_mhz=CLOCKS, cpu_max_mhz=CLOCKS)
+RATES = ("gb_per_s", "memory_efficiency", "float32", "compute_efficiency")
 FACTS = build(
     Facts,
     software=build(Software),
@@ -114,6 +115,7 @@ FACTS = build(
     interface=st.none() | build(Interface, kind=st.sampled_from(INTERFACE_KINDS)),
     model=st.sampled_from(MODEL_STATES),
     link=st.none() | build(LinkFacts),
+    speed=st.none() | build(Speed, source=st.sampled_from(SPEED_SOURCES), **dict.fromkeys(RATES, st.floats(0.01, 1))),
 )
 SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "Facts": FACTS,

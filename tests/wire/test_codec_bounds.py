@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from flowspec.core import limits
-from flowspec.core.facts import Board, Facts, Interface, LinkFacts, Software
+from flowspec.core.facts import Board, Facts, Interface, LinkFacts, Software, Speed
 from flowspec.core.messages import Commit, Hop, Loading, Open, Part, Ping, Pong, Sampling, Segment, Verified
 from flowspec.core.weight_messages import (
     AskBytes,
@@ -319,6 +319,21 @@ FACTS = Facts(
     interface=Interface(name="eth0", kind="wired", speed_mbps=1000, mtu=1500),
     model="same",
     link=LinkFacts(latency_s=0.1, bandwidth_mbps=90.0),
+    speed=Speed(
+        name="board",
+        source="probed",
+        gb_per_s=10.0,
+        memory_efficiency=0.9,
+        float32=0.1,
+        float16=0.2,
+        bfloat16=0.1,
+        int8=0.0,
+        int4=0.0,
+        compute_efficiency=0.5,
+        serial=1.0,
+        layer_us=200.0,
+        pass_us=300.0,
+    ),
 )
 
 

@@ -10,7 +10,7 @@ import socket as sockets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import zmq
@@ -71,6 +71,12 @@ class _Unwell(Exception):
         self.ailment = ailment
 
 
+def explain(found: Examined) -> str:
+    """Why a device told nothing, in one line with what to do; for devices with an `ailment`."""
+    assert found.ailment is not None
+    return f"device {found.device.name} at {found.device.address}: {found.ailment.text}; {found.ailment.advice}"
+
+
 def step_count(devices: Sequence[Device]) -> int:
     """How often `examine` will call its `step`: for each device, its link from here, and its link to the next one."""
     return 3 * len(devices) - 1
@@ -88,19 +94,21 @@ def examine(devices: Sequence[Device], *, model: str = "", fingerprint: str = ""
             if following is None:
                 break
             if each.facts is not None and following.facts is not None:
-                each.onward = _onward(context, each.device, following.device)
+                each.onward = onward(context, each.device, following.device)
             step(f"link from {each.device.name} to {following.device.name}")
     finally:
         context.destroy(linger=0)
     return found
 
 
-def ask_all(devices: Sequence[Device], *, model: str = "", fingerprint: str = "", step: Step = lambda done: None) -> list[Examined]:
+def ask_all(
+    devices: Sequence[Device], *, model: str = "", fingerprint: str = "", speed: bool = False, step: Step = lambda done: None
+) -> list[Examined]:
     """The facts of all devices, links left out."""
     context: zmq.Context[Any] = zmq.Context()
 
     def ask(device: Device) -> Examined:
-        found = _ask(context, device, model, fingerprint)
+        found = _ask(context, device, AskFacts(model=model, fingerprint=fingerprint, speed=speed))
         step(device.name)
         return found
 
@@ -111,7 +119,7 @@ def ask_all(devices: Sequence[Device], *, model: str = "", fingerprint: str = ""
         context.destroy(linger=0)
 
 
-def _ask(context: zmq.Context[Any], device: Device, model: str, fingerprint: str) -> Examined:
+def _ask(context: zmq.Context[Any], device: Device, question: AskFacts) -> Examined:
     found = Examined(device=device)
     try:
         address = resolve(split_address(device.address)[0])
@@ -121,7 +129,7 @@ def _ask(context: zmq.Context[Any], device: Device, model: str, fingerprint: str
             started_s = time.perf_counter()
             found.welcome = talk.hello()
             found.trip_s = (time.perf_counter() - started_s) / 2
-            found.facts = talk.facts(AskFacts(address=address, model=model, fingerprint=fingerprint), FACTS_S)
+            found.facts = talk.facts(replace(question, address=address), FACTS_S)
             found.clock_offset_s = found.facts.clock_s + found.trip_s - time.time()
     except _Unwell as error:
         found.ailment = error.ailment
@@ -130,11 +138,14 @@ def _ask(context: zmq.Context[Any], device: Device, model: str, fingerprint: str
     return found
 
 
-def _onward(context: zmq.Context[Any], device: Device, following: Device) -> LinkFacts:
+def onward(context: zmq.Context[Any], device: Device, following: Device, *, is_brief: bool = False) -> LinkFacts:
+    """The link between two devices, as the first of them measures it."""
     try:
         with _Talk(context, device) as talk:
             talk.hello()
-            return talk.facts(AskFacts(next_hop=following.address), LINK_S).link or LinkFacts(problem="it was not measured")
+            return talk.facts(AskFacts(next_hop=following.address, is_brief=is_brief), LINK_S).link or LinkFacts(
+                problem="it was not measured"
+            )
     except _Unwell as error:
         return LinkFacts(problem=error.ailment.text)
 

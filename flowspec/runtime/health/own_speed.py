@@ -65,7 +65,9 @@ def _probe(machine: Machine) -> Speed:
     use_threads(machine.threads)
     started_s = time.perf_counter()
     found = speed_of(probe(pick_device(machine.device)), "probed")
-    log.info("probed in %.1f s: reads %.3g GB/s, computes %.3g GFLOP/s", time.perf_counter() - started_s, found.gb_per_s, 1e3 * found.float32)
+    log.info(
+        "probed in %.1f s: reads %.3g GB/s, computes %.3g GFLOP/s", time.perf_counter() - started_s, found.gb_per_s, 1e3 * found.float32
+    )
     return found
 
 

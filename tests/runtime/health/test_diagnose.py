@@ -32,6 +32,7 @@ FACTS = Facts(
     interface=WIRED,
     model="same",
     link=None,
+    speed=None,
 )
 GOOD = LinkFacts(latency_s=0.0003, bandwidth_mbps=900.0)
 

@@ -1,0 +1,116 @@
+"""What runs where on a cluster: the planner's choice, or the user's, compared with the planner's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flowspec.plan.placement import StagePlan
+from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
+from flowspec.plan.refusal import plan_or_refuse
+from flowspec.plan.sites import Wish
+from flowspec.runtime.cluster import Device
+from flowspec.runtime.planning.survey import ASSUMED, Survey
+from flowspec.runtime.planning.wish import enough_bytes
+
+MEMORY_STEP = 32 << 20
+"""Memory that is scarce is rounded down to it, so that plans do not change with every start."""
+BETTER_BY = 0.05
+"""A planned split is told of only if it gains more over the user's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The plan that is run. Where the user gave its layers, `better` is the planner's if that is clearly better."""
+
+    plan: Plan
+    survey: Survey
+    is_given: bool
+    better: Plan | None = None
+
+    def stages(self, devices: Sequence[Device]) -> list[StagePlan]:
+        """The plan's stages with the addresses of their devices."""
+        addresses = {device.name: device.address for device in devices}
+        return [
+            StagePlan(name=stage.site.name, address=addresses[stage.site.name], first=stage.first, end=stage.end)
+            for stage in self.plan.stages
+        ]
+
+    @property
+    def unused(self) -> list[str]:
+        """Devices that run no stage."""
+        used = {stage.site.name for stage in self.plan.stages}
+        return [site.name for site in self.survey.sites if site.runs_stages and site.name not in used]
+
+    @property
+    def gain(self) -> float:
+        """By how much the better plan is faster."""
+        assert self.better is not None
+        return self.better.forecast.tokens_per_s / self.plan.forecast.tokens_per_s - 1
+
+    def lines(self) -> list[str]:
+        """What a person is told."""
+        rate = f"{self.plan.forecast.tokens_per_s:.3g} tokens/s"
+        if self.better is not None:
+            split = ", ".join(f"{stage.site.name} {stage.end - stage.first}" for stage in self.better.stages)
+            found = [f"layers as given: forecast {rate}; planned ({split}): {self.better.forecast.tokens_per_s:.3g} ({self.gain:+.0%})"]
+        else:
+            found = [f"layers as given: forecast {rate}" if self.is_given else f"layers as planned: forecast {rate}"]
+        if self.unused:
+            found.append(f"not used, for it is faster without: {', '.join(self.unused)}")
+        assumed = [name for name, source in self.survey.sources.items() if source == ASSUMED]
+        if assumed:
+            found.append(f"speed not known, taken for that of the slowest: {', '.join(assumed)}")
+        return found
+
+    def report(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {
+            "is_given": self.is_given,
+            **_numbers(self.plan),
+            "not_used": self.unused,
+            "profiles": {
+                site.name: {"board": site.profile.name, "source": self.survey.sources[site.name]}
+                for site in self.survey.sites
+                if site.runs_stages
+            },
+            "better": None if self.better is None else {**_numbers(self.better), "gain": self.gain},
+        }
+
+
+def _numbers(plan: Plan) -> dict[str, Any]:
+    return {
+        "stages": [{"device": stage.site.name, "layers": [stage.first, stage.end]} for stage in plan.stages],
+        "tokens_per_s": plan.forecast.tokens_per_s,
+        "guessing_pays": plan.guesses,
+        "tree_nodes": plan.tree_nodes if plan.guesses else None,
+    }
+
+
+def choose(wish: Wish, found: Survey) -> Chosen:
+    """The planner's choice; raises `plan.refusal.Refused` where the model does not fit."""
+    return Chosen(plan=plan_or_refuse(steadied(wish)), survey=found, is_given=False)
+
+
+def compare(wish: Wish, found: Survey, stages: Sequence[StagePlan]) -> Chosen:
+    """The user's split, with the planner's where that is clearly better. Whether the user's fits is for the daemons to say."""
+    sites = {site.name: site for site in wish.sites}
+    order, layers = [sites[stage.name] for stage in stages], [stage.end - stage.first for stage in stages]
+    given = max((rate_split(wish, order, head, layers) for head in wish.heads), key=lambda plan: plan.forecast.tokens_per_s)
+    try:
+        planned = make_plan(steadied(wish))
+    except DoesNotFit:
+        return Chosen(plan=given, survey=found, is_given=True)
+    is_better = planned.forecast.tokens_per_s > (1 + BETTER_BY) * given.forecast.tokens_per_s
+    return Chosen(plan=given, survey=found, is_given=True, better=planned if is_better else None)
+
+
+def steadied(wish: Wish) -> Wish:
+    """The same with memory that does not change from start to start, where there is enough of it."""
+    enough = enough_bytes(wish)
+    sites = (
+        replace(site, memory_bytes=enough if site.memory_bytes >= enough else site.memory_bytes // MEMORY_STEP * MEMORY_STEP)
+        for site in wish.sites
+    )
+    return replace(wish, sites=tuple(sites))

@@ -1,0 +1,86 @@
+"""From files to what the planner reckons with: a model's shape and weights, a drafter, and what chat's head and daemons need of both."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+from flowspec.draft.choose import NGRAM, NONE
+from flowspec.errors import InputError
+from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
+from flowspec.plan.memory import ModelWeights, drafter_memory, stage_memory, weights_of
+from flowspec.plan.shape import ModelShape, eagle_shape, shape_of
+from flowspec.plan.sites import Drafter, Wish, process_bytes
+
+EAGLE = "eagle"
+ACCEPTANCE = {EAGLE: 0.635, NGRAM: 0.25}
+"""Of drafters that nothing is known of: an EAGLE head's best guess on the published testbed; n-grams, a guess."""
+ACCEPTANCE_MODEL = 0.58
+"""A small language model's best guess, as the bundled one's."""
+TYPICAL_CONTEXT_MAX = 512
+
+
+def typical_context(context: int) -> int:
+    """Tokens before an average one, where so many are the most."""
+    return min(TYPICAL_CONTEXT_MAX, context // 2)
+
+
+def model_weights(files: ModelFiles, shape: ModelShape) -> ModelWeights:
+    """Weights of a model's parts: counted in its files where these are here, else as its shape says."""
+    return weights_of(shape) if files.folder is None else counted_weights(files, shape)
+
+
+def counted_weights(files: ModelFiles, shape: ModelShape) -> ModelWeights:
+    """Weights of a model's parts by the headers of its files; nothing is loaded."""
+    tensors = files.tensors()
+    layers: Counter[int] = Counter()
+    others: Counter[str] = Counter()
+    for name in files.weight_map():
+        found = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
+        if found:
+            layers[int(found[1])] += tensors.element_count(name)
+        else:
+            others[name.removesuffix(".weight").rpartition(".")[2]] += tensors.element_count(name)
+    known = weights_of(shape)
+    embedding = others["embed_tokens"] or known.embedding
+    return ModelWeights(
+        layer=max(layers.values(), default=known.layer),
+        embedding=embedding,
+        head=embedding if shape.is_tied else others["lm_head"] or embedding,
+        norm=others["norm"] or known.norm,
+        is_tied=shape.is_tied,
+    )
+
+
+def find_drafter(name: str, target: ModelShape) -> Drafter | None:
+    """What is reckoned of a drafter by its name as `open_drafter` takes it; None for `none`. Raises `InputError`."""
+    if name == NONE:
+        return None
+    if name == NGRAM:
+        return Drafter(shape=None, acceptance=ACCEPTANCE[NGRAM])
+    if name != BUNDLED:
+        from flowspec.draft.eagle_head import is_eagle, tensor_names  # imports torch, which such drafters need anyway
+
+        files = ModelFiles(name)
+        if is_eagle(files.raw_config(), tensor_names(files)):
+            return Drafter(shape=eagle_shape(target), acceptance=ACCEPTANCE[EAGLE])
+    config: Any = ModelFiles(str(bundled_folder("draft")) if name == BUNDLED else name).config()
+    shape = shape_of(config, name)
+    if shape.vocabulary != target.vocabulary:
+        raise InputError(f"--drafter: expected the model's vocabulary of {target.vocabulary}, but {name} has {shape.vocabulary}")
+    return Drafter(shape=shape, acceptance=ACCEPTANCE_MODEL)
+
+
+def enough_bytes(wish: Wish) -> int:
+    """What no device of a plan can take more than: all layers, the drafter, and the processes of a stage and of the head."""
+    found = []
+    for precision in wish.precisions:
+        whole = stage_memory(
+            wish.shape, wish.weights, precision, wish.shape.layers, first=True, last=True, context=wish.context, users=wish.users
+        )
+        size = whole.total_bytes + process_bytes(2)
+        if wish.drafter is not None and wish.drafter.shape is not None:
+            size += drafter_memory(wish.drafter.shape, precision, context=wish.context, users=wish.users).total_bytes
+        found.append(size)
+    return max(found)
