@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         devices = [Device(name=f"local-{index}", address="") for index in range(options.local)]
     needs = find_needs(options, devices)
+    order = [need.device for need in needs.stages]
+    devices = sorted(devices, key=lambda device: order.index(device.name) if device.name in order else len(order))
     with contextlib.ExitStack() as stack:
         if options.cluster is None:
             level = "INFO" if args.verbose else "ERROR"  # they warn of whoever measures their links
@@ -84,8 +86,8 @@ def report(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelN
             {
                 "name": each.device.name,
                 "address": each.device.address,
-                "layers": [need.first, need.end],
-                "need_bytes": need.memory.total_bytes,
+                "layers": need and [need.first, need.end],
+                "need_bytes": need and need.memory.total_bytes,
                 "version": each.welcome and each.welcome.version,
                 "trip_s": each.trip_s,
                 "clock_offset_s": each.clock_offset_s,
@@ -94,7 +96,7 @@ def report(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelN
                 "from_head": each.from_head and asdict(each.from_head),
                 "onward": each.onward and asdict(each.onward),
             }
-            for each, need in zip(found, needs.stages, strict=True)
+            for each, need in ((each, needs.of(each.device.name)) for each in found)
         ],
     }
 
@@ -107,8 +109,10 @@ def show(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelNee
     table = Table(box=None, pad_edge=False)
     for title in ("device", "layers", "FlowSpec", "torch", "memory free", "needs", "interface", "from here", "onward"):
         table.add_column(title, overflow="fold")
-    for each, need in zip(found, needs.stages, strict=True):
-        table.add_row(each.device.name, f"{need.first}-{need.end - 1}", *_cells(each, mib(need.memory.total_bytes)))
+    for each in found:
+        need = needs.of(each.device.name)
+        layers, size = ("-", "-") if need is None else (f"{need.first}-{need.end - 1}", mib(need.memory.total_bytes))
+        table.add_row(each.device.name, layers, *_cells(each, size))
     console.print(table)
     console.print()
     for finding in findings:

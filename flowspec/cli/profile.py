@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from flowspec.cli.options import note, positive
 from flowspec.errors import InputError
 from flowspec.plan.tables import toml_text
+from flowspec.runtime.health.own_speed import kept_profile
 
 if TYPE_CHECKING:
     from flowspec.plan.profile import DeviceProfile
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, metavar="FILE.toml", help="where to write it (default: the host's name, in this folder)")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--out", type=Path, metavar="FILE.toml", help="where to write it (default: the host's name, in this folder)")
+    where.add_argument("--keep", action="store_true", help="write it where this user's daemons find it, over an older one")
     parser.add_argument("--force", action="store_true", help="overwrite that file")
     parser.add_argument("--cluster", type=Path, metavar="FILE.toml", help="measure the links to this cluster's daemons, too")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="precision (default: float32, on CUDA float16)")
@@ -39,8 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     host = socket.gethostname()
-    out = args.out or Path(f"{re.sub('[^A-Za-z0-9_-]', '-', host.split('.')[0]) or 'machine'}.toml")
-    _check_out(out, args.force)
+    out = kept_profile() if args.keep else args.out or Path(f"{re.sub('[^A-Za-z0-9_-]', '-', host.split('.')[0]) or 'machine'}.toml")
+    if args.keep:
+        out.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _check_out(out, args.force or args.keep)
     from flowspec.runtime.cluster import read_cluster
 
     devices = [] if args.cluster is None else read_cluster(args.cluster)
@@ -61,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         measured, _ = measure_beside(machine, effort, {}, step)
     profile = fit(measured, machine, out.stem)
     text = "\n".join(profile_lines(profile, machine, measured, peers, host, f"torch {torch.__version__}")) + "\n"
-    _check_out(out, args.force)
+    _check_out(out, args.force or args.keep)
     try:
         out.write_text(text, "utf-8")
     except OSError as problem:

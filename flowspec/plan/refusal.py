@@ -21,6 +21,7 @@ class Refused(DoesNotFit):
     def __init__(self, reason: str, short: list[Shortfall], options: list[Option]) -> None:
         super().__init__("\n".join(_lines(reason, short, options)))
         self.report = _report(short, options)
+        self.shortfalls = tuple(short)
 
 
 def plan_or_refuse(wish: Wish) -> Plan:

@@ -119,32 +119,40 @@ def _of_model(name: str, state: str, needs: ModelNeeds) -> Iterator[Finding]:
 def _of_memory(found: Sequence[Examined], needs: ModelNeeds) -> Iterator[Finding]:
     """Daemons at the same host share what is free there, in the order of the pipeline."""
     left: dict[str, int] = {}
-    for each, need in zip(found, needs.stages, strict=True):
-        facts = each.facts
+    for each in found:
+        need, facts = needs.of(each.device.name), each.facts
+        memory = needs.layer if need is None else need.memory
         if facts is None:
             continue
         limits = [size for size in (facts.memory_limit_bytes, each.device.memory_bytes) if size]
         if facts.accelerator and not facts.board.is_jetson:
-            where, needed, allowed = f"on {facts.accelerator}", need.memory.total_bytes, min(limits, default=facts.accelerator_free_bytes)
+            where, needed, allowed = f"on {facts.accelerator}", memory.total_bytes, min(limits, default=facts.accelerator_free_bytes)
             free = facts.accelerator_free_bytes
         else:
             host = each.device.address.rpartition(":")[0]
-            where, needed = "there", max(0, PROCESS_BYTES + need.memory.total_bytes - facts.resident_bytes)
+            where, needed = "there", max(0, PROCESS_BYTES + memory.total_bytes - facts.resident_bytes)
             free = left.get(host, facts.memory_available_bytes)
             allowed = min(limits, default=free + facts.resident_bytes) - facts.resident_bytes
-            left[host] = max(0, free - needed)
+            left[host] = max(0, free - needed) if need is not None else free
         have = max(0, min(free, allowed))
-        if needed > have:
+        if needed <= have and need is None:
+            text = "chat leaves it out: the planner foretells more tokens/s without it"
+            advice = "nothing; --layers gives layers to all devices, and flowspec plan tells what limits a plan"
+            yield Finding(severity=NOTE, device=each.device.name, check="plan", text=text, advice=advice)
+        elif needed > have:
             is_limited = allowed < free
             why = f"is allowed ({mib(min(limits))})" if is_limited else f"is free {where}"
+            what = "a single layer and its process" if need is None else f"layers {need.first} to {need.end - 1} and their process"
             text = (
-                f"layers {need.first} to {need.end - 1} and their process need {mib(needed)} more (weights {mib(need.memory.weight_bytes)}, "
-                f"cache {mib(need.memory.cache_bytes)} for {needs.context} tokens), {mib(have)} of that {why}: {mib(needed - have)} short"
+                f"{what} need {mib(needed)} more (weights {mib(memory.weight_bytes)}, "
+                f"cache {mib(memory.cache_bytes)} for {needs.context} tokens), {mib(have)} of that {why}: {mib(needed - have)} short"
             )
             advice = "give it fewer layers (--layers), take a smaller --context or --dtype; flowspec plan tells what fits"
             if is_limited:
                 advice = f"allow it more (daemon --memory, memory in the cluster file), {advice}"
-            yield Finding(severity=PROBLEM, device=each.device.name, check="memory", text=text, advice=advice)
+            if need is None:
+                text += "; chat leaves it out"
+            yield Finding(severity=WARNING if need is None else PROBLEM, device=each.device.name, check="memory", text=text, advice=advice)
 
 
 # ------------------------------------------------------------------------------------------------------- links
@@ -191,10 +199,16 @@ def _of_links(found: Sequence[Examined], needs: ModelNeeds | None) -> Iterator[F
             paths.append(_Path(name=name, ends=(each.own, own), found=each.from_head, carries_rows=False))
         if each.onward is not None and following is not None and following.facts is not None:
             name = f"{each.device.name} -> {following.device.name}"
-            paths.append(_Path(name=name, ends=(own, following.facts.interface), found=each.onward, carries_rows=True))
+            paths.append(
+                _Path(name=name, ends=(own, following.facts.interface), found=each.onward, carries_rows=_is_used(needs, each, following))
+            )
     rates = sorted(path.found.bandwidth_mbps for path in paths if not path.found.problem)
     for path in paths:
         yield from _of_link(path, rates[len(rates) // 2] if len(rates) > 2 else 0.0, needs)
+
+
+def _is_used(needs: ModelNeeds | None, *ends: Examined) -> bool:
+    return needs is None or all(needs.of(end.device.name) is not None for end in ends)
 
 
 def _of_link(path: _Path, usual_mbps: float, needs: ModelNeeds | None) -> Iterator[Finding]:

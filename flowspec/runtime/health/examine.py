@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import socket as sockets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -102,13 +102,18 @@ def examine(devices: Sequence[Device], *, model: str = "", fingerprint: str = ""
 
 
 def ask_all(
-    devices: Sequence[Device], *, model: str = "", fingerprint: str = "", speed: bool = False, step: Step = lambda done: None
+    devices: Sequence[Device],
+    *,
+    model: str = "",
+    fingerprint: str = "",
+    speed: Collection[str] = (),
+    step: Step = lambda done: None,
 ) -> list[Examined]:
-    """The facts of all devices, links left out."""
+    """The facts of all devices, links left out; those named in `speed` are asked how fast they are, too."""
     context: zmq.Context[Any] = zmq.Context()
 
     def ask(device: Device) -> Examined:
-        found = _ask(context, device, AskFacts(model=model, fingerprint=fingerprint, speed=speed))
+        found = _ask(context, device, AskFacts(model=model, fingerprint=fingerprint, speed=device.name in speed))
         step(device.name)
         return found
 

@@ -1,17 +1,21 @@
-"""What a model would ask of each device of a cluster: counted as the daemons will, from file headers. Nothing is loaded."""
+"""What a model would ask of each device of a cluster: planned as `chat` would, counted as the daemons will. Nothing is loaded."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowspec.core.precision import ACTIVATIONS
+from flowspec.errors import ClusterError
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles, canonical_name
 from flowspec.model.support import context_max, family_of
 from flowspec.plan.memory import SliceMemory
+from flowspec.plan.placement import ClusterPlan, StagePlan
+from flowspec.plan.refusal import Refused
 from flowspec.runtime.cluster import Device, pick_context, split_layers
-from flowspec.runtime.session import ClusterOptions, pick_dtype
+from flowspec.runtime.session import ClusterOptions, Decoding, choose_for, pick_dtype
 from flowspec.wire.codec import DTYPE_BYTES
 
 
@@ -19,6 +23,7 @@ from flowspec.wire.codec import DTYPE_BYTES
 class StageNeed:
     """Layers `[first, end)` of a device and their memory."""
 
+    device: str
     first: int
     end: int
     memory: SliceMemory
@@ -26,42 +31,68 @@ class StageNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelNeeds:
-    """A model on a cluster; `row_bytes` is a node's hidden state on its way to the next device."""
+    """A model on a cluster; `row_bytes` is a node's hidden state on its way to the next device.
+
+    Stages are in pipeline order; devices that `chat` would leave out have none. `layer` is the memory of one layer alone.
+    """
 
     model: str
     fingerprint: str
     dtype: str
     context: int
     row_bytes: int
+    layer: SliceMemory
     stages: tuple[StageNeed, ...]
+
+    def of(self, device: str) -> StageNeed | None:
+        """What a device needs; None for one that is left out."""
+        return next((need for need in self.stages if need.device == device), None)
 
 
 def find_needs(options: ClusterOptions, devices: Sequence[Device]) -> ModelNeeds:
-    """Counts as `chat` would split the model; raises `InputError` for a model or a split that cannot be."""
+    """Counts as `chat` would split the model; raises `InputError` for a model or a split that cannot be.
+
+    Where `chat` would refuse, layers are those of its refusal, in proportion to memory; where it would not reach all devices, even.
+    """
     files = ModelFiles(options.model)
     raw = files.raw_config()
     check_family(str(raw.get("model_type")), files.model)
     files.check_weights()
-    plans = split_layers(devices, raw["num_hidden_layers"], options.layers)
+    count = raw["num_hidden_layers"]
+    is_planned = options.cluster is not None and options.layers is None and devices[0].layers is None
+    stages = split_layers(devices[:count] if is_planned else devices, count, options.layers)
     config = files.config()
     family_of(config, files.model)
     dtype = pick_dtype(options.dtype, config)
     context = pick_context(options.context, context_max(config))
+    if is_planned:
+        wanted = ClusterPlan(model=files.model, fingerprint="", dtype=dtype, context=context, stages=())
+        with contextlib.suppress(ClusterError):  # a device that does not answer is told of by itself
+            stages = _planned(options, files, devices, wanted) or stages
     from flowspec.model.pieces import Span  # these import torch, which takes seconds: after what can be wrong without it
     from flowspec.runtime.loading import slice_memory
 
-    count = raw["num_hidden_layers"]
-    stages = [
-        StageNeed(
-            first=plan.first, end=plan.end, memory=slice_memory(files, Span(first=plan.first, end=plan.end, count=count), dtype, context)
-        )
-        for plan in plans
-    ]
+    def memory(first: int, end: int) -> SliceMemory:
+        return slice_memory(files, Span(first=first, end=end, count=count), dtype, context)
+
     return ModelNeeds(
         model=canonical_name(options.model),
         fingerprint=files.fingerprint(),
         dtype=dtype,
         context=context,
         row_bytes=config.hidden_size * DTYPE_BYTES[ACTIVATIONS[dtype]],
-        stages=tuple(stages),
+        layer=memory(count // 2, count // 2 + 1),
+        stages=tuple(
+            StageNeed(device=stage.name, first=stage.first, end=stage.end, memory=memory(stage.first, stage.end)) for stage in stages
+        ),
     )
+
+
+def _planned(options: ClusterOptions, files: ModelFiles, devices: Sequence[Device], wanted: ClusterPlan) -> list[StagePlan]:
+    """The stages that `chat` would make; where the model does not fit, the shares that its refusal names."""
+    try:
+        return choose_for(options, files, devices, wanted, Decoding()).stages(devices)
+    except Refused as refusal:
+        shares = {each.name: each.layers for each in refusal.shortfalls}
+        there = [device for device in devices if device.name in shares]
+        return split_layers(there, sum(shares.values()), [shares[device.name] for device in there])

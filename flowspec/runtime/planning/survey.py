@@ -66,7 +66,7 @@ def survey(devices: Sequence[Device], cluster: Path, precision: str, *, head_dra
     """
     declared = [declared_profile(device, cluster) for device in devices]
     network = read_links(cluster, [device.name for device in devices])
-    found = ask_all(devices, speed=True)
+    found = ask_all(devices, speed=[device.name for device, profile in zip(devices, declared, strict=True) if profile is None])
     for each in found:
         if each.ailment is not None:
             raise ClusterError(explain(each))
@@ -167,8 +167,10 @@ def _head_site(name: str, unused: DeviceProfile, precision: str, *, drafts: bool
 
 def _measured(devices: Sequence[Device], hosts: dict[str, str], head: str | None) -> Network:
     """Links between hosts as they are now; `head` is the site of this machine where it has no daemon."""
-    first = {hosts[device.name]: device for device in reversed(devices)}
-    remote = [device for host, device in first.items() if not is_here(host)]
+    seen: dict[str, Device] = {}
+    for device in devices:
+        seen.setdefault(hosts[device.name], device)
+    remote = [device for host, device in seen.items() if not is_here(host)]
     from_here = {hosts[device.name]: _spec(link_facts(device, GLANCE)) or LINK_DEFAULT for device in remote}
     between = _between(remote, hosts, from_here)
     names = {device.name: hosts[device.name] for device in devices} | ({} if head is None else {head: ""})

@@ -53,8 +53,8 @@ def cluster(count: int = 3) -> list[Examined]:
 
 def needs(count: int = 3, weight_bytes: int = GIB, model: str = "/models/llama") -> ModelNeeds:
     memory = SliceMemory(weight_bytes=weight_bytes, cache_bytes=64 << 20)
-    stages = tuple(StageNeed(first=index, end=index + 1, memory=memory) for index in range(count))
-    return ModelNeeds(model=model, fingerprint="f", dtype="float16", context=4096, row_bytes=8192, stages=stages)
+    stages = tuple(StageNeed(device=f"pi-{index}", first=index, end=index + 1, memory=memory) for index in range(count))
+    return ModelNeeds(model=model, fingerprint="f", dtype="float16", context=4096, row_bytes=8192, layer=memory, stages=stages)
 
 
 def findings(found: list[Examined], wanted: ModelNeeds | None = None) -> list[tuple[str, str, str]]:

@@ -1,0 +1,107 @@
+"""How fast a daemon says that its device is: given, kept, probed once and remembered, or not known while it works."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowspec.plan.profile import find_profile, profile_names
+from flowspec.plan.shape import PRECISION_BYTES
+from flowspec.plan.speed import completed, profile_of, speed_of
+from flowspec.runtime.compute import Machine
+from flowspec.runtime.health import own_speed as module
+from flowspec.runtime.health.own_speed import kept_profile, own_speed
+from flowspec.runtime.health.probe import probe, rounded
+
+MACHINE = Machine(device="cpu")
+PROBED = speed_of(find_profile("old-laptop"), "probed")
+
+
+@pytest.fixture
+def probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Machine]:
+    """Machines that were probed, in a home of their own."""
+    found: list[Machine] = []
+
+    def count(machine: Machine) -> object:
+        found.append(machine)
+        return PROBED
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "_probe", count)
+    return found
+
+
+def keep(text: str) -> None:
+    kept_profile().parent.mkdir(parents=True)
+    kept_profile().write_text(text)
+
+
+def test_a_probe_is_remembered_for_the_same_machine(probes: list[Machine]) -> None:
+    assert own_speed(MACHINE) == own_speed(MACHINE) == PROBED
+    assert probes == [MACHINE]
+    own_speed(replace(MACHINE, threads=1))
+    assert len(probes) == 2, "other threads, another speed"
+
+
+def test_a_device_that_works_is_not_probed_but_what_is_remembered_is_told(probes: list[Machine]) -> None:
+    assert own_speed(MACHINE, may_probe=False) is None
+    own_speed(MACHINE)
+    assert own_speed(MACHINE, may_probe=False) == PROBED
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"x": 1}', '{"x": {"name": "y"}}', "\0"])
+def test_a_broken_memory_is_written_anew(probes: list[Machine], tmp_path: Path, content: str) -> None:
+    (tmp_path / "cache/flowspec").mkdir(parents=True)
+    (tmp_path / "cache/flowspec/speed.json").write_text(content)
+    assert own_speed(MACHINE) == own_speed(MACHINE) == PROBED
+    assert len(probes) == 1
+
+
+def test_a_cache_that_cannot_be_written_costs_a_probe_each_time(probes: list[Machine], tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    assert own_speed(MACHINE) == own_speed(MACHINE) == PROBED
+    assert len(probes) == 2
+
+
+def test_what_the_user_says_comes_before_what_was_measured_before_a_probe(probes: list[Machine], caplog: pytest.LogCaptureFixture) -> None:
+    keep("[memory]\ngb = 8\ngb_per_s = 10\nefficiency = 1.0\n[compute]\nfloat32 = 0.1\nefficiency = 1.0\n")
+    kept = own_speed(MACHINE)
+    assert kept is not None
+    assert (kept.source, kept.gb_per_s, kept.float32, kept.float16) == ("kept", 10.0, 0.1, 0.0)
+    told = own_speed(replace(MACHINE, profile=find_profile("raspberry-pi-5")))
+    assert told is not None
+    assert (told.source, told.name) == ("given", "raspberry-pi-5")
+    assert probes == []
+    kept_profile().write_text("[memory]\n")
+    assert own_speed(MACHINE) == PROBED
+    assert "flowspec profile --keep" in caplog.text
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_a_told_profile_is_as_fast_as_the_board(name: str) -> None:
+    board = find_profile(name)
+    told = profile_of(speed_of(board, "given"), int(board.memory_gb * 1e9))
+    assert told == replace(board, idle_w=0.0, busy_w=0.0)
+
+
+def test_a_precision_that_a_profile_lacks_runs_as_the_slowest() -> None:
+    board = replace(find_profile("raspberry-pi-5"), tflops={"float32": 0.2, "float16": 0.4})
+    assert completed(board, "bfloat16").tflops["bfloat16"] == 0.2
+    assert completed(board, "float16") is board
+    for precision in PRECISION_BYTES:
+        assert completed(board, precision).flops(precision) > 0
+
+
+def test_this_machine_can_be_probed() -> None:
+    found = probe(torch.device("cpu"))
+    assert speed_of(found, "probed").float32 > 0
+    assert {"float32", "float16", "bfloat16"} == found.tflops.keys()
+
+
+@pytest.mark.parametrize(("value", "expected"), [(1.0, 1.0), (1.05, 1.0), (1.15, 1.189), (1000.0, 1024.0), (0.001, 0.0009766)])
+def test_rounding_hides_what_differs_from_run_to_run(value: float, expected: float) -> None:
+    assert rounded(value) == expected

@@ -1,0 +1,108 @@
+"""Choosing: slow devices left out, splits by hand compared, refusals, memory that does not wobble."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flowspec.plan.memory import weights_of
+from flowspec.plan.placement import StagePlan
+from flowspec.plan.profile import DeviceProfile, find_profile
+from flowspec.plan.refusal import Refused
+from flowspec.plan.shape import find_shape
+from flowspec.plan.sites import Network, Site, Wish
+from flowspec.runtime.cluster import LINK_DEFAULT, Device
+from flowspec.runtime.planning.choose import MEMORY_STEP, Chosen, choose, compare, steadied
+from flowspec.runtime.planning.survey import Survey
+from flowspec.runtime.planning.wish import enough_bytes, find_drafter
+
+GIB = 1 << 30
+SHAPE = find_shape("llama-3.2-1b")
+NANO, PI = find_profile("jetson-orin-nano"), find_profile("raspberry-pi-4")
+
+
+def survey_of(*profiles: DeviceProfile, memory_bytes: int = 6 * GIB) -> Survey:
+    """`d0`, `d1`, ... with these profiles."""
+    sites = tuple(Site(name=f"d{number}", profile=profile, memory_bytes=memory_bytes) for number, profile in enumerate(profiles))
+    return Survey(sites=sites, network=Network(default=LINK_DEFAULT), head="d0", sources={site.name: "probed" for site in sites})
+
+
+def wish_of(found: Survey) -> Wish:
+    return Wish(
+        sites=found.sites,
+        network=found.network,
+        shape=SHAPE,
+        weights=weights_of(SHAPE),
+        precisions=("float16",),
+        drafter=find_drafter("ngram", SHAPE),
+        context=1024,
+        head=found.head,
+    )
+
+
+def given(found: Survey, *layers: int) -> Chosen:
+    """A split by hand over the devices in order."""
+    ends = [sum(layers[: index + 1]) for index in range(len(layers))]
+    stages = [
+        StagePlan(name=f"d{number}", address="", first=end - count, end=end)
+        for number, (count, end) in enumerate(zip(layers, ends, strict=True))
+    ]
+    return compare(wish_of(found), found, stages)
+
+
+def test_a_slow_device_is_left_out_and_that_is_said() -> None:
+    found = survey_of(NANO, PI, NANO)
+    chosen = choose(wish_of(found), found)
+    devices = [Device(name=site.name, address=f"{site.name}:7700") for site in found.sites]
+    assert chosen.unused == ["d1"]
+    assert {(stage.name, stage.address) for stage in chosen.stages(devices)} <= {("d0", "d0:7700"), ("d2", "d2:7700")}
+    assert chosen.stages(devices)[-1].end == SHAPE.layers
+    assert chosen.lines() == [
+        f"layers as planned: forecast {chosen.plan.forecast.tokens_per_s:.3g} tokens/s",
+        "not used, for it is faster without: d1",
+    ]
+    report = chosen.report()
+    assert (report["is_given"], report["not_used"], report["better"]) == (False, ["d1"], None)
+    assert report["profiles"]["d1"] == {"board": "raspberry-pi-4", "source": "probed"}
+
+
+def test_a_split_by_hand_is_kept_and_told_of_a_better_one() -> None:
+    found = survey_of(NANO, PI)
+    chosen = given(found, 8, 8)
+    assert [stage.end - stage.first for stage in chosen.plan.stages] == [8, 8]
+    assert chosen.better is not None
+    assert chosen.gain > 0.05
+    (line,) = chosen.lines()
+    assert line.startswith("layers as given: forecast ")
+    assert line.endswith(f"planned (d0 16): {chosen.better.forecast.tokens_per_s:.3g} ({chosen.gain:+.0%})")
+    assert chosen.report()["better"]["gain"] == chosen.gain
+
+
+def test_a_split_by_hand_that_is_as_good_is_not_talked_about() -> None:
+    found = survey_of(NANO)
+    chosen = given(found, 16)
+    assert chosen.better is None
+    assert chosen.lines() == [f"layers as given: forecast {chosen.plan.forecast.tokens_per_s:.3g} tokens/s"]
+
+
+def test_what_does_not_fit_is_refused_with_shortfalls_and_options_but_by_hand_the_daemons_decide() -> None:
+    found = survey_of(PI, PI, memory_bytes=GIB)
+    with pytest.raises(Refused, match=r"does not fit the devices in float16") as caught:
+        choose(wish_of(found), found)
+    assert "it would fit with" in str(caught.value)
+    report = caught.value.report
+    assert report["fits"] is False
+    assert any(each["short_bytes"] > 0 for each in report["devices"])
+    assert "one raspberry-pi-4 more" in [each["change"] for each in report["would_fit"]]
+    assert caught.value.exit_status == 1
+    assert given(found, 8, 8).better is None
+
+
+def test_memory_that_is_enough_or_nearly_the_same_gives_the_same_wish() -> None:
+    wish = wish_of(survey_of(PI, PI))
+    more = replace(wish, sites=tuple(replace(site, memory_bytes=site.memory_bytes + 12345) for site in wish.sites))
+    assert steadied(wish) == steadied(more)
+    assert steadied(wish).sites[0].memory_bytes == enough_bytes(wish)
+    scarce = replace(wish, sites=(replace(wish.sites[0], memory_bytes=10 * MEMORY_STEP + 7),))
+    assert steadied(scarce).sites[0].memory_bytes == 10 * MEMORY_STEP

@@ -1,0 +1,167 @@
+"""What a survey makes of what daemons say: profiles, memory, the head's place, links. The daemons are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.core.facts import Board, Facts, LinkFacts
+from flowspec.errors import ClusterError, InputError
+from flowspec.plan.memory import PROCESS_BYTES
+from flowspec.plan.profile import find_profile
+from flowspec.plan.speed import speed_of
+from flowspec.plan.timing import LinkSpec
+from flowspec.runtime.cluster import Device
+from flowspec.runtime.health.examine import Ailment, Examined
+from flowspec.runtime.planning import survey as module
+from flowspec.runtime.planning.survey import HERE, LOOPBACK, Survey, on_grid, rounds, survey
+from tests.runtime.health.test_diagnose import FACTS, GIB
+
+PI = speed_of(find_profile("raspberry-pi-4"), "probed")
+LAPTOP = speed_of(find_profile("old-laptop"), "kept")
+
+
+class Cluster:
+    """Daemons that say what they are told to, and a file that names them."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.file = folder / "cluster.toml"
+        self.asked: list[Sequence[str]] = []
+        self.measured: list[tuple[str, ...]] = []
+        self.links: dict[tuple[str, ...], LinkFacts] = {}
+        self.facts: dict[str, Facts | Ailment] = {}
+        monkeypatch.setattr(module, "ask_all", self.ask_all)
+        monkeypatch.setattr(module, "link_facts", lambda device, effort: self.measure(device.name))
+        monkeypatch.setattr(module, "onward", lambda context, one, other, *, is_brief: self.measure(one.name, other.name))
+        monkeypatch.setattr(module, "is_here", lambda address: address.startswith("127."))
+
+    def ask_all(self, devices: Sequence[Device], speed: Sequence[str]) -> list[Examined]:
+        self.asked.append(speed)
+        found = [(device, self.facts[device.name]) for device in devices]
+        return [
+            Examined(device=device, ailment=said) if isinstance(said, Ailment) else Examined(device=device, facts=said)
+            for device, said in found
+        ]
+
+    def measure(self, *names: str) -> LinkFacts:
+        self.measured.append(names)
+        return self.links.get(names, LinkFacts(latency_s=0.00024, bandwidth_mbps=941.0))
+
+    def survey(self, *devices: Device, links: str = "", **options: Any) -> Survey:
+        self.file.write_text(links + "".join(f'[[device]]\naddress = "{device.address}"\n' for device in devices))
+        return survey(devices, self.file, "bfloat16", **{"head_drafts": False, **options})
+
+    def devices(self, *said: Facts | Ailment, network: str = "10.0.0", **fields: Any) -> list[Device]:
+        """`d0`, `d1`, ..., each saying this, each on a host of its own."""
+        self.facts |= {f"d{number}": each for number, each in enumerate(said)}
+        return [Device(name=f"d{number}", address=f"{network}.{number + 1}:7700", **fields) for number in range(len(said))]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    return Cluster(tmp_path, monkeypatch)
+
+
+def test_the_file_knows_best_then_the_daemon_and_who_tells_nothing_counts_as_the_slowest(cluster: Cluster) -> None:
+    first, *others = cluster.devices(replace(FACTS, speed=PI), replace(FACTS, speed=LAPTOP), replace(FACTS, speed=PI), FACTS)
+    found = cluster.survey(replace(first, profile="jetson-orin-nano"), *others)
+    assert [site.profile.name for site in found.sites[:4]] == ["jetson-orin-nano", "old-laptop", "raspberry-pi-4", "raspberry-pi-4"]
+    assert found.sources == {"d0": "declared", "d1": "kept", "d2": "probed", "d3": "assumed"}
+    assert cluster.asked == [["d1", "d2", "d3"]], "who is declared need not probe"
+
+
+def test_where_nobody_tells_anything_all_are_alike(cluster: Cluster) -> None:
+    found = cluster.survey(*cluster.devices(FACTS, FACTS))
+    assert found.sites[0].profile == found.sites[1].profile
+    assert found.sources == {"d0": "assumed", "d1": "assumed"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "device_bytes", "expected"),
+    [
+        ({}, None, 6 * GIB + (64 << 20)),
+        ({"memory_limit_bytes": GIB}, None, GIB),
+        ({"memory_limit_bytes": 3 * GIB}, 2 * GIB, 2 * GIB),
+        ({"accelerator": "Orin", "accelerator_free_bytes": GIB}, None, GIB + PROCESS_BYTES),
+        ({"accelerator": "Orin", "accelerator_free_bytes": GIB, "board": Board(is_jetson=True)}, None, 6 * GIB + (64 << 20)),
+    ],
+)
+def test_memory_is_what_is_free_and_allowed(cluster: Cluster, changes: dict[str, Any], device_bytes: int | None, expected: int) -> None:
+    found = cluster.survey(*cluster.devices(replace(FACTS, **changes), memory_bytes=device_bytes))
+    assert found.sites[0].memory_bytes == expected
+
+
+def test_daemons_of_one_host_share_its_memory(cluster: Cluster) -> None:
+    first, second = cluster.devices(FACTS, FACTS)
+    found = cluster.survey(first, replace(second, address="10.0.0.1:7701"))
+    assert [site.memory_bytes for site in found.sites[:2]] == [3 * GIB + (64 << 20)] * 2
+    assert found.network.between("d0", "d1") == LOOPBACK
+
+
+def test_the_head_is_where_this_machine_is(cluster: Cluster) -> None:
+    away = cluster.devices(replace(FACTS, speed=PI), replace(FACTS, speed=PI))
+    found = cluster.survey(*away)
+    assert (found.head, found.sites[-1].name, found.sites[-1].runs_stages) == (HERE, HERE, False)
+    here = [replace(away[0], address="127.0.0.1:7700"), away[1]]
+    found = cluster.survey(*here)
+    assert (found.head, len(found.sites)) == ("d0", 2)
+    found = cluster.survey(here[0], replace(away[1], address="127.0.0.1:7701"))
+    assert (found.head, len(found.sites)) == (None, 2)
+    assert found.network.default == LOOPBACK
+
+
+def test_links_are_measured_between_hosts_only_and_rounded(cluster: Cluster) -> None:
+    devices = cluster.devices(*[replace(FACTS, speed=PI)] * 3)
+    cluster.links["d0", "d1"] = LinkFacts(latency_s=0.003, bandwidth_mbps=23.0)
+    cluster.links["d1", "d2"] = cluster.links["d2", "d1"] = LinkFacts(problem="no route")
+    cluster.links["d2",] = LinkFacts(latency_s=0.001, bandwidth_mbps=95.0)
+    found = cluster.survey(*devices)
+    assert found.network.between(HERE, "d0") == LinkSpec(bandwidth_mbps=1000, delay_s=0.00025)
+    assert found.network.between("d0", "d1") == LinkSpec(bandwidth_mbps=25, delay_s=0.0025)
+    assert found.network.between("d1", "d2") == found.network.between(HERE, "d2") == LinkSpec(bandwidth_mbps=100, delay_s=0.001)
+    assert len(cluster.measured) == 6
+
+
+def test_links_that_the_file_declares_are_not_measured(cluster: Cluster) -> None:
+    devices = cluster.devices(*[replace(FACTS, speed=PI)] * 2)
+    found = cluster.survey(*devices, links='links = ["100/2", "d0:d1=10/3"]\n')
+    assert cluster.measured == []
+    assert found.network.between("d0", "d1") == LinkSpec(bandwidth_mbps=10, delay_s=0.003)
+    assert found.network.between(HERE, "d1") == LinkSpec(bandwidth_mbps=100, delay_s=0.002)
+    with pytest.raises(InputError, match=r"cluster.toml: links: expected two of d0, d1 as A:B, got 'd0:x'"):
+        cluster.survey(*devices, links='links = ["d0:x=10/3"]\n')
+
+
+def test_a_device_that_does_not_answer_is_an_error_with_advice(cluster: Cluster) -> None:
+    devices = cluster.devices(FACTS, Ailment(check="reachable", text="nothing listens", advice="start its daemon"))
+    with pytest.raises(ClusterError, match=r"device d1 at 10\.0\.0\.2:7700: nothing listens; start its daemon"):
+        cluster.survey(*devices)
+
+
+def test_a_board_that_nobody_knows_is_refused_before_anybody_is_asked(cluster: Cluster) -> None:
+    (device,) = cluster.devices(FACTS, profile="pi5")
+    with pytest.raises(InputError, match=r"cluster.toml: d0: profile: expected a \.toml file or one of .*, got 'pi5'"):
+        cluster.survey(device)
+    assert cluster.asked == []
+
+
+@given(st.integers(0, 12))
+def test_rounds_pair_each_with_each_once_and_nobody_twice_at_a_time(count: int) -> None:
+    devices = [Device(name=str(number), address="") for number in range(count)]
+    found = [[frozenset((one.name, other.name)) for one, other in pairs] for pairs in rounds(devices)]
+    assert all(len(frozenset().union(*pairs)) == 2 * len(pairs) for pairs in found)
+    assert sorted(map(sorted, (pair for pairs in found for pair in pairs))) == sorted(
+        sorted((one.name, other.name)) for one, other in combinations(devices, 2)
+    )
+
+
+@pytest.mark.parametrize(("value", "expected"), [(941.0, 1000), (94.1, 100), (9.4, 10), (300.0, 250), (0.00022, 0.00025)])
+def test_rounding_keeps_usual_links_what_they_are(value: float, expected: float) -> None:
+    assert on_grid(value) == expected
