@@ -21,7 +21,8 @@ class DaemonProcess:
 
     def __init__(self, name: str, *flags: str, version: str | None = None) -> None:
         run = ["-m", "flowspec.cli.main"] if version is None else ["-c", CODE, version]
-        command = [sys.executable, *run, "daemon", "--port=0", f"--name={name}", "--device=cpu", *flags]
+        # With a board of its own it need not probe, which takes time and writes into the user's cache folder.
+        command = [sys.executable, *run, "daemon", "--port=0", f"--name={name}", "--device=cpu", "--profile=raspberry-pi-4", *flags]
         self.name = name
         self.lines: list[str] = []
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})

@@ -41,7 +41,7 @@ def doctor(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, dict[st
 
 def test_a_healthy_cluster_has_no_problem(healthy: list[DaemonProcess], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = cluster_file(tmp_path, {daemon.name: daemon.address for daemon in healthy})
-    status, found = doctor(capsys, f"--cluster={path}")
+    status, found = doctor(capsys, f"--cluster={path}", "--layers=4,4")
     assert [finding for finding in found["findings"] if finding["severity"] == "problem"] == []
     assert (status, found["problems"]) == (0, 0)
     first, second = found["devices"]
@@ -62,7 +62,7 @@ def test_a_person_sees_a_table_and_that_all_is_well(
     healthy: list[DaemonProcess], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = cluster_file(tmp_path, {daemon.name: daemon.address for daemon in healthy})
-    assert main(["doctor", f"--cluster={path}", "--context=64"]) == 0
+    assert main(["doctor", f"--cluster={path}", "--context=64", "--layers=4,4"]) == 0
     shown = capsys.readouterr().out
     assert "pi-1" in shown
     assert "lo, loopback" in shown

@@ -14,8 +14,6 @@ from flowspec.runtime.cluster import Device
 from flowspec.runtime.planning.survey import ASSUMED, Survey
 from flowspec.runtime.planning.wish import enough_bytes
 
-MEMORY_STEP = 32 << 20
-"""Memory that is scarce is rounded down to it, so that plans do not change with every start."""
 BETTER_BY = 0.05
 """A planned split is told of only if it gains more over the user's."""
 
@@ -51,12 +49,11 @@ class Chosen:
 
     def lines(self) -> list[str]:
         """What a person is told."""
-        rate = f"{self.plan.forecast.tokens_per_s:.3g} tokens/s"
+        found = [f"layers as {'given' if self.is_given else 'planned'}: forecast {_rate(self.plan)} tokens/s"]
         if self.better is not None:
             split = ", ".join(f"{stage.site.name} {stage.end - stage.first}" for stage in self.better.stages)
-            found = [f"layers as given: forecast {rate}; planned ({split}): {self.better.forecast.tokens_per_s:.3g} ({self.gain:+.0%})"]
-        else:
-            found = [f"layers as given: forecast {rate}" if self.is_given else f"layers as planned: forecast {rate}"]
+            more = f"{self.gain:+.0%}" if self.gain < 1 else f"{1 + self.gain:.1f} times that"
+            found.append(f"the planner's would give {_rate(self.better)} ({more}): {split}")
         if self.unused:
             found.append(f"not used, for it is faster without: {', '.join(self.unused)}")
         assumed = [name for name, source in self.survey.sources.items() if source == ASSUMED]
@@ -77,6 +74,11 @@ class Chosen:
             },
             "better": None if self.better is None else {**_numbers(self.better), "gain": self.gain},
         }
+
+
+def _rate(plan: Plan) -> str:
+    rate = plan.forecast.tokens_per_s
+    return f"{rate:.3g}" if rate < 100 else f"{rate:.0f}"
 
 
 def _numbers(plan: Plan) -> dict[str, Any]:
@@ -107,10 +109,6 @@ def compare(wish: Wish, found: Survey, stages: Sequence[StagePlan]) -> Chosen:
 
 
 def steadied(wish: Wish) -> Wish:
-    """The same with memory that does not change from start to start, where there is enough of it."""
+    """The same with memory that does not change from start to start where there is enough of it, so that the plan does not, either."""
     enough = enough_bytes(wish)
-    sites = (
-        replace(site, memory_bytes=enough if site.memory_bytes >= enough else site.memory_bytes // MEMORY_STEP * MEMORY_STEP)
-        for site in wish.sites
-    )
-    return replace(wish, sites=tuple(sites))
+    return replace(wish, sites=tuple(replace(site, memory_bytes=min(enough, site.memory_bytes)) for site in wish.sites))

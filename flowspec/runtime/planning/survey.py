@@ -42,6 +42,8 @@ LOOPBACK = LinkSpec(bandwidth_mbps=10000, delay_s=0.0001)
 """Between processes of one machine."""
 STEPS = 5
 """Rounding of links: so many steps to a factor of ten, of which 10, 100 and 1000 Mbit/s are some."""
+MEMORY_STEP = 32 << 20
+"""Free memory is rounded down to it, so that it is the same again at the next start."""
 ASSUMED = "assumed"
 DECLARED = "declared"
 
@@ -146,7 +148,7 @@ def _allowed(facts: Facts, device: Device, taken_bytes: int, daemons: int) -> in
     free_bytes = (facts.memory_available_bytes + taken_bytes) // daemons
     if facts.accelerator and not facts.board.is_jetson:
         free_bytes = facts.accelerator_free_bytes // daemons + PROCESS_BYTES
-    return min([free_bytes, *(size for size in (facts.memory_limit_bytes, device.memory_bytes) if size)])
+    return min([free_bytes // MEMORY_STEP * MEMORY_STEP, *(size for size in (facts.memory_limit_bytes, device.memory_bytes) if size)])
 
 
 def _head_site(name: str, unused: DeviceProfile, precision: str, *, drafts: bool) -> Site:

@@ -87,6 +87,7 @@ def test_where_nobody_tells_anything_all_are_alike(cluster: Cluster) -> None:
     ("changes", "device_bytes", "expected"),
     [
         ({}, None, 6 * GIB + (64 << 20)),
+        ({"memory_available_bytes": 5 * GIB + 12345}, None, 5 * GIB + (64 << 20)),
         ({"memory_limit_bytes": GIB}, None, GIB),
         ({"memory_limit_bytes": 3 * GIB}, 2 * GIB, 2 * GIB),
         ({"accelerator": "Orin", "accelerator_free_bytes": GIB}, None, GIB + PROCESS_BYTES),
