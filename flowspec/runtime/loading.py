@@ -95,6 +95,7 @@ def check_memory(
     if is_loaded:
         need = replace(need, weight_bytes=0)
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what the last slice left behind counts as free
         free, _ = torch.cuda.mem_get_info(device)
         have = free if limit_bytes is None else min(free, limit_bytes)
     else:

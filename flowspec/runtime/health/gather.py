@@ -113,4 +113,5 @@ def _accelerator(wanted: str) -> tuple[str, int, int]:
     if device.type != "cuda":
         return "", 0, 0
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    return torch.cuda.get_device_name(device)[:NAME_CHARS_MAX], total_bytes, free_bytes
+    own_bytes = torch.cuda.memory_reserved(device)  # a slice that is kept goes when another is assigned
+    return torch.cuda.get_device_name(device)[:NAME_CHARS_MAX], total_bytes, free_bytes + own_bytes

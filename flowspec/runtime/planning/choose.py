@@ -51,7 +51,7 @@ class Chosen:
         """What a person is told."""
         found = [f"layers as {'given' if self.is_given else 'planned'}: forecast {_rate(self.plan)} tokens/s"]
         if self.better is not None:
-            split = ", ".join(f"{stage.site.name} {stage.end - stage.first}" for stage in self.better.stages)
+            split = ", ".join(f"{stage.end - stage.first} on {stage.site.name}" for stage in self.better.stages)
             more = f"{self.gain:+.0%}" if self.gain < 1 else f"{1 + self.gain:.1f} times that"
             found.append(f"the planner's would give {_rate(self.better)} ({more}): {split}")
         if self.unused:

@@ -75,7 +75,7 @@ def test_a_split_by_hand_is_kept_and_told_of_a_better_one() -> None:
     assert chosen.gain > 0.05
     assert chosen.lines() == [
         f"layers as given: forecast {chosen.plan.forecast.tokens_per_s:.3g} tokens/s",
-        f"the planner's would give {chosen.better.forecast.tokens_per_s:.3g} ({1 + chosen.gain:.1f} times that): d0 16",
+        f"the planner's would give {chosen.better.forecast.tokens_per_s:.3g} ({1 + chosen.gain:.1f} times that): 16 on d0",
     ]
     assert chosen.report()["better"]["gain"] == chosen.gain
 
