@@ -1,19 +1,25 @@
-"""Every wrong input to the real command ends with one clear line on standard error, an exit status, and no traceback.
+"""Every wrong input to the command ends with one clear line on standard error, an exit status, and no traceback.
 
 Status 2 is the user's input, 1 a cluster that does not come up. Usage errors of argparse show the usage before the line.
+Flags are tried in this process, which spares fifty starts; each way in which a command can refuse is also tried in a real one.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from flowspec.cli.main import main
 from flowspec.model.files import bundled_folder
 
 COMMAND = [sys.executable, "-m", "flowspec.cli.main"]
@@ -24,16 +30,45 @@ def refusal(*args: str | bytes, status: int = 2, stdin: bytes = b"", home: Path 
     """Runs the command, which must fail with `status`; returns its one line."""
     environment = {**os.environ, **OFFLINE, **({} if home is None else {"HF_HOME": str(home), "HF_HUB_CACHE": str(home)})}
     done = subprocess.run([*COMMAND, *args], input=stdin, capture_output=True, timeout=120, env=environment, check=False)
-    lines = done.stderr.decode().splitlines()
     assert done.returncode == status, done.stderr.decode()
     assert done.stdout == b""
-    command = args[0] if isinstance(args[0], str) else args[0].decode()
+    return only_line(done.stderr.decode(), args[0] if isinstance(args[0], str) else args[0].decode())
+
+
+def only_line(text: str, command: str) -> str:
+    """The one line that a command has told, without the usage and its own name before it."""
+    lines = text.splitlines()
     if lines and lines[0].startswith("usage: "):
         while lines[0].startswith(("usage: ", " ")):
             lines.pop(0)
     assert len(lines) == 1, "\n".join(lines)
     assert lines[0].startswith(f"flowspec {command}: ")
     return lines[0].removeprefix(f"flowspec {command}: ").removeprefix("error: ")
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
+    """As `refusal`, in this process and at the user's input; fails when the command starts a process."""
+
+    def start(*args: object, **options: object) -> NoReturn:
+        raise AssertionError(f"a process was started: {args}")
+
+    def refusal(*args: str) -> str:
+        try:
+            status = main(list(args))
+        except SystemExit as end:  # how argparse ends
+            status = end.code
+        told = capsys.readouterr()
+        assert status == 2, told.err
+        assert told.out == ""
+        return only_line(told.err, args[0])
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield refusal
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +97,6 @@ def refusal(*args: str | bytes, status: int = 2, stdin: bytes = b"", home: Path 
         (["generate", "hi", "--max-new-tokens", "0"], "argument --max-new-tokens: expected a whole number from 1, got '0'"),
         (["generate", "hi", "--context", "-5"], "argument --context: expected a whole number from 1, got '-5'"),
         (["generate", "hi", "--dtype", "int3"], "argument --dtype: invalid choice: 'int3'"),
-        (["generate", "hi", "--log-file", "/no/folder/log"], "--log-file: expected a file that can be written, got /no/folder/log"),
         (["chat", "--temperature", "inf"], "sampling: temperature: expected 0, or 0.001 to 100.0, got inf"),
         (
             ["chat", "--model", "/no/model"],
@@ -75,8 +109,6 @@ def refusal(*args: str | bytes, status: int = 2, stdin: bytes = b"", home: Path 
             ["verify", "--prompts", "/no/prompts.jsonl"],
             "/no/prompts.jsonl: expected a file of prompts, but it cannot be read (No such file",
         ),
-        (["daemon", "--host", "no.such.host.invalid"], "--host: expected an address of this machine, got 'no.such.host.invalid'"),
-        (["daemon", "--host", ""], "--host: expected an address of this machine, got an empty one"),
         (["daemon", "--device", "nonsense"], "--device: expected auto, cpu or cuda:N, got 'nonsense'"),
         (["daemon", "--memory", "nonsense"], "--memory: expected a size such as 4GiB or 512MiB, got 'nonsense'"),
         (["daemon", "--cache-limit", "plenty"], "--cache-limit: expected a size such as 4GiB or 512MiB, got 'plenty'"),
@@ -84,17 +116,36 @@ def refusal(*args: str | bytes, status: int = 2, stdin: bytes = b"", home: Path 
         (["daemon", "--port", "65536"], "--port: expected 0 to 65535, got 65536"),
         (["daemon", "--threads", "0"], "--threads: expected 1 or more, got 0"),
         (["daemon", "--name", "n" * 201], "--name: expected 1 to 200 characters, got 201"),
-        (["fly"], "argument COMMAND: invalid choice: 'fly'"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
-def test_a_wrong_flag_is_refused_before_anything_is_started(args: list[str], expected: str) -> None:
-    if args == ["fly"]:
-        done = subprocess.run([*COMMAND, *args], capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 2
-        assert done.stderr.splitlines()[-1].startswith(f"flowspec: {expected}")
-        return
+def test_a_wrong_flag_is_refused_before_anything_is_started(refused: Callable[..., str], args: list[str], expected: str) -> None:
+    assert refused(*args).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["generate", "hi", "--layers", "a"], "argument --layers: expected numbers with commas, such as 3,1,2,2, got 'a'"),
+        (["generate"], "expected a prompt, got an empty one"),
+        (["generate", "hi", "--local", "9"], "9 devices but only 8 layers: each device needs at least one; use fewer devices"),
+        (["generate", "hi", "--log-file", "/no/folder/log"], "--log-file: expected a file that can be written, got /no/folder/log"),
+        (["chat", "--temperature", "inf"], "sampling: temperature: expected 0, or 0.001 to 100.0, got inf"),
+        (["verify", "--local", "2,0"], "--local: expected whole numbers from 1"),
+        (["daemon", "--host", "no.such.host.invalid"], "--host: expected an address of this machine, got 'no.such.host.invalid'"),
+        (["daemon", "--host", ""], "--host: expected an address of this machine, got an empty one"),
+        (["daemon", "--threads", "0"], "--threads: expected 1 or more, got 0"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_a_real_command_refuses_with_a_line_and_a_status(args: list[str], expected: str) -> None:
     assert refusal(*args).startswith(expected)
+
+
+def test_a_command_that_is_none_is_refused() -> None:
+    done = subprocess.run([*COMMAND, "fly"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("flowspec: argument COMMAND: invalid choice: 'fly'")
 
 
 @pytest.mark.parametrize(("args", "stdin"), [((b"a\xff",), b""), ((), b"a\xff")], ids=["argument", "stdin"])
@@ -139,7 +190,7 @@ def test_a_model_that_transformers_refuses_is_one_line(tmp_path: Path) -> None:
     assert "cannot read the config.json of" in refusal("generate", "hi", "--local", "1", "--model", str(model))
 
 
-def test_a_broken_cluster_file_is_named(tmp_path: Path) -> None:
+def test_a_broken_cluster_file_is_named(refused: Callable[..., str], tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     for content, expected in (
         ("[[device]", "expected TOML, got "),
@@ -147,10 +198,10 @@ def test_a_broken_cluster_file_is_named(tmp_path: Path) -> None:
         ('[[device]]\naddress = "a:1"\nlayers = [0, 7]', "the devices hold 7 layers together, but the model has 8"),
     ):
         path.write_text(content)
-        assert expected in refusal("generate", "hi", "--cluster", str(path))
+        assert expected in refused("generate", "hi", "--cluster", str(path))
 
 
-def test_broken_prompt_files_are_named_with_their_line(tmp_path: Path) -> None:
+def test_broken_prompt_files_are_named_with_their_line(refused: Callable[..., str], tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     for content, expected in (
         ("", f"{path}: expected at least one prompt, got an empty file"),
@@ -159,9 +210,9 @@ def test_broken_prompt_files_are_named_with_their_line(tmp_path: Path) -> None:
         ("[]", f"{path} line 1: "),
     ):
         path.write_text(content)
-        assert refusal("verify", "--prompts", str(path)).startswith(expected)
+        assert refused("verify", "--prompts", str(path)).startswith(expected)
     path.write_bytes(b"\xff")
-    assert "cannot be read" in refusal("verify", "--prompts", str(path))
+    assert "cannot be read" in refused("verify", "--prompts", str(path))
 
 
 def test_a_taken_port_is_named() -> None:
