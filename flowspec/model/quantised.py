@@ -16,7 +16,7 @@ On CPUs only, so far.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -31,6 +31,12 @@ GROUP = 32
 OUTPUTS = 16
 """torch's int4 kernel takes outputs in blocks of so many."""
 TINY = 1e-30
+BLOCK_ROWS = 1024
+"""Outputs that are rounded at once, so that no second copy of a matrix in float32 is made."""
+FORMAT = 1
+"""Of `Rounded`: counts up when a class rounds otherwise or names or orders the parts otherwise, since they are kept on disk."""
+Rounded = Mapping[str, torch.Tensor]
+"""A rounded matrix: levels, scales and zeros, each with a row for each output, as its class says. Of no kernel's layout."""
 
 
 class QuantisedLinear(nn.Linear):
@@ -39,8 +45,21 @@ class QuantisedLinear(nn.Linear):
     Made of a linear layer where it stands (`quantise`), so that those who hold that one need not know.
     """
 
-    def pack(self, weight: torch.Tensor) -> None:
-        """Takes `weight` `[out, in]`; no reference to it is kept."""
+    copies_tied = True
+    """Whether `lm_head` is packed although the embedding keeps its weights as they are."""
+
+    @staticmethod
+    def takes(shape: torch.Size) -> bool:
+        """Whether such a matrix `[out, in]`, or stack of them, is packed at all."""
+        return True
+
+    @staticmethod
+    def rounded(weight: torch.Tensor) -> Rounded:
+        """The parts that `weight` `[rows, in]` is rounded to, each row for itself. Raises `InputError` for one that cannot be packed."""
+        raise NotImplementedError
+
+    def pack(self, rounded: Rounded) -> None:
+        """Takes this layer's rounded weights; no reference to them is kept."""
         raise NotImplementedError
 
     @staticmethod
@@ -52,16 +71,20 @@ class QuantisedLinear(nn.Linear):
 class Int8Linear(QuantisedLinear):
     """See the module."""
 
-    def pack(self, weight: torch.Tensor) -> None:
-        scale = (weight.abs().amax(dim=1).float() / WEIGHT_MAX).clamp_min_(TINY)  # [out]
-        levels = weight.new_empty((self.out_features, self.in_features + 2), dtype=torch.int8)
-        levels[:, -2:] = 0
-        for first in range(0, self.out_features, 1024):  # block by block, so that no second copy in float32 is made
-            block = slice(first, first + 1024)
-            levels[block, :-2] = (weight[block].float() / scale[block, None]).round_()
+    @staticmethod
+    def rounded(weight: torch.Tensor) -> Rounded:
+        """`levels` int8 `[rows, in]` and `scales` float32 `[rows]`."""
+        scale = (weight.abs().amax(dim=1).float() / WEIGHT_MAX).clamp_min_(TINY)
+        levels = torch.empty_like(weight, dtype=torch.int8)
+        for block in _blocks(len(weight)):
+            levels[block] = (weight[block].float() / scale[block, None]).round_()
+        return {"levels": levels, "scales": scale}
+
+    def pack(self, rounded: Rounded) -> None:
+        levels = F.pad(rounded["levels"], (0, 2))
         engine = torch.backends.quantized.engine
         self._eight_bits = engine == "qnnpack"  # which ignores `reduce_range`, and has no need of it
-        self._packed = _prepacked(levels, scale)
+        self._packed = _prepacked(levels, rounded["scales"])
 
     @staticmethod
     def bytes_of(inputs: int, outputs: int) -> int:
@@ -86,17 +109,31 @@ class Int8Linear(QuantisedLinear):
 class Int4Linear(QuantisedLinear):
     """See the module. Raises `InputError` for a layer that torch's kernel cannot take."""
 
-    def pack(self, weight: torch.Tensor) -> None:
-        if self.in_features % GROUP:
-            raise InputError(f"int4 takes inputs in groups of {GROUP}, but this model has a layer of {self.in_features}; use int8")
-        padded = F.pad(weight, (0, 0, 0, -self.out_features % OUTPUTS))
-        groups = padded.float().view(len(padded), -1, GROUP)
-        low, high = groups.amin(dim=2), groups.amax(dim=2)  # [out, groups]
-        scale = ((high - low) / 15).clamp_min_(TINY).bfloat16()
-        zero = (low + 8 * scale.float()).bfloat16()
-        levels = ((groups - zero.float()[..., None]) / scale.float()[..., None]).round_().add_(8).clamp_(0, 15)
-        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels.view_as(padded).to(torch.int32), 2)
-        self._scales = torch.stack([scale, zero], dim=2).transpose(0, 1).contiguous()  # [groups, out, 2]
+    @staticmethod
+    def rounded(weight: torch.Tensor) -> Rounded:
+        """`levels` uint8 `[rows, in / 2]`, the first of two inputs in the low bits; `scales` and `zeros` bfloat16 `[rows, groups]`."""
+        rows, inputs = weight.shape
+        if inputs % GROUP:
+            raise InputError(f"int4 takes inputs in groups of {GROUP}, but this model has a layer of {inputs}; use int8")
+        pairs = weight.new_empty((rows, inputs // 2), dtype=torch.uint8)
+        scales, zeros = (weight.new_empty((rows, inputs // GROUP), dtype=torch.bfloat16) for _ in range(2))
+        for block in _blocks(rows):
+            groups = weight[block].float().view(-1, inputs // GROUP, GROUP)
+            low, high = groups.amin(dim=2), groups.amax(dim=2)  # [rows, groups]
+            scale = scales[block] = ((high - low) / 15).clamp_min_(TINY).bfloat16()
+            zero = zeros[block] = (low + 8 * scale.float()).bfloat16()
+            levels = ((groups - zero.float()[..., None]) / scale.float()[..., None]).round_().add_(8).clamp_(0, 15)
+            levels = levels.to(torch.uint8).view(-1, inputs)
+            pairs[block] = levels[:, ::2] | levels[:, 1::2] << 4
+        return {"levels": pairs, "scales": scales, "zeros": zeros}
+
+    def pack(self, rounded: Rounded) -> None:
+        more = (0, 0, 0, -self.out_features % OUTPUTS)
+        pairs = F.pad(rounded["levels"], more).int()
+        levels = torch.stack([pairs & 15, pairs >> 4], dim=2).flatten(1)
+        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 2)
+        scales, zeros = F.pad(rounded["scales"], more), F.pad(rounded["zeros"], more)
+        self._scales = torch.stack([scales, zeros], dim=2).transpose(0, 1).contiguous()  # [groups, out, 2]
 
     @staticmethod
     def bytes_of(inputs: int, outputs: int) -> int:
@@ -118,10 +155,15 @@ LINEARS: dict[str, type[QuantisedLinear]] = {"int8": Int8Linear, "int4": Int4Lin
 
 def quantise(linear: nn.Linear, weight: torch.Tensor, kind: type[QuantisedLinear]) -> None:
     """Makes a packed layer of `linear`, with the values of `weight` `[out, in]`; its bias stays."""
+    pack(linear, kind.rounded(weight), kind)
+
+
+def pack(linear: nn.Linear, rounded: Rounded, kind: type[QuantisedLinear]) -> None:
+    """Makes a packed layer of `linear`, with weights that were rounded before; its bias stays."""
     linear.__class__ = kind
     linear.weight = None  # type: ignore[assignment]
     assert isinstance(linear, QuantisedLinear)
-    linear.pack(weight)
+    linear.pack(rounded)
 
 
 def packed_bytes(modules: Iterable[nn.Module]) -> Iterator[int]:
@@ -130,6 +172,11 @@ def packed_bytes(modules: Iterable[nn.Module]) -> Iterator[int]:
         for part in module.modules():
             if isinstance(part, QuantisedLinear):
                 yield part.bytes_of(part.in_features, part.out_features)
+
+
+def _blocks(rows: int) -> Iterator[slice]:
+    """Slices of `BLOCK_ROWS` and a rest."""
+    return (slice(first, first + BLOCK_ROWS) for first in range(0, rows, BLOCK_ROWS))
 
 
 def _prepacked(levels: torch.Tensor, scale: torch.Tensor) -> Any:

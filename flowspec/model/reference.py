@@ -15,6 +15,7 @@ import torch
 
 from flowspec.core.messages import Sampling
 from flowspec.core.precision import ACTIVATIONS
+from flowspec.model.experts import EXPERTS_NAME, pack_experts
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf import whole_model
 from flowspec.model.quantised import LINEARS, quantise
@@ -45,7 +46,8 @@ class Reference:
 
         torch.set_num_threads(1)  # one answer at a time is too small for more, and daemons want the other cores
         transformers_logging.disable_progress_bar()
-        activations, options = DTYPES[ACTIVATIONS[dtype]], {"experts_implementation": "eager"}
+        activations = DTYPES[ACTIVATIONS[dtype]]
+        options = {"experts_implementation": EXPERTS_NAME if dtype in LINEARS else "eager"}  # transformers' own cannot run packed ones
         if files.gguf is not None:
             self._model: Any = whole_model(files.gguf, files.config(), activations, **options).eval()
         else:
@@ -57,7 +59,10 @@ class Reference:
             ).eval()
         if dtype in LINEARS:
             for module in [part for part in self._model.modules() if type(part) is torch.nn.Linear]:
-                quantise(module, module.weight, LINEARS[dtype])
+                quantise(module, module.weight.detach(), LINEARS[dtype])
+            for module in list(self._model.modules()):
+                for name, weight in [each for each in module.named_parameters(recurse=False) if each[1].dim() == 3]:
+                    pack_experts(module, name, LINEARS[dtype].rounded(weight.detach().flatten(0, 1)), LINEARS[dtype])
         self._answers: dict[tuple[Any, ...], list[int]] = {}
         self.noise = NOISE_FLOOR / NOISE_FACTOR
 

@@ -6,18 +6,20 @@ and filled in place from the memory-mapped files, so a device never holds its sl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from flowspec.errors import InputError
+from flowspec.model.experts import pack_experts
 from flowspec.model.families import Family, Root
 from flowspec.model.files import TensorIndex
 from flowspec.model.pieces import Pieces
-from flowspec.model.quantised import QuantisedLinear, quantise
+from flowspec.model.quantised import QuantisedLinear, Rounded, pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +45,36 @@ class Weight:
         return self.module.get_submodule(path), leaf
 
     @property
+    def shape(self) -> torch.Size:
+        """Before it is packed."""
+        owner, leaf = self.owner
+        return owner.get_parameter(leaf).shape  # type: ignore[no-any-return]
+
+    @property
     def is_linear(self) -> bool:
         """Whether it is the matrix of a linear layer."""
         owner, leaf = self.owner
         return isinstance(owner, nn.Linear) and leaf == "weight"
 
     @property
+    def is_experts(self) -> bool:
+        """Whether it is the matrices of a mixture's experts, `[experts, out, in]`."""
+        return len(self.shape) == 3
+
+    @property
     def tensors(self) -> tuple[str, ...]:
         """The names of the tensors it is made of; two parameters that are tied have the same."""
         return tuple(source.tensor for source in self.sources)
+
+
+class RoundedStore(Protocol):
+    """Keeps rounded matrices from one load to the next."""
+
+    def find(self, weight: Weight) -> Rounded | None:
+        """What `keep` was given for a parameter of the same content, unchanged."""
+
+    def keep(self, weight: Weight, rounded: Rounded) -> None:
+        """Keeps it if there is room."""
 
 
 def weights_of(pieces: Pieces, tensors: TensorIndex) -> Iterator[Weight]:
@@ -87,51 +110,67 @@ def fill(
     device: torch.device,
     progress: Callable[[float], None] = lambda share: None,
     packing: type[QuantisedLinear] | None = None,
+    store: RoundedStore | None = None,
 ) -> None:
-    """Gives every parameter its values, converted to `dtype`; with `packing`, weights of linear layers are packed as they come.
+    """Gives every parameter its values, converted to `dtype`; with `packing`, matrices are packed as they come.
 
-    Raises `InputError` for a tensor that is missing or of another shape, or before anything is read for one that nothing uses, and for
-    what cannot be packed.
+    What `store` has of these is not read from the checkpoint. Raises `InputError` for a tensor that is missing or of another shape, or
+    before anything is read for one that nothing uses, and for what cannot be packed.
     """
-    _check_packable(pieces, packing, device)
+    _check_packable(packing, device)
     weights = list(weights_of(pieces, tensors))
     _check_all_used(pieces, weights, tensors)
     count = sum(len(weight.sources) for weight in weights)
     done = 0
     loaded: dict[tuple[str, ...], nn.Parameter] = {}
+
+    def read(weight: Weight) -> torch.Tensor:
+        values = torch.empty(weight.shape, dtype=dtype, device=device)  # aligned, unlike the file's
+        for number, source in enumerate(weight.sources, done + 1):
+            tensors.copy_into(source.tensor, values[source.part])
+            progress(number / count)
+        return values
+
     for weight in weights:
         owner, leaf = weight.owner
-        parameter = loaded.get(weight.tensors)
-        if parameter is None:
-            values = torch.empty(owner.get_parameter(leaf).shape, dtype=dtype, device=device)  # aligned, unlike the file's
-            for source in weight.sources:
-                tensors.copy_into(source.tensor, values[source.part])
-                progress((done := done + 1) / count)
-            parameter = nn.Parameter(values, requires_grad=False)
-        if packing is not None and weight.is_linear:
-            quantise(owner, parameter, packing)
+        if packing is not None and is_packed(weight, packing, is_tied=weight.tensors in loaded):
+            rounded = None if store is None else store.find(weight)
+            if rounded is None:
+                rounded = packing.rounded(read(weight).flatten(0, -2))
+                if store is not None:
+                    store.keep(weight, rounded)
+            if weight.is_experts:
+                pack_experts(owner, leaf, rounded, packing)
+            else:
+                pack(owner, rounded, packing)
         else:
-            loaded[weight.tensors] = parameter
-            setattr(owner, leaf, parameter)
+            if weight.tensors not in loaded:
+                loaded[weight.tensors] = nn.Parameter(read(weight), requires_grad=False)
+            setattr(owner, leaf, loaded[weight.tensors])
+        done += len(weight.sources)
+        progress(done / count)
     tensors.close()
+
+
+def is_packed(weight: Weight, packing: type[QuantisedLinear], *, is_tied: bool) -> bool:
+    """Whether a parameter is packed; `is_tied`: its values are in memory as they are, as the embedding."""
+    return (weight.is_linear or weight.is_experts) and packing.takes(weight.shape) and (packing.copies_tied or not is_tied)
 
 
 def weight_bytes(pieces: Pieces, tensors: TensorIndex, dtype: torch.dtype, packing: type[QuantisedLinear] | None) -> int:
     """What the parameters will take once they are filled; tied ones count once, unless one of them is packed."""
     found: dict[tuple[bool, tuple[str, ...]], int] = {}
     for weight in weights_of(pieces, tensors):
-        owner, leaf = weight.owner
-        if packing is not None and weight.is_linear:
-            found[True, weight.tensors] = packing.bytes_of(owner.in_features, owner.out_features)
+        *stack, outputs, inputs = (1, *weight.shape)
+        if packing is not None and is_packed(weight, packing, is_tied=(False, weight.tensors) in found):
+            found[True, weight.tensors] = math.prod(stack) * packing.bytes_of(inputs, outputs)
         else:
-            found[False, weight.tensors] = owner.get_parameter(leaf).numel() * dtype.itemsize
+            found[False, weight.tensors] = weight.shape.numel() * dtype.itemsize
     return sum(found.values())
 
 
-def _check_packable(pieces: Pieces, packing: type[QuantisedLinear] | None, device: torch.device) -> None:
+def _check_packable(packing: type[QuantisedLinear] | None, device: torch.device) -> None:
     """Refuses what packed weights do not do yet."""
-    if packing is not None and pieces.family.stacked:
-        raise InputError("mixtures of experts do not run in int8 or int4 yet; use --dtype bfloat16")
     if packing is not None and device.type != "cpu":
         raise InputError(f"int8 and int4 run on CPUs, not on {device.type} yet; use --dtype float16 or bfloat16, or --device cpu")
 

@@ -44,7 +44,7 @@ _GEMMA: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 _GEMMA3_ROPE = {"sliding_attention": _ROPE, "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}}
-_EXPERTS: dict[str, Any] = {"num_key_value_heads": 2, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+_EXPERTS: dict[str, Any] = {"num_key_value_heads": 2, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 _VISION: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -104,7 +104,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo2": ("olmo2", {**_FOUR, "num_key_value_heads": 2}),
-    "olmoe": ("olmoe", {**_FOUR, "num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40, "clip_qkv": 1.5}),
+    "olmoe": ("olmoe", {**_FOUR, "num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 96, "clip_qkv": 1.5}),
     "qwen3-moe": ("qwen3_moe", {**_FOUR, **_EXPERTS, "mlp_only_layers": [1]}),
     "qwen3-moe-fused": ("qwen3_moe", {**_FOUR, **_EXPERTS, "norm_topk_prob": True, "use_sliding_window": True, "sliding_window": 14}),
 }
