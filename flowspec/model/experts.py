@@ -38,7 +38,7 @@ def row_experts(experts: Any, hidden: torch.Tensor, chosen: torch.Tensor, weight
 def _packed_experts(experts: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """`row_experts` with a packed layer for each expert."""
     output = torch.zeros_like(hidden)
-    for expert in chosen.unique().tolist():  # in ascending order
+    for expert in sorted(set(chosen.flatten().tolist())):
         rows, places = (chosen == expert).nonzero(as_tuple=True)
         gate, up = experts.gate_up_proj[expert](hidden[rows]).chunk(2, dim=-1)
         found = experts.down_proj[expert](experts.act_fn(gate) * up) * weights[rows, places, None]

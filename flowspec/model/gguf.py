@@ -19,7 +19,7 @@ import torch
 
 from flowspec.errors import InputError
 from flowspec.model.families import PLAIN_ROOT, Family, check_family
-from flowspec.model.files import TensorIndex
+from flowspec.model.files import Extent, TensorIndex
 from flowspec.model.gguf_config import FACTORS
 from flowspec.model.gguf_file import GgufFile
 
@@ -59,6 +59,13 @@ class GgufTensors(TensorIndex):
 
     def element_count(self, name: str) -> int:
         return int(np.prod(self._shape(name)))
+
+    def extent(self, name: str) -> Extent:
+        """Where its packed bytes lie; of an expert those of all experts, `shape` being its own."""
+        shape = self._shape(name)
+        tensor = self._file.tensors[self._places[name].tensor]
+        size_bytes = tensor.rows * tensor.row_bytes
+        return Extent(path=self._file.path, offset=tensor.start, size_bytes=size_bytes, dtype=f"ggml-{tensor.kind}", shape=shape)
 
     def load(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A tensor in float32. Checks the shape."""

@@ -129,9 +129,9 @@ class Int4Linear(QuantisedLinear):
 
     def pack(self, rounded: Rounded) -> None:
         more = (0, 0, 0, -self.out_features % OUTPUTS)
-        pairs = F.pad(rounded["levels"], more).int()
+        pairs = F.pad(rounded["levels"], more)
         levels = torch.stack([pairs & 15, pairs >> 4], dim=2).flatten(1)
-        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 2)
+        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels.int(), 2)
         scales, zeros = F.pad(rounded["scales"], more), F.pad(rounded["zeros"], more)
         self._scales = torch.stack([scales, zeros], dim=2).transpose(0, 1).contiguous()  # [groups, out, 2]
 

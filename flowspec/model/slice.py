@@ -19,11 +19,11 @@ from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.files import ModelFiles
+from flowspec.model.half import packing_of
 from flowspec.model.pieces import Pieces, Span, head_dim
-from flowspec.model.quantised import LINEARS
 from flowspec.model.sampler import F32, Sampler
 from flowspec.model.support import family_of
-from flowspec.model.weights import fill
+from flowspec.model.weights import RoundedStore, fill
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -47,13 +47,21 @@ class Slice:
 
     @staticmethod
     def load(
-        files: ModelFiles, span: Span, dtype: str, device: torch.device, progress: Callable[[float], None] = lambda share: None
+        files: ModelFiles,
+        span: Span,
+        dtype: str,
+        device: torch.device,
+        progress: Callable[[float], None] = lambda share: None,
+        store: RoundedStore | None = None,
     ) -> Slice:
-        """Reads just this slice's tensors. Raises `InputError` when the model cannot be used or is incomplete."""
+        """Reads just this slice's tensors, of quantised matrices what `store` lacks.
+
+        Raises `InputError` when the model cannot be used or is incomplete.
+        """
         config = files.config()
         pieces = Pieces.build(config, family_of(config, files.model), span)
         activations = DTYPES[ACTIVATIONS[dtype]]
-        fill(pieces, files.tensors(), activations, device, progress, LINEARS.get(dtype))
+        fill(pieces, files.tensors(), activations, device, progress, packing_of(dtype, device), store)
         pieces.rotary.to(device)
         pieces.call_directly()
         return Slice(pieces, activations, device)

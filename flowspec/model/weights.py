@@ -67,6 +67,14 @@ class Weight:
         return tuple(source.tensor for source in self.sources)
 
 
+@dataclass(frozen=True, slots=True)
+class SliceWeights:
+    """The parameters of a slice: those that are packed, and those that are kept as they are."""
+
+    packed: tuple[Weight, ...]
+    plain: tuple[Weight, ...]
+
+
 class RoundedStore(Protocol):
     """Keeps rounded matrices from one load to the next."""
 
@@ -118,11 +126,10 @@ def fill(
     before anything is read for one that nothing uses, and for what cannot be packed.
     """
     _check_packable(packing, device)
-    weights = list(weights_of(pieces, tensors))
-    _check_all_used(pieces, weights, tensors)
-    count = sum(len(weight.sources) for weight in weights)
+    weights = sorted_weights(pieces, tensors, packing)
+    _check_all_used(pieces, (*weights.plain, *weights.packed), tensors)
+    count = sum(len(weight.sources) for weight in (*weights.plain, *weights.packed))
     done = 0
-    loaded: dict[tuple[str, ...], nn.Parameter] = {}
 
     def read(weight: Weight) -> torch.Tensor:
         values = torch.empty(weight.shape, dtype=dtype, device=device)  # aligned, unlike the file's
@@ -131,42 +138,60 @@ def fill(
             progress(number / count)
         return values
 
-    for weight in weights:
+    loaded: dict[tuple[str, ...], nn.Parameter] = {}
+    for weight in weights.plain:
+        if weight.tensors not in loaded:
+            loaded[weight.tensors] = nn.Parameter(read(weight), requires_grad=False)
         owner, leaf = weight.owner
-        if packing is not None and is_packed(weight, packing, is_tied=weight.tensors in loaded):
-            rounded = None if store is None else store.find(weight)
-            if rounded is None:
-                rounded = packing.rounded(read(weight).flatten(0, -2))
-                if store is not None:
-                    store.keep(weight, rounded)
-            if weight.is_experts:
-                pack_experts(owner, leaf, rounded, packing)
-            else:
-                pack(owner, rounded, packing)
-        else:
-            if weight.tensors not in loaded:
-                loaded[weight.tensors] = nn.Parameter(read(weight), requires_grad=False)
-            setattr(owner, leaf, loaded[weight.tensors])
+        setattr(owner, leaf, loaded[weight.tensors])
         done += len(weight.sources)
-        progress(done / count)
+    for weight in weights.packed:
+        assert packing is not None, "nothing is packed otherwise"
+        rounded = None if store is None else store.find(weight)
+        if rounded is None:
+            rounded = packing.rounded(read(weight).flatten(0, -2))
+            if store is not None:
+                store.keep(weight, rounded)
+        owner, leaf = weight.owner
+        if weight.is_experts:
+            pack_experts(owner, leaf, rounded, packing)
+        else:
+            pack(owner, rounded, packing)
+        progress((done := done + len(weight.sources)) / count)
     tensors.close()
 
 
-def is_packed(weight: Weight, packing: type[QuantisedLinear], *, is_tied: bool) -> bool:
+def sorted_weights(pieces: Pieces, tensors: TensorIndex, packing: type[QuantisedLinear] | None) -> SliceWeights:
+    """Every parameter of a slice, by what `fill` does with it."""
+    packed: list[Weight] = []
+    plain: list[Weight] = []
+    known: set[tuple[str, ...]] = set()
+    for weight in weights_of(pieces, tensors):
+        if packing is not None and _is_packed(weight, packing, is_tied=weight.tensors in known):
+            packed.append(weight)
+        else:
+            plain.append(weight)
+            known.add(weight.tensors)
+    return SliceWeights(tuple(packed), tuple(plain))
+
+
+def _is_packed(weight: Weight, packing: type[QuantisedLinear], *, is_tied: bool) -> bool:
     """Whether a parameter is packed; `is_tied`: its values are in memory as they are, as the embedding."""
     return (weight.is_linear or weight.is_experts) and packing.takes(weight.shape) and (packing.copies_tied or not is_tied)
 
 
 def weight_bytes(pieces: Pieces, tensors: TensorIndex, dtype: torch.dtype, packing: type[QuantisedLinear] | None) -> int:
     """What the parameters will take once they are filled; tied ones count once, unless one of them is packed."""
-    found: dict[tuple[bool, tuple[str, ...]], int] = {}
-    for weight in weights_of(pieces, tensors):
-        *stack, outputs, inputs = (1, *weight.shape)
-        if packing is not None and is_packed(weight, packing, is_tied=(False, weight.tensors) in found):
-            found[True, weight.tensors] = math.prod(stack) * packing.bytes_of(inputs, outputs)
-        else:
-            found[False, weight.tensors] = weight.shape.numel() * dtype.itemsize
-    return sum(found.values())
+    weights = sorted_weights(pieces, tensors, packing)
+    plain = {weight.tensors: weight.shape.numel() * dtype.itemsize for weight in weights.plain}
+    packed = 0 if packing is None else sum(stack_bytes(weight.shape, packing) for weight in weights.packed)
+    return sum(plain.values()) + packed
+
+
+def stack_bytes(shape: torch.Size, packing: type[QuantisedLinear]) -> int:
+    """What a packed matrix `[out, in]` takes, or a stack of them."""
+    *stack, outputs, inputs = shape
+    return math.prod(stack) * packing.bytes_of(inputs, outputs)
 
 
 def _check_packable(packing: type[QuantisedLinear] | None, device: torch.device) -> None:
@@ -175,7 +200,7 @@ def _check_packable(packing: type[QuantisedLinear] | None, device: torch.device)
         raise InputError(f"int8 and int4 run on CPUs, not on {device.type} yet; use --dtype float16 or bfloat16, or --device cpu")
 
 
-def _check_all_used(pieces: Pieces, weights: list[Weight], tensors: TensorIndex) -> None:
+def _check_all_used(pieces: Pieces, weights: tuple[Weight, ...], tensors: TensorIndex) -> None:
     """Refuses tensors among a slice's own that its modules have no place for (biases, sinks, scales): they belong to another model."""
     root = _root(pieces.family, tensors)
     own = [f"{root.prefix}layers.{index}." for index in range(pieces.span.first, pieces.span.end)]

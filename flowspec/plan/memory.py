@@ -53,8 +53,9 @@ class ModelWeights:
 
 def weights_of(shape: ModelShape) -> ModelWeights:
     """As its shape says; biases and norms of single heads, of which it knows nothing, are left out."""
+    idle_experts = 3 * shape.hidden * (shape.held_intermediate - shape.intermediate)
     return ModelWeights(
-        layer=shape.layer_params + 2 * shape.hidden,
+        layer=shape.layer_params + idle_experts + 2 * shape.hidden,
         embedding=shape.head_params,
         head=shape.head_params,
         norm=shape.hidden,
@@ -68,8 +69,8 @@ def weight_bytes(weights: int, outputs: int, precision: str) -> float:
 
 
 def layer_outputs(shape: ModelShape) -> int:
-    """Outputs of a layer's matrices: queries, keys, values, what attention gives, and the feed-forward's three."""
-    return (shape.heads + 2 * shape.kv_heads) * shape.head_dim + 2 * shape.hidden + 2 * shape.intermediate
+    """Outputs of a layer's matrices: queries, keys, values, what attention gives, and the three of each feed-forward network."""
+    return (shape.heads + 2 * shape.kv_heads) * shape.head_dim + (1 + shape.experts) * shape.hidden + 2 * shape.held_intermediate
 
 
 def kept_bytes(precision: str) -> float:

@@ -18,7 +18,7 @@ class ModelShape:
     """A decoder with gated feed-forward layers. `extra_params` are outside layers, embedding and `lm_head`.
 
     `is_tied`: `lm_head` has the embedding's weights. A mixture of experts counts those that one row runs through: what a pass of one row
-    reads, and less than what is in memory.
+    reads, and less than what is in memory: `experts` are there, of which a row runs through `experts_per_row`.
     """
 
     name: str
@@ -31,12 +31,19 @@ class ModelShape:
     vocabulary: int
     extra_params: int = 0
     is_tied: bool = False
+    experts: int = 1
+    experts_per_row: int = 1
 
     @property
     def layer_params(self) -> int:
         """Weights of one layer; norms are too small to count."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         return attention + 3 * self.hidden * self.intermediate
+
+    @property
+    def held_intermediate(self) -> int:
+        """Neurons of a layer that are in memory, those of all experts."""
+        return self.intermediate // self.experts_per_row * self.experts
 
     @property
     def head_params(self) -> int:
@@ -66,6 +73,8 @@ def shape_of(config: Any, name: str) -> ModelShape:
         head_dim=head_dim,
         vocabulary=config.vocab_size,
         is_tied=bool(getattr(config, "tie_word_embeddings", False)),
+        experts=getattr(config, "num_experts", None) or 1,
+        experts_per_row=getattr(config, "num_experts_per_tok", None) or 1,
     )
 
 

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,9 +24,7 @@ from flowspec.plan.profile import DeviceProfile
 from flowspec.runtime.emulation import DeviceEmulation, Pacer
 from flowspec.runtime.transport import Wake
 from flowspec.runtime.weights.line import Asked, Line, LoadProgress
-from flowspec.runtime.weights.receive import fetched
 from flowspec.runtime.weights.store import WeightStore
-from flowspec.runtime.weights.stored import StoredModel
 from flowspec.wire.codec import Tensor
 
 if TYPE_CHECKING:
@@ -75,8 +72,8 @@ Work = Assign | RunLayers | OpenCache | ClearSlots | CloseCache
 class Machine:
     """What the user allowed this daemon to use.
 
-    Weights that a head sends are stored in `cache_dir` (None: in the user's cache folder), up to `cache_bytes` of them (None: a
-    share of the disk; 0: none are taken). `profile` says how fast the device is, None: nobody told.
+    Weights that a head sends, and quantised ones, are stored in `cache_dir` (None: in the user's cache folder), up to `cache_bytes` of them
+    (None: a share of the disk; 0: none are taken). `profile` says how fast the device is, None: nobody told.
     """
 
     device: str = "auto"
@@ -177,7 +174,8 @@ class ComputeThread:
     def _load(self, assign: Assign) -> None:
         from flowspec.model.pieces import Span
         from flowspec.model.slice import Slice
-        from flowspec.runtime.loading import check_memory, pick_device, use_threads
+        from flowspec.runtime.loading import check_memory, pick_device, slice_weights, use_threads
+        from flowspec.runtime.weights.rounded import ready_weights
 
         if self._emulation is not None:
             layers = assign.end_layer - assign.first_layer
@@ -197,8 +195,9 @@ class ComputeThread:
         try:
             files = self._open(assign, span)
             check_memory(files, span, assign, device, self.machine.memory_bytes)
-            with self._weights(files) as received_bytes:
-                self._slice = Slice.load(files, span, assign.dtype, device, partial(self.line.show, "loading"))
+            weights, store = slice_weights(files, span, assign.dtype, device), self._store()
+            with ready_weights(files, weights, assign.dtype, store, self.line) as (received_bytes, rounded):
+                self._slice = Slice.load(files, span, assign.dtype, device, partial(self.line.show, "loading"), rounded)
         finally:
             self.line.end()
         self._slice.captures = assign.captures
@@ -209,17 +208,18 @@ class ComputeThread:
         """The model where it lies on this device, else as the head offers it."""
         from flowspec.runtime.loading import offered_model, open_model
 
+        store = self._store()
         try:
             return open_model(assign)
         except FlowSpecError as error:
-            if self.machine.cache_bytes == 0:
+            if store is None:
                 raise
             log.info("%s; asking the head for the weights", error)
-        return offered_model(assign, span, self.line, WeightStore(self.machine.cache_dir, self.machine.cache_bytes))
+        return offered_model(assign, span, self.line, store)
 
-    def _weights(self, files: ModelFiles) -> AbstractContextManager[int]:
-        """Has the weights of a slice ready to be loaded; gives the bytes that the head sent for that."""
-        return fetched(files, self.line) if isinstance(files, StoredModel) else nullcontext(0)
+    def _store(self) -> WeightStore | None:
+        """Where weights are kept, if the user allows it."""
+        return None if self.machine.cache_bytes == 0 else WeightStore(self.machine.cache_dir, self.machine.cache_bytes)
 
 
 def _loaded(part: Slice, *, reused: bool, received_bytes: int = 0) -> Loaded:

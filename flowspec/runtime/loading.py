@@ -11,15 +11,18 @@ from flowspec.core.messages import Assign
 from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import ModelFiles
+from flowspec.model.half import packing_of
 from flowspec.model.pieces import Pieces, Span, head_dim
-from flowspec.model.quantised import LINEARS
 from flowspec.model.slice import DTYPES
 from flowspec.model.support import family_of
-from flowspec.model.weights import weight_bytes, weights_of
+from flowspec.model.weights import SliceWeights, sorted_weights, weight_bytes
 from flowspec.plan.memory import SliceMemory, cache_bytes, mib
 from flowspec.runtime.weights.receive import Courier, ask_model, ask_tensors
+from flowspec.runtime.weights.rounded import tensors_of
 from flowspec.runtime.weights.store import WeightStore
 from flowspec.runtime.weights.stored import StoredModel
+
+CPU = torch.device("cpu")
 
 
 def pick_device(name: str) -> torch.device:
@@ -53,7 +56,8 @@ def offered_model(assign: Assign, span: Span, courier: Courier, store: WeightSto
     """The model as the head offers it, the tensors of the slice known but not there yet."""
     model = ask_model(assign, courier, store)
     _check_layers(model, assign)
-    ask_tensors(model, sorted(tensor_names(model, span)), courier)
+    weights = slice_weights(model, span, assign.dtype, CPU)
+    ask_tensors(model, sorted(tensors_of((*weights.plain, *weights.packed))), courier)
     return model
 
 
@@ -63,20 +67,20 @@ def _check_layers(files: ModelFiles, assign: Assign) -> None:
         raise ClusterError(f"model {assign.model!r} has {layer_count} layers, the head expects {assign.layer_count}")
 
 
-def tensor_names(files: ModelFiles, span: Span) -> set[str]:
-    """The tensors of a slice, by their names in the checkpoint."""
+def slice_weights(files: ModelFiles, span: Span, dtype: str, device: torch.device) -> SliceWeights:
+    """The parameters of a slice, those that are packed and the others; nothing is loaded."""
     config = files.config()
     pieces = Pieces.build(config, family_of(config, files.model), span)
-    return {source.tensor for weight in weights_of(pieces, files.tensors()) for source in weight.sources}
+    return sorted_weights(pieces, files.tensors(), packing_of(dtype, device))
 
 
-def slice_memory(files: ModelFiles, span: Span, dtype: str, context: int) -> SliceMemory:
+def slice_memory(files: ModelFiles, span: Span, dtype: str, context: int, device: torch.device = CPU) -> SliceMemory:
     """The memory of a slice, from file headers; nothing is loaded. A tied embedding counts once per slice."""
     config = files.config()
     pieces = Pieces.build(config, family_of(config, files.model), span)
     activations = DTYPES[ACTIVATIONS[dtype]]
     return SliceMemory(
-        weight_bytes=weight_bytes(pieces, files.tensors(), activations, LINEARS.get(dtype)),
+        weight_bytes=weight_bytes(pieces, files.tensors(), activations, packing_of(dtype, device)),
         cache_bytes=cache_bytes(
             layers=span.end - span.first,
             kv_heads=config.num_key_value_heads,
@@ -91,7 +95,7 @@ def check_memory(
     files: ModelFiles, span: Span, assign: Assign, device: torch.device, limit_bytes: int | None, *, is_loaded: bool = False
 ) -> None:
     """Refuses a slice that does not fit, before anything of it is loaded; `is_loaded`: its weights are there already."""
-    need = slice_memory(files, span, assign.dtype, assign.context)
+    need = slice_memory(files, span, assign.dtype, assign.context, device)
     if is_loaded:
         need = replace(need, weight_bytes=0)
     if device.type == "cuda":

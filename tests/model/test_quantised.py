@@ -131,9 +131,47 @@ def test_slices_take_the_memory_that_was_foretold(kind: str, tmp_path: Path) -> 
     assert foretold < slice_memory(files, span, "bfloat16", 100).weight_bytes
 
 
-def test_what_cannot_be_packed_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    files = ModelFiles(str(make_variant(tmp_path / "mixture", "olmoe")))
-    with pytest.raises(InputError, match="mixtures of experts do not run in int8 or int4 yet"):
-        Slice.load(files, Span(first=0, end=1, count=files.config().num_hidden_layers), "int8", CPU)
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", LINEARS)
+@pytest.mark.parametrize("variant", ["olmoe", "qwen3-moe-fused"])
+def test_a_row_of_a_mixture_does_not_depend_on_the_rows_beside_it(kind: str, variant: str, tmp_path: Path) -> None:
+    files = ModelFiles(str(make_variant(tmp_path, variant)))
+    count = files.config().num_hidden_layers
+    mixture = Slice.load(files, Span(first=0, end=1, count=count), kind, CPU).pieces.layers[0].mlp
+    torch.manual_seed(4)
+    hidden = torch.randn(1, 23, 64).bfloat16()
+    chosen = torch.stack([torch.randperm(mixture.experts.num_experts)[:2] for _ in range(23)])
+    shares = torch.rand(23, 2).bfloat16()
+    whole = mixture.experts(hidden[0], chosen, shares)
+    for rows in (slice(0, 1), slice(7, 8), slice(3, 12), slice(22, 23)):
+        assert torch.equal(mixture.experts(hidden[0, rows], chosen[rows], shares[rows]), whole[rows])
+    assert mixture.gate.weight.dtype == torch.bfloat16, "the router stays as it is"
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", LINEARS)
+def test_packed_experts_are_near_the_plain_ones(kind: str, tmp_path: Path) -> None:
+    """Of the right expert, and gate apart from up: any mix-up is as far off as another model."""
+    files = ModelFiles(str(make_variant(tmp_path, "qwen3-moe")))
+    span = Span(first=0, end=1, count=files.config().num_hidden_layers)
+    plain, found = (Slice.load(files, span, each, CPU).pieces.layers[0].mlp.experts for each in ("bfloat16", kind))
+    torch.manual_seed(5)
+    hidden = torch.randn(40, 64).bfloat16()
+    chosen = torch.stack([torch.randperm(6)[:3] for _ in range(40)])
+    shares = torch.rand(40, 3).bfloat16()
+    expected = plain(hidden, chosen, shares)
+    error = ((found(hidden, chosen, shares) - expected).norm() / expected.norm()).item()
+    assert error < 3 * ERRORS[kind]
+
+
+@pytest.mark.parametrize("kind", LINEARS)
+@pytest.mark.parametrize("variant", ["olmoe", "qwen3-moe"])
+def test_a_mixture_takes_the_memory_that_was_foretold(kind: str, variant: str, tmp_path: Path) -> None:
+    files = ModelFiles(str(make_variant(tmp_path, variant)))
+    span = Span(first=0, end=2, count=files.config().num_hidden_layers)
+    assert Slice.load(files, span, kind, CPU).weight_bytes == slice_memory(files, span, kind, 100).weight_bytes
+
+
+def test_what_cannot_be_packed_is_refused() -> None:
     with pytest.raises(InputError, match="int4 takes inputs in groups of 32, but this model has a layer of 48"):
         packed("int4", 48, 16)

@@ -10,6 +10,7 @@ from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.pieces import Pieces, Span
 from flowspec.model.support import family_of
+from flowspec.plan.memory import layer_outputs, weights_of
 from flowspec.plan.shape import SHAPES, ModelShape, eagle_shape, find_shape, shape_of
 
 PUBLISHED = {
@@ -58,6 +59,16 @@ def test_a_mixture_counts_the_experts_of_one_row() -> None:
     config = AutoConfig.for_model("qwen3_moe", moe_intermediate_size=768, num_experts_per_tok=8, num_experts=128, intermediate_size=6144)
     assert shape_of(config, "mixture").intermediate == 8 * 768
     assert shape_of(AutoConfig.for_model("olmoe", intermediate_size=1024, num_experts_per_tok=8), "mixture").intermediate == 8 * 1024
+
+
+def test_a_mixture_holds_all_of_its_experts_in_memory() -> None:
+    """By the modules themselves: all weights but the router's and the small norms, and every output of a quantised matrix."""
+    config = AutoConfig.for_model("qwen3_moe", moe_intermediate_size=96, num_experts=10, num_experts_per_tok=4, num_hidden_layers=1)
+    shape = shape_of(config, "mixture")
+    layer = Pieces.build(config, family_of(config, "mixture"), Span(first=0, end=1, count=1)).layers[0]
+    matrices = [each for name, each in layer.named_parameters() if each.dim() > 1 and "mlp.gate." not in name]
+    assert weights_of(shape).layer == sum(each.numel() for each in matrices) + 2 * shape.hidden
+    assert layer_outputs(shape) == sum(each.numel() // each.shape[-1] for each in matrices)
 
 
 def test_an_eagle_head_is_one_layer_and_a_projection() -> None:

@@ -11,7 +11,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from flowspec.core.limits import DIGEST_CHARS
@@ -63,3 +64,49 @@ class Digests:
             if kept["stamp"] == list(self._stamp) and all(isinstance(digest, str) and len(digest) == DIGEST_CHARS for _, digest in tensors):
                 return dict(tensors)
         return {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A file of weights, and the state that it was in when it was opened."""
+
+    descriptor: int
+    stamp: Stamp
+    digests: Digests
+
+
+class OpenFiles:
+    """Files of weights, each held open from its first use until `close`; digests are kept in `folder`. Raises `OSError`."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._files: dict[Path, _Open] = {}
+
+    def digest(self, extent: Extent, step: Callable[[int], None] = lambda size: None) -> str:
+        """The digest of a tensor; `step` is told of every block that is hashed for it."""
+        return self._open(extent.path).digests.of(extent, step)
+
+    def read(self, extent: Extent, offset: int, size: int) -> bytes:
+        """Bytes of a tensor."""
+        return os.pread(self._open(extent.path).descriptor, size, extent.offset + offset)
+
+    def unchanged(self, paths: Iterable[Path] | None = None) -> bool:
+        """Whether these files, by default all, are still those that were opened, and as they were."""
+        return all(stamp_of(path.stat()) == self._open(path).stamp for path in (self._files if paths is None else paths))
+
+    def save(self) -> None:
+        """Keeps the digests that were computed."""
+        for opened in self._files.values():
+            opened.digests.save()
+
+    def close(self) -> None:
+        for opened in self._files.values():
+            os.close(opened.descriptor)
+        self._files.clear()
+
+    def _open(self, path: Path) -> _Open:
+        if path not in self._files:
+            descriptor = os.open(path, os.O_RDONLY)
+            stamp = stamp_of(os.fstat(descriptor))
+            self._files[path] = _Open(descriptor, stamp, Digests(path, descriptor, stamp, self._folder))
+        return self._files[path]

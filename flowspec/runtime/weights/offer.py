@@ -5,9 +5,7 @@ Only tensors of this one model are given, and bytes only of those whose digest w
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from flowspec.core import limits
@@ -25,17 +23,8 @@ from flowspec.core.weight_messages import (
 )
 from flowspec.errors import InputError, PeerError
 from flowspec.model.files import Extent, ModelFiles
-from flowspec.runtime.weights.digests import Digests, Stamp, stamp_of
+from flowspec.runtime.weights.digests import OpenFiles
 from flowspec.wire.codec import BYTES, Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """A file of weights, and the state that it was in when it was opened."""
-
-    descriptor: int
-    stamp: Stamp
-    digests: Digests
 
 
 class Offer:
@@ -47,16 +36,13 @@ class Offer:
     def __init__(self, files: ModelFiles, fingerprint: str, *, folder: Path | None = None, step: Callable[[], None] = lambda: None) -> None:
         self._files = files
         self._fingerprint = fingerprint
-        self._folder = folder
         self._step = step
-        self._opened: dict[Path, _Open] = {}
+        self._opened = OpenFiles(folder)
         self._given: dict[str, Extent] = {}
         self._names: list[str] = []
 
     def close(self) -> None:
-        for opened in self._opened.values():
-            os.close(opened.descriptor)
-        self._opened.clear()
+        self._opened.close()
 
     def begin(self) -> ModelOffer:
         """The answer to AskModel. Raises `InputError` when the model is not what the head connected with, or cannot be offered."""
@@ -94,34 +80,22 @@ class Offer:
         entries = []
         for name in names:
             extent = self._tensors.extent(name)
-            digest = self._open(extent.path).digests.of(extent, lambda size: self._step())
+            digest = self._opened.digest(extent, lambda size: self._step())
             self._given[digest] = extent
             entries.append(TensorEntry(name=name, dtype=extent.dtype, shape=extent.shape, size_bytes=extent.size_bytes, digest=digest))
-        for path, opened in self._opened.items():
-            self._check_unchanged(path, opened)
-            opened.digests.save()
+        if not self._opened.unchanged():
+            raise _changed(self._files.model)
+        self._opened.save()
         return tuple(entries)
 
     def _bytes(self, question: AskBytes) -> Tensor:
         extent = self._given.get(question.digest)
         if extent is None or question.offset + question.size > extent.size_bytes:
             raise PeerError(f"asked for bytes {question.offset} to {question.offset + question.size} of a tensor that was not offered")
-        opened = self._open(extent.path)
-        data = os.pread(opened.descriptor, question.size, extent.offset + question.offset)
-        self._check_unchanged(extent.path, opened)
-        return Tensor(rows=1, width=question.size, dtype=BYTES, data=data)
-
-    def _open(self, path: Path) -> _Open:
-        if path not in self._opened:
-            descriptor = os.open(path, os.O_RDONLY)
-            stamp = stamp_of(os.fstat(descriptor))
-            self._opened[path] = _Open(descriptor, stamp, Digests(path, descriptor, stamp, self._folder))
-        return self._opened[path]
-
-    def _check_unchanged(self, path: Path, opened: _Open) -> None:
-        """Raises `InputError` unless the file is still the one that was opened, and as it was."""
-        if stamp_of(path.stat()) != opened.stamp:
+        data = self._opened.read(extent, question.offset, question.size)
+        if not self._opened.unchanged((extent.path,)):
             raise _changed(self._files.model)
+        return Tensor(rows=1, width=question.size, dtype=BYTES, data=data)
 
 
 def _changed(model: str) -> InputError:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from flowspec.core import limits
@@ -81,12 +81,12 @@ def ask_tensors(model: StoredModel, names: Sequence[str], courier: Courier) -> N
 
 
 @contextlib.contextmanager
-def fetched(model: StoredModel, courier: Courier) -> Iterator[int]:
-    """All tensors that `model` knows of, right and in the store for as long as this lasts; yields the bytes that the head sent.
+def fetched(model: StoredModel, courier: Courier, spared: Container[str] = frozenset()) -> Iterator[int]:
+    """All tensors that `model` knows of but those named `spared`, right and in the store as long as this lasts; yields the bytes that came.
 
     Raises `ClusterError` when they do not fit on the disk, the head gives up, or what comes is damaged twice.
     """
-    needed = {entry.digest: entry.size_bytes for entry in model.entries.values()}
+    needed = {entry.digest: entry.size_bytes for name, entry in model.entries.items() if name not in spared}
     with model.store.reserve(needed):
         missing = _check_stored(model.store, needed, courier)
         pull = _Pull(model.store, missing, courier)

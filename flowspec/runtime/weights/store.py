@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flowspec.core.limits import DIGEST_CHARS
 from flowspec.errors import ClusterError
 from flowspec.plan.memory import mib
-from flowspec.runtime.weights.folders import cache_folder, hash_range
+from flowspec.runtime.weights.folders import cache_folder, hash_range, write_whole
 
 DISK_SHARE = 0.5
 """Of the disk that is free or the store's own, how much it may take when no limit is given."""
@@ -109,9 +111,27 @@ class WeightStore:
 
     def check(self, digest: str, size: int, step: Callable[[int], None] = lambda size: None) -> bool:
         """Whether the tensor is stored, read from beginning to end; one that is not as it should be is thrown away."""
+        return self._check(self.path(digest), digest, size, step)
+
+    def made(self, keys: Container[str]) -> dict[str, Path]:
+        """What was made here and has one of these keys (64 characters); `check_made` tells whether it is right."""
+        names = (path for path in self._tensors.glob("*.*") if len(path.suffix) == 1 + DIGEST_CHARS)
+        return {path.stem: path for path in names if path.stem in keys}
+
+    def check_made(self, path: Path, step: Callable[[int], None] = lambda size: None) -> bool:
+        """As `check`, for a file that was made here."""
+        with self.explained():
+            return self._check(path, path.suffix[1:], path.stat().st_size, step)
+
+    def keep_made(self, key: str, data: bytes) -> None:
+        """Stores what was made here; there must be room for it, see `reserve`."""
+        with self.explained():
+            write_whole(self._tensors / f"{key}.{hashlib.sha256(data).hexdigest()}", data)
+
+    def _check(self, path: Path, digest: str, size: int, step: Callable[[int], None]) -> bool:
         with self.explained():
             try:
-                descriptor = os.open(self.path(digest), os.O_RDONLY)
+                descriptor = os.open(path, os.O_RDONLY)
             except FileNotFoundError:
                 return False
             try:
@@ -119,9 +139,9 @@ class WeightStore:
             finally:
                 os.close(descriptor)
             if is_right:
-                os.utime(self.path(digest))  # the last to be thrown away
+                os.utime(path)  # the last to be thrown away
             else:
-                self.path(digest).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
             return is_right
 
     def holds(self, digest: str) -> bool:

@@ -1,0 +1,83 @@
+"""Linear layers with weights of 16 bits on processors that have no instructions for such numbers (x86 without AVX-512).
+
+There torch multiplies bfloat16 row by row: sixteen rows take sixteen times as long as one, and its results depend on their number. FBGEMM's kernel
+for float16 weights widens them in registers and multiplies and sums in float32, at the speed of float32 for many rows and of memory for
+few. bfloat16 weights are taken to float16 without a rounding: multiplied by the power of two that brings the largest just below float16's,
+all down to 2^-31 of it are exact there, and those below move by less than 2^-38 of it. Inputs are widened exactly; the sum is multiplied back.
+
+FBGEMM runs rows in groups of up to 6. Groups of 3 to 6 sum a row alike, one or two rows that are left over are summed in another order. So rows of
+zeros fill up to a multiple of 3, which leaves none over, and a row's result does not depend on the others. This is tested, not guaranteed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from flowspec.model.quantised import LINEARS, QuantisedLinear, Rounded
+
+INPUT_BLOCK = 512
+OUTPUT_BLOCK = 16
+"""FBGEMM's packed weights are whole blocks of these sizes."""
+ROWS = 3
+PADDING_MAX = 1 / 32
+"""Of a layer's weights: one whose packed form would take more than this on top is left as it is."""
+PACKED_AT_ONCE = 4096
+"""Outputs: packing makes a copy of so many in float32."""
+EXPONENT_MAX = 15
+"""Weights are scaled to below 2 to this."""
+
+
+class HalfLinear(QuantisedLinear):
+    """See the module. Takes weights in bfloat16 or float16."""
+
+    copies_tied = False
+
+    @staticmethod
+    def takes(shape: torch.Size) -> bool:
+        if len(shape) != 2:
+            return False
+        outputs, inputs = shape
+        return HalfLinear.bytes_of(inputs, outputs) <= (1 + PADDING_MAX) * 2 * shape.numel()
+
+    @staticmethod
+    def rounded(weight: torch.Tensor) -> Rounded:
+        """`weights` as they are."""
+        return {"weights": weight}
+
+    def pack(self, rounded: Rounded) -> None:
+        weight = rounded["weights"]
+        largest = weight.abs().max().item()
+        self._scale = 2.0 ** (EXPONENT_MAX - math.frexp(largest)[1]) if 0 < largest < math.inf else 1.0
+        blocks = (weight[first : first + PACKED_AT_ONCE] for first in range(0, self.out_features, PACKED_AT_ONCE))
+        self._packed = [torch.ops.quantized.linear_prepack_fp16(block.float() * self._scale, None) for block in blocks]
+
+    @staticmethod
+    def bytes_of(inputs: int, outputs: int) -> int:
+        return 2 * (-(-inputs // INPUT_BLOCK) * INPUT_BLOCK) * (-(-outputs // OUTPUT_BLOCK) * OUTPUT_BLOCK)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        rows = input.reshape(-1, self.in_features).float()
+        count = len(rows)
+        filled = F.pad(rows, (0, 0, 0, -count % ROWS))
+        parts = [torch.ops.quantized.linear_dynamic_fp16(filled, packed)[:count] for packed in self._packed]
+        found = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)) / self._scale
+        if self.bias is not None:
+            found += self.bias
+        return found.to(input.dtype).view(*input.shape[:-1], self.out_features)
+
+
+def packing_of(dtype: str, device: torch.device) -> type[QuantisedLinear] | None:
+    """What packs the linear layers of a model in this precision; None where torch runs them well as they are, or not otherwise."""
+    if dtype in LINEARS:
+        return LINEARS[dtype]
+    return HalfLinear if dtype in ("bfloat16", "float16") and device.type == "cpu" and _is_worth_it(dtype) else None
+
+
+def _is_worth_it(dtype: str) -> bool:
+    """Whether torch has FBGEMM's kernel, and no better one for this processor."""
+    has_kernel = torch.backends.quantized.engine in ("x86", "fbgemm") and hasattr(torch.ops.quantized, "linear_prepack_fp16")
+    supported = getattr(torch.ops.mkldnn, {"bfloat16": "_is_mkldnn_bf16_supported", "float16": "_is_mkldnn_fp16_supported"}[dtype], None)
+    return has_kernel and supported is not None and not supported()

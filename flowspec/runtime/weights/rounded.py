@@ -1,0 +1,160 @@
+"""Quantised matrices in the daemon's store: rounded once, kept as levels and scales in safetensors, found again by what they were made of.
+
+A file's key is the SHA-256 of all that its content follows from: the digests of the tensors that the matrix is joined of, how they are joined, the
+precision, and the version of the arithmetic. So a changed checkpoint has other keys, and neither the model's name nor the split counts.
+Tensors that nobody needs beside a stored matrix are neither read nor fetched from the head.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from safetensors.torch import load_file, save
+
+from flowspec.core.precision import ACTIVATIONS
+from flowspec.errors import ClusterError
+from flowspec.model.files import ModelFiles
+from flowspec.model.quantised import FORMAT, LINEARS, Rounded
+from flowspec.model.weights import SliceWeights, Weight, stack_bytes
+from flowspec.runtime.weights.digests import OpenFiles
+from flowspec.runtime.weights.receive import Courier, fetched
+from flowspec.runtime.weights.store import WeightStore
+from flowspec.runtime.weights.stored import StoredModel
+
+log = logging.getLogger("flowspec.daemon")
+
+HEADER_BYTES = 1 << 10
+"""A file's header is smaller; what follows it is no larger than the packed matrix."""
+Tell = Callable[[str, float], None]
+"""Progress: what is being done, and the share that is done."""
+Identity = tuple[str, ...]
+"""Of a tensor: its digest, its dtype, and what else its values follow from."""
+
+
+class StoredRounded:
+    """A `RoundedStore` for one load of a slice in precision `dtype`; `matrices` are the parameters that are packed.
+
+    `keys` holds a file's key by the names of a matrix's tensors. Raises `OSError` when a file of the model cannot be read.
+    """
+
+    def __init__(self, files: ModelFiles, matrices: Iterable[Weight], dtype: str, store: WeightStore, tell: Tell) -> None:
+        self._store = store
+        self._tell = tell
+        self._opened = OpenFiles(store.folder)
+        self._found: dict[str, Path] = {}
+        self._has_room = False
+        matrices = list(matrices)
+        sources = {source.tensor for weight in matrices for source in weight.sources}
+        self._identities = self._stored_identities(files, sources) if isinstance(files, StoredModel) else self._identify(files, sources)
+        self.keys = {weight.tensors: self._key(weight, dtype) for weight in matrices}
+        self._sizes = {self.keys[weight.tensors]: stack_bytes(weight.shape, LINEARS[dtype]) + HEADER_BYTES for weight in matrices}
+
+    @contextlib.contextmanager
+    def checked(self) -> Iterator[None]:
+        """Finds what is stored and right, and keeps it there meanwhile."""
+        found = self._store.made(self.keys.values())
+        sizes = {key: path.stat().st_size for key, path in found.items()}
+        total, done = sum(sizes.values()), 0
+
+        def step(size: int) -> None:
+            nonlocal done
+            done += size
+            self._tell("checking", min(1.0, done / total))
+
+        with self._store.reserve(sizes):
+            self._found = {key: path for key, path in found.items() if self._store.check_made(path, step)}
+            if len(self._found) < len(found):
+                log.warning("%d stored matrices in %s were damaged; they are made again", len(found) - len(self._found), self._store.folder)
+            log.info("%d of %d quantised matrices are stored in %s", len(self._found), len(self.keys), self._store.folder)
+            yield
+
+    @contextlib.contextmanager
+    def room(self) -> Iterator[None]:
+        """Has room for those that are not stored, if there is any."""
+        missing = {key: size for key, size in self._sizes.items() if key not in self._found}
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self._store.reserve(missing))
+                self._has_room = True
+            except ClusterError as error:
+                log.warning("quantised weights are made again at the next start: %s", error)
+            yield
+        self._has_room = False
+
+    def is_stored(self, weight: Weight) -> bool:
+        return self.keys[weight.tensors] in self._found
+
+    def find(self, weight: Weight) -> Rounded | None:
+        path = self._found.get(self.keys[weight.tensors])
+        return None if path is None else load_file(path)
+
+    def keep(self, weight: Weight, rounded: Rounded) -> None:
+        if not self._has_room:
+            return
+        try:
+            if self._opened.unchanged():
+                self._store.keep_made(self.keys[weight.tensors], save(dict(rounded)))
+                return
+            log.warning("the model's files change while they are loaded; what is made of them is not kept")
+        except (OSError, ClusterError) as error:
+            log.warning("quantised weights are not kept: %s", error)
+        self._has_room = False
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def _stored_identities(self, model: StoredModel, names: Iterable[str]) -> dict[str, Identity]:
+        return {name: (entry.digest, entry.dtype) for name in names if (entry := model.entries.get(name)) is not None}
+
+    def _identify(self, files: ModelFiles, names: set[str]) -> dict[str, Identity]:
+        """Of tensors in files here; hashed, unless that was done before and the file has not changed."""
+        tensors = files.tensors()
+        # What is done to a GGUF file's tensor follows from its name and the file's metadata.
+        how = () if files.gguf is None else (files.fingerprint(),)
+        found: dict[str, Identity] = {}
+        for number, name in enumerate(sorted(names)):
+            self._tell("checking", number / len(names))
+            extent = tensors.extent(name)
+            found[name] = (self._opened.digest(extent), extent.dtype, *how, *(name for _ in how))
+        self._opened.save()
+        return found
+
+    def _key(self, weight: Weight, dtype: str) -> str:
+        parts = [[part if isinstance(part, int) else [part.start, part.stop] for part in source.part] for source in weight.sources]
+        identities = [self._identities.get(source.tensor) for source in weight.sources]
+        content = [FORMAT, dtype, ACTIVATIONS[dtype], list(weight.shape), parts, identities]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def ready_weights(
+    files: ModelFiles, weights: SliceWeights, dtype: str, store: WeightStore | None, courier: Courier
+) -> Iterator[tuple[int, StoredRounded | None]]:
+    """Has what a slice is made of ready to be loaded: yields the bytes that the head sent for it, and where rounded matrices are kept.
+
+    Without a store, or in a precision that is not rounded, none are kept. Raises `ClusterError` as `fetched` does.
+    """
+    with contextlib.ExitStack() as stack:
+        kept, spared = None, set[str]()
+        if store is not None and dtype in LINEARS:
+            kept = StoredRounded(files, weights.packed, dtype, store, courier.tell)
+            stack.callback(kept.close)
+            stack.enter_context(kept.checked())
+            spared = tensors_of(weight for weight in weights.packed if kept.is_stored(weight))
+            spared -= tensors_of(weights.plain) | tensors_of(weight for weight in weights.packed if not kept.is_stored(weight))
+        received_bytes = 0
+        if isinstance(files, StoredModel):
+            received_bytes = stack.enter_context(fetched(files, courier, spared))
+        if kept is not None:
+            stack.enter_context(kept.room())
+        yield received_bytes, kept
+
+
+def tensors_of(weights: Iterable[Weight]) -> set[str]:
+    """The names of all tensors that parameters are made of."""
+    return {name for weight in weights for name in weight.tensors}
