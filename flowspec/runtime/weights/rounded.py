@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from safetensors.torch import load_file, save
@@ -66,11 +66,13 @@ class StoredRounded:
             done += size
             self._tell("checking", min(1.0, done / total))
 
-        with self._store.reserve(sizes):
-            self._found = {key: path for key, path in found.items() if self._store.check_made(path, step)}
-            if len(self._found) < len(found):
-                log.warning("%d stored matrices in %s were damaged; they are made again", len(found) - len(self._found), self._store.folder)
-            log.info("%d of %d quantised matrices are stored in %s", len(self._found), len(self.keys), self._store.folder)
+        with contextlib.ExitStack() as stack:
+            if self._reserved(stack, sizes):
+                self._found = {key: path for key, path in found.items() if self._store.check_made(path, step)}
+                if len(self._found) < len(found):
+                    damaged = len(found) - len(self._found)
+                    log.warning("%d stored matrices in %s were damaged; they are made again", damaged, self._store.folder)
+                log.info("%d of %d quantised matrices are stored in %s", len(self._found), len(self.keys), self._store.folder)
             yield
 
     @contextlib.contextmanager
@@ -78,13 +80,18 @@ class StoredRounded:
         """Has room for those that are not stored, if there is any."""
         missing = {key: size for key, size in self._sizes.items() if key not in self._found}
         with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(self._store.reserve(missing))
-                self._has_room = True
-            except ClusterError as error:
-                log.warning("quantised weights are made again at the next start: %s", error)
+            self._has_room = self._reserved(stack, missing)
             yield
         self._has_room = False
+
+    def _reserved(self, stack: contextlib.ExitStack, sizes: Mapping[str, int]) -> bool:
+        """Whether the store has room for these files, which it then keeps until the end of `stack`."""
+        try:
+            stack.enter_context(self._store.reserve(sizes))
+        except ClusterError as error:
+            log.warning("quantised weights are made again at the next start: %s", error)
+            return False
+        return True
 
     def is_stored(self, weight: Weight) -> bool:
         return self.keys[weight.tensors] in self._found

@@ -167,6 +167,34 @@ def test_a_daemon_with_another_model_of_that_name_gets_the_heads(
         assert received(head) == [sum(map(len, slice_tensors(folder, 0, 8).values()))]
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_empty_daemons_quantise_what_the_head_sends_and_keep_that(cluster: LocalCluster, stores: Path, model: Model, dtype: str) -> None:
+    folder = model({"int8": 15, "int4": 16}[dtype])
+    plan = replace(hidden_plan(folder, cluster.wait()[:2]), dtype=dtype)
+    sampling, reference = Sampling(temperature=1.0, seed=3), Reference(ModelFiles(str(folder)), dtype)
+    reference.generate(PROMPT, sampling, 12, frozenset())
+
+    def check(head: Head) -> None:
+        answer = tokens_of(submit(head, count=12, sampling=sampling))
+        assert len(answer) == 12
+        assert all(each.margin <= reference.noise_logits for each in reference.check(PROMPT, sampling, answer))
+
+    with Head(plan) as head:
+        assert min(received(head)) > 0
+        check(head)
+    for daemon in ("local-0", "local-1"):
+        for digest in slice_tensors(folder, 0, 8):
+            (stores / daemon / "tensors" / digest).unlink(missing_ok=True)
+    with (
+        LocalCluster(2, family="llama", log_level="CRITICAL", cache_dir=stores) as restarted,
+        Head(replace(plan, stages=hidden_plan(folder, restarted.wait()).stages)) as head,
+    ):
+        outside = load_file(folder / "model.safetensors")
+        expected = [4 * 64 * 2 * 4 + outside["model.embed_tokens.weight"].nbytes, 4 * 64 * 2 * 4 + 64 * 4]
+        assert received(head) == expected, "norms and the embedding alone: no matrix is sent again"
+        check(head)
+
+
 @contextlib.contextmanager
 def at_question(number: int, act: Callable[[], None]) -> Iterator[None]:
     """Has the head do something when it is asked for bytes for the `number`-th time."""

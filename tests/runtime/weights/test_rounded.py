@@ -1,0 +1,183 @@
+"""Quantised matrices in the store: made once, read instead of the checkpoint from then on, and made again when either is not what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from safetensors.torch import load_file, save_file
+
+from flowspec.model.files import ModelFiles, TensorIndex
+from flowspec.model.gguf import GgufTensors
+from flowspec.model.pieces import Span
+from flowspec.model.slice import Slice
+from flowspec.runtime.loading import CPU, offered_model, slice_weights
+from flowspec.runtime.weights.receive import Courier
+from flowspec.runtime.weights.rounded import ready_weights
+from flowspec.runtime.weights.store import WeightStore
+from flowspec.testbed.checkpoints import make_variant
+from tests.model import ggufs
+from tests.runtime.weights.served import Direct
+from tests.runtime.weights.test_receive import ASSIGN, offer_of
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The tensors of the checkpoint whose values are read, in order."""
+    found: list[str] = []
+    for kind in (TensorIndex, GgufTensors):
+        monkeypatch.setattr(kind, "copy_into", _noting(kind.copy_into, found))
+    return found
+
+
+def _noting(plain: Callable[..., None], found: list[str]) -> Callable[..., None]:
+    def copy_into(tensors: TensorIndex, name: str, part: torch.Tensor) -> None:
+        found.append(name)
+        plain(tensors, name, part)
+
+    return copy_into
+
+
+class Silent(Direct):
+    """A courier of a daemon that asks for nothing."""
+
+    def __init__(self) -> None:
+        self.told = []
+
+
+def loaded(
+    files: ModelFiles, store: WeightStore | None, dtype: str = "int8", layers: int = 2, courier: Courier | None = None
+) -> torch.Tensor:
+    """Hidden states `[rows, hidden]` of a slice of the first layers; whatever is wrong in it changes them."""
+    span = Span(first=0, end=layers, count=files.config().num_hidden_layers)
+    weights = slice_weights(files, span, dtype, CPU)
+    with ready_weights(files, weights, dtype, store, courier or Silent()) as (_, rounded):
+        part = Slice.load(files, span, dtype, CPU, store=rounded)
+    with torch.inference_mode():
+        hidden = part.pieces.embed(torch.arange(5, 25))
+        mlps = [layer.mlp(hidden[None]) for layer in part.pieces.layers]
+        queries = [layer.self_attn.q_proj(hidden) for layer in part.pieces.layers]
+    return torch.cat([each.reshape(len(hidden), -1) for each in (*mlps, *queries)], dim=1)
+
+
+def made(store: WeightStore) -> list[Path]:
+    return [path for path in (store.folder / "tensors").iterdir() if path.suffix]
+
+
+def is_matrix(name: str) -> bool:
+    return name.endswith("proj.weight") or name.endswith("lm_head.weight")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("variant", ["llama-tied", "qwen3-moe"])
+def test_a_second_start_reads_what_the_first_has_made(variant: str, dtype: str, tmp_path: Path, reads: list[str]) -> None:
+    files, store = ModelFiles(str(make_variant(tmp_path / "model", variant))), WeightStore(tmp_path / "store")
+    expected = loaded(files, None, dtype)
+    reads.clear()
+    assert torch.equal(loaded(files, store, dtype), expected)
+    assert any(map(is_matrix, reads))
+    reads.clear()
+    assert torch.equal(loaded(files, store, dtype), expected)
+    assert reads
+    assert not any(map(is_matrix, reads)), "the matrices of the checkpoint are not read"
+    count = len(made(store))
+    assert torch.equal(loaded(files, store, dtype, layers=1), loaded(files, None, dtype, layers=1))
+    assert len(made(store)) == count, "another split finds them, too"
+    loaded(files, store, "int4" if dtype == "int8" else "int8")
+    assert len(made(store)) == 2 * count, "another precision does not"
+
+
+def test_a_damaged_file_is_noticed_and_made_again(tmp_path: Path, reads: list[str]) -> None:
+    files, store = ModelFiles(str(make_variant(tmp_path / "model", "llama-grouped"))), WeightStore(tmp_path / "store")
+    expected = loaded(files, store)
+    damages = (lambda old: old[:-1] + bytes([old[-1] ^ 1]), lambda old: old[:100], lambda old: b"")
+    for victim, damage in zip(sorted(made(store)), damages, strict=False):
+        content = victim.read_bytes()
+        victim.write_bytes(damage(content))
+        reads.clear()
+        assert torch.equal(loaded(files, store), expected)
+        assert len([name for name in reads if is_matrix(name)]) == 1, "that one alone"
+        assert victim.read_bytes() == content
+
+
+def test_a_changed_checkpoint_is_noticed(tmp_path: Path, reads: list[str]) -> None:
+    folder, store = make_variant(tmp_path / "model", "llama-grouped"), WeightStore(tmp_path / "store")
+    before = loaded(ModelFiles(str(folder)), store)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"] *= 1.5
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    reads.clear()
+    files = ModelFiles(str(folder))
+    after = loaded(files, store)
+    assert [name for name in reads if is_matrix(name)] == ["model.layers.1.mlp.up_proj.weight"]
+    assert torch.equal(after, loaded(files, None))
+    assert not torch.equal(after, before)
+
+
+def test_what_is_read_while_the_file_changes_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its key would name the old content."""
+    folder, store = make_variant(tmp_path / "model", "llama-grouped"), WeightStore(tmp_path / "store")
+    plain = TensorIndex.copy_into
+
+    def copy_into(tensors: TensorIndex, name: str, part: torch.Tensor) -> None:
+        plain(tensors, name, part)
+        (folder / "model.safetensors").touch()
+
+    monkeypatch.setattr(TensorIndex, "copy_into", copy_into)
+    loaded(ModelFiles(str(folder)), store)
+    assert not made(store)
+
+
+def test_matrices_that_are_stored_are_not_fetched_from_the_head(tmp_path: Path) -> None:
+    files = ModelFiles(str(make_variant(tmp_path / "model", "llama-grouped")))
+    count = files.config().num_hidden_layers
+    offer, store = offer_of(Path(files.model)), WeightStore(tmp_path / "store")
+    assign = replace(ASSIGN, stages=2, end_layer=2, layer_count=count, next_hop="tcp://x:1", next_name="b", dtype="int8")
+
+    def start() -> tuple[torch.Tensor, int]:
+        courier = Direct(offer)
+        model = offered_model(assign, Span(first=0, end=2, count=count), courier, store)
+        found = loaded(model, store, courier=courier)
+        return found, sum(question.size for question in courier.ranges)
+
+    expected, received = start()
+    assert torch.equal(expected, loaded(files, None))
+    assert received == sum(path.stat().st_size for path in (store.folder / "tensors").iterdir() if not path.suffix)
+    for path in (store.folder / "tensors").iterdir():
+        if not path.suffix:
+            path.unlink()  # as when room is made
+    again, received_again = start()
+    assert torch.equal(again, expected)
+    weights = load_file(Path(files.model) / "model.safetensors")
+    kept = [name for name in weights if name.startswith(("model.layers.0.", "model.layers.1.", "model.embed")) and not is_matrix(name)]
+    assert received_again == sum(weights[name].nbytes for name in kept) < received / 2
+    offer.close()
+
+
+def test_without_room_the_slice_is_loaded_and_nothing_is_kept(tmp_path: Path) -> None:
+    files, store = ModelFiles(str(make_variant(tmp_path / "model", "llama-grouped"))), WeightStore(tmp_path / "store", 1000)
+    assert torch.equal(loaded(files, store), loaded(files, None))
+    assert not made(store)
+    loaded(files, WeightStore(tmp_path / "store"))
+    assert made(store)
+    assert torch.equal(loaded(files, store), loaded(files, None)), "nor does it matter when the limit becomes lower"
+
+
+def test_matrices_of_a_gguf_file_are_kept_too(tmp_path: Path, reads: list[str]) -> None:
+    paths = [
+        ggufs.convert(ggufs.make(tmp_path / name, name), tmp_path / f"{name}.gguf", GGMLQuantizationType.Q8_0)
+        for name in ("llama", "qwen3-moe")
+    ]
+    store = WeightStore(tmp_path / "store")
+    for path in paths:
+        files = ModelFiles(str(path))
+        expected = loaded(files, None)
+        assert torch.equal(loaded(files, store), expected)
+        reads.clear()
+        assert torch.equal(loaded(files, store), expected)
+        assert reads
+        assert not any(map(is_matrix, reads))
