@@ -14,7 +14,8 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -51,42 +52,60 @@ def serve(pipe: Connection, model: str, dtype: str, rows: Sequence[int]) -> None
 def measure(model: str, dtypes: Sequence[str], rows: Sequence[int], rounds: int) -> dict[str, Any]:
     """By precision: bytes of weights, least seconds of a pass by rows, and both beside the first one's."""
     ModelFiles(model).config()  # what is wrong with the model is said here, not in a child
+    found = take_turns({dtype: (serve, (model, dtype, rows)) for dtype in dtypes}, rows, rounds)
+    first = found[dtypes[0]]
+    return {
+        dtype: {
+            "weight_bytes": each.weight_bytes,
+            "memory_ratio": each.weight_bytes / first.weight_bytes,
+            "pass_s": {str(count): each.pass_s[count] for count in rows},
+            "rows_per_s_ratio": {str(count): first.pass_s[count] / each.pass_s[count] for count in rows},
+        }
+        for dtype, each in found.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """What a model takes: bytes of its weights, and the least seconds of a pass by rows."""
+
+    weight_bytes: int
+    pass_s: dict[int, float]
+
+
+def take_turns(servers: Mapping[str, tuple[Callable[..., None], tuple[Any, ...]]], rows: Sequence[int], rounds: int) -> dict[str, Passes]:
+    """Runs each server, by name, in a process of its own, and asks one after another for passes.
+
+    A server is a function of a pipe and further arguments. It sends the bytes of its weights, then for each number of rows that it receives the
+    seconds of a pass. Raises `InputError` when one ends before its time.
+    """
     context = multiprocessing.get_context("spawn")
-    pipes, children = {}, []
-    sizes: dict[str, int] = {}
-    least = {dtype: dict.fromkeys(rows, float("inf")) for dtype in dtypes}
+    pipes: dict[str, Connection] = {}
+    children = []
+    found: dict[str, Passes] = {}
     try:
-        with progress("passes", len(dtypes) * (1 + rounds * len(rows))) as step:
-            for dtype in dtypes:
-                pipes[dtype], theirs = context.Pipe()
-                child = context.Process(target=serve, args=(theirs, model, dtype, rows), daemon=True)
+        with progress("passes", len(servers) * (1 + rounds * len(rows))) as step:
+            for name, (target, args) in servers.items():
+                pipes[name], theirs = context.Pipe()
+                child = context.Process(target=target, args=(theirs, *args), daemon=True)
                 child.start()
                 theirs.close()
                 children.append(child)
-                sizes[dtype] = pipes[dtype].recv()
-                step(f"{dtype} is loaded")
+                found[name] = Passes(pipes[name].recv(), dict.fromkeys(rows, float("inf")))
+                step(f"{name} is loaded")
             for _ in range(rounds):
                 for count in rows:
-                    for dtype in dtypes:
-                        pipes[dtype].send(count)
-                        least[dtype][count] = min(least[dtype][count], pipes[dtype].recv())
-                        step(f"{dtype}, {count} rows")
+                    for name, pipe in pipes.items():
+                        pipe.send(count)
+                        found[name].pass_s[count] = min(found[name].pass_s[count], pipe.recv())
+                        step(f"{name}, {count} rows")
     except EOFError:
-        raise InputError(f"{dtype} could not be loaded or run; its process has said why") from None
+        raise InputError(f"{name} could not be loaded or run; its process has said why") from None
     finally:
         for child in children:
             child.terminate()
             child.join()
-    first = dtypes[0]
-    return {
-        dtype: {
-            "weight_bytes": sizes[dtype],
-            "memory_ratio": sizes[dtype] / sizes[first],
-            "pass_s": {str(count): least[dtype][count] for count in rows},
-            "rows_per_s_ratio": {str(count): least[first][count] / least[dtype][count] for count in rows},
-        }
-        for dtype in dtypes
-    }
+    return found
 
 
 def command(args: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
 from flowspec.testbed.checkpoints import make_variant
-from tests.model.ggufs import convert, make
+from flowspec.testbed.ggufs import convert, make
 
 FLOWSPEC = [sys.executable, "-m", "flowspec.cli.main"]
 

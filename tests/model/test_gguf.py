@@ -32,7 +32,7 @@ from flowspec.model.text import Tokenizer, recommended
 from flowspec.plan.shape import shape_of
 from flowspec.runtime.loading import slice_memory
 from flowspec.testbed.exactness import EXACT, compare
-from tests.model.ggufs import SHAPES, convert, make
+from flowspec.testbed.ggufs import SHAPES, convert, make
 from tests.model.slices import CPU, load_stages, pipeline
 
 PROMPT = tuple(range(3, 60))

@@ -19,8 +19,8 @@ from flowspec.runtime.loading import CPU, offered_model, slice_weights
 from flowspec.runtime.weights.receive import Courier
 from flowspec.runtime.weights.rounded import ready_weights
 from flowspec.runtime.weights.store import WeightStore
+from flowspec.testbed import ggufs
 from flowspec.testbed.checkpoints import make_variant
-from tests.model import ggufs
 from tests.runtime.weights.served import Direct
 from tests.runtime.weights.test_receive import ASSIGN, offer_of
 

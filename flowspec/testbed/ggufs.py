@@ -1,4 +1,4 @@
-"""GGUF files made from small checkpoints, as llama.cpp's converter writes them, for tests."""
+"""GGUF files made from checkpoints, as llama.cpp's converter writes them: for tests, and to run llama.cpp beside us."""
 
 from __future__ import annotations
 
@@ -110,7 +110,9 @@ def convert(
     for number, (name, values) in enumerate(tensors.items()):
         own = kind if values.ndim > 1 else GGMLQuantizationType.F32
         if name not in drop:
-            writer.add_tensor(name, blocks(own, *values.shape, number) if own in RANDOM else quantize(values, own), raw_dtype=own)
+            writer.add_tensor(
+                name, blocks(own, values.shape[0], values.shape[1], number) if own in RANDOM else quantize(values, own), raw_dtype=own
+            )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -119,7 +121,8 @@ def convert(
 
 
 def _numbers(checkpoint: Path) -> Tensors:
-    return {name: values.float().numpy() for name, values in load_file(checkpoint / "model.safetensors").items()}
+    shards = sorted(set(ModelFiles(str(checkpoint)).weight_map().values()))
+    return {name: values.float().numpy() for shard in shards for name, values in load_file(checkpoint / shard).items()}
 
 
 def _add(writer: GGUFWriter, key: str, value: Any) -> None:
