@@ -30,9 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:N", help="where to compute (default: %(default)s)")
     parser.add_argument("--memory", metavar="SIZE", help="most memory to use, such as 4GiB (default: what is free)")
     parser.add_argument(
-        "--cache-dir", type=Path, metavar="FOLDER", help="where to store weights that a head sends (default: in the user's cache folder)"
+        "--cache-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="where to store weights that a head sends or that were quantised (default: in the user's cache folder)",
     )
-    parser.add_argument("--cache-limit", metavar="SIZE", help="most disk to store them on; 0 takes none (default: half of what is free)")
+    parser.add_argument("--cache-limit", metavar="SIZE", help="most disk to store them on; 0 stores none (default: half of what is free)")
     parser.add_argument(
         "--announce", action="store_true", help="let `flowspec devices` find it in the local network (default: it is announced nowhere)"
     )

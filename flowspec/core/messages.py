@@ -130,7 +130,7 @@ class Loading:
     """How far a daemon has come with its slice, `share` from 0 to 1 of what it is `doing`.
 
     That is `asking` the head what the slice is made of, `checking` what of it was stored before, `receiving` the rest, and `loading`
-    it all; a daemon that has the model only does the last.
+    it all. A daemon that has the model does the last, and in int8 or int4 also checks what it quantised before.
     """
 
     share: float

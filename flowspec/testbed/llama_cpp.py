@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import importlib.util
 import json
@@ -53,6 +54,7 @@ def serve_llama_cpp(pipe: Connection, path: str, rows: Sequence[int]) -> None:
 
 def _context(api: Any, path: str, rows_max: int) -> Any:
     """A context for passes of up to `rows_max` rows, on one thread of the processor."""
+    api.llama_log_set(_silence(api), None)
     api.llama_backend_init()
     of_model = api.llama_model_default_params()
     of_model.n_gpu_layers = 0
@@ -64,6 +66,12 @@ def _context(api: Any, path: str, rows_max: int) -> Any:
     of_context.n_batch = of_context.n_ubatch = rows_max
     of_context.n_threads = of_context.n_threads_batch = 1
     return api.llama_init_from_model(model, of_context)
+
+
+@functools.cache
+def _silence(api: Any) -> Any:
+    """A callback of llama.cpp's that drops its log of several thousand lines; kept, since llama.cpp only has its address."""
+    return api.llama_log_callback(lambda level, text, data: None)
 
 
 def _batch(api: Any, count: int) -> Any:
@@ -90,7 +98,7 @@ def write_files(model: str, dtypes: Sequence[str], folder: Path) -> dict[str, Pa
     for dtype, path in paths.items():
         if not path.exists():
             kind = GGMLQuantizationType[KINDS[dtype]]
-            convert(Path(model), path, kind, metadata={"tokenizer.ggml.model": "no_vocab"})
+            convert(Path(model), path.with_suffix(".part"), kind, metadata={"tokenizer.ggml.model": "no_vocab"}).replace(path)
     return paths
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save
 
 from flowspec.core.precision import ACTIVATIONS
-from flowspec.errors import ClusterError
+from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.quantised import FORMAT, LINEARS, Rounded
 from flowspec.model.weights import SliceWeights, Weight, stack_bytes
@@ -39,13 +39,16 @@ Identity = tuple[str, ...]
 class StoredRounded:
     """A `RoundedStore` for one load of a slice in precision `dtype`; `matrices` are the parameters that are packed.
 
-    `keys` holds a file's key by the names of a matrix's tensors. Raises `OSError` when a file of the model cannot be read.
+    The model's own files are read through `opened`. `keys` holds a file's key by the names of a matrix's tensors. Raises `InputError` when
+    a file of the model cannot be read.
     """
 
-    def __init__(self, files: ModelFiles, matrices: Iterable[Weight], dtype: str, store: WeightStore, tell: Tell) -> None:
+    def __init__(
+        self, files: ModelFiles, matrices: Iterable[Weight], dtype: str, store: WeightStore, opened: OpenFiles, tell: Tell
+    ) -> None:
         self._store = store
         self._tell = tell
-        self._opened = OpenFiles(store.folder)
+        self._opened = opened
         self._found: dict[str, Path] = {}
         self._has_room = False
         matrices = list(matrices)
@@ -58,7 +61,7 @@ class StoredRounded:
     def checked(self) -> Iterator[None]:
         """Finds what is stored and right, and keeps it there meanwhile."""
         found = self._store.made(self.keys.values())
-        sizes = {key: path.stat().st_size for key, path in found.items()}
+        sizes = {key: size for key, (_, size) in found.items()}
         total, done = sum(sizes.values()), 0
 
         def step(size: int) -> None:
@@ -68,7 +71,7 @@ class StoredRounded:
 
         with contextlib.ExitStack() as stack:
             if self._reserved(stack, sizes):
-                self._found = {key: path for key, path in found.items() if self._store.check_made(path, step)}
+                self._found = {key: path for key, (path, size) in found.items() if self._store.check_made(path, size, step)}
                 if len(self._found) < len(found):
                     damaged = len(found) - len(self._found)
                     log.warning("%d stored matrices in %s were damaged; they are made again", damaged, self._store.folder)
@@ -112,9 +115,6 @@ class StoredRounded:
             log.warning("quantised weights are not kept: %s", error)
         self._has_room = False
 
-    def close(self) -> None:
-        self._opened.close()
-
     def _stored_identities(self, model: StoredModel, names: Iterable[str]) -> dict[str, Identity]:
         return {name: (entry.digest, entry.dtype) for name in names if (entry := model.entries.get(name)) is not None}
 
@@ -124,10 +124,13 @@ class StoredRounded:
         # What is done to a GGUF file's tensor follows from its name and the file's metadata.
         how = () if files.gguf is None else (files.fingerprint(),)
         found: dict[str, Identity] = {}
-        for number, name in enumerate(sorted(names)):
-            self._tell("checking", number / len(names))
-            extent = tensors.extent(name)
-            found[name] = (self._opened.digest(extent), extent.dtype, *how, *(name for _ in how))
+        try:
+            for number, name in enumerate(sorted(names)):
+                self._tell("checking", number / len(names))
+                extent = tensors.extent(name)
+                found[name] = (self._opened.digest(extent), extent.dtype, *how, *(name for _ in how))
+        except OSError as error:
+            raise InputError(f"model {files.model!r} cannot be read: {error}") from None
         self._opened.save()
         return found
 
@@ -149,8 +152,8 @@ def ready_weights(
     with contextlib.ExitStack() as stack:
         kept, spared = None, set[str]()
         if store is not None and dtype in LINEARS:
-            kept = StoredRounded(files, weights.packed, dtype, store, courier.tell)
-            stack.callback(kept.close)
+            opened = stack.enter_context(contextlib.closing(OpenFiles(store.folder)))
+            kept = StoredRounded(files, weights.packed, dtype, store, opened, courier.tell)
             stack.enter_context(kept.checked())
             spared = tensors_of(weight for weight in weights.packed if kept.is_stored(weight))
             spared -= tensors_of(weights.plain) | tensors_of(weight for weight in weights.packed if not kept.is_stored(weight))

@@ -113,15 +113,14 @@ class WeightStore:
         """Whether the tensor is stored, read from beginning to end; one that is not as it should be is thrown away."""
         return self._check(self.path(digest), digest, size, step)
 
-    def made(self, keys: Container[str]) -> dict[str, Path]:
-        """What was made here and has one of these keys (64 characters); `check_made` tells whether it is right."""
-        names = (path for path in self._tensors.glob("*.*") if len(path.suffix) == 1 + DIGEST_CHARS)
-        return {path.stem: path for path in names if path.stem in keys}
+    def made(self, keys: Container[str]) -> dict[str, tuple[Path, int]]:
+        """What was made here and has one of these keys (64 characters), with its bytes; `check_made` tells whether it is right."""
+        whole = (each for each in self._stored() if len(each.path.suffix) == 1 + DIGEST_CHARS)
+        return {each.digest: (each.path, each.size) for each in whole if each.digest in keys}
 
-    def check_made(self, path: Path, step: Callable[[int], None] = lambda size: None) -> bool:
+    def check_made(self, path: Path, size: int, step: Callable[[int], None] = lambda size: None) -> bool:
         """As `check`, for a file that was made here."""
-        with self.explained():
-            return self._check(path, path.suffix[1:], path.stat().st_size, step)
+        return self._check(path, path.suffix[1:], size, step)
 
     def keep_made(self, key: str, data: bytes) -> None:
         """Stores what was made here; there must be room for it, see `reserve`."""
@@ -202,7 +201,7 @@ class WeightStore:
             excess -= each.size
 
     def _stored(self) -> Iterator[_Stored]:
-        for path in self._tensors.iterdir():
+        for path in self._tensors.glob("*"):
             with contextlib.suppress(FileNotFoundError):  # another daemon has just finished or dropped it
                 found = path.stat()
                 yield _Stored(path, path.name.partition(".")[0], found.st_size, found.st_mtime_ns)
