@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from flowspec.model.quantised import LINEARS, QuantisedLinear, Rounded
+from flowspec.model.quantised_cuda import quantised_for
 
 INPUT_BLOCK = 512
 OUTPUT_BLOCK = 16
@@ -70,9 +71,12 @@ class HalfLinear(QuantisedLinear):
 
 
 def packing_of(dtype: str, device: torch.device) -> type[QuantisedLinear] | None:
-    """What packs the linear layers of a model in this precision; None where torch runs them well as they are, or not otherwise."""
+    """What packs the linear layers of a model in this precision; None where torch runs them well as they are, or not otherwise.
+
+    Raises `InputError` for a device that cannot compute a quantised one.
+    """
     if dtype in LINEARS:
-        return LINEARS[dtype]
+        return quantised_for(dtype, device)
     return HalfLinear if dtype in ("bfloat16", "float16") and device.type == "cpu" and _is_worth_it(dtype) else None
 
 

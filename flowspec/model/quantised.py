@@ -10,7 +10,7 @@ these to what makes its scale 1, so that its rounding is exact.
 *int4*: weights are rounded per group of 32 inputs (`w = (q - 8) * scale + zero`, scale and zero in bfloat16) and multiplied by torch's own
 kernel, in bfloat16.
 
-On CPUs only, so far.
+Here for CPUs; `quantised_cuda.py` has the same on GPUs.
 """
 
 from __future__ import annotations
@@ -95,15 +95,20 @@ class Int8Linear(QuantisedLinear):
         count = len(rows)
         peak = rows.abs().amax(dim=1, keepdim=True).clamp_min_(TINY)
         scaled = rows * (DIGIT / peak)
-        digits = torch.empty((2 * count, self.in_features + 2))
+        digits = rows.new_empty((2 * count, self.in_features + 2))
         first = torch.round(scaled, out=digits[:count, :-2])
         torch.round(scaled.sub_(first).mul_(2 * DIGIT), out=digits[count:, :-2])
-        digits[:, -2], digits[:, -1] = (-128, 127) if self._eight_bits else (-64, 63)
-        sums: torch.Tensor = torch.ops.quantized.linear_dynamic(digits, self._packed, not self._eight_bits)  # [2 * count, out]
-        found = sums[count:].div_(2 * DIGIT).add_(sums[:count]).mul_(peak / DIGIT)
+        sums = self._products(digits)
+        found = sums[count:].mul_(1 / (2 * DIGIT)).add_(sums[:count]).mul_(peak / DIGIT)
         if self.bias is not None:
             found += self.bias
         return found.to(input.dtype).view(*input.shape[:-1], self.out_features)
+
+    def _products(self, digits: torch.Tensor) -> torch.Tensor:
+        """`[rows, out]`, each output in units of its scale, from `[rows, in + 2]`, whose last two columns are free to be used."""
+        digits[:, -2], digits[:, -1] = (-128, 127) if self._eight_bits else (-64, 63)
+        sums: torch.Tensor = torch.ops.quantized.linear_dynamic(digits, self._packed, not self._eight_bits)
+        return sums
 
 
 class Int4Linear(QuantisedLinear):
@@ -142,11 +147,15 @@ class Int4Linear(QuantisedLinear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows = input.reshape(-1, self.in_features).bfloat16()
-        padded: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self._packed, GROUP, self._scales)
-        found = padded[:, : self.out_features]
+        found = self._products(rows)[:, : self.out_features]
         if self.bias is not None:
             found = found + self.bias
         return found.to(input.dtype).reshape(*input.shape[:-1], self.out_features)
+
+    def _products(self, rows: torch.Tensor) -> torch.Tensor:
+        """`[rows, out or more]` from `[rows, in]`, in bfloat16."""
+        found: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self._packed, GROUP, self._scales)
+        return found
 
 
 LINEARS: dict[str, type[QuantisedLinear]] = {"int8": Int8Linear, "int4": Int4Linear}

@@ -125,7 +125,6 @@ def fill(
     What `store` has of these is not read from the checkpoint. Raises `InputError` for a tensor that is missing or of another shape, or
     before anything is read for one that nothing uses, and for what cannot be packed.
     """
-    _check_packable(packing, device)
     weights = sorted_weights(pieces, tensors, packing)
     _check_all_used(pieces, (*weights.plain, *weights.packed), tensors)
     count = sum(len(weight.sources) for weight in (*weights.plain, *weights.packed))
@@ -152,11 +151,12 @@ def fill(
             rounded = packing.rounded(read(weight).flatten(0, -2))
             if store is not None:
                 store.keep(weight, rounded)
+        here = {name: part.to(device) for name, part in rounded.items()}
         owner, leaf = weight.owner
         if weight.is_experts:
-            pack_experts(owner, leaf, rounded, packing)
+            pack_experts(owner, leaf, here, packing)
         else:
-            pack(owner, rounded, packing)
+            pack(owner, here, packing)
         progress((done := done + len(weight.sources)) / count)
     tensors.close()
 
@@ -192,12 +192,6 @@ def stack_bytes(shape: torch.Size, packing: type[QuantisedLinear]) -> int:
     """What a packed matrix `[out, in]` takes, or a stack of them."""
     *stack, outputs, inputs = shape
     return math.prod(stack) * packing.bytes_of(inputs, outputs)
-
-
-def _check_packable(packing: type[QuantisedLinear] | None, device: torch.device) -> None:
-    """Refuses what packed weights do not do yet."""
-    if packing is not None and device.type != "cpu":
-        raise InputError(f"int8 and int4 run on CPUs, not on {device.type} yet; use --dtype float16 or bfloat16, or --device cpu")
 
 
 def _check_all_used(pieces: Pieces, weights: tuple[Weight, ...], tensors: TensorIndex) -> None:

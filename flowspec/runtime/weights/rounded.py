@@ -108,7 +108,7 @@ class StoredRounded:
             return
         try:
             if self._opened.unchanged():
-                self._store.keep_made(self.keys[weight.tensors], save(dict(rounded)))
+                self._store.keep_made(self.keys[weight.tensors], save({name: part.cpu() for name, part in rounded.items()}))
                 return
             log.warning("the model's files change while they are loaded; what is made of them is not kept")
         except (OSError, ClusterError) as error:

@@ -1,0 +1,105 @@
+"""What runs on GPUs, as far as CPUs can tell: the integers with the same operator, int4's layout with a stand-in, and refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from flowspec.errors import InputError
+from flowspec.model import quantised_cuda
+from flowspec.model.quantised import GROUP, LINEARS, Int8Linear, Rounded, pack
+from flowspec.model.quantised_cuda import CUDA_LINEARS, CudaInt8Linear, fault_of, quantised_for
+
+CPU = torch.device("cpu")
+
+
+def both(kind: str, inputs: int, outputs: int) -> tuple[nn.Linear, nn.Linear]:
+    """A packed layer for CPUs, and the same one for GPUs."""
+    weight = torch.randn(outputs, inputs)
+    layers = []
+    for linears in (LINEARS, CUDA_LINEARS):
+        layer = nn.Linear(inputs, outputs)
+        with torch.no_grad():
+            assert layer.bias is not None
+            layer.bias.fill_(0.25)
+        pack(layer, LINEARS[kind].rounded(weight), linears[kind])
+        layers.append(layer)
+    return layers[0], layers[1]
+
+
+@torch.inference_mode()
+@given(rows=st.integers(0, 40), inputs=st.sampled_from([32, 75, 512]), outputs=st.sampled_from([16, 21]), seed=st.integers(0, 9))
+def test_int8_is_the_same_bits_as_on_cpus(rows: int, inputs: int, outputs: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    cpu, cuda = both("int8", inputs, outputs)
+    x = torch.randn(rows, inputs) * 10
+    assert torch.equal(cuda(x), cpu(x))
+
+
+def _stand_in_packing(pairs: torch.Tensor, tiles: int) -> torch.Tensor:
+    """What tinygemm documents of its input: two levels a byte, the first in the high bits."""
+    assert pairs.dtype == torch.uint8
+    assert pairs.shape[0] % 8 == 0
+    assert 2 * pairs.shape[1] % (16 * tiles) == 0
+    return torch.stack([pairs >> 4, pairs & 15], dim=2).flatten(1).float()
+
+
+def _stand_in_product(rows: torch.Tensor, levels: torch.Tensor, group: int, scales_and_zeros: torch.Tensor) -> torch.Tensor:
+    scales, zeros = (part.float().t().repeat_interleave(group, dim=1) for part in scales_and_zeros.unbind(2))
+    return (rows.float() @ ((levels - 8) * scales + zeros).t()).bfloat16()
+
+
+@pytest.fixture
+def tinygemm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "_convert_weight_to_int4pack", _stand_in_packing)
+    monkeypatch.setattr(torch, "_weight_int4pack_mm", _stand_in_product)
+
+
+@torch.inference_mode()
+@pytest.mark.usefixtures("tinygemm")
+@pytest.mark.parametrize("outputs", [64, 21])
+def test_int4_is_laid_out_as_its_kernel_wants(outputs: int) -> None:
+    torch.manual_seed(3)
+    cpu, cuda = both("int4", 4 * GROUP, outputs)
+    x = torch.randn(2, 5, 4 * GROUP)
+    expected, found = cpu(x), cuda(x)
+    assert found.shape == expected.shape
+    assert (found - expected).norm() < 0.01 * expected.norm()
+
+
+class OffByOne(Int8Linear):
+    def pack(self, rounded: Rounded) -> None:
+        super().pack({**rounded, "levels": rounded["levels"].roll(1, 0)})
+
+
+class Batched(CudaInt8Linear):
+    def _products(self, digits: torch.Tensor) -> torch.Tensor:
+        return super()._products(digits) * (1 + 1e-6 * len(digits))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [(CudaInt8Linear, ""), (OffByOne, "it computes something else than a CPU"), (Batched, "its rows depend on the rows beside them")],
+)
+def test_a_kernel_is_tried_before_it_is_used(kind: type[Int8Linear], fault: str) -> None:
+    assert fault_of("int8", kind, CPU) == fault
+
+
+def test_what_a_device_cannot_do_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda", 0)
+    assert quantised_for("int8", CPU) is Int8Linear
+    with pytest.raises(InputError, match="int8 runs on CPUs and CUDA, not on mps"):
+        quantised_for("int8", torch.device("mps"))
+    capability = (7, 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    with pytest.raises(InputError, match=r"int4 needs a GPU of compute capability 8.0 \(an Orin or newer\)"):
+        quantised_for("int4", gpu)
+    capability = (8, 7)
+    monkeypatch.setattr(quantised_cuda, "fault_of", lambda *_: "no kernel image")
+    with pytest.raises(InputError, match=r"^int4 does not run on cuda:0 with torch .*: no kernel image; use --dtype float16"):
+        quantised_for("int4", gpu)
+    monkeypatch.setattr(quantised_cuda, "fault_of", lambda *_: "")
+    assert quantised_for("int4", gpu) is CUDA_LINEARS["int4"]
