@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if not 0 < len(args.name) <= NAME_CHARS_MAX:
         raise InputError(f"--name: expected 1 to {NAME_CHARS_MAX} characters, got {len(args.name)}")
     if args.device.startswith("cuda"):
-        from flowspec.runtime.loading import pick_device  # imports torch, which a daemon otherwise does on its first assignment
+        from flowspec.runtime.torch_device import pick_device  # imports torch, which a daemon otherwise does on its first assignment
 
         pick_device(args.device)
     if args.cache_dir is not None and args.cache_dir.exists() and not args.cache_dir.is_dir():

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from flowspec.runtime.links import measure_links
-    from flowspec.runtime.loading import pick_device, use_threads
+    from flowspec.runtime.torch_device import pick_device, use_threads
     from flowspec.testbed.command import progress
     from flowspec.testbed.fitting import error, fit
     from flowspec.testbed.measure import QUICK, Effort, Machine, measure_beside, step_count

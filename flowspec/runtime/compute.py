@@ -174,7 +174,8 @@ class ComputeThread:
     def _load(self, assign: Assign) -> None:
         from flowspec.model.pieces import Span
         from flowspec.model.slice import Slice
-        from flowspec.runtime.loading import check_memory, pick_device, slice_weights, use_threads
+        from flowspec.runtime.loading import check_memory, slice_weights
+        from flowspec.runtime.torch_device import pick_device, use_threads
         from flowspec.runtime.weights.rounded import ready_weights
 
         if self._emulation is not None:

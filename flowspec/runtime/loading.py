@@ -9,7 +9,7 @@ import torch
 
 from flowspec.core.messages import Assign
 from flowspec.core.precision import ACTIVATIONS
-from flowspec.errors import ClusterError, InputError
+from flowspec.errors import ClusterError
 from flowspec.model.files import ModelFiles
 from flowspec.model.half import packing_of
 from flowspec.model.pieces import Pieces, Span, head_dim
@@ -23,23 +23,6 @@ from flowspec.runtime.weights.store import WeightStore
 from flowspec.runtime.weights.stored import StoredModel
 
 CPU = torch.device("cpu")
-
-
-def pick_device(name: str) -> torch.device:
-    """`auto` is CUDA where torch sees it."""
-    if name == "auto":
-        name = "cuda:0" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"--device {name}: this torch ({torch.__version__}) sees no CUDA device; use --device cpu or install a CUDA build")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"--device {name}: expected one of the {torch.cuda.device_count()} CUDA devices of this machine")
-    return device
-
-
-def use_threads(count: int | None) -> None:
-    if count is not None:
-        torch.set_num_threads(count)
 
 
 def open_model(assign: Assign) -> ModelFiles:

@@ -299,7 +299,7 @@ def choose_for(options: ClusterOptions, files: ModelFiles, devices: Sequence[Dev
 
 def _use_one_thread() -> None:
     """Local stages and the drafter share this machine's cores: one thread each."""
-    from flowspec.runtime.loading import use_threads
+    from flowspec.runtime.torch_device import use_threads
 
     use_threads(1)
 

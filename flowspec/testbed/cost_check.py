@@ -23,7 +23,7 @@ from flowspec.model.pieces import Span
 from flowspec.model.slice import DTYPES, Slice
 from flowspec.plan.cost import layers_curve
 from flowspec.plan.shape import ModelShape, shape_of
-from flowspec.runtime.loading import pick_device
+from flowspec.runtime.torch_device import pick_device
 from flowspec.testbed.command import Parser, progress, run_command, show, whole, wholes
 from flowspec.testbed.fitting import error, fit
 from flowspec.testbed.measure import QUICK, Effort, Machine, Task, made_model, measure_beside, pass_task, step_count

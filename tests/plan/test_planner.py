@@ -42,6 +42,19 @@ def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
         yield tuple(end - start for start, end in zip((0, *bars), (*bars, total), strict=True))
 
 
+@pytest.mark.parametrize("boards", [("raspberry-pi-5",) * 2, ("raspberry-pi-5", "old-laptop"), ("raspberry-pi-4", "n100-mini-pc") * 4])
+def test_a_machine_that_is_only_the_heads_runs_no_stage(boards: tuple[str, ...]) -> None:
+    wish = wish_of(*boards, shape=replace(SHAPE, name="six", layers=6))
+    best = replace(site("laptop", find_profile("jetson-agx-orin")), runs_stages=False)
+    plan = make_plan(replace(wish, sites=(*wish.sites, best), head="laptop"))
+    assert (plan.head.name, plan.is_head_free) == ("laptop", True)
+    assert "laptop" in {stage.site.name for stage in make_plan(replace(wish, sites=(*wish.sites, replace(best, runs_stages=True)))).stages}
+    huge = replace(
+        wish, shape=find_shape("llama-2-70b"), weights=weights_of(find_shape("llama-2-70b")), sites=(*wish.sites, best), head="laptop"
+    )
+    assert "laptop" not in {each.name for each in shortfalls(huge)}
+
+
 def all_rates(wish: Wish) -> Iterator[tuple[float, tuple[str, ...]]]:
     """Every order of every subset, every place of the head, every split that fits, with and without guesses."""
     partition = Partition(wish)

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from flowspec.core import limits
 from flowspec.errors import InputError
-from flowspec.runtime.cluster import CONTEXT_DEFAULT, Device, parse_bytes, pick_context, read_cluster, split_layers
+from flowspec.plan.timing import LinkSpec
+from flowspec.runtime.cluster import CONTEXT_DEFAULT, Device, parse_bytes, pick_context, read_cluster, read_links, split_layers
 from flowspec.runtime.transport import split_address
 
 ONE = '[[device]]\naddress = "10.0.0.1:7700"\n'
@@ -48,6 +49,34 @@ def test_reads_every_key_and_names_the_nameless() -> None:
         Device(name="device-1", address="[::1]:7701", layers=(3, 8), memory_bytes=1000),
     ]
     assert read(ONE) == [Device(name="device-0", address="10.0.0.1:7700")]
+
+
+def test_links_are_declared_for_all_pairs_or_for_one(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(ONE)
+    assert read_links(path, ["a", "b", "c"]) is None
+    path.write_text('links = ["100/2", "a:b=10"]\n' + TWO)
+    found = read_links(path, ["a", "b", "c"])
+    assert found is not None
+    assert found.between("b", "a") == LinkSpec(bandwidth_mbps=10, delay_s=0.0005)
+    assert found.between("b", "c") == LinkSpec(bandwidth_mbps=100, delay_s=0.002)
+    assert len(read_cluster(path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("links", "expected"),
+    [
+        ("3", "links: expected a list of texts, got 3"),
+        ('["fast"]', "links: expected Mbit/s and ms such as 1000/0.5, .*got 'fast'"),
+        ('["a:z=1/1"]', "links: expected two of a, b as A:B, got 'a:z'"),
+        ('["a:a=1/1"]', "links: expected two of a, b as A:B, got 'a:a'"),
+    ],
+)
+def test_links_that_are_none_are_refused(tmp_path: Path, links: str, expected: str) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(f"links = {links}\n{TWO}")
+    with pytest.raises(InputError, match=f"{path}: {expected}"):
+        read_links(path, ["a", "b"])
 
 
 def test_a_file_that_is_not_there_or_a_folder_is_named(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from flowspec import __version__
 from flowspec.core.facts import AskFacts, Facts, Interface, LinkFacts
 from flowspec.core.messages import Error, Hello, Message, Welcome
 from flowspec.errors import FlowSpecError, PeerError
+from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.health.gather import link_facts
 from flowspec.runtime.health.interfaces import interface_of, own_address, resolve
@@ -26,10 +27,10 @@ from flowspec.runtime.transport import Link, dial, split_address
 from flowspec.wire.codec import decode
 
 NAME = "flowspec doctor"
-HELLO_S = 3.0
-"""How long a daemon may take to say Welcome; the next one in a pipeline has less patience."""
-FACTS_S = 30.0
-"""How long it may take to tell its facts: the first time, it may have to import torch."""
+HELLO_S = timeouts.CONNECT_S
+"""How long a daemon may take to say Welcome; a head has as much patience."""
+FACTS_S, SPEED_S = 30.0, 120.0
+"""How long it may take to tell its facts, and how fast it is: the first time, it may have to import torch, on a small board from an SD card."""
 LINK_S = 75.0
 """How long to measure a link to the next device; longer than its time-outs."""
 ASKED_AT_ONCE = 16
@@ -134,7 +135,7 @@ def _ask(context: zmq.Context[Any], device: Device, question: AskFacts) -> Exami
             started_s = time.perf_counter()
             found.welcome = talk.hello()
             found.trip_s = (time.perf_counter() - started_s) / 2
-            found.facts = talk.facts(replace(question, address=address), FACTS_S)
+            found.facts = talk.facts(replace(question, address=address), SPEED_S if question.speed else FACTS_S)
             found.clock_offset_s = found.facts.clock_s + found.trip_s - time.time()
     except _Unwell as error:
         found.ailment = error.ailment

@@ -104,7 +104,7 @@ def _accelerator(wanted: str) -> tuple[str, int, int]:
     """Name, memory and free memory of the CUDA device that would be used; nothing where torch sees none."""
     import torch
 
-    from flowspec.runtime.loading import pick_device
+    from flowspec.runtime.torch_device import pick_device
 
     try:
         device = pick_device(wanted)

@@ -60,7 +60,7 @@ def _probed(machine: Machine, *, may_probe: bool) -> Speed | None:
 
 def _probe(machine: Machine) -> Speed:
     from flowspec.runtime.health.probe import probe  # torch, which a daemon needs for its first slice anyway
-    from flowspec.runtime.loading import pick_device, use_threads
+    from flowspec.runtime.torch_device import pick_device, use_threads
 
     use_threads(machine.threads)
     started_s = time.perf_counter()
