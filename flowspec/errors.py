@@ -24,3 +24,9 @@ class PeerError(FlowSpecError):
 
 class ClusterError(FlowSpecError):
     """A device is missing, refused its part, or was lost."""
+
+
+def first_line(error: BaseException) -> str:
+    """What another library's error says, in short."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

@@ -33,13 +33,18 @@ class AskModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOffer:
-    """The text of the model's config.json, and how many tensors it has."""
+    """The text of the model's config.json, or what stands for it, and how many tensors it has.
+
+    `gguf` is the architecture that a GGUF file names, whose tensors are then meant; empty for safetensors.
+    """
 
     config: str
+    gguf: str
     tensor_count: int
 
     def __post_init__(self) -> None:
         check(len(self.config) <= limits.CONFIG_CHARS_MAX, "config", self.config, f"at most {limits.CONFIG_CHARS_MAX} characters")
+        check_text("gguf", self.gguf)
         check_range("tensor_count", self.tensor_count, 1, limits.TENSORS_MAX)
 
 
@@ -75,7 +80,7 @@ class AskTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
-    """A tensor as it lies in the checkpoint: dtype by its name there, shape, bytes, and their SHA-256."""
+    """A tensor as it lies in the checkpoint: dtype by its name there (of a GGUF file ggml's type), shape, bytes, and their SHA-256."""
 
     name: str
     dtype: str

@@ -1,8 +1,7 @@
 """Finds a model's files, in a local folder or on the hub, and reads single tensors from them by memory map.
 
 A GGUF file is a model by itself: its metadata stands for config.json and tokenizer (`gguf_config.py`, `gguf.py`).
-A hub model is fetched file by file, so a stage downloads only the shards that hold its tensors. `HF_HOME`, `HF_TOKEN`
-and offline mode are huggingface_hub's own.
+A hub model is fetched file by file (`hub.py`), so a stage downloads only the shards that hold its tensors.
 """
 
 from __future__ import annotations
@@ -12,15 +11,17 @@ import hashlib
 import json
 import math
 import os
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flowspec.core import limits
-from flowspec.errors import InputError
+from flowspec.errors import InputError, first_line
 from flowspec.model.families import decoder_config, raw_decoder_config
+from flowspec.model.hub import hub_file
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +33,7 @@ DEMO_FOLDER = Path(__file__).parent.parent / "demo"
 DTYPE_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 MAPPED_BYTES_MAX = 32 << 20
 _SAMPLE_BYTES = 1 << 16
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 
 def bundled_folder(name: str) -> Path:
@@ -41,32 +43,61 @@ def bundled_folder(name: str) -> Path:
 
 def canonical_name(model: str) -> str:
     """The name other devices should use: `bundled`, an absolute folder or GGUF file, or a hub id."""
-    return str(Path(model).resolve()) if model != BUNDLED and (os.path.isdir(model) or _is_gguf(model)) else model
+    return (
+        str(Path(model).resolve()) if model != BUNDLED and (os.path.isdir(model) or (is_gguf(model) and os.path.isfile(model))) else model
+    )
+
+
+def is_gguf(model: str) -> bool:
+    """Whether a model's name is that of a GGUF file, here or on the hub."""
+    return model.endswith(".gguf")
+
+
+def parts_of(gguf: str) -> list[str]:
+    """The names of all files of a GGUF model by one's name: `m-00001-of-00003.gguf` has two others, other names have none."""
+    found = _PART.fullmatch(gguf)
+    if found is None:
+        return [gguf]
+    return [f"{found[1]}-{number:05}-of-{found[3]}.gguf" for number in range(1, int(found[3]) + 1)]
 
 
 class ModelFiles:
     """The files of one model; nothing is read or fetched before it is asked for, and nothing ever fetched unless it `may_fetch`.
 
-    `folder` is None for one on the hub, `gguf` the path of a model that is a GGUF file.
+    `folder` is None for one on the hub.
     """
 
     def __init__(self, model: str, *, may_fetch: bool = True) -> None:
         self.model = model
         self._may_fetch = may_fetch
         self.folder: Path | None = None
-        self.gguf: Path | None = None
+        self._local_gguf: Path | None = None
+        self._hub_gguf = ""
         if model == BUNDLED:
             self.folder = bundled_folder("target")
         elif os.path.isdir(model):  # unlike Path.is_dir, also False for names that no file system takes
             self.folder = Path(model)
-            self.gguf = _only_gguf(self.folder)
-        elif _is_gguf(model):
-            if not os.path.isfile(model):
-                raise InputError(f"expected a GGUF file, but there is no file {model!r}")
-            self.gguf = Path(model)
-            self.folder = self.gguf.parent
-        elif Path(model).is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
+            self._local_gguf = _only_gguf(self.folder)
+        elif is_gguf(model) and os.path.isfile(model):
+            self._local_gguf = Path(model)
+            self.folder = self._local_gguf.parent
+        elif is_gguf(model):
+            if _is_path(model) or model.count("/") < 2:
+                raise InputError(f"expected a GGUF file, here or on the hub as owner/name/file.gguf, but there is no file {model!r}")
+            self._hub_gguf = model.split("/", 2)[2]
+        elif _is_path(model) or model.count("/") != 1:
             raise InputError(f"expected a model folder, a GGUF file or a hub id such as owner/name, but there is no folder {model!r}")
+
+    @functools.cached_property
+    def gguf(self) -> Path | None:
+        """The path of a model that is a GGUF file, of the first one where there are several parts; fetched from the hub if need be."""
+        if not self._hub_gguf:
+            return self._local_gguf
+        repository = self.model.removesuffix(f"/{self._hub_gguf}")
+        for part in parts_of(self._hub_gguf):
+            if hub_file(repository, part, may_fetch=self._may_fetch) is None:
+                raise InputError(f"there is no file {self.model!r} here, and {repository!r} on the hub has no {part}")
+        return hub_file(repository, self._hub_gguf, may_fetch=False)
 
     @functools.cached_property
     def _gguf(self) -> GgufFile:
@@ -75,34 +106,26 @@ class ModelFiles:
         assert self.gguf is not None
         return GgufFile.read(self.gguf)
 
+    @property
+    def gguf_architecture(self) -> str:
+        """What a GGUF file calls its architecture; empty for other models."""
+        return "" if self.gguf is None else str(self._gguf.metadata.get("general.architecture"))
+
     def path(self, name: str) -> Path:
         """The local path of a file that must be there; fetched from the hub if need be."""
         found = self.find(name)
         if found is None:
-            raise InputError(f"model {self.model!r} has no {name}; expected config.json, safetensors weights and a tokenizer in it")
+            hint = "" if self.folder is not None else "; a GGUF file there is named owner/name/file.gguf"
+            raise InputError(f"model {self.model!r} has no {name}; expected config.json, safetensors weights and a tokenizer in it{hint}")
         return found
 
     def find(self, name: str) -> Path | None:
         """As `path`, but None when the model has no such file; a GGUF file has no others beside it."""
-        if self.gguf is not None:
+        if self._hub_gguf or self._local_gguf is not None:
             return None
         if self.folder is not None:
             return self.folder / name if (self.folder / name).is_file() else None
-        from huggingface_hub import hf_hub_download, is_offline_mode, try_to_load_from_cache
-        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
-
-        try:
-            return Path(hf_hub_download(self.model, name, local_files_only=not self._may_fetch))
-        except LocalEntryNotFoundError:
-            is_offline = is_offline_mode() or not self._may_fetch
-            if is_offline and isinstance(try_to_load_from_cache(self.model, "config.json"), str):
-                return None  # the cache has the model and not this file: most models lack some
-            why = "offline mode is on" if is_offline else "the hub cannot be reached (HF_HUB_OFFLINE=1 makes do with what is cached)"
-            raise InputError(f"{name} of {self.model!r} is not in the Hugging Face cache, and {why}; or give a model folder") from None
-        except EntryNotFoundError:
-            return None
-        except (HfHubHTTPError, OSError, ValueError) as error:
-            raise InputError(f"cannot get {name} of {self.model!r} from the hub: {_first_line(error)}") from None
+        return hub_file(self.model, name, may_fetch=self._may_fetch)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -175,8 +198,16 @@ class ModelFiles:
         if self.gguf is not None:
             from flowspec.model.gguf import GgufTensors
 
-            return GgufTensors(self._gguf, self.config())
+            return GgufTensors.of_file(self._gguf, self.config())
         return TensorIndex(self)
+
+    def extents(self) -> Extents:
+        """The tensors under the names that they have in the files, and where each lies."""
+        return TensorIndex(self) if self.gguf is None else self._gguf
+
+    def config_text(self) -> str:
+        """config.json, or what stands for it."""
+        return self.path("config.json").read_text("utf-8") if self.gguf is None else json.dumps(self.raw_config())
 
     def fingerprint(self) -> str:
         """Names the content: config, tensor layout, and samples of every weight file (for the hub, its revision).
@@ -184,9 +215,11 @@ class ModelFiles:
         Equal on all devices that hold the same model, and cheap: a retrained model of the same shape differs.
         """
         if self.gguf is not None:
-            with self.gguf.open("rb") as file:
-                digest = hashlib.sha256(file.read(self._gguf.size))
-            _add_samples(digest, self.gguf)
+            digest = hashlib.sha256()
+            for path, size in self._gguf.headers.items():
+                with path.open("rb") as file:
+                    digest.update(file.read(size))
+                _add_samples(digest, path)
             return digest.hexdigest()[:32]
         config = self.path("config.json")
         digest = hashlib.sha256(config.read_bytes())
@@ -213,7 +246,7 @@ class ModelFiles:
                 raise ValueError("a header of other content")
             end = 8 + size + max((entry["data_offsets"][1] for entry in header.values()), default=0)
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error) as error:
-            raise InputError(f"{path} is not a safetensors file ({_first_line(error)}); copy it again") from None
+            raise InputError(f"{path} is not a safetensors file ({first_line(error)}); copy it again") from None
         if path.stat().st_size != end:
             raise InputError(f"{path} is incomplete: expected {end} bytes, got {path.stat().st_size}; copy it again")
         return dict(header)
@@ -228,6 +261,13 @@ class Extent:
     size_bytes: int
     dtype: str
     shape: tuple[int, ...]
+
+
+class Extents(Protocol):
+    """Names of tensors, and where each lies."""
+
+    def __iter__(self) -> Iterator[str]: ...
+    def extent(self, name: str) -> Extent: ...
 
 
 class TensorIndex:
@@ -246,9 +286,16 @@ class TensorIndex:
     def __iter__(self) -> Iterator[str]:
         return iter(self._file_of)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape, from the file's header; nothing is loaded."""
+        return tuple(self._entry(name)["shape"])
+
     def element_count(self, name: str) -> int:
-        """Number of elements, from the file's header; nothing is loaded."""
-        return math.prod(self._entry(name)["shape"])
+        return math.prod(self.shape(name))
+
+    def in_file(self, name: str) -> str:
+        """The name that the tensor has in its file."""
+        return name
 
     def extent(self, name: str) -> Extent:
         """Where the tensor lies as raw bytes, little-endian and row-major. Raises `InputError` for a header that contradicts itself."""
@@ -286,7 +333,7 @@ class TensorIndex:
                 self._open[file] = safe_open(self._files.path(file), framework="pt")
             return self._open[file].get_tensor(name)
         except SafetensorError as error:
-            raise InputError(f"cannot read {name} of {self._files.model!r}: {_first_line(error)}") from None
+            raise InputError(f"cannot read {name} of {self._files.model!r}: {first_line(error)}") from None
 
     def copy_into(self, name: str, part: torch.Tensor) -> None:
         """Copies a tensor into `part`, in its dtype. Checks the shape."""
@@ -323,20 +370,21 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: expected JSON, got {_first_line(error)}") from None
+        raise InputError(f"{path}: expected JSON, got {first_line(error)}") from None
     if not isinstance(raw, dict):
         raise InputError(f"{path}: expected a JSON object, got {raw!r:.80}")
     return raw
 
 
-def _is_gguf(model: str) -> bool:
-    return model.endswith(".gguf")
+def _is_path(model: str) -> bool:
+    return Path(model).is_absolute() or model.startswith((".", "~"))
 
 
 def _only_gguf(folder: Path) -> Path | None:
-    """The GGUF file of a folder that has one, and no safetensors."""
-    found = sorted(folder.glob("*.gguf"))
-    return found[0] if len(found) == 1 and not any(folder.glob("*.safetensors")) else None
+    """The GGUF file of a folder that has one, in one part or several, and no safetensors."""
+    found = sorted(path.name for path in folder.glob("*.gguf"))
+    is_one = bool(found) and (len(found) == 1 or found == parts_of(found[0]))
+    return folder / found[0] if is_one and not any(folder.glob("*.safetensors")) else None
 
 
 def _add_samples(digest: hashlib._Hash, path: Path) -> None:
@@ -349,8 +397,3 @@ def _add_samples(digest: hashlib._Hash, path: Path) -> None:
 
 def _is_shape(value: Any) -> bool:
     return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__

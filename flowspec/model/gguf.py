@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +18,9 @@ import torch
 
 from flowspec.errors import InputError
 from flowspec.model.families import PLAIN_ROOT, Family, check_family
-from flowspec.model.files import Extent, TensorIndex
-from flowspec.model.gguf_config import FACTORS
-from flowspec.model.gguf_file import GgufFile
+from flowspec.model.files import ModelFiles, TensorIndex, parts_of
+from flowspec.model.gguf_config import FACTORS, MODEL_TYPES
+from flowspec.model.gguf_file import GgufFile, GgufTensor
 
 BLOCK_NUMBERS = 1 << 20
 """So many are unpacked at once."""
@@ -38,18 +37,26 @@ class _Place:
 class GgufTensors(TensorIndex):
     """As over safetensors. Raises `InputError` for a file with tensors that the family's modules have no place for."""
 
-    def __init__(self, file: GgufFile, config: Any) -> None:
+    def __init__(self, model: str, architecture: str, names: Collection[str], tensor: Callable[[str], GgufTensor], config: Any) -> None:
+        """`names` are those of the file's tensors, of which `tensor` gives any that is read; `architecture` is what the file calls it."""
         from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
-        family = check_family(config.model_type, str(file.path))
-        self._file = file
-        self._processor: Any = TENSOR_PROCESSORS.get(file.metadata["general.architecture"], TensorProcessor)(config=config.to_dict())
-        self._places = self._find(config, family)
-        left = set(file.tensors) - {place.tensor for place in self._places.values()} - set(FACTORS)
+        family = check_family(config.model_type, model)
+        self._model = model
+        self._tensor = tensor
+        self._expert_count = getattr(config, "num_experts", 0)
+        self._processor: Any = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
+        self._places = self._find(config, family, MODEL_TYPES[architecture], names)
+        left = set(names) - {place.tensor for place in self._places.values()} - set(FACTORS)
         if left:
             raise InputError(
-                f"{file.path} holds {min(left)}, for which transformers' {family.prefix} has no place: it is of another architecture"
+                f"{model} holds {min(left)}, for which transformers' {family.prefix} has no place: it is of another architecture"
             )
+
+    @staticmethod
+    def of_file(file: GgufFile, config: Any) -> GgufTensors:
+        architecture = file.metadata["general.architecture"]
+        return GgufTensors(str(file.path), architecture, file.tensors.keys(), file.tensors.__getitem__, config)
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
@@ -57,15 +64,22 @@ class GgufTensors(TensorIndex):
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
-    def element_count(self, name: str) -> int:
-        return int(np.prod(self._shape(name)))
+    def in_file(self, name: str) -> str:
+        place = self._places.get(name)
+        return name if place is None else place.tensor
 
-    def extent(self, name: str) -> Extent:
-        """Where its packed bytes lie; of an expert those of all experts, `shape` being its own."""
-        shape = self._shape(name)
-        tensor = self._file.tensors[self._places[name].tensor]
-        size_bytes = tensor.rows * tensor.row_bytes
-        return Extent(path=self._file.path, offset=tensor.start, size_bytes=size_bytes, dtype=f"ggml-{tensor.kind}", shape=shape)
+    def shape(self, name: str) -> tuple[int, ...]:
+        place = self._places.get(name)
+        if place is None:
+            raise InputError(f"model {self._model!r} has no tensor {name}; the file may be incomplete or of another family")
+        shape = self._tensor(place.tensor).shape
+        if place.expert is None:
+            return shape
+        if shape[0] != self._expert_count:
+            raise InputError(
+                f"tensor {place.tensor} of {self._model!r}: expected {self._expert_count} experts by the metadata, got {shape[0]}"
+            )
+        return shape[1:]
 
     def load(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A tensor in float32. Checks the shape."""
@@ -74,13 +88,14 @@ class GgufTensors(TensorIndex):
         return found
 
     def copy_into(self, name: str, part: torch.Tensor) -> None:
-        if self._shape(name) != tuple(part.shape):
+        if self.shape(name) != tuple(part.shape):
             raise InputError(
-                f"tensor {name} of {str(self._file.path)!r}: expected shape {list(part.shape)} by the metadata, got {list(self._shape(name))}"
+                f"tensor {name} of {self._model!r}: expected shape {list(part.shape)} by the metadata, got {list(self.shape(name))}"
             )
         place = self._places[name]
+        tensor = self._tensor(place.tensor)
         if part.dim() == 1:
-            found = self._processor.process(weights=self._file.numbers(place.tensor), name=place.tensor).weights
+            found = self._processor.process(weights=tensor.numbers(), name=place.tensor).weights
             part.copy_(torch.from_numpy(found))
             return
         rows, columns = part.shape
@@ -89,21 +104,14 @@ class GgufTensors(TensorIndex):
         order += (place.expert or 0) * rows
         step = max(1, BLOCK_NUMBERS // columns)
         for first in range(0, rows, step):
-            packed = self._file.packed(place.tensor)  # anew: pages that were read count as this process's until the map is dropped
-            block = self._file.unpack(place.tensor, packed[order[first : first + step]])
+            packed = tensor.packed()  # anew: pages that were read count as this process's until the map is dropped
+            block = tensor.unpack(packed[order[first : first + step]])
             part[first : first + step].copy_(torch.from_numpy(block))
 
     def close(self) -> None:
         """Nothing to do: maps live as long as a tensor is read."""
 
-    def _shape(self, name: str) -> tuple[int, ...]:
-        place = self._places.get(name)
-        if place is None:
-            raise InputError(f"model {str(self._file.path)!r} has no tensor {name}; the file may be incomplete or of another family")
-        shape = self._file.tensors[place.tensor].shape
-        return shape if place.expert is None else shape[1:]
-
-    def _find(self, config: Any, family: Family) -> dict[str, _Place]:
+    def _find(self, config: Any, family: Family, model_type: str, names: Collection[str]) -> dict[str, _Place]:
         """Place by name, of those that are in the file; of experts one by one, as checkpoints hold them."""
         from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
@@ -115,28 +123,34 @@ class GgufTensors(TensorIndex):
         named = {self._processor.preprocess_name(name.format(0)): name for name in (*outside, *layers, PLAIN_ROOT.lm_head)}
         # transformers looks through a whole model's modules for names; these are all there are
         model = SimpleNamespace(config=config, state_dict=lambda: [name.format(0) for name in named.values()], named_children=tuple)
-        found = get_gguf_hf_weights_map(model, self._processor, config.model_type, config.num_hidden_layers)
+        found = get_gguf_hf_weights_map(model, self._processor, model_type, config.num_hidden_layers)
         places = {}
         for tensor, renamed in found.items():
             name = named[renamed]
-            if tensor not in self._file.tensors:
+            if tensor not in names:
                 continue
             if name == name.format(0):
                 places[name] = _Place(tensor)
             else:
-                for expert in range(self._file.tensors[tensor].shape[0]):
+                for expert in range(self._expert_count):
                     places[name.format(expert)] = _Place(tensor, expert)
         return places
 
 
-def whole_model(path: Path, config: Any, dtype: torch.dtype, **options: Any) -> Any:
-    """The model as transformers itself reads the file, all of it unpacked."""
+def whole_model(files: ModelFiles, dtype: torch.dtype, **options: Any) -> Any:
+    """The model as transformers itself reads the file, all of it unpacked; as we read it where it cannot: parts, Llama with a window."""
     from transformers import AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+    path, config = files.gguf, files.config()
+    assert path is not None
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config)
-    with contextlib.redirect_stderr(io.StringIO()):  # its progress bar has no switch
-        tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=empty)["tensors"]
+    if len(parts_of(path.name)) == 1 and config.model_type == MODEL_TYPES[files.gguf_architecture]:
+        with contextlib.redirect_stderr(io.StringIO()):  # its progress bar has no switch
+            weights = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=empty)["tensors"]
+    else:
+        own = files.tensors()
+        weights = {name: own.load(name, own.shape(name)) for name in own}
     # Not `gguf_file=`, which wants the accelerate package, does the same, and takes a config with less in it.
-    return type(empty).from_pretrained(None, config=config, state_dict=tensors, dtype=dtype, **options)
+    return type(empty).from_pretrained(None, config=config, state_dict=weights, dtype=dtype, **options)

@@ -84,8 +84,6 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         raise InputError(
             f"{file.path} is of the architecture {architecture!r:.80}, but FlowSpec runs GGUF files of {', '.join(MODEL_TYPES)}"
         )
-    if file.metadata.get("split.count", 1) not in (0, 1):
-        raise InputError(f"{file.path} is one of several parts; join them with llama-gguf-split --merge")
     if "token_embd.weight" not in file.tensors:
         raise InputError(f"{file.path} has no tensor token_embd.weight; convert the model again")
     stated = _Stated(file, architecture)
@@ -185,7 +183,7 @@ def _divisors(file: GgufFile, name: str, count: int) -> list[float] | None:
         return None
     if file.tensors[name].shape != (count,):
         raise InputError(f"{file.path}: tensor {name}: expected {count} divisors, got shape {list(file.tensors[name].shape)}")
-    return [float(value) for value in file.numbers(name)]
+    return [float(value) for value in file.tensors[name].numbers()]
 
 
 def _gemma(architecture: str, every: int) -> Callable[[_Stated, dict[str, Any]], dict[str, Any]]:
@@ -219,6 +217,12 @@ def _phi3(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
     return {"sliding_window": stated.take("attention.sliding_window", None)}
 
 
+def _llama(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+    """Llama with a window is Mistral."""
+    window = stated.take("attention.sliding_window")
+    return {} if window is None else {"model_type": "mistral", "sliding_window": window}
+
+
 def _qwen3_moe(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
     return {"moe_intermediate_size": stated.need("expert_feed_forward_length")}
 
@@ -226,6 +230,7 @@ def _qwen3_moe(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
 _OTHERS: dict[str, Callable[[_Stated, dict[str, Any]], dict[str, Any]]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "llama": _llama,
     "phi3": _phi3,
     "qwen3moe": _qwen3_moe,
 }

@@ -7,6 +7,7 @@ next to no memory.
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.errors import InputError
+from flowspec.errors import InputError, first_line
+from flowspec.model.files import Extent, parts_of
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -26,6 +28,7 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 _DIMENSIONS_MAX = 4
 _ALIGNMENT = 32
+_PART_COUNT, _PART_NUMBER, _TENSOR_COUNT = "split.count", "split.no", "split.tensors.count"
 Rows = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
 MISSING_PACKAGE = "GGUF files need the gguf package: pip install 'flowspec[gguf]', or pip install gguf"
@@ -33,50 +36,127 @@ MISSING_PACKAGE = "GGUF files need the gguf package: pip install 'flowspec[gguf]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufTensor:
-    """A tensor in a GGUF file: `shape` as torch orders it, `kind` its ggml type, `rows` of `row_bytes` from byte `start` of the file."""
+    """A packed tensor: `shape` as torch orders it, `kind` its ggml type, `rows` of `row_bytes` from byte `start` of the file `path`."""
 
     name: str
     shape: tuple[int, ...]
     kind: int
+    path: Path
     start: int
     rows: int
     row_bytes: int
 
+    @staticmethod
+    def at(name: str, shape: tuple[int, ...], kind: int, path: Path, start: int) -> GgufTensor:
+        """Raises `ValueError` for a shape that the type cannot have, `InputError` for a type that cannot be read."""
+        try:
+            from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+        except ImportError:
+            raise InputError(f"{path}: {MISSING_PACKAGE}") from None
+        known = kind in set(GGMLQuantizationType)
+        if not known or not _is_readable(kind):
+            label = GGMLQuantizationType(kind).name if known else f"of type {kind}"
+            raise InputError(f"{path}: tensor {name} is {label}, which the gguf package cannot read; convert the model to another type")
+        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        if shape[-1] % block:
+            raise ValueError(f"tensor {name} has rows of {shape[-1]} in blocks of {block}")
+        row_bytes = shape[-1] // block * block_bytes
+        return GgufTensor(name=name, shape=shape, kind=kind, path=path, start=start, rows=math.prod(shape[:-1]), row_bytes=row_bytes)
+
+    @staticmethod
+    def stored(name: str, shape: tuple[int, ...], kind: str, path: Path) -> GgufTensor:
+        """A tensor alone in a file, by the name of its type; raises `ValueError` for one that no GGUF file could hold."""
+        from gguf import GGMLQuantizationType
+
+        if kind not in GGMLQuantizationType.__members__ or not 1 <= len(shape) <= _DIMENSIONS_MAX or 0 in shape:
+            raise ValueError(f"tensor {name} is {kind:.20} {list(shape)}")
+        return GgufTensor.at(name, shape, GGMLQuantizationType[kind], path, 0)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.rows * self.row_bytes
+
+    def packed(self) -> Rows:
+        """The bytes `[rows, row bytes]`, memory-mapped; raises `InputError` when the file is not there any more, or shorter."""
+        try:
+            return np.memmap(self.path, np.uint8, "r", self.start, (self.rows, self.row_bytes))
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot read {self.name} in {self.path}: {first_line(error)}; start again") from None
+
+    def numbers(self) -> F32:
+        """The values of a small tensor, of its shape."""
+        return self.unpack(np.array(self.packed())).reshape(self.shape)
+
+    def unpack(self, rows: Rows) -> F32:
+        """The values `[rows, columns]` of some packed rows."""
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        values: F32 = dequantize(rows, GGMLQuantizationType(self.kind))
+        return values
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufFile:
-    """`metadata` holds numbers, texts, lists of numbers, and of a list of texts its length. The tensors begin at byte `size`."""
+    """`metadata` holds numbers, texts, lists of numbers, and of a list of texts its length; of several parts the first one's.
+
+    `headers` says of each part how many bytes come before its tensors.
+    """
 
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
-    size: int
+    headers: dict[Path, int]
 
     @staticmethod
     def read(path: Path) -> GgufFile:
-        """Raises `InputError` for a file that is broken, cut short, or holds a type of tensor that cannot be read."""
-        try:
-            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Reader(path, data).file()
-        except (OSError, ValueError, OverflowError, IndexError, struct.error) as error:  # UnicodeDecodeError is a ValueError
-            raise InputError(f"{path} is not a GGUF file ({error}); copy it again") from None
+        """Reads a file, or all parts of which `path` is the first.
 
-    def packed(self, name: str) -> Rows:
-        """A tensor's bytes `[rows, row bytes]`, memory-mapped."""
-        tensor = self.tensors[name]
-        return np.memmap(self.path, np.uint8, "r", tensor.start, (tensor.rows, tensor.row_bytes))
+        Raises `InputError` for a file that is missing, broken or cut short, or holds a type of tensor that cannot be read.
+        """
+        first = _read_part(path)
+        count = first.metadata.get(_PART_COUNT, 1)
+        if count in (0, 1):
+            return first
+        names = parts_of(path.name)
+        if len(names) != count:
+            raise InputError(
+                f"{path} is one of {count!r:.40} parts, but its name does not say which; name it NAME-00001-of-0000N.gguf again"
+            )
+        if path.name != names[0]:
+            raise InputError(f"{path} is one of {count} parts; give the first, {names[0]}")
+        parts = [first, *(_read_part(path.with_name(name)) for name in names[1:])]
+        for number, part in enumerate(parts):
+            if (part.metadata.get(_PART_COUNT), part.metadata.get(_PART_NUMBER)) != (count, number):
+                raise InputError(f"{part.path} is not part {number + 1} of {count} by what is in it; copy it again")
+        tensors = {name: tensor for part in parts for name, tensor in part.tensors.items()}
+        if len(tensors) != first.metadata.get(_TENSOR_COUNT, len(tensors)):
+            raise InputError(f"{path} and its parts hold {len(tensors)} tensors, expected {first.metadata[_TENSOR_COUNT]}; copy them again")
+        headers = {part.path: size for part in parts for size in part.headers.values()}
+        return GgufFile(path=path, metadata=first.metadata, tensors=tensors, headers=headers)
 
-    def numbers(self, name: str) -> F32:
-        """A small tensor's values, of its shape."""
-        return self.unpack(name, np.array(self.packed(name))).reshape(self.tensors[name].shape)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
 
-    def unpack(self, name: str, rows: Rows) -> F32:
-        """The values `[rows, columns]` of some of a tensor's packed rows."""
+    def extent(self, name: str) -> Extent:
+        """Where a tensor lies, packed; `dtype` is the name of its ggml type."""
         from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
 
-        values: F32 = dequantize(rows, GGMLQuantizationType(self.tensors[name].kind))
-        return values
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise InputError(f"{self.path} has no tensor {name}")
+        kind = GGMLQuantizationType(tensor.kind).name
+        return Extent(path=tensor.path, offset=tensor.start, size_bytes=tensor.size_bytes, dtype=kind, shape=tensor.shape)
+
+
+def _read_part(path: Path) -> GgufFile:
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _Reader(path, data).file()
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}; expected all parts of the model beside each other") from None
+    except (OSError, ValueError, OverflowError, IndexError, struct.error) as error:  # UnicodeDecodeError is a ValueError
+        raise InputError(f"{path} is not a GGUF file ({error}); copy it again") from None
 
 
 class _Reader:
@@ -99,11 +179,11 @@ class _Reader:
         if type(alignment) is not int or alignment < 1:
             raise ValueError(f"an alignment of {alignment!r:.40}")
         size = -(-self._at // alignment) * alignment
-        tensors = {tensor.name: tensor for tensor in _tensors(places, size, self._path)}
-        end = max((tensor.start + tensor.rows * tensor.row_bytes for tensor in tensors.values()), default=size)
+        tensors = {name: GgufTensor.at(name, shape, kind, self._path, size + offset) for name, shape, kind, offset in places}
+        end = max((tensor.start + tensor.size_bytes for tensor in tensors.values()), default=self._at)
         if len(self._data) < end:
             raise InputError(f"{self._path} is incomplete: expected {end} bytes, got {len(self._data)}; copy it again")
-        return GgufFile(path=self._path, metadata=metadata, tensors=tensors, size=size)
+        return GgufFile(path=self._path, metadata=metadata, tensors=tensors, headers={self._path: size})
 
     def _take(self, count: int) -> bytes:
         if count > len(self._data) - self._at:
@@ -155,25 +235,6 @@ class _Reader:
         sizes = self._numbers(f"{dimensions}Q")
         kind, offset = self._numbers("IQ")
         return name, sizes[::-1], kind, offset
-
-
-def _tensors(places: list[tuple[str, tuple[int, ...], int, int]], first: int, path: Path) -> Iterator[GgufTensor]:
-    try:
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-    except ImportError:
-        raise InputError(f"{path}: {MISSING_PACKAGE}") from None
-    for name, shape, kind, offset in places:
-        known = kind in set(GGMLQuantizationType)
-        if not known or not _is_readable(kind):
-            label = GGMLQuantizationType(kind).name if known else f"of type {kind}"
-            raise InputError(f"{path}: tensor {name} is {label}, which the gguf package cannot read; convert the model to another type")
-        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
-        if shape[-1] % block:
-            raise ValueError(f"tensor {name} has rows of {shape[-1]} in blocks of {block}")
-        rows = 1
-        for size in shape[:-1]:
-            rows *= size
-        yield GgufTensor(name=name, shape=shape, kind=kind, start=first + offset, rows=rows, row_bytes=shape[-1] // block * block_bytes)
 
 
 @cache

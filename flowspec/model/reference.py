@@ -49,7 +49,7 @@ class Reference:
         activations = DTYPES[ACTIVATIONS[dtype]]
         options = {"experts_implementation": EXPERTS_NAME if dtype in LINEARS else "eager"}  # transformers' own cannot run packed ones
         if files.gguf is not None:
-            self._model: Any = whole_model(files.gguf, files.config(), activations, **options).eval()
+            self._model: Any = whole_model(files, activations, **options).eval()
         else:
             folder = files.path("config.json").parent
             for name in sorted(set(files.weight_map().values())):

@@ -211,7 +211,7 @@ class ComputeThread:
 
         store = self._store()
         try:
-            return open_model(assign)
+            return open_model(assign, is_served=store is not None)
         except FlowSpecError as error:
             if store is None:
                 raise

@@ -10,7 +10,7 @@ import torch
 from flowspec.core.messages import Assign
 from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import ClusterError
-from flowspec.model.files import ModelFiles
+from flowspec.model.files import ModelFiles, is_gguf
 from flowspec.model.half import packing_of
 from flowspec.model.pieces import Pieces, Span, head_dim
 from flowspec.model.slice import DTYPES
@@ -18,16 +18,19 @@ from flowspec.model.support import family_of
 from flowspec.model.weights import SliceWeights, sorted_weights, weight_bytes
 from flowspec.plan.memory import SliceMemory, cache_bytes, mib
 from flowspec.runtime.weights.receive import Courier, ask_model, ask_tensors
-from flowspec.runtime.weights.rounded import tensors_of
+from flowspec.runtime.weights.rounded import in_files
 from flowspec.runtime.weights.store import WeightStore
 from flowspec.runtime.weights.stored import StoredModel
 
 CPU = torch.device("cpu")
 
 
-def open_model(assign: Assign) -> ModelFiles:
-    """The model's files, checked to be the ones that the head means."""
-    files = ModelFiles(assign.model)
+def open_model(assign: Assign, *, is_served: bool) -> ModelFiles:
+    """The model's files, checked to be the ones that the head means.
+
+    Where the head would serve the slice, a GGUF file on the hub is not fetched: it comes whole or not at all.
+    """
+    files = ModelFiles(assign.model, may_fetch=not (is_served and is_gguf(assign.model)))
     found = files.fingerprint()
     if found != assign.fingerprint:
         raise ClusterError(f"model {assign.model!r} on this device ({found[:8]}) is not the head's ({assign.fingerprint[:8]})")
@@ -40,7 +43,7 @@ def offered_model(assign: Assign, span: Span, courier: Courier, store: WeightSto
     model = ask_model(assign, courier, store)
     _check_layers(model, assign)
     weights = slice_weights(model, span, assign.dtype, CPU)
-    ask_tensors(model, sorted(tensors_of((*weights.plain, *weights.packed))), courier)
+    ask_tensors(model, sorted(in_files(model, (*weights.plain, *weights.packed))), courier)
     return model
 
 

@@ -98,12 +98,17 @@ def convert(
     metadata: Mapping[str, Any] | None = None,
     drop: tuple[str, ...] = (),
     extra: Tensors | None = None,
+    part_tensors: int = 0,
 ) -> Path:
-    """A GGUF file of a checkpoint with matrices in `kind`; `metadata` is set, or with None left out, after the converter's own."""
+    """A GGUF file of a checkpoint with matrices in `kind`; `metadata` is set, or with None left out, after the converter's own.
+
+    With `part_tensors` it is written in parts of so many tensors, behind a first one that has none; the first's path is returned.
+    """
     config = ModelFiles(str(checkpoint)).config()
     architecture = ARCHITECTURES.get(config.model_type, config.model_type)
     written = {**_metadata(config, architecture), **(metadata or {})}
-    writer = GGUFWriter(path, architecture)
+    path.parent.mkdir(exist_ok=True)
+    writer = GGUFWriter(path, architecture, split_max_tensors=part_tensors, small_first_shard=bool(part_tensors))
     for key, value in written.items():
         _add(writer, key, value)
     tensors = {**_tensors(_numbers(checkpoint), config, architecture), **(extra or {})}
@@ -117,7 +122,7 @@ def convert(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return min(path.parent.glob(f"{path.stem}-*.gguf")) if part_tensors else path
 
 
 def _numbers(checkpoint: Path) -> Tensors:

@@ -23,7 +23,7 @@ from flowspec.core.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model import gguf
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, canonical_name, read_json
-from flowspec.model.gguf_file import GgufFile
+from flowspec.model.gguf_file import GgufFile, GgufTensor
 from flowspec.model.pieces import Span
 from flowspec.model.reference import Reference
 from flowspec.model.slice import Slice
@@ -31,8 +31,9 @@ from flowspec.model.support import context_max, family_of
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.plan.shape import shape_of
 from flowspec.runtime.loading import slice_memory
+from flowspec.testbed.checkpoints import make_checkpoint
 from flowspec.testbed.exactness import EXACT, compare
-from flowspec.testbed.ggufs import SHAPES, convert, make
+from flowspec.testbed.ggufs import SHAPES, WIDE, convert, make
 from tests.model.slices import CPU, load_stages, pipeline
 
 PROMPT = tuple(range(3, 60))
@@ -105,8 +106,8 @@ def test_a_slice_reads_its_own_tensors_only_and_is_as_large_as_foretold(
     dtype: str, llama_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = []
-    packed = GgufFile.packed
-    monkeypatch.setattr(GgufFile, "packed", lambda self, name: read.append(name) or packed(self, name))
+    packed = GgufTensor.packed
+    monkeypatch.setattr(GgufTensor, "packed", lambda self: read.append(self.name) or packed(self))
     files = ModelFiles(str(llama_file))
     for first, end in ((0, 1), (1, 3), (3, 4)):
         span = Span(first=first, end=end, count=4)
@@ -126,6 +127,57 @@ def test_the_plan_counts_weights_as_of_the_checkpoint(name: str, tmp_path: Path)
     path = convert(folder, tmp_path / "model.gguf", Kind.Q8_0)
     counts = [counted_weights(files, shape_of(files.config(), "m")) for files in (ModelFiles(str(folder)), ModelFiles(str(path)))]
     assert counts[0] == counts[1]
+
+
+def test_a_file_in_parts_is_the_model_in_one(llama: Path, tmp_path: Path) -> None:
+    whole = ModelFiles(str(convert(llama, tmp_path / "whole.gguf", Kind.Q8_0)))
+    first = convert(llama, tmp_path / "parts" / "m.gguf", Kind.Q8_0, part_tensors=15)
+    files = ModelFiles(str(first))
+    names = [path.name for path in sorted(first.parent.iterdir())]
+    assert names == [f"m-0000{number}-of-00004.gguf" for number in (1, 2, 3, 4)]
+    assert files.raw_config() == whole.raw_config()
+    assert ModelFiles(str(first.parent)).gguf == first
+    one, other = whole.tensors(), files.tensors()
+    assert set(one) == set(other)
+    assert all(torch.equal(one.load(name, one.shape(name)), other.load(name, one.shape(name))) for name in one)
+    reference = Reference(whole, "float32")
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(reference._model.state_dict().values(), Reference(files, "float32")._model.state_dict().values(), strict=True)
+    )
+    check_answers(first, 3, reference)
+    fingerprint = files.fingerprint()
+    last = first.with_name(names[-1])
+    content = last.read_bytes()
+    last.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert ModelFiles(str(first)).fingerprint() != fingerprint, "another weight in another part"
+
+
+def test_parts_that_do_not_belong_together_are_refused(llama: Path, tmp_path: Path) -> None:
+    first = convert(llama, tmp_path / "m.gguf", part_tensors=15)
+    second, third = (first.with_name(f"m-0000{number}-of-00004.gguf") for number in (2, 3))
+    with pytest.raises(InputError, match=r"is one of 4 parts; give the first, m-00001-of-00004\.gguf"):
+        ModelFiles(str(second)).check_weights()
+    alone = shutil.copy(first, tmp_path / "other.gguf")
+    with pytest.raises(InputError, match="is one of 4 parts, but its name does not say which"):
+        ModelFiles(str(alone)).check_weights()
+    shutil.copy(second, third)
+    with pytest.raises(InputError, match=r"m-00003-of-00004\.gguf is not part 3 of 4 by what is in it"):
+        ModelFiles(str(first)).check_weights()
+    third.unlink()
+    with pytest.raises(InputError, match=r"there is no file .*m-00003-of-00004\.gguf; expected all parts"):
+        ModelFiles(str(first)).check_weights()
+
+
+def test_a_window_makes_a_llama_a_mistral(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "checkpoint", "mistral", {**WIDE, "sliding_window": 12})
+    path = convert(folder, tmp_path / "m.gguf", metadata={"llama.attention.sliding_window": 12})
+    check_answers(path, 3, Reference(ModelFiles(str(folder)), "float32"))
+    own = Reference(ModelFiles(str(path)), "float32")
+    full = Reference(ModelFiles(str(convert(folder, tmp_path / "full.gguf"))), "float32")
+    expected = Reference(ModelFiles(str(folder)), "float32").forced_logits(PROMPT, [])
+    np.testing.assert_allclose(own.forced_logits(PROMPT, [])[0], expected[0], atol=1e-4)
+    assert np.abs(full.forced_logits(PROMPT, [])[0] - expected[0]).max() > 0.1, "without it the window is not known"
 
 
 def test_a_folder_with_one_file_is_that_model(llama_file: Path, tmp_path: Path) -> None:
@@ -187,7 +239,6 @@ def test_context_of_longrope_ends_where_its_angles_change(tmp_path: Path) -> Non
     ("metadata", "message"),
     [
         ({"general.architecture": "granite"}, "is of the architecture 'granite', but FlowSpec runs GGUF files of llama, qwen2"),
-        ({"llama.attention.sliding_window": 64}, "sets llama.attention.sliding_window to 64, which FlowSpec does not apply"),
         ({"llama.expert_count": 8}, "sets llama.expert_count to 8, which FlowSpec does not apply"),
         ({"llama.rope.scaling.type": "longrope"}, "llama.rope.scaling.type: expected linear, yarn or none"),
         ({"llama.rope.scaling.attn_factor": 1.2}, "sets llama.rope.scaling.attn_factor to 1.2"),
@@ -198,14 +249,14 @@ def test_context_of_longrope_ends_where_its_angles_change(tmp_path: Path) -> Non
         ({"llama.feed_forward_length": [512, 256]}, "llama.feed_forward_length: expected a number other than 0, got \\[512, 256\\]"),
         ({"llama.rope.scaling.type": 3}, "llama.rope.scaling.type: expected a text, got 3"),
         ({"llama.block_count": 100000}, "num_hidden_layers: expected 1 to"),
-        ({"split.count": 3}, "is one of several parts; join them"),
+        ({"split.count": 3}, "is one of 3 parts, but its name does not say which"),
     ],
 )
 def test_what_is_not_supported_is_refused_before_a_weight_is_read(
     metadata: dict[str, Any], message: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = convert(llama, tmp_path / "m.gguf", metadata=metadata)
-    monkeypatch.delattr(GgufFile, "packed")
+    monkeypatch.delattr(GgufTensor, "packed")
     with pytest.raises(InputError, match=message):
         ModelFiles(str(path)).raw_config()
 
@@ -246,7 +297,7 @@ def test_without_the_package_one_line_says_what_to_install(llama_file: Path, mon
 
 @pytest.fixture(scope="module")
 def header(llama_file: Path) -> bytes:
-    return llama_file.read_bytes()[: GgufFile.read(llama_file).size]
+    return llama_file.read_bytes()[: GgufFile.read(llama_file).headers[llama_file]]
 
 
 @given(data=st.data())

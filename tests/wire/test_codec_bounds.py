@@ -100,7 +100,7 @@ def test_other_counts_of_frames_are_refused(frames: list[bytes]) -> None:
 
 @pytest.mark.parametrize("version", [0, 1, True, 2.0, "2", None, [2]])
 def test_another_protocol_is_refused_with_advice(version: Any) -> None:
-    refused([replaced(header_of(Ping()), (0,), version)], "expected protocol 3, got .*same FlowSpec version")
+    refused([replaced(header_of(Ping()), (0,), version)], f"expected protocol {limits.PROTOCOL_VERSION}, got .*same FlowSpec version")
 
 
 @pytest.mark.parametrize("kind", [-1, len(KINDS), 2**63, True, None, "Ping", 1.0])
@@ -219,9 +219,10 @@ def test_what_a_head_says_of_a_tensor_is_checked(at: int, values: list[Any]) -> 
         (AskTensors(names=("a",)), (0,), ["a"] * (limits.TENSORS_LISTED_MAX + 1)),
         (AskTensors(names=("a",)), (0,), [1]),
         (TensorList(entries=()), (0,), [ENTRY] * (limits.TENSORS_LISTED_MAX + 1)),
-        (ModelOffer(config="{}", tensor_count=1), (0,), "x" * (limits.CONFIG_CHARS_MAX + 1)),
-        (ModelOffer(config="{}", tensor_count=1), (1,), 0),
-        (ModelOffer(config="{}", tensor_count=1), (1,), limits.TENSORS_MAX + 1),
+        (ModelOffer(config="{}", gguf="", tensor_count=1), (1,), "x" * (limits.NAME_CHARS_MAX + 1)),
+        (ModelOffer(config="{}", gguf="", tensor_count=1), (0,), "x" * (limits.CONFIG_CHARS_MAX + 1)),
+        (ModelOffer(config="{}", gguf="", tensor_count=1), (2,), 0),
+        (ModelOffer(config="{}", gguf="", tensor_count=1), (2,), limits.TENSORS_MAX + 1),
         (AskBytes(digest="0" * 64, offset=0, size=1), (2,), limits.WEIGHT_CHUNK_BYTES + 1),
         (AskBytes(digest="0" * 64, offset=0, size=1), (2,), 0),
         (AskBytes(digest="0" * 64, offset=0, size=1), (1,), limits.TENSOR_BYTES_MAX + 1),
@@ -245,7 +246,7 @@ def test_the_largest_lists_of_tensors_fit_into_a_header() -> None:
     for message in (
         NameList(names=(name,) * limits.TENSORS_LISTED_MAX),
         TensorList(entries=(entry,) * limits.TENSORS_LISTED_MAX),
-        ModelOffer(config="\U0001f600" * limits.CONFIG_CHARS_MAX, tensor_count=limits.TENSORS_MAX),
+        ModelOffer(config="\U0001f600" * limits.CONFIG_CHARS_MAX, gguf="llama", tensor_count=limits.TENSORS_MAX),
     ):
         envelope = Envelope(incarnation=0, sender="h", sequence=0, message=message)
         assert decode(encode(envelope)) == envelope

@@ -63,7 +63,7 @@ def model_state(model: str, fingerprint: str) -> str:
         return "none"
     try:
         files.check_weights()
-        if files.folder is None:
+        if files.folder is None and files.gguf is None:
             for name in set(files.weight_map().values()):
                 files.path(name)
         return "same" if files.fingerprint() == fingerprint else "other"

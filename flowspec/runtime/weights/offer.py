@@ -46,17 +46,12 @@ class Offer:
 
     def begin(self) -> ModelOffer:
         """The answer to AskModel. Raises `InputError` when the model is not what the head connected with, or cannot be offered."""
-        if self._files.gguf is not None:
-            raise InputError(
-                f"model {self._files.model!r} is a GGUF file, which is not sent to devices yet: copy it to the same path on each"
-            )
         if self._files.fingerprint() != self._fingerprint:
             raise _changed(self._files.model)
-        self._names = sorted(self._files.weight_map())
-        self._tensors = self._files.tensors()
+        self._extents = self._files.extents()
+        self._names = sorted(self._extents)
         try:
-            config = self._files.path("config.json").read_text("utf-8")
-            return ModelOffer(config=config, tensor_count=len(self._names))
+            return ModelOffer(config=self._files.config_text(), gguf=self._files.gguf_architecture, tensor_count=len(self._names))
         except (OSError, ValueError) as error:
             raise InputError(f"model {self._files.model!r} cannot be sent: {error}") from None
 
@@ -79,7 +74,7 @@ class Offer:
     def _entries(self, names: tuple[str, ...]) -> tuple[TensorEntry, ...]:
         entries = []
         for name in names:
-            extent = self._tensors.extent(name)
+            extent = self._extents.extent(name)
             digest = self._opened.digest(extent, lambda size: self._step())
             self._given[digest] = extent
             entries.append(TensorEntry(name=name, dtype=extent.dtype, shape=extent.shape, size_bytes=extent.size_bytes, digest=digest))

@@ -63,7 +63,7 @@ def ask_model(assign: Assign, courier: Courier, store: WeightStore) -> StoredMod
         if not more.names:
             raise PeerError(f"expected the names of {offer.tensor_count} tensors, got {len(names)}")
         names += more.names
-    return StoredModel(assign.model, offer.config, names, store)
+    return StoredModel(assign.model, offer, names, store)
 
 
 def ask_tensors(model: StoredModel, names: Sequence[str], courier: Courier) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from safetensors.torch import load_file, save
@@ -52,7 +52,7 @@ class StoredRounded:
         self._found: dict[str, Path] = {}
         self._has_room = False
         matrices = list(matrices)
-        sources = {source.tensor for weight in matrices for source in weight.sources}
+        sources = sorted({source.tensor for weight in matrices for source in weight.sources})
         self._identities = self._stored_identities(files, sources) if isinstance(files, StoredModel) else self._identify(files, sources)
         self.keys = {weight.tensors: self._key(weight, dtype) for weight in matrices}
         self._sizes = {self.keys[weight.tensors]: stack_bytes(weight.shape, LINEARS[dtype]) + HEADER_BYTES for weight in matrices}
@@ -115,20 +115,20 @@ class StoredRounded:
             log.warning("quantised weights are not kept: %s", error)
         self._has_room = False
 
-    def _stored_identities(self, model: StoredModel, names: Iterable[str]) -> dict[str, Identity]:
-        return {name: (entry.digest, entry.dtype) for name in names if (entry := model.entries.get(name)) is not None}
+    def _stored_identities(self, model: StoredModel, names: Sequence[str]) -> dict[str, Identity]:
+        tensors, entries = model.tensors(), model.entries
+        known = {name: entries[found] for name in names if (found := tensors.in_file(name)) in entries}
+        return {name: (entry.digest, entry.dtype, *_how(model, name)) for name, entry in known.items()}
 
-    def _identify(self, files: ModelFiles, names: set[str]) -> dict[str, Identity]:
+    def _identify(self, files: ModelFiles, names: Sequence[str]) -> dict[str, Identity]:
         """Of tensors in files here; hashed, unless that was done before and the file has not changed."""
-        tensors = files.tensors()
-        # What is done to a GGUF file's tensor follows from its name and the file's metadata.
-        how = () if files.gguf is None else (files.fingerprint(),)
+        tensors, extents = files.tensors(), files.extents()
         found: dict[str, Identity] = {}
         try:
-            for number, name in enumerate(sorted(names)):
+            for number, name in enumerate(names):
                 self._tell("checking", number / len(names))
-                extent = tensors.extent(name)
-                found[name] = (self._opened.digest(extent), extent.dtype, *how, *(name for _ in how))
+                extent = extents.extent(tensors.in_file(name))
+                found[name] = (self._opened.digest(extent), extent.dtype, *_how(files, name))
         except OSError as error:
             raise InputError(f"model {files.model!r} cannot be read: {error}") from None
         self._opened.save()
@@ -139,6 +139,11 @@ class StoredRounded:
         identities = [self._identities.get(source.tensor) for source in weight.sources]
         content = [FORMAT, dtype, ACTIVATIONS[dtype], list(weight.shape), parts, identities]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _how(files: ModelFiles, name: str) -> Identity:
+    """What the values of a tensor follow from beside its bytes: in GGUF files what was done to it, which its name and the config tell."""
+    return (files.gguf_architecture, json.dumps(files.raw_config(), sort_keys=True), name) if files.gguf_architecture else ()
 
 
 @contextlib.contextmanager
@@ -155,8 +160,8 @@ def ready_weights(
             opened = stack.enter_context(contextlib.closing(OpenFiles(store.folder)))
             kept = StoredRounded(files, weights.packed, dtype, store, opened, courier.tell)
             stack.enter_context(kept.checked())
-            spared = tensors_of(weight for weight in weights.packed if kept.is_stored(weight))
-            spared -= tensors_of(weights.plain) | tensors_of(weight for weight in weights.packed if not kept.is_stored(weight))
+            stored = {weight for weight in weights.packed if kept.is_stored(weight)}
+            spared = in_files(files, stored) - in_files(files, {*weights.plain, *weights.packed} - stored)
         received_bytes = 0
         if isinstance(files, StoredModel):
             received_bytes = stack.enter_context(fetched(files, courier, spared))
@@ -165,6 +170,7 @@ def ready_weights(
         yield received_bytes, kept
 
 
-def tensors_of(weights: Iterable[Weight]) -> set[str]:
-    """The names of all tensors that parameters are made of."""
-    return {name for weight in weights for name in weight.tensors}
+def in_files(files: ModelFiles, weights: Iterable[Weight]) -> set[str]:
+    """The tensors that parameters are made of, by their names in the files."""
+    tensors = files.tensors()
+    return {tensors.in_file(name) for weight in weights for name in weight.tensors}

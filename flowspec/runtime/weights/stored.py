@@ -8,25 +8,37 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flowspec.core.weight_messages import TensorEntry
+from flowspec.core.weight_messages import ModelOffer, TensorEntry
 from flowspec.errors import InputError, PeerError
 from flowspec.model.files import DTYPE_BYTES, ModelFiles, TensorIndex
+from flowspec.model.gguf_config import MODEL_TYPES
+from flowspec.model.gguf_file import GgufTensor
 from flowspec.runtime.weights.store import WeightStore
 
 
 class StoredModel(ModelFiles):
-    """`model` is its name at the head. The config is held to the same rules as one that lies here: no code of a model is ever run."""
+    """`model` is its name at the head. The config is held to the same rules as one that lies here: no code of a model is ever run.
 
-    def __init__(self, model: str, config: str, names: Iterable[str], store: WeightStore) -> None:
+    Of a GGUF file tensors are known, stored and unpacked as they are there.
+    """
+
+    def __init__(self, model: str, offer: ModelOffer, names: Iterable[str], store: WeightStore) -> None:
         self.store = store
         self.names = frozenset(names)
         self.entries: dict[str, TensorEntry] = {}
+        self._architecture = offer.gguf
         with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
-            (Path(folder) / "config.json").write_text(config, "utf-8")
+            (Path(folder) / "config.json").write_text(offer.config, "utf-8")
             super().__init__(folder, may_fetch=False)
             self.model = model
             self.raw = super().raw_config()
             self._config = super().config()
+        if self._architecture and self._architecture not in MODEL_TYPES:
+            raise InputError(f"model {model!r} is a GGUF file of the architecture {self._architecture!r}, which this FlowSpec does not run")
+
+    @property
+    def gguf_architecture(self) -> str:
+        return self._architecture
 
     def raw_config(self) -> dict[str, Any]:
         return self.raw
@@ -35,13 +47,41 @@ class StoredModel(ModelFiles):
         return self._config
 
     def tensors(self) -> TensorIndex:
-        return StoredTensors(self)
+        if not self._architecture:
+            return StoredTensors(self)
+        from flowspec.model.gguf import GgufTensors
+
+        return GgufTensors(self.model, self._architecture, self.names, self._packed, self._config)
 
     def add(self, entry: TensorEntry) -> None:
-        """Learns what a tensor is; raises `PeerError` for one that no file of safetensors could hold, or that FlowSpec does not load."""
-        if entry.dtype not in DTYPE_BYTES or entry.size_bytes != math.prod(entry.shape) * DTYPE_BYTES[entry.dtype]:
+        """Learns what a tensor is; raises `PeerError` for one that no file could hold, or that FlowSpec does not load."""
+        if entry.size_bytes != (self._packed_bytes(entry) if self._architecture else _plain_bytes(entry)):
             raise PeerError(f"the head offers {entry.name} as {entry.dtype:.20} {list(entry.shape)} of {entry.size_bytes} bytes")
         self.entries[entry.name] = entry
+
+    def entry(self, name: str) -> TensorEntry:
+        """What a tensor is; raises `InputError` for one that was not asked for, as the model has it not."""
+        found = self.entries.get(name)
+        if found is None:
+            raise InputError(f"model {self.model!r} has no tensor {name}; the head's folder may be incomplete or of another family")
+        return found
+
+    def _packed(self, name: str) -> GgufTensor:
+        return self._packed_of(self.entry(name))
+
+    def _packed_of(self, entry: TensorEntry) -> GgufTensor:
+        return GgufTensor.stored(entry.name, entry.shape, entry.dtype, self.store.path(entry.digest))
+
+    def _packed_bytes(self, entry: TensorEntry) -> int | None:
+        try:
+            return self._packed_of(entry).size_bytes
+        except ValueError:
+            return None
+
+
+def _plain_bytes(entry: TensorEntry) -> int | None:
+    """The bytes that a tensor of this dtype and shape has in a safetensors file; None for dtypes that are not loaded."""
+    return math.prod(entry.shape) * DTYPE_BYTES[entry.dtype] if entry.dtype in DTYPE_BYTES else None
 
 
 class StoredTensors(TensorIndex):
@@ -75,7 +115,5 @@ class StoredTensors(TensorIndex):
         """Nothing is held open."""
 
     def _entry(self, name: str) -> dict[str, Any]:
-        entry = self._model.entries.get(name)
-        if entry is None:
-            raise InputError(f"model {self._model.model!r} has no tensor {name}; the head's folder may be incomplete or of another family")
+        entry = self._model.entry(name)
         return {"dtype": entry.dtype, "shape": list(entry.shape)}

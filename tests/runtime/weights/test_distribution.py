@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType, GGUFReader
 from safetensors.torch import load_file, save_file
 
 from flowspec.core.messages import Assign, Error, Hello, Ping, Sampling
@@ -35,6 +36,7 @@ from flowspec.runtime.weights import server
 from flowspec.runtime.weights.offer import Offer
 from flowspec.testbed.checkpoints import SMALL, make_checkpoint
 from flowspec.wire.codec import BYTES, Tensor
+from tests.model.ggufs import convert
 from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of
 
 Model = Callable[..., Path]
@@ -142,6 +144,29 @@ def test_four_empty_daemons_get_their_slices_and_later_load_them_from_the_store(
         assert received(head) == [0, 0, len(content), 0], "one flipped bit is found, and that tensor alone sent again"
         exact(head, folder)
     assert victim.read_bytes() == wanted[2][victim.name]
+
+
+def test_a_gguf_file_is_sent_packed(cluster: LocalCluster, stores: Path, model: Model, tmp_path: Path) -> None:
+    path = convert(model(15, num_key_value_heads=2), tmp_path / "m.gguf", GGMLQuantizationType.Q8_0, part_tensors=40)
+    read = [GGUFReader(part) for part in sorted(tmp_path.glob("m-*.gguf"))]
+    packed = {tensor.name: tensor.data.tobytes() for part in read for tensor in part.tensors}
+    halves = [
+        sum(len(data) for name, data in packed.items() if name.startswith(tuple(f"blk.{layer}." for layer in layers)))
+        for layers in (range(4), range(4, 8))
+    ]
+    outside = [len(packed["token_embd.weight"]), len(packed["output_norm.weight"]) + len(packed["output.weight"])]
+    expected = Reference(ModelFiles(str(path)), "float32").generate(PROMPT, Sampling(), 12, frozenset())
+    for sent in ([half + other for half, other in zip(halves, outside, strict=True)], [0, 0]):
+        with Head(hidden_plan(path, cluster.wait()[:2])) as head:
+            assert received(head) == sent
+            assert tokens_of(submit(head, count=12)) == expected
+        hold_another(cluster, model)
+
+
+def hold_another(cluster: LocalCluster, model: Model) -> None:
+    """Has the daemons give up the slices that they hold, so that the next head's are loaded anew."""
+    with Head(hidden_plan(model(16), cluster.wait()[:2])):
+        pass
 
 
 def test_a_changed_checkpoint_is_noticed_and_only_what_changed_is_sent(cluster: LocalCluster, model: Model) -> None:
@@ -377,7 +402,7 @@ def test_a_config_that_a_head_sends_is_held_to_the_rules(alone: Callable[..., Lo
     daemon = alone()
     with Peer(daemon.address) as control, Peer(daemon.address, "head-weights") as weights:
         asked(daemon, control, weights)
-        weights.link.send(ModelOffer(config=config, tensor_count=1))
+        weights.link.send(ModelOffer(config=config, gguf="", tensor_count=1))
         if isinstance(weights.answer(), AskNames):
             weights.link.send(NameList(names=("model.norm.weight",)))
         assert expected in refusal(control)
@@ -388,7 +413,7 @@ def test_a_head_that_answers_something_else_is_let_go_and_the_daemon_serves_the_
 ) -> None:
     daemon = alone()
     junk = Tensor(rows=1, width=3, dtype=BYTES, data=b"abc")
-    offer = ModelOffer(config=CONFIG % (8, ""), tensor_count=2)
+    offer = ModelOffer(config=CONFIG % (8, ""), gguf="", tensor_count=2)
     for answers, expected in (
         ([(TensorBytes(digest="0" * 64, offset=0), junk)], "expected ModelOffer from the head, got TensorBytes"),
         ([(offer, None), (offer, None)], "expected NameList from the head, got ModelOffer"),

@@ -11,7 +11,6 @@ import pytest
 
 from flowspec.core.weight_messages import AskBytes, AskModel, AskTensors, TensorEntry
 from flowspec.errors import InputError, PeerError
-from flowspec.model.files import ModelFiles
 from flowspec.runtime.weights import digests
 from flowspec.runtime.weights.offer import Offer
 from tests.runtime.weights.test_receive import make_model, offer_of
@@ -116,9 +115,3 @@ def test_work_ends_when_the_head_does(tmp_path: Path) -> None:
     stopped.set()
     with pytest.raises(Stopped):
         entries(offer, "t1")
-
-
-def test_a_gguf_file_is_not_sent(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(InputError, match="is a GGUF file, which is not sent to devices yet: copy it to the same path on each"):
-        Offer(ModelFiles(str(tmp_path / "model.gguf")), "").begin()

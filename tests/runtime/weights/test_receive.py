@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from flowspec.core import limits
 from flowspec.core.messages import Assign
-from flowspec.core.weight_messages import AskModel, AskNames, AskTensors, TensorEntry
+from flowspec.core.weight_messages import AskModel, AskNames, AskTensors, ModelOffer, TensorEntry
 from flowspec.errors import ClusterError, InputError, PeerError
 from flowspec.model.files import ModelFiles
 from flowspec.runtime.weights.offer import Offer
@@ -162,7 +162,7 @@ def test_progress_goes_from_asking_to_checking_and_receiving(tmp_path: Path) -> 
     ],
 )
 def test_an_entry_that_contradicts_itself_is_refused(tmp_path: Path, entry: dict[str, object]) -> None:
-    model = StoredModel("m", CONFIG, ["t"], WeightStore(tmp_path))
+    model = StoredModel("m", ModelOffer(config=CONFIG, gguf="", tensor_count=1), ["t"], WeightStore(tmp_path))
     right = {"name": "t", "dtype": "F32", "shape": (2,), "size_bytes": 8, "digest": "0" * 64}
     model.add(TensorEntry(**right))
     with pytest.raises(PeerError, match="the head offers t as"):

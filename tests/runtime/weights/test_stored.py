@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 
+from flowspec.core.weight_messages import TensorEntry
+from flowspec.errors import InputError, PeerError
 from flowspec.model.files import ModelFiles
+from flowspec.model.gguf_config import FACTORS
+from flowspec.model.gguf_file import GgufFile
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
-from flowspec.runtime.loading import offered_model, slice_memory
+from flowspec.runtime.loading import offered_model, slice_memory, tensor_names
+from flowspec.runtime.weights.offer import Offer
 from flowspec.runtime.weights.receive import fetched
 from flowspec.runtime.weights.store import WeightStore
+from flowspec.runtime.weights.stored import StoredModel
 from flowspec.testbed.checkpoints import VARIANTS, make_variant
+from tests.model.ggufs import SHAPES, convert, make
 from tests.runtime.weights.served import Direct
-from tests.runtime.weights.test_receive import ASSIGN, offer_of
+from tests.runtime.weights.test_receive import ASSIGN
 
 
 def parameters(part: Slice) -> list[torch.Tensor]:
@@ -29,21 +39,56 @@ def parameters(part: Slice) -> list[torch.Tensor]:
     ]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_received_slice_is_the_one_in_the_files(variant: str, tmp_path: Path) -> None:
-    files = ModelFiles(str(make_variant(tmp_path / "model", variant)))
+def check_received(files: ModelFiles, folder: Path, dtype: str) -> None:
+    """Slices of what `files` offers are the same as slices of the files."""
     count = files.config().num_hidden_layers
-    offer = offer_of(files.folder or tmp_path)
-    store = WeightStore(tmp_path / "store")
+    offer = Offer(files, files.fingerprint(), folder=folder / "cache")
+    store = WeightStore(folder / "store")
     for first, end in ((0, count // 2), (count // 2, count)):
         span = Span(first=first, end=end, count=count)
         courier = Direct(offer)
         model = offered_model(replace(ASSIGN, end_layer=count, layer_count=count), span, courier, store)
-        assert slice_memory(model, span, "float32", 64) == slice_memory(files, span, "float32", 64)
-        with fetched(model, courier):
-            found = Slice.load(model, span, "float32", torch.device("cpu"))
-        expected = Slice.load(files, span, "float32", torch.device("cpu"))
+        assert slice_memory(model, span, dtype, 64) == slice_memory(files, span, dtype, 64)
+        assert set(model.entries) == tensor_names(files, span)
+        before = {path.name for path in (folder / "store").glob("tensors/*")}
+        with fetched(model, courier) as received:
+            found = Slice.load(model, span, dtype, torch.device("cpu"))
+        sizes = {entry.digest: entry.size_bytes for entry in model.entries.values()}
+        assert received == sum(size for digest, size in sizes.items() if digest not in before)
+        expected = Slice.load(files, span, dtype, torch.device("cpu"))
         pairs = list(zip(parameters(found), parameters(expected), strict=True))
         assert len(pairs) > 8
         assert all(torch.equal(one, other) for one, other in pairs)
     offer.close()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_received_slice_is_the_one_in_the_files(variant: str, tmp_path: Path) -> None:
+    check_received(ModelFiles(str(make_variant(tmp_path / "model", variant))), tmp_path, "float32")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_slice_of_a_gguf_file_is_received_as_it_lies_there(shape: str, tmp_path: Path) -> None:
+    path = convert(make(tmp_path / "checkpoint", shape), tmp_path / "m.gguf", Kind.Q8_0, part_tensors=9 if shape == "qwen3-moe" else 0)
+    files = ModelFiles(str(path))
+    check_received(files, tmp_path, "float32")
+    packed = {hashlib.sha256(tensor.packed()).hexdigest() for tensor in GgufFile.read(path).tensors.values() if tensor.name not in FACTORS}
+    assert {each.name for each in (tmp_path / "store" / "tensors").iterdir()} == packed
+
+
+def offered(files: ModelFiles, **changes: Any) -> StoredModel:
+    found = Offer(files, files.fingerprint()).begin()
+    return StoredModel("m", replace(found, **changes), ["token_embd.weight"], WeightStore(Path("none")))
+
+
+def test_what_no_gguf_file_could_hold_is_refused(tmp_path: Path) -> None:
+    files = ModelFiles(str(convert(make(tmp_path / "checkpoint", "llama"), tmp_path / "m.gguf", Kind.Q8_0)))
+    right = {"name": "token_embd.weight", "dtype": "Q8_0", "shape": (300, 256), "size_bytes": 300 * 272, "digest": "0" * 64}
+    offered(files).add(TensorEntry(**right))
+    for change in ({"dtype": "F33"}, {"dtype": "F32"}, {"shape": (300, 250)}, {"shape": ()}, {"shape": (0, 256), "size_bytes": 0}):
+        with pytest.raises(PeerError, match=r"the head offers token_embd\.weight as"):
+            offered(files).add(TensorEntry(**{**right, **change}))
+    with pytest.raises(InputError, match="'m' is a GGUF file of the architecture 'granite', which this FlowSpec does not run"):
+        offered(files, gguf="granite")
+    with pytest.raises(InputError, match="the head's folder may be incomplete"):
+        offered(files).tensors().shape("model.embed_tokens.weight")
