@@ -59,6 +59,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-rope3": (
         "llama",
         {
+            "num_key_value_heads": 2,
             "rope_parameters": {
                 "rope_type": "llama3",
                 "rope_theta": 10000.0,
@@ -66,7 +67,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
                 "low_freq_factor": 1.0,
                 "high_freq_factor": 4.0,
                 "original_max_position_embeddings": 64,
-            }
+            },
         },
     ),
     "qwen2": ("qwen2", {**_FOUR, "num_key_value_heads": 2}),

@@ -158,20 +158,20 @@ def running(job: Job, folder: Path, daemons: Sequence[LocalDaemon]) -> Iterator[
 
 
 def kept(path: Path) -> dict[Job, Outcome]:
-    """What an earlier run did, by job; half a line at the end is left out."""
+    """What an earlier run did, by job; half a line at the end is removed from the file."""
     if not path.exists():
         return {}
     found = {}
     try:
-        for line in path.read_text("utf-8").splitlines(keepends=True):
-            if line.endswith("\n"):
-                raw: dict[str, Any] = json.loads(line)
-                fields: dict[str, Any] = {
-                    name: tuple(value) if isinstance(value, list) else value for name, value in dict(raw.pop("job")).items()
-                }
-                job = Job(**fields)
-                found[job] = Outcome(job=job, **raw)
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        text = path.read_text("utf-8")
+        whole_lines = text[: text.rfind("\n") + 1]
+        for line in whole_lines.splitlines():
+            raw: dict[str, Any] = json.loads(line)
+            fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in raw.pop("job").items()}
+            found[Job(**fields)] = Outcome(job=Job(**fields), **raw)
+        if whole_lines != text:
+            path.write_text(whole_lines, "utf-8")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: expected results of an earlier run, got {error}; remove it") from None
     return found
 
@@ -209,12 +209,8 @@ def report(done: Sequence[Outcome], results: Path, earlier: int) -> None:
         figures = ["refused", *[None] * 5] if each.refused else [each.answers, each.tokens, *counts, f"{each.noise_logits:.0e}"]
         rows.append([f"{names[each.job.variant]} ({each.job.variant})", each.job.dtype, *figures, round(each.spent_s)])
     columns = ["family (checkpoint)", "precision", "answers", "tokens", "exact", "near-tie", "wrong", "noise, logits", "s"]
-    first = done[0].job
-    show(
-        f"{'/'.join(map(str, first.stages))} stages, methods {', '.join(first.methods)} (packed: {', '.join(done[-1].job.methods)})",
-        columns,
-        rows,
-    )
+    methods = dict.fromkeys(", ".join(each.job.methods) for each in done)
+    show(f"{'/'.join(map(str, done[0].job.stages))} stages; {'; with packed weights '.join(methods)}", columns, rows)
     for each in done:
         if each.refused:
             print(f"{each.job.variant} in {each.job.dtype} is refused: {each.refused}")
