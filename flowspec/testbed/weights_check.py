@@ -111,6 +111,7 @@ class Check:
         lines = [f'[[device]]\nname = "{each.name}"\naddress = "127.0.0.1:{each.port}"\n' for each in self.devices]
         (folder / "cluster.toml").write_text("\n".join(lines), "utf-8")
         self._answers: list[list[int]] = []
+        self._sent: list[int] | None = None
 
     def steps(self) -> Iterator[tuple[str, Callable[[], tuple[str, bool]]]]:
         yield "empty daemons; the head is killed at a quarter", self._kill_head
@@ -122,7 +123,7 @@ class Check:
 
     def run(self, step: str, act: Callable[[], tuple[str, bool]]) -> Outcome:
         started_s, before = time.monotonic(), [each.stored_bytes for each in self.devices]
-        self._sent: list[int] | None = None
+        self._sent = None
         seen, is_right = act()
         sent = self._sent or [each.stored_bytes - held for each, held in zip(self.devices, before, strict=True)]
         return Outcome(step=step, sent_bytes=sent, seen=seen, is_right=is_right, spent_s=time.monotonic() - started_s)
@@ -142,9 +143,8 @@ class Check:
             self._victim.kill()
             _, error = head.communicate()
         told = [line for line in error.decode().splitlines() if self._victim.name in line]
-        return (told[-1] if told else f"status {head.returncode} and no word of it"), head.returncode == 1 and bool(
-            told
-        ) and self._stored >= kept
+        is_right = head.returncode == 1 and bool(told) and self._stored >= kept
+        return told[-1] if told else f"status {head.returncode} and no word of it", is_right
 
     def _resume(self) -> tuple[str, bool]:
         before = [device.stored_bytes for device in self.devices]
@@ -210,7 +210,6 @@ class Check:
         head = subprocess.Popen(command, env={**_environment(), **own}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
             yield head
-            head.communicate()
         finally:
             head.kill()
             head.wait()
