@@ -182,7 +182,7 @@ def command(args: argparse.Namespace) -> int:
     earlier = kept(results)
     use_threads(1)  # the daemons want the other cores
     todo = jobs(args)
-    with LocalCluster(max(args.stages)) as local, progress("checking families", len(todo)) as step:
+    with LocalCluster(max(args.stages), log_level="CRITICAL") as local, progress("checking families", len(todo)) as step:
         for job in todo:
             step(f"{job.variant} in {job.dtype}")
             outcome = earlier.get(job)
