@@ -1,6 +1,6 @@
 """What a pipeline slot costs, learnt from the stages' own reports: time by number of nodes, length of a trip, the window.
 
-`slot_s(n)` is the time of the slowest stage (or link) for n nodes, `trip_s(n)` that of all together. A node more in a segment
+`slot_s(n)` is the time of the slowest stage or link for n nodes, `trip_s(n)` that of all together. A node more in a segment
 lengthens the slot, and where a miss follows, the trip that the correction waits for: with m the share of walks that end in a
 miss, a node is worth sending while `value >= rate * (m trip' + (1 - m) slot')` (`docs/methods.md` derives it).
 """
@@ -21,6 +21,12 @@ BUCKETS = 11
 FORGOTTEN = 0.01
 """Share by which the quickest trip is taken to be slower each time that another was slower: contexts grow."""
 QUICKEST_MIN = 0.1
+WIRE_KEEP = 0.9
+"""What the segments before count for when another has crossed a link."""
+WIRE_DOUBT = 16.0
+"""Segments of few rows alone say little of a row: as many squared rows as if one of four had taken no time."""
+DRIFT = 1e-4
+"""By how much two clocks may go apart, and more than crystals do: seconds by second."""
 RATE_MEMORY_S = 64.0
 """Slots after which old answers' speed has faded to a third; times the slot time."""
 
@@ -72,13 +78,52 @@ class Curve:
         return self._points
 
 
+class Wire:
+    """Seconds that a row keeps a link busy, by when segments left its one end and reached the other, each by that end's own clock.
+
+    The quickest travel is that of next to nothing; how much longer a segment takes, its rows do. Clocks that differ add the same to
+    all. Messages arrive in order, so one that left while another was still arriving had to wait for it, and that is not its own time.
+    """
+
+    def __init__(self) -> None:
+        self._quickest_s = self._least_s = 0.0
+        self._arrived_s = float("inf")
+        self._rows = 0.0
+        self._squares = 0.0
+        self._seconds = 0.0
+
+    def learn(self, rows: int, sent_s: float, received_s: float) -> float:
+        """Takes note of a segment; returns how long it waited for those before it."""
+        travel_s, elapsed_s = received_s - sent_s, received_s - self._arrived_s
+        if elapsed_s < 0:  # the first one, or the first by other clocks: nothing to compare it with
+            self._quickest_s = self._least_s = travel_s
+            self._rows, self._arrived_s = 0.0, received_s
+            return 0.0
+        self._quickest_s = min(travel_s, self._quickest_s + DRIFT * elapsed_s)
+        if travel_s < self._least_s:
+            self._seconds += (self._least_s - travel_s) * self._rows  # those before took so much longer than was thought
+            self._least_s = travel_s
+        ready_s = sent_s + self._quickest_s
+        began_s = max(ready_s, self._arrived_s)
+        self._rows = WIRE_KEEP * self._rows + rows
+        self._squares = WIRE_KEEP * self._squares + rows * rows
+        self._seconds = WIRE_KEEP * self._seconds + rows * (received_s - began_s)
+        self._arrived_s = received_s
+        return began_s - ready_s
+
+    def at(self, rows: int) -> float:
+        """Seconds for so many rows, by least squares through none; 0 while nothing is known."""
+        return rows * self._seconds / (self._squares + WIRE_DOUBT)
+
+
 class Costs:
     """The cost of slots in one pipeline, and the speed of its answers."""
 
     def __init__(self, stage_count: int) -> None:
         self.stage_count = stage_count
         self._stages = [Curve() for _ in range(stage_count)]
-        self._links = Curve()
+        self._wires = [Wire() for _ in range(stage_count)]
+        self._delays_s: float | None = None
         self._slots: dict[int, float] = {}
         self._trips: dict[int, float] = {}
         self._tokens = 0.0
@@ -93,19 +138,25 @@ class Costs:
         """Whether a segment of few rows has come back yet; a prompt's chunks alone say too little."""
         return self._is_known
 
-    def learn(self, hops: Sequence[Hop], rows: int, round_trip_s: float) -> None:
-        """A segment of `rows` nodes came back `round_trip_s` after it was sent."""
+    def learn(self, hops: Sequence[Hop], rows: int, sent_s: float, now_s: float) -> None:
+        """A segment of `rows` nodes that was sent at `sent_s` came back; the links to the stages are timed, the way back carries little."""
         self._slots, self._trips = {}, {}
         if rows and len(hops) == self.stage_count:
+            wires_s, left_s = 0.0, sent_s
+            for wire, hop in zip(self._wires, hops, strict=True):
+                crossing = hop.rows + hop.dead_in_queue
+                wires_s += wire.learn(crossing, left_s, hop.received_s) + wire.at(crossing)
+                left_s = hop.received_s + hop.queued_s + hop.compute_s + hop.own_s
             for curve, hop in zip(self._stages, hops, strict=True):
                 if hop.rows and not hop.dead_between_layers:
                     curve.learn(hop.rows, hop.compute_s + hop.own_s)
             spent_s = sum(hop.queued_s + hop.compute_s + hop.own_s for hop in hops)
-            self._links.learn(rows, max(0.0, round_trip_s - spent_s))
+            delays_s = max(0.0, now_s - sent_s - spent_s - wires_s)
+            self._delays_s = delays_s if self._delays_s is None else self._delays_s + SHARE_NEW * (delays_s - self._delays_s)
             if rows <= FEW_ROWS:
                 self._is_known = True
                 if all(hop.rows == rows for hop in hops):
-                    busy_s = sum(hop.compute_s + hop.own_s for hop in hops) + self._links.at(rows)
+                    busy_s = sum(hop.compute_s + hop.own_s for hop in hops) + self._links_s(rows)
                     share = busy_s / max(self.trip_s(rows), 1e-9)
                     self._quickest = max(QUICKEST_MIN, min(1.0, self._quickest * (1 + FORGOTTEN), share))
 
@@ -113,16 +164,22 @@ class Costs:
         """Time of the slowest stage or link for so many nodes."""
         found = self._slots.get(rows)
         if found is None:
-            transfer_s = (self._links.at(rows) - self._links.at(1)) / (self.stage_count + 1)
-            found = self._slots[rows] = max(transfer_s, *(curve.at(rows) for curve in self._stages))
+            found = self._slots[rows] = max(each.at(rows) for each in (*self._stages, *self._wires))
         return found
 
     def trip_s(self, rows: int) -> float:
         """One full trip through empty stages and links."""
         found = self._trips.get(rows)
         if found is None:
-            found = self._trips[rows] = sum(curve.at(rows) for curve in self._stages) + self._links.at(rows)
+            found = self._trips[rows] = sum(curve.at(rows) for curve in self._stages) + self._links_s(rows)
         return found
+
+    def _wires_s(self, rows: int) -> float:
+        return sum(wire.at(rows) for wire in self._wires)
+
+    def _links_s(self, rows: int) -> float:
+        """What all links of a trip take for so many nodes."""
+        return (self._delays_s or 0.0) + self._wires_s(rows)
 
     def quickest_trip_s(self, rows: int) -> float:
         """A trip as the quickest of late suggest it: what it takes where nothing else runs on the stages' processors."""

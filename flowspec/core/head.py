@@ -190,7 +190,7 @@ class HeadCore:
             raise PeerError(f"segment {verified.segment} was verified, but it is not in flight")
         commands.append(Timed(segment=verified.segment, rows=flight.rows, sent_s=flight.sent_s, hops=verified.hops))
         round_trip_s = now_s - flight.sent_s
-        self.costs.learn(verified.hops, flight.rows, round_trip_s)
+        self.costs.learn(verified.hops, flight.rows, flight.sent_s, now_s)
         drawn = {part.request: part for part in verified.parts}
         for load in flight.loads:
             request = self._requests.get(load.request)

@@ -298,12 +298,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
-    """What one stage spent on a segment: waiting behind others, computing, and the framework's own work.
+    """When a segment came, by the stage's own clock, and what it spent there: waiting behind others, computing, the framework's own work.
 
-    `rows` began to run. Dead rows left in three places: in the queue (before they ran; these are not in `rows`), between
-    layers, or late, after all layers had run.
+    `rows` began to run. Dead rows left in the queue (before they ran; not in `rows`), between layers, or late, after all layers had run.
     """
 
+    received_s: float
     queued_s: float
     compute_s: float
     own_s: float
@@ -313,8 +313,8 @@ class Hop:
     dead_late: int = 0
 
     def __post_init__(self) -> None:
-        for field in ("queued_s", "compute_s", "own_s"):
-            check_range(field, getattr(self, field), 0, 1e6)
+        for field, most in (("received_s", 1e12), ("queued_s", 1e6), ("compute_s", 1e6), ("own_s", 1e6)):
+            check_range(field, getattr(self, field), 0, most)
         for field in ("rows", "dead_in_queue", "dead_between_layers", "dead_late"):
             check_range(field, getattr(self, field), 0, limits.NODES_PER_SEGMENT_MAX)
 

@@ -339,6 +339,7 @@ class StageCore:
 def _hop(job: _Job, done: LayersDone, alive_count: int, now_s: float) -> Hop:
     compute_s = done.ended_s - done.started_s
     return Hop(
+        received_s=job.received_s,
         queued_s=job.queued_s,
         compute_s=compute_s,
         own_s=max(0.0, now_s - job.received_s - job.queued_s - compute_s),

@@ -18,7 +18,7 @@ def report(stages: int, scale: int) -> dict[str, Any]:
     found = Statistics(stage_count=stages, submitted_s=1000.0)
     found.nodes_drafted, found.dropped_alive = 100 * scale, 30 * scale
     found.draft_passes, found.draft_rows, found.draft_s, found.calibration_error = 3 * scale, 40 * scale, scale / 20, 0.123
-    hop = Hop(queued_s=0.01, compute_s=0.03, own_s=0.001, rows=32, dead_in_queue=8, dead_between_layers=4, dead_late=2)
+    hop = Hop(received_s=0, queued_s=0.01, compute_s=0.03, own_s=0.001, rows=32, dead_in_queue=8, dead_between_layers=4, dead_late=2)
     for _ in range(2 * scale):
         found.sent(64, 10)
         found.landed((hop,) * stages, 1.0, 2.0)

@@ -182,6 +182,8 @@ def is_ordered(tree: TokenTree, nodes: Sequence[int]) -> bool:
 
 MISS = 999
 """A token that no drafter here proposes."""
+CLOCK_S = 1e6
+"""What the stages' clocks show when the head's shows 0."""
 NOTHING = Cancel(request=1000)
 """An event that concerns nobody, upon which a head may change its mind all the same."""
 
@@ -192,7 +194,10 @@ def falling(width: int, first: float = 0.5) -> Callable[[int], Children]:
 
 
 def hops(stages: int, rows: int, seconds: float) -> tuple[Hop, ...]:
-    return (Hop(queued_s=0, compute_s=seconds, own_s=0, rows=rows),) * stages
+    """Reports of stages that all take so long, on links that take no time; the last one is done at 0."""
+    return tuple(
+        Hop(received_s=(stage - stages) * seconds + CLOCK_S, queued_s=0, compute_s=seconds, own_s=0, rows=rows) for stage in range(stages)
+    )
 
 
 def kinds(said: list[Said]) -> list[str]:

@@ -29,7 +29,7 @@ from tests.core.desk import (
 def timed(desk: Desk, *points: tuple[int, float], rate: float = 0.0) -> Desk:
     """As if segments of so many rows had taken each stage so long, and tokens had come at this rate."""
     for rows, seconds in points:
-        desk.head.costs.learn(hops(desk.head.stage_count, rows, seconds), rows, desk.head.stage_count * seconds)
+        desk.head.costs.learn(hops(desk.head.stage_count, rows, seconds), rows, -desk.head.stage_count * seconds, 0.0)
     if rate:
         desk.head.costs.emitted(1, -1.0, is_busy=True, is_missed=True)
         desk.head.costs.emitted(round(rate), 0.0, is_busy=True, is_missed=False)
@@ -124,8 +124,8 @@ def test_no_timer_is_set_while_the_window_is_full() -> None:
 
 def test_the_window_follows_from_the_trip_and_the_bottleneck() -> None:
     desk = Desk(Continuous(segment_nodes=1, window_slack=0.5), stages=4)
-    slow_first = tuple(Hop(queued_s=0, compute_s=seconds, own_s=0, rows=1) for seconds in (0.1, 0.01, 0.01, 0.01))
-    desk.head.costs.learn(slow_first, 1, 0.13 + 0.2)
+    slow_first = tuple(Hop(received_s=0, queued_s=0, compute_s=seconds, own_s=0, rows=1) for seconds in (0.1, 0.01, 0.01, 0.01))
+    desk.head.costs.learn(slow_first, 1, -0.13 - 0.2, 0.0)
     desk.now_s = 9.0
     desk.ask()
     desk.propose({2: [(token, 0.3 - token / 100) for token in range(8)]})

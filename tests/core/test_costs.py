@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.costs import MISSES_AT_FIRST, RATE_MEMORY_S, SHARE_NEW, Costs, Curve
+from flowspec.core.costs import MISSES_AT_FIRST, RATE_MEMORY_S, SHARE_NEW, Costs, Curve, Wire
 from flowspec.core.messages import Hop
 
 
@@ -20,7 +23,18 @@ def curve(*points: tuple[int, float]) -> Curve:
 
 
 def hop(rows: int, compute_s: float, *, own_s: float = 0.0, queued_s: float = 0.0, between: int = 0) -> Hop:
-    return Hop(queued_s=queued_s, compute_s=compute_s, own_s=own_s, rows=rows, dead_between_layers=between)
+    return Hop(received_s=0.0, queued_s=queued_s, compute_s=compute_s, own_s=own_s, rows=rows, dead_between_layers=between)
+
+
+def learn(costs: Costs, hops: Sequence[Hop], rows: int, links_s: Sequence[float] | float = 0.0, *, sent_s: float = 0.0) -> None:
+    """A segment that was sent at `sent_s` is back; `links_s` is what each link took, the last one's back to the head, or each of them."""
+    each_s = [links_s] * (len(hops) + 1) if isinstance(links_s, float) else links_s
+    now_s, stamped = sent_s, []
+    for number, (report, link_s) in enumerate(zip(hops, each_s, strict=False)):
+        now_s += link_s
+        stamped.append(replace(report, received_s=now_s + 1000 * number))  # stages' clocks differ
+        now_s += report.queued_s + report.compute_s + report.own_s
+    costs.learn(stamped, rows, sent_s, now_s + each_s[-1])
 
 
 def test_a_curve_that_knows_nothing_says_nothing() -> None:
@@ -72,32 +86,62 @@ def test_a_slot_is_as_long_as_the_slowest_stage_or_link() -> None:
     costs = Costs(2)
     assert not costs.is_known
     assert costs.slot_s(4) == costs.trip_s(4) == costs.rate == 0
-    costs.learn([hop(1, 0.010, own_s=0.001), hop(1, 0.030)], 1, 0.041 + 0.006)
+    learn(costs, [hop(1, 0.010, own_s=0.001), hop(1, 0.030)], 1, 0.002)
     assert costs.is_known
     assert costs.slot_s(1) == pytest.approx(0.030)
     assert costs.trip_s(1) == pytest.approx(0.011 + 0.030 + 0.006)
-    # At 16 rows the first stage is the slow one, its own work included, and 60 ms more of link are 20 ms each.
-    costs.learn([hop(16, 0.070, own_s=0.010), hop(16, 0.060)], 16, 0.140 + 0.066)
+    # At 16 rows the first stage is the slow one, its own work included, and the link between the two takes 60 ms more.
+    for number in range(1, 30):
+        learn(costs, [hop(16, 0.070, own_s=0.010), hop(16, 0.060)], 16, [0.002, 0.062, 0.002], sent_s=float(number))
     assert costs.slot_s(16) == pytest.approx(0.080)
-    assert costs.trip_s(16) == pytest.approx(0.080 + 0.060 + 0.066)
-    # At 100 rows the three links are slower than either stage: it is their share that grows with the rows which counts.
-    costs.learn([hop(100, 0.1), hop(100, 0.1)], 100, 0.2 + 0.906)
-    assert costs.slot_s(100) == pytest.approx(0.3)
+    assert costs.trip_s(16) == pytest.approx(0.080 + 0.060 + 0.066, rel=0.05)
+    # At 100 rows that link is slower than either stage.
+    learn(costs, [hop(100, 0.1), hop(100, 0.1)], 100, [0.002, 0.377, 0.002], sent_s=30.0)
+    assert costs.slot_s(100) == pytest.approx(0.375, rel=0.02)
+
+
+def test_a_link_is_timed_whatever_the_clocks_say_and_waiting_is_not_counted() -> None:
+    """A row takes 2 ms, a message 5 ms more; every second segment leaves while the one before it is still on its way."""
+    wire, free_s = Wire(), 0.0
+    chance = random.Random(1)
+    for number in range(200):
+        rows, sent_s = chance.choice((0, 1, 1, 4, 16)), 0.100 * (number // 2)
+        waits_s = max(0.0, free_s - sent_s)
+        free_s = sent_s + waits_s + 0.002 * rows
+        assert wire.learn(rows, sent_s, free_s + 0.005 - 7.0) == pytest.approx(waits_s, abs=1e-3) or number < 5
+    assert wire.at(16) == pytest.approx(0.032, rel=0.05)
+
+
+def test_a_link_that_is_begun_anew_keeps_what_a_row_takes() -> None:
+    """A head that goes on with what another learnt: its clock begins at 0."""
+    wire = Wire()
+    for start_s in (50.0, 0.0):
+        for number in range(30):
+            rows = (64, 0, 8, 1)[number % 4]
+            wire.learn(rows, start_s + number, start_s + number + 0.010 + 0.001 * rows)
+    assert wire.at(64) == pytest.approx(0.064, rel=0.05)
+
+
+def test_few_rows_alone_say_little_of_a_link() -> None:
+    wire = Wire()
+    for number in range(100):
+        wire.learn(number % 2, number, number + (0.011 if number % 2 else 0.010))
+    assert 0 < wire.at(1) < 0.0005
 
 
 def test_a_segment_that_lost_rows_between_layers_teaches_nothing_about_its_stage() -> None:
     costs = Costs(1)
-    costs.learn([hop(8, 0.080)], 8, 0.080)
-    costs.learn([hop(8, 0.010, between=4)], 8, 0.010)
+    learn(costs, [hop(8, 0.080)], 8)
+    learn(costs, [hop(8, 0.010, between=4)], 8, sent_s=1.0)
     assert costs.slot_s(8) == pytest.approx(0.080)
-    costs.learn([hop(0, 0.0)], 8, 0.0)
+    learn(costs, [hop(0, 0.0)], 8, sent_s=2.0)
     assert costs.slot_s(8) == pytest.approx(0.080), "nor does one that lost all of them in the queue"
 
 
 def test_stages_are_timed_by_the_rows_that_ran_and_waiting_is_no_part_of_a_slot() -> None:
     costs = Costs(1)
-    costs.learn([hop(1, 0.010, queued_s=5.0)], 1, 5.010)
-    costs.learn([hop(4, 0.040)], 16, 0.040)
+    learn(costs, [hop(1, 0.010, queued_s=5.0)], 1)
+    learn(costs, [hop(4, 0.040)], 16, sent_s=9.0)
     assert costs.slot_s(1) == pytest.approx(0.010)
     assert costs.slot_s(4) == pytest.approx(0.040)
     assert costs.trip_s(1) == pytest.approx(0.010)
@@ -108,11 +152,11 @@ def test_the_quickest_of_late_tell_what_a_trip_takes_where_nothing_else_runs() -
     costs = Costs(1)
     for number in range(40):
         seconds = 0.010 if number % 4 == 0 else 0.030
-        costs.learn([hop(1, seconds, queued_s=5.0)], 1, 5.0 + seconds)
+        learn(costs, [hop(1, seconds, queued_s=5.0)], 1, sent_s=9.0 * number)
     assert costs.trip_s(1) > 0.020
     assert costs.quickest_trip_s(1) == pytest.approx(0.010, rel=0.2)
-    for _ in range(200):
-        costs.learn([hop(1, 0.030)], 1, 0.030)
+    for number in range(200):
+        learn(costs, [hop(1, 0.030)], 1, sent_s=400.0 + number)
     assert costs.quickest_trip_s(1) == pytest.approx(0.030, rel=0.01), "what was quick is forgotten"
 
 
@@ -131,30 +175,30 @@ def test_the_quickest_of_late_tell_what_a_trip_takes_where_nothing_else_runs() -
 def test_the_window_is_a_trips_worth_of_slots(computing: tuple[float, ...], links_s: float, slack: float, window: int) -> None:
     costs = Costs(len(computing))
     assert costs.window(1, slack) == len(computing), "one for each stage while nothing is known"
-    costs.learn([hop(1, seconds) for seconds in computing], 1, sum(computing) + links_s)
+    learn(costs, [hop(1, seconds) for seconds in computing], 1, links_s / (len(computing) + 1))
     assert costs.window(1, slack) == window
 
 
 def test_reports_that_are_not_of_every_stage_are_not_used() -> None:
     costs = Costs(3)
-    costs.learn([hop(1, 0.01)], 1, 0.02)
-    costs.learn([], 1, 0.02)
-    costs.learn([hop(0, 0.01)] * 3, 0, 0.02)
+    learn(costs, [hop(1, 0.01)], 1)
+    learn(costs, [], 1)
+    learn(costs, [hop(0, 0.01)] * 3, 0)
     assert not costs.is_known
 
 
 def test_segments_of_many_rows_alone_say_too_little() -> None:
     costs = Costs(1)
-    costs.learn([hop(128, 0.5)], 128, 0.5)
+    learn(costs, [hop(128, 0.5)], 128)
     assert not costs.is_known
-    costs.learn([hop(4, 0.02)], 4, 0.02)
+    learn(costs, [hop(4, 0.02)], 4, sent_s=1.0)
     assert costs.is_known
 
 
 def test_a_node_more_costs_a_longer_slot_and_where_a_miss_follows_a_longer_trip() -> None:
     costs = Costs(2)
-    costs.learn([hop(1, 0.010), hop(1, 0.004)], 1, 0.014)
-    costs.learn([hop(2, 0.020), hop(2, 0.008)], 2, 0.028)
+    learn(costs, [hop(1, 0.010), hop(1, 0.004)], 1)
+    learn(costs, [hop(2, 0.020), hop(2, 0.008)], 2, sent_s=1.0)
     slot_s, trip_s = 0.010, 0.014
     assert costs.marginal_s(1) == pytest.approx(MISSES_AT_FIRST * trip_s + (1 - MISSES_AT_FIRST) * slot_s)
     for is_missed, expected in ((True, trip_s), (False, slot_s)):
@@ -165,7 +209,7 @@ def test_a_node_more_costs_a_longer_slot_and_where_a_miss_follows_a_longer_trip(
 
 def test_the_rate_is_that_of_the_answer_under_way() -> None:
     costs = Costs(1)
-    costs.learn([hop(1, 0.1)], 1, 0.1)
+    learn(costs, [hop(1, 0.1)], 1)
     emitted = partial(costs.emitted, is_missed=False)
     emitted(1, 5.0, is_busy=False)
     assert costs.rate == 0, "an answer's first token took the prompt's time"
@@ -179,7 +223,7 @@ def test_the_rate_is_that_of_the_answer_under_way() -> None:
 
 def test_the_rate_follows_a_change_of_speed() -> None:
     costs = Costs(1)
-    costs.learn([hop(1, 0.1)], 1, 0.1)
+    learn(costs, [hop(1, 0.1)], 1)
     now_s = 0.0
     for tokens, count in ((4, 100), (1, 300)):
         for _ in range(count):

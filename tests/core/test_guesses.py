@@ -119,8 +119,8 @@ def test_what_the_drafter_says_of_an_older_epoch_changes_nothing() -> None:
 
 def test_a_timer_is_asked_for_again_only_when_its_time_changes() -> None:
     desk = Desk(Continuous(segment_nodes=1))
-    hops = (Hop(queued_s=0, compute_s=0.5, own_s=0, rows=1),) * 4
-    desk.head.costs.learn(hops, 1, 2.0)
+    hops = (Hop(received_s=0, queued_s=0, compute_s=0.5, own_s=0, rows=1),) * 4
+    desk.head.costs.learn(hops, 1, -2.0, 0.0)
     desk.ask()
     assert desk.propose({2: [(10, 0.5), (11, 0.3)]}) == [sends(3), drafts(3, 4), wakes(0.5)]
     desk.now_s = 0.25
@@ -134,7 +134,7 @@ def test_the_end_of_an_answer_says_what_happened() -> None:
     """Three guesses of which two hold. Every stage computes 10 ms for each segment, drafting takes no time."""
     desk = guessing(count=3)
     assert desk.propose({3: [(12, 0.9)], 4: []}) == [sends(5)], "and no draft: the answer ends there"
-    hops = (Hop(queued_s=0.002, compute_s=0.010, own_s=0.001, rows=2, dead_in_queue=1),) * 4
+    hops = (Hop(received_s=0, queued_s=0.002, compute_s=0.010, own_s=0.001, rows=2, dead_in_queue=1),) * 4
     desk.now_s = 0.060
     assert desk.back({2: 10}, hops=hops) == [emits(10), commits(3, base=3)]
     desk.now_s = 0.080

@@ -13,6 +13,7 @@ from flowspec.core.statistics import Statistics
 
 def hop(compute_s: float, *, queued_s: float = 0.0, own_s: float = 0.0, rows: int = 8, dead: tuple[int, int, int] = (0, 0, 0)) -> Hop:
     return Hop(
+        received_s=0.0,
         queued_s=queued_s,
         compute_s=compute_s,
         own_s=own_s,

@@ -44,7 +44,7 @@ def traces() -> dict[str, Trace]:
 
 
 def hop(queued_s: float, compute_s: float, rows: int, dead: int = 0, dead_in_queue: int = 0) -> Hop:
-    return Hop(queued_s=queued_s, compute_s=compute_s, own_s=0.0, rows=rows, dead_late=dead, dead_in_queue=dead_in_queue)
+    return Hop(received_s=0.0, queued_s=queued_s, compute_s=compute_s, own_s=0.0, rows=rows, dead_late=dead, dead_in_queue=dead_in_queue)
 
 
 def by_hand() -> Trace:

@@ -27,7 +27,7 @@ from flowspec.wire.codec import BYTES, DTYPE_BYTES, KINDS, Envelope, Tensor, dec
 COMMIT = Commit(request=1, epoch=0, base=1, path=(5,))
 OPENING = Open(request=1, epoch=0, keep=0, length=2, root=1, slots=8, sampling=Sampling(temperature=0.5))
 PART = Part(commit=COMMIT, opening=OPENING, ids=(4, 5), parents=(3, 4), tokens=(7, 8), positions=(2, 3), committed=(False, True))
-HOP = Hop(queued_s=0.5, compute_s=0.5, own_s=0.5, rows=2)
+HOP = Hop(received_s=0.5, queued_s=0.5, compute_s=0.5, own_s=0.5, rows=2)
 SEGMENT = Segment(segment=0, parts=(PART,), hops=(HOP,))
 BODY = 5
 
@@ -98,7 +98,7 @@ def test_other_counts_of_frames_are_refused(frames: list[bytes]) -> None:
     refused(frames, "1 or 2 frames")
 
 
-@pytest.mark.parametrize("version", [0, 1, True, 2.0, "2", None, [2]])
+@pytest.mark.parametrize("version", [0, 2, True, 3.0, "3", None, [3]])
 def test_another_protocol_is_refused_with_advice(version: Any) -> None:
     refused([replaced(header_of(Ping()), (0,), version)], f"expected protocol {limits.PROTOCOL_VERSION}, got .*same FlowSpec version")
 
