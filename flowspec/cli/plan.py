@@ -1,6 +1,7 @@
 """Tell what will run where and how fast: devices, order, layers, memory, and what would help.
 
-Nothing is started or loaded. Rates are foretold from device profiles by a cost model (docs/devices.md), not measured.
+Nothing is started or loaded. Rates are foretold from device profiles by a cost model and answers in virtual time (docs/devices.md), not
+measured.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import json
 import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,17 @@ from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
 from flowspec.plan.advice import Option, improvements, limits
 from flowspec.plan.memory import mib
-from flowspec.plan.planner import Plan, rate_split
-from flowspec.plan.refusal import Refused, plan_or_refuse
+from flowspec.plan.planner import Plan, make_plan, rate_split
+from flowspec.plan.refusal import Refused, refusing
 from flowspec.plan.sites import Wish
 from flowspec.plan.split import checked_split
 from flowspec.runtime.planning.wish import ACCEPTANCE_MODEL
+from flowspec.testbed.planned import FORETOLD_TOKENS, Simulated, foretold, refined_plan
 from flowspec.wire.codec import DTYPE_BYTES
 
 HELPS_SHOWN = 5
+SIMULATED_WORK_MAX = 24
+"""Devices times users up to which plans are simulated; beyond, that would take more than some seconds."""
 NAME_WIDTH = 24
 WIDTH = 80
 
@@ -63,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help=f"of its best guesses (default: eagle .635, a model {ACCEPTANCE_MODEL:g}, ngram .25)",
     )
+    parser.add_argument("--quick", action="store_true", help="foretell by a formula, at once, and not by simulations")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -71,17 +77,37 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--users: expected at most {REQUESTS_MAX}, got {args.users}")
     wish = find_wish(args)
     by_hand = _by_hand(args, wish)
+    simulation: Simulated | None = None
     try:
-        plan = plan_or_refuse(wish)
+        with refusing(wish):
+            if args.quick or len(wish.sites) * wish.users > SIMULATED_WORK_MAX:
+                fastest = plan = make_plan(wish)
+            else:
+                refined = refined_plan(wish)
+                fastest, plan, simulation = refined.fastest, refined.plan, refined.simulated
     except Refused as refusal:
         print(json.dumps(refusal.report) if args.json else refusal)
         return refusal.exit_status
-    helps = improvements(wish, plan)
+    helps = improvements(wish, fastest)
+    best = Rated(plan=plan, simulation=simulation)
+    hand = None if by_hand is None else Rated(plan=by_hand, simulation=None if simulation is None else foretold(wish, by_hand))
     if args.json:
-        print(json.dumps(report(wish, plan, helps, by_hand)))
+        print(json.dumps(report(wish, best, helps, hand)))
     else:
-        print("\n".join(plan_lines(wish, plan, helps, by_hand)))
+        print("\n".join(plan_lines(wish, best, helps, hand)))
     return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rated:
+    """A plan, and the simulation that foretells its rate; without one the formula does."""
+
+    plan: Plan
+    simulation: Simulated | None
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.plan.forecast.tokens_per_s if self.simulation is None else self.simulation.tokens_per_s
 
 
 def _by_hand(args: argparse.Namespace, wish: Wish) -> Plan | None:
@@ -98,24 +124,26 @@ def _by_hand(args: argparse.Namespace, wish: Wish) -> Plan | None:
 # ------------------------------------------------------------------------------------------------------- JSON
 
 
-def report(wish: Wish, plan: Plan, helps: list[Option], by_hand: Plan | None) -> dict[str, Any]:
+def report(wish: Wish, best: Rated, helps: list[Option], by_hand: Rated | None) -> dict[str, Any]:
     """What `--json` prints."""
+    plan = best.plan
     return {
         "fits": True,
         "model": wish.shape.name,
         "precisions": list(wish.precisions),
         "context": wish.context,
         "users": wish.users,
-        **_numbers(plan),
+        **_numbers(best),
         "not_used": _unused(wish, plan),
         "limits": limits(wish, plan),
-        "would_help": [{"change": each.text, "tokens_per_s": each.tokens_per_s, "gain": each.gain} for each in helps],
+        "would_help": [{"change": each.text, "tokens_per_s": _helped(best, each), "gain": each.gain} for each in helps],
         "assumptions": assumptions(wish, plan),
-        "by_hand": None if by_hand is None else {**_numbers(by_hand), "fits": _fits(by_hand)},
+        "by_hand": None if by_hand is None else {**_numbers(by_hand), "fits": _fits(by_hand.plan)},
     }
 
 
-def _numbers(plan: Plan) -> dict[str, Any]:
+def _numbers(rated: Rated) -> dict[str, Any]:
+    plan, simulation = rated.plan, rated.simulation
     found = plan.forecast
     return {
         "precision": plan.precision,
@@ -137,9 +165,12 @@ def _numbers(plan: Plan) -> dict[str, Any]:
         "head": {"device": plan.head.name, "runs_a_stage": not plan.is_head_free, "bytes": plan.head_bytes},
         "method": "continuous" if plan.guesses else "ar",
         "guessing_pays": plan.guesses,
-        "tree_nodes": plan.tree_nodes if plan.guesses else None,
         "window": plan.window,
-        "tokens_per_s": found.tokens_per_s,
+        "tokens_per_s": rated.tokens_per_s,
+        "simulated": None
+        if simulation is None
+        else {"answers": len(simulation.tokens), "tokens": sum(simulation.tokens), "standard_error": simulation.error or None},
+        "formula_tokens_per_s": found.tokens_per_s,
         "plain_tokens_per_s": plan.plain.tokens_per_s,
         "nodes_per_slot": found.nodes,
         "slot_ms": 1000 * found.slot_s,
@@ -151,7 +182,8 @@ def _numbers(plan: Plan) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------- text
 
 
-def plan_lines(wish: Wish, plan: Plan, helps: list[Option], by_hand: Plan | None) -> Iterator[str]:
+def plan_lines(wish: Wish, best: Rated, helps: list[Option], by_hand: Rated | None) -> Iterator[str]:
+    plan = best.plan
     users = "one user" if wish.users == 1 else f"{wish.users} users"
     yield f"{wish.shape.name} in {plan.precision}, {users}, context {wish.context}: {len(plan.stages)} of {len(wish.sites)} devices\n"
     yield f"{'stage':<{NAME_WIDTH}}{'layers':>9}{'weights':>10}{'cache':>10}{'in use':>10}{'of':>9}{'a slot':>8}"
@@ -165,26 +197,34 @@ def plan_lines(wish: Wish, plan: Plan, helps: list[Option], by_hand: Plan | None
     if unused:
         yield from textwrap.wrap(f"not used: {', '.join(unused)}", WIDTH)
     yield ""
-    yield from _forecast_lines(wish, plan)
+    yield from _forecast_lines(wish, best)
     if helps:
         yield "\nwould help"
         for option in helps[:HELPS_SHOWN]:
-            yield f"  {option.text:<50}{option.gain or 0:>+7.0%}{option.tokens_per_s:>7.3g} tokens/s"
+            yield f"  {option.text:<50}{option.gain or 0:>+7.0%}{_helped(best, option):>7.3g} tokens/s"
     if by_hand is not None:
-        share = by_hand.forecast.tokens_per_s / plan.forecast.tokens_per_s
-        yield f"\nby hand, {','.join(map(str, by_hand.split.layers))}"
-        yield f"  {by_hand.forecast.tokens_per_s:.3g} tokens/s, {share:.0%} of the plan's{_lacks(by_hand)}"
+        share = by_hand.tokens_per_s / best.tokens_per_s
+        yield f"\nby hand, {','.join(map(str, by_hand.plan.split.layers))}"
+        yield f"  {by_hand.tokens_per_s:.3g} tokens/s, {share:.0%} of the plan's{_lacks(by_hand.plan)}"
     yield "\nassumed"
     yield from (f"  {line}" for line in assumptions(wish, plan))
 
 
-def _forecast_lines(wish: Wish, plan: Plan) -> Iterator[str]:
-    found = plan.forecast
-    each = f", {found.tokens_per_s / wish.users:.3g} each" if wish.users > 1 else ""
-    yield f"foretold: {found.tokens_per_s:.3g} tokens/s{each}"
+def _helped(best: Rated, option: Option) -> float:
+    """The rate with a change, whose gain the formula tells."""
+    return best.tokens_per_s * (1 + (option.gain or 0.0))
+
+
+def _forecast_lines(wish: Wish, best: Rated) -> Iterator[str]:
+    plan, simulation, found = best.plan, best.simulation, best.plan.forecast
+    each = f", {best.tokens_per_s / wish.users:.3g} each" if wish.users > 1 else ""
+    yield f"foretold: {best.tokens_per_s:.3g} tokens/s{each}"
+    if simulation is not None and plan.guesses:
+        noise = f" (standard error {simulation.error:.0%})" if simulation.error else ""
+        yield f"  simulated, {len(simulation.tokens)} answers of {FORETOLD_TOKENS} tokens{noise}; by formula {found.tokens_per_s:.3g}"
     if plan.guesses:
         yield f"  guessing pays: plain decoding would give {plan.plain.tokens_per_s:.3g}"
-        yield f"  --method continuous --tree-nodes {plan.tree_nodes}: some {found.nodes} nodes a slot, {plan.window} slots in flight"
+        yield f"  --method continuous: some {found.nodes} nodes a slot, {plan.window} slots in flight"
     elif wish.drafter is not None:
         yield "  guessing does not pay: --method ar"
     yield f"  a slot takes {1000 * found.slot_s:.3g} ms, a trip {1000 * found.trip_s:.3g} ms"

@@ -164,7 +164,7 @@ class Costs:
         """Time of the slowest stage or link for so many nodes."""
         found = self._slots.get(rows)
         if found is None:
-            found = self._slots[rows] = max(each.at(rows) for each in (*self._stages, *self._wires))
+            found = self._slots[rows] = max(*(curve.at(rows) for curve in self._stages), *(wire.at(rows) for wire in self._wires))
         return found
 
     def trip_s(self, rows: int) -> float:

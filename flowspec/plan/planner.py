@@ -30,8 +30,6 @@ PLACES_OF_SIZE = 6
 SEED = 5
 WINDOW_SLACK = 0.5
 """As `core.methods.continuous`."""
-TREE_NODES_MIN, TREE_NODES_FACTOR = 8, 2
-"""The tree budget: twice the nodes that are foretold to be best, for a slot's value differs. More helps little, and floods slow links."""
 ALIKE_MARGIN = 1e-9
 
 Order = tuple[int, ...]
@@ -82,11 +80,6 @@ class Plan:
         return self.split.arrangement.guesses
 
     @property
-    def tree_nodes(self) -> int:
-        """The largest segment (`--tree-nodes`)."""
-        return min(limits.TREE_NODES_MAX, max(TREE_NODES_MIN, TREE_NODES_FACTOR * self.forecast.nodes))
-
-    @property
     def window(self) -> int:
         """Segments in flight that keep the slowest stage fed."""
         return max(1, min(2 * len(self.stages) + 2, int(self.forecast.trip_s / self.forecast.slot_s + WINDOW_SLACK)))
@@ -102,15 +95,22 @@ class DoesNotFit(InputError):
 
 
 def make_plan(wish: Wish) -> Plan:
-    """The fastest plan; raises `DoesNotFit`."""
+    """The plan that is foretold to be fastest; raises `DoesNotFit`."""
+    return make_plans(wish, 1)[0]
+
+
+def make_plans(wish: Wish, count: int) -> list[Plan]:
+    """Up to `count` plans, those that are foretold to be fastest first, no two with the same devices and head; raises `DoesNotFit`."""
     partition = Partition(wish)
     plain = _fastest(partition, guesses=False)
-    guessing = None if wish.drafter is None else _fastest(partition, guesses=True)
-    both = [each for each in (plain, guessing) if each is not None]
-    if not both:
+    guessing = [] if wish.drafter is None else _fastest(partition, guesses=True)
+    if not plain and not guessing:
         raise DoesNotFit(f"{wish.shape.name} does not fit the devices in {' or '.join(wish.precisions)}")
-    best = max(both, key=lambda split: split.forecast.tokens_per_s)
-    return described(partition, best, plain)
+    found: dict[tuple[frozenset[str], str, bool], Split] = {}
+    for split in sorted((*plain, *guessing), key=lambda split: -split.forecast.tokens_per_s):
+        arrangement = split.arrangement
+        found.setdefault((frozenset(each.name for each in arrangement.order), arrangement.head.name, arrangement.guesses), split)
+    return [described(partition, split, plain[0] if plain else None) for split in list(found.values())[:count]]
 
 
 def rate_split(wish: Wish, order: Sequence[Site], head: Site, layers: Sequence[int]) -> Plan:
@@ -150,8 +150,9 @@ def described(partition: Partition, split: Split, plain: Split | None) -> Plan:
     )
 
 
-def _fastest(partition: Partition, *, guesses: bool) -> Split | None:
-    """Over all precisions; of equal ones the first, in the user's order."""
+def _fastest(partition: Partition, *, guesses: bool) -> list[Split]:
+    """The best splits over all precisions, the fastest first; of equal ones the first, in the user's order."""
+    found: list[Split] = []
     best: Split | None = None
     for precision in partition.wish.precisions:
         search = _Search(partition, precision, guesses)
@@ -159,11 +160,15 @@ def _fastest(partition: Partition, *, guesses: bool) -> Split | None:
             search.all()
         else:
             search.local()
-        for found in search.finalists():
-            split = partition.best(found.arrangement)
+        for state in search.finalists():
+            split = partition.best(state.arrangement)
+            assert split is not None, "a state that was found fits"
+            found.append(split)
             if _is_better(split, best):
                 best = split
-    return best
+    return (
+        [] if best is None else [best, *sorted((each for each in found if each is not best), key=lambda each: -each.forecast.tokens_per_s)]
+    )
 
 
 class _Search:

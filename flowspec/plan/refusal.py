@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,8 +27,15 @@ class Refused(DoesNotFit):
 
 def plan_or_refuse(wish: Wish) -> Plan:
     """The fastest plan; raises `Refused`."""
-    try:
+    with refusing(wish):
         return make_plan(wish)
+
+
+@contextlib.contextmanager
+def refusing(wish: Wish) -> Iterator[None]:
+    """Raises `Refused` where what is done inside raises `DoesNotFit`."""
+    try:
+        yield
     except DoesNotFit as error:
         raise Refused(str(error), shortfalls(wish), fitting_options(wish)) from None
 

@@ -186,12 +186,6 @@ class Cluster:
     emulation: Emulation | None = None
     chosen: Chosen | None = None
 
-    def suited(self, decoding: Decoding) -> Decoding:
-        """With the tree budget that the plan reckons with, where none is given and the method is the one that it reckons with."""
-        if self.chosen is None or not self.chosen.plan.guesses or decoding.method != "continuous" or decoding.nodes is not None:
-            return decoding
-        return replace(decoding, nodes=self.chosen.plan.tree_nodes)
-
     @contextlib.contextmanager
     def session(self, decoding: Decoding, progress: Progress, on_event: OnEvent | None = None) -> Iterator[Session]:
         """Loads the drafter and takes hold of the devices; they are let go of at the end and keep their layers."""
@@ -214,7 +208,7 @@ def open_session(
 ) -> Iterator[Session]:
     """A connected session; daemons that it starts are stopped at its end, whatever happens. See `open_cluster`."""
     check_drafter(decoding.drafter_for(options.model))
-    with open_cluster(options, meanwhile, decoding) as cluster, cluster.session(cluster.suited(decoding), progress) as session:
+    with open_cluster(options, meanwhile, decoding) as cluster, cluster.session(decoding, progress) as session:
         yield session
 
 

@@ -30,9 +30,9 @@ from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.model.text import recommended
-from flowspec.runtime.loading import use_threads
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.session import Cluster, ClusterOptions, Decoding, Limits, open_cluster
+from flowspec.runtime.torch_device import use_threads
 from flowspec.testbed.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
 from flowspec.testbed.command import Parser, progress, reals, run_command, show, whole, wholes
 from flowspec.testbed.exactness import Case, Found, answer, judge

@@ -1,11 +1,13 @@
 """The planner against the simulator: its plans for random mixes of devices and links, beside an even and a memory-proportional split.
 
 Every mix is drawn from its number: boards, how many, each one's network, model, precision, drafter. The plan chooses among all devices; the
-two splits use them all in the order drawn, but leave out the head's where the plan keeps it for the head. They are given the tree
-budget, and guess or not, as is foretold to be best for them. Those that would not fit are counted, and left out of the ratios. Rates are
-tokens by time of the same synthetic answers. The constants of the forecast were fitted on other mixes (`testbed.planner_fit`).
+two splits use them all in the order drawn, but leave out the head's where the plan keeps it for the head. They guess or not as is
+foretold to be best for them. Rates are tokens by time of the same balanced answers (`testbed.synthetic`), which no plan was chosen or foretold
+by. A split that is clearly slower is given one answer only. `--exhaustive N` compares plans of N small mixes with all that could be
+chosen (`testbed.exhaustive`) instead.
 
-    python -m flowspec.testbed.planner_check [--mixes 200] [--first 0] [--answers 3] [--tokens 96] [--json]
+    python -m flowspec.testbed.planner_check [--mixes 200] [--first 0] [--answers 4] [--tokens 96] [--out FILE.jsonl] [--json]
+    python -m flowspec.testbed.planner_check --exhaustive 60
 """
 
 from __future__ import annotations
@@ -15,12 +17,15 @@ import json
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from flowspec.errors import InputError
 from flowspec.plan.memory import weights_of
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
 from flowspec.plan.profile import find_profile, profile_names
@@ -29,7 +34,10 @@ from flowspec.plan.sites import Drafter, Network, Site, Wish, site
 from flowspec.plan.split import even_split, weighted_split
 from flowspec.plan.timing import LinkSpec
 from flowspec.testbed.command import Parser, progress, run_command, show, whole
-from flowspec.testbed.planned import simulated_rate
+from flowspec.testbed.exhaustive import compare
+from flowspec.testbed.planned import refined_plan, simulated
+
+Floats = npt.NDArray[np.float64]
 
 SHAPES = ("tinyllama-1.1b", "llama-3.2-1b", "qwen3-4b", "llama-2-7b", "llama-3-8b", "qwen3-8b", "llama-2-13b", "llama-3-70b")
 PRECISIONS = ("float16", "int8", "int4")
@@ -46,20 +54,30 @@ TYPICAL_CONTEXT = 112
 ANSWERS_FIRST = 100_000
 """The first case of mix 0; nothing else is made of these cases."""
 WITHIN = 0.10
+CLEARLY_SLOWER = 1.3
+"""How many times as fast as a split a plan must be in the first answer for that to be enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A mix: what was planned and foretold, and the simulated rates. `memory_share` is of the fullest device."""
+    """A mix: what was planned and foretold, and the simulated rates. `memory_share` is of the fullest device.
+
+    The forecast is a simulation of other answers, `formula_tokens_per_s` what the search went by. `rate_error` and `foretold_error` are
+    the standard errors of the two simulations, as shares.
+    """
 
     mix: int
     model: str
     precision: str
+    users: int
     devices: list[str]
     used: int
     guesses: bool
+    formula_tokens_per_s: float
     foretold_tokens_per_s: float
+    foretold_error: float
     tokens_per_s: float
+    rate_error: float
     even_tokens_per_s: float
     memory_tokens_per_s: float
     even_fits: bool
@@ -71,7 +89,7 @@ class Outcome:
         return self.foretold_tokens_per_s / self.tokens_per_s - 1
 
 
-def drawn(number: int) -> Wish:
+def drawn(number: int, users: int = 1) -> Wish:
     """The mix of a number, which need not hold the model."""
     chance = random.Random(number)
     kinds = chance.sample(profile_names(), chance.choice((1, 2, 2, 3, 4)))
@@ -87,11 +105,12 @@ def drawn(number: int) -> Wish:
         precisions=(chance.choice(PRECISIONS),),
         drafter=Drafter(shape=find_shape(f"eagle-{shape.name}"), acceptance=chance.choice(ACCEPTANCES)),
         typical_context=TYPICAL_CONTEXT,
+        users=users,
     )
 
 
 def planned(count: int, first: int) -> Iterator[tuple[int, Wish, Plan]]:
-    """So many mixes that hold their model, from number `first` on, with their plans."""
+    """So many mixes that hold their model, from number `first` on, with the plans that are foretold to be fastest."""
     number = first
     while count:
         wish = drawn(number)
@@ -104,30 +123,72 @@ def planned(count: int, first: int) -> Iterator[tuple[int, Wish, Plan]]:
         number, count = number + 1, count - 1
 
 
-def checked(number: int, wish: Wish, plan: Plan, answers: int, tokens: int) -> Outcome:
-    """Simulates the plan and the two splits."""
+def checked(number: int, users: int, answers: int, tokens: int) -> Outcome | None:
+    """Plans a mix, and simulates the plan and the two splits; None where the model does not fit."""
+    wish = drawn(number, users)
+    try:
+        refined = refined_plan(wish)
+    except DoesNotFit:
+        return None
+    plan, foretold = refined.plan, refined.simulated
     others = [each for each in wish.sites if not (plan.is_head_free and each.name == plan.head.name)] or list(wish.sites)
     others = others[: wish.shape.layers]
     even = rate_split(wish, others, plan.head, even_split(wish.shape.layers, len(others)))
     shares = [each.profile.memory_gb for each in others]
     memory = rate_split(wish, others, plan.head, weighted_split(wish.shape.layers, shares))
-    first = ANSWERS_FIRST + 100 * number
-    rates = [simulated_rate(wish, each, answers=answers, tokens=tokens, first=first) for each in (plan, even, memory)]
+    first = ANSWERS_FIRST + 1000 * number
+    found = simulated(wish, plan, answers=answers, tokens=tokens, first=first)
+
+    def rate(split: Plan) -> float:
+        once = simulated(wish, split, answers=1, tokens=tokens, first=first).tokens_per_s
+        if answers == 1 or found.tokens_per_s > CLEARLY_SLOWER * once:
+            return once
+        return simulated(wish, split, answers=answers, tokens=tokens, first=first).tokens_per_s
+
+    even_rate = rate(even)
     return Outcome(
         mix=number,
         model=wish.shape.name,
         precision=plan.precision,
+        users=users,
         devices=[each.profile.name for each in wish.sites],
         used=len(plan.stages),
         guesses=plan.guesses,
-        foretold_tokens_per_s=plan.forecast.tokens_per_s,
-        tokens_per_s=rates[0],
-        even_tokens_per_s=rates[1],
-        memory_tokens_per_s=rates[2],
+        formula_tokens_per_s=plan.forecast.tokens_per_s,
+        foretold_tokens_per_s=foretold.tokens_per_s,
+        foretold_error=foretold.error,
+        tokens_per_s=found.tokens_per_s,
+        rate_error=found.error,
+        even_tokens_per_s=even_rate,
+        memory_tokens_per_s=even_rate if memory.split == even.split else rate(memory),
         even_fits=fits(even),
         memory_fits=fits(memory),
         memory_share=max(_shares(plan)),
     )
+
+
+class Findings:
+    """Outcomes by mix (None: the model does not fit), kept in a file of one JSON object for each if there is one, so that a run can go on."""
+
+    def __init__(self, path: Path | None, settings: dict[str, int]) -> None:
+        self._path = path
+        self._settings = settings
+        self.known: dict[int, Outcome | None] = {}
+        if path is None or not path.exists():
+            return
+        names = {field.name for field in fields(Outcome)}
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            entry = json.loads(line)
+            if any(entry.get(name) != value for name, value in settings.items()):
+                raise InputError(f"{path}:{number}: expected a run with {settings}; give another --out")
+            fitting = {name: value for name, value in entry.items() if name in names}
+            self.known[entry["mix"]] = Outcome(**fitting) if len(fitting) == len(names) else None
+
+    def add(self, number: int, found: Outcome | None) -> None:
+        self.known[number] = found
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                print(json.dumps({"mix": number, **self._settings, **({} if found is None else asdict(found))}), file=file)
 
 
 def _shares(plan: Plan) -> list[float]:
@@ -141,60 +202,116 @@ def fits(plan: Plan) -> bool:
 
 
 def summary(found: Sequence[Outcome]) -> dict[str, Any]:
-    """Ratios to the two splits, the errors of the forecast, and memory."""
-    errors = np.array([each.error for each in found])
+    """Ratios to the two splits (of all, and of those that would fit), the errors of forecast and formula, and memory."""
     result: dict[str, Any] = {"mixes": len(found), "guessing": sum(each.guesses for each in found)}
     for name in ("even", "memory"):
-        can_run = [each for each in found if getattr(each, f"{name}_fits")]
-        ratios = np.array([each.tokens_per_s / getattr(each, f"{name}_tokens_per_s") for each in can_run])
-        result[name] = {
-            "median": float(np.median(ratios)),
-            "worst": float(ratios.min()),
-            "slower": int((ratios < 1).sum()),
-            "would_not_fit": len(found) - len(can_run),
-        }
-    result["forecast"] = {
+        ratios = np.array([each.tokens_per_s / getattr(each, f"{name}_tokens_per_s") for each in found])
+        can_run = np.array([getattr(each, f"{name}_fits") for each in found])
+        result[name] = {**_ratios(ratios), "would_not_fit": int((~can_run).sum()), "of_fitting": _ratios(ratios[can_run])}
+    rates = np.array([each.tokens_per_s for each in found])
+    result["forecast"] = _errors(np.array([each.foretold_tokens_per_s for each in found]) / rates - 1)
+    result["formula"] = _errors(np.array([each.formula_tokens_per_s for each in found]) / rates - 1)
+    noise = np.hypot([each.foretold_error for each in found], [each.rate_error for each in found])
+    result["noise"] = {"median": float(np.median(noise)), "worst": float(noise.max())}
+    result["memory_share_max"] = max(each.memory_share for each in found)
+    return result
+
+
+def _ratios(ratios: Floats) -> dict[str, Any]:
+    if not len(ratios):
+        return {"median": None, "worst": None, "slower": 0}
+    return {"median": float(np.median(ratios)), "worst": float(ratios.min()), "slower": int((ratios < 1).sum())}
+
+
+def _errors(errors: Floats) -> dict[str, Any]:
+    return {
         "median_error": float(np.median(np.abs(errors))),
         "p90_error": float(np.percentile(np.abs(errors), 90)),
         "worst_error": float(errors[np.abs(errors).argmax()]),
         "bias": float(np.median(errors)),
         f"within_{WITHIN:.0%}": float((np.abs(errors) <= WITHIN).mean()),
     }
-    result["memory_share_max"] = max(each.memory_share for each in found)
-    return result
 
 
 def command(args: argparse.Namespace) -> int:
-    found = []
+    if args.exhaustive:
+        return _exhaustive(args)
+    findings = Findings(args.out, {"users": args.users, "answers": args.answers, "tokens": args.tokens})
+    found: list[Outcome] = []
+    refused, number = 0, args.first
     with progress("planning", args.mixes) as step:
-        for number, wish, plan in planned(args.mixes, args.first):
-            found.append(checked(number, wish, plan, args.answers, args.tokens))
-            step(f"mix {number}")
-    result = summary(found)
+        while len(found) < args.mixes:
+            if number not in findings.known:
+                findings.add(number, checked(number, args.users, args.answers, args.tokens))
+            outcome = findings.known[number]
+            refused += outcome is None
+            if outcome is not None:
+                found.append(outcome)
+                step(f"mix {number}")
+            number += 1
+    result = {**summary(found), "do_not_fit": refused}
     if args.json:
         print(json.dumps({**result, "outcomes": [asdict(each) for each in found]}))
         return 0
-    rows = [
-        [name, *(f"{result[name][key]:.2f}" for key in ("median", "worst")), result[name]["slower"], result[name]["would_not_fit"]]
-        for name in ("even", "memory")
-    ]
+    _show(result)
+    return 0
+
+
+def _show(result: dict[str, Any]) -> None:
+    rows = []
+    for name in ("even", "memory"):
+        whole_, fitting = result[name], result[name]["of_fitting"]
+        keys = ("median", "worst", "slower")
+        rows.append([f"plan / {name} split", *(whole_[key] for key in keys), whole_["would_not_fit"], *(fitting[key] for key in keys)])
     show(
         f"SIMULATED: plans for {result['mixes']} mixes beside two splits of the same devices",
-        ["plan / split", "median", "worst", "plan slower", "split would not fit"],
+        ["", "median", "worst", "slower", "would not fit", "median of fitting", "worst", "slower"],
         rows,
     )
-    forecast = {key.replace("_", " "): f"{100 * value:.1f}%" for key, value in result["forecast"].items()}
-    show("forecast against simulation", list(forecast), [list(forecast.values())])
-    print(f"\nfullest device: {100 * result['memory_share_max']:.1f}% of what may be used; guessing pays in {result['guessing']} mixes")
-    return 0
+    errors = list(result["forecast"])
+    show(
+        "what was foretold against another simulation",
+        ["", *(key.replace("_", " ") for key in errors)],
+        [[name, *(f"{100 * result[name][key]:.1f}%" for key in errors)] for name in ("forecast", "formula")],
+    )
+    print(
+        f"\nstandard error of forecast and check together: {result['noise']['median']:.1%} in the median, at most {result['noise']['worst']:.1%}"
+        f"\nfullest device: {result['memory_share_max']:.2%} of what may be used; guessing pays in {result['guessing']} mixes; "
+        f"{result['do_not_fit']} more do not hold their model"
+    )
+
+
+def _exhaustive(args: argparse.Namespace) -> int:
+    with progress("comparing", args.exhaustive) as step:
+        found = []
+        for number in range(args.first, args.first + args.exhaustive):
+            found.append(compare(number))
+            step(f"mix {number}")
+    result = {
+        "mixes": len(found),
+        "best_of_all": sum(each.is_best for each in found),
+        "refused_rightly": sum(each.splits == 0 and each.is_best for each in found),
+        "splits": sum(each.splits for each in found),
+    }
+    if args.json:
+        print(json.dumps({**result, "outcomes": [asdict(each) for each in found]}))
+    else:
+        print(
+            f"{result['best_of_all']} of {result['mixes']} small mixes: the plan is the best of all splits of all orders with all places of the "
+            f"head ({result['splits']} tried; {result['refused_rightly']} mixes hold no split, and were refused)"
+        )
+    return 0 if result["best_of_all"] == result["mixes"] else 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("planner_check", __doc__)
     parser.add_argument("--mixes", type=whole, default=200, help="default: %(default)s")
     parser.add_argument("--first", type=int, default=0, help="number of the first mix (default: %(default)s)")
-    parser.add_argument("--answers", type=whole, default=3, help="simulated for each plan (default: %(default)s)")
+    parser.add_argument("--users", type=whole, default=1, help="who ask at once (default: %(default)s)")
+    parser.add_argument("--answers", type=whole, default=4, help="simulated for each plan (default: %(default)s)")
     parser.add_argument("--tokens", type=whole, default=96, help="of each answer (default: %(default)s)")
+    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="outcomes are kept there, and a run goes on with what it holds")
+    parser.add_argument("--exhaustive", type=whole, metavar="N", help="compare so many small mixes with all that could be chosen")
     return run_command(parser, command, argv)
 
 

@@ -24,7 +24,7 @@ from flowspec.plan.planner import Plan, rate_split
 from flowspec.plan.sites import Wish
 from flowspec.plan.split import weighted_split
 from flowspec.testbed.command import Parser, progress, run_command, show, whole
-from flowspec.testbed.planned import simulated_rate
+from flowspec.testbed.planned import simulated
 from flowspec.testbed.planner_check import ANSWERS_FIRST, planned
 
 ANSWERS, TOKENS = 3, 96
@@ -64,7 +64,7 @@ def sampled(wish: Wish, plan: Plan, number: int) -> Sample | None:
         trip_s=trip_s,
         nodes=times.nodes,
         guessing=partition.guessing(arrangement),
-        tokens_per_s=simulated_rate(wish, plan, answers=ANSWERS, tokens=TOKENS, first=ANSWERS_FIRST + 100 * number),
+        tokens_per_s=simulated(wish, plan, answers=ANSWERS, tokens=TOKENS, first=ANSWERS_FIRST + 100 * number).tokens_per_s,
     )
 
 

@@ -14,6 +14,7 @@ from flowspec.plan.memory import stage_memory
 from flowspec.plan.shape import shape_of
 from flowspec.runtime.loading import slice_memory
 from flowspec.runtime.planning.wish import counted_weights
+from flowspec.testbed import planned
 
 FIVE = ["--shape", "llama-2-7b", "--devices", "jetson-orin-nanox5", "--link", "150/0.5"]
 
@@ -25,12 +26,12 @@ def plan(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]
 
 
 def test_a_plan_for_people_and_the_same_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    status, text, _ = plan(capsys, *FIVE, "--layers", "6,6,6,7,7")
+    status, text, _ = plan(capsys, *FIVE, "--quick", "--layers", "6,6,6,7,7")
     assert status == 0
     assert max(map(len, text.splitlines())) <= 80
-    for part in ("foretold", "limited by", "would help", "assumed", "by hand, 6,6,6,7,7", "--tree-nodes", "gigabit links"):
+    for part in ("foretold", "limited by", "would help", "assumed", "by hand, 6,6,6,7,7", "gigabit links"):
         assert part in text
-    found = json.loads(plan(capsys, *FIVE, "--layers", "6,6,6,7,7", "--json")[1])
+    found = json.loads(plan(capsys, *FIVE, "--quick", "--layers", "6,6,6,7,7", "--json")[1])
     assert found["fits"]
     assert [stage["layers"][1] for stage in found["stages"]][-1] == 32
     assert all(stage["total_bytes"] <= stage["memory_bytes"] for stage in found["stages"])
@@ -38,6 +39,22 @@ def test_a_plan_for_people_and_the_same_for_programs(capsys: pytest.CaptureFixtu
     assert f"foretold: {found['tokens_per_s']:.3g} tokens/s" in text
     assert found["would_help"][0]["gain"] > 0
     assert found["assumptions"]
+    assert found["simulated"] is None
+    assert found["tokens_per_s"] == found["formula_tokens_per_s"]
+    assert "simulated" not in text
+
+
+def test_a_plan_is_foretold_by_answers_in_virtual_time(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned, "FORETOLD_TOKENS", 24)
+    args = ("--shape", "tinyllama-1.1b", "--devices", "jetson-orin-nano", "--context", "256")
+    found = json.loads(plan(capsys, *args, "--layers", "22", "--json")[1])
+    assert 0 < found["simulated"]["standard_error"] < 0.2
+    assert found["simulated"]["answers"] == 4
+    assert found["tokens_per_s"] == pytest.approx(found["formula_tokens_per_s"], rel=0.3)
+    assert found["tokens_per_s"] == found["by_hand"]["tokens_per_s"] != found["by_hand"]["formula_tokens_per_s"]
+    text = plan(capsys, *args)[1]
+    assert f"foretold: {found['tokens_per_s']:.3g} tokens/s\n  simulated, 4 answers of 96 tokens" in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_model_that_does_not_fit_is_refused_with_what_would(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,7 +69,7 @@ def test_a_model_that_does_not_fit_is_refused_with_what_would(capsys: pytest.Cap
     changes = [each["change"] for each in found["would_fit"]]
     assert "int4" in changes
     assert all(change in text for change in changes)
-    assert plan(capsys, *args, "--precision", "int4")[0] == 0
+    assert plan(capsys, *args, "--precision", "int4", "--quick")[0] == 0
 
 
 def test_a_cluster_file_names_boards_memory_and_layers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -61,12 +78,12 @@ def test_a_cluster_file_names_boards_memory_and_layers(capsys: pytest.CaptureFix
         '[[device]]\nname = "a"\naddress = "a:7700"\nprofile = "raspberry-pi-5"\nmemory = "1GiB"\n'
         '[[device]]\nname = "b"\naddress = "b:7700"\nprofile = "raspberry-pi-5"\n'
     )
-    found = json.loads(plan(capsys, "--cluster", str(file), "--head", "a", "--link", "a:b=10/3", "--json")[1])
+    found = json.loads(plan(capsys, "--cluster", str(file), "--head", "a", "--link", "a:b=10/3", "--quick", "--json")[1])
     assert found["model"] == BUNDLED
     assert found["head"]["device"] == "a"
     assert {stage["device"]: stage["memory_bytes"] for stage in found["stages"]}.get("a", 1 << 30) == 1 << 30
     assert (
-        json.loads(plan(capsys, "--cluster", str(file), "--devices", "raspberry-pi-4x2", "--json")[1])["stages"][0]["board"]
+        json.loads(plan(capsys, "--cluster", str(file), "--devices", "raspberry-pi-4x2", "--quick", "--json")[1])["stages"][0]["board"]
         == "raspberry-pi-4"
     )
 

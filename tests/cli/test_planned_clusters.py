@@ -64,10 +64,10 @@ def generate(capsys: pytest.CaptureFixture[str], *args: str, status: int = 0) ->
     return run(capsys, "generate", *asked, *WANTED, *args, status=status)
 
 
-def test_generate_and_the_doctor_use_the_plan_that_plan_prints(
+def test_generate_and_the_doctor_use_the_plan_that_a_quick_plan_prints(
     boards: Path, daemons: list[DaemonProcess], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    planned = run(capsys, "plan", cluster_file(boards, daemons, tells=False), "--precision=float32", *WANTED)
+    planned = run(capsys, "plan", cluster_file(boards, daemons, tells=False), "--precision=float32", "--quick", *WANTED)
     used = [(stage["device"], stage["layers"]) for stage in planned["stages"]]
     assert {name for name, _ in used} == {"fast", "mid"}
     file = cluster_file(boards, daemons)
@@ -76,7 +76,7 @@ def test_generate_and_the_doctor_use_the_plan_that_plan_prints(
     told = found["plan"]
     assert [(stage["device"], stage["layers"]) for stage in told["stages"]] == used
     assert told["tokens_per_s"] == pytest.approx(planned["tokens_per_s"], rel=1e-9)
-    assert (told["tree_nodes"], told["not_used"]) == (planned["tree_nodes"], ["slow"])
+    assert told["not_used"] == ["slow"]
     assert {name: each["source"] for name, each in told["profiles"].items()} == {"fast": "declared", "slow": "given", "mid": "declared"}
     assert not any("assigns layers" in line for daemon in daemons if daemon.name == "slow" for line in daemon.lines)
     expected = Reference(ModelFiles(BUNDLED), "float32").generate(PROMPT, Sampling(), 24, frozenset())

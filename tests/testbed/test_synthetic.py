@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from flowspec.core.messages import Sampling
@@ -69,6 +70,34 @@ def test_guesses_are_right_as_often_as_they_claim(acceptance: float) -> None:
         some = first[at * len(first) // 5 : (at + 1) * len(first) // 5]
         error = sum(confidence * (1 - confidence) for confidence, _ in some) ** 0.5
         assert abs(sum(hit for _, hit in some) - sum(confidence for confidence, _ in some)) <= 4 * error + 1
+
+
+@pytest.mark.parametrize("acceptance", [0.3, 0.635, 0.8])
+def test_balanced_answers_have_their_share_of_right_guesses_each(acceptance: float) -> None:
+    """Of 96 tokens as many first guesses are right as there should be, within four; by chance ten more or fewer may be."""
+    for case in synthetic_cases(8, [Sampling()], 96):
+        drafter = Synthetic(acceptance, 100_000, balanced=True).begin(case)()
+        assert isinstance(drafter, MemoDrafter)
+        path = drafter._guesses.prefixes.chain((*case.prompt, *case.answer))
+        found = drafter._guesses.children(path[PROMPT_TOKENS - 1 : -1])
+        hits = sum(true == children.tokens[0] for true, children in zip(case.answer, found, strict=True))
+        assert hits == pytest.approx(96 * acceptance, abs=4)
+        assert sum(children.confidences[0] for children in found) == pytest.approx(96 * acceptance, abs=1)
+
+
+def test_balanced_answers_are_in_no_order_and_differ() -> None:
+    """Whether a token is guessed says little of whether the next one is, and answers share no order."""
+    orders = []
+    for case in synthetic_cases(20, [Sampling()], 96):
+        drafter = Synthetic(0.635, 100_000, balanced=True).begin(case)()
+        assert isinstance(drafter, MemoDrafter)
+        path = drafter._guesses.prefixes.chain((*case.prompt, *case.answer))
+        found = drafter._guesses.children(path[PROMPT_TOKENS - 1 : -1])
+        orders.append([true == children.tokens[0] for true, children in zip(case.answer, found, strict=True)])
+    hits = np.array(orders, dtype=float)
+    together = np.corrcoef(hits[:, :-1].ravel(), hits[:, 1:].ravel())[0, 1]
+    assert abs(together) < 0.1
+    assert len({tuple(order) for order in orders}) == 20
 
 
 def test_guesses_off_the_path_of_the_answer_lead_nowhere() -> None:

@@ -86,7 +86,6 @@ def _numbers(plan: Plan) -> dict[str, Any]:
         "stages": [{"device": stage.site.name, "layers": [stage.first, stage.end]} for stage in plan.stages],
         "tokens_per_s": plan.forecast.tokens_per_s,
         "guessing_pays": plan.guesses,
-        "tree_nodes": plan.tree_nodes if plan.guesses else None,
     }
 
 
