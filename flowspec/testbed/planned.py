@@ -23,7 +23,7 @@ from flowspec.testbed.synthetic import PROMPT_TOKENS, Synthetic, synthetic_cases
 
 WARM_UP_TOKENS = 16
 PLAIN_TOKENS = 24
-"""Of an answer without guesses, whose tokens all take the same time."""
+"""Of an answer without guesses, whose tokens all take the same time; times the users, who begin one after another."""
 CANDIDATES, NEAR = 3, 0.95
 """Plans that are simulated to choose one: so many at most, and those that the formula foretells to be nearly as fast as the best."""
 CHOOSING_ANSWERS, FORETOLD_ANSWERS, FORETOLD_TOKENS = 2, 4, 96
@@ -66,7 +66,7 @@ def slowed(profile: DeviceProfile, factor: float) -> DeviceProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """Answers in virtual time: the tokens of each after the first, of all users together, and the seconds that they took."""
+    """Answers in virtual time: tokens and seconds of each from the first token on; of several users, while all have begun and none is done."""
 
     tokens: tuple[int, ...]
     seconds: tuple[float, ...]
@@ -94,7 +94,7 @@ def simulated(wish: Wish, plan: Plan, *, answers: int, tokens: int, first: int) 
     testbed = testbed_of(wish, plan)
     setup = Setup(name="planned", method="continuous" if plan.guesses else "ar")
     if not plan.guesses:
-        answers, tokens = 1, min(tokens, PLAIN_TOKENS)
+        answers, tokens = 1, min(tokens, PLAIN_TOKENS * wish.users)
     learnt = None
     made, spent_s = [], []
     for number in range(-1 if plan.guesses else 0, answers):
@@ -107,8 +107,9 @@ def simulated(wish: Wish, plan: Plan, *, answers: int, tokens: int, first: int) 
             if answer.end is None or not is_plain(case, tuple(answer.tokens), answer.end.reason):
                 raise FlowSpecError(f"{wish.shape.name} on {len(plan.stages)} devices: the answer is not the plain one")
         if number >= 0:
-            made.append(sum(len(answer.times_s) - 1 for answer in given))
-            spent_s.append(max(answer.times_s[-1] for answer in given) - max(answer.times_s[0] for answer in given))
+            first_s, last_s = max(answer.times_s[0] for answer in given), min(answer.times_s[-1] for answer in given)
+            made.append(sum(first_s <= at_s <= last_s for answer in given for at_s in answer.times_s) - 1)
+            spent_s.append(last_s - first_s)
     return Simulated(tokens=tuple(made), seconds=tuple(spent_s))
 
 
