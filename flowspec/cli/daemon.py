@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import socket
 from pathlib import Path
 
@@ -19,14 +20,23 @@ from flowspec.runtime.cluster import parse_bytes
 from flowspec.runtime.compute import Machine
 from flowspec.runtime.daemon import Daemon
 from flowspec.runtime.discovery import announcing
+from flowspec.runtime.security.keyfiles import default_folder, device_keyring, device_name
+from flowspec.runtime.security.keyring import Keyring
 
 PORT_DEFAULT = 7700
+
+log = logging.getLogger("flowspec.daemon")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine only)")
     parser.add_argument("--port", type=int, default=PORT_DEFAULT, help="port to listen on, 0 for a free one (default: %(default)s)")
-    parser.add_argument("--name", default=socket.gethostname(), help="name in logs and reports (default: the host's, %(default)s)")
+    parser.add_argument("--name", help="name in logs and reports (default: that of its key, else the host's)")
+    trust = parser.add_mutually_exclusive_group()
+    trust.add_argument(
+        "--keys", type=Path, metavar="FOLDER", help=f"this device's key and the list (default: {default_folder()}, if there)"
+    )
+    trust.add_argument("--insecure", action="store_true", help="no keys: whoever reaches the port may use this device and read along")
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:N", help="where to compute (default: %(default)s)")
     parser.add_argument("--memory", metavar="SIZE", help="most memory to use, such as 4GiB (default: what is free)")
     parser.add_argument(
@@ -56,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--device: expected auto, cpu or cuda:N, got {args.device!r}")
     if not args.host:
         raise InputError("--host: expected an address of this machine, got an empty one")
-    if not 0 < len(args.name) <= NAME_CHARS_MAX:
+    if args.name is not None and not 0 < len(args.name) <= NAME_CHARS_MAX:
         raise InputError(f"--name: expected 1 to {NAME_CHARS_MAX} characters, got {len(args.name)}")
     if args.device.startswith("cuda"):
         from flowspec.runtime.torch_device import pick_device  # imports torch, which a daemon otherwise does on its first assignment
@@ -72,11 +82,26 @@ def run(args: argparse.Namespace) -> int:
         cache_bytes=0 if args.cache_limit == "0" else _size("--cache-limit", args.cache_limit),
         profile=None if args.profile is None else _profile(args.profile),
     )
-    daemon = Daemon(host=args.host, port=args.port, name=args.name, machine=machine)
+    keys = None if args.insecure else _keys(args.keys, args.name)
+    name = args.name or (socket.gethostname() if keys is None else keys.name)
+    daemon = Daemon(host=args.host, port=args.port, name=name, machine=machine, keys=keys, insecure=args.insecure)
+    if args.insecure:
+        log.warning("insecure: whoever reaches this port may use the device, and can read and change what it computes")
     daemon.stop_on_signals()
     with _announced(daemon) if args.announce else contextlib.nullcontext():
         daemon.run()
     return 0
+
+
+def _keys(folder: Path | None, name: str | None) -> Keyring | None:
+    """The keys that were asked for, else those in their usual place; None where there are none of this device."""
+    place = folder or default_folder()
+    found = device_name(place, name, socket.gethostname())
+    if found is not None:
+        return device_keyring(place, found)
+    if folder is not None:
+        raise InputError(f"--keys: expected a folder with allowed.toml and the key of {name or 'this device'}, got {folder}")
+    return None
 
 
 def _size(flag: str, text: str | None) -> int | None:

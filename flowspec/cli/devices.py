@@ -25,6 +25,8 @@ from flowspec.plan.tables import toml_text
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.discovery import Announced, find_announced
 from flowspec.runtime.health.examine import ask_all
+from flowspec.runtime.security.keyfiles import head_keyring
+from flowspec.runtime.security.keyring import Keyring
 
 NOTHING_FOUND = 1
 """Exit status."""
@@ -48,6 +50,9 @@ class Seen:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=2.0, metavar="SECONDS", help="how long to wait for answers (default: %(default)s)")
+    parser.add_argument(
+        "--keys", type=Path, metavar="FOLDER", help="the cluster's keys (flowspec keygen), for daemons that ask for them (default: none)"
+    )
     parser.add_argument("--write", type=Path, metavar="FILE.toml", help="write a cluster file of those that can be used")
     parser.add_argument("--force", action="store_true", help="overwrite that file")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -58,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--timeout: expected seconds above 0 and up to {TIMEOUT_MAX_S:g}, got {args.timeout:g}")
     if args.write is not None:
         _check_file(args.write, args.force)
-    seen = ask(find_announced(args.timeout))
+    keys = None if args.keys is None else head_keyring(args.keys)
+    seen = ask(find_announced(args.timeout), keys)
     usable = [each for each in seen if each.facts is not None]
     if args.json:
         written = str(args.write) if args.write is not None and usable else None
@@ -81,10 +87,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def ask(found: Sequence[Announced]) -> list[Seen]:
+def ask(found: Sequence[Announced], keys: Keyring | None = None) -> list[Seen]:
     """Asks each daemon at all of its addresses; the first that answers counts."""
     places = [(each, address) for each in found for address in each.addresses]
-    answers = ask_all([Device(name=each.name, address=address) for each, address in places])
+    answers = ask_all([Device(name=each.name, address=address) for each, address in places], keys=keys)
     seen: dict[int, Seen] = {}
     for (each, address), answer in zip(places, answers, strict=True):
         known = seen.get(id(each))

@@ -30,6 +30,7 @@ from flowspec.runtime.health.finding import PROBLEM, Finding
 from flowspec.runtime.health.gather import gather
 from flowspec.runtime.health.needs import ModelNeeds, find_needs
 from flowspec.runtime.local import LocalCluster
+from flowspec.runtime.security.cluster_keys import cluster_keys
 
 PROBLEMS = 1
 """Exit status."""
@@ -46,11 +47,13 @@ def run(args: argparse.Namespace) -> int:
     from flowspec.testbed.command import progress
 
     options = cluster_options(args, args.local)
+    keys = None
     if options.cluster is not None:
         devices = read_cluster(options.cluster)
+        keys = cluster_keys(options.cluster, devices)
     else:
         devices = [Device(name=f"local-{index}", address="") for index in range(options.local)]
-    needs = find_needs(options, devices)
+    needs = find_needs(options, devices, keys)
     order = [need.device for need in needs.stages]
     devices = sorted(devices, key=lambda device: order.index(device.name) if device.name in order else len(order))
     with contextlib.ExitStack() as stack:
@@ -59,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             cluster = LocalCluster(options.local, log_level=level, log_file=options.log_file)
             devices = [Device(name=daemon.name, address=daemon.address) for daemon in stack.enter_context(cluster).wait()]
         step = stack.enter_context(progress("asking", step_count(devices)))
-        found = examine(devices, model=needs.model, fingerprint=needs.fingerprint, step=step)
+        found = examine(devices, model=needs.model, fingerprint=needs.fingerprint, step=step, keys=keys)
     findings = diagnose(found, gather(AskFacts(), Machine(device="cpu")), needs)
     if args.json:
         print(json.dumps(report(found, findings, needs)))

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from flowspec import __version__
-from flowspec.cli import bench, chat, daemon, devices, doctor, generate, plan, profile, verify
+from flowspec.cli import bench, chat, daemon, devices, doctor, generate, keygen, plan, profile, verify
 from flowspec.cli.options import INTERRUPTED
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.plan.refusal import Refused
@@ -31,6 +31,7 @@ COMMANDS = {
     "profile": profile,
     "devices": devices,
     "doctor": doctor,
+    "keygen": keygen,
 }
 
 

@@ -47,8 +47,10 @@ def run(args: argparse.Namespace) -> int:
         out.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _check_out(out, args.force or args.keep)
     from flowspec.runtime.cluster import read_cluster
+    from flowspec.runtime.security.cluster_keys import cluster_keys
 
     devices = [] if args.cluster is None else read_cluster(args.cluster)
+    keys = None if args.cluster is None else cluster_keys(args.cluster, devices)
     import torch
 
     from flowspec.runtime.links import measure_links
@@ -62,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     machine = Machine(device=device, dtype=args.dtype or ("float16" if device.type == "cuda" else "float32"))
     effort = (QUICK if args.quick else Effort()).fitting(machine)
     with progress("starting", step_count(effort) + 2 * len(devices)) as step:
-        peers = measure_links(devices, step)
+        peers = measure_links(devices, step, keys=keys)
         measured, _ = measure_beside(machine, effort, {}, step)
     profile = fit(measured, machine, out.stem)
     text = "\n".join(profile_lines(profile, machine, measured, peers, host, f"torch {torch.__version__}")) + "\n"

@@ -24,19 +24,20 @@ class AskFacts:
     """Asks a daemon for its Facts; it answers whoever holds it.
 
     `address` is the IP address by which it is reached, so that it can tell which interface that is. With a `model` it looks
-    whether it has it with this `fingerprint` (nothing is fetched), with a `next_hop` it measures the link to that daemon, at a
-    glance where `is_brief`. `speed` asks how fast it is, which it may have to measure first.
+    whether it has it with this `fingerprint` (nothing is fetched), with a `next_hop` it measures the link to that daemon, `next_name`,
+    at a glance where `is_brief`. `speed` asks how fast it is, which it may have to measure first.
     """
 
     address: str = ""
     model: str = ""
     fingerprint: str = ""
     next_hop: str = ""
+    next_name: str = ""
     is_brief: bool = False
     speed: bool = False
 
     def __post_init__(self) -> None:
-        for field in ("address", "fingerprint", "next_hop"):
+        for field in ("address", "fingerprint", "next_hop", "next_name"):
             check_text(field, getattr(self, field))
         check_text("model", self.model, limits.TEXT_CHARS_MAX)
 

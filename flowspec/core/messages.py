@@ -37,7 +37,7 @@ class Sampling:
 
 # ------------------------------------------------------------------------------------- setting a cluster up
 
-ROLES = ("head-control", "head-data", "head-weights", "stage")
+ROLES = ("head-control", "head-data", "head-weights", "stage", "measure")
 LOADING_STEPS = ("asking", "checking", "receiving", "loading")
 
 
@@ -57,19 +57,20 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """A daemon's answer to Hello: what it is."""
+    """A daemon's answer to Hello: what it is, and the number, drawn for this connection, that the next message to it must bear."""
 
     name: str
     version: str
     device: str
     pid: int
     memory_bytes: int
+    count: int
 
     def __post_init__(self) -> None:
         for field in ("name", "version", "device"):
             check_text(field, getattr(self, field))
-        check_range("pid", self.pid, 0, limits.ID_MAX)
-        check_range("memory_bytes", self.memory_bytes, 0, limits.ID_MAX)
+        for field in ("pid", "memory_bytes", "count"):
+            check_range(field, getattr(self, field), 0, limits.ID_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +96,8 @@ class Assign:
 
     def __post_init__(self) -> None:
         check_text("model", self.model, limits.TEXT_CHARS_MAX)
-        check_text("fingerprint", self.fingerprint)
-        check_text("next_hop", self.next_hop)
-        check_text("next_name", self.next_name)
+        for field in ("fingerprint", "next_hop", "next_name"):
+            check_text(field, getattr(self, field))
         check_range("stages", self.stages, 1, limits.STAGES_MAX)
         check_range("stage", self.stage, 0, self.stages - 1)
         check_range("layer_count", self.layer_count, 1, limits.LAYERS_MAX)

@@ -63,9 +63,9 @@ def parse_bytes(text: str) -> int:
 def read_cluster(path: Path) -> list[Device]:
     """The devices of a cluster file, in pipeline order; raises `InputError` naming file, key and what was expected."""
     data = read_toml(path, "a cluster file").data
-    unknown = sorted(set(data) - {"device", "links"})
+    unknown = sorted(set(data) - {"device", "links", "insecure"})
     if unknown:
-        raise InputError(f"{path}: unknown key {unknown[0]!r}; expected [[device]] tables and links")
+        raise InputError(f"{path}: unknown key {unknown[0]!r}; expected [[device]] tables, links and insecure")
     tables = data.get("device")
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise InputError(f"{path}: device: expected at least one [[device]] table with an address")

@@ -56,7 +56,9 @@ from flowspec.runtime.emulation import DeviceEmulation
 from flowspec.runtime.health.clerk import Clerk
 from flowspec.runtime.hold import Hold
 from flowspec.runtime.peers import Peer, Peers
-from flowspec.runtime.transport import Monitor, Wake, bind_router, patience_ms, ready_sources, receive
+from flowspec.runtime.port import Port
+from flowspec.runtime.security.keyring import Keyring
+from flowspec.runtime.transport import Wake, patience_ms, ready_sources, receive
 from flowspec.runtime.weights.line import Asked, LoadProgress
 from flowspec.wire.codec import Envelope, decode
 
@@ -69,7 +71,10 @@ HELD_POLL_MS = 500
 
 
 class Daemon:
-    """Serves one head after another until `stop`; `run` blocks. With an `emulation` it takes that device's time."""
+    """Serves one head after another until `stop`; `run` blocks. With an `emulation` it takes that device's time.
+
+    With `keys` it serves those that they list; without, it listens beyond loopback only if it is `insecure`.
+    """
 
     def __init__(
         self,
@@ -80,19 +85,21 @@ class Daemon:
         machine: Machine,
         lifeline_fd: int | None = None,
         emulation: DeviceEmulation | None = None,
+        keys: Keyring | None = None,
+        insecure: bool = False,
     ) -> None:
         self.name = name
         self.machine = machine
         self._context: zmq.Context[Any] = zmq.Context()
-        self._router, self.port = bind_router(self._context, host, port)
-        self.host = host
-        self._monitor = Monitor(self._router)
+        self._keys = keys
+        self._port = Port(self._context, host, port, keys, insecure=insecure)
+        self.host, self.port = host, self._port.number
         self._wake = Wake()
         self._lifeline_fd = lifeline_fd
         self._compute = ComputeThread(machine, self._wake, emulation)
         self._emulation = emulation
-        self._clerk = Clerk(machine, self._wake)
-        self._peers = Peers(self._router, name)
+        self._clerk = Clerk(machine, self._wake, keys)
+        self._peers = Peers(self._port.router, name)
         self._poller = zmq.Poller()
         self._hold: Hold | None = None
         self._holds_begun = 0
@@ -112,14 +119,15 @@ class Daemon:
 
     def run(self) -> None:
         log.info(
-            "%s listens on %s:%d (FlowSpec %s, pid %d), idle until a head assigns it layers",
+            "%s listens on %s:%d (FlowSpec %s, pid %d, %s), idle until a head assigns it layers",
             self.name,
             self.host,
             self.port,
             __version__,
             os.getpid(),
+            "no keys" if self._keys is None else f"for {', '.join(self._keys.heads)}",
         )
-        sources = [self._router, self._monitor.socket, self._wake.read_fd]
+        sources = [*self._port.sources, self._wake.read_fd]
         for source in sources if self._lifeline_fd is None else [*sources, self._lifeline_fd]:
             self._poller.register(source, zmq.POLLIN)
         try:
@@ -148,21 +156,14 @@ class Daemon:
         while self._compute.results:
             self._result(*self._compute.results.popleft(), time.monotonic())
         self._clerk.answer(is_held=self._hold is not None)
-        if self._router in ready:
+        self._port.watch(ready)
+        if self._port.router in ready:
             self._receive_all(now_s)
         hold = self._hold
         if hold is not None and hold.next_hop is not None and hold.next_hop.socket in ready:
             self._receive_next_hop(hold.next_hop.socket)
-        if hold is not None and self._hold is hold and hold.next_monitor is not None and hold.next_monitor.socket in ready:
-            lost, _ = hold.next_monitor.drain()
-            if lost and hold.next_ready:
-                self._fail(f"{hold.next_device} was lost: its connection closed")
-        if self._monitor.socket in ready:
-            closed, failed = self._monitor.drain()
-            if closed:
-                log.debug("%d connection(s) closed", closed)
-            if failed:
-                log.warning("dropped %d connection(s) that did not speak ZeroMQ", failed)
+        if hold is not None and self._hold is hold and (why := hold.lost_next(self._keys, ready)) is not None:
+            self._fail(f"{hold.next_device} {why}")
         self._check_deadlines(time.monotonic())
 
     def _check_deadlines(self, now_s: float) -> None:
@@ -173,35 +174,32 @@ class Daemon:
             log.warning("head %s has been silent for %.0f s: it no longer holds this daemon", hold.name, timeouts.LEASE_S)
             self._let_go(f"no word of the head for {timeouts.LEASE_S:.0f} s", tell=True)
         elif not hold.next_ready and now_s > hold.next_deadline_s:
-            self._fail(f"{hold.next_device} did not answer within {timeouts.LINK_S:.0f} s")
+            self._fail(f"{hold.next_device} {hold.why_silent(self._keys)}")
 
     # ------------------------------------------------------------------------------------------- messages
 
     def _receive_all(self, now_s: float) -> None:
         """Takes what has arrived, a bounded number so that results and deadlines get their turn."""
         for _ in range(64):
-            frames = receive(self._router)
-            if frames is None:
+            if (received := self._port.receive()) is None:
                 return
-            identity, *rest = frames
+            identity, user, frames = received
             if self._peers.is_banned(identity):
                 continue
             try:
-                self._from_peer(identity, decode(rest), now_s)
+                self._from_peer(identity, user, decode(frames), now_s)
             except PeerError as error:
                 self._drop(identity, error)
 
     def _drop(self, identity: bytes, error: PeerError) -> None:
-        """A peer broke the protocol: log it, stop listening to it, and give up the cluster if it belongs to ours."""
+        """A peer broke the protocol: stop listening to it, and give up the cluster if it belongs to ours."""
         peer = self._peers.ban(identity, error)
-        name = peer.hello.name if peer is not None else "an unknown peer"
-        log.warning("dropped %s: %s", name, error)
         hold = self._hold
         if hold is not None and peer is not None and peer.incarnation == hold.control.incarnation:
-            self._fail(f"{name}: {error}")
+            self._fail(f"{peer.hello.name}: {error}")
 
-    def _from_peer(self, identity: bytes, envelope: Envelope, now_s: float) -> None:
-        peer, is_new = self._peers.sender_of(identity, envelope)
+    def _from_peer(self, identity: bytes, user: str, envelope: Envelope, now_s: float) -> None:
+        peer, is_new = self._peers.sender_of(identity, user, envelope)
         message, hold = envelope.message, self._hold
         if is_new:
             self._welcome(peer)
@@ -212,7 +210,7 @@ class Daemon:
                 self._compute.line.deliver(hold.number, hold.check_answer(message), envelope.tensor.data if envelope.tensor else b"")
         elif not isinstance(message, Segment):
             raise PeerError(f"a {peer.hello.role} connection carries segments, not {type(message).__name__}")
-        elif hold is None or peer.incarnation != hold.control.incarnation:
+        elif hold is None or peer.incarnation != hold.control.incarnation or peer.hello.role == "measure":
             log.info("ignored a segment of %s, which does not hold this daemon", peer.hello.name)
         else:
             hold.check_segment(message, envelope.tensor)
@@ -233,6 +231,7 @@ class Daemon:
                 device=self.machine.device,
                 pid=os.getpid(),
                 memory_bytes=self.machine.memory_bytes or psutil.virtual_memory().available,
+                count=peer.receiver.expected,
             )
         )
 
@@ -292,7 +291,7 @@ class Daemon:
             if other.hello.role == "head-data" and other.incarnation == peer.incarnation:
                 hold.take_data(other)
         try:
-            hold.dial_next(self._context, self.name, now_s)
+            hold.dial_next(self._context, self.name, self._keys, now_s)
         except FlowSpecError as error:
             peer.link.send(Error.saying(str(error)))
             return
@@ -313,7 +312,7 @@ class Daemon:
                 elif not isinstance(envelope.message, Welcome):
                     raise PeerError(f"expected Welcome from the next hop, got {type(envelope.message).__name__}")
                 else:
-                    self._hold.next_ready = True
+                    self._hold.reached_next(envelope.message)
                     self._tell_ready(self._hold)
             except PeerError as error:
                 self._fail(f"{self._hold.next_device}: {error}")
@@ -347,8 +346,7 @@ class Daemon:
         if hold.next_hop is not None and hold.next_monitor is not None:
             self._poller.unregister(hold.next_hop.socket)
             self._poller.unregister(hold.next_monitor.socket)
-            hold.next_hop.socket.disable_monitor()
-            hold.next_monitor.socket.close()
+            hold.next_monitor.close()
             hold.next_hop.socket.close()
         log.info("free again (%s)", reason)
 

@@ -41,6 +41,7 @@ from flowspec.runtime.answer import Answer, End, Tokens
 from flowspec.runtime.compute import Crashed, Failed
 from flowspec.runtime.drafting import DraftThread
 from flowspec.runtime.emulation import Emulation
+from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.stages import Progress, Stage, Stages
 from flowspec.runtime.transport import TIMER_EARLY_S, Wake, patience_ms
 
@@ -55,7 +56,7 @@ class Head:
     """A connected cluster; a context manager that lets go of the daemons at its end.
 
     `method` decides what is sent and drafted (default: plain decoding); the drafter, if there is one, is the head's from now on.
-    An `emulation` is what the local daemons were started with.
+    An `emulation` is what the local daemons were started with. With `keys` the cluster is spoken to in secret, else in the clear.
     """
 
     def __init__(
@@ -67,13 +68,14 @@ class Head:
         drafter: Drafter | None = None,
         emulation: Emulation | None = None,
         on_event: OnEvent | None = None,
+        keys: Keyring | None = None,
     ) -> None:
         self.plan = plan
         self.hops: deque[tuple[Hop, ...]] = deque(maxlen=TIMED_SEGMENTS_MAX)
         traits = None if drafter is None else DrafterTraits(context=drafter.context, needs_features=bool(drafter.captures))
         self._core = HeadCore(context=plan.context, stage_count=len(plan.stages), method=method or make_method("ar"), drafter=traits)
         self._wake = Wake()
-        self._stages = Stages(plan, self._wake, progress, emulation)
+        self._stages = Stages(plan, self._wake, progress, emulation, keys)
         pace = None if emulation is None else emulation.drafting
         self._drafting = None if drafter is None else DraftThread(drafter, self._wake, pace)
         self._on_event = on_event

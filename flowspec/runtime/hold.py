@@ -8,15 +8,17 @@ from typing import Any
 import zmq
 
 from flowspec import __version__
-from flowspec.core.messages import Assign, Error, Hello, Message, Segment
+from flowspec.core.messages import Assign, Error, Hello, Message, Segment, Welcome
 from flowspec.core.stage import StageCore
 from flowspec.core.weight_messages import AskModel, ModelOffer, NameList, TensorBytes, TensorList, WeightAnswer, WeightQuestion
 from flowspec.errors import PeerError
 from flowspec.runtime import timeouts
 from flowspec.runtime.compute import Loaded
 from flowspec.runtime.emulation import Shaper
+from flowspec.runtime.monitor import Monitor
 from flowspec.runtime.peers import Peer
-from flowspec.runtime.transport import Link, Monitor, Receiver, dial
+from flowspec.runtime.security.keyring import Keyring
+from flowspec.runtime.transport import Link, Receiver, dial
 from flowspec.wire.codec import Tensor
 
 
@@ -76,17 +78,39 @@ class Hold:
         if not self.assign.next_hop:
             data.link.shape = self.shape
 
-    def dial_next(self, context: zmq.Context[Any], sender: str, now_s: float) -> None:
-        """Sets out for the next hop, on the last stage nothing; raises `InputError` for an address that is none."""
+    def dial_next(self, context: zmq.Context[Any], sender: str, keys: Keyring | None, now_s: float) -> None:
+        """Sets out for the next hop, on the last stage nothing; raises `InputError` for an address that is none, or a device without key."""
         if not self.assign.next_hop:
             self.next_ready = True
             return
-        socket = dial(context, self.assign.next_hop)
+        socket = dial(context, self.assign.next_hop, self.assign.next_name, keys)
         self.next_hop = Link(socket, incarnation=self.control.incarnation, sender=sender)
+        self.next_receiver = Receiver(self.control.incarnation)
         self.next_monitor = Monitor(socket)
         self.next_hop.send(Hello(name=sender, version=__version__, role="stage"))
         self.next_hop.shape = self.shape
         self.next_deadline_s = now_s + timeouts.LINK_S
+
+    def reached_next(self, welcome: Welcome) -> None:
+        """The next hop answered: segments may follow."""
+        assert self.next_hop is not None
+        self.next_hop.count_from(welcome.count)
+        self.next_ready = True
+
+    def lost_next(self, keys: Keyring | None, ready: set[Any]) -> str | None:
+        """What happened to the connection to the next hop; None if nothing did that counts."""
+        if self.next_monitor is None or self.next_monitor.socket not in ready:
+            return None
+        lost, _ = self.next_monitor.drain()
+        refusal = self.next_monitor.refusal
+        if refusal is not None and refusal.is_final:
+            return f"refuses: {refusal.told(keys)}"
+        return "was lost: its connection closed" if lost and self.next_ready else None
+
+    def why_silent(self, keys: Keyring | None) -> str:
+        """For a next hop that did not answer in time."""
+        refusal = None if self.next_monitor is None or keys is None else self.next_monitor.refusal
+        return f"did not answer within {timeouts.LINK_S:.0f} s" + (f": {refusal.told(keys)}" if refusal is not None else "")
 
     def ask(self, question: WeightQuestion) -> bool:
         """Sends the head a question about weights; False when it cannot be reached."""

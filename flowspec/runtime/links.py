@@ -2,8 +2,7 @@
 
 Each look is a connection of its own, of no head and no cluster: Hello is answered with Welcome at once, which is a round trip through
 the daemon's loop. A segment with a payload follows, which a daemon drops that this connection does not hold, and then a second
-Hello, which it refuses: connections keep their order, so the refusal proves that all of the payload has come. The daemon logs it in
-a line that says what it was; whoever uses the daemon meanwhile loses nothing but the time of the bytes.
+Hello, which it refuses: connections keep their order, so the refusal proves that all of the payload has come. Whoever uses the daemon meanwhile loses nothing but the time of the bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ from flowspec.core.messages import Commit, Error, Hello, Message, Part, Segment,
 from flowspec.errors import ClusterError
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
-from flowspec.runtime.transport import Link, dial
+from flowspec.runtime.monitor import Monitor
+from flowspec.runtime.security.keyring import Keyring
+from flowspec.runtime.transport import Link, Receiver, dial
 from flowspec.wire.codec import Tensor, decode
 
 NAME = "somebody who measures this link (no fault)"
@@ -56,25 +57,27 @@ class Peer:
     bandwidth_mbps: float
 
 
-def measure_links(devices: Sequence[Device], step: Step = lambda done: None, effort: Effort | None = None) -> list[Peer]:
+def measure_links(
+    devices: Sequence[Device], step: Step = lambda done: None, effort: Effort | None = None, keys: Keyring | None = None
+) -> list[Peer]:
     """Measures the link to each daemon; raises `FlowSpecError` naming the first that does not answer. Two steps for each."""
     context: zmq.Context[Any] = zmq.Context()
     context.setsockopt(zmq.IMMEDIATE, 1)  # of its sockets: nothing can be sent before the connection stands
     try:
-        return [_measure(context, device, step, effort or Effort()) for device in devices]
+        return [_measure(context, device, step, effort or Effort(), keys) for device in devices]
     finally:
         context.destroy(linger=0)
 
 
-def _measure(context: zmq.Context[Any], device: Device, step: Step, effort: Effort) -> Peer:
+def _measure(context: zmq.Context[Any], device: Device, step: Step, effort: Effort, keys: Keyring | None) -> Peer:
     trips = []
     for _ in range(effort.looks):
-        with _Look(context, device) as look:
+        with _Look(context, device, keys) as look:
             trips.append(look.hello())
     round_trip_s = statistics.median(trips)
     step(f"bandwidth to {device.name}")
     for size in effort.sizes:
-        with _Look(context, device) as look:
+        with _Look(context, device, keys) as look:
             look.hello()
             spent_s = look.payload(size, effort.transfer_s)
         if spent_s - round_trip_s > effort.long_enough_s:
@@ -86,16 +89,24 @@ def _measure(context: zmq.Context[Any], device: Device, step: Step, effort: Effo
 class _Look:
     """One connection, from the moment it stands."""
 
-    def __init__(self, context: zmq.Context[Any], device: Device) -> None:
+    def __init__(self, context: zmq.Context[Any], device: Device, keys: Keyring | None) -> None:
         self._device = device
         self._context = context
+        self._keys = keys
+        self._name = NAME if keys is None else keys.name
 
     def __enter__(self) -> _Look:
-        self._socket = dial(self._context, self._device.address)
-        self._link = Link(self._socket, incarnation=secrets.randbits(48), sender=NAME)
-        if not self._socket.poll(int(1000 * timeouts.CONNECT_S), zmq.POLLOUT):
+        self._socket = dial(self._context, self._device.address, self._device.name, self._keys)
+        monitor = Monitor(self._socket)
+        self._link = Link(self._socket, incarnation=secrets.randbits(48), sender=self._name)
+        self._receiver = Receiver(self._link.incarnation)
+        stands = monitor.await_ready(timeouts.CONNECT_S, zmq.POLLOUT)
+        monitor.close()
+        if not stands:
             self._socket.close(linger=0)
-            raise ClusterError(f"{self._device.name} at {self._device.address} does not answer; is its daemon running?")
+            known = monitor.refusal is not None and (monitor.refusal.is_final or self._keys is not None)
+            why = f": {monitor.refusal.told(self._keys)}" if monitor.refusal is not None and known else "; is its daemon running?"
+            raise ClusterError(f"{self._device.name} at {self._device.address} does not answer{why}")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -108,6 +119,7 @@ class _Look:
         answer = self._answer(timeouts.CONNECT_S)
         if not isinstance(answer, Welcome):
             raise self._refused(answer)
+        self._link.count_from(answer.count)
         return time.perf_counter() - started_s
 
     def payload(self, size: int, patience_s: float) -> float:
@@ -131,12 +143,14 @@ class _Look:
         return time.perf_counter() - started_s
 
     def _greeting(self) -> Hello:
-        return Hello(name=NAME, version=__version__, role="head-data")
+        return Hello(name=self._name, version=__version__, role="measure")
 
     def _answer(self, patience_s: float) -> Message:
         if not self._socket.poll(int(1000 * patience_s)):
             raise ClusterError(f"{self._device.name} at {self._device.address} did not answer within {patience_s:g} s")
-        return decode(self._socket.recv_multipart()).message
+        envelope = decode(self._socket.recv_multipart())
+        self._receiver.check(envelope)
+        return envelope.message
 
     def _refused(self, answer: Message) -> ClusterError:
         text = answer.text if isinstance(answer, Error) else f"a {type(answer).__name__} came"

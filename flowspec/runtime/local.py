@@ -33,7 +33,8 @@ class LocalDaemon:
 class LocalCluster:
     """Starts `count` daemons; a context manager. Starting and waiting are apart, so that callers work meanwhile.
 
-    With `devices`, one for each, the daemons take the time of these. `cache_dir` holds a folder for each one's received weights.
+    With `devices`, one for each, the daemons take the time of these. `cache_dir` holds a folder for each one's received weights,
+    `keys` a key for each (`local-0`, ...): otherwise they take anybody on this machine.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class LocalCluster:
         log_file: str | None = None,
         devices: Sequence[DeviceEmulation] = (),
         cache_dir: Path | None = None,
+        keys: Path | None = None,
     ) -> None:
         assert len(devices) in (0, count), f"{len(devices)} devices declared for {count} daemons"
         self.count = count
@@ -56,6 +58,8 @@ class LocalCluster:
             command.append(f"--log-file={log_file}")
         if cache_dir is not None:
             command.append(f"--cache-dir={cache_dir}")
+        if keys is not None:
+            command.append(f"--keys={keys}")
         if devices:
             command.append(f"--emulate={devices_to_json(devices)}")
         # A session of its own: Ctrl-C at the terminal is the head's to handle, and the pool ends through its lifeline.

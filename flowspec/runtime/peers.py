@@ -1,10 +1,13 @@
 """Who dials a daemon: connections by their ZeroMQ identity, from Hello on, and those that are not listened to any more.
 
-A ROUTER cannot close one connection, so a peer that breaks the protocol is told why and ignored from then on.
+Each connection gets a number of its own to count on from after Hello, so that one that was recorded cannot be played again. With keys,
+its name and what it is for must be what its key stands for. A ROUTER cannot close one connection, so a peer that breaks the protocol is told why and ignored from then on.
 """
 
 from __future__ import annotations
 
+import logging
+import secrets
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,17 +18,23 @@ import zmq
 from flowspec import __version__
 from flowspec.core.messages import Error, Hello
 from flowspec.errors import PeerError
+from flowspec.runtime.security.keyring import check_hello
 from flowspec.runtime.transport import Link, Receiver
 from flowspec.wire.codec import Envelope
 
+log = logging.getLogger("flowspec.daemon")
+
 PEERS_MAX = 256
 BANNED_MAX = 1024
+COUNT_BITS = 61
+"""Of the numbers that connections begin with: they cannot be guessed, nor reach the largest count."""
 
 
 @dataclass(slots=True)
 class Peer:
-    """One connection to our port."""
+    """One connection to our port; `user` is whose key opened it (`Port.receive`)."""
 
+    user: str
     hello: Hello
     link: Link
     receiver: Receiver
@@ -55,31 +64,37 @@ class Peers:
     def is_banned(self, identity: bytes) -> bool:
         return identity in self._banned
 
-    def sender_of(self, identity: bytes, envelope: Envelope) -> tuple[Peer, bool]:
+    def sender_of(self, identity: bytes, user: str, envelope: Envelope) -> tuple[Peer, bool]:
         """The peer that sent an envelope, and whether this is its first; raises `PeerError` for a broken protocol."""
         peer = self._known.get(identity)
         is_new = peer is None
         if peer is None:
-            peer = self._introduce(identity, envelope)
+            peer = self._introduce(identity, user, envelope)
         peer.receiver.check(envelope)
-        if envelope.incarnation != peer.incarnation:
-            raise PeerError("the incarnation changed on an open connection")
+        if (envelope.incarnation, envelope.sender, user) != (peer.incarnation, peer.hello.name, peer.user):
+            raise PeerError("the incarnation, the sender or its key changed on an open connection")
         if isinstance(envelope.message, Hello) and not is_new:
             raise PeerError("Hello came twice")
+        if is_new:
+            peer.receiver.expected = secrets.randbits(COUNT_BITS)
         self._known.move_to_end(identity)
         return peer, is_new
 
     def ban(self, identity: bytes, error: PeerError) -> Peer | None:
-        """Stops listening to a connection; returns the peer if it had introduced itself."""
+        """Logs why and stops listening to a connection; returns the peer if it had introduced itself."""
         self._banned[identity] = None
         if len(self._banned) > BANNED_MAX:
             self._banned.popitem(last=False)
         peer = self._known.pop(identity, None)
+        if peer is not None and peer.hello.role == "measure":
+            log.info("%s has measured its link to this daemon", peer.hello.name)
+        else:
+            log.warning("dropped %s: %s", "an unknown peer" if peer is None else peer.hello.name, error)
         link = peer.link if peer is not None else Link(self._router, incarnation=0, sender=self._name, identity=identity)
         link.send(Error.saying(str(error)))
         return peer
 
-    def _introduce(self, identity: bytes, envelope: Envelope) -> Peer:
+    def _introduce(self, identity: bytes, user: str, envelope: Envelope) -> Peer:
         hello = envelope.message
         if not isinstance(hello, Hello):
             raise PeerError(f"expected Hello first, got {type(hello).__name__}")
@@ -87,8 +102,10 @@ class Peers:
             raise PeerError(
                 f"this daemon runs FlowSpec {__version__}, {hello.name} runs {hello.version}; install the same version everywhere"
             )
+        if user:
+            check_hello(user, hello)
         link = Link(self._router, incarnation=envelope.incarnation, sender=self._name, identity=identity)
-        peer = self._known[identity] = Peer(hello, link, Receiver())
+        peer = self._known[identity] = Peer(user, hello, link, Receiver())
         if len(self._known) > PEERS_MAX:
             oldest = next((key for key, known in self._known.items() if known.incarnation != self.kept_incarnation), None)
             if oldest is None:

@@ -19,6 +19,7 @@ from flowspec.errors import FlowSpecError
 from flowspec.runtime.compute import Machine
 from flowspec.runtime.daemon import Daemon
 from flowspec.runtime.emulation import devices_from_json
+from flowspec.runtime.security.keyfiles import device_keyring
 
 PRELOADED = ("torch", "transformers", "flowspec.model.slice", "flowspec.runtime.loading")
 
@@ -31,6 +32,7 @@ def main() -> None:
     parser.add_argument("--log-level", default="WARNING")
     parser.add_argument("--log-file", help="append the log to this file instead of standard error")
     parser.add_argument("--cache-dir", type=Path, help="each daemon stores weights that a head sends in a folder of its name in there")
+    parser.add_argument("--keys", type=Path, help="a folder with a key for each daemon; without it they have none")
     parser.add_argument("--emulate", type=devices_from_json, default=(), help="JSON list of the devices that the daemons emulate")
     args = parser.parse_args()
     handler = logging.FileHandler(args.log_file) if args.log_file else logging.StreamHandler(sys.stderr)
@@ -69,6 +71,7 @@ def _fork(index: int, args: argparse.Namespace) -> int:
             machine=Machine(device="cpu", threads=args.threads, cache_dir=args.cache_dir and args.cache_dir / f"local-{index}"),
             lifeline_fd=0,
             emulation=args.emulate[index] if args.emulate else None,
+            keys=args.keys and device_keyring(args.keys, f"local-{index}"),
         )
         daemon.stop_on_signals()
         line = json.dumps({"name": daemon.name, "port": daemon.port, "pid": os.getpid()}) + "\n"

@@ -32,6 +32,8 @@ from flowspec.runtime.local import LocalCluster
 from flowspec.runtime.planning.choose import Chosen, choose, compare
 from flowspec.runtime.planning.survey import survey
 from flowspec.runtime.planning.wish import find_drafter, model_weights, typical_context
+from flowspec.runtime.security.cluster_keys import cluster_keys
+from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.stages import Progress
 from flowspec.wire.codec import DTYPE_BYTES
 
@@ -185,6 +187,7 @@ class Cluster:
     is_local: bool
     emulation: Emulation | None = None
     chosen: Chosen | None = None
+    keys: Keyring | None = None
 
     @contextlib.contextmanager
     def session(self, decoding: Decoding, progress: Progress, on_event: OnEvent | None = None) -> Iterator[Session]:
@@ -195,7 +198,7 @@ class Cluster:
         drafter = open_drafter(name, self.files, self.plan.dtype, context=self.plan.context, coupled=decoding.coupled)
         method = make_method(decoding.method, **{"nodes": decoding.nodes, "depth": decoding.depth, **decoding.options})
         plan = self.plan if drafter is None else replace(self.plan, captures=drafter.captures)
-        with Head(plan, progress, method=method, drafter=drafter, emulation=self.emulation, on_event=on_event) as head:
+        with Head(plan, progress, method=method, drafter=drafter, emulation=self.emulation, on_event=on_event, keys=self.keys) as head:
             yield Session(self.files, self.config, head, decoding, self.chosen)
 
 
@@ -228,8 +231,10 @@ def open_cluster(
     raw = files.raw_config()
     check_family(str(raw.get("model_type")), files.model)
     files.check_weights()
+    keys = None
     if options.cluster is not None:
         devices = read_cluster(options.cluster)
+        keys = cluster_keys(options.cluster, devices)
     else:
         devices = [Device(name=f"local-{index}", address="") for index in range(options.local)]
     is_given = options.layers is not None or devices[0].layers is not None
@@ -259,21 +264,29 @@ def open_cluster(
         )
         chosen = None
         if options.cluster is not None:
-            chosen = choose_for(options, files, devices, plan, decoding or Decoding())
+            chosen = choose_for(options, files, devices, plan, decoding or Decoding(), keys)
             plan = replace(plan, stages=tuple(chosen.stages(devices)))
         meanwhile(files)
         if local is not None:
             stages = [replace(stage, address=daemon.address) for stage, daemon in zip(stages, local.wait(), strict=True)]
             plan = replace(plan, stages=tuple(stages))
-        yield Cluster(files=files, config=config, plan=plan, is_local=local is not None, emulation=emulation, chosen=chosen)
+        yield Cluster(files=files, config=config, plan=plan, is_local=local is not None, emulation=emulation, chosen=chosen, keys=keys)
 
 
-def choose_for(options: ClusterOptions, files: ModelFiles, devices: Sequence[Device], plan: ClusterPlan, decoding: Decoding) -> Chosen:
+def choose_for(
+    options: ClusterOptions,
+    files: ModelFiles,
+    devices: Sequence[Device],
+    plan: ClusterPlan,
+    decoding: Decoding,
+    keys: Keyring | None,
+) -> Chosen:
     """What the devices of a cluster file run, where `plan` has no stages; else how those compare."""
     assert options.cluster is not None
     shape = shape_of(files.config(), files.model)
     drafter = find_drafter(decoding.drafter_for(files.model), shape)
-    found = survey(devices, options.cluster, plan.dtype, head_drafts=drafter is not None and drafter.shape is not None)
+    head_drafts = drafter is not None and drafter.shape is not None
+    found = survey(devices, options.cluster, plan.dtype, keys, head_drafts=head_drafts)
     wish = Wish(
         sites=found.sites,
         network=found.network,

@@ -39,7 +39,9 @@ from flowspec.errors import ClusterError, PeerError
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime import timeouts
 from flowspec.runtime.emulation import Emulation
-from flowspec.runtime.transport import Link, Monitor, Receiver, Wake, dial, ready_sources, receive
+from flowspec.runtime.monitor import Monitor
+from flowspec.runtime.security.keyring import Keyring
+from flowspec.runtime.transport import Link, Receiver, Wake, dial, ready_sources, receive
 from flowspec.runtime.weights.server import WeightServer
 from flowspec.wire.codec import Tensor, decode
 
@@ -69,18 +71,25 @@ class Stage:
 
 
 class Stages:
-    """The stages of one cluster, as connected by `connect`; one thread uses it. An `emulation` shapes what it sends from then on."""
+    """The stages of one cluster, as connected by `connect`; one thread uses it. An `emulation` shapes what it sends from then on.
 
-    def __init__(self, plan: ClusterPlan, wake: Wake, progress: Progress, emulation: Emulation | None = None) -> None:
+    With `keys` every connection is encrypted, and each device must have the key that they list for its name.
+    """
+
+    def __init__(
+        self, plan: ClusterPlan, wake: Wake, progress: Progress, emulation: Emulation | None = None, keys: Keyring | None = None
+    ) -> None:
         self.plan = plan
         self.all: list[Stage] = []
         self._incarnation = secrets.randbits(62)
-        self._name = f"{sockets.gethostname()}-{os.getpid()}"
+        self._keys = keys
+        self._name = f"{sockets.gethostname()}-{os.getpid()}" if keys is None else keys.name
         self._progress = progress
         self._context: zmq.Context[Any] = zmq.Context()
         self._wake = wake
         self._ping_due_s = 0.0
         self._data: dict[zmq.Socket[bytes], tuple[Link, Receiver]] = {}
+        self._unwelcomed: set[zmq.Socket[bytes]] = set()
         self._poller: zmq.Poller | None = None
         self._emulation = emulation
         self._shaped: list[tuple[Stage, Link]] = []
@@ -89,19 +98,20 @@ class Stages:
     def connect(self) -> None:
         """Dials every daemon and has it load its layers; raises `ClusterError` or `PeerError` for one that cannot."""
         for plan in self.plan.stages:
-            socket = dial(self._context, plan.address)
-            stage = Stage(plan, self._link(socket), Receiver(), Monitor(socket))
+            socket = dial(self._context, plan.address, plan.name, self._keys)
+            stage = Stage(plan, self._link(socket), Receiver(self._incarnation), Monitor(socket))
             stage.control.send(Hello(name=self._name, version=__version__, role="head-control"))
             self.all.append(stage)
         self._collect(lambda stage: stage.welcome is not None, timeouts.CONNECT_S, "is `flowspec daemon` running there?")
         for stage in {id(s): s for s in (self.all[0], self.all[-1])}.values():
-            socket = dial(self._context, stage.plan.address)
-            self._data[socket] = (self._link(socket), Receiver())
+            socket = dial(self._context, stage.plan.address, stage.plan.name, self._keys)
+            self._data[socket] = (self._link(socket), Receiver(self._incarnation))
+            self._unwelcomed.add(socket)
             stage.data_monitor = Monitor(socket)
             self._data[socket][0].send(Hello(name=self._name, version=__version__, role="head-data"))
         for index in range(len(self.all)):
             self._assign(index)
-        self._collect(lambda stage: stage.ready is not None, None, "")
+        self._collect(lambda stage: stage.ready is not None and not self._unwelcomed, None, "")
         self._stop_serving()
         if self._emulation is not None:
             self._shape(self._emulation)
@@ -148,8 +158,8 @@ class Stages:
         while not all(is_done(stage) for stage in self.all):
             ready = self._poll(100)
             now_s = time.monotonic()
-            for socket, (_, receiver) in self._data.items():
-                list(self._verified(socket, receiver))  # nothing was sent; a refusal is raised
+            for socket in self._data:
+                list(self._verified(socket))  # nothing was sent; a refusal is raised
             for index, stage in enumerate(self.all):
                 for message in self._messages_of(stage):
                     if isinstance(message, Error) and message.retry_after_s > 0 and now_s - started_s < timeouts.HELD_S:
@@ -163,12 +173,15 @@ class Stages:
                     del again[index]
                     self._assign(index)
                 if timeout_s is not None and not is_done(stage) and now_s - started_s > timeout_s:
-                    raise ClusterError(f"{stage.describe()} did not answer within {timeout_s:.0f} s; {advice}")
+                    refusal = stage.monitor.refusal if self._keys is not None else None
+                    why = f": {refusal.told(self._keys)}" if refusal is not None else f"; {advice}"
+                    raise ClusterError(f"{stage.describe()} did not answer within {timeout_s:.0f} s{why}")
             self._check_peers(now_s, ready)
 
     def _take(self, stage: Stage, message: Message) -> None:
         if isinstance(message, Welcome):
             stage.welcome = message
+            stage.control.count_from(message.count)
         elif isinstance(message, Loading):
             self._progress(f"{stage.plan.name}: {message.doing}", message.share)
         elif isinstance(message, Ready):
@@ -191,8 +204,9 @@ class Stages:
                 fingerprint=self.plan.fingerprint,
                 incarnation=self._incarnation,
                 sender=self._name,
+                keys=self._keys,
             )
-        self._weights.serve(stage.describe(), stage.plan.address)
+        self._weights.serve(stage.plan)
 
     def _stop_serving(self) -> None:
         if self._weights is not None:
@@ -228,21 +242,25 @@ class Stages:
         """
         ready = self._poll(timeout_ms)
         self._flush(time.monotonic())
-        for socket, (_, receiver) in self._data.items():
+        for socket in self._data:
             if socket in ready:
-                yield from self._verified(socket, receiver)
+                yield from self._verified(socket)
         for stage in self.all:
             if stage.control.socket in ready:
                 for message in self._messages_of(stage):
                     self._take(stage, message)
         self._check_peers(time.monotonic(), ready)
 
-    def _verified(self, socket: zmq.Socket[bytes], receiver: Receiver) -> Iterator[tuple[Verified, Tensor | None]]:
+    def _verified(self, socket: zmq.Socket[bytes]) -> Iterator[tuple[Verified, Tensor | None]]:
+        link, receiver = self._data[socket]
         while (frames := receive(socket)) is not None:
             envelope = decode(frames)
             receiver.check(envelope)
             if isinstance(envelope.message, Verified):
                 yield envelope.message, envelope.tensor
+            elif isinstance(envelope.message, Welcome):
+                link.count_from(envelope.message.count)
+                self._unwelcomed.discard(socket)
             elif isinstance(envelope.message, Error):
                 raise ClusterError(envelope.message.text)
 
@@ -280,7 +298,11 @@ class Stages:
 
     def _check_connection(self, stage: Stage) -> None:
         monitors = [monitor for monitor in (stage.monitor, stage.data_monitor) if monitor is not None]
-        if any([monitor.drain()[0] for monitor in monitors]) and stage.welcome is not None:
+        lost = any([monitor.drain()[0] for monitor in monitors])
+        for refusal in (monitor.refusal for monitor in monitors):
+            if refusal is not None and refusal.is_final:
+                raise ClusterError(f"{stage.describe()} refuses: {refusal.told(self._keys)}")
+        if lost and stage.welcome is not None:
             doing = "while loading" if stage.ready is None else "while answering"
             raise ClusterError(f"{stage.describe()} was lost {doing}: its connection closed; see the daemon's log there")
 
@@ -307,5 +329,6 @@ class Stages:
         for _, link in self._shaped:
             link.unshape()
         for stage in self.all:
-            stage.control.send(Reset())
+            if stage.welcome is not None:
+                stage.control.send(Reset())
         self._context.destroy(linger=200)

@@ -7,6 +7,7 @@ A successful `send` is not delivery: what must arrive is repeated by the protoco
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket as sockets
 import time
@@ -14,19 +15,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from flowspec.core import limits
-from flowspec.core.messages import Message
+from flowspec.core.messages import Error, Message
 from flowspec.errors import InputError, PeerError
 from flowspec.runtime import timeouts
 from flowspec.runtime.emulation import Frames, Shaper
+from flowspec.runtime.security.keyring import Keyring
 from flowspec.wire.codec import Envelope, Tensor, encode
 
 FRAMES_QUEUED_MAX = 4096
 TIMER_EARLY_S = 0.0005
 """What is due may happen up to this early: polls count in whole milliseconds."""
-_HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 def _configure(socket: zmq.Socket[bytes]) -> None:
@@ -48,13 +48,34 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def bind_router(context: zmq.Context[Any], host: str, port: int) -> tuple[zmq.Socket[bytes], int]:
-    """A bound ROUTER and its port (`port` 0 takes a free one)."""
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can be meant; raises `InputError` for a host that is not known."""
+    try:
+        found = sockets.getaddrinfo(host.strip("[]"), None, type=sockets.SOCK_STREAM)
+    except (sockets.gaierror, UnicodeError) as error:
+        raise InputError(f"cannot find the host {host!r:.80}: {error.args[-1]}; check the name or use an IP address") from None
+    return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)
+
+
+def bind_router(
+    context: zmq.Context[Any], host: str, port: int, keys: Keyring | None = None, *, insecure: bool = False
+) -> tuple[zmq.Socket[bytes], int]:
+    """A bound ROUTER and its port (`port` 0 takes a free one).
+
+    Without keys, which need a gate in the same context, it listens on loopback only, unless `insecure`.
+    """
     socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
     _configure(socket)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    if keys is not None:
+        keys.listen(socket)
     try:
         family, *_, found = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)[0]
+        if keys is None and not insecure and not ipaddress.ip_address(found[0]).is_loopback:
+            raise InputError(
+                f"without keys this daemon does not listen on {host}, where others could use it: copy its key here "
+                "(flowspec keygen on the head tells how), or say --insecure"
+            )
         bound = f"[{found[0]}]" if family == sockets.AF_INET6 else found[0]
         socket.bind(f"tcp://{bound}:{port or '*'}")
     except (sockets.gaierror, UnicodeError):
@@ -66,8 +87,13 @@ def bind_router(context: zmq.Context[Any], host: str, port: int) -> tuple[zmq.So
     return socket, int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
 
-def dial(context: zmq.Context[Any], address: str, *, queued_max: int = FRAMES_QUEUED_MAX) -> zmq.Socket[bytes]:
-    """A DEALER on its way to `host:port`, with room for so many messages that wait to leave."""
+def dial(
+    context: zmq.Context[Any], address: str, device: str, keys: Keyring | None, *, queued_max: int = FRAMES_QUEUED_MAX
+) -> zmq.Socket[bytes]:
+    """A DEALER on its way to `host:port`, with room for so many messages that wait to leave.
+
+    With keys only the device of that name is spoken to, and nobody else understands a word.
+    """
     host, port = split_address(address)
     try:
         sockets.getaddrinfo(host.strip("[]"), port)
@@ -77,10 +103,12 @@ def dial(context: zmq.Context[Any], address: str, *, queued_max: int = FRAMES_QU
     _configure(socket)
     socket.setsockopt(zmq.SNDHWM, queued_max)
     try:
+        if keys is not None:
+            keys.dial(socket, device)
         socket.connect(f"tcp://{host}:{port}")
-    except zmq.ZMQError as error:
+    except (zmq.ZMQError, InputError) as error:
         socket.close()
-        raise InputError(f"cannot dial {address}: {error.strerror}") from None
+        raise InputError(str(error) if isinstance(error, InputError) else f"cannot dial {address}: {error.strerror}") from None
     return socket
 
 
@@ -102,6 +130,10 @@ class Link:
     def due_s(self) -> float:
         """When the next message must be flushed; infinity without any."""
         return float("inf") if self.shape is None else self.shape.due_s
+
+    def count_from(self, number: int) -> None:
+        """The next message bears this number, which the peer drew for this connection (`Welcome.count`)."""
+        self._sent = number
 
     def send(self, message: Message, tensor: Tensor | None = None) -> bool:
         """Hands a message to ZeroMQ; False when the peer is gone or its queue is full."""
@@ -138,18 +170,20 @@ class Link:
 
 
 class Receiver:
-    """Checks that a peer's messages come one after another."""
+    """Checks that a peer's messages come one after another, and with an `incarnation` that they belong to it."""
 
-    def __init__(self) -> None:
-        self._expected = 0
+    def __init__(self, incarnation: int | None = None) -> None:
+        self._incarnation = incarnation
+        self.expected = 0
 
     def check(self, envelope: Envelope) -> None:
-        """Raises `PeerError` when messages are missing before this one or it came before."""
-        if envelope.sequence != self._expected:
-            raise PeerError(
-                f"expected message {self._expected} of {envelope.sender}, got {envelope.sequence}: frames were lost or replayed"
-            )
-        self._expected += 1
+        """Raises `PeerError` when messages are missing before this one, it came before, or it is of another session."""
+        is_ours = self._incarnation in (None, envelope.incarnation) or isinstance(envelope.message, Error)  # a refusal may not know ours
+        if not is_ours:
+            raise PeerError(f"a {type(envelope.message).__name__} of {envelope.sender} belongs to another session: it is stale or replayed")
+        if envelope.sequence != self.expected:
+            raise PeerError(f"expected message {self.expected} of {envelope.sender}, got {envelope.sequence}: frames were lost or replayed")
+        self.expected += 1
 
 
 def receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
@@ -163,22 +197,6 @@ def receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
 def patience_ms(due_s: float, now_s: float, most_ms: int) -> int:
     """How long a poll may wait for what is due at `due_s` (infinity: nothing is); it ends less than half a millisecond off."""
     return max(0, int(min(most_ms, (due_s - TIMER_EARLY_S - now_s) * 1000 + 1)))
-
-
-class Monitor:
-    """What happens to a socket's connections: peers lost, and handshakes that failed."""
-
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self.socket: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED)
-
-    def drain(self) -> tuple[int, int]:
-        """(connections lost, handshakes failed) since the last call."""
-        lost = failed = 0
-        while (frames := receive(self.socket)) is not None:
-            event = parse_monitor_message(frames)["event"]
-            lost += event == zmq.EVENT_DISCONNECTED
-            failed += bool(event & _HANDSHAKE_FAILED)
-        return lost, failed
 
 
 class Wake:

@@ -17,6 +17,7 @@ from flowspec.runtime.answer import Answer
 from flowspec.runtime.cluster import Device, split_layers
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
+from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import Link, dial
 from flowspec.wire.codec import decode
 
@@ -54,11 +55,21 @@ def wait_until(is_done: object, what: str) -> None:
 class Peer:
     """A hand-made connection to a daemon."""
 
-    def __init__(self, address: str, role: str = "head-control", *, version: str = __version__, incarnation: int = 5) -> None:
+    def __init__(
+        self,
+        address: str,
+        role: str = "head-control",
+        *,
+        version: str = __version__,
+        incarnation: int = 5,
+        name: str = "test",
+        keys: Keyring | None = None,
+        device: str = "",
+    ) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.socket = dial(self.context, address)
-        self.link = Link(self.socket, incarnation=incarnation, sender="test")
-        self.hello = Hello(name="test", version=version, role=role)
+        self.socket = dial(self.context, address, device, keys)
+        self.link = Link(self.socket, incarnation=incarnation, sender=name)
+        self.hello = Hello(name=name, version=version, role=role)
 
     def __enter__(self) -> Peer:
         return self
@@ -75,4 +86,6 @@ class Peer:
 
     def greet(self) -> None:
         self.link.send(self.hello)
-        assert isinstance(self.answer(), Welcome)
+        welcome = self.answer()
+        assert isinstance(welcome, Welcome)
+        self.link.count_from(welcome.count)

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from flowspec.core import limits
-from flowspec.core.messages import Error, Ping, Sampling, Segment
+from flowspec.core.messages import Error, Ping, Sampling, Segment, Welcome
 from flowspec.model.reference import Reference
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster
@@ -68,10 +68,13 @@ def test_oversized_frames_and_random_bytes_on_the_port_do_no_harm(cluster: Local
 
 
 def test_gaps_in_sequence_are_noticed(cluster: LocalCluster) -> None:
-    with Peer(cluster.wait()[0].address) as peer:
-        peer.greet()
-        envelope = Envelope(incarnation=5, sender="test", sequence=7, message=Ping())
-        peer.raw(*[bytes(frame) for frame in encode(envelope)])
-        refused = peer.answer()
-        assert isinstance(refused, Error)
-        assert "expected message 1" in refused.text
+    for gap in (1, -1):
+        with Peer(cluster.wait()[0].address) as peer:
+            peer.link.send(peer.hello)
+            welcome = peer.answer()
+            assert isinstance(welcome, Welcome)
+            envelope = Envelope(incarnation=5, sender="test", sequence=welcome.count + gap, message=Ping())
+            peer.raw(*[bytes(frame) for frame in encode(envelope)])
+            refused = peer.answer()
+            assert isinstance(refused, Error)
+            assert f"expected message {welcome.count} " in refused.text

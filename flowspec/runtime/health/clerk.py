@@ -12,6 +12,7 @@ from flowspec.core.facts import AskFacts, Facts
 from flowspec.core.messages import Error
 from flowspec.runtime.compute import Machine
 from flowspec.runtime.health.gather import gather
+from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import Link, Wake
 
 WAITING_MAX = 16
@@ -22,8 +23,9 @@ RETRY_S = 1.0
 class Clerk:
     """`ask` and `answer` belong to the poller's thread. Facts are gathered one after another."""
 
-    def __init__(self, machine: Machine, wake: Wake) -> None:
+    def __init__(self, machine: Machine, wake: Wake, keys: Keyring | None = None) -> None:
         self._machine = machine
+        self._keys = keys
         self._wake = wake
         self._questions: queue.Queue[tuple[Link, AskFacts, bool]] = queue.Queue(WAITING_MAX)
         self._answers: deque[tuple[Link, Facts | Error]] = deque()
@@ -50,7 +52,7 @@ class Clerk:
             link, question, is_held = self._questions.get()
             found: Facts | Error
             try:
-                found = gather(question, self._machine, is_held=is_held)
+                found = gather(question, self._machine, is_held=is_held, keys=self._keys)
             except (OSError, ValueError, RuntimeError) as error:  # a device that tells odd things about itself must not end its daemon
                 found = Error.saying(f"cannot tell about this device: {error}")
             self._answers.append((link, found))

@@ -23,7 +23,9 @@ from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.health.gather import link_facts
 from flowspec.runtime.health.interfaces import interface_of, own_address, resolve
-from flowspec.runtime.transport import Link, dial, split_address
+from flowspec.runtime.monitor import Monitor
+from flowspec.runtime.security.keyring import Keyring
+from flowspec.runtime.transport import Link, Receiver, dial, split_address
 from flowspec.wire.codec import decode
 
 NAME = "flowspec doctor"
@@ -40,7 +42,7 @@ Step = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ailment:
-    """Why a device told nothing: `check` is `reachable` or `version`."""
+    """Why a device told nothing: `check` is `reachable`, `keys` or `version`."""
 
     check: str
     text: str
@@ -83,19 +85,26 @@ def step_count(devices: Sequence[Device]) -> int:
     return 3 * len(devices) - 1
 
 
-def examine(devices: Sequence[Device], *, model: str = "", fingerprint: str = "", step: Step = lambda done: None) -> list[Examined]:
+def examine(
+    devices: Sequence[Device],
+    *,
+    model: str = "",
+    fingerprint: str = "",
+    step: Step = lambda done: None,
+    keys: Keyring | None = None,
+) -> list[Examined]:
     """Everything that can be found out about these devices, in their order; a device that does not answer has an `ailment`."""
-    found = ask_all(devices, model=model, fingerprint=fingerprint, step=step)
+    found = ask_all(devices, model=model, fingerprint=fingerprint, step=step, keys=keys)
     context: zmq.Context[Any] = zmq.Context()
     try:
         for each, following in zip(found, [*found[1:], None], strict=True):
             if each.facts is not None:
-                each.from_head = link_facts(each.device)
+                each.from_head = link_facts(each.device, keys)
             step(f"link to {each.device.name}")
             if following is None:
                 break
             if each.facts is not None and following.facts is not None:
-                each.onward = onward(context, each.device, following.device)
+                each.onward = onward(context, each.device, following.device, keys)
             step(f"link from {each.device.name} to {following.device.name}")
     finally:
         context.destroy(linger=0)
@@ -109,12 +118,13 @@ def ask_all(
     fingerprint: str = "",
     speed: Collection[str] = (),
     step: Step = lambda done: None,
+    keys: Keyring | None = None,
 ) -> list[Examined]:
     """The facts of all devices, links left out; those named in `speed` are asked how fast they are, too."""
     context: zmq.Context[Any] = zmq.Context()
 
     def ask(device: Device) -> Examined:
-        found = _ask(context, device, AskFacts(model=model, fingerprint=fingerprint, speed=device.name in speed))
+        found = _ask(context, device, AskFacts(model=model, fingerprint=fingerprint, speed=device.name in speed), keys)
         step(device.name)
         return found
 
@@ -125,13 +135,13 @@ def ask_all(
         context.destroy(linger=0)
 
 
-def _ask(context: zmq.Context[Any], device: Device, question: AskFacts) -> Examined:
+def _ask(context: zmq.Context[Any], device: Device, question: AskFacts, keys: Keyring | None) -> Examined:
     found = Examined(device=device)
     try:
         address = resolve(split_address(device.address)[0])
         own = own_address(address)
         found.own = interface_of(own) if own else None
-        with _Talk(context, device) as talk:
+        with _Talk(context, device, keys) as talk:
             started_s = time.perf_counter()
             found.welcome = talk.hello()
             found.trip_s = (time.perf_counter() - started_s) / 2
@@ -144,14 +154,13 @@ def _ask(context: zmq.Context[Any], device: Device, question: AskFacts) -> Exami
     return found
 
 
-def onward(context: zmq.Context[Any], device: Device, following: Device, *, is_brief: bool = False) -> LinkFacts:
+def onward(context: zmq.Context[Any], device: Device, following: Device, keys: Keyring | None, *, is_brief: bool = False) -> LinkFacts:
     """The link between two devices, as the first of them measures it."""
     try:
-        with _Talk(context, device) as talk:
+        with _Talk(context, device, keys) as talk:
             talk.hello()
-            return talk.facts(AskFacts(next_hop=following.address, is_brief=is_brief), LINK_S).link or LinkFacts(
-                problem="it was not measured"
-            )
+            question = AskFacts(next_hop=following.address, next_name=following.name, is_brief=is_brief)
+            return talk.facts(question, LINK_S).link or LinkFacts(problem="it was not measured")
     except _Unwell as error:
         return LinkFacts(problem=error.ailment.text)
 
@@ -159,22 +168,28 @@ def onward(context: zmq.Context[Any], device: Device, following: Device, *, is_b
 class _Talk:
     """One connection to a daemon, of no head and no cluster; raises `_Unwell` when the daemon does not play its part."""
 
-    def __init__(self, context: zmq.Context[Any], device: Device) -> None:
+    def __init__(self, context: zmq.Context[Any], device: Device, keys: Keyring | None) -> None:
         self._device = device
-        self._socket = dial(context, device.address)
-        self._link = Link(self._socket, incarnation=secrets.randbits(48), sender=NAME)
+        self._keys = keys
+        self._name = NAME if keys is None else keys.name
+        self._socket = dial(context, device.address, device.name, keys)
+        self._monitor = Monitor(self._socket)
+        self._link = Link(self._socket, incarnation=secrets.randbits(48), sender=self._name)
+        self._receiver = Receiver(self._link.incarnation)
 
     def __enter__(self) -> _Talk:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._monitor.close()
         self._socket.close(linger=0)
 
     def hello(self) -> Welcome:
-        self._link.send(Hello(name=NAME, version=__version__, role="head-control"))
+        self._link.send(Hello(name=self._name, version=__version__, role="head-control"))
         answer = self._answer(HELLO_S)
         if not isinstance(answer, Welcome):
             raise _Unwell(_other_version(answer.text if isinstance(answer, Error) else f"it answered with a {type(answer).__name__}"))
+        self._link.count_from(answer.count)
         return answer
 
     def facts(self, question: AskFacts, patience_s: float) -> Facts:
@@ -188,12 +203,23 @@ class _Talk:
         raise _Unwell(_other_version(text))
 
     def _answer(self, patience_s: float) -> Message:
-        if not self._socket.poll(int(1000 * patience_s)):
+        if not self._monitor.await_ready(patience_s):
+            refusal = self._monitor.refusal
+            if refusal is not None and (refusal.is_final or self._keys is not None):
+                raise _Unwell(_no_entry(refusal.told(self._keys)))
             raise _Unwell(_why_silent(self._device, patience_s))
         try:
-            return decode(self._socket.recv_multipart()).message
+            envelope = decode(self._socket.recv_multipart())
+            self._receiver.check(envelope)
+            return envelope.message
         except PeerError as error:
             raise _Unwell(_other_version(str(error))) from None
+
+
+def _no_entry(told: str) -> Ailment:
+    """Of what a refused handshake says, what is wrong and what to do."""
+    text, _, advice = told.partition(": ")
+    return Ailment(check="keys", text=text, advice=advice)
 
 
 def _other_version(text: str) -> Ailment:

@@ -21,10 +21,12 @@ from flowspec.runtime.health.board import read_board
 from flowspec.runtime.health.interfaces import interface_of
 from flowspec.runtime.health.own_speed import own_speed
 from flowspec.runtime.links import BRIEF, GLANCE, Effort, measure_links
+from flowspec.runtime.security.keyring import Keyring
 
 
-def gather(question: AskFacts, machine: Machine, *, is_held: bool = False, root: Path = Path("/")) -> Facts:
-    """The facts of this machine as they are now."""
+def gather(question: AskFacts, machine: Machine, *, is_held: bool = False, root: Path = Path("/"), keys: Keyring | None = None) -> Facts:
+    """The facts of this machine as they are now; `keys` are for the link that is asked for."""
+    next_device = Device(name=question.next_name or "the next device", address=question.next_hop)
     software = read_software()
     memory = psutil.virtual_memory()
     effort = GLANCE if question.is_brief else BRIEF
@@ -43,7 +45,7 @@ def gather(question: AskFacts, machine: Machine, *, is_held: bool = False, root:
         accelerator_free_bytes=free_bytes,
         interface=interface_of(question.address, root),
         model=model_state(question.model, question.fingerprint) if question.model else "",
-        link=link_facts(Device(name="the next device", address=question.next_hop), effort) if question.next_hop else None,
+        link=link_facts(next_device, keys, effort) if question.next_hop else None,
         speed=own_speed(machine, may_probe=not is_held) if question.speed else None,
     )
 
@@ -71,10 +73,10 @@ def model_state(model: str, fingerprint: str) -> str:
         return "part"
 
 
-def link_facts(device: Device, effort: Effort = BRIEF) -> LinkFacts:
+def link_facts(device: Device, keys: Keyring | None, effort: Effort = BRIEF) -> LinkFacts:
     """The link from here to a daemon, measured."""
     try:
-        (peer,) = measure_links([device], effort=effort)
+        (peer,) = measure_links([device], effort=effort, keys=keys)
     except FlowSpecError as error:
         return LinkFacts(problem="".join(letter if letter.isprintable() else " " for letter in str(error))[:1000])
     return LinkFacts(latency_s=peer.latency_s, bandwidth_mbps=peer.bandwidth_mbps)

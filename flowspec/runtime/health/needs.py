@@ -15,6 +15,7 @@ from flowspec.plan.memory import SliceMemory
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.plan.refusal import Refused
 from flowspec.runtime.cluster import Device, pick_context, split_layers
+from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.session import ClusterOptions, Decoding, choose_for, pick_dtype
 from flowspec.wire.codec import DTYPE_BYTES
 
@@ -49,8 +50,8 @@ class ModelNeeds:
         return next((need for need in self.stages if need.device == device), None)
 
 
-def find_needs(options: ClusterOptions, devices: Sequence[Device]) -> ModelNeeds:
-    """Counts as `chat` would split the model; raises `InputError` for a model or a split that cannot be.
+def find_needs(options: ClusterOptions, devices: Sequence[Device], keys: Keyring | None = None) -> ModelNeeds:
+    """Counts as `chat` would split the model, with the cluster's `keys`; raises `InputError` for a model or a split that cannot be.
 
     Where `chat` would refuse, layers are those of its refusal, in proportion to memory; where it would not reach all devices, even.
     """
@@ -68,7 +69,7 @@ def find_needs(options: ClusterOptions, devices: Sequence[Device]) -> ModelNeeds
     if is_planned:
         wanted = ClusterPlan(model=files.model, fingerprint="", dtype=dtype, context=context, stages=())
         with contextlib.suppress(ClusterError):  # a device that does not answer is told of by itself
-            stages = _planned(options, files, devices, wanted) or stages
+            stages = _planned(options, files, devices, wanted, keys) or stages
     from flowspec.model.pieces import Span  # these import torch, which takes seconds: after what can be wrong without it
     from flowspec.runtime.loading import slice_memory
 
@@ -88,10 +89,12 @@ def find_needs(options: ClusterOptions, devices: Sequence[Device]) -> ModelNeeds
     )
 
 
-def _planned(options: ClusterOptions, files: ModelFiles, devices: Sequence[Device], wanted: ClusterPlan) -> list[StagePlan]:
+def _planned(
+    options: ClusterOptions, files: ModelFiles, devices: Sequence[Device], wanted: ClusterPlan, keys: Keyring | None
+) -> list[StagePlan]:
     """The stages that `chat` would make; where the model does not fit, the shares that its refusal names."""
     try:
-        return choose_for(options, files, devices, wanted, Decoding()).stages(devices)
+        return choose_for(options, files, devices, wanted, Decoding(), keys).stages(devices)
     except Refused as refusal:
         shares = {each.name: each.layers for each in refusal.shortfalls}
         there = [device for device in devices if device.name in shares]

@@ -33,6 +33,7 @@ from flowspec.runtime.health.gather import link_facts
 from flowspec.runtime.health.interfaces import interface_of, resolve
 from flowspec.runtime.health.own_speed import own_speed
 from flowspec.runtime.links import GLANCE
+from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import split_address
 
 HERE = "this machine"
@@ -61,14 +62,15 @@ class Survey:
     sources: dict[str, str]
 
 
-def survey(devices: Sequence[Device], cluster: Path, precision: str, *, head_drafts: bool) -> Survey:
+def survey(devices: Sequence[Device], cluster: Path, precision: str, keys: Keyring | None, *, head_drafts: bool) -> Survey:
     """Asks all; raises `ClusterError` for a device that does not answer, `InputError` for a profile or link that cannot be.
 
-    With `head_drafts` the head's machine must know how fast it is, too, which it may have to probe.
+    `keys` are the cluster's. With `head_drafts` the head's machine must know how fast it is, too, which it may have to probe.
     """
     declared = [declared_profile(device, cluster) for device in devices]
     network = read_links(cluster, [device.name for device in devices])
-    found = ask_all(devices, speed=[device.name for device, profile in zip(devices, declared, strict=True) if profile is None])
+    unknown = [device.name for device, profile in zip(devices, declared, strict=True) if profile is None]
+    found = ask_all(devices, speed=unknown, keys=keys)
     for each in found:
         if each.ailment is not None:
             raise ClusterError(explain(each))
@@ -85,7 +87,7 @@ def survey(devices: Sequence[Device], cluster: Path, precision: str, *, head_dra
         sites.append(_head_site(name, sites[0].profile, precision, drafts=head_drafts))
     return Survey(
         sites=tuple(sites),
-        network=network or _measured(devices, hosts, sites[-1].name if not here else None),
+        network=network or _measured(devices, hosts, sites[-1].name if not here else None, keys),
         # With all daemons here the head is beside any of them; it may reckon with the one that suits it best.
         head=None if len(here) == len(devices) else here[0] if here else sites[-1].name,
         sources=sources,
@@ -167,14 +169,14 @@ def _head_site(name: str, unused: DeviceProfile, precision: str, *, drafts: bool
 # ------------------------------------------------------------------------------------------------------ links
 
 
-def _measured(devices: Sequence[Device], hosts: dict[str, str], head: str | None) -> Network:
+def _measured(devices: Sequence[Device], hosts: dict[str, str], head: str | None, keys: Keyring | None) -> Network:
     """Links between hosts as they are now; `head` is the site of this machine where it has no daemon."""
     seen: dict[str, Device] = {}
     for device in devices:
         seen.setdefault(hosts[device.name], device)
     remote = [device for host, device in seen.items() if not is_here(host)]
-    from_here = {hosts[device.name]: _spec(link_facts(device, GLANCE)) or LINK_DEFAULT for device in remote}
-    between = _between(remote, hosts, from_here)
+    from_here = {hosts[device.name]: _spec(link_facts(device, keys, GLANCE)) or LINK_DEFAULT for device in remote}
+    between = _between(remote, hosts, from_here, keys)
     names = {device.name: hosts[device.name] for device in devices} | ({} if head is None else {head: ""})
     pairs = {}
     for one, other in combinations(names, 2):
@@ -190,7 +192,9 @@ def _measured(devices: Sequence[Device], hosts: dict[str, str], head: str | None
     return Network(default=usual, pairs={pair: link for pair, link in pairs.items() if link != usual})
 
 
-def _between(remote: Sequence[Device], hosts: dict[str, str], from_here: dict[str, LinkSpec]) -> dict[frozenset[str], LinkSpec]:
+def _between(
+    remote: Sequence[Device], hosts: dict[str, str], from_here: dict[str, LinkSpec], keys: Keyring | None
+) -> dict[frozenset[str], LinkSpec]:
     """Links between other hosts, by both hosts: measured by one of them, else estimated from both ends' links from here."""
     found = {}
     for one, other in combinations(remote, 2):
@@ -206,7 +210,8 @@ def _between(remote: Sequence[Device], hosts: dict[str, str], from_here: dict[st
             for pairs in rounds(remote):
                 if time.monotonic() > until_s:
                     break
-                for (one, other), facts in zip(pairs, threads.map(lambda pair: onward(context, *pair, is_brief=True), pairs), strict=True):
+                measured = threads.map(lambda pair: onward(context, pair[0], pair[1], keys, is_brief=True), pairs)
+                for (one, other), facts in zip(pairs, measured, strict=True):
                     link = _spec(facts)
                     if link is not None:
                         found[frozenset((hosts[one.name], hosts[other.name]))] = link

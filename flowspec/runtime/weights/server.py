@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import zmq
@@ -20,7 +20,10 @@ from flowspec.core.messages import Error, Hello, Message, Welcome
 from flowspec.core.weight_messages import AskBytes, AskModel, AskNames, AskTensors
 from flowspec.errors import ClusterError, FlowSpecError, InputError, PeerError
 from flowspec.model.files import ModelFiles
-from flowspec.runtime.transport import Link, Monitor, Receiver, Wake, dial, ready_sources, receive
+from flowspec.plan.placement import StagePlan
+from flowspec.runtime.monitor import Monitor
+from flowspec.runtime.security.keyring import Keyring
+from flowspec.runtime.transport import Link, Receiver, Wake, dial, ready_sources, receive
 from flowspec.runtime.weights.offer import Offer
 from flowspec.wire.codec import Tensor, decode
 
@@ -42,30 +45,41 @@ class _Customer:
     device: str
     link: Link
     monitor: Monitor
-    receiver: Receiver = field(default_factory=Receiver)
+    receiver: Receiver
     welcomed: bool = False
 
 
 class WeightServer:
     """Serves one model to any number of daemons until `close`. `error` is set, and the head woken, when a daemon cannot be served."""
 
-    def __init__(self, context: zmq.Context[Any], wake_head: Wake, *, model: str, fingerprint: str, incarnation: int, sender: str) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        wake_head: Wake,
+        *,
+        model: str,
+        fingerprint: str,
+        incarnation: int,
+        sender: str,
+        keys: Keyring | None = None,
+    ) -> None:
         self.error: BaseException | None = None
         self._context = context
         self._wake_head = wake_head
         self._incarnation = incarnation
         self._sender = sender
+        self._keys = keys
         self._wake = Wake()
-        self._wanted: deque[tuple[str, str]] = deque()
+        self._wanted: deque[StagePlan] = deque()
         self._stopping = False
         self._customers: list[_Customer] = []
         self._offer = Offer(ModelFiles(model), fingerprint, step=self._check_stopping)
         self._thread = threading.Thread(target=self._run, name="weights", daemon=True)
         self._thread.start()
 
-    def serve(self, device: str, address: str) -> None:
-        """Dials the daemon there; `device` names it for people."""
-        self._wanted.append((device, address))
+    def serve(self, stage: StagePlan) -> None:
+        """Dials that stage's daemon."""
+        self._wanted.append(stage)
         self._wake.set()
 
     def close(self) -> None:
@@ -90,8 +104,7 @@ class WeightServer:
             self._wake_head.set()
         finally:
             for customer in self._customers:
-                customer.link.socket.disable_monitor()
-                customer.monitor.socket.close()
+                customer.monitor.close()
                 customer.link.socket.close(linger=0)
             self._offer.close()
 
@@ -106,7 +119,7 @@ class WeightServer:
         if self._wake.read_fd in ready:
             self._wake.clear()
         while self._wanted:
-            self._dial(*self._wanted.popleft())
+            self._dial(self._wanted.popleft())
         for customer in self._customers:
             if customer.monitor.socket in ready and customer.monitor.drain()[0]:
                 raise ClusterError(
@@ -115,9 +128,10 @@ class WeightServer:
             if customer.link.socket in ready:
                 self._serve_next(customer)
 
-    def _dial(self, device: str, address: str) -> None:
-        socket = dial(self._context, address, queued_max=QUEUED_MAX)
-        customer = _Customer(device, Link(socket, incarnation=self._incarnation, sender=self._sender), Monitor(socket))
+    def _dial(self, stage: StagePlan) -> None:
+        socket = dial(self._context, stage.address, stage.name, self._keys, queued_max=QUEUED_MAX)
+        link = Link(socket, incarnation=self._incarnation, sender=self._sender)
+        customer = _Customer(f"device {stage.name} at {stage.address}", link, Monitor(socket), Receiver(self._incarnation))
         self._customers.append(customer)
         customer.link.send(Hello(name=self._sender, version=__version__, role="head-weights"))
 
@@ -141,6 +155,7 @@ class WeightServer:
     def _answer(self, customer: _Customer, message: Message) -> tuple[Message, Tensor | None]:
         if isinstance(message, Welcome) and not customer.welcomed:
             customer.welcomed = True
+            customer.link.count_from(message.count)
             log.info("serving weights to %s", customer.device)
             return self._offer.begin(), None
         if isinstance(message, Error):

@@ -22,6 +22,7 @@ from flowspec.runtime.cluster import Device
 from flowspec.runtime.health.examine import Ailment, Examined
 from flowspec.runtime.planning import survey as module
 from flowspec.runtime.planning.survey import HERE, LOOPBACK, Survey, on_grid, rounds, survey
+from flowspec.runtime.security.keyring import Keyring
 from tests.runtime.health.test_diagnose import FACTS, GIB
 
 PI = speed_of(find_profile("raspberry-pi-4"), "probed")
@@ -37,12 +38,14 @@ class Cluster:
         self.measured: list[tuple[str, ...]] = []
         self.links: dict[tuple[str, ...], LinkFacts] = {}
         self.facts: dict[str, Facts | Ailment] = {}
+        self.keys = Keyring(name="head", public=bytes(32), secret=bytes(32), heads={}, devices={}, where="here")
         monkeypatch.setattr(module, "ask_all", self.ask_all)
-        monkeypatch.setattr(module, "link_facts", lambda device, effort: self.measure(device.name))
-        monkeypatch.setattr(module, "onward", lambda context, one, other, *, is_brief: self.measure(one.name, other.name))
+        monkeypatch.setattr(module, "link_facts", lambda device, keys, effort: self.measure(keys, device.name))
+        monkeypatch.setattr(module, "onward", lambda context, one, other, keys, *, is_brief: self.measure(keys, one.name, other.name))
         monkeypatch.setattr(module, "is_here", lambda address: address.startswith("127."))
 
-    def ask_all(self, devices: Sequence[Device], speed: Sequence[str]) -> list[Examined]:
+    def ask_all(self, devices: Sequence[Device], speed: Sequence[str], keys: Keyring | None) -> list[Examined]:
+        assert keys is self.keys
         self.asked.append(speed)
         found = [(device, self.facts[device.name]) for device in devices]
         return [
@@ -50,13 +53,14 @@ class Cluster:
             for device, said in found
         ]
 
-    def measure(self, *names: str) -> LinkFacts:
+    def measure(self, keys: Keyring | None, *names: str) -> LinkFacts:
+        assert keys is self.keys
         self.measured.append(names)
         return self.links.get(names, LinkFacts(latency_s=0.00024, bandwidth_mbps=941.0))
 
     def survey(self, *devices: Device, links: str = "", **options: Any) -> Survey:
         self.file.write_text(links + "".join(f'[[device]]\naddress = "{device.address}"\n' for device in devices))
-        return survey(devices, self.file, "bfloat16", **{"head_drafts": False, **options})
+        return survey(devices, self.file, "bfloat16", self.keys, **{"head_drafts": False, **options})
 
     def devices(self, *said: Facts | Ailment, network: str = "10.0.0", **fields: Any) -> list[Device]:
         """`d0`, `d1`, ..., each saying this, each on a host of its own."""

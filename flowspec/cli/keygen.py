@@ -1,0 +1,95 @@
+"""Make a cluster's keys: a secret one for the head and each device, and the list of those that may speak to each other.
+
+Run again after adding a device: it makes what is missing and keeps the rest. Nothing secret is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flowspec.errors import InputError
+from flowspec.runtime.cluster import Device, read_cluster
+from flowspec.runtime.security.cluster_keys import keys_folder
+from flowspec.runtime.security.keyfiles import ALLOWED, SUFFIX, make_keys, read_allowed, revoke
+from flowspec.runtime.transport import split_address
+
+ON_DEVICE = ".config/flowspec/keys"
+"""Where a daemon looks for them, under its user's home."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("cluster", nargs="?", type=Path, metavar="FILE.toml", help="a cluster file: keys for its devices and a head")
+    parser.add_argument("--device", action="append", default=[], metavar="NAME", help="a key for this device, too; may be repeated")
+    parser.add_argument("--head", action="append", default=[], metavar="NAME", help="a key for this head; may be repeated (default: head)")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where they are kept (default: FILE.keys beside FILE.toml)")
+    parser.add_argument(
+        "--revoke", action="append", default=[], metavar="NAME", help="take this name off the list instead; may be repeated"
+    )
+    parser.add_argument("--force", action="store_true", help="make all of these keys anew; the old ones open nothing any more")
+    parser.add_argument("--json", action="store_true", help="print one JSON object (public keys only)")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.out is None and args.cluster is None:
+        raise InputError("expected a cluster file, or --out FOLDER and --device NAME for each device")
+    folder = args.out or keys_folder(args.cluster)
+    devices = [] if args.cluster is None else read_cluster(args.cluster)
+    made: list[str] = []
+    kept: list[str] = []
+    if args.revoke:
+        if args.device or args.head or args.force:
+            raise InputError("--revoke takes names off the list and makes none; leave --device, --head and --force out")
+        revoke(folder, args.revoke)
+    else:
+        heads = args.head or (["head"] if not _has_head(folder) else [])
+        made, kept = make_keys(folder, heads, [*(device.name for device in devices), *args.device], force=args.force)
+    if args.json:
+        print(json.dumps(report(folder, made, kept, args.revoke)))
+    else:
+        show(folder, made, kept, args.revoke, args.cluster, devices)
+    return 0
+
+
+def _has_head(folder: Path) -> bool:
+    return (folder / ALLOWED).exists() and bool(read_allowed(folder).heads)
+
+
+def report(folder: Path, made: Sequence[str], kept: Sequence[str], revoked: Sequence[str]) -> dict[str, Any]:
+    """What `--json` prints: names and files, no secrets."""
+    allowed = read_allowed(folder)
+    return {
+        "folder": str(folder),
+        "allowed": str(folder / ALLOWED),
+        "heads": list(allowed.heads),
+        "devices": list(allowed.devices),
+        "made": list(made),
+        "kept": list(kept),
+        "revoked": list(revoked),
+    }
+
+
+def show(
+    folder: Path, made: Sequence[str], kept: Sequence[str], revoked: Sequence[str], cluster: Path | None, devices: Sequence[Device]
+) -> None:
+    """What there is now, and what to copy where."""
+    allowed = read_allowed(folder)
+    print(f"{folder / ALLOWED}: who may take part: {', '.join(allowed.heads)} (head); {', '.join(allowed.devices) or 'no devices yet'}")
+    for title, names in (("new keys", made), ("kept", kept), ("no longer allowed", revoked)):
+        if names:
+            print(f"{title}: {', '.join(names)}")
+    print(f"\nEach device needs its own NAME{SUFFIX} and {ALLOWED} in ~/{ON_DEVICE}, and its daemon started again. Over ssh:")
+    if cluster is not None:
+        print(f"  launch/boards start {shlex.quote(str(cluster))}")
+        print("or by hand:")
+    for name in allowed.devices:
+        device = next((each for each in devices if each.name == name), None)
+        target = name if device is None else device.ssh or split_address(device.address)[0].strip("[]")
+        files = " ".join(shlex.quote(str(folder / each)) for each in (f"{name}{SUFFIX}", ALLOWED))
+        print(f"  ssh {target} 'mkdir -p -m 700 {ON_DEVICE}' && scp -p {files} {target}:{ON_DEVICE}/")
+    where = "beside the cluster file, as NAME.keys for NAME.toml" if cluster is None else "here"
+    print(f"The head finds its own key and the list {where}. Who has a {SUFFIX} file can speak as its name: keep them to yourself.")

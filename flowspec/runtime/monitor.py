@@ -1,0 +1,86 @@
+"""What happens to the connections of a socket: who was lost, and which handshakes failed and why."""
+
+from __future__ import annotations
+
+import enum
+import time
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from flowspec.runtime.security.keyring import Keyring
+from flowspec.runtime.transport import ready_sources, receive
+
+_HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+
+class Refusal(enum.Enum):
+    """How a handshake failed, as far as ZeroMQ tells this end."""
+
+    MECHANISM = "one end has keys and the other has none"
+    UNLISTED = "the key is not listed"
+    BROKEN = "what was sent cannot be decrypted, or was no handshake"
+    HUNG_UP = "the other end hung up"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether trying again is useless: ZeroMQ itself then stops dialling."""
+        return self in (Refusal.MECHANISM, Refusal.UNLISTED)
+
+    def told(self, keys: Keyring | None) -> str:
+        """What to tell somebody who dialled with these keys: what is wrong there, and what to do."""
+        if keys is None:
+            return "it takes encrypted connections only, and there are no keys here: put its cluster's keys beside the cluster file (flowspec keygen)"
+        if self is Refusal.MECHANISM:
+            return "it has no keys, and this end has: copy its key there and start it again (launch/boards start does both)"
+        if self is Refusal.UNLISTED:
+            return f"it does not know the key of {keys.name}: copy {keys.where} there and start it again (launch/boards start does both)"
+        return f"its key is not the one that {keys.where} has for it: copy its key and that list there again, or correct the address"
+
+
+def _refusal(event: int, value: int) -> Refusal:
+    if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+        return Refusal.UNLISTED
+    if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+        return Refusal.HUNG_UP
+    return Refusal.MECHANISM if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH else Refusal.BROKEN
+
+
+class Monitor:
+    """What happens to a socket's connections: peers lost, and handshakes that failed. `refusal` is how the last one did."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self.socket: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED)
+        self._watched = socket
+        self.refusal: Refusal | None = None
+
+    def drain(self) -> tuple[int, list[Refusal]]:
+        """Since the last call: how many connections were lost, and how handshakes failed."""
+        lost, refusals = 0, []
+        while (frames := receive(self.socket)) is not None:
+            found = parse_monitor_message(frames)
+            lost += found["event"] == zmq.EVENT_DISCONNECTED
+            if found["event"] & _HANDSHAKE_FAILED:
+                refusals.append(_refusal(found["event"], found["value"]))
+        self.refusal = next((refusal for refusal in refusals if refusal.is_final), refusals[-1] if refusals else self.refusal)
+        return lost, refusals
+
+    def await_ready(self, patience_s: float, events: int = zmq.POLLIN) -> bool:
+        """Waits until the socket is ready; False when the time is up, or a handshake has failed for good."""
+        poller = zmq.Poller()
+        poller.register(self._watched, events)
+        poller.register(self.socket, zmq.POLLIN)
+        deadline_s = time.monotonic() + patience_s
+        while self.refusal is None or not self.refusal.is_final:
+            ready = ready_sources(poller.poll(max(0, int(1000 * (deadline_s - time.monotonic())))))
+            if self._watched in ready:
+                return True
+            if not ready:
+                return False
+            self.drain()
+        return False
+
+    def close(self) -> None:
+        """Ends the watching; the socket watched lives on."""
+        self._watched.disable_monitor()
+        self.socket.close()

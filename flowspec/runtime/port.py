@@ -1,0 +1,61 @@
+"""What a daemon listens on: one ROUTER, what happens to its connections, and with keys the gate that says who may come in."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Any
+
+import zmq
+
+from flowspec.runtime.monitor import Monitor, Refusal
+from flowspec.runtime.security.gate import Gate, Quiet
+from flowspec.runtime.security.keyring import Keyring
+from flowspec.runtime.transport import bind_router
+
+log = logging.getLogger("flowspec.daemon")
+
+
+class Port:
+    """The port `number` on `host`. Without keys and beyond loopback it must be asked to be `insecure`; raises `InputError`."""
+
+    def __init__(self, context: zmq.Context[Any], host: str, port: int, keys: Keyring | None, *, insecure: bool) -> None:
+        self._is_keyed = keys is not None
+        self._gate = None if keys is None else Gate(context, keys)
+        self.router, self.number = bind_router(context, host, port, keys, insecure=insecure)
+        self._monitor = Monitor(self.router)
+        self._quiet = Quiet()
+
+    @property
+    def sources(self) -> list[zmq.Socket[bytes]]:
+        """What the daemon's poll must wait for."""
+        return [self.router, self._monitor.socket, *([] if self._gate is None else [self._gate.socket])]
+
+    def watch(self, ready: set[Any]) -> None:
+        """Answers who knocks, and logs who was turned away."""
+        if self._gate is not None and self._gate.socket in ready:
+            self._gate.answer()
+        if self._monitor.socket not in ready:
+            return
+        closed, refusals = self._monitor.drain()
+        if closed:
+            log.debug("%d connection(s) closed", closed)
+        for refusal, count in Counter(refusals).items():
+            if refusal is not Refusal.UNLISTED:  # the gate has told who that was
+                self._quiet.warning(refusal.name, "dropped %d connection(s): %s", count, self._why(refusal))
+
+    def _why(self, refusal: Refusal) -> str:
+        if refusal is Refusal.MECHANISM:
+            return "they came without keys, which this daemon asks for" if self._is_keyed else "they have keys, and this daemon has none"
+        if refusal is Refusal.BROKEN and self._is_keyed:
+            return "they were not encrypted for this device's key, or replayed"
+        return "they did not speak ZeroMQ, or hung up at once"
+
+    def receive(self) -> tuple[bytes, str, list[bytes]] | None:
+        """The next message: its connection's identity, whose key opened that (`head:NAME`, `device:NAME`; empty without keys), the frames."""
+        try:
+            identity = self.router.recv(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        user = str(identity.get("User-Id")) if self._is_keyed else ""
+        return identity.bytes, user, self.router.recv_multipart()

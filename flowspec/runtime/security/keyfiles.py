@@ -1,0 +1,198 @@
+"""Key files: one secret per head and device, and the list of all public keys, in a folder that only its owner can enter.
+
+`NAME.key` holds one pair, `allowed.toml` the public keys by name; both are TOML, keys in Z85 (ZeroMQ RFC 32). A device needs its own
+`.key` and the list, no more. A secret that others could read, or a list that others could change, is not used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from flowspec.core.limits import STAGES_MAX
+from flowspec.errors import InputError
+from flowspec.plan.tables import Table, read_toml
+from flowspec.runtime.security.keyring import DEVICE, HEAD, KEY_BYTES, Keyring, check_name, need_curve
+from flowspec.runtime.weights.folders import write_whole
+
+ALLOWED = "allowed.toml"
+SUFFIX = ".key"
+_KEY_CHARS = KEY_BYTES * 5 // 4
+_SECRET_NOTE = "# FlowSpec: the secret key of {kind} {name}. Whoever has this file can speak as {name}. Keep it there only."
+_ALLOWED_NOTE = "# FlowSpec: the public keys of a cluster. Every head and device has a copy; a daemon lets in nobody else."
+
+
+def default_folder() -> Path:
+    """Where a device's daemon looks for keys: `$XDG_CONFIG_HOME/flowspec/keys`, else in `~/.config`."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "flowspec" / "keys"
+
+
+# ---------------------------------------------------------------------------------------------------- reading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowed:
+    """`allowed.toml`: public keys by name."""
+
+    heads: Mapping[str, bytes]
+    devices: Mapping[str, bytes]
+
+
+def head_keyring(folder: Path) -> Keyring:
+    """The keys of the head here: of the first one listed whose secret is in the folder. Raises `InputError`."""
+    allowed = read_allowed(folder)
+    for name in allowed.heads:
+        if (folder / f"{name}{SUFFIX}").exists():
+            return _keyring(folder, name, allowed, allowed.heads)
+    names = ", ".join(f"{name}{SUFFIX}" for name in allowed.heads) or "none is listed"
+    raise InputError(f"{folder}: expected the secret key of a head ({names}); copy it from where flowspec keygen made it")
+
+
+def device_keyring(folder: Path, name: str) -> Keyring:
+    """The keys of a device. Raises `InputError`."""
+    allowed = read_allowed(folder)
+    return _keyring(folder, check_name(name), allowed, allowed.devices)
+
+
+def device_name(folder: Path, name: str | None, host: str) -> str | None:
+    """Which device the folder makes of a machine: `name` if that is given, else its `host` name, else the only one with a key.
+
+    None where the folder has no key for it; raises `InputError` where it has several and nothing says which.
+    """
+    if not folder.is_dir():
+        return None
+    names = sorted(set(read_allowed(folder).devices) & {path.stem for path in folder.glob(f"*{SUFFIX}")})
+    likely = host if name is None else name
+    if likely in names:
+        return likely
+    if name is not None or not names:
+        return None
+    if len(names) == 1:
+        return names[0]
+    raise InputError(f"{folder} holds the keys of {', '.join(names)[:200]}; say with --name which of them this daemon is")
+
+
+def read_allowed(folder: Path) -> Allowed:
+    """The list of a folder; raises `InputError` for one that is missing, broken, or could be changed by others."""
+    path = folder / ALLOWED
+    _check_modes(path, stat.S_IWGRP | stat.S_IWOTH, "changed", "go-w")
+    table = read_toml(path, "the list of a cluster's keys")
+    table.check(("heads", "devices"))
+    heads, devices = (_public_keys(table.table(kind, needed=False)) for kind in ("heads", "devices"))
+    keys = [*heads.values(), *devices.values()]
+    twice = heads.keys() & devices.keys()
+    if twice or len(set(keys)) < len(keys):
+        raise InputError(f"{path}: expected each name and each key once, but {min(twice) if twice else 'a key'} is there twice")
+    return Allowed(heads=heads, devices=devices)
+
+
+def _public_keys(table: Table) -> dict[str, bytes]:
+    if len(table.data) > STAGES_MAX:
+        raise InputError(f"{table.where}: expected at most {STAGES_MAX} keys, got {len(table.data)}")
+    return {check_name(name): _key(table, name) for name in table.data}
+
+
+def _keyring(folder: Path, name: str, allowed: Allowed, listed: Mapping[str, bytes]) -> Keyring:
+    need_curve()
+    path = folder / f"{name}{SUFFIX}"
+    _check_modes(path, stat.S_IRWXG | stat.S_IRWXO, "read", "600")
+    table = read_toml(path, "a secret key")
+    table.check(("name", "public", "secret"))
+    public, secret = _key(table, "public"), _key(table, "secret", shown=False)
+    if table.text("name") != name or zmq.curve_public(z85.encode(secret)) != z85.encode(public):
+        raise InputError(
+            f"{path}: expected the key of {name}, its name and both halves fitting; make a new one with flowspec keygen --force"
+        )
+    if listed.get(name) != public:
+        raise InputError(f"{folder / ALLOWED} has another key of {name}, or none, than {path}; copy both again from where they were made")
+    return Keyring(name=name, public=public, secret=secret, heads=allowed.heads, devices=allowed.devices, where=str(folder / ALLOWED))
+
+
+def _key(table: Table, key: str, *, shown: bool = True) -> bytes:
+    value = table.data.get(key)
+    if isinstance(value, str) and len(value) == _KEY_CHARS:
+        with contextlib.suppress(ValueError, KeyError, OverflowError):
+            found = bytes(z85.decode(value))
+            if z85.encode(found).decode() == value:
+                return found
+    got = f", got {value!r:.60}" if shown else ""  # what is wrong with a secret is not told
+    raise InputError(f"{table.where}: {key}: expected a key of {_KEY_CHARS} characters (Z85){got}")
+
+
+def _check_modes(path: Path, forbidden: int, verb: str, mode: str) -> None:
+    """Raises `InputError` for a file that somebody else owns or that gives others more than they may have."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise InputError(f"{path}: expected a key file, but it cannot be read ({error.strerror}); see flowspec keygen --help") from None
+    if found.st_uid not in (os.geteuid(), 0) or found.st_mode & forbidden:
+        raise InputError(f"{path} could be {verb} by others; make it yours alone: chmod {mode} {path}")
+
+
+# ---------------------------------------------------------------------------------------------------- writing
+
+
+def make_keys(folder: Path, heads: Collection[str], devices: Collection[str], *, force: bool) -> tuple[list[str], list[str]]:
+    """Makes the keys that are missing (with `force`: all of those named) and lists them; (names made, names kept).
+
+    Keys that were made earlier stay, also those of others than the named. Raises `InputError`.
+    """
+    need_curve()
+    wanted = {**{check_name(name): DEVICE for name in devices}, **{check_name(name): HEAD for name in heads}}
+    listed = _listed(folder)
+    for name, kind in wanted.items():
+        if name in listed[DEVICE if kind == HEAD else HEAD] or (kind == HEAD and name in devices):
+            raise InputError(
+                f"{folder / ALLOWED}: {name} is a {HEAD if kind == DEVICE else DEVICE} already; give heads and devices different names"
+            )
+    made = [name for name, kind in wanted.items() if force or name not in listed[kind]]
+    for name in made:
+        path = folder / f"{name}{SUFFIX}"
+        if path.exists() and not force:
+            raise InputError(f"{path} exists, but is not listed; give --force to overwrite it, or move it away")
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
+        for name in made:
+            public, secret = (part.decode() for part in zmq.curve_keypair())
+            note = _SECRET_NOTE.format(kind=wanted[name], name=name)
+            text = f'{note}\nname = "{name}"\npublic = "{public}"\nsecret = "{secret}"\n'
+            write_whole(folder / f"{name}{SUFFIX}", text.encode())
+            listed[wanted[name]][name] = z85.decode(public)
+        _write_allowed(folder, listed)
+    except OSError as error:
+        raise InputError(f"{folder}: expected a folder that can be written ({error.strerror})") from None
+    return made, [name for name in wanted if name not in made]
+
+
+def revoke(folder: Path, names: Iterable[str]) -> None:
+    """Takes names off the list and deletes their secrets here. Raises `InputError` for a name that is not listed."""
+    listed = _listed(folder)
+    for name in names:
+        kind = next((kind for kind in listed if name in listed[kind]), None)
+        if kind is None:
+            raise InputError(f"{folder / ALLOWED} lists no {name!r:.80}; it has {', '.join([*listed[HEAD], *listed[DEVICE]])}")
+        del listed[kind][name]
+        (folder / f"{name}{SUFFIX}").unlink(missing_ok=True)
+    _write_allowed(folder, listed)
+
+
+def _listed(folder: Path) -> dict[str, dict[str, bytes]]:
+    if not (folder / ALLOWED).exists():
+        return {HEAD: {}, DEVICE: {}}
+    allowed = read_allowed(folder)
+    return {HEAD: dict(allowed.heads), DEVICE: dict(allowed.devices)}
+
+
+def _write_allowed(folder: Path, listed: Mapping[str, Mapping[str, bytes]]) -> None:
+    lines = [_ALLOWED_NOTE]
+    for kind, keys in listed.items():
+        lines += ["", f"[{kind}s]", *(f'"{name}" = "{z85.encode(key).decode()}"' for name, key in keys.items())]
+    write_whole(folder / ALLOWED, ("\n".join(lines) + "\n").encode())
