@@ -7,7 +7,6 @@ so transformers' own run here, with the tree attention; embedding and `lm_head` 
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -27,7 +26,6 @@ from flowspec.model.slice import DTYPES
 from flowspec.model.support import check_quantised, check_rotary, family_of
 from flowspec.model.weights import embedding_name, lm_head_name
 
-BIN = "pytorch_model.bin"
 _LAYERS = {"eagle": "layers.0", "eagle3": "midlayer"}
 _UNUSED = {"eagle": {"lm_head.weight"}, "eagle3": {"d2t", "t2d"}}
 """Tensors that published files hold beside the network; EAGLE-1/2 always answers through the target's `lm_head`."""
@@ -46,24 +44,18 @@ def is_eagle(raw_config: dict[str, Any], tensor_names: Iterable[str]) -> bool:
 
 
 def tensor_names(files: ModelFiles) -> frozenset[str]:
-    """Names of all tensors in a folder, heads' .bin files included; no weight is read."""
+    """Names of all tensors in a folder, no weight is read."""
     return HeadTensors(files).names
 
 
 class HeadTensors:
-    """A head's tensors by name, out of safetensors files or one pytorch_model.bin, both mapped and read when asked for."""
+    """A head's tensors by name, mapped and read when asked for."""
 
     def __init__(self, files: ModelFiles) -> None:
         self.model = files.model
         self._files = files
-        self._bin: dict[str, torch.Tensor] | None = None
-        self._file_of: dict[str, str] = {}
-        is_safe = any(files.find(name) for name in ("model.safetensors", "model.safetensors.index.json"))
-        if not is_safe and files.find(BIN):
-            self._bin = _load_bin(files)
-        else:
-            self._file_of = files.weight_map()
-        self.names = frozenset(self._file_of if self._bin is None else self._bin)
+        self._file_of = files.weight_map()
+        self.names = frozenset(self._file_of)
 
     def __contains__(self, name: str) -> bool:
         return name in self.names
@@ -74,31 +66,16 @@ class HeadTensors:
 
         if name not in self.names:
             raise InputError(f"draft head {self.model!r} has no tensor {name}; expected the published EAGLE-1/2 or EAGLE-3 layout")
-        if self._bin is not None:
-            found = self._bin[name]
-        else:
-            try:
-                with safe_open(self._files.path(self._file_of[name]), framework="pt") as opened:
-                    found = opened.get_tensor(name)
-            except (SafetensorError, OSError) as error:
-                raise InputError(f"cannot read {name} of draft head {self.model!r} ({error}); copy it again") from None
+        try:
+            with safe_open(self._files.path(self._file_of[name]), framework="pt") as opened:
+                found: torch.Tensor = opened.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"cannot read {name} of draft head {self.model!r} ({error}); copy it again") from None
         if tuple(found.shape) != shape:
             raise InputError(
                 f"tensor {name} of draft head {self.model!r}: expected shape {list(shape)} by config.json, got {list(found.shape)}"
             )
         return found
-
-
-def _load_bin(files: ModelFiles) -> dict[str, torch.Tensor]:
-    path = files.path(BIN)
-    try:
-        tensors = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, OSError, EOFError, LookupError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise InputError(f"{path} is not a file of tensors ({lines[0]:.120}); copy it again, or convert it to safetensors") from None
-    if not isinstance(tensors, dict) or not all(isinstance(each, torch.Tensor) for each in tensors.values()):
-        raise InputError(f"{path}: expected tensors by name, got something else; convert it to safetensors")
-    return tensors
 
 
 class _Layer(nn.Module):

@@ -190,7 +190,8 @@ class ModelFiles:
             return dict(shards)
         if self.find("model.safetensors") is None:
             raise InputError(
-                f"model {self.model!r} has no model.safetensors (or model.safetensors.index.json); other formats are not loaded"
+                f"model {self.model!r} has no model.safetensors (or model.safetensors.index.json); other formats are not loaded: a .bin or .pt "
+                "file is a pickle, which may run code (docs/security.md tells how to convert one)"
             )
         return dict.fromkeys(self._header("model.safetensors"), "model.safetensors")
 

@@ -55,7 +55,7 @@ class Reference:
             for name in sorted(set(files.weight_map().values())):
                 files.path(name)
             self._model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=activations, local_files_only=True, trust_remote_code=False, **options
+                folder, dtype=activations, local_files_only=True, trust_remote_code=False, use_safetensors=True, **options
             ).eval()
         if dtype in LINEARS:
             for module in [part for part in self._model.modules() if type(part) is torch.nn.Linear]:

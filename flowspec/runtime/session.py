@@ -231,16 +231,15 @@ def open_cluster(
     raw = files.raw_config()
     check_family(str(raw.get("model_type")), files.model)
     files.check_weights()
-    keys = None
     if options.cluster is not None:
         devices = read_cluster(options.cluster)
-        keys = cluster_keys(options.cluster, devices)
     else:
         devices = [Device(name=f"local-{index}", address="") for index in range(options.local)]
     is_given = options.layers is not None or devices[0].layers is not None
     stages = split_layers(devices, raw["num_hidden_layers"], options.layers) if is_given or options.cluster is None else []
     if "max_position_embeddings" in raw:
         pick_context(options.context, raw["max_position_embeddings"])
+    keys = None if options.cluster is None else cluster_keys(options.cluster, devices)
     with contextlib.ExitStack() as stack:
         local = None
         if options.cluster is None:

@@ -89,13 +89,10 @@ def eagle3() -> Tensors:
 EAGLE3_CONFIG = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": DRAFT_VOCABULARY}
 
 
-def write(folder: Path, tensors: Tensors, *, as_bin: bool = False, **config: Any) -> ModelFiles:
+def write(folder: Path, tensors: Tensors, **config: Any) -> ModelFiles:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**CONFIG, **config}), encoding="utf-8")
-    if as_bin:
-        torch.save(tensors, folder / "pytorch_model.bin")
-    else:
-        save_file(tensors, folder / "model.safetensors")
+    save_file(tensors, folder / "model.safetensors")
     return ModelFiles(str(folder))
 
 
@@ -196,14 +193,11 @@ HEAD_CASES: dict[str, tuple[Tensors, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("as_bin", [False, True], ids=["safetensors", "bin"])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("name", HEAD_CASES)
-def test_a_chain_is_what_the_published_forward_computes(
-    name: str, tied: bool, as_bin: bool, targets: dict[bool, ModelFiles], tmp_path: Path
-) -> None:
+def test_a_chain_is_what_the_published_forward_computes(name: str, tied: bool, targets: dict[bool, ModelFiles], tmp_path: Path) -> None:
     tensors, config = HEAD_CASES[name]
-    files = write(tmp_path / "head", tensors, as_bin=as_bin, **config)
+    files = write(tmp_path / "head", tensors, **config)
     assert is_eagle(files.raw_config(), tensor_names(files))
     head = EagleHead.load(files, targets[tied], "float32", CPU)
     is_three = name == "eagle3"
@@ -296,7 +290,6 @@ def without(tensors: Tensors, name: str) -> Tensors:
     return {key: value for key, value in tensors.items() if key != name}
 
 
-@pytest.mark.parametrize("as_bin", [False, True], ids=["safetensors", "bin"])
 @pytest.mark.parametrize(
     ("tensors", "config", "message"),
     [
@@ -316,24 +309,17 @@ def without(tensors: Tensors, name: str) -> Tensors:
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(
-    tensors: Tensors, config: dict[str, Any], message: str, as_bin: bool, targets: dict[bool, ModelFiles], tmp_path: Path
+    tensors: Tensors, config: dict[str, Any], message: str, targets: dict[bool, ModelFiles], tmp_path: Path
 ) -> None:
-    files = write(tmp_path / "head", tensors, as_bin=as_bin, **config)
+    files = write(tmp_path / "head", tensors, **config)
     with pytest.raises(InputError, match=message) as caught:
         EagleHead.load(files, targets[False], "float32", CPU)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"not a zip file at all", b"PK\x03\x04broken"])
-def test_a_broken_bin_is_refused(content: bytes, targets: dict[bool, ModelFiles], tmp_path: Path) -> None:
-    files = write(tmp_path / "head", eagle(), as_bin=True)
-    (tmp_path / "head" / "pytorch_model.bin").write_bytes(content)
-    with pytest.raises(InputError, match=r"pytorch_model.bin is not a file of tensors"):
-        EagleHead.load(files, targets[False], "float32", CPU)
-
-
-def test_a_bin_that_runs_code_is_refused(targets: dict[bool, ModelFiles], tmp_path: Path) -> None:
-    files = write(tmp_path / "head", eagle(), as_bin=True)
-    torch.save({"fc.weight": Path("x")}, tmp_path / "head" / "pytorch_model.bin")
-    with pytest.raises(InputError, match=r"pytorch_model.bin is not a file of tensors"):
+def test_a_head_that_is_a_pickle_is_refused(targets: dict[bool, ModelFiles], tmp_path: Path) -> None:
+    files = write(tmp_path / "head", eagle())
+    (tmp_path / "head/model.safetensors").unlink()
+    torch.save(eagle(), tmp_path / "head/pytorch_model.bin")
+    with pytest.raises(InputError, match=r"is a pickle, which may run code \(docs/security.md tells how to convert one\)"):
         EagleHead.load(files, targets[False], "float32", CPU)

@@ -98,7 +98,7 @@ def test_other_counts_of_frames_are_refused(frames: list[bytes]) -> None:
     refused(frames, "1 or 2 frames")
 
 
-@pytest.mark.parametrize("version", [0, 2, True, 3.0, "3", None, [3]])
+@pytest.mark.parametrize("version", [0, 1, 2, True, 3.0, "3", None, [3]])
 def test_another_protocol_is_refused_with_advice(version: Any) -> None:
     refused([replaced(header_of(Ping()), (0,), version)], f"expected protocol {limits.PROTOCOL_VERSION}, got .*same FlowSpec version")
 
