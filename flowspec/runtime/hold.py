@@ -109,7 +109,7 @@ class Hold:
 
     def why_silent(self, keys: Keyring | None) -> str:
         """For a next hop that did not answer in time."""
-        refusal = None if self.next_monitor is None or keys is None else self.next_monitor.refusal
+        refusal = None if self.next_monitor is None else self.next_monitor.refusal
         return f"did not answer within {timeouts.LINK_S:.0f} s" + (f": {refusal.told(keys)}" if refusal is not None else "")
 
     def ask(self, question: WeightQuestion) -> bool:

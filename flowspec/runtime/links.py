@@ -104,8 +104,7 @@ class _Look:
         monitor.close()
         if not stands:
             self._socket.close(linger=0)
-            known = monitor.refusal is not None and (monitor.refusal.is_final or self._keys is not None)
-            why = f": {monitor.refusal.told(self._keys)}" if monitor.refusal is not None and known else "; is its daemon running?"
+            why = "; is its daemon running?" if monitor.refusal is None else f": {monitor.refusal.told(self._keys)}"
             raise ClusterError(f"{self._device.name} at {self._device.address} does not answer{why}")
         return self
 

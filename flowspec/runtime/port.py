@@ -8,6 +8,7 @@ from typing import Any
 
 import zmq
 
+from flowspec.errors import InputError
 from flowspec.runtime.monitor import Monitor, Refusal
 from flowspec.runtime.security.gate import Gate, Quiet
 from flowspec.runtime.security.keyring import Keyring
@@ -17,12 +18,16 @@ log = logging.getLogger("flowspec.daemon")
 
 
 class Port:
-    """The port `number` on `host`. Without keys and beyond loopback it must be asked to be `insecure`; raises `InputError`."""
+    """The port `number` on `host`. Without keys and beyond loopback it must be asked to be `insecure`; raises `InputError`, and ends the context."""
 
     def __init__(self, context: zmq.Context[Any], host: str, port: int, keys: Keyring | None, *, insecure: bool) -> None:
         self._is_keyed = keys is not None
         self._gate = None if keys is None else Gate(context, keys)
-        self.router, self.number = bind_router(context, host, port, keys, insecure=insecure)
+        try:
+            self.router, self.number = bind_router(context, host, port, keys, insecure=insecure)
+        except InputError:
+            context.destroy(linger=0)
+            raise
         self._monitor = Monitor(self.router)
         self._quiet = Quiet()
 
@@ -45,11 +50,12 @@ class Port:
                 self._quiet.warning(refusal.name, "dropped %d connection(s): %s", count, self._why(refusal))
 
     def _why(self, refusal: Refusal) -> str:
+        theirs = "came without keys, which this daemon asks for" if self._is_keyed else "have keys, and this daemon has none"
         if refusal is Refusal.MECHANISM:
-            return "they came without keys, which this daemon asks for" if self._is_keyed else "they have keys, and this daemon has none"
-        if refusal is Refusal.BROKEN and self._is_keyed:
-            return "they were not encrypted for this device's key, or replayed"
-        return "they did not speak ZeroMQ, or hung up at once"
+            return f"they {theirs}"
+        if refusal is Refusal.HUNG_UP:  # whoever notices first hangs up
+            return f"they hung up in the handshake; perhaps they {theirs}"
+        return "they were not encrypted for this device's key, or replayed" if self._is_keyed else "they did not speak ZeroMQ"
 
     def receive(self) -> tuple[bytes, str, list[bytes]] | None:
         """The next message: its connection's identity, whose key opened that (`head:NAME`, `device:NAME`; empty without keys), the frames."""

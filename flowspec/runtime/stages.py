@@ -173,7 +173,7 @@ class Stages:
                     del again[index]
                     self._assign(index)
                 if timeout_s is not None and not is_done(stage) and now_s - started_s > timeout_s:
-                    refusal = stage.monitor.refusal if self._keys is not None else None
+                    refusal = stage.monitor.refusal
                     why = f": {refusal.told(self._keys)}" if refusal is not None else f"; {advice}"
                     raise ClusterError(f"{stage.describe()} did not answer within {timeout_s:.0f} s{why}")
             self._check_peers(now_s, ready)

@@ -57,6 +57,20 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)
 
 
+def _own_address(host: str, *, needs_loopback: bool) -> str:
+    """The address to bind for a host; raises `InputError` for one that is none, or is not loopback if it needs to be."""
+    try:
+        family, *_, found = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)[0]
+    except (sockets.gaierror, UnicodeError):
+        raise InputError(f"--host: expected an address of this machine, got {host!r}") from None
+    if needs_loopback and not ipaddress.ip_address(found[0]).is_loopback:
+        raise InputError(
+            f"without keys this daemon does not listen on {host}, where others could use it: copy its key here "
+            "(flowspec keygen on the head tells how), or say --insecure"
+        )
+    return f"[{found[0]}]" if family == sockets.AF_INET6 else str(found[0])
+
+
 def bind_router(
     context: zmq.Context[Any], host: str, port: int, keys: Keyring | None = None, *, insecure: bool = False
 ) -> tuple[zmq.Socket[bytes], int]:
@@ -70,17 +84,11 @@ def bind_router(
     if keys is not None:
         keys.listen(socket)
     try:
-        family, *_, found = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)[0]
-        if keys is None and not insecure and not ipaddress.ip_address(found[0]).is_loopback:
-            raise InputError(
-                f"without keys this daemon does not listen on {host}, where others could use it: copy its key here "
-                "(flowspec keygen on the head tells how), or say --insecure"
-            )
-        bound = f"[{found[0]}]" if family == sockets.AF_INET6 else found[0]
-        socket.bind(f"tcp://{bound}:{port or '*'}")
-    except (sockets.gaierror, UnicodeError):
-        raise InputError(f"--host: expected an address of this machine, got {host!r}") from None
-    except zmq.ZMQError as error:
+        socket.bind(f"tcp://{_own_address(host, needs_loopback=keys is None and not insecure)}:{port or '*'}")
+    except (zmq.ZMQError, InputError) as error:
+        socket.close()
+        if isinstance(error, InputError):
+            raise
         if error.errno == zmq.EADDRINUSE:
             raise InputError(f"port {port} on {host} is taken; stop what uses it or choose another with --port") from None
         raise InputError(f"cannot listen on {host}:{port}: {error.strerror}") from None

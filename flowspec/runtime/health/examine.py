@@ -204,9 +204,8 @@ class _Talk:
 
     def _answer(self, patience_s: float) -> Message:
         if not self._monitor.await_ready(patience_s):
-            refusal = self._monitor.refusal
-            if refusal is not None and (refusal.is_final or self._keys is not None):
-                raise _Unwell(_no_entry(refusal.told(self._keys)))
+            if self._monitor.refusal is not None:
+                raise _Unwell(_no_entry(self._monitor.refusal.told(self._keys)))
             raise _Unwell(_why_silent(self._device, patience_s))
         try:
             envelope = decode(self._socket.recv_multipart())

@@ -21,7 +21,7 @@ log = logging.getLogger("flowspec.head")
 
 def keys_folder(cluster: Path) -> Path:
     """Where `flowspec keygen` puts the keys of a cluster file, and where they are looked for."""
-    return cluster.with_suffix(".keys")
+    return cluster.with_name(cluster.name.removesuffix(".toml") + ".keys")  # launch/boards does the same
 
 
 def cluster_keys(cluster: Path, devices: Sequence[Device]) -> Keyring | None:

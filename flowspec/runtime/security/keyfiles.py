@@ -30,8 +30,8 @@ _ALLOWED_NOTE = "# FlowSpec: the public keys of a cluster. Every head and device
 
 
 def default_folder() -> Path:
-    """Where a device's daemon looks for keys: `$XDG_CONFIG_HOME/flowspec/keys`, else in `~/.config`."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "flowspec" / "keys"
+    """Where a device's daemon looks for keys, and `launch/boards` puts them."""
+    return Path.home() / ".config" / "flowspec" / "keys"
 
 
 # ---------------------------------------------------------------------------------------------------- reading

@@ -1,0 +1,116 @@
+"""A wire that is listened to: forwards TCP connections, keeps what went over them, and can play it again.
+
+For showing what an eavesdropper reads of a link and what a replay of it does, and for links that are slow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from flowspec.errors import PeerError
+from flowspec.wire.codec import Envelope, decode
+
+GREETING_BYTES = 64
+_MORE, _LONG, _COMMAND = 1, 2, 4
+_CHUNK_BYTES = 16384
+
+
+@dataclass(slots=True)
+class Recording:
+    """The bytes of one connection, by direction."""
+
+    sent: bytearray = field(default_factory=bytearray)
+    received: bytearray = field(default_factory=bytearray)
+
+
+class Wiretap:
+    """Stands before the daemon at `target` (`host:port`) while the context lasts; dial `address` instead. `mbps` slows what is sent."""
+
+    def __init__(self, target: str, *, mbps: float = float("inf")) -> None:
+        self._target = target
+        self._pace_s = 8e-6 / mbps
+        self.recordings: list[Recording] = []
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
+        self._ends: list[socket.socket] = []
+        self._carriers: list[threading.Thread] = []
+        self._over = False
+        self._acceptor = threading.Thread(target=self._accept, daemon=True)
+
+    def __enter__(self) -> Wiretap:
+        self._acceptor.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over = True
+        self._shut(self._server)
+        self._acceptor.join()
+        for end in self._ends:
+            self._shut(end)
+        for thread in self._carriers:
+            thread.join()
+        for end in (self._server, *self._ends):
+            end.close()
+
+    def _accept(self) -> None:
+        host, _, port = self._target.rpartition(":")
+        with contextlib.suppress(OSError):
+            while not self._over:
+                near = self._server.accept()[0]
+                far = socket.create_connection((host, int(port)))
+                recording = Recording()
+                self.recordings.append(recording)
+                self._ends += [near, far]
+                for source, goal, record, pace_s in ((near, far, recording.sent, self._pace_s), (far, near, recording.received, 0.0)):
+                    carrier = threading.Thread(target=self._carry, args=(source, goal, record, pace_s), daemon=True)
+                    self._carriers.append(carrier)
+                    carrier.start()
+
+    def _carry(self, source: socket.socket, goal: socket.socket, record: bytearray, pace_s: float) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := source.recv(_CHUNK_BYTES):
+                record += chunk
+                time.sleep(len(chunk) * pace_s)
+                goal.sendall(chunk)
+        for end in (source, goal):
+            self._shut(end)
+
+    @staticmethod
+    def _shut(end: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
+
+def messages(stream: bytes) -> Iterator[Envelope]:
+    """What an eavesdropper can decode of one direction of a connection (ZMTP 3, RFC 23)."""
+    frames: list[bytes] = []
+    at = GREETING_BYTES
+    while at + 2 <= len(stream):
+        flags = stream[at]
+        size_bytes = 8 if flags & _LONG else 1
+        start = at + 1 + size_bytes
+        at = start + int.from_bytes(stream[at + 1 : start], "big")
+        if at > len(stream):
+            return
+        if not flags & _COMMAND:
+            frames.append(stream[start:at])
+            if not flags & _MORE:
+                with contextlib.suppress(PeerError):
+                    yield decode(frames)
+                frames = []
+
+
+def replay(recording: Recording, address: str, patience_s: float) -> bytes:
+    """Plays what was once sent to the daemon at `address` again; returns its answer, as far as it came while it was quiet for so long."""
+    host, _, port = address.rpartition(":")
+    answer = bytearray()
+    with socket.create_connection((host, int(port)), timeout=patience_s) as raw, contextlib.suppress(OSError):
+        raw.sendall(recording.sent)
+        while chunk := raw.recv(_CHUNK_BYTES):
+            answer += chunk
+    return bytes(answer)

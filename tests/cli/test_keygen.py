@@ -1,0 +1,108 @@
+"""`flowspec keygen`, and the daemon's flags about keys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flowspec.cli.main import main
+from flowspec.runtime.security import keyfiles
+from flowspec.runtime.security.keyfiles import head_keyring
+
+CLUSTER = '[[device]]\nname = "pi-1"\naddress = "192.0.2.1:7700"\nssh = "me@pi"\n[[device]]\nname = "pi-2"\naddress = "192.0.2.2:7700"\n'
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Path:
+    path = tmp_path / "home.toml"
+    path.write_text(CLUSTER)
+    return path
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    assert main(list(args)) == 2
+    shown = capsys.readouterr()
+    (line,) = shown.err.splitlines()
+    assert shown.out == ""
+    return line
+
+
+def secrets_of(folder: Path) -> list[str]:
+    lines = [line for path in folder.glob("*.key") for line in path.read_text().splitlines() if line.startswith("secret")]
+    return [line.split('"')[1] for line in lines]
+
+
+def test_keys_for_a_cluster_file_and_what_to_copy_where(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keygen", str(cluster)]) == 0
+    shown = capsys.readouterr().out
+    folder = cluster.parent / "home.keys"
+    assert {path.name for path in folder.iterdir()} == {"allowed.toml", "head.key", "pi-1.key", "pi-2.key"}
+    assert f"scp -p {folder}/pi-1.key {folder}/allowed.toml me@pi:.config/flowspec/keys/" in shown
+    assert f"{folder}/allowed.toml 192.0.2.2:.config/flowspec/keys/" in shown
+    assert f"launch/boards start {cluster}" in shown
+    assert not any(secret in shown for secret in secrets_of(folder))
+
+
+def test_json_names_what_was_made_and_kept_and_no_secret(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = cluster.parent / "home.keys"
+    expected = {"folder": str(folder), "allowed": f"{folder}/allowed.toml", "heads": ["head"], "devices": ["pi-1", "pi-2"], "revoked": []}
+    assert main(["keygen", str(cluster), "--json"]) == 0
+    text = capsys.readouterr().out
+    assert json.loads(text) == {**expected, "made": ["pi-1", "pi-2", "head"], "kept": []}
+    assert not any(secret in text for secret in secrets_of(folder))
+    before = secrets_of(folder)
+    assert main(["keygen", str(cluster), "--json", "--device", "pi-3"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["made"], found["kept"]) == (["pi-3"], ["pi-1", "pi-2"])
+    assert set(before) < set(secrets_of(folder))
+    assert main(["keygen", str(cluster), "--json", "--revoke", "pi-3"]) == 0
+    assert json.loads(capsys.readouterr().out) == {**expected, "made": [], "kept": [], "revoked": ["pi-3"]}
+    assert main(["keygen", str(cluster), "--force"]) == 0
+    assert not set(before[:2]) & {key.hex() for key in [head_keyring(folder).secret]}
+
+
+def test_keys_for_named_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "keys"
+    assert main(["keygen", f"--out={folder}", "--device=pi-1", "--head=laptop", "--head=desk"]) == 0
+    assert "ssh pi-1 'mkdir -p -m 700 .config/flowspec/keys'" in capsys.readouterr().out
+    found = head_keyring(folder)
+    assert (found.name, set(found.heads), set(found.devices)) == ("laptop", {"laptop", "desk"}, {"pi-1"})
+    (folder / "laptop.key").unlink()
+    assert head_keyring(folder).name == "desk"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], "expected a cluster file, or --out FOLDER"),
+        (["none.toml"], "none.toml: expected a cluster file, but it cannot be read"),
+        (["--out=x", "--device=a b"], "expected up to 63 letters, digits, dots, dashes and underscores, got 'a b'; rename it"),
+        (["--out=x", "--device=a", "--head=a"], "give heads and devices different names"),
+        (["--out=x", "--revoke=a"], "lists no 'a'"),
+        (["--out=x", "--revoke=a", "--force"], "--revoke takes names off the list and makes none"),
+    ],
+)
+def test_wrong_wishes_are_one_line(
+    flags: list[str], expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert expected in refusal(capsys, "keygen", *flags)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_daemon_needs_keys_beyond_loopback(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyfiles.Path, "home", lambda: tmp_path)
+    line = refusal(capsys, "daemon", "--host=0.0.0.0", "--port=0")
+    assert "without keys this daemon does not listen on 0.0.0.0" in line
+    assert line.endswith("or say --insecure")
+    assert "expected a folder with allowed.toml and the key of this device" in refusal(capsys, "daemon", f"--keys={tmp_path / 'none'}")
+    keyfiles.make_keys(tmp_path / ".config/flowspec/keys", ["head"], ["pi-1", "pi-2"], force=False)
+    assert "say with --name which of them this daemon is" in refusal(capsys, "daemon")
+    assert "could be read by others" in _readable(capsys, tmp_path / ".config/flowspec/keys/pi-1.key")
+
+
+def _readable(capsys: pytest.CaptureFixture[str], path: Path) -> str:
+    path.chmod(0o644)
+    return refusal(capsys, "daemon", "--name=pi-1")

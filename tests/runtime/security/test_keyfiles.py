@@ -1,0 +1,269 @@
+"""Key files: made once and for their owner's eyes, read strictly, and silent about their secrets."""
+
+from __future__ import annotations
+
+import logging
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flowspec.core.messages import Hello
+from flowspec.errors import InputError, PeerError
+from flowspec.runtime.cluster import Device
+from flowspec.runtime.security.cluster_keys import cluster_keys
+from flowspec.runtime.security.keyfiles import ALLOWED, device_keyring, device_name, head_keyring, make_keys, read_allowed, revoke
+from flowspec.runtime.security.keyring import check_hello
+from flowspec.runtime.transport import bind_router, dial
+
+DEVICES = ("pi-1", "jetson.2")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made, kept = make_keys(tmp_path / "keys", ["head"], DEVICES, force=False)
+    assert (set(made), kept) == ({"head", *DEVICES}, [])
+    return tmp_path / "keys"
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())}
+
+
+def test_only_the_owner_can_read_them_and_every_key_is_its_own(folder: Path) -> None:
+    assert modes(folder) == {"keys": 0o700, ALLOWED: 0o600, "head.key": 0o600, "pi-1.key": 0o600, "jetson.2.key": 0o600}
+    rings = [head_keyring(folder), *(device_keyring(folder, name) for name in DEVICES)]
+    assert [ring.name for ring in rings] == ["head", *DEVICES]
+    assert len({key for ring in rings for key in (ring.public, ring.secret)}) == 6
+    for ring in rings:
+        assert ring.heads == {"head": rings[0].public}
+        assert ring.devices == {each.name: each.public for each in rings[1:]}
+    assert rings[0].user_of(rings[1].public) == "device:pi-1"
+    assert rings[1].user_of(rings[0].public) == "head:head"
+    assert rings[1].user_of(bytes(32)) is None
+
+
+def test_what_is_there_stays_and_force_makes_it_anew(folder: Path) -> None:
+    before = head_keyring(folder)
+    assert make_keys(folder, ["head"], [*DEVICES, "pi-3"], force=False) == (["pi-3"], ["pi-1", "jetson.2", "head"])
+    after = head_keyring(folder)
+    assert (after.secret, set(after.devices)) == (before.secret, {*DEVICES, "pi-3"})
+    assert make_keys(folder, [], ["pi-1"], force=True) == (["pi-1"], [])
+    changed = head_keyring(folder)
+    assert changed.secret == before.secret
+    assert changed.devices["pi-1"] != before.devices["pi-1"]
+    assert modes(folder)["pi-1.key"] == 0o600
+    revoke(folder, ["pi-1"])
+    assert set(read_allowed(folder).devices) == {"jetson.2", "pi-3"}
+    assert not (folder / "pi-1.key").exists()
+    with pytest.raises(InputError, match="lists no 'pi-1'"):
+        revoke(folder, ["pi-1"])
+
+
+def test_a_secret_that_is_not_listed_is_not_overwritten(folder: Path) -> None:
+    (folder / ALLOWED).unlink()
+    text = (folder / "pi-1.key").read_text()
+    with pytest.raises(InputError, match=r"exists, but is not listed; give --force"):
+        make_keys(folder, ["boss"], ["pi-1"], force=False)
+    assert (folder / "pi-1.key").read_text() == text
+
+
+@pytest.mark.parametrize("name", ["", ".x", "-x", "a b", "../x", "a/b", "x" * 64, "ü", "a\n"])
+def test_a_name_that_cannot_name_a_file_has_no_key(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected up to 63 letters"):
+        make_keys(tmp_path / "keys", ["head"], [name], force=False)
+    assert not (tmp_path / "keys").exists()
+
+
+def test_a_name_is_a_head_or_a_device(folder: Path) -> None:
+    for heads, devices in ((["pi-1"], []), ([], ["head"]), (["new"], ["new"])):
+        with pytest.raises(InputError, match="give heads and devices different names"):
+            make_keys(folder, heads, devices, force=False)
+
+
+@pytest.mark.parametrize(
+    ("file", "mode", "message"),
+    [
+        ("pi-1.key", 0o640, r"pi-1.key could be read by others; make it yours alone: chmod 600"),
+        ("pi-1.key", 0o604, "could be read by others"),
+        (ALLOWED, 0o620, r"allowed.toml could be changed by others; make it yours alone: chmod go-w"),
+        (ALLOWED, 0o602, "could be changed by others"),
+    ],
+)
+def test_files_that_others_can_get_at_are_not_used(file: str, mode: int, message: str, folder: Path) -> None:
+    (folder / file).chmod(mode)
+    with pytest.raises(InputError, match=message) as caught:
+        device_keyring(folder, "pi-1")
+    assert "\n" not in str(caught.value)
+    (folder / ALLOWED).chmod(0o644)  # to read the list is no harm
+    (folder / "pi-1.key").chmod(0o600)
+    assert device_keyring(folder, "pi-1").name == "pi-1"
+
+
+def replace_line(path: Path, key: str, line: str) -> None:
+    path.write_text("".join(line + "\n" if each.startswith(key) else each for each in path.read_text().splitlines(keepends=True)))
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "line", "message"),
+    [
+        ("pi-1.key", "secret", 'secret = "short"', r"pi-1.key: secret: expected a key of 40 characters \(Z85\)$"),
+        ("pi-1.key", "secret", f'secret = "{"~" * 40}"', r"secret: expected a key of 40 characters \(Z85\)$"),
+        ("pi-1.key", "secret", "", r"secret: expected a key of 40 characters"),
+        ("pi-1.key", "secret", f'secret = "{"0" * 40}"', "expected the key of pi-1, its name and both halves fitting"),
+        ("pi-1.key", "name", 'name = "pi-2"', "expected the key of pi-1, its name and both halves fitting"),
+        ("pi-1.key", "name", "name = [", "expected TOML"),
+        ("pi-1.key", "public", "public = 5", r"public: expected a key of 40 characters \(Z85\), got 5"),
+        ("pi-1.key", "name", 'name = "pi-1"\nmore = 1', "unknown key 'more'"),
+        (ALLOWED, '"pi-1"', f'"pi-1" = "{"0" * 40}"', r"has another key of pi-1, or none, than"),
+        (ALLOWED, '"pi-1"', "", r"has another key of pi-1, or none, than"),
+        (ALLOWED, '"pi-1"', '"pi-1" = "x"', "pi-1: expected a key of 40 characters"),
+        (ALLOWED, '"pi-1"', '"../x" = "x"', "expected up to 63 letters"),
+        (ALLOWED, "[heads]", "[bosses]", "unknown key 'bosses'"),
+    ],
+)
+def test_broken_files_are_named_and_secrets_are_not_told(file: str, key: str, line: str, message: str, folder: Path) -> None:
+    secret = device_keyring(folder, "pi-1").secret
+    replace_line(folder / file, key, line)
+    with pytest.raises(InputError, match=message) as caught:
+        device_keyring(folder, "pi-1")
+    assert "\n" not in str(caught.value)
+    assert "short" not in str(caught.value)
+    assert repr(secret) not in str(caught.value)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode)), file=st.sampled_from([ALLOWED, "pi-1.key"]))
+def test_any_content_is_refused_as_wrong_input(content: bytes, file: str, folder: Path) -> None:
+    before = (folder / file).read_bytes()
+    (folder / file).write_bytes(content)
+    with pytest.raises(InputError):
+        device_keyring(folder, "pi-1")
+    (folder / file).write_bytes(before)
+
+
+def test_secrets_are_in_no_repr_and_no_log(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        ring = head_keyring(folder)
+    secret = next(line for line in (folder / "head.key").read_text().splitlines() if line.startswith("secret")).split('"')[1]
+    for text in (repr(ring), str(ring), caplog.text):
+        assert secret not in text
+        assert repr(ring.secret)[2:-1] not in text
+
+
+def test_which_device_a_machine_is(folder: Path, tmp_path: Path) -> None:
+    assert device_name(tmp_path / "none", None, "pi-1") is None
+    assert device_name(folder, None, "pi-1") == "pi-1"
+    assert device_name(folder, "jetson.2", "pi-1") == "jetson.2"
+    assert device_name(folder, "other", "pi-1") is None
+    with pytest.raises(InputError, match="say with --name which of them"):
+        device_name(folder, None, "laptop")
+    (folder / "pi-1.key").unlink()
+    assert device_name(folder, None, "laptop") == "jetson.2"
+
+
+def test_a_head_without_its_secret_says_what_to_copy(folder: Path) -> None:
+    (folder / "head.key").unlink()
+    with pytest.raises(InputError, match=r"expected the secret key of a head \(head.key\)"):
+        head_keyring(folder)
+
+
+def test_zeromq_without_encryption_is_one_clear_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zmq, "has", lambda what: what != "curve")
+    for attempt in (lambda: head_keyring(folder), lambda: make_keys(folder, [], ["new"], force=False)):
+        with pytest.raises(InputError, match="built without CURVE encryption; install pyzmq's own build"):
+            attempt()
+
+
+# ---------------------------------------------------------------------------------------- where keys are needed
+
+
+def test_no_port_beyond_loopback_without_keys_unless_insecure() -> None:
+    with zmq.Context() as context:
+        for host in ("0.0.0.0", "::"):
+            with pytest.raises(InputError, match=rf"without keys this daemon does not listen on {host}.*or say --insecure"):
+                bind_router(context, host, 0)
+            bind_router(context, host, 0, insecure=True)[0].close(linger=0)
+        bind_router(context, "127.0.0.1", 0)[0].close(linger=0)
+        context.destroy(linger=0)
+
+
+def test_a_head_speaks_beyond_loopback_with_keys_or_insecurely(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    here, there = Device(name="pi-1", address="127.0.0.1:7700"), Device(name="pi-1", address="192.0.2.1:7700")
+    path = tmp_path / "home.toml"
+    path.write_text("")
+    assert cluster_keys(path, [here]) is None
+    with pytest.raises(InputError, match=r"home.keys is missing, .* pi-1 at 192.0.2.1:7700 .*flowspec keygen .*insecure = true"):
+        cluster_keys(path, [here, there])
+    path.write_text("insecure = true")
+    assert cluster_keys(path, [there]) is None
+    assert "whoever is in the network can read" in caplog.text
+    path.write_text("")
+    folder.rename(tmp_path / "home.keys")
+    for devices in ([here], [there]):
+        found = cluster_keys(path, devices)
+        assert found is not None
+        assert found.name == "head"
+    path.write_text("insecure = 1")
+    with pytest.raises(InputError, match="insecure: expected true or false"):
+        cluster_keys(path, [here])
+
+
+def test_a_device_without_a_listed_key_is_not_dialled(folder: Path) -> None:
+    with zmq.Context() as context:
+        with pytest.raises(InputError, match=r"lists no key of device 'pi-9'; make one with flowspec keygen"):
+            dial(context, "127.0.0.1:7700", "pi-9", head_keyring(folder))
+        context.destroy(linger=0)
+
+
+@pytest.mark.parametrize(
+    ("user", "name", "role", "error"),
+    [
+        ("head:head", "head", "head-control", None),
+        ("head:head", "head", "measure", None),
+        ("device:pi-1", "pi-1", "stage", None),
+        ("device:pi-1", "pi-1", "measure", None),
+        ("device:pi-1", "pi-2", "stage", "expected pi-1 by its key, but it calls itself pi-2"),
+        ("device:pi-1", "pi-1", "head-control", "pi-1 has the key of a device, which opens no head-control connections"),
+        ("device:pi-1", "pi-1", "head-data", "opens no head-data"),
+        ("device:pi-1", "pi-1", "head-weights", "opens no head-weights"),
+        ("head:head", "head", "stage", "head has the key of a head, which opens no stage connections"),
+    ],
+)
+def test_a_key_stands_for_a_name_and_a_part(user: str, name: str, role: str, error: str | None) -> None:
+    hello = Hello(name=name, version="1", role=role)
+    if error is None:
+        check_hello(user, hello)
+    else:
+        with pytest.raises(PeerError, match=error):
+            check_hello(user, hello)
+
+
+def test_the_gate_answers_nonsense_with_no(folder: Path) -> None:
+    from flowspec.runtime.security.gate import Gate
+
+    ring = device_keyring(folder, "pi-1")
+    public = head_keyring(folder).public
+    with zmq.Context() as context:
+        gate = Gate(context, ring)
+        asker: Any = context.socket(zmq.REQ)
+        asker.connect("inproc://zeromq.zap.01")
+        for frames, status in (
+            ([b"1.0", b"7", b"flowspec", b"10.0.0.1", b"", b"CURVE", public], b"200"),
+            ([b"1.0", b"7", b"flowspec", b"10.0.0.1", b"", b"CURVE", bytes(32)], b"400"),
+            ([b"1.0", b"7", b"flowspec", b"10.0.0.1", b"", b"NULL"], b"400"),
+            ([b"1.0", b"7", b"flowspec", b"10.0.0.1", b"", b"PLAIN", b"user", b"word"], b"400"),
+            ([b"2.0", b"7", b"flowspec", b"10.0.0.1", b"", b"CURVE", public], b"400"),
+            ([b""], b"400"),
+        ):
+            asker.send_multipart(frames)
+            assert gate.socket.poll(5000)
+            gate.answer()
+            assert asker.poll(5000)
+            _, _, found, _, user, _ = asker.recv_multipart()
+            assert (found, user) == (status, b"head:head" if status == b"200" else b"")
+        context.destroy(linger=0)
