@@ -6,6 +6,7 @@ For showing what an eavesdropper reads of a link and what a replay of it does, a
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import threading
 import time
@@ -86,19 +87,24 @@ class Wiretap:
             end.shutdown(socket.SHUT_RDWR)
 
 
-def messages(stream: bytes) -> Iterator[Envelope]:
-    """What an eavesdropper can decode of one direction of a connection (ZMTP 3, RFC 23)."""
-    frames: list[bytes] = []
+def _frames(stream: bytes) -> Iterator[tuple[int, int, int]]:
+    """(flags, where its body starts, where it ends) of each whole frame after the greeting (ZMTP 3, RFC 23)."""
     at = GREETING_BYTES
     while at + 2 <= len(stream):
         flags = stream[at]
-        size_bytes = 8 if flags & _LONG else 1
-        start = at + 1 + size_bytes
+        start = at + (9 if flags & _LONG else 2)
         at = start + int.from_bytes(stream[at + 1 : start], "big")
         if at > len(stream):
             return
+        yield flags, start, at
+
+
+def messages(stream: bytes) -> Iterator[Envelope]:
+    """What an eavesdropper can decode of one direction of a connection."""
+    frames: list[bytes] = []
+    for flags, start, end in _frames(stream):
         if not flags & _COMMAND:
-            frames.append(stream[start:at])
+            frames.append(stream[start:end])
             if not flags & _MORE:
                 with contextlib.suppress(PeerError):
                     yield decode(frames)
@@ -106,11 +112,26 @@ def messages(stream: bytes) -> Iterator[Envelope]:
 
 
 def replay(recording: Recording, address: str, patience_s: float) -> bytes:
-    """Plays what was once sent to the daemon at `address` again; returns its answer, as far as it came while it was quiet for so long."""
+    """Plays what was once sent to the daemon at `address` again; returns its answer, as far as it came.
+
+    The greeting and each command of the handshake wait for an answer, as they did then; waiting ends after so many seconds of silence.
+    """
+    sent = bytes(recording.sent)
+    ends = [GREETING_BYTES]
+    for flags, _, end in _frames(sent):
+        if not flags & _COMMAND:
+            break
+        ends.append(end)
     host, _, port = address.rpartition(":")
     answer = bytearray()
     with socket.create_connection((host, int(port)), timeout=patience_s) as raw, contextlib.suppress(OSError):
-        raw.sendall(recording.sent)
+        for step, (begin, end) in enumerate(itertools.pairwise([0, *ends])):
+            raw.sendall(sent[begin:end])
+            while len(answer) < GREETING_BYTES or sum(1 for _ in _frames(bytes(answer))) < step:
+                if not (chunk := raw.recv(_CHUNK_BYTES)):
+                    return bytes(answer)
+                answer += chunk
+        raw.sendall(sent[ends[-1] :])
         while chunk := raw.recv(_CHUNK_BYTES):
             answer += chunk
     return bytes(answer)

@@ -1,0 +1,131 @@
+"""Encrypted clusters of real processes: who gets in, and what somebody in the network can see and do."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flowspec.core.messages import Error, Sampling
+from flowspec.errors import ClusterError, PeerError
+from flowspec.model.reference import Reference
+from flowspec.runtime import timeouts
+from flowspec.runtime.cluster import Device
+from flowspec.runtime.head import Head
+from flowspec.runtime.health.examine import ask_all, examine
+from flowspec.runtime.links import Effort, measure_links
+from flowspec.runtime.local import LocalCluster, LocalDaemon
+from flowspec.runtime.security.keyfiles import device_keyring, head_keyring, make_keys
+from flowspec.runtime.security.keyring import Keyring
+from flowspec.testbed.intrusion import try_everything
+from flowspec.testbed.wiretap import Wiretap
+from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of
+
+STAGES = 3
+
+
+@pytest.fixture(scope="module")
+def keys_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keyed") / "keys"
+    make_keys(folder, ["head", "other"], [f"local-{index}" for index in range(STAGES)], force=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def keys(keys_folder: Path) -> Keyring:
+    return head_keyring(keys_folder)
+
+
+@pytest.fixture(scope="module")
+def keyed(keys_folder: Path) -> Iterator[LocalCluster]:
+    with LocalCluster(STAGES, family="llama", log_level="CRITICAL", keys=keys_folder) as cluster:
+        yield cluster
+
+
+def devices_of(daemons: list[LocalDaemon]) -> list[Device]:
+    return [Device(name=daemon.name, address=daemon.address) for daemon in daemons]
+
+
+def test_an_encrypted_cluster_gives_the_same_answer(keyed: LocalCluster, keys: Keyring, folder: Path, reference: Reference) -> None:
+    with Head(plan_for(folder, keyed.wait()), keys=keys) as head:
+        assert tokens_of(submit(head)) == reference.generate(PROMPT, Sampling(), 20, frozenset())
+
+
+def test_every_break_in_fails_and_the_same_ones_succeed_without_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeouts, "CONNECT_S", 3.0)
+    attempts = list(try_everything(tmp_path))
+    assert len(attempts) == 10
+    assert [attempt for attempt in attempts if not attempt.as_promised] == []
+
+
+def test_the_doctor_and_the_measuring_of_links_use_the_keys(keyed: LocalCluster, keys: Keyring) -> None:
+    devices = devices_of(keyed.wait())[:2]
+    found = examine(devices, keys=keys)
+    assert [each.ailment for each in found] == [None, None]
+    for link in (found[0].from_head, found[0].onward):  # the second is measured by one device to the next
+        assert link is not None
+        assert (link.problem, link.bandwidth_mbps > 0) == ("", True)
+    (peer,) = measure_links(devices[:1], effort=Effort(sizes=(1 << 16,)), keys=keys)
+    assert peer.latency_s > 0
+
+
+def test_without_the_keys_the_doctor_says_what_is_missing(
+    keyed: LocalCluster, cluster: LocalCluster, keys: Keyring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeouts, "CONNECT_S", 2.0)
+    (found,) = ask_all(devices_of(keyed.wait())[:1])
+    assert found.ailment is not None
+    assert (found.ailment.check, "encrypted connections only" in found.ailment.text) == ("keys", True)
+    (found,) = ask_all(devices_of(cluster.wait())[:1], keys=keys)
+    assert found.ailment is not None
+    assert (found.ailment.check, "it has no keys" in found.ailment.text) == ("keys", True)
+    assert "copy its key" in found.ailment.advice
+    with pytest.raises(ClusterError, match="does not answer: .*encrypted connections only, and there are no keys here"):
+        measure_links(devices_of(keyed.wait())[:1])
+
+
+def test_a_listed_key_speaks_for_its_own_name_and_part_only(keyed: LocalCluster, keys_folder: Path, keys: Keyring) -> None:
+    daemon = keyed.wait()[0]
+    device = device_keyring(keys_folder, "local-1")
+    for ring, name, role, expected in (
+        (keys, "other", "head-control", "expected head by its key, but it calls itself other"),
+        (keys, "head", "stage", "head has the key of a head"),
+        (device, "local-2", "stage", "expected local-1 by its key, but it calls itself local-2"),
+        (device, "local-1", "head-control", "local-1 has the key of a device, which opens no head-control connections"),
+        (device, "local-1", "head-weights", "which opens no head-weights connections"),
+    ):
+        with Peer(daemon.address, role, name=name, keys=ring, device=daemon.name) as peer:
+            peer.link.send(peer.hello)
+            refused = peer.answer()
+            assert isinstance(refused, Error)
+            assert expected in refused.text
+    with Peer(daemon.address, "stage", name="local-1", keys=device, device=daemon.name) as peer:
+        peer.greet()
+
+
+def test_a_daemon_that_plays_its_part_from_a_recording_is_refused(cluster: LocalCluster, folder: Path) -> None:
+    """What a daemon once said in the clear is played to a new head."""
+    daemons = cluster.wait()[:1]
+    with Wiretap(daemons[0].address) as tap, Head(plan_for(folder, [LocalDaemon(name="x", port=port_of(tap), pid=0)])) as head:
+        tokens_of(submit(head, count=2))
+    recorded = bytes(tap.recordings[0].received)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def play() -> None:
+            with server.accept()[0] as connection:
+                connection.sendall(recorded)
+                while connection.recv(4096):
+                    pass
+
+        player = threading.Thread(target=play, daemon=True)
+        player.start()
+        with pytest.raises(PeerError, match="belongs to another session: it is stale or replayed"):
+            Head(plan_for(folder, [LocalDaemon(name="x", port=server.getsockname()[1], pid=0)]))
+        player.join()
+
+
+def port_of(tap: Wiretap) -> int:
+    return int(tap.address.rpartition(":")[2])
