@@ -112,26 +112,31 @@ def messages(stream: bytes) -> Iterator[Envelope]:
 
 
 def replay(recording: Recording, address: str, patience_s: float) -> bytes:
-    """Plays what was once sent to the daemon at `address` again; returns its answer, as far as it came.
+    """Plays what was once sent to the daemon at `address` again; returns its answer, as far as it came until it was quiet for so long."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=patience_s) as raw:
+        return play(bytes(recording.sent), raw)
 
-    The greeting and each command of the handshake wait for an answer, as they did then; waiting ends after so many seconds of silence.
+
+def play(stream: bytes, raw: socket.socket) -> bytes:
+    """Plays one direction of a recorded connection to who is at the other end of `raw`; returns the answer.
+
+    The greeting and each command of the handshake wait for one, as they did then.
     """
-    sent = bytes(recording.sent)
     ends = [GREETING_BYTES]
-    for flags, _, end in _frames(sent):
+    for flags, _, end in _frames(stream):
         if not flags & _COMMAND:
             break
         ends.append(end)
-    host, _, port = address.rpartition(":")
     answer = bytearray()
-    with socket.create_connection((host, int(port)), timeout=patience_s) as raw, contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
         for step, (begin, end) in enumerate(itertools.pairwise([0, *ends])):
-            raw.sendall(sent[begin:end])
+            raw.sendall(stream[begin:end])
             while len(answer) < GREETING_BYTES or sum(1 for _ in _frames(bytes(answer))) < step:
                 if not (chunk := raw.recv(_CHUNK_BYTES)):
                     return bytes(answer)
                 answer += chunk
-        raw.sendall(sent[ends[-1] :])
+        raw.sendall(stream[ends[-1] :])
         while chunk := raw.recv(_CHUNK_BYTES):
             answer += chunk
     return bytes(answer)

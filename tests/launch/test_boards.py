@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.core.messages import Welcome
+from flowspec.runtime.security.keyfiles import head_keyring, make_keys
 from tests.runtime.clusters import Peer
 
 ROOT = Path(__file__).parents[2]
@@ -142,6 +144,29 @@ def test_devices_are_installed_started_watched_and_stopped(boards: Boards) -> No
     assert (status, lines) == (0, ["jetson: was not running", f"{EVIL}: was not running"])
     assert not list(boards.homes.rglob("pwned"))
     assert {"BatchMode=yes", "ConnectTimeout=10"} <= set((boards.homes / "options").read_text().split())
+
+
+def test_each_device_gets_its_own_key_and_the_list(boards: Boards) -> None:
+    boards.write({"jetson": "me@board-1", "pi": "board-2"})
+    keys = boards.file.with_suffix(".keys")
+    make_keys(keys, ["head"], ["jetson"], force=False)
+    status, lines, _ = boards.run("install")
+    assert status == 1
+    assert lines[0].startswith("jetson: installed")
+    assert lines[1] == f"pi: FAILED: {keys} has no key of pi; run flowspec keygen {boards.file}"
+    make_keys(keys, ["head"], ["pi"], force=False)
+    boards.run("install")
+    status, lines, error = boards.run("start")
+    assert (status, error) == (0, ""), lines
+    for home, name in (("me@board-1", "jetson"), ("board-2", "pi")):
+        folder = boards.homes / home / ".config/flowspec/keys"
+        assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {f"{name}.key": 0o600, "allowed.toml": 0o600}
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        secret = (folder / f"{name}.key").read_text().split('secret = "')[1][:40]
+        assert secret not in (boards.homes / "commands").read_text()
+    with Peer(boards.addresses[1], name="head", keys=head_keyring(keys), device="pi") as peer:
+        peer.greet()
+    boards.run("stop")
 
 
 @pytest.fixture
