@@ -18,7 +18,7 @@ from flowspec.runtime.security.keyring import KEY_BYTES, Keyring
 
 VERSION = b"1.0"
 REQUEST_FRAMES = 7
-QUIET_S = 10.0
+QUIET_S = 1.0
 """A refusal that repeats is logged this often: a peer that is refused may come again ten times a second."""
 REMEMBERED_MAX = 256
 
