@@ -131,7 +131,7 @@ def has_room_below(request: Request, node: int) -> bool:
     """Whether a child of this node would have to be run: the answer goes on after it, and the context has room."""
     assert request.submit is not None
     child = request.tree.position(node) + 1
-    is_last = child - request.opening.length + 1 >= request.submit.new_tokens_max
+    is_last = child - len(request.submit.prompt) + 1 >= request.submit.new_tokens_max
     return not is_last and child + 1 < request.context
 
 

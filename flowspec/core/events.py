@@ -192,7 +192,24 @@ class TimerFired:
     """The instant of the last `SetTimer` has come."""
 
 
-HeadEvent = Submit | Cancel | Forget | VerifiedArrived | Drafted | TimerFired
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineLost:
+    """The stages are given up, with all they hold and all that is in flight; nothing of them is told any more.
+
+    The device that this is about had been silent for `silent_s` (0: its connection closed, or it said so itself).
+    """
+
+    silent_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reformed:
+    """A new pipeline of `stage_count` stages, which hold nothing, takes the place of the lost one."""
+
+    stage_count: int
+
+
+HeadEvent = Submit | Cancel | Forget | VerifiedArrived | Drafted | TimerFired | PipelineLost | Reformed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,9 @@ tensors and no clock.
 
 The walk: while the next token of the root is known, make it the root. Each token is emitted the moment it is known, and
 nothing past a stop is committed or emitted. One request waits for one thing at most, so no turn, lock or flush exists.
+
+The committed tokens are the only state that outlives a pipeline. When it is lost what was in flight is forgotten, and each answer
+under way becomes a prompt of what is known of it, in a new epoch; `Reformed` opens these on stages that hold nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from collections.abc import Sequence
 from flowspec.core import limits
 from flowspec.core.calibration import Calibrator
 from flowspec.core.costs import Costs
-from flowspec.core.drafting import DrafterTraits, DraftState, draft_part, grow, learn, observe
+from flowspec.core.drafting import DrafterTraits, draft_part, grow, learn, observe
 from flowspec.core.events import (
     Cancel,
     Draft,
@@ -25,22 +28,23 @@ from flowspec.core.events import (
     Forget,
     HeadCommand,
     HeadEvent,
+    PipelineLost,
+    Reformed,
     SetTimer,
     Submit,
     Timed,
-    TimerFired,
     ToDrafter,
     ToPipeline,
     ToStages,
     VerifiedArrived,
 )
-from flowspec.core.messages import Open, Part, Release, Segment, Verified
+from flowspec.core.flights import Flight, Flights, Load
+from flowspec.core.messages import Commit, Open, Part, Release, Segment, Verified
 from flowspec.core.methods import make_method
 from flowspec.core.methods.base import Choice, Method, View
-from flowspec.core.request import Flight, Load, Request
-from flowspec.core.statistics import Statistics
+from flowspec.core.request import Request, begin
 from flowspec.errors import InputError, PeerError
-from flowspec.tree import NodeState, TokenTree
+from flowspec.tree import NodeState
 
 FLIGHTS_PER_STAGE_MAX = 4
 """Segments in flight per stage, dead ones included: they pass as headers, but each still passes."""
@@ -58,9 +62,9 @@ class HeadCore:
         self.drafter = drafter
         self.costs = Costs(stage_count)
         self.calibrator = Calibrator()
-        self.flights_max = FLIGHTS_PER_STAGE_MAX * (stage_count + 2)
+        self.is_formed = True
         self._requests: dict[int, Request] = {}
-        self._flights: dict[int, Flight] = {}
+        self._flights = Flights(self._requests)
         self._leaving: set[int] = set()
         self._segments_sent = 0
         self._turns: list[int] = []
@@ -70,9 +74,19 @@ class HeadCore:
         self._timer_s: float | None = None
 
     @property
+    def flights_max(self) -> int:
+        """Segments that may be in flight."""
+        return FLIGHTS_PER_STAGE_MAX * (self.stage_count + 2)
+
+    @property
     def in_flight(self) -> int:
         """Segments sent whose Verified is not back."""
         return len(self._flights)
+
+    @property
+    def oldest_flight_s(self) -> float | None:
+        """When the oldest segment in flight was sent; None without any."""
+        return self._flights.oldest_s
 
     def requests(self) -> list[Request]:
         """Every conversation that is known, for those who watch."""
@@ -93,8 +107,11 @@ class HeadCore:
             self._verified(event.verified, now_s, commands)
         elif isinstance(event, Drafted):
             self._drafted(event)
+        elif isinstance(event, PipelineLost):
+            self._lost(event, now_s)
+        elif isinstance(event, Reformed):
+            self._reformed(event, now_s, commands)
         else:
-            assert isinstance(event, TimerFired)
             self._timer_s = None
         self._walk_held(now_s, commands)
         while self._send(now_s, commands) or self._walk_held(now_s, commands):
@@ -121,38 +138,18 @@ class HeadCore:
         old = self._requests.get(submit.request)
         assert old is None or old.submit is None, f"request {submit.request} is being answered"
         assert submit.request not in self._leaving, f"request {submit.request} is over; its id is not used again"
-        tree = TokenTree() if old is None else old.tree
-        keep = 0 if old is None else min(_common_prefix(tree.committed_tokens(), submit.prompt), old.kept_everywhere, count - 1)
-        draft = DraftState() if old is None else old.draft
-        draft.advance(tree)
-        tree.rewind(keep)
-        tree.extend_path(submit.prompt[keep:])
-        opening = Open(
-            request=submit.request,
-            epoch=0 if old is None else old.opening.epoch + 1,
-            keep=keep,
-            length=count,
-            root=tree.root,
-            slots=self.context + limits.TREE_NODES_MAX,
-            sampling=submit.sampling,
-        )
+        request = begin(old, submit, context=self.context, stage_count=self.stage_count, now_s=now_s)
         if self.drafter is not None:
-            draft.begin(opening, keep, self.drafter.context)
-        request = Request(
-            tree=tree,
-            submit=submit,
-            opening=opening,
-            context=self.context,
-            unsent=keep,
-            computed=keep,
-            known_length=count,
-            draft=draft,
-            statistics=Statistics(stage_count=self.stage_count, submitted_s=now_s),
-        )
+            request.draft.begin(request.opening, request.reused, self.drafter.context)
         self._requests[submit.request] = request
         self.method.begin(request)
         self._turns.append(submit.request)
-        commands.append(ToStages(message=opening))
+        self._tell(request.opening, commands)
+
+    def _tell(self, message: Open | Commit | Release, commands: list[HeadCommand]) -> None:
+        """Says something to all stages, if there are any; those to come learn it when the pipeline is formed."""
+        if self.is_formed:
+            commands.append(ToStages(message=message))
 
     def _forget(self, number: int, commands: list[HeadCommand]) -> None:
         """Release goes out once nothing of the request is in flight: a segment behind it would open it again."""
@@ -167,9 +164,9 @@ class HeadCore:
         self._release_if_landed(number, commands)
 
     def _release_if_landed(self, number: int, commands: list[HeadCommand]) -> None:
-        if number in self._leaving and all(load.request != number for flight in self._flights.values() for load in flight.loads):
+        if number in self._leaving and not self._flights.carry(number):
             self._leaving.discard(number)
-            commands.append(ToStages(message=Release(request=number)))
+            self._tell(Release(request=number), commands)
 
     def _end(self, request: Request, reason: str, commands: list[HeadCommand]) -> None:
         assert request.submit is not None
@@ -177,17 +174,46 @@ class HeadCore:
         statistics = request.statistics
         statistics.dropped_alive += request.tree.alive_count
         statistics.calibration_error = self.calibrator.error
-        commands.append(Finished(request=request.number, reason=reason, reused=request.opening.keep, statistics=statistics))
+        commands.append(Finished(request=request.number, reason=reason, reused=request.reused, statistics=statistics))
         request.submit = None
         request.held.clear()
+
+    # ------------------------------------------------------------------------------------------- recovery
+
+    def _lost(self, event: PipelineLost, now_s: float) -> None:
+        self.is_formed = False
+        self._flights.clear()
+        self._leaving.clear()
+        for request in self._requests.values():
+            request.computed = 0
+            if request.submit is not None:
+                request.statistics.lost(event.silent_s, now_s)
+                self._reopen(request)
+
+    def _reopen(self, request: Request) -> None:
+        request.reopen()
+        if self._draft is not None:  # what a draft under way proposes is for the epoch that is over
+            self._draft.pop(request.number, None)
+        if self.drafter is not None:
+            request.draft.advance(request.tree)
+            request.draft.begin(request.opening, request.opening.length - 1, self.drafter.context)
+        self.method.begin(request)
+
+    def _reformed(self, event: Reformed, now_s: float, commands: list[HeadCommand]) -> None:
+        assert not self.is_formed, "a pipeline is formed that was not lost"
+        self.is_formed = True
+        self.stage_count = event.stage_count
+        self.costs = Costs(event.stage_count)
+        for number in self._turns:
+            request = self._requests[number]
+            request.statistics.recoveries.formed(now_s)
+            self._tell(request.opening, commands)
 
     # ------------------------------------------------------------------------------------------- learning
 
     def _verified(self, verified: Verified, now_s: float, commands: list[HeadCommand]) -> None:
         """A segment came back: what it proves of the stages, and what its nodes drew."""
-        flight = self._flights.pop(verified.segment, None)
-        if flight is None:
-            raise PeerError(f"segment {verified.segment} was verified, but it is not in flight")
+        flight = self._flights.land(verified.segment)
         commands.append(Timed(segment=verified.segment, rows=flight.rows, sent_s=flight.sent_s, hops=verified.hops))
         round_trip_s = now_s - flight.sent_s
         self.costs.learn(verified.hops, flight.rows, flight.sent_s, now_s)
@@ -269,7 +295,7 @@ class HeadCore:
         is_busy = request.statistics.committing_segments > 1
         self.costs.emitted(len(tokens), now_s, is_busy=is_busy, is_missed=not request.root_sent)
         if self.method.commits_at_once and request.in_flight:
-            commands.append(ToStages(message=request.commit()))
+            self._tell(request.commit(), commands)
 
     # ------------------------------------------------------------------------------------------- drafting
 
@@ -322,7 +348,7 @@ class HeadCore:
         requests = [self._requests[number] for number in self._turns]
         return View(
             requests=[request for request in requests if prompts or request.is_decoding],
-            count_living=self._count_living,
+            count_living=self._flights.count_living,
             stage_count=self.stage_count,
             costs=self.costs,
             calibrator=self.calibrator,
@@ -330,21 +356,9 @@ class HeadCore:
             now_s=now_s,
         )
 
-    def _count_living(self) -> int:
-        return sum(self._is_living(flight) for flight in self._flights.values())
-
-    def _is_living(self, flight: Flight) -> bool:
-        """Whether anything that a segment carries can still matter; what is dead passes the stages as a header."""
-        for load in flight.loads:
-            request = self._requests.get(load.request)
-            is_current = request is not None and request.submit is not None and request.opening.epoch == load.epoch
-            if request is not None and is_current and (load.is_prompt or any(map(request.is_living, load.nodes))):
-                return True
-        return False
-
     def _send(self, now_s: float, commands: list[HeadCommand]) -> bool:
         """Sends at most one segment: a chunk of a prompt, or what the method chooses; the two take turns."""
-        if not self._turns or self.in_flight >= self.flights_max:
+        if not self.is_formed or not self._turns or self.in_flight >= self.flights_max:
             return False
         view = self._view(now_s)
         window = self.method.window(view)
@@ -381,14 +395,5 @@ class HeadCore:
             self._turns.append(request.number)
         segment = Segment(segment=self._segments_sent, parts=tuple(parts))
         self._segments_sent += 1
-        self._flights[segment.segment] = Flight(tuple(carried), now_s, segment.row_count)
+        self._flights.begin(segment.segment, Flight(tuple(carried), now_s, segment.row_count))
         commands.append(ToPipeline(segment=segment))
-
-
-def _common_prefix(first: list[int], second: tuple[int, ...]) -> int:
-    count = 0
-    for a, b in zip(first, second, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count

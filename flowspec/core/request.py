@@ -1,9 +1,10 @@
-"""A conversation as the head knows it: its tree, how far the stages are, the messages that follow from both; and what is in flight."""
+"""A conversation as the head knows it: its tree, how far the stages are, and the messages that follow from both."""
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flowspec.core import limits
@@ -20,7 +21,7 @@ class Request:
 
     `unsent` is the next prompt position to send; positions below `computed` have passed every stage. `known_length` is
     the committed length that every stage has been told, so Commits begin there. `held` are tokens verified that the
-    method has not walked yet, `plan` is the method's own note.
+    method has not walked yet, `plan` is the method's own note. `reused` prompt tokens were cached when the answer began.
     """
 
     tree: TokenTree
@@ -32,6 +33,7 @@ class Request:
     known_length: int
     draft: DraftState
     statistics: Statistics
+    reused: int = 0
     opened: bool = False
     new_tokens: list[int] = field(default_factory=list)
     next_tokens: dict[int, int] = field(default_factory=dict)
@@ -57,6 +59,20 @@ class Request:
     def is_living(self, node: int) -> bool:
         """Whether a node is the root or hangs below it."""
         return node == self.tree.root or self.tree.is_alive(node)
+
+    def reopen(self) -> None:
+        """The stages are gone: an answer under way begins again where it stands, its committed tokens being the prompt now.
+
+        The nodes of the path keep their ids; the new epoch tells the old stages' words from those of the new ones.
+        """
+        length = self.tree.committed_length
+        self.tree.rewind(length)
+        self.opening = replace(self.opening, epoch=self.opening.epoch + 1, keep=0, length=length, root=self.tree.root)
+        self.unsent = self.computed = self.in_flight = 0
+        self.known_length = length
+        self.opened = self.root_sent = False
+        self.next_tokens.clear()
+        self.held.clear()
 
     @property
     def kept_everywhere(self) -> int:
@@ -93,25 +109,42 @@ class Request:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What one segment in flight carries of one request: once it is back, every stage has seen it.
+def begin(old: Request | None, submit: Submit, *, context: int, stage_count: int, now_s: float) -> Request:
+    """A new answer, in the conversation `old` if there is one, of which everything is kept that the stages hold of the prompt."""
+    tree = TokenTree() if old is None else old.tree
+    count = len(submit.prompt)
+    keep = 0 if old is None else min(_common_prefix(tree.committed_tokens(), submit.prompt), old.kept_everywhere, count - 1)
+    draft = DraftState() if old is None else old.draft
+    draft.advance(tree)
+    tree.rewind(keep)
+    tree.extend_path(submit.prompt[keep:])
+    return Request(
+        tree=tree,
+        submit=submit,
+        opening=Open(
+            request=submit.request,
+            epoch=0 if old is None else old.opening.epoch + 1,
+            keep=keep,
+            length=count,
+            root=tree.root,
+            slots=context + limits.TREE_NODES_MAX,
+            sampling=submit.sampling,
+        ),
+        context=context,
+        unsent=keep,
+        computed=keep,
+        known_length=count,
+        reused=keep,
+        draft=draft,
+        statistics=Statistics(stage_count=stage_count, submitted_s=now_s),
+    )
 
-    `end` is the position after its last committed row (0 without one).
-    """
 
-    request: int
-    epoch: int
-    end: int
-    committed_length: int
-    nodes: tuple[int, ...]
-    is_prompt: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """A segment in flight."""
-
-    loads: tuple[Load, ...]
-    sent_s: float
-    rows: int
+def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two texts begin with alike."""
+    count = 0
+    for a, b in zip(first, second, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

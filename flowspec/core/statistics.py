@@ -14,6 +14,41 @@ from flowspec.core.messages import Hop
 
 
 @dataclass(slots=True)
+class Recoveries:
+    """How often an answer lost its stages, and what that took.
+
+    `detect_s` is for how long the lost ones had been silent, `load_s` from then until others were there, `prefill_s` until these
+    had computed what was known and the next token came.
+    """
+
+    count: int = 0
+    detect_s: float = 0.0
+    load_s: float = 0.0
+    prefill_s: float = 0.0
+    _lost_s: float | None = None
+    _formed_s: float | None = None
+
+    def lost(self, silent_s: float, now_s: float) -> None:
+        if self._formed_s is not None:  # lost again before a token came: one recovery that takes longer
+            self.prefill_s += now_s - self._formed_s
+        else:
+            self.count += 1
+        self.detect_s += silent_s
+        self._lost_s, self._formed_s = now_s, None
+
+    def formed(self, now_s: float) -> None:
+        """Others are there; nothing for an answer that was asked for meanwhile."""
+        if self._lost_s is not None:
+            self.load_s += now_s - self._lost_s
+            self._lost_s, self._formed_s = None, now_s
+
+    def emitted(self, now_s: float) -> None:
+        if self._formed_s is not None:
+            self.prefill_s += now_s - self._formed_s
+            self._formed_s = None
+
+
+@dataclass(slots=True)
 class Statistics:
     """Counts and seconds of one answer; of segments shared with other requests its share by nodes sent."""
 
@@ -41,6 +76,8 @@ class Statistics:
     compute_s: list[float] = field(default_factory=list)
     windows: int = 0
     calibration_error: float = 0.0
+    recoveries: Recoveries = field(default_factory=Recoveries)
+    earlier_compute_s: float = 0.0
 
     def sent(self, nodes: int, window: int) -> None:
         self.segments += 1
@@ -60,7 +97,14 @@ class Statistics:
             self.stage_own_s += share * hop.own_s
         self.link_s += share * max(0.0, round_trip_s - sum(hop.queued_s + hop.compute_s + hop.own_s for hop in hops))
 
+    def lost(self, silent_s: float, now_s: float) -> None:
+        """The stages were lost; what each of them computed is kept as a sum, for the next ones may be others."""
+        self.recoveries.lost(silent_s, now_s)
+        self.earlier_compute_s += sum(self.compute_s)
+        self.compute_s = []
+
     def emitted(self, tokens: int, now_s: float) -> None:
+        self.recoveries.emitted(now_s)
         if self.tokens == 0:
             self.first_token_s = now_s
         self.last_token_s = now_s
@@ -94,9 +138,13 @@ class Statistics:
             "decode_s": round(decode_s, 6),
             "draft_s": round(self.draft_s, 6),
             "queued_s": round(self.queued_s, 6),
-            "compute_s": round(sum(self.compute_s), 6),
+            "compute_s": round(self.earlier_compute_s + sum(self.compute_s), 6),
             "stage_own_s": round(self.stage_own_s, 6),
             "link_s": round(self.link_s, 6),
+            "recoveries": self.recoveries.count,
+            "recovery_detect_s": round(self.recoveries.detect_s, 6),
+            "recovery_load_s": round(self.recoveries.load_s, 6),
+            "recovery_prefill_s": round(self.recoveries.prefill_s, 6),
         }
 
 

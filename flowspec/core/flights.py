@@ -1,0 +1,79 @@
+"""What is in flight: the segments that left the head and whose Verified is not back, in the order in which they left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flowspec.core.request import Request
+from flowspec.errors import PeerError
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one segment in flight carries of one request: once it is back, every stage has seen it.
+
+    `end` is the position after its last committed row (0 without one).
+    """
+
+    request: int
+    epoch: int
+    end: int
+    committed_length: int
+    nodes: tuple[int, ...]
+    is_prompt: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A segment in flight."""
+
+    loads: tuple[Load, ...]
+    sent_s: float
+    rows: int
+
+
+class Flights:
+    """The flights of one head, whose conversations are `requests`."""
+
+    def __init__(self, requests: Mapping[int, Request]) -> None:
+        self._requests = requests
+        self._flights: dict[int, Flight] = {}
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    @property
+    def oldest_s(self) -> float | None:
+        """When the oldest one left; None without any."""
+        return next((flight.sent_s for flight in self._flights.values()), None)
+
+    def begin(self, segment: int, flight: Flight) -> None:
+        self._flights[segment] = flight
+
+    def land(self, segment: int) -> Flight:
+        """The flight of a segment that is back; raises `PeerError` for one that is not in flight."""
+        flight = self._flights.pop(segment, None)
+        if flight is None:
+            raise PeerError(f"segment {segment} was verified, but it is not in flight")
+        return flight
+
+    def clear(self) -> None:
+        """The pipeline is gone: none of them comes back."""
+        self._flights.clear()
+
+    def carry(self, request: int) -> bool:
+        """Whether any of them carries something of a request."""
+        return any(load.request == request for flight in self._flights.values() for load in flight.loads)
+
+    def count_living(self) -> int:
+        """Those that carry anything that can still matter; what is dead passes the stages as a header."""
+        return sum(self._is_living(flight) for flight in self._flights.values())
+
+    def _is_living(self, flight: Flight) -> bool:
+        for load in flight.loads:
+            request = self._requests.get(load.request)
+            is_current = request is not None and request.submit is not None and request.opening.epoch == load.epoch
+            if request is not None and is_current and (load.is_prompt or any(map(request.is_living, load.nodes))):
+                return True
+        return False
