@@ -5,8 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from flowspec.core import limits
 from flowspec.core.request import Request
 from flowspec.errors import PeerError
+
+FLIGHTS_PER_STAGE_MAX = 4
+"""Segments in flight per stage, dead ones included: they pass as headers, but each still passes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How much a head has in flight: segments (None: by the number of stages), and the rows of a prompt in one of them."""
+
+    flights_max: int | None = None
+    prefill_chunk: int = limits.PREFILL_CHUNK
+
+    def flights(self, stage_count: int) -> int:
+        """Segments that may be in flight in a pipeline of so many stages."""
+        return self.flights_max or FLIGHTS_PER_STAGE_MAX * (stage_count + 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from flowspec.core.events import (
     ToStages,
     VerifiedArrived,
 )
-from flowspec.core.flights import Flight, Flights, Load
+from flowspec.core.flights import Bounds, Flight, Flights, Load
 from flowspec.core.messages import Commit, Open, Part, Release, Segment, Verified
 from flowspec.core.methods import make_method
 from flowspec.core.methods.base import Choice, Method, View
@@ -46,8 +46,6 @@ from flowspec.core.request import Request, begin
 from flowspec.errors import InputError, PeerError
 from flowspec.tree import NodeState
 
-FLIGHTS_PER_STAGE_MAX = 4
-"""Segments in flight per stage, dead ones included: they pass as headers, but each still passes."""
 DRAFT_ROWS_MAX = 256
 """Rows of one drafting job; a prompt takes several."""
 
@@ -55,9 +53,18 @@ DRAFT_ROWS_MAX = 256
 class HeadCore:
     """Event in, commands out; see the module."""
 
-    def __init__(self, *, context: int, stage_count: int, method: Method | None = None, drafter: DrafterTraits | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        context: int,
+        stage_count: int,
+        method: Method | None = None,
+        drafter: DrafterTraits | None = None,
+        bounds: Bounds | None = None,
+    ) -> None:
         self.context = context
         self.stage_count = stage_count
+        self.bounds = bounds or Bounds()
         self.method = method or make_method("ar")
         self.drafter = drafter
         self.costs = Costs(stage_count)
@@ -76,7 +83,7 @@ class HeadCore:
     @property
     def flights_max(self) -> int:
         """Segments that may be in flight."""
-        return FLIGHTS_PER_STAGE_MAX * (self.stage_count + 2)
+        return self.bounds.flights(self.stage_count)
 
     @property
     def in_flight(self) -> int:
@@ -371,7 +378,7 @@ class HeadCore:
         loads = loads[: limits.PARTS_PER_SEGMENT_MAX]
         if not loads and may_prefill:
             assert prompt is not None
-            loads = [(prompt, prompt.next_chunk(), True)]
+            loads = [(prompt, prompt.next_chunk(self.bounds.prefill_chunk), True)]
         if not loads:
             return False
         self._is_prompts_turn = not loads[0][2]

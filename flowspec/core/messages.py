@@ -39,6 +39,7 @@ class Sampling:
 
 ROLES = ("head-control", "head-data", "head-weights", "stage", "measure")
 LOADING_STEPS = ("asking", "checking", "receiving", "loading")
+ERROR_CAUSES = ("", "next", "fit", "lease")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,13 +170,15 @@ class Ping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pong:
-    """A daemon's sign of life: segments waiting and run so far, and its resident memory."""
+    """A daemon's sign of life: segments waiting and run so far, how long it has been at the one that runs (0: idle), resident memory."""
 
     queued: int
     done: int
     memory_bytes: int
+    running_s: float = 0.0
 
     def __post_init__(self) -> None:
+        check_range("running_s", self.running_s, 0, limits.ID_MAX)
         for field in ("queued", "done", "memory_bytes"):
             check_range(field, getattr(self, field), 0, limits.ID_MAX)
 
@@ -184,21 +187,24 @@ class Pong:
 class Error:
     """Something went wrong at the sender; one line that says what was expected, what came, and what to do.
 
-    `retry_after_s` above 0 says that the same request may succeed then.
+    `retry_after_s` above 0 says that the same request may succeed then. `cause` says what a head may do about it: the `next` device is
+    lost, the device's own part does not `fit` there, the `lease` lapsed; none of these: another pipeline would fail as well.
     """
 
     text: str
     retry_after_s: float = 0.0
+    cause: str = ""
 
     def __post_init__(self) -> None:
+        check(self.cause in ERROR_CAUSES, "cause", self.cause, ", ".join(filter(None, ERROR_CAUSES)))
         check_text("text", self.text, limits.TEXT_CHARS_MAX)
         check_range("retry_after_s", self.retry_after_s, 0, 3600)
 
     @classmethod
-    def saying(cls, text: str, retry_after_s: float = 0.0) -> Error:
+    def saying(cls, text: str, retry_after_s: float = 0.0, cause: str = "") -> Error:
         """An Error for any text: cut to the limit, without control characters."""
         shown = "".join(character if character.isprintable() else " " for character in text[: limits.TEXT_CHARS_MAX])
-        return cls(text=shown, retry_after_s=retry_after_s)
+        return cls(text=shown, retry_after_s=retry_after_s, cause=cause)
 
 
 # -------------------------------------------------------------------------------------------- token trees

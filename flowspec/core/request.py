@@ -83,9 +83,9 @@ class Request:
         """As many of the nodes as the stages have slots for; the root's is reserved with the context."""
         return nodes[: limits.TREE_NODES_MAX - self.tree.sent_alive + (nodes[0] == self.tree.root)]
 
-    def next_chunk(self) -> list[int]:
+    def next_chunk(self, rows_max: int) -> list[int]:
         """The next nodes of the prompt; they count as sent."""
-        nodes = self.tree.path[self.unsent : min(self.unsent + limits.PREFILL_CHUNK, self.opening.length)]
+        nodes = self.tree.path[self.unsent : min(self.unsent + rows_max, self.opening.length)]
         self.unsent += len(nodes)
         self.root_sent = self.is_prefilled
         return nodes

@@ -87,13 +87,17 @@ class _Job:
     dead: set[int]
     received_s: float
     queued_s: float
+    started_s: float
 
 
 class StageCore:
     """Event in, commands out; see the module for the rules and `events` for the vocabulary."""
 
-    def __init__(self, *, is_last: bool, slots_max: int, returns_features: bool = False) -> None:
+    def __init__(
+        self, *, is_last: bool, slots_max: int, returns_features: bool = False, queued_max: int = limits.QUEUED_SEGMENTS_MAX
+    ) -> None:
         self.is_last = is_last
+        self.queued_max = queued_max
         self.returns_features = returns_features
         self.slots_max = slots_max
         self._requests: dict[int, _Request] = {}
@@ -110,6 +114,10 @@ class StageCore:
     def done(self) -> int:
         return self._jobs_done
 
+    def running_s(self, now_s: float) -> float:
+        """How long the segment that runs has been running; 0 while none does."""
+        return 0.0 if self._job is None else max(0.0, now_s - self._job.started_s)
+
     def requests(self) -> list[int]:
         """The requests whose caches are open."""
         return list(self._requests)
@@ -118,8 +126,8 @@ class StageCore:
         """The only mutator. Raises `PeerError` when a message breaks the protocol."""
         commands: list[StageCommand] = []
         if isinstance(event, SegmentArrived):
-            if len(self._queue) >= limits.QUEUED_SEGMENTS_MAX:
-                raise PeerError(f"expected at most {limits.QUEUED_SEGMENTS_MAX} segments in the queue, one more came")
+            if len(self._queue) >= self.queued_max:
+                raise PeerError(f"expected at most {self.queued_max} segments in the queue, one more came")
             for part in event.segment.parts:
                 self._learn(part, commands)
             self._queue.append(event)
@@ -239,7 +247,7 @@ class StageCore:
                     rows += [(number, row) for row, _ in admitted]
                     payload_rows += [offset + row for row, _ in admitted]
             offset += len(part.ids)
-        job = _Job(self._jobs_done + 1, segment, rows, set(), arrived.received_s, queued_s)
+        job = _Job(self._jobs_done + 1, segment, rows, set(), arrived.received_s, queued_s, now_s)
         if rows:
             self._job = job
             commands.append(RunLayers(job=job.number, parts=tuple(parts), payload=arrived.payload, rows=tuple(payload_rows)))

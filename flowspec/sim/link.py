@@ -1,7 +1,8 @@
 """One connection in virtual time: frames leave one after another and arrive in order.
 
 Owns bytes, delays and the count of messages, as a ZeroMQ connection of the runtime does. Every message passes through
-the real codec on its way. Never knows what the messages mean.
+the real codec on its way. Never knows what the messages mean. A connection may be held up and let go on, and it may be cut:
+then the last frames on their way are lost, and those before them may still arrive, late.
 """
 
 from __future__ import annotations
@@ -28,7 +29,15 @@ class Link:
     """
 
     def __init__(
-        self, clock: Clock, spec: LinkSpec, sender: str, receive: Receive, *, chance: random.Random, row_bytes: int | None = None
+        self,
+        clock: Clock,
+        spec: LinkSpec,
+        sender: str,
+        receive: Receive,
+        *,
+        chance: random.Random,
+        row_bytes: int | None = None,
+        incarnation: int = INCARNATION,
     ) -> None:
         self.spec = spec
         self.sender = sender
@@ -42,10 +51,14 @@ class Link:
         self._free_s = 0.0
         self._arrived_s = 0.0
         self._received = 0
+        self._incarnation = incarnation
+        self._end: int | None = None
+        self._late_s = 0.0
+        self._held: list[Frames] | None = None
 
     def send(self, message: Message, tensor: Tensor | None = None, extra_bytes: int = 0) -> None:
         """Queue a message behind those already on the connection; `extra_bytes` of it are not there in this world."""
-        frames = encode(Envelope(incarnation=INCARNATION, sender=self.sender, sequence=self.messages, message=message, tensor=tensor))
+        frames = encode(Envelope(incarnation=self._incarnation, sender=self.sender, sequence=self.messages, message=message, tensor=tensor))
         size = len(frames[0]) + extra_bytes
         if tensor is not None:
             size += len(tensor.data) if self._row_bytes is None else tensor.rows * self._row_bytes
@@ -59,7 +72,30 @@ class Link:
         self.busy_s += transfer_s
         self._clock.at(self._arrived_s, lambda: self._arrive(frames))
 
-    def _arrive(self, frames: Frames) -> None:
+    def cut(self, survivors: float = 0.0, late_s: float = 0.0) -> None:
+        """Ends the connection: of the frames on their way the first `survivors` (a share) arrive, so much later, and no others."""
+        if self._end is None:
+            self._end = self._received + int(survivors * (self.messages - self._received))
+            self._late_s = late_s
+
+    def hold(self) -> None:
+        """Nothing arrives until `let_go`."""
+        self._held = self._held or []
+
+    def let_go(self) -> None:
+        held, self._held = self._held, None
+        for frames in held or ():
+            self._arrive(frames)
+
+    def _arrive(self, frames: Frames, is_late: bool = False) -> None:
+        if self._held is not None:
+            self._held.append(frames)
+        elif self._late_s and not is_late:
+            self._clock.at(self._clock.now_s + self._late_s, lambda: self._arrive(frames, is_late=True))
+        elif self._end is None or self._received < self._end:
+            self._deliver(frames)
+
+    def _deliver(self, frames: Frames) -> None:
         envelope = decode(frames)
         assert envelope.sequence == self._received, f"message {envelope.sequence} from {self.sender}, expected {self._received}"
         self._received += 1

@@ -14,7 +14,20 @@ from hypothesis import strategies as st
 
 from flowspec.core import limits
 from flowspec.core.facts import INTERFACE_KINDS, MODEL_STATES, SPEED_SOURCES, Board, Facts, Interface, LinkFacts, Software, Speed
-from flowspec.core.messages import LOADING_STEPS, ROLES, Commit, Error, Hop, Open, Part, Sampling, Segment, Verified, VerifiedPart
+from flowspec.core.messages import (
+    ERROR_CAUSES,
+    LOADING_STEPS,
+    ROLES,
+    Commit,
+    Error,
+    Hop,
+    Open,
+    Part,
+    Sampling,
+    Segment,
+    Verified,
+    VerifiedPart,
+)
 from flowspec.core.weight_messages import AskBytes, AskNames, AskTensors, ModelOffer, NameList, TensorBytes, TensorEntry, TensorList
 from flowspec.errors import PeerError
 from flowspec.wire.codec import BYTES, DTYPE_BYTES, KINDS, Envelope, Tensor, decode, encode
@@ -130,7 +143,7 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "TensorList": build(TensorList, entries=st.lists(ENTRIES, max_size=3).map(tuple)),
     "AskBytes": build(AskBytes, digest=DIGESTS, offset=OFFSETS, size=st.integers(1, limits.WEIGHT_CHUNK_BYTES)),
     "TensorBytes": build(TensorBytes, digest=DIGESTS, offset=OFFSETS),
-    "Error": build(Error, text=st.text(PRINTABLE, max_size=40), retry_after_s=st.floats(0, 3600)),
+    "Error": build(Error, text=st.text(PRINTABLE, max_size=40), retry_after_s=st.floats(0, 3600), cause=st.sampled_from(ERROR_CAUSES)),
 }
 
 

@@ -1,0 +1,347 @@
+"""Which devices make up the pipeline: who is lost, when a new one is formed, of whom, and when who was lost may return.
+
+Events in, commands out, as with the other cores: no sockets, no clock, no plan of layers. The runtime and the simulator
+carry out `Reform` (fence the old pipeline, plan, connect, load) and tell how it went.
+
+- *Lost* is a device whose connection closed, that broke the protocol or refused its part (`Broken`), that was silent for
+  `silent_s`, or that has been at one segment for too long. Silence is counted in the time in which we listened: a head
+  that was stopped for a minute finds nobody dead because of it.
+- A failure that is nobody's (a lease that lapsed, a segment that vanished) forms the same pipeline again, a few times in a row.
+- A lost device is probed. It may *return* when it answers and `back_s` have passed since it was lost, twice as long with each
+  loss; a device that has done its part for `forgive_s` has a clean record again.
+- It is taken in at the next moment without an answer, or during one that would take `worth` times as long as the last forming of
+  a pipeline took; and at once if there is no pipeline without it.
+- Where no pipeline can be formed of those that are there, they are let go of, and whoever returns may change that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+BLAMELESS_MAX = 3
+"""Times in a row that the same devices are tried again after a failure that was nobody's."""
+DOUBLINGS_MAX = 8
+STUCK_PASSES = 10
+"""Times its longest pass so far that a device may be at one segment."""
+TICK_MAX_S = 1.0
+"""What a tick counts at most, however late it comes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long what may take, in seconds; the runtime's are in `runtime/timeouts.py`.
+
+    `silent_s` is for a device that runs, `loading_silent_s` for one that loads; `loading_s` is for one that answers, but whose loading
+    makes no progress; `stuck_s` is the least for one segment.
+    """
+
+    silent_s: float
+    loading_silent_s: float
+    loading_s: float
+    stuck_s: float
+    probe_s: float
+    back_s: float
+    forgive_s: float
+    worth: float = 10.0
+
+
+# --------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """The first pipeline is wanted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formed:
+    """The pipeline that was asked for is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfit:
+    """No plan can be made for the devices that were asked for: `text` says why."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """The pipeline, formed or not, cannot go on because of `device` (empty: because of none in particular)."""
+
+    device: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """A word of a member: it has been at one segment for `running_s` (0: it is idle), and `queued` wait."""
+
+    device: str
+    running_s: float = 0.0
+    queued: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progressed:
+    """A member has come further on its way into the pipeline, or is `ready`."""
+
+    device: str
+    is_ready: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """A lost device answered a probe."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time passes. `flight_s` is the age of the oldest segment in flight (0: none), `left_s` what the answers under way may still take.
+
+    `tokens` have been answered so far, by this and all earlier pipelines.
+    """
+
+    flight_s: float = 0.0
+    left_s: float = 0.0
+    tokens: int = 0
+
+
+MembershipEvent = Begin | Formed | Unfit | Broken | Heard | Progressed | Answered | Tick
+
+# ------------------------------------------------------------------------------------------------- commands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reform:
+    """Give up the pipeline if there is one, and form one of these devices, in this order; `silent_s` is what was heard last ago."""
+
+    devices: tuple[str, ...]
+    silent_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disband:
+    """Give up the pipeline if there is one: of the devices that are there none can be formed."""
+
+    silent_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Ask a lost device whether it is there."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """A line for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """The same devices failed again and again, and none of them can be blamed."""
+
+    text: str
+
+
+MembershipCommand = Reform | Disband | Probe | Note | GiveUp
+
+
+@dataclass(slots=True)
+class _Standing:
+    """What is known of a device; `lost_s` is None for one that is there."""
+
+    strikes: int = 0
+    lost_s: float | None = None
+    joined_s: float = 0.0
+    answered_s: float | None = None
+    probed_s: float = -1e9
+    silent_s: float = 0.0
+    stalled_s: float = 0.0
+    is_ready: bool = False
+    is_idle: bool = True
+    longest_s: float = 0.0
+    has_returned: bool = False
+
+
+class Membership:
+    """See the module. `devices` are in pipeline order."""
+
+    def __init__(self, devices: Sequence[str], patience: Patience) -> None:
+        self.patience = patience
+        self.members: tuple[str, ...] = ()
+        self.is_formed = False
+        self._standing = {name: _Standing() for name in devices}
+        self._blameless = 0
+        self._tokens = 0
+        self._formed_s = 0.0
+        self._began_s = 0.0
+        self._forming_s = 0.0
+        self._ticked_s: float | None = None
+        self._idle_s = 0.0
+        self._commands: list[MembershipCommand] = []
+
+    @property
+    def lost(self) -> list[str]:
+        """The devices that are lost, in order."""
+        return [name for name, known in self._standing.items() if known.lost_s is not None]
+
+    def handle(self, event: MembershipEvent, now_s: float) -> list[MembershipCommand]:
+        """The only mutator."""
+        self._commands = []
+        if isinstance(event, Begin):
+            self._reform(now_s, 0.0)
+        elif isinstance(event, Formed):
+            self._formed(now_s)
+        elif isinstance(event, Unfit):
+            self._disband(f"the model does not fit on what is left: {event.text}; waiting for a device to come back", 0.0)
+        elif isinstance(event, Broken):
+            self._broken(event.device, event.text, now_s)
+        elif isinstance(event, Heard):
+            self._heard(event, now_s)
+        elif isinstance(event, Progressed):
+            if event.device in self.members:
+                standing = self._standing[event.device]
+                standing.silent_s = standing.stalled_s = 0.0
+                standing.is_ready = event.is_ready
+        elif isinstance(event, Answered):
+            if event.device in self._standing:
+                self._standing[event.device].answered_s = now_s
+        else:
+            self._tick(event, now_s)
+        return self._commands
+
+    # ------------------------------------------------------------------------------------------- forming
+
+    def _reform(self, now_s: float, silent_s: float) -> None:
+        self.members = tuple(name for name, known in self._standing.items() if known.lost_s is None)
+        self.is_formed = False
+        if not self.members:
+            self._disband("no device is left; waiting for one to come back", silent_s)
+            return
+        self._began_s = now_s
+        for name in self.members:
+            standing = self._standing[name]
+            standing.silent_s = standing.stalled_s = standing.longest_s = 0.0
+            standing.is_idle, standing.is_ready = True, False
+        self._commands.append(Reform(devices=self.members, silent_s=silent_s))
+
+    def _disband(self, text: str, silent_s: float) -> None:
+        self.members = ()
+        self.is_formed = False
+        self._commands += [Note(text=text), Disband(silent_s=silent_s)]
+
+    def _formed(self, now_s: float) -> None:
+        self.is_formed = True
+        self._forming_s = now_s - self._began_s
+        self._formed_s = now_s
+        self._idle_s = 0.0
+        for name in self.members:
+            standing = self._standing[name]
+            standing.silent_s, standing.joined_s = 0.0, now_s
+            if standing.has_returned:
+                standing.has_returned = False
+                self._commands.append(Note(text=f"device {name} is back"))
+
+    def _broken(self, device: str, text: str, now_s: float) -> None:
+        if not self.members:
+            return
+        silent_s = 0.0
+        if device in self.members:
+            silent_s = self._standing[device].silent_s
+            self._lose(device, now_s)
+            count = sum(known.lost_s is None for known in self._standing.values())
+            rest = f"; going on with {count} device{'s' if count > 1 else ''}" if count else ""
+            self._commands.append(Note(text=f"device {device} is lost ({text}){rest}"))
+        else:
+            self._blameless += 1
+            if self._blameless > BLAMELESS_MAX:
+                self._commands.append(GiveUp(text=text))
+                return
+            self._commands.append(Note(text=f"{text}; beginning again with the same devices"))
+        self._reform(now_s, silent_s)
+
+    def _lose(self, device: str, now_s: float) -> None:
+        standing = self._standing[device]
+        if now_s - standing.joined_s > self.patience.forgive_s:
+            standing.strikes = 0
+        standing.strikes += 1
+        standing.lost_s, standing.answered_s, standing.has_returned = now_s, None, False
+
+    # ------------------------------------------------------------------------------------------ watching
+
+    def _heard(self, event: Heard, now_s: float) -> None:
+        if event.device not in self.members:
+            return
+        standing = self._standing[event.device]
+        standing.silent_s = 0.0
+        standing.is_idle = event.running_s == 0 and event.queued == 0
+        if not standing.is_idle:
+            self._idle_s = 0.0
+        limit_s = max(self.patience.stuck_s, STUCK_PASSES * standing.longest_s)
+        if self.is_formed and event.running_s > limit_s:
+            self._broken(event.device, f"at one segment for {event.running_s:.0f} s", now_s)
+        else:
+            standing.longest_s = max(standing.longest_s, event.running_s)
+
+    def _tick(self, tick: Tick, now_s: float) -> None:
+        passed_s = 0.0 if self._ticked_s is None else min(max(0.0, now_s - self._ticked_s), TICK_MAX_S)
+        self._ticked_s = now_s
+        limit_s = self.patience.silent_s if self.is_formed else self.patience.loading_silent_s
+        for name in self.members:
+            standing = self._standing[name]
+            standing.silent_s += passed_s
+            standing.stalled_s += 0.0 if self.is_formed or standing.is_ready else passed_s
+            if standing.silent_s > limit_s:
+                self._broken(name, f"no sign of life for {standing.silent_s:.0f} s", now_s)
+                return
+            if not self.is_formed and standing.stalled_s > self.patience.loading_s:
+                self._broken(name, f"no progress in loading for {standing.stalled_s:.0f} s", now_s)
+                return
+        if tick.tokens > self._tokens or (self.is_formed and now_s - self._formed_s > self.patience.forgive_s):
+            self._tokens, self._blameless = tick.tokens, 0
+        if tick.flight_s == 0:
+            self._idle_s = 0.0
+        elif self.is_formed:
+            self._idle_s += passed_s
+            if min(self._idle_s, tick.flight_s) > self.patience.stuck_s:
+                self._broken("", f"a segment got lost: nobody has been at it for {self._idle_s:.0f} s", now_s)
+                return
+        self._take_in(tick.left_s, now_s)
+        self._probe(now_s)
+
+    def _probe(self, now_s: float) -> None:
+        for name in self.lost:
+            standing = self._standing[name]
+            if now_s - standing.probed_s >= self.patience.probe_s:
+                standing.probed_s = now_s
+                self._commands.append(Probe(device=name))
+
+    def _take_in(self, left_s: float, now_s: float) -> None:
+        is_forming = bool(self.members) and not self.is_formed
+        if is_forming or (self.is_formed and 0 < left_s <= self.patience.worth * self._forming_s):
+            return
+        returned = [name for name in self.lost if self._may_return(self._standing[name], now_s)]
+        if returned and not self.members:  # nothing goes without them: whoever is there may help
+            returned = [name for name in self.lost if self._is_there(self._standing[name], now_s)]
+        for name in returned:
+            self._standing[name].lost_s = None
+            self._standing[name].has_returned = True
+        if returned:
+            self._reform(now_s, 0.0)
+
+    def _may_return(self, standing: _Standing, now_s: float) -> bool:
+        """Whether a lost device has answered of late, and waited long enough."""
+        assert standing.lost_s is not None
+        wait_s = self.patience.back_s * 2 ** min(standing.strikes - 1, DOUBLINGS_MAX)
+        return now_s - standing.lost_s >= wait_s and self._is_there(standing, now_s)
+
+    def _is_there(self, standing: _Standing, now_s: float) -> bool:
+        return standing.answered_s is not None and now_s - standing.answered_s <= 2 * self.patience.probe_s

@@ -1,0 +1,206 @@
+"""One run of a fault schedule, in two phases: whatever goes wrong, no token is; and when all is well again, every answer ends, whole."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from flowspec.core.drafting import DrafterTraits
+from flowspec.core.events import Cancel, Forget, Submit
+from flowspec.core.head import HeadCore
+from flowspec.core.membership import Membership
+from flowspec.sim.clock import Clock
+from flowspec.sim.drafter import FakeDrafter
+from flowspec.sim.faults.cluster import HEAD, Cluster
+from flowspec.sim.faults.daemon import SimDaemon
+from flowspec.sim.faults.network import Network
+from flowspec.sim.faults.schedule import HEAL_S, Fault, Schedule
+from flowspec.sim.language import plain_answer
+from flowspec.sim.record import Answer
+
+EVENTS_MAX = 100_000
+RECOVERED_S = 600.0
+"""By when all must be answered, the healing included; waits between attempts double, and links may be slow."""
+SETTLED_S = 30.0
+STORY_LINES_MAX = 20_000
+
+
+class FaultError(AssertionError):
+    """A schedule went wrong; the text says when and how."""
+
+
+class Play:
+    """One run; `story` holds what happened, as (instant, who, what)."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.story: list[tuple[float, str, str]] = []
+        self.clock = Clock()
+        self._rng = random.Random(schedule.seed + 1)
+        self._turns = [dialogue.turns for dialogue in schedule.dialogues]
+        self._waiting = len(schedule.dialogues)
+        self._forgotten: set[int] = set()
+        self.network = Network(self.clock, random.Random(schedule.seed + 2), schedule.links, schedule.late_s)
+        self.daemons: dict[str, SimDaemon] = {}
+        for name in schedule.devices:
+            self.daemons[name] = self._daemon(name)
+        drafter = None
+        if schedule.quality is not None:
+            drafter = FakeDrafter(schedule.language, schedule.quality, schedule.seed, context=schedule.context, captures=schedule.captures)
+        traits = None if drafter is None else DrafterTraits(context=drafter.context, needs_features=bool(drafter.captures))
+        head = HeadCore(
+            context=schedule.context,
+            stage_count=len(schedule.devices),
+            method=schedule.method(),
+            drafter=traits,
+            bounds=schedule.bounds,
+        )
+        self.cluster = Cluster(
+            self.clock,
+            self.network,
+            self.daemons,
+            head,
+            Membership(schedule.devices, schedule.patience),
+            layer_count=schedule.layer_count,
+            drafter=drafter,
+            drafting=schedule.drafting,
+            expect=lambda submit: self._plain(submit)[0],
+            tell=self._tell,
+        )
+        self.cluster.on_end = self._ended
+        for fault in schedule.faults:
+            self.clock.at(fault.at_s, lambda fault=fault: self._begin(fault))  # type: ignore[misc]
+        self.clock.at(HEAL_S, self._heal)
+        for request, dialogue in enumerate(schedule.dialogues):
+            self.cluster.at(dialogue.at_s, dialogue.first)
+            for when_s, event in ((dialogue.cancel_s, Cancel(request=request)), (dialogue.forget_s, Forget(request=request))):
+                if when_s is not None:
+                    self.clock.at(when_s, lambda event=event: self._ask(event))  # type: ignore[misc]
+
+    def _daemon(self, name: str) -> SimDaemon:
+        schedule = self.schedule
+        return SimDaemon(
+            name,
+            self.clock,
+            self.network,
+            schedule.language,
+            schedule.spec,
+            layers_max=schedule.layer_count,
+            load_s=schedule.load_s,
+            queued_max=schedule.queued_max,
+            daemons=self.daemons,
+            tell=lambda text: self._tell(name, text),
+        )
+
+    def run(self) -> None:
+        """To the end; raises `FaultError`."""
+        try:
+            self._run_until(lambda: self.clock.now_s >= HEAL_S and self._waiting == 0, RECOVERED_S)
+            assert self._waiting == 0, f"{self._waiting} requests have not ended {RECOVERED_S - HEAL_S:.0f} s after all was well again"
+            self._run_until(lambda: self.cluster.head.is_formed and self.cluster.head.in_flight == 0, self.clock.now_s + SETTLED_S)
+            assert self.cluster.head.in_flight == 0, f"{self.cluster.head.in_flight} segments never came back"
+            for answers in self.cluster.answers.values():
+                for answer in answers:
+                    self._check(answer)
+        except Exception as error:
+            raise FaultError(f"at {self.clock.now_s:.3f} s: {type(error).__name__}: {error}") from error
+
+    def _run_until(self, is_done, until_s: float) -> None:  # type: ignore[no-untyped-def]
+        while not is_done() and self.clock.step(until_s):
+            assert self.cluster.events <= EVENTS_MAX, f"not done within {EVENTS_MAX} events"
+
+    def _tell(self, who: str, text: str) -> None:
+        if len(self.story) < STORY_LINES_MAX:
+            self.story.append((self.clock.now_s, who, text))
+
+    # ---------------------------------------------------------------------------------------------- answers
+
+    def _plain(self, submit: Submit) -> tuple[Sequence[int], str]:
+        return plain_answer(
+            self.schedule.language,
+            submit.prompt,
+            submit.sampling,
+            new_tokens_max=submit.new_tokens_max,
+            context=self.schedule.context,
+            stop_ids=submit.stop_ids,
+        )
+
+    def _check(self, answer: Answer) -> None:
+        assert answer.end is not None, f"request {answer.submit.request} never ended"
+        expected, reason = self._plain(answer.submit)
+        if answer.end.reason != "cancelled":
+            assert (answer.tokens, answer.end.reason) == (list(expected), reason), f"request {answer.submit.request} has a wrong answer"
+
+    def _ask(self, event: Cancel | Forget) -> None:
+        if event.request in self._forgotten or event.request not in self.cluster.answers:
+            return
+        if isinstance(event, Forget):
+            self._forgotten.add(event.request)
+        self.cluster.at(self.clock.now_s, event)
+
+    def _ended(self, request: int) -> None:
+        """The next turn of a dialogue repeats some or all of it; a forgotten one has none."""
+        rng, answer = self._rng, self.cluster.answers[request][-1]
+        dialogue = self.schedule.dialogues[request]
+        if self._turns[request] == 0 or dialogue.forget_s is not None:
+            self._waiting -= 1
+            return
+        self._turns[request] -= 1
+        text = [*answer.submit.prompt, *answer.tokens]
+        kept = text if rng.random() < 0.6 else text[: rng.randint(0, len(text))]
+        added = [rng.randrange(self.schedule.language.vocabulary_size) for _ in range(rng.randint(0 if kept else 1, 6))]
+        prompt = tuple([*kept, *added][: self.schedule.context - 1])
+        self.cluster.at(
+            self.clock.now_s + rng.choice([0.0, 1.0, 4.0]), replace(answer.submit, prompt=prompt, stop_ids=frozenset(), new_tokens_max=6)
+        )
+
+    # ----------------------------------------------------------------------------------------------- faults
+
+    def _begin(self, fault: Fault) -> None:
+        self._tell("fault", str(fault))
+        until_s = min(fault.at_s + fault.for_s, HEAL_S)
+        if fault.kind in ("sever", "break"):
+            first, second = fault.where
+            if fault.kind == "break":
+                self.network.break_between(first, second)
+            else:
+                self.network.sever(first, second)
+                self.clock.at(until_s, lambda: self.network.mend(first, second))
+        elif fault.where == (HEAD,):
+            if fault.kind == "clock":
+                self.cluster.skew_s += fault.for_s
+            else:
+                self.cluster.stop()
+                self.clock.at(until_s, self.cluster.go_on)
+        else:
+            self._begin_at(self.daemons[fault.where[0]], fault.kind, until_s)
+
+    def _begin_at(self, daemon: SimDaemon, kind: str, until_s: float) -> None:
+        if kind in ("crash", "restart"):
+            daemon.crash()
+            self.clock.at(self.clock.now_s + 0.01 if kind == "restart" else until_s, daemon.start)
+        elif kind == "stop":
+            daemon.stop()
+            self.clock.at(until_s, daemon.go_on)
+        elif kind == "slow":
+            daemon.be_slow(True)
+            self.clock.at(until_s, lambda: daemon.be_slow(False))
+        elif kind == "stuck":
+            daemon.is_stuck = True
+        else:
+            daemon.layers_max = self._rng.randint(0, self.schedule.layer_count)
+
+    def _heal(self) -> None:
+        """From now on nothing goes wrong any more; a stuck process is started again, as its owner would."""
+        self._tell("fault", "all is well again")
+        self.network.mend_all()
+        self.cluster.go_on()
+        for daemon in self.daemons.values():
+            if daemon.is_stuck:
+                daemon.crash()
+            if not daemon.is_up:
+                daemon.start()
+            daemon.go_on()
+            daemon.be_slow(False)
+            daemon.layers_max = self.schedule.layer_count

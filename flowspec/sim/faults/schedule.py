@@ -1,0 +1,152 @@
+"""What one seed stands for: a cluster, limits, a method, a drafter, questions, and the faults that happen to it all and when."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from flowspec.core.events import Submit
+from flowspec.core.flights import Bounds
+from flowspec.core.membership import Patience
+from flowspec.core.messages import Sampling
+from flowspec.core.methods import METHODS, make_method
+from flowspec.core.methods.base import Method
+from flowspec.core.methods.continuous import Continuous
+from flowspec.plan.timing import Curve, LinkSpec
+from flowspec.sim.device import DeviceSpec
+from flowspec.sim.faults.cluster import HEAD
+from flowspec.sim.language import HashLanguage, plain_answer
+
+SAMPLINGS = (Sampling(), Sampling(temperature=0.7), Sampling(temperature=1.0, top_p=0.9), Sampling(temperature=0.9, top_k=3))
+HEAL_S = 8.0
+"""When all is well again."""
+KINDS = ("crash", "restart", "stop", "slow", "stuck", "sever", "break", "head stops", "clock", "refuse")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something goes wrong at `at_s` and is over after `for_s`; `where` is a device, or two places of which one may be the head."""
+
+    kind: str
+    at_s: float
+    for_s: float
+    where: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {' - '.join(self.where)} for {self.for_s:.2f} s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialogue:
+    """One request: its first question, how many more follow, and when it is cancelled or forgotten (None: never)."""
+
+    first: Submit
+    at_s: float
+    turns: int
+    cancel_s: float | None
+    forget_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Everything that a run depends on."""
+
+    seed: int
+    devices: tuple[str, ...]
+    spec: DeviceSpec
+    links: tuple[LinkSpec, ...]
+    late_s: float
+    load_s: float
+    layer_count: int
+    queued_max: int
+    context: int
+    bounds: Bounds
+    patience: Patience
+    method: Callable[[], Method]
+    language: HashLanguage
+    quality: float | None
+    captures: tuple[int, ...]
+    drafting: Curve
+    dialogues: tuple[Dialogue, ...]
+    faults: tuple[Fault, ...]
+
+
+def draw(seed: int) -> Schedule:
+    """The schedule of a seed; most have a few faults, some have many at once."""
+    rng = random.Random(seed)
+    devices = tuple(f"pi-{index}" for index in range(rng.choices([1, 2, 3, 4, 6], weights=[1, 3, 4, 3, 1])[0]))
+    context = rng.choice([16, 40, 90])
+    language = HashLanguage(rng.choice([7, 24]), seed, rng.choice([0.7, 2.0, 4.0]))
+    flights_max = rng.choice([None, None, 1, 2])
+    name, quality = rng.choice(METHODS), rng.choice([0.0, 0.6, 0.95])
+    shape: dict[str, Any] = {"segment_nodes": rng.choice([1, 4, 16]), "width": rng.choice([1, 3]), "window": rng.choice([None, 1, 2])}
+    sizes = {} if name in ("ar", "continuous") else {"nodes": rng.choice([4, 16]), "depth": rng.choice([1, 3]), "width": rng.choice([1, 3])}
+    dialogues = tuple(_dialogue(rng, request, language, context) for request in range(rng.choices([1, 2, 3], weights=[6, 3, 1])[0]))
+    return Schedule(
+        seed=seed,
+        devices=devices,
+        spec=DeviceSpec(curve=Curve(base_s=rng.choice([0.002, 0.02, 0.1]), row_s=rng.choice([0.0, 0.002])), layers=rng.choice([1, 3])),
+        links=tuple(LinkSpec(delay_s=rng.choice([0.0, 0.002, 0.05]), jitter_s=rng.choice([0.0, 0.01, 0.2])) for _ in range(3)),
+        late_s=rng.choice([0.01, 0.5, 3.0]),
+        load_s=rng.choice([0.01, 0.2]),
+        layer_count=rng.choice([len(devices), 8, 12]),
+        queued_max=flights_max or 64,
+        context=context,
+        bounds=Bounds(flights_max=flights_max, prefill_chunk=rng.choice([1, 4, 128])),
+        patience=Patience(
+            silent_s=rng.choice([1.2, 3.0]),
+            loading_silent_s=4.0,
+            loading_s=5.0,
+            stuck_s=rng.choice([4.0, 6.0]),
+            probe_s=rng.choice([0.5, 1.0]),
+            back_s=rng.choice([0.5, 2.0]),
+            forgive_s=rng.choice([5.0, 60.0]),
+            worth=rng.choice([0.0, 3.0, 10.0]),
+        ),
+        method=partial(Continuous, **shape) if name == "continuous" else partial(make_method, name, **sizes),
+        language=language,
+        quality=None if name == "ar" and rng.random() < 0.5 else quality,
+        captures=(1,) if rng.random() < 0.15 else (),
+        drafting=Curve(base_s=rng.choice([0.0, 0.003, 0.05])),
+        dialogues=tuple(_dialogue(rng, request, language, context) for request in range(rng.choices([1, 2, 3], weights=[6, 3, 1])[0])),
+        faults=_faults(rng, devices, [dialogue.at_s for dialogue in dialogues]),
+    )
+
+
+def _dialogue(rng: random.Random, request: int, language: HashLanguage, context: int) -> Dialogue:
+    prompt = tuple(rng.randrange(language.vocabulary_size) for _ in range(rng.randint(1, min(context - 1, rng.choice([4, 12, 60])))))
+    submit = Submit(
+        request=request,
+        prompt=prompt,
+        new_tokens_max=rng.choice([1, 8, 20, 40]),
+        sampling=replace(rng.choice(SAMPLINGS), seed=rng.randrange(1 << 40)),
+        stop_ids=frozenset(),
+    )
+    if rng.random() < 0.2:
+        whole, _ = plain_answer(language, prompt, submit.sampling, new_tokens_max=submit.new_tokens_max, context=context)
+        submit = replace(submit, stop_ids=frozenset(rng.choices(whole, k=1)))
+    at_s = rng.choice([0.0, 0.5, rng.uniform(0, HEAL_S / 2)])
+    return Dialogue(
+        first=submit,
+        at_s=at_s,
+        turns=rng.choice([0, 0, 1, 2]),
+        cancel_s=at_s + rng.uniform(0, 6) if rng.random() < 0.15 else None,
+        forget_s=at_s + rng.uniform(0, 6) if rng.random() < 0.1 else None,
+    )
+
+
+def _faults(rng: random.Random, devices: tuple[str, ...], asked_s: list[float]) -> tuple[Fault, ...]:
+    """Each kind has its own chance in a seed, so that many seeds have one kind alone and some have all; most fall into an answer."""
+    kinds = [kind for kind in KINDS if rng.random() < rng.choice([0.15, 0.6])] or [rng.choice(KINDS)]
+    found = []
+    for _ in range(rng.choices([1, 2, 4, 8], weights=[4, 4, 2, 1])[0]):
+        kind = rng.choice(kinds)
+        pair = rng.sample([HEAD, *devices], 2)
+        where = (HEAD,) if kind in ("head stops", "clock") else tuple(pair) if kind in ("sever", "break") else (rng.choice(devices),)
+        last_s = rng.choice([0.0, 0.1, 1.0, 3.0, HEAL_S]) * rng.uniform(0.5, 1.5)
+        at_s = rng.choice([rng.choice(asked_s) + rng.uniform(0, 1), rng.choice(asked_s) + rng.uniform(0, 3), rng.uniform(0, HEAL_S)])
+        found.append(Fault(kind=kind, at_s=min(at_s, HEAL_S), for_s=last_s, where=where))
+    return tuple(sorted(found, key=lambda fault: fault.at_s))

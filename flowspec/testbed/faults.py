@@ -1,0 +1,121 @@
+"""Fault schedules by the thousand, in virtual time: `python -m flowspec.testbed.faults --seeds 20000 --jobs 2`.
+
+Each seed draws a cluster and what happens to it (`flowspec.sim.faults.schedule`): crashes, restarts, stops, slowness, stuck computing,
+severed and broken links, a head that stops or whose clock jumps, memory refused. No token may ever be wrong, and once all is well again
+every answer must end, whole. A seed that fails is printed with the command that replays it; `--seed N --story` tells what happened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+
+from flowspec.sim.faults.play import FaultError, Play
+from flowspec.sim.faults.schedule import draw
+
+CHUNK = 25
+STORY_LINES = 400
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a number of seeds came to: failures by seed, and how often which fault and how many pipelines occurred."""
+
+    seeds: int = 0
+    failures: dict[int, str] = field(default_factory=dict)
+    faults: Counter[str] = field(default_factory=Counter)
+    pipelines: int = 0
+    answers: int = 0
+    tokens: int = 0
+
+    def add(self, other: Tally) -> None:
+        self.seeds += other.seeds
+        self.failures.update(other.failures)
+        self.faults.update(other.faults)
+        self.pipelines += other.pipelines
+        self.answers += other.answers
+        self.tokens += other.tokens
+
+
+def play(seeds: Sequence[int]) -> Tally:
+    """Runs the schedules of these seeds."""
+    tally = Tally(seeds=len(seeds))
+    for seed in seeds:
+        run = Play(draw(seed))
+        try:
+            run.run()
+        except FaultError as error:
+            tally.failures[seed] = str(error)
+        tally.faults.update(fault.kind for fault in run.schedule.faults)
+        tally.pipelines += run.cluster.pipelines
+        for answers in run.cluster.answers.values():
+            tally.answers += len(answers)
+            tally.tokens += sum(len(answer.tokens) for answer in answers)
+    return tally
+
+
+def replay_command(seed: int) -> str:
+    """What to type to see a seed's story."""
+    return f"python -m flowspec.testbed.faults --seed {seed} --story"
+
+
+def story(seed: int, lines_max: int = STORY_LINES) -> list[str]:
+    """What happened in a seed's run, line by line, up to its end or its failure."""
+    run = Play(draw(seed))
+    ending = "every answer is whole"
+    try:
+        run.run()
+    except FaultError as error:
+        ending = f"FAILED {error}"
+    lines = [f"{at_s:9.3f}  {who:<10} {text}" for at_s, who, text in run.story]
+    cut = [f"({len(lines) - lines_max} earlier lines left out)"] if len(lines) > lines_max else []
+    return [*cut, *lines[-lines_max:], ending]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="flowspec.testbed.faults", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--seeds", type=int, default=1000, help="how many (default: %(default)s)")
+    parser.add_argument("--first", type=int, default=0, help="the first one (default: 0)")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
+    parser.add_argument("--seed", type=int, help="run this one alone")
+    parser.add_argument("--story", action="store_true", help="with --seed: tell what happened")
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
+    args = parser.parse_args(argv)
+    if args.seed is not None and args.story:
+        lines = story(args.seed)
+        print("\n".join(lines))
+        return 1 if lines[-1].startswith("FAILED") else 0
+    seeds = [args.seed] if args.seed is not None else list(range(args.first, args.first + args.seeds))
+    started_s, total = time.monotonic(), Tally()
+    with ProcessPoolExecutor(args.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for tally in pool.map(play, [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]):
+            total.add(tally)
+            for seed, text in tally.failures.items():
+                print(f"seed {seed}: {text}\n  {replay_command(seed)}", file=sys.stderr, flush=True)
+    report = {
+        "seeds": total.seeds,
+        "failed": sorted(total.failures),
+        "pipelines": total.pipelines,
+        "answers": total.answers,
+        "tokens": total.tokens,
+        "faults": dict(sorted(total.faults.items())),
+        "seconds": round(time.monotonic() - started_s, 1),
+    }
+    if args.json:
+        print(json.dumps(report))
+    else:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(total.faults.items()))
+        print(f"{total.seeds} schedules, {len(total.failures)} failed; {total.answers} answers of {total.tokens} tokens")
+        print(f"over {total.pipelines} pipelines in {report['seconds']} s; faults: {kinds}")
+    return 1 if total.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""Faults by the hundred: exact while they last, complete when they are over; and broken builds are caught by the same seeds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from flowspec.core.flights import Flights
+from flowspec.core.incarnation import Lease
+from flowspec.core.request import Request
+from flowspec.sim.faults.play import Play
+from flowspec.sim.faults.schedule import KINDS, draw
+from flowspec.testbed.faults import main, play, replay_command, story
+
+SEEDS = 150
+CHUNK = 25
+SEEDS_TO_CATCH = 40
+"""Within how many seeds each broken build must be caught."""
+REMEMBERED = {65: "a stopped daemon is told to trim a job that is done"}
+
+
+@pytest.mark.parametrize("start", range(0, SEEDS, CHUNK))
+def test_any_faults_leave_the_answers_exact_and_complete(start: int, workers: ProcessPoolExecutor) -> None:
+    tally = workers.submit(play, range(start, start + CHUNK)).result()
+    assert {replay_command(seed): text for seed, text in tally.failures.items()} == {}
+
+
+@pytest.mark.parametrize("seed", REMEMBERED, ids=REMEMBERED.values())
+def test_seeds_that_once_failed(seed: int) -> None:
+    Play(draw(seed)).run()
+
+
+def test_the_swarm_draws_every_fault_and_every_limit() -> None:
+    schedules = [draw(seed) for seed in range(SEEDS)]
+    assert {fault.kind for schedule in schedules for fault in schedule.faults} == set(KINDS)
+    assert {schedule.bounds.flights_max for schedule in schedules} >= {None, 1, 2}
+    assert {schedule.bounds.prefill_chunk for schedule in schedules} >= {1, 128}
+    assert {schedule.queued_max for schedule in schedules} >= {1}
+
+
+def test_the_swarm_sees_the_troubles_that_it_is_for() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(40):
+        run = Play(draw(seed))
+        run.run()
+        seen["several pipelines"] += run.cluster.pipelines > 1
+        for _, who, text in run.story:
+            seen["lost"] += who == "head" and "is lost" in text
+            seen["back"] += who == "head" and "is back" in text
+            seen["silence"] += "no sign of life" in text
+            seen["closed"] += "its connection closed" in text
+            seen["fenced"] += "ignores a" in text
+            seen["superseded"] += "superseded" in text
+            seen["refused"] += "do not fit" in text
+            seen["nobody left"] += "no device is left" in text
+            seen["lease"] += "no word of the head" in text
+        seen["recovered"] += any(
+            answer.end is not None and answer.end.statistics.recoveries.count > 0
+            for answers in run.cluster.answers.values()
+            for answer in answers
+        )
+    wanted = ["several pipelines", "lost", "back", "silence", "closed", "fenced", "superseded", "refused", "nobody left", "recovered"]
+    assert [name for name in wanted if not seen[name]] == []
+
+
+# ------------------------------------------------------------------------------------------- broken builds
+
+
+def ignores_incarnations(patch: pytest.MonkeyPatch) -> None:
+    """A stage takes whatever comes, of whichever pipeline."""
+    patch.setattr(Lease, "admits", lambda self, incarnation: True)
+
+
+def sends_only_the_root_again(patch: pytest.MonkeyPatch) -> None:
+    """The head believes that the new stages hold what the old ones held."""
+    reopen = Request.reopen
+
+    def broken(self: Request) -> None:
+        reopen(self)
+        self.unsent = self.computed = self.opening.length - 1
+
+    patch.setattr(Request, "reopen", broken)
+
+
+def keeps_the_epoch(patch: pytest.MonkeyPatch) -> None:
+    """The answer begins again under the number that it had."""
+    reopen = Request.reopen
+
+    def broken(self: Request) -> None:
+        epoch = self.opening.epoch
+        reopen(self)
+        self.opening = replace(self.opening, epoch=epoch)
+
+    patch.setattr(Request, "reopen", broken)
+
+
+def keeps_the_flights(patch: pytest.MonkeyPatch) -> None:
+    """The head waits for segments of a pipeline that is gone."""
+    patch.setattr(Flights, "clear", lambda self: None)
+
+
+@pytest.mark.parametrize("mutation", [ignores_incarnations, sends_only_the_root_again, keeps_the_epoch, keeps_the_flights])
+def test_a_broken_build_is_caught(mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation(monkeypatch)
+    assert any(play([seed]).failures for seed in range(SEEDS_TO_CATCH))
+
+
+# ------------------------------------------------------------------------------------------------- command
+
+
+def test_the_command_tells_a_seed_that_fails_and_its_story(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert story(3)[-1] == "every answer is whole"
+    keeps_the_flights(monkeypatch)
+    assert main(["--seed", "2", "--story"]) == 1
+    told = capsys.readouterr().out
+    assert "forms generation 2" in told
+    assert "FAILED at" in told.splitlines()[-1]
