@@ -26,6 +26,19 @@ class ClusterError(FlowSpecError):
     """A device is missing, refused its part, or was lost."""
 
 
+class NoRoomError(ClusterError):
+    """What is asked of a device does not fit into its memory."""
+
+
+class BrokenError(ClusterError):
+    """A pipeline cannot go on because of `device` (empty: of none in particular); others may take its place. `why` is the text in short."""
+
+    def __init__(self, text: str, device: str, why: str = "") -> None:
+        super().__init__(text)
+        self.device = device
+        self.why = why or text
+
+
 def first_line(error: BaseException) -> str:
     """What another library's error says, in short."""
     lines = str(error).strip().splitlines()

@@ -28,6 +28,7 @@ from flowspec.cli.options import (
     cluster_options,
     decoding_options,
     loading_bar,
+    note,
     pick_limits,
     pick_sampling,
 )
@@ -37,7 +38,7 @@ from flowspec.errors import ClusterError, InputError, PeerError
 from flowspec.model.files import ModelFiles
 from flowspec.model.text import Messages, Tokenizer, recommended
 from flowspec.plan.memory import mib
-from flowspec.runtime.session import Limits, Session, open_session
+from flowspec.runtime.session import Limits, Session, Survival, open_session
 
 HISTORY_LINES_MAX = 1000
 HELP = """\
@@ -68,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
             """The cluster as the flags say; what an earlier call opened is closed."""
             stack.close()
             with loading_bar(quiet=args.json) as progress:
-                return stack.enter_context(open_session(cluster_options(args, args.local), decoding, progress, meanwhile))
+                survival = Survival(on_note=lambda text: note(f"\n({text})"))
+                return stack.enter_context(open_session(cluster_options(args, args.local), decoding, progress, meanwhile, survival))
 
         loaded: list[Tokenizer] = []
         session = connect(lambda files: loaded.append(Tokenizer(files)))

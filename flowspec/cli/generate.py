@@ -32,7 +32,8 @@ from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.text import Tokenizer, check_utf8, recommended
 from flowspec.plan.memory import mib
-from flowspec.runtime.session import Session, open_session
+from flowspec.runtime import timeouts
+from flowspec.runtime.session import Session, Survival, open_session
 from flowspec.testbed.prompts import read_prompts
 
 
@@ -68,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
 
     with contextlib.ExitStack() as stack:
         with loading_bar(quiet=args.json) as progress:
-            session = stack.enter_context(open_session(cluster_options(args, args.local), decoding, progress, load_tokenizer))
+            survival = Survival(on_note=lambda text: note(f"\n({text})"), wait_s=timeouts.WAIT_FOR_DEVICES_S)
+            session = stack.enter_context(open_session(cluster_options(args, args.local), decoding, progress, load_tokenizer, survival))
         tokenizer = loaded[0] if loaded else None
         advice = recommended(session.files, session.config)
         question = Question(

@@ -27,4 +27,14 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"calibration error {found['calibration_error']:.3f}",
         f"seconds    first token {found['prefill_s']:.2f}, the rest {found['decode_s']:.2f}; computing {found['compute_s']:.2f} (all stages),",
         f"           queues {found['queued_s']:.2f}, links {found['link_s']:.2f}, head {found['head_s']:.2f}",
+        *_recoveries(found),
+    ]
+
+
+def _recoveries(found: dict[str, Any]) -> list[str]:
+    if not found["recoveries"]:
+        return []
+    return [
+        f"lost       devices {found['recoveries']} time(s): {found['recovery_detect_s']:.2f} s of silence, "
+        f"{found['recovery_load_s']:.2f} loading, {found['recovery_prefill_s']:.2f} prefill"
     ]

@@ -39,7 +39,7 @@ class Sampling:
 
 ROLES = ("head-control", "head-data", "head-weights", "stage", "measure")
 LOADING_STEPS = ("asking", "checking", "receiving", "loading")
-ERROR_CAUSES = ("", "next", "fit", "lease")
+ERROR_CAUSES = ("", "next", "part", "gone", "again")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,8 +187,8 @@ class Pong:
 class Error:
     """Something went wrong at the sender; one line that says what was expected, what came, and what to do.
 
-    `retry_after_s` above 0 says that the same request may succeed then. `cause` says what a head may do about it: the `next` device is
-    lost, the device's own part does not `fit` there, the `lease` lapsed; none of these: another pipeline would fail as well.
+    `retry_after_s` above 0 says that the same request may succeed then. `cause` is what a head needs to know to go on: the `next` device
+    is lost, this one cannot do its `part` or is `gone`, or the same may do it `again`. Without one every pipeline would fail alike.
     """
 
     text: str

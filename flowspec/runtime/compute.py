@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers
 from flowspec.core.messages import Assign
-from flowspec.errors import ClusterError, FlowSpecError
+from flowspec.errors import FlowSpecError, NoRoomError
 from flowspec.model.files import ModelFiles
 from flowspec.plan.profile import DeviceProfile
 from flowspec.runtime.emulation import DeviceEmulation, Pacer
@@ -130,7 +130,7 @@ class ComputeThread:
             except BaseException as error:  # noqa: BLE001 - the top of a thread: the poller thread raises it
                 if is_out_of_memory(error):
                     text = "out of memory; give this device fewer layers, or use a smaller --context or --dtype"
-                    self._tell(Failed(error=ClusterError(text)))
+                    self._tell(Failed(error=NoRoomError(text)))
                 else:
                     self._tell(Crashed(error=error))
 

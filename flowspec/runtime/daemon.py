@@ -32,6 +32,7 @@ from flowspec.core.events import (
     Trim,
 )
 from flowspec.core.facts import AskFacts
+from flowspec.core.incarnation import Claim, Lease
 from flowspec.core.messages import (
     Assign,
     Commit,
@@ -48,7 +49,7 @@ from flowspec.core.messages import (
     Welcome,
 )
 from flowspec.core.stage import StageCore
-from flowspec.errors import FlowSpecError, PeerError
+from flowspec.errors import FlowSpecError, NoRoomError, PeerError
 from flowspec.plan.memory import mib
 from flowspec.runtime import timeouts
 from flowspec.runtime.compute import ComputeThread, Crashed, Failed, Loaded, Machine, Result
@@ -102,6 +103,7 @@ class Daemon:
         self._peers = Peers(self._port.router, name)
         self._poller = zmq.Poller()
         self._hold: Hold | None = None
+        self._lease = Lease(timeouts.LEASE_S)
         self._holds_begun = 0
         self._stopping = ""
 
@@ -134,7 +136,7 @@ class Daemon:
             while not self._stopping:
                 self._turn()
         finally:
-            self._let_go(f"the daemon stops ({self._stopping or 'error'})", tell=True)
+            self._let_go(f"the daemon stops ({self._stopping or 'error'})", cause="gone")
             self._compute.stop(timeouts.COMPUTE_STOP_S)
             self._context.destroy(linger=200)
             log.info("%s stopped (%s)", self.name, self._stopping or "error")
@@ -163,18 +165,18 @@ class Daemon:
         if hold is not None and hold.next_hop is not None and hold.next_hop.socket in ready:
             self._receive_next_hop(hold.next_hop.socket)
         if hold is not None and self._hold is hold and (why := hold.lost_next(self._keys, ready)) is not None:
-            self._fail(f"{hold.next_device} {why}")
+            self._fail(f"{hold.next_device} {why}", "next")
         self._check_deadlines(time.monotonic())
 
     def _check_deadlines(self, now_s: float) -> None:
         hold = self._hold
         if hold is None:
             return
-        if now_s > hold.lease_until_s:
+        if self._lease.is_over(now_s):
             log.warning("head %s has been silent for %.0f s: it no longer holds this daemon", hold.name, timeouts.LEASE_S)
-            self._let_go(f"no word of the head for {timeouts.LEASE_S:.0f} s", tell=True)
+            self._let_go(f"no word of the head for {timeouts.LEASE_S:.0f} s", cause="again")
         elif not hold.next_ready and now_s > hold.next_deadline_s:
-            self._fail(f"{hold.next_device} {hold.why_silent(self._keys)}")
+            self._fail(f"{hold.next_device} {hold.why_silent(self._keys)}", "next")
 
     # ------------------------------------------------------------------------------------------- messages
 
@@ -194,9 +196,8 @@ class Daemon:
     def _drop(self, identity: bytes, error: PeerError) -> None:
         """A peer broke the protocol: stop listening to it, and give up the cluster if it belongs to ours."""
         peer = self._peers.ban(identity, error)
-        hold = self._hold
-        if hold is not None and peer is not None and peer.incarnation == hold.control.incarnation:
-            self._fail(f"{peer.hello.name}: {error}")
+        if peer is not None and self._lease.admits(peer.incarnation):
+            self._fail(f"{peer.hello.name}: {error}", "again")
 
     def _from_peer(self, identity: bytes, user: str, envelope: Envelope, now_s: float) -> None:
         peer, is_new = self._peers.sender_of(identity, user, envelope)
@@ -210,7 +211,7 @@ class Daemon:
                 self._compute.line.deliver(hold.number, hold.check_answer(message), envelope.tensor.data if envelope.tensor else b"")
         elif not isinstance(message, Segment):
             raise PeerError(f"a {peer.hello.role} connection carries segments, not {type(message).__name__}")
-        elif hold is None or peer.incarnation != hold.control.incarnation or peer.hello.role == "measure":
+        elif hold is None or not self._lease.admits(peer.incarnation) or peer.hello.role == "measure":
             log.info("ignored a segment of %s, which does not hold this daemon", peer.hello.name)
         else:
             hold.check_segment(message, envelope.tensor)
@@ -218,9 +219,9 @@ class Daemon:
 
     def _welcome(self, peer: Peer) -> None:
         hold = self._hold
-        if peer.hello.role == "head-data" and hold is not None and hold.control.incarnation == peer.incarnation:
+        if peer.hello.role == "head-data" and hold is not None and self._lease.admits(peer.incarnation):
             hold.take_data(peer)
-        elif peer.hello.role == "head-weights" and hold is not None and hold.control.incarnation == peer.incarnation:
+        elif peer.hello.role == "head-weights" and hold is not None and self._lease.admits(peer.incarnation):
             hold.weights = peer
         elif peer.hello.role == "stage":
             log.info("stage %s is connected", peer.hello.name)
@@ -245,29 +246,31 @@ class Daemon:
             if not isinstance(message, Ping):
                 log.info("ignored a %s of %s, which does not hold this daemon", type(message).__name__, peer.hello.name)
             return
-        hold.lease_until_s = now_s + timeouts.LEASE_S
+        self._lease.renew(now_s)
         if isinstance(message, Ping):
-            resident = psutil.Process().memory_info().rss
-            peer.link.send(Pong(queued=hold.core.queued, done=hold.core.done, memory_bytes=resident))
+            resident, core = psutil.Process().memory_info().rss, hold.core
+            peer.link.send(Pong(queued=core.queued, done=core.done, memory_bytes=resident, running_s=core.running_s(now_s)))
         elif isinstance(message, Open | Commit | Release):
             self._step(hold, ControlArrived(message=message), now_s)
         elif isinstance(message, Reset):
-            self._let_go(f"head {hold.name} is done", tell=False)
+            self._let_go(f"head {hold.name} is done")
         else:
             raise PeerError(f"a head's control connection carries no {type(message).__name__}")
 
     # -------------------------------------------------------------------------------------------- holding
 
     def _assign(self, peer: Peer, assign: Assign, now_s: float) -> None:
-        if self._hold is not None and self._hold.control is not peer:
-            left_s = max(0.1, self._hold.lease_until_s - now_s)
+        claim = self._lease.claim(peer.incarnation)
+        if claim is Claim.HELD and self._hold is not None:
+            left_s = max(BUSY_RETRY_S, self._lease.until_s - now_s)
             text = f"held by head {self._hold.name}; it is free at most {timeouts.LEASE_S:.0f} s after that head stops"
             peer.link.send(Error.saying(text, left_s))
             return
-        if self._hold is not None:
-            text = "still busy with an earlier assignment; try again in a moment"
-            peer.link.send(Error.saying(text, BUSY_RETRY_S))
+        if claim is Claim.STALE:
+            log.info("ignored an Assign of %s for a pipeline that is over", peer.hello.name)
             return
+        if claim is Claim.SUPERSEDES:
+            self._let_go(f"head {peer.hello.name} forms another pipeline")
         log.info(
             "head %s assigns layers %d to %d of %s (stage %d of %d, %s)",
             peer.hello.name,
@@ -284,7 +287,7 @@ class Daemon:
             slots_max=assign.context + limits.TREE_NODES_MAX,
             returns_features=bool(assign.captures),
         )
-        hold = Hold(self._holds_begun, peer, assign, core, now_s + timeouts.LEASE_S)
+        hold = Hold(self._holds_begun, peer, assign, core)
         if self._emulation is not None:
             hold.shape = self._emulation.shaper(assign.stage)
         for other in self._peers:
@@ -299,6 +302,7 @@ class Daemon:
             self._poller.register(hold.next_hop.socket, zmq.POLLIN)
             self._poller.register(hold.next_monitor.socket, zmq.POLLIN)
         self._hold = hold
+        self._lease.take(peer.incarnation, now_s)
         self._peers.kept_incarnation = peer.incarnation
         self._compute.post(hold.number, assign)
 
@@ -308,14 +312,14 @@ class Daemon:
                 envelope = decode(frames)
                 self._hold.next_receiver.check(envelope)
                 if isinstance(envelope.message, Error):
-                    self._fail(f"{self._hold.next_device} refuses: {envelope.message.text}")
+                    self._fail(f"{self._hold.next_device} refuses: {envelope.message.text}", "next")
                 elif not isinstance(envelope.message, Welcome):
                     raise PeerError(f"expected Welcome from the next hop, got {type(envelope.message).__name__}")
                 else:
                     self._hold.reached_next(envelope.message)
                     self._tell_ready(self._hold)
             except PeerError as error:
-                self._fail(f"{self._hold.next_device}: {error}")
+                self._fail(f"{self._hold.next_device}: {error}", "next")
 
     def _tell_ready(self, hold: Hold) -> None:
         if hold.loaded is None or not hold.next_ready or hold.is_ready:
@@ -326,19 +330,21 @@ class Daemon:
         hold.control.link.send(Ready(weight_bytes=loaded.weight_bytes, memory_bytes=resident, received_bytes=loaded.received_bytes))
         log.info("ready: %s weights %s, process %s", "kept" if loaded.reused else "loaded", mib(loaded.weight_bytes), mib(resident))
 
-    def _fail(self, text: str) -> None:
+    def _fail(self, text: str, cause: str = "") -> None:
         """Tells the head why its cluster cannot go on, and lets go of it."""
         log.error("%s", text)
         if self._hold is not None:
-            self._hold.control.link.send(Error.saying(text))
-            self._let_go("failed", tell=False)
+            self._hold.control.link.send(Error.saying(text, cause=cause))
+            self._let_go("failed")
 
-    def _let_go(self, reason: str, *, tell: bool) -> None:
+    def _let_go(self, reason: str, *, cause: str = "") -> None:
+        """Ends the hold; with a `cause` the head is told."""
         hold, self._hold = self._hold, None
         if hold is None:
             return
-        if tell:
-            hold.control.link.send(Error.saying(reason))
+        self._lease.release()
+        if cause:
+            hold.control.link.send(Error.saying(reason, cause=cause))
         self._compute.line.hang_up(hold.number)
         for request in hold.core.requests():
             self._compute.post(hold.number, CloseCache(request=request))
@@ -369,9 +375,9 @@ class Daemon:
 
     def _cannot_send(self, hold: Hold) -> None:
         if hold.assign.next_hop:
-            self._fail(f"{hold.next_device} takes no more frames")
+            self._fail(f"{hold.next_device} takes no more frames", "next")
         else:
-            self._let_go("the head's data connection is gone", tell=True)  # it leaves, and does not wait for its last segments
+            self._let_go("the head's data connection is gone", cause="again")  # it leaves, and does not wait for its last segments
 
     def _result(self, number: int, result: Result, now_s: float) -> None:
         """What the compute thread did for hold `number`; of a head that is gone it counts for nothing."""
@@ -384,14 +390,15 @@ class Daemon:
             hold.control.link.send(Loading(doing=result.doing, share=result.share))
         elif isinstance(result, Asked):
             if not hold.ask(result.question):
-                self._fail("the head's connection for weights is gone")
+                self._fail("the head's connection for weights is gone", "again")
         elif isinstance(result, Loaded):
             hold.loaded = result
             self._tell_ready(hold)
         elif isinstance(result, Failed):
-            self._fail(str(result.error))
+            is_part = not hold.is_ready or isinstance(result.error, NoRoomError)
+            self._fail(str(result.error), "part" if is_part else "")
         else:
             try:
                 self._step(hold, result, now_s)
             except PeerError as error:  # a segment that had waited in the queue
-                self._fail(str(error))
+                self._fail(str(error), "again")

@@ -1,7 +1,8 @@
 """The head of a running cluster: connects to the daemons, gives them their layers, and answers prompts through them.
 
 One thread owns the sockets and the `HeadCore`. Callers submit from their own threads and read tokens from an `Answer`.
-A lost device or a broken protocol fails the head as a whole: every open answer gets the error, and nothing hangs.
+With a `Recovery` a lost device costs a pause (`pipelines.py`); without one, and for what no other pipeline could do, the head
+fails as a whole: every open answer gets the error, and nothing hangs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from flowspec.core.events import (
     Forget,
     HeadCommand,
     HeadEvent,
+    PipelineLost,
+    Reformed,
     SetTimer,
     Submit,
     Timed,
@@ -31,18 +34,20 @@ from flowspec.core.events import (
     VerifiedArrived,
 )
 from flowspec.core.head import HeadCore
+from flowspec.core.membership import Tick
 from flowspec.core.messages import Hop
 from flowspec.core.methods import make_method
 from flowspec.core.methods.base import Method
 from flowspec.draft.protocol import Drafter
-from flowspec.errors import ClusterError, FlowSpecError, InputError
+from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError, PeerError
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.answer import Answer, End, Tokens
 from flowspec.runtime.compute import Crashed, Failed
 from flowspec.runtime.drafting import DraftThread
 from flowspec.runtime.emulation import Emulation
+from flowspec.runtime.pipelines import Pipelines, Recovery
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.stages import Progress, Stage, Stages
+from flowspec.runtime.stages import Progress, Stage
 from flowspec.runtime.transport import TIMER_EARLY_S, Wake, patience_ms
 
 TIMED_SEGMENTS_MAX = 10_000
@@ -67,15 +72,19 @@ class Head:
         method: Method | None = None,
         drafter: Drafter | None = None,
         emulation: Emulation | None = None,
+        recovery: Recovery | None = None,
         on_event: OnEvent | None = None,
         keys: Keyring | None = None,
     ) -> None:
-        self.plan = plan
         self.hops: deque[tuple[Hop, ...]] = deque(maxlen=TIMED_SEGMENTS_MAX)
         traits = None if drafter is None else DrafterTraits(context=drafter.context, needs_features=bool(drafter.captures))
         self._core = HeadCore(context=plan.context, stage_count=len(plan.stages), method=method or make_method("ar"), drafter=traits)
         self._wake = Wake()
-        self._stages = Stages(plan, self._wake, progress, emulation, keys)
+        self._pipelines = Pipelines(
+            plan, self._wake, progress, emulation, recovery, keys, on_change=self._changed, meanwhile=self._meanwhile
+        )
+        self._tokens = 0
+        self._stages_shown: list[Stage] = []
         pace = None if emulation is None else emulation.drafting
         self._drafting = None if drafter is None else DraftThread(drafter, self._wake, pace)
         self._on_event = on_event
@@ -86,7 +95,8 @@ class Head:
         self._stopping = False
         self._requests_begun = 0
         try:
-            self._stages.connect()
+            self._pipelines.connect()
+            self._show_stages()
         except BaseException:
             self._disconnect()
             raise
@@ -97,8 +107,13 @@ class Head:
 
     @property
     def stages(self) -> list[Stage]:
-        """The stages as they introduced themselves, in pipeline order."""
-        return self._stages.all
+        """The stages as they introduced themselves, in pipeline order; those of the last pipeline while there is none."""
+        return self._stages_shown
+
+    @property
+    def plan(self) -> ClusterPlan:
+        """What runs where, now or last."""
+        return self._pipelines.plan
 
     def new_request(self) -> int:
         """An id for a new conversation."""
@@ -143,18 +158,14 @@ class Head:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                for verified, features in self._stages.listen(self._patience_ms()):
-                    if features is not None and self._drafting is not None:
-                        self._drafting.post_features(verified.parts, features)
-                    self._step(VerifiedArrived(verified=verified), time.monotonic())
-                now_s = time.monotonic()
-                while self._drafting is not None and self._drafting.results:
-                    self._drafted(self._drafting.results.popleft(), now_s)
-                if self._timer_s is not None and now_s >= self._timer_s - TIMER_EARLY_S:
-                    now_s, self._timer_s = max(now_s, self._timer_s), None
-                    self._step(TimerFired(), now_s)
-                while self._inbox:
-                    self._begin(*self._inbox.popleft(), now_s)
+                try:
+                    for verified, features in self._pipelines.listen(self._patience_ms()):
+                        if features is not None and self._drafting is not None:
+                            self._drafting.post_features(verified.parts, features)
+                        self._step(VerifiedArrived(verified=verified), time.monotonic())
+                except PeerError as error:
+                    self._pipelines.broken(BrokenError(str(error), ""))
+                self._meanwhile()
         except FlowSpecError as error:
             self._fail(error)
         except BaseException as error:
@@ -164,6 +175,39 @@ class Head:
             self._end_answers(ClusterError("the head is closed"))
             self._disconnect()
 
+    def _meanwhile(self) -> bool:
+        """What is done whether there is a pipeline or not; False when the head is closed."""
+        now_s = time.monotonic()
+        while self._drafting is not None and self._drafting.results:
+            self._drafted(self._drafting.results.popleft(), now_s)
+        if self._timer_s is not None and now_s >= self._timer_s - TIMER_EARLY_S:
+            now_s, self._timer_s = max(now_s, self._timer_s), None
+            self._step(TimerFired(), now_s)
+        while self._inbox:
+            self._begin(*self._inbox.popleft(), now_s)
+        self._pipelines.watch(self._tick(now_s))
+        return not self._stopping
+
+    def _tick(self, now_s: float) -> Tick:
+        """How things stand, for those who decide about devices; what is left of an answer whose speed is unknown counts little."""
+        core = self._core
+        open_s = 0.0
+        for request in core.requests():
+            if request.submit is not None:
+                left = request.submit.new_tokens_max - len(request.new_tokens)
+                open_s = max(open_s, left / core.costs.rate if core.costs.rate else 1e-3)
+        flight_s = 0.0 if core.oldest_flight_s is None else now_s - core.oldest_flight_s
+        return Tick(flight_s=flight_s, left_s=open_s, tokens=self._tokens)
+
+    def _changed(self, event: PipelineLost | Reformed) -> None:
+        self._step(event, time.monotonic())
+        if isinstance(event, Reformed):
+            self._show_stages()
+
+    def _show_stages(self) -> None:
+        assert self._pipelines.stages is not None
+        self._stages_shown = self._pipelines.stages.all
+
     def _drafted(self, result: Drafted | Failed | Crashed, now_s: float) -> None:
         if isinstance(result, Drafted):
             self._step(result, now_s)
@@ -172,7 +216,7 @@ class Head:
 
     def _patience_ms(self) -> int:
         """How long the next poll may wait."""
-        due_s = self._stages.due_s
+        due_s = self._pipelines.due_s
         return patience_ms(due_s if self._timer_s is None else min(due_s, self._timer_s), time.monotonic(), POLL_MS)
 
     def _end_answers(self, error: FlowSpecError) -> None:
@@ -210,9 +254,11 @@ class Head:
         self._core_s += time.perf_counter() - started_s
         for command in commands:
             if isinstance(command, ToPipeline):
-                self._stages.send(command.segment)
+                assert self._pipelines.stages is not None
+                self._pipelines.stages.send(command.segment)
             elif isinstance(command, ToStages):
-                self._stages.tell(command.message)
+                assert self._pipelines.stages is not None
+                self._pipelines.stages.tell(command.message)
             elif isinstance(command, Draft | ToDrafter):
                 assert self._drafting is not None
                 self._drafting.post(command)
@@ -224,6 +270,7 @@ class Head:
                 for_readers.append(command)
         for command in for_readers:
             if isinstance(command, Emit):
+                self._tokens += len(command.tokens)
                 self._answers[command.request].items.put(Tokens(tokens=command.tokens, at_s=now_s))
             else:
                 answer = self._answers.pop(command.request)
@@ -236,5 +283,5 @@ class Head:
     def _disconnect(self) -> None:
         if self._drafting is not None:
             self._drafting.stop()
-        self._stages.close()
+        self._pipelines.close()
         self._wake.close()

@@ -30,7 +30,6 @@ class Hold:
     control: Peer
     assign: Assign
     core: StageCore
-    lease_until_s: float
     shape: Shaper | None = None
     next_hop: Link | None = None
     next_monitor: Monitor | None = None

@@ -9,7 +9,7 @@ import torch
 
 from flowspec.core.messages import Assign
 from flowspec.core.precision import ACTIVATIONS
-from flowspec.errors import ClusterError
+from flowspec.errors import ClusterError, NoRoomError
 from flowspec.model.files import ModelFiles, is_gguf
 from flowspec.model.half import packing_of
 from flowspec.model.pieces import Pieces, Span, head_dim
@@ -92,7 +92,7 @@ def check_memory(
         resident = psutil.Process().memory_info().rss
         have = psutil.virtual_memory().available if limit_bytes is None else limit_bytes - resident
     if need.total_bytes > have:
-        raise ClusterError(
+        raise NoRoomError(
             f"layers {span.first} to {span.end - 1} need {mib(need.total_bytes)} (weights {mib(need.weight_bytes)}, "
             f"cache {mib(need.cache_bytes)} for {assign.context} tokens), but {mib(max(0, have))} are free here; "
             "give this device fewer layers, or use a smaller --context or --dtype"

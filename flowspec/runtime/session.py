@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from flowspec.runtime.cluster import Device, pick_context, read_cluster, split_l
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.head import Head, OnEvent
 from flowspec.runtime.local import LocalCluster
+from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.planning.choose import Chosen, choose, compare
 from flowspec.runtime.planning.survey import survey
 from flowspec.runtime.planning.wish import find_drafter, model_weights, typical_context
@@ -75,6 +77,14 @@ class ClusterOptions:
     log_level: str = "WARNING"
     log_file: str | None = None
     emulation: Emulation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survival:
+    """What happens when devices are lost: whom to tell, in a line, and how long to wait for some to come back (None: for ever)."""
+
+    on_note: Callable[[str], None]
+    wait_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,17 +198,35 @@ class Cluster:
     emulation: Emulation | None = None
     chosen: Chosen | None = None
     keys: Keyring | None = None
+    devices: tuple[Device, ...] = ()
 
     @contextlib.contextmanager
-    def session(self, decoding: Decoding, progress: Progress, on_event: OnEvent | None = None) -> Iterator[Session]:
-        """Loads the drafter and takes hold of the devices; they are let go of at the end and keep their layers."""
+    def session(
+        self, decoding: Decoding, progress: Progress, on_event: OnEvent | None = None, survival: Survival | None = None
+    ) -> Iterator[Session]:
+        """Loads the drafter and takes hold of the devices; they are let go of at the end and keep their layers.
+
+        With a `survival` answers go on when devices are lost.
+        """
         name = decoding.drafter_for(self.files.model)
         if self.is_local and name not in WITHOUT_TENSORS:
             _use_one_thread()
         drafter = open_drafter(name, self.files, self.plan.dtype, context=self.plan.context, coupled=decoding.coupled)
         method = make_method(decoding.method, **{"nodes": decoding.nodes, "depth": decoding.depth, **decoding.options})
         plan = self.plan if drafter is None else replace(self.plan, captures=drafter.captures)
-        with Head(plan, progress, method=method, drafter=drafter, emulation=self.emulation, on_event=on_event, keys=self.keys) as head:
+        recovery = None
+        if survival is not None:
+            recovery = Recovery(replan=partial(replan, plan, self.devices), on_note=survival.on_note, wait_s=survival.wait_s)
+        with Head(
+            plan,
+            progress,
+            method=method,
+            drafter=drafter,
+            emulation=self.emulation,
+            recovery=recovery,
+            on_event=on_event,
+            keys=self.keys,
+        ) as head:
             yield Session(self.files, self.config, head, decoding, self.chosen)
 
 
@@ -208,10 +236,11 @@ def open_session(
     decoding: Decoding,
     progress: Progress,
     meanwhile: Callable[[ModelFiles], None] = lambda files: None,
+    survival: Survival | None = None,
 ) -> Iterator[Session]:
     """A connected session; daemons that it starts are stopped at its end, whatever happens. See `open_cluster`."""
     check_drafter(decoding.drafter_for(options.model))
-    with open_cluster(options, meanwhile, decoding) as cluster, cluster.session(decoding, progress) as session:
+    with open_cluster(options, meanwhile, decoding) as cluster, cluster.session(decoding, progress, survival=survival) as session:
         yield session
 
 
@@ -269,7 +298,16 @@ def open_cluster(
         if local is not None:
             stages = [replace(stage, address=daemon.address) for stage, daemon in zip(stages, local.wait(), strict=True)]
             plan = replace(plan, stages=tuple(stages))
-        yield Cluster(files=files, config=config, plan=plan, is_local=local is not None, emulation=emulation, chosen=chosen, keys=keys)
+        yield Cluster(
+            files=files,
+            config=config,
+            plan=plan,
+            is_local=local is not None,
+            emulation=emulation,
+            chosen=chosen,
+            keys=keys,
+            devices=_placed(devices, plan),
+        )
 
 
 def choose_for(
@@ -301,6 +339,20 @@ def choose_for(
     for line in chosen.lines():
         log.info("%s", line)
     return chosen
+
+
+def _placed(devices: Sequence[Device], plan: ClusterPlan) -> tuple[Device, ...]:
+    """The devices with the addresses that they have by now; layers that the user fixed are for all of them together."""
+    addresses = {stage.name: stage.address for stage in plan.stages}
+    return tuple(replace(device, address=addresses.get(device.name, device.address), layers=None) for device in devices)
+
+
+def replan(plan: ClusterPlan, devices: Sequence[Device], names: Sequence[str]) -> ClusterPlan:
+    """The plan where only the devices of these names are there; raises `InputError` where they are too many for the model's layers."""
+    if len(names) == len(plan.stages):
+        return plan
+    left = [device for device in devices if device.name in names]
+    return replace(plan, stages=tuple(split_layers(left, plan.layer_count, None)))
 
 
 def _use_one_thread() -> None:

@@ -1,6 +1,7 @@
-"""The head's connections to its daemons: dialling, handing out layers, listening, noticing who is gone.
+"""The head's connections to the daemons of one pipeline: dialling, handing out layers, listening, noticing whose connection closed.
 
-Owns sockets, leases and the set-up of a cluster. Knows nothing of requests, trees or answers.
+Owns the sockets of one incarnation, its leases and its set-up; the next pipeline gets others. Who is lost because of silence, and
+what then, is decided elsewhere (`core/membership.py`). Knows nothing of requests, trees or answers.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 import zmq
 
 from flowspec import __version__
+from flowspec.core.incarnation import SESSION_BITS, incarnation_of
+from flowspec.core.membership import Heard, Progressed
 from flowspec.core.messages import (
     Assign,
     Commit,
@@ -35,7 +38,7 @@ from flowspec.core.messages import (
     Welcome,
 )
 from flowspec.core.weight_messages import AskModel
-from flowspec.errors import ClusterError, PeerError
+from flowspec.errors import BrokenError, ClusterError, PeerError
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime import timeouts
 from flowspec.runtime.emulation import Emulation
@@ -50,7 +53,20 @@ Progress = Callable[[str, float], None]
 LOSS_SETTLES_S = 0.1
 """How long the closing of a lost device's connections may take to show on all of them."""
 
+OnWord = Callable[[Heard | Progressed], None]
+"""Told of every word of a device."""
+
 log = logging.getLogger("flowspec.head")
+
+
+def new_session() -> int:
+    """A number that no other head has."""
+    return secrets.randbits(SESSION_BITS)
+
+
+def head_name(keys: Keyring | None) -> str:
+    """What this head calls itself: that of its key, which daemons check; without one, where it runs."""
+    return f"{sockets.gethostname()}-{os.getpid()}" if keys is None else keys.name
 
 
 @dataclass(slots=True)
@@ -64,26 +80,36 @@ class Stage:
     data_monitor: Monitor | None = None
     welcome: Welcome | None = None
     ready: Ready | None = None
-    heard_s: float = 0.0
 
     def describe(self) -> str:
         return f"device {self.plan.name} at {self.plan.address}"
 
 
 class Stages:
-    """The stages of one cluster, as connected by `connect`; one thread uses it. An `emulation` shapes what it sends from then on.
+    """The stages of one pipeline, as connected by `connect`; one thread at a time uses it.
 
-    With `keys` every connection is encrypted, and each device must have the key that they list for its name.
+    An `emulation` shapes what it sends from then on. With `keys` every connection is encrypted, and each device must have the key that
+    they list for its name. `incarnation` is the pipeline's number, by which daemons know it.
     """
 
     def __init__(
-        self, plan: ClusterPlan, wake: Wake, progress: Progress, emulation: Emulation | None = None, keys: Keyring | None = None
+        self,
+        plan: ClusterPlan,
+        wake: Wake,
+        progress: Progress,
+        emulation: Emulation | None = None,
+        keys: Keyring | None = None,
+        *,
+        incarnation: int | None = None,
+        on_word: OnWord = lambda word: None,
     ) -> None:
         self.plan = plan
         self.all: list[Stage] = []
-        self._incarnation = secrets.randbits(62)
+        self._incarnation = incarnation_of(new_session(), 1) if incarnation is None else incarnation
+        self._on_word = on_word
+        self._broken: BrokenError | None = None
         self._keys = keys
-        self._name = f"{sockets.gethostname()}-{os.getpid()}" if keys is None else keys.name
+        self._name = head_name(keys)
         self._progress = progress
         self._context: zmq.Context[Any] = zmq.Context()
         self._wake = wake
@@ -94,15 +120,20 @@ class Stages:
         self._emulation = emulation
         self._shaped: list[tuple[Stage, Link]] = []
         self._weights: WeightServer | None = None
+        self._meanwhile: Callable[[], None] = lambda: None
 
-    def connect(self) -> None:
-        """Dials every daemon and has it load its layers; raises `ClusterError` or `PeerError` for one that cannot."""
+    def connect(self, connect_s: float = timeouts.CONNECT_S, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Dials every daemon and has it load its layers; raises `BrokenError` for one that cannot, other errors where none could.
+
+        A daemon has `connect_s` to answer at all. `meanwhile` is called again and again, and may raise to end it.
+        """
         for plan in self.plan.stages:
             socket = dial(self._context, plan.address, plan.name, self._keys)
             stage = Stage(plan, self._link(socket), Receiver(self._incarnation), Monitor(socket))
             stage.control.send(Hello(name=self._name, version=__version__, role="head-control"))
             self.all.append(stage)
-        self._collect(lambda stage: stage.welcome is not None, timeouts.CONNECT_S, "is `flowspec daemon` running there?")
+        self._meanwhile = meanwhile
+        self._collect(lambda stage: stage.welcome is not None, connect_s, "is `flowspec daemon` running there?")
         for stage in {id(s): s for s in (self.all[0], self.all[-1])}.values():
             socket = dial(self._context, stage.plan.address, stage.plan.name, self._keys)
             self._data[socket] = (self._link(socket), Receiver(self._incarnation))
@@ -157,6 +188,7 @@ class Stages:
         waiting: set[int] = set()
         while not all(is_done(stage) for stage in self.all):
             ready = self._poll(100)
+            self._meanwhile()
             now_s = time.monotonic()
             for socket in self._data:
                 list(self._verified(socket))  # nothing was sent; a refusal is raised
@@ -174,11 +206,13 @@ class Stages:
                     self._assign(index)
                 if timeout_s is not None and not is_done(stage) and now_s - started_s > timeout_s:
                     refusal = stage.monitor.refusal
-                    why = f": {refusal.told(self._keys)}" if refusal is not None else f"; {advice}"
-                    raise ClusterError(f"{stage.describe()} did not answer within {timeout_s:.0f} s{why}")
+                    why = f"no answer within {timeout_s:.0f} s" if refusal is None else refusal.told(self._keys)
+                    rest = f"; {advice}" if refusal is None else f": {why}"
+                    raise BrokenError(f"{stage.describe()} did not answer within {timeout_s:.0f} s{rest}", stage.plan.name, why)
             self._check_peers(now_s, ready)
 
     def _take(self, stage: Stage, message: Message) -> None:
+        self._on_word(_word(stage.plan.name, message))
         if isinstance(message, Welcome):
             stage.welcome = message
             stage.control.count_from(message.count)
@@ -191,9 +225,19 @@ class Stages:
             self._serve_weights(stage)
         elif isinstance(message, Error):
             self._blame_the_lost()
-            raise ClusterError(f"{stage.describe()}: {message.text}")
+            raise self._error_of(stage, message)
         elif not isinstance(message, Pong):
             raise PeerError(f"{stage.describe()} sent an unexpected {type(message).__name__}")
+
+    def _error_of(self, stage: Stage, error: Error) -> ClusterError:
+        """What a device's error means for the pipeline."""
+        text = f"{stage.describe()}: {error.text}"
+        if not error.cause:
+            return ClusterError(text)
+        index = self.all.index(stage)
+        if error.cause == "next" and index + 1 < len(self.all):
+            return BrokenError(text, self.all[index + 1].plan.name, f"lost by {stage.plan.name}")
+        return BrokenError(text, stage.plan.name if error.cause in ("part", "gone") else "", error.text)
 
     def _serve_weights(self, stage: Stage) -> None:
         if self._weights is None:
@@ -216,9 +260,9 @@ class Stages:
     # --------------------------------------------------------------------------------------------- talking
 
     def send(self, segment: Segment) -> None:
-        """A segment to the first stage."""
+        """A segment to the first stage; where that fails `listen` says so, for those who send have more to do."""
         if not self._first_data.send(segment):
-            raise ClusterError(f"{self.all[0].describe()} takes no more segments")
+            self._broken = BrokenError(f"{self.all[0].describe()} takes no more segments", self.all[0].plan.name)
 
     def tell(self, message: Open | Commit | Release) -> None:
         """A control message to every stage."""
@@ -233,13 +277,15 @@ class Stages:
     def _flush(self, now_s: float) -> None:
         for stage, link in self._shaped:
             if not link.flush(now_s):
-                raise ClusterError(f"{stage.describe()} takes no more messages")
+                raise BrokenError(f"{stage.describe()} takes no more messages", stage.plan.name)
 
     def listen(self, timeout_ms: int) -> Iterator[tuple[Verified, Tensor | None]]:
         """Waits for anything to arrive, the wake-up included; yields what was verified. Keeps the leases alive.
 
-        Raises `ClusterError` when a device is gone or gives up, `PeerError` when one breaks the protocol.
+        Raises `BrokenError` when a device is gone, gives up or breaks the protocol, `ClusterError` for what none can do.
         """
+        if self._broken is not None:
+            raise self._broken
         ready = self._poll(timeout_ms)
         self._flush(time.monotonic())
         for socket in self._data:
@@ -254,15 +300,18 @@ class Stages:
     def _verified(self, socket: zmq.Socket[bytes]) -> Iterator[tuple[Verified, Tensor | None]]:
         link, receiver = self._data[socket]
         while (frames := receive(socket)) is not None:
-            envelope = decode(frames)
-            receiver.check(envelope)
+            try:
+                envelope = decode(frames)
+                receiver.check(envelope)
+            except PeerError as error:
+                raise BrokenError(f"a data connection: {error}", "") from None
             if isinstance(envelope.message, Verified):
                 yield envelope.message, envelope.tensor
             elif isinstance(envelope.message, Welcome):
                 link.count_from(envelope.message.count)
                 self._unwelcomed.discard(socket)
             elif isinstance(envelope.message, Error):
-                raise ClusterError(envelope.message.text)
+                raise BrokenError(envelope.message.text, "")
 
     # --------------------------------------------------------------------------------------------- sockets
 
@@ -285,8 +334,7 @@ class Stages:
                 envelope = decode(frames)
                 stage.receiver.check(envelope)
             except PeerError as error:
-                raise PeerError(f"{stage.describe()}: {error}") from None
-            stage.heard_s = time.monotonic()
+                raise BrokenError(f"{stage.describe()}: {error}", stage.plan.name) from None
             found.append(envelope.message)
         return found
 
@@ -301,13 +349,18 @@ class Stages:
         lost = any([monitor.drain()[0] for monitor in monitors])
         for refusal in (monitor.refusal for monitor in monitors):
             if refusal is not None and refusal.is_final:
-                raise ClusterError(f"{stage.describe()} refuses: {refusal.told(self._keys)}")
+                why = refusal.told(self._keys)
+                raise BrokenError(f"{stage.describe()} refuses: {why}", stage.plan.name, why)
         if lost and stage.welcome is not None:
             doing = "while loading" if stage.ready is None else "while answering"
-            raise ClusterError(f"{stage.describe()} was lost {doing}: its connection closed; see the daemon's log there")
+            raise BrokenError(
+                f"{stage.describe()} was lost {doing}: its connection closed; see the daemon's log there",
+                stage.plan.name,
+                "its connection closed",
+            )
 
     def _check_peers(self, now_s: float, ready: set[Any]) -> None:
-        """Keeps the leases alive; raises `ClusterError` for a device that is gone."""
+        """Keeps the leases alive; raises `BrokenError` for a device that is gone."""
         for stage in self.all:
             if stage.monitor.socket in ready or (stage.data_monitor is not None and stage.data_monitor.socket in ready):
                 self._check_connection(stage)
@@ -320,15 +373,23 @@ class Stages:
         for stage in self.all:
             if stage.welcome is not None:
                 stage.control.send(Ping())
-                if now_s - stage.heard_s > timeouts.STALL_S:
-                    raise ClusterError(f"{stage.describe()} has not answered for {timeouts.STALL_S:.0f} s")
 
-    def close(self) -> None:
-        """Lets go of the daemons."""
+    def close(self, lost: str = "") -> None:
+        """Lets go of the daemons; the one that is lost is told, but not waited for."""
         self._stop_serving()
         for _, link in self._shaped:
             link.unshape()
         for stage in self.all:
             if stage.welcome is not None:
                 stage.control.send(Reset())
+            if stage.plan.name == lost:
+                stage.monitor.close()
+                stage.control.socket.close(linger=0)
         self._context.destroy(linger=200)
+
+
+def _word(device: str, message: Message) -> Heard | Progressed:
+    """What a message says about the device that sent it, whatever else it says."""
+    if isinstance(message, Pong):
+        return Heard(device=device, running_s=message.running_s, queued=message.queued)
+    return Progressed(device=device, is_ready=isinstance(message, Ready))

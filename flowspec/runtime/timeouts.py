@@ -4,6 +4,8 @@ from __future__ import annotations
 
 CONNECT_S = 6.0
 """How long a daemon may take to answer the first Hello."""
+RECONNECT_S = 3.0
+"""The same where a new pipeline is formed of daemons that were there a moment ago."""
 HELD_S = 15.0
 """How long a head waits for a daemon that another head holds; longer than a dead head's lease."""
 LINK_S = 10.0
@@ -11,8 +13,24 @@ LINK_S = 10.0
 PING_EVERY_S = 1.0
 LEASE_S = 5.0
 """A head that was silent for so long has let go of its daemons."""
-STALL_S = 15.0
+SILENT_S = 5.0
 """A daemon that answered no Ping for so long is lost, though its connection stands."""
+LOADING_SILENT_S = 15.0
+"""The same while daemons load: their imports hold up everything else."""
+LOADING_S = 180.0
+"""A daemon that answers, but whose loading makes no progress for so long, is lost."""
+STUCK_S = 60.0
+"""A daemon that is at one segment for so long is lost, and so is a segment that nobody is at; see `core/membership.py`."""
+PROBE_EVERY_S = 2.0
+"""How often a lost device is asked whether it is there again."""
+BACK_S = 4.0
+"""How long a lost device stays out at least; twice as long with each loss, ..."""
+FORGIVE_S = 300.0
+"""... until it has done its part for so long."""
+WATCH_EVERY_S = 0.5
+"""How often the head looks who is silent."""
+WAIT_FOR_DEVICES_S = 120.0
+"""How long `generate` waits for devices to come back where the model does not fit on those that are left."""
 HEARTBEAT_S = 2.0
 HEARTBEAT_TIMEOUT_S = 6.0
 """ZeroMQ's own heartbeats: they notice a cable that was pulled."""

@@ -20,7 +20,10 @@ SEEDS = 150
 CHUNK = 25
 SEEDS_TO_CATCH = 40
 """Within how many seeds each broken build must be caught."""
-REMEMBERED = {65: "a stopped daemon is told to trim a job that is done"}
+REMEMBERED = {
+    65: "a stopped daemon is told to trim a job that is done",
+    643: "a timer is a rounding error early after the clock jumped, and is set again for ever",
+}
 
 
 @pytest.mark.parametrize("start", range(0, SEEDS, CHUNK))

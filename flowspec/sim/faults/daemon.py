@@ -179,7 +179,7 @@ class SimDaemon:
             self._data[connection.incarnation] = connection
             if self._hold is not None and self.lease.admits(connection.incarnation):
                 self._hold.data = connection
-        connection.send(self.name, Welcome(name=self.name, version=__version__, device="cpu", pid=1, memory_bytes=1))
+        connection.send(self.name, Welcome(name=self.name, version=__version__, device="cpu", pid=1, memory_bytes=1, count=0))
 
     def _assign(self, connection: Connection, assign: Assign) -> None:
         claim = self.lease.claim(connection.incarnation)
@@ -194,7 +194,7 @@ class SimDaemon:
         count = assign.end_layer - assign.first_layer
         if count > self.layers_max:
             self._tell(f"refuses {count} layers")
-            connection.send(self.name, Error(text=f"{count} layers do not fit here", cause="fit"))
+            connection.send(self.name, Error(text=f"{count} layers do not fit here", cause="part"))
             return
         self.lease.take(connection.incarnation, self._clock.now_s)
         is_last = assign.stage == assign.stages - 1
@@ -254,7 +254,7 @@ class SimDaemon:
         if hold is None:
             return
         if self.lease.is_over(self._clock.now_s):
-            hold.control.send(self.name, Error(text=f"no word of the head for {LEASE_S:.0f} s", cause="lease"))
+            hold.control.send(self.name, Error(text=f"no word of the head for {LEASE_S:.0f} s", cause="again"))
             self._let_go("the head is silent")
         else:
             self._later(CHECK_S, lambda: self._check() if hold is self._hold else None)

@@ -1,0 +1,60 @@
+"""Asks lost devices whether they are there again: a Hello on a connection of its own, and whoever says Welcome is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import zmq
+
+from flowspec import __version__
+from flowspec.core.messages import Hello, Welcome
+from flowspec.errors import InputError, PeerError
+from flowspec.runtime.security.keyring import Keyring
+from flowspec.runtime.stages import head_name
+from flowspec.runtime.transport import Link, dial, receive
+from flowspec.wire.codec import decode
+
+
+class Probes:
+    """The questions that are open, at most one for each device; one thread uses it. `session` is a number that holds nothing. With `keys` only who has its own counts."""
+
+    def __init__(self, session: int, keys: Keyring | None = None) -> None:
+        self._incarnation = session
+        self._keys = keys
+        self._sender = head_name(keys)
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._open: dict[str, zmq.Socket[bytes]] = {}
+
+    def ask(self, device: str, address: str) -> None:
+        """Asks a device; an earlier question to it that got no answer is given up."""
+        self._close(device)
+        try:
+            socket = dial(self._context, address, device, self._keys)
+        except InputError:  # a name that cannot be resolved now may be later
+            return
+        self._open[device] = socket
+        link = Link(socket, incarnation=self._incarnation, sender=self._sender)
+        link.send(Hello(name=self._sender, version=__version__, role="head-control"))
+
+    def answered(self) -> list[str]:
+        """The devices that have answered since the last call."""
+        found = []
+        for device, socket in list(self._open.items()):
+            frames = receive(socket)
+            if frames is None:
+                continue
+            self._close(device)
+            try:
+                if isinstance(decode(frames).message, Welcome):
+                    found.append(device)
+            except PeerError:  # whoever it is, it is no daemon of ours
+                continue
+        return found
+
+    def _close(self, device: str) -> None:
+        socket = self._open.pop(device, None)
+        if socket is not None:
+            socket.close(linger=0)
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)

@@ -1,0 +1,124 @@
+"""Real processes that are killed, stopped and come back: the answer is the undisturbed one, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from flowspec.core.messages import Sampling
+from flowspec.errors import ClusterError
+from flowspec.model.reference import Reference
+from flowspec.plan.placement import ClusterPlan
+from flowspec.runtime import timeouts
+from flowspec.runtime.answer import Answer
+from flowspec.runtime.cluster import Device
+from flowspec.runtime.head import Head
+from flowspec.runtime.local import LocalCluster
+from flowspec.runtime.pipelines import Recovery
+from flowspec.runtime.session import replan
+from tests.runtime.clusters import PROMPT, plan_for, submit, tokens_of, wait_until
+
+COUNT = 150
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeouts, "SILENT_S", 2.0)
+    monkeypatch.setattr(timeouts, "PROBE_EVERY_S", 0.5)
+    monkeypatch.setattr(timeouts, "BACK_S", 0.5)
+
+
+def surviving(plan: ClusterPlan, notes: list[str], wait_s: float | None = 60.0) -> Recovery:
+    devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
+    return Recovery(replan=partial(replan, plan, devices), on_note=notes.append, wait_s=wait_s)
+
+
+def disturbed(answer: Answer, at: int, disturb: Callable[[], None]) -> list[int]:
+    """The answer's tokens; the disturbance comes after `at` of them."""
+    found: list[int] = []
+    is_disturbed = False
+    for batch in answer:
+        found += batch.tokens
+        if not is_disturbed and len(found) >= at:
+            is_disturbed = True
+            disturb()
+    return found
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_daemon_that_is_killed_costs_a_pause_and_not_the_answer(
+    doomed: LocalCluster, folder: Path, reference: Reference, victim: int
+) -> None:
+    daemons, notes = doomed.wait(), []
+    plan = plan_for(folder, daemons)
+    with Head(plan, recovery=surviving(plan, notes)) as head:
+        answer = submit(head, count=COUNT, sampling=Sampling(temperature=1.0, seed=7))
+        found = disturbed(answer, 5, lambda: os.kill(daemons[victim].pid, signal.SIGKILL))
+        assert found == reference.generate(PROMPT, Sampling(temperature=1.0, seed=7), COUNT, frozenset())
+        assert answer.end is not None
+        assert answer.end.statistics["recoveries"] == 1, notes
+        assert [stage.plan.name for stage in head.stages] == [d.name for d in daemons if d is not daemons[victim]]
+        assert notes == [f"device local-{victim} is lost (its connection closed); going on with 2 devices"]
+        assert tokens_of(submit(head)) == reference.generate(PROMPT, Sampling(), 20, frozenset())
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_daemon_that_is_stopped_is_fenced_and_returns(doomed: LocalCluster, folder: Path, reference: Reference) -> None:
+    daemons, notes = doomed.wait(), []
+    expected = reference.generate(PROMPT, Sampling(), COUNT, frozenset())
+    with Head(plan_for(folder, daemons), recovery=surviving(plan_for(folder, daemons), notes)) as head:
+        answer = submit(head, count=COUNT)
+        try:
+            assert disturbed(answer, 5, lambda: os.kill(daemons[1].pid, signal.SIGSTOP)) == expected
+            assert any("local-1 is lost (no sign of life" in text for text in notes), notes
+        finally:
+            os.kill(daemons[1].pid, signal.SIGCONT)
+        wait_until(lambda: "device local-1 is back" in notes, "the device is taken in again")
+        assert tokens_of(submit(head, count=COUNT)) == expected
+
+
+def test_the_last_device_is_waited_for_no_longer_than_asked(doomed: LocalCluster, folder: Path) -> None:
+    daemons, notes = doomed.wait()[:1], []
+    with Head(plan_for(folder, daemons), recovery=surviving(plan_for(folder, daemons), notes, wait_s=1.0)) as head:
+        answer = submit(head, count=COUNT)
+        with pytest.raises(ClusterError, match="no device is left"):
+            disturbed(answer, 5, lambda: os.kill(daemons[0].pid, signal.SIGKILL))
+
+
+def test_an_answer_that_waits_for_devices_can_be_cancelled(doomed: LocalCluster, folder: Path) -> None:
+    daemons, notes = doomed.wait()[:1], []
+    with Head(plan_for(folder, daemons), recovery=surviving(plan_for(folder, daemons), notes, wait_s=None)) as head:
+        answer = submit(head, count=COUNT)
+
+        def disturb() -> None:
+            os.kill(daemons[0].pid, signal.SIGKILL)
+            wait_until(lambda: any("no device is left" in text for text in notes), "the head knows")
+            head.cancel(answer)
+
+        disturbed(answer, 5, disturb)
+        assert answer.end is not None
+        assert answer.end.reason == "cancelled"
+
+
+def test_two_daemons_that_die_one_after_the_other(doomed: LocalCluster, folder: Path, reference: Reference) -> None:
+    """The second one dies while the first one is being replaced."""
+    daemons, notes = doomed.wait(), []
+
+    def note(text: str) -> None:
+        notes.append(text)
+        if len(notes) == 1:
+            os.kill(daemons[2].pid, signal.SIGKILL)
+
+    plan = plan_for(folder, daemons)
+    recovery = replace(surviving(plan, notes), on_note=note)
+    with Head(plan, recovery=recovery) as head:
+        answer = submit(head, count=COUNT)
+        found = disturbed(answer, 5, lambda: os.kill(daemons[0].pid, signal.SIGKILL))
+        assert found == reference.generate(PROMPT, Sampling(), COUNT, frozenset())
+        assert [stage.plan.name for stage in head.stages] == ["local-1"]
