@@ -71,7 +71,7 @@ class HeadCore:
         self.calibrator = Calibrator()
         self.is_formed = True
         self._requests: dict[int, Request] = {}
-        self._flights = Flights(self._requests)
+        self.flights = Flights(self._requests)
         self._leaving: set[int] = set()
         self._segments_sent = 0
         self._turns: list[int] = []
@@ -88,12 +88,7 @@ class HeadCore:
     @property
     def in_flight(self) -> int:
         """Segments sent whose Verified is not back."""
-        return len(self._flights)
-
-    @property
-    def oldest_flight_s(self) -> float | None:
-        """When the oldest segment in flight was sent; None without any."""
-        return self._flights.oldest_s
+        return len(self.flights)
 
     def requests(self) -> list[Request]:
         """Every conversation that is known, for those who watch."""
@@ -171,7 +166,7 @@ class HeadCore:
         self._release_if_landed(number, commands)
 
     def _release_if_landed(self, number: int, commands: list[HeadCommand]) -> None:
-        if number in self._leaving and not self._flights.carry(number):
+        if number in self._leaving and not self.flights.carry(number):
             self._leaving.discard(number)
             self._tell(Release(request=number), commands)
 
@@ -189,7 +184,7 @@ class HeadCore:
 
     def _lost(self, event: PipelineLost, now_s: float) -> None:
         self.is_formed = False
-        self._flights.clear()
+        self.flights.clear()
         self._leaving.clear()
         for request in self._requests.values():
             request.computed = 0
@@ -220,7 +215,7 @@ class HeadCore:
 
     def _verified(self, verified: Verified, now_s: float, commands: list[HeadCommand]) -> None:
         """A segment came back: what it proves of the stages, and what its nodes drew."""
-        flight = self._flights.land(verified.segment)
+        flight = self.flights.land(verified.segment)
         commands.append(Timed(segment=verified.segment, rows=flight.rows, sent_s=flight.sent_s, hops=verified.hops))
         round_trip_s = now_s - flight.sent_s
         self.costs.learn(verified.hops, flight.rows, flight.sent_s, now_s)
@@ -321,18 +316,16 @@ class HeadCore:
                 request.statistics.draft_rows += len(part.ids)
         if parts:
             self._draft = asked
-            commands.append(
-                Draft(job=self._draft_jobs, segment=Segment(segment=self._draft_jobs, parts=tuple(parts)), width=self.method.width)
-            )
+            segment = Segment(segment=self._draft_jobs, parts=tuple(parts))
+            commands.append(Draft(job=self._draft_jobs, segment=segment, width=self.method.width))
 
     def _drafted(self, event: Drafted) -> None:
         assert self._draft is not None, f"draft {event.job} is done, but none was asked for"
         assert event.job == self._draft_jobs, f"expected draft {self._draft_jobs}, got {event.job}"
         asked, self._draft = self._draft, None
         self._draft_jobs += 1
-        current = {
-            number: request for number in asked if (request := self._requests.get(number)) is not None and request.submit is not None
-        }
+        known = {number: self._requests[number] for number in asked if number in self._requests}
+        current = {number: request for number, request in known.items() if request.submit is not None}
         for proposal in event.proposals:
             request = current.get(proposal.request)
             if request is not None and request.opening.epoch == proposal.epoch:
@@ -355,7 +348,7 @@ class HeadCore:
         requests = [self._requests[number] for number in self._turns]
         return View(
             requests=[request for request in requests if prompts or request.is_decoding],
-            count_living=self._flights.count_living,
+            count_living=self.flights.count_living,
             stage_count=self.stage_count,
             costs=self.costs,
             calibrator=self.calibrator,
@@ -402,5 +395,5 @@ class HeadCore:
             self._turns.append(request.number)
         segment = Segment(segment=self._segments_sent, parts=tuple(parts))
         self._segments_sent += 1
-        self._flights.begin(segment.segment, Flight(tuple(carried), now_s, segment.row_count))
+        self.flights.begin(segment.segment, Flight(tuple(carried), now_s, segment.row_count))
         commands.append(ToPipeline(segment=segment))

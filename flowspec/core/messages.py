@@ -27,8 +27,8 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        is_usable = self.temperature == 0 or limits.TEMPERATURE_MIN <= self.temperature <= limits.TEMPERATURE_MAX
-        check(is_usable, "temperature", self.temperature, f"0, or {limits.TEMPERATURE_MIN} to {limits.TEMPERATURE_MAX}")
+        least, most = limits.TEMPERATURE_MIN, limits.TEMPERATURE_MAX
+        check(self.temperature == 0 or least <= self.temperature <= most, "temperature", self.temperature, f"0, or {least} to {most}")
         check_range("top_k", self.top_k, 0, limits.VOCABULARY_MAX)
         check(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         check(0 <= self.min_p < 1, "min_p", self.min_p, "0 or more and below 1")
@@ -178,8 +178,7 @@ class Pong:
     running_s: float = 0.0
 
     def __post_init__(self) -> None:
-        check_range("running_s", self.running_s, 0, limits.ID_MAX)
-        for field in ("queued", "done", "memory_bytes"):
+        for field in ("queued", "done", "memory_bytes", "running_s"):
             check_range(field, getattr(self, field), 0, limits.ID_MAX)
 
 
@@ -279,12 +278,8 @@ class Part:
         check_all("positions", self.positions, 0, limits.CONTEXT_MAX, limits.NODES_PER_SEGMENT_MAX)
         for name in ("parents", "tokens", "positions", "committed"):
             check(len(getattr(self, name)) == count, name, len(getattr(self, name)), f"{count} entries, one for every id")
-        check(
-            all(parent < node for parent, node in zip(self.parents, self.ids, strict=True)),
-            "parents",
-            self.parents,
-            "each below its own id",
-        )
+        is_ordered = all(parent < node for parent, node in zip(self.parents, self.ids, strict=True))
+        check(is_ordered, "parents", self.parents, "each below its own id")
         if self.opening is not None:
             same = (self.opening.request, self.opening.epoch) == (self.commit.request, self.commit.epoch)
             check(same, "opening", self.opening.request, "the request and epoch of the part")

@@ -120,15 +120,9 @@ class Daemon:
         signal.signal(signal.SIGTERM, handler)
 
     def run(self) -> None:
-        log.info(
-            "%s listens on %s:%d (FlowSpec %s, pid %d, %s), idle until a head assigns it layers",
-            self.name,
-            self.host,
-            self.port,
-            __version__,
-            os.getpid(),
-            "no keys" if self._keys is None else f"for {', '.join(self._keys.heads)}",
-        )
+        trust = "no keys" if self._keys is None else f"for {', '.join(self._keys.heads)}"
+        where = f"{self.host}:{self.port} (FlowSpec {__version__}, pid {os.getpid()}, {trust})"
+        log.info("%s listens on %s, idle until a head assigns it layers", self.name, where)
         sources = [*self._port.sources, self._wake.read_fd]
         for source in sources if self._lifeline_fd is None else [*sources, self._lifeline_fd]:
             self._poller.register(source, zmq.POLLIN)

@@ -196,7 +196,7 @@ class Head:
             if request.submit is not None:
                 left = request.submit.new_tokens_max - len(request.new_tokens)
                 open_s = max(open_s, left / core.costs.rate if core.costs.rate else 1e-3)
-        flight_s = 0.0 if core.oldest_flight_s is None else now_s - core.oldest_flight_s
+        flight_s = 0.0 if core.flights.oldest_s is None else now_s - core.flights.oldest_s
         return Tick(flight_s=flight_s, left_s=open_s, tokens=self._tokens)
 
     def _changed(self, event: PipelineLost | Reformed) -> None:

@@ -21,6 +21,7 @@ from flowspec.sim.faults.play import FaultError, Play
 from flowspec.sim.faults.schedule import draw
 
 CHUNK = 25
+REPORTED_EVERY = 1000
 STORY_LINES = 400
 
 
@@ -97,6 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with ProcessPoolExecutor(args.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         for tally in pool.map(play, [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]):
             total.add(tally)
+            if total.seeds % REPORTED_EVERY == 0:
+                print(f"{total.seeds} of {len(seeds)}, {len(total.failures)} failed", file=sys.stderr, flush=True)
             for seed, text in tally.failures.items():
                 print(f"seed {seed}: {text}\n  {replay_command(seed)}", file=sys.stderr, flush=True)
     report = {

@@ -229,7 +229,7 @@ class Cluster:
             self._pinged_s = self.now_s
             for name in pipeline.welcome:
                 pipeline.control[name].send(HEAD, Ping())
-        oldest_s = self.head.oldest_flight_s
+        oldest_s = self.head.flights.oldest_s
         left = sum(
             request.submit.new_tokens_max - len(request.new_tokens) for request in self.head.requests() if request.submit is not None
         )
