@@ -115,7 +115,8 @@ def netns_rig(files: ModelFiles) -> Iterator[Rig]:
         raise InputError("--faults sever: expected root, for network namespaces; run it with sudo, or choose kill,stop")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "cluster.toml"
-        if subprocess.run([str(NETNS), "up", "--devices", str(STAGES), "--file", str(file)], check=False).returncode:
+        here = {**os.environ, "FLOWSPEC_VENV": sys.prefix}  # the daemons are this installation's
+        if subprocess.run([str(NETNS), "up", "--devices", str(STAGES), "--file", str(file)], env=here, check=False).returncode:
             raise InputError("launch/netns did not start the daemons; see what it says above")
 
         def link(stage: int, state: str) -> None:

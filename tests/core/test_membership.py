@@ -1,0 +1,213 @@
+"""Who is lost, who may return, and when: event in, exact command list out."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowspec.core.membership import (
+    Answered,
+    Begin,
+    Broken,
+    Disband,
+    Formed,
+    GiveUp,
+    Heard,
+    Membership,
+    MembershipCommand,
+    MembershipEvent,
+    Note,
+    Patience,
+    Probe,
+    Progressed,
+    Reform,
+    Tick,
+    Unfit,
+)
+
+PATIENCE = Patience(silent_s=5.0, loading_silent_s=15.0, loading_s=60.0, stuck_s=30.0, probe_s=2.0, back_s=4.0, forgive_s=300.0, worth=10.0)
+
+
+class Bench:
+    """A membership of three devices with a clock; time passes in ticks of half a second, in which those in `alive` are heard."""
+
+    def __init__(self, *names: str) -> None:
+        self.core = Membership(names or ("a", "b", "c"), PATIENCE)
+        self.now_s = 0.0
+        self.alive = set(names or ("a", "b", "c"))
+        self.tick = Tick()
+
+    def give(self, event: MembershipEvent) -> list[MembershipCommand]:
+        return self.core.handle(event, self.now_s)
+
+    def form(self, after_s: float = 0.0) -> list[MembershipCommand]:
+        self.now_s += after_s
+        return self.give(Formed())
+
+    def pass_time(self, seconds: float) -> list[MembershipCommand]:
+        """What is decided meanwhile; probes of devices that are alive are answered, and not told of."""
+        found: list[MembershipCommand] = []
+        for _ in range(int(seconds / 0.5)):
+            self.now_s += 0.5
+            for name in sorted(self.alive):
+                self.give(Heard(device=name))
+            for command in self.give(self.tick):
+                if isinstance(command, Probe):
+                    if command.device in self.alive:
+                        self.give(Answered(device=command.device))
+                else:
+                    found.append(command)
+        return found
+
+
+def running(*names: str) -> Bench:
+    bench = Bench(*names)
+    bench.give(Begin())
+    bench.form()
+    return bench
+
+
+def test_a_pipeline_is_formed_of_all_in_their_order() -> None:
+    bench = Bench()
+    assert bench.give(Begin()) == [Reform(devices=("a", "b", "c"))]
+    assert bench.form(1.0) == []
+    assert bench.pass_time(60) == []
+
+
+def test_a_closed_connection_forms_another_pipeline_of_the_rest_at_once() -> None:
+    bench = running()
+    assert bench.give(Broken(device="b", text="its connection closed")) == [
+        Note(text="device b is lost (its connection closed); going on with 2 devices"),
+        Reform(devices=("a", "c")),
+    ]
+    assert bench.core.lost == ["b"]
+
+
+def test_silence_is_loss_and_is_reported_with_how_long_it_was() -> None:
+    bench = running()
+    bench.alive.discard("c")
+    assert bench.pass_time(6) == [
+        Note(text="device c is lost (no sign of life for 6 s); going on with 2 devices"),
+        Reform(devices=("a", "b"), silent_s=5.5),
+    ]
+
+
+def test_while_devices_load_silence_lasts_longer_and_progress_counts() -> None:
+    bench = Bench()
+    bench.give(Begin())
+    bench.alive.discard("a")
+    assert bench.pass_time(14) == []
+    assert [type(command) for command in bench.pass_time(2)] == [Note, Reform]
+    bench.give(Progressed(device="b", is_ready=True))
+    lost = bench.pass_time(61)
+    assert lost[0] == Note(text="device c is lost (no progress in loading for 60 s); going on with 1 device")
+
+
+def test_a_head_that_was_stopped_finds_nobody_dead_because_of_it() -> None:
+    bench = running()
+    bench.now_s += 3600
+    assert bench.give(Tick()) == []
+    assert bench.pass_time(10) == []
+
+
+def test_a_device_that_hangs_in_a_segment_is_lost_though_it_answers() -> None:
+    bench = running()
+    assert bench.give(Heard(device="b", running_s=29)) == []
+    assert bench.give(Heard(device="b", running_s=31)) == [], "its longest pass so far was nearly as long"
+    said = bench.give(Heard(device="c", running_s=31))
+    assert said[0] == Note(text="device c is lost (at one segment for 31 s); going on with 2 devices")
+
+
+def test_a_segment_that_vanished_is_nobodys_fault_but_not_for_ever() -> None:
+    bench = running()
+    bench.tick = Tick(flight_s=100.0)
+    for _ in range(3):
+        said = bench.pass_time(31)
+        assert [type(command) for command in said] == [Note, Reform]
+        assert said[1] == Reform(devices=("a", "b", "c"))
+        bench.form()
+    assert isinstance(bench.pass_time(31)[-1], GiveUp)
+
+
+def test_tokens_make_good_for_failures_that_were_nobodys() -> None:
+    bench = running()
+    for tokens in range(1, 8):
+        assert isinstance(bench.give(Broken(device="", text="the lease lapsed"))[-1], Reform)
+        bench.form()
+        bench.tick = Tick(tokens=tokens)
+        bench.pass_time(1)
+
+
+def test_who_answers_again_returns_after_a_while_that_doubles_with_each_loss() -> None:
+    bench = running()
+    for wait_s in (4, 8, 16):
+        bench.give(Broken(device="b", text="its connection closed"))
+        bench.form()
+        assert bench.pass_time(wait_s - 1) == []
+        assert bench.pass_time(2.5) == [Reform(devices=("a", "b", "c"))]
+        assert bench.form() == [Note(text="device b is back")]
+
+
+def test_what_was_long_ago_is_forgiven() -> None:
+    bench = running()
+    for _ in range(3):
+        bench.give(Broken(device="b", text="its connection closed"))
+        bench.form()
+        assert bench.pass_time(6.5) == [Reform(devices=("a", "b", "c"))]
+        bench.form()
+        bench.pass_time(301)
+
+
+def test_nobody_is_taken_in_during_an_answer_that_ends_soon() -> None:
+    bench = running()
+    bench.give(Broken(device="b", text="its connection closed"))
+    bench.form(after_s=2.0)
+    bench.tick = Tick(left_s=20.0)
+    assert bench.pass_time(60) == []
+    bench.tick = Tick(left_s=21.0)
+    assert bench.pass_time(1) == [Reform(devices=("a", "b", "c"))]
+
+
+def test_a_device_that_does_not_answer_stays_out() -> None:
+    bench = running()
+    bench.alive.discard("b")
+    bench.give(Broken(device="b", text="its connection closed"))
+    bench.form()
+    assert bench.pass_time(100) == []
+
+
+def test_without_any_device_one_waits_and_takes_who_comes() -> None:
+    bench = running("a")
+    bench.alive.clear()
+    said = bench.give(Broken(device="a", text="its connection closed"))
+    assert said == [
+        Note(text="device a is lost (its connection closed)"),
+        Note(text="no device is left; waiting for one to come back"),
+        Disband(),
+    ]
+    assert bench.pass_time(30) == []
+    bench.alive.add("a")
+    assert bench.pass_time(3) == [Reform(devices=("a",))]
+
+
+def test_where_the_model_does_not_fit_on_the_rest_all_who_are_back_help() -> None:
+    bench = running()
+    bench.give(Broken(device="a", text="its connection closed"))
+    said = bench.give(Unfit(text="4 GiB are missing"))
+    assert said == [
+        Note(text="the model does not fit on what is left: 4 GiB are missing; waiting for a device to come back"),
+        Disband(),
+    ]
+    assert bench.pass_time(7)[-1] == Reform(devices=("a", "b", "c"))
+
+
+def test_a_second_loss_while_the_first_is_replaced_leaves_the_rest() -> None:
+    bench = running()
+    bench.give(Broken(device="a", text="its connection closed"))
+    assert bench.give(Broken(device="c", text="no answer within 3 s"))[-1] == Reform(devices=("b",))
+
+
+@pytest.mark.parametrize("event", [Heard(device="b"), Progressed(device="b"), Answered(device="x")])
+def test_words_of_those_who_take_no_part_change_nothing(event: MembershipEvent) -> None:
+    bench = running()
+    bench.give(Broken(device="b", text="its connection closed"))
+    assert bench.give(event) == []
