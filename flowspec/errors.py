@@ -31,10 +31,14 @@ class NoRoomError(ClusterError):
 
 
 class BrokenError(ClusterError):
-    """A pipeline cannot go on because of `device` (empty: of none in particular); others may take its place. `why` is the text in short."""
+    """A pipeline cannot go on because of `device` (empty: of none in particular); others may take its place. `why` is the text in short.
 
-    def __init__(self, text: str, device: str, why: str = "") -> None:
+    With `is_refusal` the device is there, but cannot do its part.
+    """
+
+    def __init__(self, text: str, device: str, why: str = "", *, is_refusal: bool = False) -> None:
         super().__init__(text)
+        self.is_refusal = is_refusal
         self.device = device
         self.why = why or text
 

@@ -68,10 +68,14 @@ class Unfit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """The pipeline, formed or not, cannot go on because of `device` (empty: because of none in particular)."""
+    """The pipeline, formed or not, cannot go on because of `device` (empty: because of none in particular).
+
+    With `is_refusal` the device is there, but cannot do its part.
+    """
 
     device: str
     text: str
+    is_refusal: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +173,7 @@ class _Standing:
     is_idle: bool = True
     longest_s: float = 0.0
     has_returned: bool = False
+    has_refused: bool = False
 
 
 class Membership:
@@ -203,7 +208,7 @@ class Membership:
         elif isinstance(event, Unfit):
             self._disband(f"the model does not fit on what is left: {event.text}; waiting for a device to come back", 0.0)
         elif isinstance(event, Broken):
-            self._broken(event.device, event.text, now_s)
+            self._broken(event.device, event.text, now_s, is_refusal=event.is_refusal)
         elif isinstance(event, Heard):
             self._heard(event, now_s)
         elif isinstance(event, Progressed):
@@ -224,7 +229,9 @@ class Membership:
         self.members = tuple(name for name, known in self._standing.items() if known.lost_s is None)
         self.is_formed = False
         if not self.members:
-            self._disband("no device is left; waiting for one to come back", silent_s)
+            is_too_large = any(known.has_refused for known in self._standing.values())
+            reason = "the model does not fit on what is left" if is_too_large else "no device is left"
+            self._disband(f"{reason}; waiting for a device to come back", silent_s)
             return
         self._began_s = now_s
         for name in self.members:
@@ -250,16 +257,18 @@ class Membership:
                 standing.has_returned = False
                 self._commands.append(Note(text=f"device {name} is back"))
 
-    def _broken(self, device: str, text: str, now_s: float) -> None:
+    def _broken(self, device: str, text: str, now_s: float, *, is_refusal: bool = False) -> None:
         if not self.members:
             return
         silent_s = 0.0
         if device in self.members:
             silent_s = self._standing[device].silent_s
             self._lose(device, now_s)
+            self._standing[device].has_refused = is_refusal
             count = sum(known.lost_s is None for known in self._standing.values())
             rest = f"; going on with {count} device{'s' if count > 1 else ''}" if count else ""
-            self._commands.append(Note(text=f"device {device} is lost ({text}){rest}"))
+            fate = "cannot do its part" if is_refusal else "is lost"
+            self._commands.append(Note(text=f"device {device} {fate} ({text}){rest}"))
         else:
             self._blameless += 1
             if self._blameless > BLAMELESS_MAX:

@@ -131,7 +131,7 @@ class Pipelines:
         """The pipeline cannot go on."""
         if self._recovery is None:
             raise error
-        self._decide(Broken(device=error.device, text=error.why))
+        self._decide(Broken(device=error.device, text=error.why, is_refusal=error.is_refusal))
 
     def watch(self, tick: Tick) -> None:
         """Looks who is silent and who is back, now and then; raises `ClusterError` when the wait for devices is over."""
@@ -165,7 +165,7 @@ class Pipelines:
                     self._probes.ask(command.device, self._addresses[command.device])
             elif isinstance(command, Reform | Disband):
                 if self._generation and self._recovery is None:
-                    raise ClusterError(self._note)
+                    raise ClusterError(self._note.partition("; ")[0])  # nothing goes on
                 self._wanted = command if isinstance(command, Reform) else None
                 self._fence(command.silent_s)
                 self._waiting_since_s = None if self._wanted is not None else time.monotonic()
@@ -211,7 +211,7 @@ class Pipelines:
             stages.close(lost=error.device)
             if is_first:
                 raise
-            self._decide(Broken(device=error.device, text=error.why))
+            self.broken(error)
         except BaseException:
             stages.close()
             raise

@@ -215,7 +215,7 @@ class Cluster:
         method = make_method(decoding.method, **{"nodes": decoding.nodes, "depth": decoding.depth, **decoding.options})
         plan = self.plan if drafter is None else replace(self.plan, captures=drafter.captures)
         recovery = None
-        if survival is not None:
+        if survival is not None and self.emulation is None:  # a declared device has no spare
             recovery = Recovery(replan=partial(replan, plan, self.devices), on_note=survival.on_note, wait_s=survival.wait_s)
         with Head(
             plan,

@@ -237,7 +237,8 @@ class Stages:
         index = self.all.index(stage)
         if error.cause == "next" and index + 1 < len(self.all):
             return BrokenError(text, self.all[index + 1].plan.name, f"lost by {stage.plan.name}")
-        return BrokenError(text, stage.plan.name if error.cause in ("part", "gone") else "", error.text)
+        device = stage.plan.name if error.cause in ("part", "gone") else ""
+        return BrokenError(text, device, error.text, is_refusal=error.cause == "part")
 
     def _serve_weights(self, stage: Stage) -> None:
         if self._weights is None:

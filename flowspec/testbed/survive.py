@@ -209,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="flowspec.testbed.survive", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--faults", default="kill,stop", help="of kill, stop and sever, with commas (default: %(default)s)")
     parser.add_argument("--moments", type=int, default=10, help="moments of the answer, each a run (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=100, help="length of the answer (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=200, help="length of the answer (default: %(default)s)")
     parser.add_argument("--model", default=BUNDLED, help="model (default: the bundled one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per run")
     args = parser.parse_args(argv)

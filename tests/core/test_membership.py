@@ -181,7 +181,7 @@ def test_without_any_device_one_waits_and_takes_who_comes() -> None:
     said = bench.give(Broken(device="a", text="its connection closed"))
     assert said == [
         Note(text="device a is lost (its connection closed)"),
-        Note(text="no device is left; waiting for one to come back"),
+        Note(text="no device is left; waiting for a device to come back"),
         Disband(),
     ]
     assert bench.pass_time(30) == []
@@ -211,3 +211,12 @@ def test_words_of_those_who_take_no_part_change_nothing(event: MembershipEvent) 
     bench = running()
     bench.give(Broken(device="b", text="its connection closed"))
     assert bench.give(event) == []
+
+
+def test_devices_that_refuse_their_part_are_there_and_the_model_is_too_large() -> None:
+    bench = running("a", "b")
+    assert bench.give(Broken(device="a", text="2 GiB are missing", is_refusal=True))[0] == Note(
+        text="device a cannot do its part (2 GiB are missing); going on with 1 device"
+    )
+    said = bench.give(Broken(device="b", text="4 GiB are missing", is_refusal=True))
+    assert said[1:] == [Note(text="the model does not fit on what is left; waiting for a device to come back"), Disband()]

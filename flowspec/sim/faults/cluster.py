@@ -366,4 +366,5 @@ class Cluster:
             self._decide(Broken(device=pipeline.devices[index + 1], text=f"lost by {name}"))
         else:
             assert error.cause in ("part", "again"), f"{name} fails: {error.text}"
-            self._decide(Broken(device=name if error.cause == "part" else "", text=error.text))
+            is_part = error.cause == "part"
+            self._decide(Broken(device=name if is_part else "", text=error.text, is_refusal=is_part))
