@@ -22,6 +22,7 @@ SEEDS_TO_CATCH = 40
 """Within how many seeds each broken build must be caught."""
 REMEMBERED = {
     65: "a stopped daemon is told to trim a job that is done",
+    1604: "the first device is assigned its layers twice, and again for ever",
     643: "a timer is a rounding error early after the clock jumped, and is set again for ever",
 }
 

@@ -274,7 +274,7 @@ class Cluster:
         def take(connection: Connection, envelope: Envelope, frames: Frames) -> None:
             del frames
             if pipeline is self._pipeline and connection.is_open:  # what waits in a socket that is closed is never read
-                self._take(pipeline, name, envelope)
+                self._take(pipeline, name, role, envelope)
 
         connection = self.network.connect(
             HEAD,
@@ -302,7 +302,7 @@ class Cluster:
 
     # ------------------------------------------------------------------------------------------- the devices
 
-    def _take(self, pipeline: _Pipeline, name: str, envelope: Envelope) -> None:
+    def _take(self, pipeline: _Pipeline, name: str, role: str, envelope: Envelope) -> None:
         message = envelope.message
         assert envelope.incarnation == pipeline.incarnation, "a word of another incarnation on a pipeline's own connection"
         if isinstance(message, Verified):
@@ -316,7 +316,8 @@ class Cluster:
         elif isinstance(message, Pong):
             self._decide(Heard(device=name, running_s=message.running_s, queued=message.queued))
         elif isinstance(message, Welcome):
-            self._welcomed(pipeline, name)
+            if role == "head-control":
+                self._welcomed(pipeline, name)
         elif isinstance(message, Ready):
             self._decide(Progressed(device=name, is_ready=True))
             pipeline.ready.add(name)
