@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.core.messages import Error, Sampling
-from flowspec.errors import ClusterError, PeerError
+from flowspec.errors import ClusterError
 from flowspec.model.reference import Reference
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
@@ -121,7 +121,7 @@ def test_a_daemon_that_plays_its_part_from_a_recording_is_refused(cluster: Local
 
         player = threading.Thread(target=serve, daemon=True)
         player.start()
-        with pytest.raises(PeerError, match="belongs to another session: it is stale or replayed"):
+        with pytest.raises(ClusterError, match="belongs to another session: it is stale or replayed"):
             Head(plan_for(folder, [LocalDaemon(name="x", port=server.getsockname()[1], pid=0)]))
         player.join()
 
