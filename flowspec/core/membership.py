@@ -11,6 +11,7 @@ carry out `Reform` (fence the old pipeline, plan, connect, load) and tell how it
   loss; a device that has done its part for `forgive_s` has a clean record again.
 - It is taken in at the next moment without an answer, or during one that would take `worth` times as long as the last forming of
   a pipeline took; and at once if there is no pipeline without it.
+- The plan may leave devices out: those stand by until the next pipeline is formed.
 - Where no pipeline can be formed of those that are there, they are let go of, and whoever returns may change that.
 """
 
@@ -52,6 +53,13 @@ class Patience:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
     """The first pipeline is wanted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """Of the devices that were asked for these make up the pipeline; the others stand by, and nobody listens to them."""
+
+    devices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +122,7 @@ class Tick:
     tokens: int = 0
 
 
-MembershipEvent = Begin | Formed | Unfit | Broken | Heard | Progressed | Answered | Tick
+MembershipEvent = Begin | Planned | Formed | Unfit | Broken | Heard | Progressed | Answered | Tick
 
 # ------------------------------------------------------------------------------------------------- commands
 
@@ -177,7 +185,7 @@ class _Standing:
 
 
 class Membership:
-    """See the module. `devices` are in pipeline order."""
+    """See the module. `devices` are in pipeline order, those that stand by at first last."""
 
     def __init__(self, devices: Sequence[str], patience: Patience) -> None:
         self.patience = patience
@@ -203,6 +211,8 @@ class Membership:
         self._commands = []
         if isinstance(event, Begin):
             self._reform(now_s, 0.0)
+        elif isinstance(event, Planned):
+            self.members = event.devices
         elif isinstance(event, Formed):
             self._formed(now_s)
         elif isinstance(event, Unfit):

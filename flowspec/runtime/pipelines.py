@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from flowspec.core.events import PipelineLost, Reformed
 from flowspec.core.incarnation import incarnation_of
@@ -24,6 +24,7 @@ from flowspec.core.membership import (
     MembershipEvent,
     Note,
     Patience,
+    Planned,
     Probe,
     Reform,
     Tick,
@@ -46,9 +47,13 @@ Replan = Callable[[Sequence[str]], ClusterPlan]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """How a head goes on when a device is lost: `replan`, whom to tell in a line of text, and how long to wait for devices (None: for ever)."""
+    """How a head goes on when a device is lost: `replan`, whom to tell in a line of text, and how long to wait for devices (None: for ever).
+
+    `spares` are the devices that the first plan leaves out, with their addresses.
+    """
 
     replan: Replan
+    spares: Mapping[str, str] = field(default_factory=dict)
     on_note: Callable[[str], None] = lambda text: None
     wait_s: float | None = None
 
@@ -74,7 +79,8 @@ class Pipelines:
     ) -> None:
         self.plan = plan
         self.stages: Stages | None = None
-        self._addresses = {stage.name: stage.address for stage in plan.stages}
+        spares = {} if recovery is None else recovery.spares
+        self._addresses = {stage.name: stage.address for stage in plan.stages} | dict(spares)
         self._wake = wake
         self._progress = progress
         self._emulation = emulation
@@ -91,7 +97,7 @@ class Pipelines:
             back_s=timeouts.BACK_S,
             forgive_s=timeouts.FORGIVE_S,
         )
-        self._membership = Membership([stage.name for stage in plan.stages], patience)
+        self._membership = Membership(list(self._addresses), patience)
         self._session = new_session()
         self._probes = Probes(incarnation_of(new_session(), 1), keys)
         self._generation = 0
@@ -194,6 +200,7 @@ class Pipelines:
                 self._decide(Unfit(text=str(error)))
                 return
         self._generation += 1
+        self._decide(Planned(devices=tuple(stage.name for stage in plan.stages)))
         stages = Stages(
             plan,
             self._wake,

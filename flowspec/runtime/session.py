@@ -216,7 +216,13 @@ class Cluster:
         plan = self.plan if drafter is None else replace(self.plan, captures=drafter.captures)
         recovery = None
         if survival is not None and self.emulation is None:  # a declared device has no spare
-            recovery = Recovery(replan=partial(replan, plan, self.devices), on_note=survival.on_note, wait_s=survival.wait_s)
+            used = {stage.name for stage in plan.stages}
+            recovery = Recovery(
+                replan=partial(replan, plan, self.devices, chosen=self.chosen),
+                spares={device.name: device.address for device in self.devices if device.name not in used},
+                on_note=survival.on_note,
+                wait_s=survival.wait_s,
+            )
         with Head(
             plan,
             progress,
@@ -347,12 +353,17 @@ def _placed(devices: Sequence[Device], plan: ClusterPlan) -> tuple[Device, ...]:
     return tuple(replace(device, address=addresses.get(device.name, device.address), layers=None) for device in devices)
 
 
-def replan(plan: ClusterPlan, devices: Sequence[Device], names: Sequence[str]) -> ClusterPlan:
-    """The plan where only the devices of these names are there; raises `InputError` where they are too many for the model's layers."""
-    if len(names) == len(plan.stages):
-        return plan
+def replan(plan: ClusterPlan, devices: Sequence[Device], names: Sequence[str], chosen: Chosen | None = None) -> ClusterPlan:
+    """The plan where only the devices of these names are there: the planner's if the first one was, else an even split.
+
+    Raises `InputError` where the model does not fit them, or they are too many for its layers.
+    """
     left = [device for device in devices if device.name in names]
-    return replace(plan, stages=tuple(split_layers(left, plan.layer_count, None)))
+    if len(left) == len(devices):
+        return plan
+    if chosen is None or chosen.is_given:
+        return replace(plan, stages=tuple(split_layers(left, plan.layer_count, None)))
+    return replace(plan, stages=tuple(chosen.stages_of(left)))
 
 
 def _use_one_thread() -> None:

@@ -17,6 +17,7 @@ from flowspec.core.membership import (
     MembershipEvent,
     Note,
     Patience,
+    Planned,
     Probe,
     Progressed,
     Reform,
@@ -220,3 +221,13 @@ def test_devices_that_refuse_their_part_are_there_and_the_model_is_too_large() -
     )
     said = bench.give(Broken(device="b", text="4 GiB are missing", is_refusal=True))
     assert said[1:] == [Note(text="the model does not fit on what is left; waiting for a device to come back"), Disband()]
+
+
+def test_devices_that_a_plan_leaves_out_stand_by_and_are_not_missed() -> None:
+    bench = Bench()
+    assert bench.give(Begin()) == [Reform(devices=("a", "b", "c"))]
+    bench.give(Planned(devices=("c", "a")))
+    bench.form()
+    bench.alive = {"a", "c"}
+    assert bench.pass_time(30) == []
+    assert bench.give(Broken(device="a", text="its connection closed"))[-1] == Reform(devices=("b", "c"), silent_s=0.5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,20 +20,21 @@ BETTER_BY = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """The plan that is run. Where the user gave its layers, `better` is the planner's if that is clearly better."""
+    """The plan that is run, for this wish. Where the user gave its layers, `better` is the planner's if that is clearly better."""
 
     plan: Plan
+    wish: Wish
     survey: Survey
     is_given: bool
     better: Plan | None = None
 
     def stages(self, devices: Sequence[Device]) -> list[StagePlan]:
         """The plan's stages with the addresses of their devices."""
-        addresses = {device.name: device.address for device in devices}
-        return [
-            StagePlan(name=stage.site.name, address=addresses[stage.site.name], first=stage.first, end=stage.end)
-            for stage in self.plan.stages
-        ]
+        return _placed(self.plan, devices)
+
+    def stages_of(self, devices: Sequence[Device]) -> list[StagePlan]:
+        """What the planner has these devices run when all others are lost, by what it knew at the start; raises `DoesNotFit`."""
+        return _placed(make_plan(steadied(_among(self.wish, {device.name for device in devices}))), devices)
 
     @property
     def unused(self) -> list[str]:
@@ -76,6 +77,17 @@ class Chosen:
         }
 
 
+def _placed(plan: Plan, devices: Sequence[Device]) -> list[StagePlan]:
+    addresses = {device.name: device.address for device in devices}
+    return [StagePlan(name=stage.site.name, address=addresses[stage.site.name], first=stage.first, end=stage.end) for stage in plan.stages]
+
+
+def _among(wish: Wish, names: Collection[str]) -> Wish:
+    """The same wish with only these devices for stages; the head stays where it is, also without a daemon there."""
+    left = [each if each.name in names else replace(each, runs_stages=False) for each in wish.sites]
+    return replace(wish, sites=tuple(each for each in left if each.runs_stages or each.name == wish.head))
+
+
 def _rate(plan: Plan) -> str:
     rate = plan.forecast.tokens_per_s
     return f"{rate:.3g}" if rate < 100 else f"{rate:.0f}"
@@ -91,7 +103,7 @@ def _numbers(plan: Plan) -> dict[str, Any]:
 
 def choose(wish: Wish, found: Survey) -> Chosen:
     """The planner's choice; raises `plan.refusal.Refused` where the model does not fit."""
-    return Chosen(plan=plan_or_refuse(steadied(wish)), survey=found, is_given=False)
+    return Chosen(plan=plan_or_refuse(steadied(wish)), wish=wish, survey=found, is_given=False)
 
 
 def compare(wish: Wish, found: Survey, stages: Sequence[StagePlan]) -> Chosen:
@@ -102,9 +114,9 @@ def compare(wish: Wish, found: Survey, stages: Sequence[StagePlan]) -> Chosen:
     try:
         planned = make_plan(steadied(wish))
     except DoesNotFit:
-        return Chosen(plan=given, survey=found, is_given=True)
+        return Chosen(plan=given, wish=wish, survey=found, is_given=True)
     is_better = planned.forecast.tokens_per_s > (1 + BETTER_BY) * given.forecast.tokens_per_s
-    return Chosen(plan=given, survey=found, is_given=True, better=planned if is_better else None)
+    return Chosen(plan=given, wish=wish, survey=found, is_given=True, better=planned if is_better else None)
 
 
 def steadied(wish: Wish) -> Wish:

@@ -8,6 +8,7 @@ import pytest
 
 from flowspec.plan.memory import weights_of
 from flowspec.plan.placement import StagePlan
+from flowspec.plan.planner import DoesNotFit
 from flowspec.plan.profile import DeviceProfile, find_profile
 from flowspec.plan.refusal import Refused
 from flowspec.plan.shape import find_shape
@@ -98,6 +99,19 @@ def test_what_does_not_fit_is_refused_with_shortfalls_and_options_but_by_hand_th
     assert "one raspberry-pi-4 more" in [each["change"] for each in report["would_fit"]]
     assert caught.value.exit_status == 1
     assert given(found, 8, 8).better is None
+
+
+def test_devices_that_are_left_get_the_plan_that_they_had_got_without_the_others() -> None:
+    found = survey_of(NANO, PI, NANO)
+    chosen = choose(wish_of(found), found)
+    d0, d1, d2 = (Device(name=site.name, address=f"{site.name}:7700") for site in found.sites)
+    assert chosen.stages_of([d0, d1, d2]) == chosen.stages([d0, d1, d2])
+    assert {stage.name for stage in chosen.stages_of([d1, d2])} == {"d2"}, "the head may stay where the daemon was lost"
+    (alone,) = chosen.stages_of([d1])
+    assert (alone.name, alone.address, alone.first, alone.end) == ("d1", "d1:7700", 0, SHAPE.layers)
+    scarce = survey_of(PI, PI, memory_bytes=2 * GIB)
+    with pytest.raises(DoesNotFit, match=r"does not fit the devices in float16"):
+        choose(wish_of(scarce), scarce).stages_of([d1])
 
 
 def test_memory_that_is_enough_gives_the_same_wish() -> None:
