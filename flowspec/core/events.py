@@ -17,9 +17,12 @@ from flowspec.core.statistics import Statistics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentArrived:
+    """`payload_bytes` is what the payload takes while the segment waits."""
+
     segment: Segment
     payload: Any
     received_s: float
+    payload_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

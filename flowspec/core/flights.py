@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flowspec.core import limits
+from flowspec.core.messages import VerifiedPart
 from flowspec.core.request import Request
 from flowspec.errors import PeerError
 
@@ -38,6 +39,20 @@ class Load:
     committed_length: int
     nodes: tuple[int, ...]
     is_prompt: bool
+
+    def drawn(self, part: VerifiedPart | None, vocabulary: int) -> dict[int, int]:
+        """Next token by node as the last stage says; what it says of an older epoch does not count.
+
+        Raises `PeerError` for nodes that the segment did not carry, and for tokens that the model does not have.
+        """
+        if part is None or part.epoch != self.epoch:
+            return {}
+        strange = set(part.ids).difference(self.nodes)
+        if strange:
+            raise PeerError(f"node {min(strange)} of request {self.request} was verified, but the segment did not carry it")
+        if max(part.next_tokens, default=0) >= vocabulary:
+            raise PeerError(f"expected next tokens below {vocabulary}, got {max(part.next_tokens)}")
+        return dict(zip(part.ids, part.next_tokens, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

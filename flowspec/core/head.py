@@ -53,6 +53,9 @@ DRAFT_ROWS_MAX = 256
 class HeadCore:
     """Event in, commands out; see the module."""
 
+    vocabulary = limits.VOCABULARY_MAX
+    """Token ids that the model has; who knows better says so before the first answer."""
+
     def __init__(
         self,
         *,
@@ -138,6 +141,8 @@ class HeadCore:
             )
         assert submit.new_tokens_max >= 1
         old = self._requests.get(submit.request)
+        if old is None and len(self._requests) + len(self._leaving) >= limits.CONVERSATIONS_MAX:
+            raise InputError(f"expected at most {limits.CONVERSATIONS_MAX} conversations at once; end one first")
         assert old is None or old.submit is None, f"request {submit.request} is being answered"
         assert submit.request not in self._leaving, f"request {submit.request} is over; its id is not used again"
         request = begin(old, submit, context=self.context, stage_count=self.stage_count, now_s=now_s)
@@ -216,6 +221,8 @@ class HeadCore:
     def _verified(self, verified: Verified, now_s: float, commands: list[HeadCommand]) -> None:
         """A segment came back: what it proves of the stages, and what its nodes drew."""
         flight = self.flights.land(verified.segment)
+        if len(verified.hops) not in (0, self.stage_count):  # none: nothing was timed
+            raise PeerError(f"segment {verified.segment} came back after {len(verified.hops)} hops, expected {self.stage_count}")
         commands.append(Timed(segment=verified.segment, rows=flight.rows, sent_s=flight.sent_s, hops=verified.hops))
         round_trip_s = now_s - flight.sent_s
         self.costs.learn(verified.hops, flight.rows, flight.sent_s, now_s)
@@ -223,9 +230,7 @@ class HeadCore:
         for load in flight.loads:
             request = self._requests.get(load.request)
             if request is not None and request.opening.epoch == load.epoch:
-                part = drawn.get(load.request)
-                found = {} if part is None or part.epoch != load.epoch else dict(zip(part.ids, part.next_tokens, strict=True))
-                self._landed(request, load, found, verified)
+                self._landed(request, load, load.drawn(drawn.get(load.request), self.vocabulary), verified)
                 request.statistics.landed(verified.hops, len(load.nodes) / flight.rows, round_trip_s)
             self._release_if_landed(load.request, commands)
 

@@ -11,8 +11,12 @@ NODES_PER_SEGMENT_MAX = 512
 PARTS_PER_SEGMENT_MAX = 64
 REQUESTS_MAX = 256
 """Requests whose cache a stage keeps at once."""
+CONVERSATIONS_MAX = 128
+"""Conversations that a head keeps at once: half of what a stage keeps, for a Release may come later than the next Open."""
 COMMIT_PATH_MAX = 4096
 """Nodes that one Commit names: those since the last Commit that every stage is known to have."""
+LIST_MAX = 4096
+"""Entries of any list in a header: the longest that a message holds is a Commit's path."""
 TREE_NODES_MAX = 256
 """Uncommitted nodes of one request that may hold slots at a stage; reserved on top of the context."""
 DRAFT_NODES_MAX = 1024
@@ -23,6 +27,9 @@ CAPTURES_MAX = 8
 """Hidden states that a drafter may want of one node."""
 CONTEXT_MAX = 1 << 20
 QUEUED_SEGMENTS_MAX = 1024
+"""Segments that wait at one stage; the head has four for each stage on their way at most."""
+QUEUED_BYTES_MAX = 512 << 20
+"""Payloads that wait at one stage: sixty times a prompt's chunk of a model as wide as 16384, in float32."""
 TEMPERATURE_MIN = 1e-3
 """Below this, log-probabilities leave the range in which single precision tells them apart; 0 is argmax."""
 TEMPERATURE_MAX = 100.0

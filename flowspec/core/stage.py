@@ -102,6 +102,7 @@ class StageCore:
         self.slots_max = slots_max
         self._requests: dict[int, _Request] = {}
         self._queue: deque[SegmentArrived] = deque()
+        self._queued_bytes = 0
         self._job: _Job | None = None
         self._jobs_done = 0
         self._free_since_s = 0.0
@@ -128,6 +129,9 @@ class StageCore:
         if isinstance(event, SegmentArrived):
             if len(self._queue) >= self.queued_max:
                 raise PeerError(f"expected at most {self.queued_max} segments in the queue, one more came")
+            self._queued_bytes += event.payload_bytes
+            if self._queued_bytes > limits.QUEUED_BYTES_MAX:
+                raise PeerError(f"expected payloads of at most {limits.QUEUED_BYTES_MAX} bytes in the queue, got {self._queued_bytes}")
             for part in event.segment.parts:
                 self._learn(part, commands)
             self._queue.append(event)
@@ -182,6 +186,8 @@ class StageCore:
             return
         if commit.base > request.committed_length:
             raise PeerError(f"a Commit from position {commit.base} leaves a gap after {request.committed_length}")
+        if commit.length > request.slots.capacity:
+            raise PeerError(f"a Commit of {commit.length} tokens of a request that reserved {request.slots.capacity} slots")
         fresh = commit.path[request.committed_length - commit.base :]
         for node in fresh:
             known = request.nodes.get(node)
@@ -233,6 +239,7 @@ class StageCore:
     def _start(self, arrived: SegmentArrived, now_s: float, commands: list[StageCommand]) -> None:
         """Begin the oldest segment with the rows that live; one without such rows passes on at once."""
         segment = arrived.segment
+        self._queued_bytes -= arrived.payload_bytes
         queued_s = max(0.0, self._free_since_s - arrived.received_s)
         rows: list[tuple[int, int]] = []
         payload_rows: list[int] = []
@@ -266,6 +273,8 @@ class StageCore:
         if node in request.nodes:
             raise PeerError(f"node {node} of request {part.commit.request} came twice")
         request.early.discard(node)
+        if part.positions[row] >= request.slots.capacity:
+            raise PeerError(f"node {node} at position {part.positions[row]} of a request that reserved {request.slots.capacity} slots")
         slot = request.slots.allocate(part.positions[row], committed=committed)
         if node == request.root or not committed:
             request.nodes[node] = _Node(parent, part.tokens[row], slot, committed)

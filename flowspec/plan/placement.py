@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flowspec.core import limits
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
@@ -17,7 +19,10 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlan:
-    """What runs where; the stages are in pipeline order. `captures` are the features that the drafter wants (`Assign`)."""
+    """What runs where; the stages are in pipeline order. `captures` are the features that the drafter wants (`Assign`).
+
+    `vocabulary` and `hidden_size` are the model's: what comes back from the stages is held to them (`hidden_size` 0: not known).
+    """
 
     model: str
     fingerprint: str
@@ -25,6 +30,8 @@ class ClusterPlan:
     context: int
     stages: tuple[StagePlan, ...]
     captures: tuple[int, ...] = ()
+    vocabulary: int = limits.VOCABULARY_MAX
+    hidden_size: int = 0
 
     @property
     def layer_count(self) -> int:

@@ -209,7 +209,8 @@ class Daemon:
             log.info("ignored a segment of %s, which does not hold this daemon", peer.hello.name)
         else:
             hold.check_segment(message, envelope.tensor)
-            self._step(hold, SegmentArrived(segment=message, payload=envelope.tensor, received_s=now_s), now_s)
+            size = 0 if envelope.tensor is None else len(envelope.tensor.data)
+            self._step(hold, SegmentArrived(segment=message, payload=envelope.tensor, received_s=now_s, payload_bytes=size), now_s)
 
     def _welcome(self, peer: Peer) -> None:
         hold = self._hold

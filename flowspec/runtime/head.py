@@ -79,6 +79,7 @@ class Head:
         self.hops: deque[tuple[Hop, ...]] = deque(maxlen=TIMED_SEGMENTS_MAX)
         traits = None if drafter is None else DrafterTraits(context=drafter.context, needs_features=bool(drafter.captures))
         self._core = HeadCore(context=plan.context, stage_count=len(plan.stages), method=method or make_method("ar"), drafter=traits)
+        self._core.vocabulary = plan.vocabulary
         self._wake = Wake()
         self._pipelines = Pipelines(
             plan, self._wake, progress, emulation, recovery, keys, on_change=self._changed, meanwhile=self._meanwhile

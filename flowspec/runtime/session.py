@@ -295,6 +295,8 @@ def open_cluster(
             dtype=pick_dtype(options.dtype, config),
             context=pick_context(options.context, context_max(config)),
             stages=tuple(stages),
+            vocabulary=config.vocab_size,
+            hidden_size=config.hidden_size,
         )
         chosen = None
         if options.cluster is not None:

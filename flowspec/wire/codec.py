@@ -25,6 +25,8 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BYTES = "uint8"
 """The dtype of a payload of weights, one row of bytes: only their entry in the checkpoint says what they are."""
 _PAYLOAD_BYTES = {**DTYPE_BYTES, BYTES: 1}
+_UNPACKED = {"use_list": True, "strict_map_key": True, "max_array_len": limits.LIST_MAX}
+"""What msgpack may make of a header: lists longer than any that a message has would become many objects before they are refused."""
 KINDS: tuple[type, ...] = get_args(Message)
 _KIND_OF = {cls: kind for kind, cls in enumerate(KINDS)}
 
@@ -82,7 +84,7 @@ def decode(frames: Sequence[bytes | memoryview]) -> Envelope:
     if len(frames[0]) > limits.HEADER_BYTES_MAX:
         raise PeerError(f"expected a header of at most {limits.HEADER_BYTES_MAX} bytes, got {len(frames[0])}")
     try:
-        header = msgpack.unpackb(frames[0], use_list=True, strict_map_key=True)
+        header = msgpack.unpackb(frames[0], **_UNPACKED)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise PeerError(f"expected a msgpack header, got {len(frames[0])} other bytes ({error})") from None
     if not isinstance(header, list) or not header:
@@ -161,8 +163,8 @@ def _count(value: Any) -> int:
 
 
 def _text(value: Any) -> str:
-    if type(value) is not str or len(value) > limits.NAME_CHARS_MAX:
-        raise ValueError(f"expected a short text, got {_shown(value)}")
+    if type(value) is not str or len(value) > limits.NAME_CHARS_MAX or not value.isprintable():
+        raise ValueError(f"expected a short printable text, got {_shown(value)}")
     return value
 
 

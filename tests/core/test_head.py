@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from flowspec.core import limits
-from flowspec.core.events import Cancel, Finished, Forget, RunLayers, ToPipeline, ToStages, VerifiedArrived
+from flowspec.core.events import Cancel, Emit, Finished, Forget, RunLayers, ToPipeline, ToStages, VerifiedArrived
 from flowspec.core.head import HeadCore
-from flowspec.core.messages import Open, Release, Verified
+from flowspec.core.messages import Hop, Open, Release, Verified, VerifiedPart
 from flowspec.core.statistics import Statistics
 from flowspec.errors import InputError, PeerError
 from tests.pipeline import Pipeline, ask
@@ -234,3 +234,48 @@ def test_a_segment_that_is_not_in_flight_is_the_stages_fault() -> None:
     head = HeadCore(context=100, stage_count=1)
     with pytest.raises(PeerError, match="not in flight"):
         head.handle(VerifiedArrived(verified=Verified(segment=3, parts=(), hops=())), 0.0)
+
+
+def asked_once() -> HeadCore:
+    """A head of one stage whose prompt, nodes 0 to 2, is in flight as segment 0."""
+    head = HeadCore(context=100, stage_count=1)
+    head.vocabulary = 50
+    head.handle(ask(1, [1, 2, 3], 5), 0.0)
+    return head
+
+
+def said(*next_tokens: tuple[int, int], hops: int = 1) -> VerifiedArrived:
+    part = VerifiedPart(
+        request=1, epoch=0, ids=tuple(node for node, _ in next_tokens), next_tokens=tuple(token for _, token in next_tokens)
+    )
+    return VerifiedArrived(
+        verified=Verified(segment=0, parts=(part,), hops=(Hop(received_s=0, queued_s=0, compute_s=0, own_s=0, rows=1),) * hops)
+    )
+
+
+def test_only_as_many_hops_as_there_are_stages_come_back() -> None:
+    with pytest.raises(PeerError, match="after 2 hops, expected 1"):
+        asked_once().handle(said((2, 7), hops=2), 0.0)
+    assert Emit(request=1, tokens=(7,)) in asked_once().handle(said((2, 7)), 0.0)
+
+
+def test_a_token_that_the_model_does_not_have_is_the_stages_fault() -> None:
+    assert Emit(request=1, tokens=(49,)) in asked_once().handle(said((2, 49)), 0.0)
+    with pytest.raises(PeerError, match="expected next tokens below 50, got 50"):
+        asked_once().handle(said((2, 50)), 0.0)
+
+
+def test_a_verified_node_that_the_segment_did_not_carry_is_the_stages_fault() -> None:
+    with pytest.raises(PeerError, match="node 3 of request 1 was verified, but the segment did not carry it"):
+        asked_once().handle(said((2, 7), (3, 7)), 0.0)
+
+
+def test_too_many_conversations_are_refused_before_a_stage_is_asked() -> None:
+    head = HeadCore(context=100, stage_count=1)
+    for number in range(limits.CONVERSATIONS_MAX):
+        head.handle(ask(number, [1, 2, 3], 5), 0.0)
+    with pytest.raises(InputError, match=f"at most {limits.CONVERSATIONS_MAX} conversations at once"):
+        head.handle(ask(1000, [1, 2, 3], 5), 0.0)
+    assert len(head.requests()) == limits.CONVERSATIONS_MAX
+    head.handle(Cancel(request=0), 0.0)
+    head.handle(ask(0, [1, 2, 3, 4], 5), 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from flowspec.core import limits
 from flowspec.core.events import (
     ClearSlots,
     CloseCache,
@@ -263,3 +264,37 @@ def test_features_of_the_prompt_and_of_the_path_go_back_with_verified() -> None:
     _, sent = finish(core, job, drawn=(50, 7, 8))
     assert isinstance(sent, SendVerified)
     assert (sent.verified.parts[0].ids, sent.rows) == ((3, 5), (0, 2))
+
+
+def test_a_commit_of_more_tokens_than_slots_is_refused() -> None:
+    core = opened()
+    core.handle(ControlArrived(message=commit(*range(3, 64))), 0.0)
+    with pytest.raises(PeerError, match="a Commit of 65 tokens of a request that reserved 64 slots"):
+        core.handle(ControlArrived(message=commit(*range(3, 65))), 0.0)
+
+
+def test_a_node_beyond_the_slots_is_refused() -> None:
+    with pytest.raises(PeerError, match="node 3 at position 64 of a request that reserved 64 slots"):
+        arrive(opened(), segment(1, [(3, 2, 64)]))
+
+
+def test_payloads_that_wait_are_bounded_in_bytes() -> None:
+    core = opened()
+    half = limits.QUEUED_BYTES_MAX // 2
+    rows = [(3, 2, 3)]
+
+    def give(number: int, size: int) -> list[StageCommand]:
+        return core.handle(SegmentArrived(segment=segment(number, rows), payload=None, received_s=0.0, payload_bytes=size), 0.0)
+
+    job = run_of(give(1, half))
+    give(2, half)
+    give(3, half)
+    with pytest.raises(PeerError, match=f"at most {limits.QUEUED_BYTES_MAX} bytes in the queue"):
+        give(4, 1)
+    core = opened()
+    job = run_of(give(1, half))
+    for number in range(2, 9):
+        finish(core, job)
+        rows = [(number + 2, 2, 3)]
+        job = run_of(give(number, half))
+    assert core.queued == 0, "what has run does not count"

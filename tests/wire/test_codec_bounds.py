@@ -114,6 +114,17 @@ def test_the_sender_and_its_counts_are_checked(entry: int, value: Any) -> None:
     refused([replaced(header_of(Ping()), (entry,), value)], "broken Ping: expected a")
 
 
+@pytest.mark.parametrize("name", ["two\nlines", "\x1b[2J", "\u202edaeh"])
+def test_a_sender_that_would_forge_a_line_of_the_log_is_refused(name: str) -> None:
+    refused([replaced(header_of(Ping()), (3,), name)], "short printable text")
+
+
+def test_no_list_is_longer_than_any_that_a_message_has() -> None:
+    part = [[0, 0, 1, []], None, [], [], [], [], []]
+    refused([replaced(header_of(SEGMENT), (BODY, 1), [part] * (limits.LIST_MAX + 1))], "exceeds max_array_len")
+    assert max(limits.COMMIT_PATH_MAX, limits.TENSORS_LISTED_MAX, limits.NODES_PER_SEGMENT_MAX) == limits.LIST_MAX
+
+
 @pytest.mark.parametrize("at", [(), (0,), (1,), (3,), (4,), (5,), (5, 0), (5, 1, 0, 2, 0), (6,)], ids=str)
 @pytest.mark.parametrize("depth", [10, 400, 900, 1000, 5000])
 def test_deep_nesting_is_refused_wherever_it_stands(at: tuple[int, ...], depth: int) -> None:

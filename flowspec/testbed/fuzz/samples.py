@@ -1,0 +1,137 @@
+"""One frame or more of every kind of message, made by the messages' own classes: what mutation starts from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowspec import __version__
+from flowspec.core.facts import AskFacts, Board, Facts, Interface, LinkFacts, Software
+from flowspec.core.messages import (
+    Assign,
+    Commit,
+    Error,
+    Hello,
+    Hop,
+    Loading,
+    Message,
+    Open,
+    Part,
+    Ping,
+    Pong,
+    Ready,
+    Release,
+    Reset,
+    Sampling,
+    Segment,
+    Verified,
+    VerifiedPart,
+    Welcome,
+)
+from flowspec.core.weight_messages import (
+    AskBytes,
+    AskModel,
+    AskNames,
+    AskTensors,
+    ModelOffer,
+    NameList,
+    TensorBytes,
+    TensorEntry,
+    TensorList,
+)
+from flowspec.plan.profile import find_profile
+from flowspec.plan.speed import speed_of
+from flowspec.wire.codec import BYTES, DTYPE_BYTES, Envelope, Tensor, encode
+
+Frames = list[bytes]
+
+_DIGEST = "0123456789abcdef" * 4
+_OPEN = Open(request=1, epoch=2, keep=3, length=5, root=9, slots=300, sampling=Sampling(temperature=0.7, top_k=40, top_p=0.9, seed=7))
+_COMMIT = Commit(request=1, epoch=2, base=5, path=(10, 11))
+_PART = Part(
+    commit=_COMMIT, opening=_OPEN, ids=(11, 12, 13), parents=(10, 11, 11), tokens=(3, 4, 5), positions=(6, 7, 7), committed=(False,) * 3
+)
+_PROMPT = Part(
+    commit=Commit(request=2, epoch=0, base=2, path=()),
+    opening=None,
+    ids=(0, 1),
+    parents=(-1, 0),
+    tokens=(8, 9),
+    positions=(0, 1),
+    committed=(True, True),
+)
+_HOP = Hop(received_s=1e6, queued_s=0.1, compute_s=0.2, own_s=0.001, rows=3, dead_in_queue=1, dead_between_layers=1, dead_late=0)
+_ASSIGN: dict[str, Any] = {
+    "model": "owner/name",
+    "fingerprint": _DIGEST[:32],
+    "stages": 2,
+    "layer_count": 8,
+    "dtype": "float32",
+    "context": 256,
+}
+_MESSAGES: tuple[Message, ...] = (
+    Hello(name="head", version=__version__, role="head-control"),
+    Hello(name="board", version=__version__, role="stage"),
+    Welcome(name="board", version=__version__, device="cpu", pid=7, memory_bytes=1 << 30, count=1 << 40),
+    Assign(**_ASSIGN, stage=0, first_layer=0, end_layer=4, next_hop="127.0.0.1:7700", next_name="board"),
+    Assign(**_ASSIGN, stage=1, first_layer=4, end_layer=8, next_hop="", next_name="", captures=(2, 4, 8)),
+    Loading(share=0.5, doing="receiving"),
+    Ready(weight_bytes=1, memory_bytes=2, received_bytes=3),
+    Reset(),
+    Ping(),
+    Pong(queued=1, done=2, memory_bytes=3, running_s=0.5),
+    Error(text="no", retry_after_s=0.5),
+    Error(text="lost", cause="next"),
+    _OPEN,
+    _COMMIT,
+    Segment(segment=4, parts=(_PART, _PROMPT), hops=(_HOP,)),
+    Segment(segment=5, parts=()),
+    Verified(segment=4, parts=(VerifiedPart(request=1, epoch=2, ids=(11, 12), next_tokens=(4, -1)),), hops=(_HOP, _HOP)),
+    Release(request=1),
+    AskModel(),
+    AskNames(first=0),
+    AskTensors(names=("model.norm.weight",)),
+    AskBytes(digest=_DIGEST, offset=0, size=4),
+    ModelOffer(config='{"model_type": "llama"}', tensor_count=3, gguf=""),
+    NameList(names=("model.norm.weight", "lm_head.weight")),
+    TensorList(entries=(TensorEntry(name="model.norm.weight", dtype="F32", shape=(8, 2), size_bytes=64, digest=_DIGEST),)),
+    TensorBytes(digest=_DIGEST, offset=4),
+    AskFacts(address="127.0.0.1", model="owner/name", fingerprint="0", next_hop="127.0.0.1:7700", next_name="board", speed=True),
+    Facts(
+        clock_s=1e9,
+        is_held=True,
+        software=Software(python="3.11", torch="2", transformers="5", cuda=""),
+        board=Board(model="Raspberry Pi 4", throttled=5, celsius=60.5, trip_c=80.0, cpu_mhz=1500.0, cpu_max_mhz=1800.0),
+        memory_total_bytes=4,
+        memory_available_bytes=3,
+        memory_limit_bytes=0,
+        resident_bytes=1,
+        accelerator="",
+        accelerator_total_bytes=0,
+        accelerator_free_bytes=0,
+        interface=Interface(name="eth0", kind="wired", speed_mbps=1000, mtu=1500),
+        model="same",
+        link=LinkFacts(latency_s=0.001, bandwidth_mbps=900.0),
+        speed=speed_of(find_profile("raspberry-pi-4"), "given"),
+    ),
+)
+
+
+def sample_envelopes() -> list[Envelope]:
+    """Every message alone, and with each kind of payload that it may have."""
+    found = []
+    for number, message in enumerate(_MESSAGES):
+        payloads: list[Tensor | None] = [None]
+        if isinstance(message, TensorBytes):
+            payloads = [Tensor(rows=1, width=4, dtype=BYTES, data=b"abcd")]
+        elif isinstance(message, Segment | Verified) and message.row_count:
+            rows, width = message.row_count, 4
+            payloads += [
+                Tensor(rows=rows, width=width, dtype=dtype, data=bytes(rows * width * size)) for dtype, size in DTYPE_BYTES.items()
+            ]
+        found += [Envelope(incarnation=77, sender="head", sequence=number, message=message, tensor=each) for each in payloads]
+    return found
+
+
+def sample_frames() -> list[Frames]:
+    """The samples as they travel."""
+    return [[bytes(frame) for frame in encode(envelope)] for envelope in sample_envelopes()]
