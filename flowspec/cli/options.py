@@ -156,7 +156,7 @@ def pick_sampling(args: argparse.Namespace, model: Recommended) -> Sampling:
             min_p=_first(args.min_p, model.min_p if follows else None, 0.0),
             seed=secrets.randbits(SEED_BITS) if drawn else args.seed or 0,
         )
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise InputError(f"sampling: {error}") from None
 
 

@@ -1,4 +1,4 @@
-"""Every limit that both ends of a link must agree on, by name and in one place."""
+"""Every limit of what is taken from others, peers or files, by name and in one place."""
 
 from __future__ import annotations
 
@@ -40,6 +40,23 @@ TEXT_CHARS_MAX = 4096
 HEADER_BYTES_MAX = 1 << 20
 PAYLOAD_BYTES_MAX = 64 << 20
 
+CONNECTIONS_MAX = 512
+"""TCP connections to a daemon's port: below the 1024 files that a process may commonly have open."""
+PEERS_MAX = 256
+"""Connections to a daemon that have said Hello."""
+BANNED_MAX = 1024
+"""Connections that a daemon remembers not to listen to."""
+QUESTIONS_MAX = 16
+"""Questions for facts that wait at a daemon."""
+MESSAGES_PER_TURN_MAX = 64
+"""Messages that a device takes from its sockets before it looks after its deadlines and results again."""
+WORK_QUEUED_MAX = 1 << 16
+"""Pieces of work (caches to open, clear and close, jobs) that wait for a daemon's compute thread."""
+FRAMES_QUEUED_MAX = 4096
+"""Messages that wait to leave on one connection."""
+FRAMES_UNREAD_MAX = 256
+"""Messages that have come on one connection and wait to be read; beyond, the sender waits."""
+
 CONFIG_CHARS_MAX = 1 << 17
 TENSORS_MAX = 1 << 17
 """Tensors of a model that a head offers."""
@@ -55,3 +72,14 @@ WEIGHT_WINDOW = 8
 
 PREFILL_CHUNK = 128
 """Prompt tokens per segment: enough rows to be compute-bound, few enough to fill the pipeline early."""
+
+JSON_BYTES_MAX = 64 << 20
+"""Of a model's JSON file: the index of a thousand shards has a few."""
+TENSOR_HEADER_BYTES_MAX = 100_000_000
+"""Of a safetensors file; the format's own limit."""
+GGUF_ENTRIES_MAX = 1 << 16
+GGUF_TEXT_BYTES_MAX = 1 << 24
+TOML_BYTES_MAX = 1 << 20
+PROMPTS_BYTES_MAX = 256 << 20
+PROMPT_CHARS_MAX = 1 << 24
+"""Of one turn: more than the longest context holds at sixteen characters a token."""

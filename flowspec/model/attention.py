@@ -26,13 +26,27 @@ class TreeCache:
         self.keys = torch.zeros((layers, kv_heads, 0, head_dim), dtype=dtype, device=device)
         self.values = torch.zeros_like(self.keys)
 
+    @property
+    def bytes(self) -> int:
+        """Of keys and values as they are now."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def growth_bytes(self, slots: int) -> int:
+        """What `reserve` would add."""
+        layers, heads, have, width = self.keys.shape
+        return 2 * layers * heads * max(0, self._size(slots) - have) * width * self.keys.element_size()
+
+    def _size(self, slots: int) -> int:
+        """Whole blocks, but no more than were reserved by the head."""
+        return min(self.slots_max, -(-slots // BLOCK_SLOTS) * BLOCK_SLOTS)
+
     def reserve(self, slots: int) -> None:
         """Makes room for slots `0..slots-1`; new ones are zero, for a masked slot with NaN would poison attention."""
         have = self.keys.shape[2]
         if slots <= have:
             return
         assert slots <= self.slots_max, f"{slots} slots asked for, {self.slots_max} reserved"
-        size = min(self.slots_max, -(-slots // BLOCK_SLOTS) * BLOCK_SLOTS)
+        size = self._size(slots)
         self.keys = F.pad(self.keys, (0, 0, 0, size - have))
         self.values = F.pad(self.values, (0, 0, 0, size - have))
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from flowspec.core import limits
 from flowspec.errors import InputError, first_line
+from flowspec.model.config_bounds import check_config
 from flowspec.model.families import decoder_config, raw_decoder_config
 from flowspec.model.hub import hub_file
 
@@ -34,6 +35,7 @@ DTYPE_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 MAPPED_BYTES_MAX = 32 << 20
 _SAMPLE_BYTES = 1 << 16
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+_DEPTH_MAX = 100
 
 
 def bundled_folder(name: str) -> Path:
@@ -140,9 +142,12 @@ class ModelFiles:
             from flowspec.model.gguf_config import config_of
 
             path, raw = self.gguf, config_of(self._gguf)
+            check_config(raw, path)
         else:
             path = self.path("config.json")
-            raw = raw_decoder_config(read_json(path))
+            whole = read_json(path)
+            check_config(whole, path)
+            raw = raw_decoder_config(whole)
         layer_count = raw.get("num_hidden_layers")
         if type(layer_count) is not int or not 1 <= layer_count <= limits.LAYERS_MAX:
             raise InputError(f"{path}: num_hidden_layers: expected 1 to {limits.LAYERS_MAX}, got {layer_count!r:.80}")
@@ -166,6 +171,7 @@ class ModelFiles:
         if self.gguf is not None:
             name, read = "metadata", functools.partial(AutoConfig.for_model, **self.raw_config())
         else:
+            self.raw_config()  # its checks come before transformers builds what the file asks for
             folder = self.path("config.json").parent
             name, read = (
                 "config.json",
@@ -239,13 +245,16 @@ class ModelFiles:
         try:
             with path.open("rb") as file:
                 (size,) = struct.unpack("<Q", file.read(8))
-                if size > 1 << 28:
+                if size > limits.TENSOR_HEADER_BYTES_MAX:
                     raise ValueError(f"a header of {size} bytes")
                 header = json.loads(file.read(size))
             header.pop("__metadata__", None)
             if not all(isinstance(entry["dtype"], str) and _is_shape(entry["shape"]) for entry in header.values()):
                 raise ValueError("a header of other content")
-            end = 8 + size + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+            ends = [entry["data_offsets"][1] for entry in header.values()]
+            if not all(type(end) is int and 0 <= end <= limits.ID_MAX for end in ends):
+                raise ValueError("a header with other offsets")
+            end = 8 + size + max(ends, default=0)
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error) as error:
             raise InputError(f"{path} is not a safetensors file ({first_line(error)}); copy it again") from None
         if path.stat().st_size != end:
@@ -369,12 +378,26 @@ class TensorIndex:
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; raises `InputError`."""
     try:
+        size = path.stat().st_size
+        if size > limits.JSON_BYTES_MAX:
+            raise InputError(f"{path}: expected JSON of at most {limits.JSON_BYTES_MAX} bytes, got {size}")
         raw = json.loads(path.read_text("utf-8"))
+        check_depth(raw)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: expected JSON, got {first_line(error)}") from None
     if not isinstance(raw, dict):
         raise InputError(f"{path}: expected a JSON object, got {raw!r:.80}")
     return raw
+
+
+def check_depth(value: Any) -> None:
+    """Raises `ValueError` for lists and objects so deep in each other that showing or copying them could exhaust Python's stack."""
+    level: list[Any] = [[value]]
+    for _ in range(_DEPTH_MAX):
+        entries = [entry for each in level for entry in (each.values() if isinstance(each, dict) else each)]
+        level = [entry for entry in entries if isinstance(entry, dict | list)]
+    if level:
+        raise ValueError(f"it is nested more than {_DEPTH_MAX} deep")
 
 
 def _is_path(model: str) -> bool:
@@ -397,4 +420,8 @@ def _add_samples(digest: hashlib._Hash, path: Path) -> None:
 
 
 def _is_shape(value: Any) -> bool:
-    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
+    return (
+        isinstance(value, list)
+        and len(value) <= limits.TENSOR_AXES_MAX
+        and all(type(size) is int and 0 <= size <= limits.ID_MAX for size in value)
+    )

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flowspec.core import limits
 from flowspec.errors import InputError, first_line
 from flowspec.model.files import Extent, parts_of
 
@@ -173,6 +174,8 @@ class _Reader:
         version, tensor_count, entry_count = self._numbers("IQQ")
         if version not in _VERSIONS:
             raise ValueError(f"version {version}, expected 2 or 3")
+        if entry_count > limits.GGUF_ENTRIES_MAX or tensor_count > limits.TENSORS_MAX:
+            raise ValueError(f"it says that it has {entry_count} entries and {tensor_count} tensors")
         metadata = dict(self._entry() for _ in range(entry_count))
         places = [self._place() for _ in range(tensor_count)]
         alignment = metadata.get("general.alignment", _ALIGNMENT)
@@ -195,7 +198,10 @@ class _Reader:
         return struct.unpack(f"<{layout}", self._take(struct.calcsize(f"<{layout}")))
 
     def _text(self) -> str:
-        return self._take(self._numbers("Q")[0]).decode()
+        (length,) = self._numbers("Q")
+        if length > limits.GGUF_TEXT_BYTES_MAX:
+            raise ValueError(f"a text of {length} bytes")
+        return self._take(length).decode()
 
     def _entry(self) -> tuple[str, Any]:
         name = self._text()
@@ -209,6 +215,8 @@ class _Reader:
         if kind != _ARRAY:
             raise ValueError(f"metadata of type {kind}")
         of, count = self._numbers("IQ")
+        if count > limits.VOCABULARY_MAX:
+            raise ValueError(f"a list of {count} entries")
         if of in _NUMBERS:
             layout = _NUMBERS[of]
             return list(struct.unpack(f"<{count}{layout}", self._take(count * struct.calcsize(f"<{layout}"))))

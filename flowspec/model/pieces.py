@@ -69,7 +69,8 @@ class Pieces:
                 lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False) if span.is_last else None
             rotary = family.piece("RotaryEmbedding")(config=config)
         except Exception as error:  # noqa: BLE001 - transformers raises whatever it meets in an odd config
-            raise InputError(f"cannot build the model's layers from its config.json: {type(error).__name__}: {error}") from None
+            text = " ".join(str(error).split())
+            raise InputError(f"cannot build the model's layers from its config.json: {type(error).__name__}: {text:.200}") from None
         return Pieces(config, family, span, embedding, layers, rotary, norm, lm_head)
 
     @property

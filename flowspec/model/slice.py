@@ -31,7 +31,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Slice:
     """Layers `[first, end)` on one device, with the caches of all its requests. Not thread-safe: one thread runs it.
 
-    `captures` (none at first) may be set between jobs: the hidden states wanted, in growing order.
+    `captures` (none at first) may be set between jobs: the hidden states wanted, in growing order. So may `cache_bytes_max`, which the
+    caches of all requests together stay below (None: no bound).
     """
 
     def __init__(self, pieces: Pieces, dtype: torch.dtype, device: torch.device) -> None:
@@ -41,6 +42,7 @@ class Slice:
         self.device = device
         self.pieces = pieces
         self.captures: tuple[int, ...] = ()
+        self.cache_bytes_max: int | None = None
         self.weight_bytes = pieces.weight_bytes
         self._caches: dict[int, TreeCache] = {}
         self._samplers: dict[int, Sampler] = {}
@@ -172,7 +174,7 @@ class Slice:
         requests, first = [], 0
         for part in parts:
             cache = self._caches[part.request]
-            cache.reserve(len(part.key_positions))
+            self._reserve(cache, len(part.key_positions))
             requests.append(
                 TreeRows(
                     cache,
@@ -186,6 +188,18 @@ class Slice:
             first += len(part.slots)
         positions = torch.cat([rows.positions for rows in requests])[None]  # [1, rows]
         return TreeBatch(requests, self.span.first), positions
+
+    def _reserve(self, cache: TreeCache, slots: int) -> None:
+        """Room in a cache; raises `ClusterError` before all of them together take more than was free when the slice was loaded."""
+        growth = cache.growth_bytes(slots)
+        if growth and self.cache_bytes_max is not None:
+            needed = growth + sum(each.bytes for each in self._caches.values())
+            if needed > self.cache_bytes_max:
+                raise ClusterError(
+                    f"the caches of {len(self._caches)} conversations need {needed >> 20} MiB, but {self.cache_bytes_max >> 20} MiB are free "
+                    "for them here; ask for fewer at once, or use a smaller --context"
+                )
+        cache.reserve(slots)
 
     def _sample(self, job: RunLayers, rows: tuple[int, ...], hidden: torch.Tensor) -> tuple[int, ...]:
         """Next tokens of the surviving rows `[rows, hidden]`; `lm_head` runs only for those asked for."""

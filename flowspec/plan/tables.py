@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from flowspec.core import limits
 from flowspec.errors import InputError
 
 if sys.version_info >= (3, 11):
@@ -25,6 +26,9 @@ NUMBER_MAX = 1e9
 def read_toml(path: Path, what: str) -> Table:
     """The file as a table; `what` it is expected to be is for the message. Raises `InputError`."""
     try:
+        size = path.stat().st_size
+        if size > limits.TOML_BYTES_MAX:
+            raise InputError(f"{path}: expected {what} of at most {limits.TOML_BYTES_MAX} bytes, got {size}")
         data = tomllib.loads(path.read_text("utf-8"))
         repr(data)  # a number with too many digits to be shown in a message fails here
     except (OSError, UnicodeDecodeError) as error:

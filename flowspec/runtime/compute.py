@@ -108,6 +108,11 @@ class ComputeThread:
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
         self._thread.start()
 
+    @property
+    def waiting(self) -> int:
+        """Pieces of work that have not begun."""
+        return self._work.qsize()
+
     def post(self, hold: int, work: Work) -> None:
         self._work.put((hold, work))
 
@@ -186,7 +191,9 @@ class ComputeThread:
         if self._slice is not None and self._files is not None and self._loaded_as == wanted:
             self._slice.close_all()
             self._slice.captures = assign.captures
-            check_memory(self._files, span, assign, self._slice.device, self.machine.memory_bytes, is_loaded=True)
+            self._slice.cache_bytes_max = check_memory(
+                self._files, span, assign, self._slice.device, self.machine.memory_bytes, is_loaded=True
+            )
             self._tell(_loaded(self._slice, reused=True))
             return
         self._slice, self._files, self._loaded_as = None, None, None
@@ -195,13 +202,14 @@ class ComputeThread:
         self.line.begin(self._hold)
         try:
             files = self._open(assign, span)
-            check_memory(files, span, assign, device, self.machine.memory_bytes)
+            cache_bytes_max = check_memory(files, span, assign, device, self.machine.memory_bytes)
             weights, store = slice_weights(files, span, assign.dtype, device), self._store()
             with ready_weights(files, weights, assign.dtype, store, self.line) as (received_bytes, rounded):
                 self._slice = Slice.load(files, span, assign.dtype, device, partial(self.line.show, "loading"), rounded)
         finally:
             self.line.end()
         self._slice.captures = assign.captures
+        self._slice.cache_bytes_max = cache_bytes_max
         self._files, self._loaded_as = files, wanted
         self._tell(_loaded(self._slice, reused=False, received_bytes=received_bytes))
 

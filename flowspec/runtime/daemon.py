@@ -176,7 +176,7 @@ class Daemon:
 
     def _receive_all(self, now_s: float) -> None:
         """Takes what has arrived, a bounded number so that results and deadlines get their turn."""
-        for _ in range(64):
+        for _ in range(limits.MESSAGES_PER_TURN_MAX):
             if (received := self._port.receive()) is None:
                 return
             identity, user, frames = received
@@ -308,8 +308,8 @@ class Daemon:
                 self._hold.next_receiver.check(envelope)
                 if isinstance(envelope.message, Error):
                     self._fail(f"{self._hold.next_device} refuses: {envelope.message.text}", "next")
-                elif not isinstance(envelope.message, Welcome):
-                    raise PeerError(f"expected Welcome from the next hop, got {type(envelope.message).__name__}")
+                elif not isinstance(envelope.message, Welcome) or self._hold.next_ready:
+                    raise PeerError(f"expected one Welcome from the next hop, got {type(envelope.message).__name__}")
                 else:
                     self._hold.reached_next(envelope.message)
                     self._tell_ready(self._hold)
@@ -354,6 +354,8 @@ class Daemon:
     # ------------------------------------------------------------------------------------------ computing
 
     def _step(self, hold: Hold, event: Any, now_s: float) -> None:
+        if self._compute.waiting > limits.WORK_QUEUED_MAX:
+            raise PeerError(f"expected at most {limits.WORK_QUEUED_MAX} pieces of work for the compute thread, one more came")
         for command in hold.core.handle(event, now_s):
             self._execute(hold, command)
 

@@ -79,8 +79,11 @@ def slice_memory(files: ModelFiles, span: Span, dtype: str, context: int, device
 
 def check_memory(
     files: ModelFiles, span: Span, assign: Assign, device: torch.device, limit_bytes: int | None, *, is_loaded: bool = False
-) -> None:
-    """Refuses a slice that does not fit, before anything of it is loaded; `is_loaded`: its weights are there already."""
+) -> int:
+    """Refuses a slice that does not fit, before anything of it is loaded; `is_loaded`: its weights are there already.
+
+    Returns the bytes that are left for the caches of all requests.
+    """
     need = slice_memory(files, span, assign.dtype, assign.context, device)
     if is_loaded:
         need = replace(need, weight_bytes=0)
@@ -97,3 +100,4 @@ def check_memory(
             f"cache {mib(need.cache_bytes)} for {assign.context} tokens), but {mib(max(0, have))} are free here; "
             "give this device fewer layers, or use a smaller --context or --dtype"
         )
+    return have - need.weight_bytes

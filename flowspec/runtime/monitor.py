@@ -11,7 +11,7 @@ from zmq.utils.monitor import parse_monitor_message
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import ready_sources, receive
 
-_HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 class Refusal(enum.Enum):
@@ -41,7 +41,8 @@ class Refusal(enum.Enum):
         )
 
 
-def _refusal(event: int, value: int) -> Refusal:
+def refusal_of(event: int, value: int) -> Refusal:
+    """How a handshake failed, by the event that tells of it and the event's value."""
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
         return Refusal.UNLISTED
     if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
@@ -53,7 +54,7 @@ class Monitor:
     """What happens to a socket's connections: peers lost, and handshakes that failed. `refusal` is how the last one did."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self.socket: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED)
+        self.socket: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED)
         self._watched = socket
         self.refusal: Refusal | None = None
 
@@ -63,8 +64,8 @@ class Monitor:
         while (frames := receive(self.socket)) is not None:
             found = parse_monitor_message(frames)
             lost += found["event"] == zmq.EVENT_DISCONNECTED
-            if found["event"] & _HANDSHAKE_FAILED:
-                refusals.append(_refusal(found["event"], found["value"]))
+            if found["event"] & HANDSHAKE_FAILED:
+                refusals.append(refusal_of(found["event"], found["value"]))
         self.refusal = next((refusal for refusal in refusals if refusal.is_final), refusals[-1] if refusals else self.refusal)
         return lost, refusals
 

@@ -16,6 +16,7 @@ from typing import Any
 import zmq
 
 from flowspec import __version__
+from flowspec.core import limits
 from flowspec.core.messages import Error, Hello
 from flowspec.errors import PeerError
 from flowspec.runtime.security.keyring import check_hello
@@ -24,8 +25,6 @@ from flowspec.wire.codec import Envelope
 
 log = logging.getLogger("flowspec.daemon")
 
-PEERS_MAX = 256
-BANNED_MAX = 1024
 COUNT_BITS = 61
 """Of the numbers that connections begin with: they cannot be guessed, nor reach the largest count."""
 
@@ -83,7 +82,7 @@ class Peers:
     def ban(self, identity: bytes, error: PeerError) -> Peer | None:
         """Logs why and stops listening to a connection; returns the peer if it had introduced itself."""
         self._banned[identity] = None
-        if len(self._banned) > BANNED_MAX:
+        if len(self._banned) > limits.BANNED_MAX:
             self._banned.popitem(last=False)
         peer = self._known.pop(identity, None)
         if peer is not None and peer.hello.role == "measure":
@@ -106,9 +105,9 @@ class Peers:
             check_hello(user, hello)
         link = Link(self._router, incarnation=envelope.incarnation, sender=self._name, identity=identity)
         peer = self._known[identity] = Peer(user, hello, link, Receiver())
-        if len(self._known) > PEERS_MAX:
+        if len(self._known) > limits.PEERS_MAX:
             oldest = next((key for key, known in self._known.items() if known.incarnation != self.kept_incarnation), None)
             if oldest is None:
-                raise PeerError(f"expected at most {PEERS_MAX} connections of one head, one more came")
+                raise PeerError(f"expected at most {limits.PEERS_MAX} connections of one head, one more came")
             del self._known[oldest]
         return peer

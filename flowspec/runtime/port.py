@@ -8,8 +8,10 @@ from typing import Any
 
 import zmq
 
+from flowspec.core import limits
 from flowspec.errors import InputError
-from flowspec.runtime.monitor import Monitor, Refusal
+from flowspec.runtime.doorman import Doorman
+from flowspec.runtime.monitor import Refusal
 from flowspec.runtime.security.gate import Gate, Quiet
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import bind_router
@@ -28,24 +30,26 @@ class Port:
         except InputError:
             context.destroy(linger=0)
             raise
-        self._monitor = Monitor(self.router)
+        self._doorman = Doorman(self.router)
         self._quiet = Quiet()
 
     @property
     def sources(self) -> list[zmq.Socket[bytes]]:
         """What the daemon's poll must wait for."""
-        return [self.router, self._monitor.socket, *([] if self._gate is None else [self._gate.socket])]
+        return [self.router, self._doorman.socket, *([] if self._gate is None else [self._gate.socket])]
 
     def watch(self, ready: set[Any]) -> None:
         """Answers who knocks, and logs who was turned away."""
         if self._gate is not None and self._gate.socket in ready:
             self._gate.answer()
-        if self._monitor.socket not in ready:
+        if self._doorman.socket not in ready:
             return
-        closed, refusals = self._monitor.drain()
-        if closed:
-            log.debug("%d connection(s) closed", closed)
-        for refusal, count in Counter(refusals).items():
+        found = self._doorman.drain()
+        if found.closed:
+            log.debug("%d connection(s) closed", found.closed)
+        if found.surplus:
+            self._quiet.warning("surplus", "refused %d connection(s): there are %d already", found.surplus, limits.CONNECTIONS_MAX)
+        for refusal, count in Counter(found.failed).items():
             if refusal is not Refusal.UNLISTED:  # the gate has told who that was
                 self._quiet.warning(refusal.name, "dropped %d connection(s): %s", count, self._why(refusal))
 

@@ -18,6 +18,7 @@ from typing import Any
 import zmq
 
 from flowspec import __version__
+from flowspec.core import limits
 from flowspec.core.incarnation import SESSION_BITS, incarnation_of
 from flowspec.core.membership import Heard, Progressed
 from flowspec.core.messages import (
@@ -37,6 +38,7 @@ from flowspec.core.messages import (
     Verified,
     Welcome,
 )
+from flowspec.core.precision import ACTIVATIONS
 from flowspec.core.weight_messages import AskModel
 from flowspec.errors import BrokenError, ClusterError, PeerError
 from flowspec.plan.placement import ClusterPlan, StagePlan
@@ -300,10 +302,17 @@ class Stages:
 
     def _verified(self, socket: zmq.Socket[bytes]) -> Iterator[tuple[Verified, Tensor | None]]:
         link, receiver = self._data[socket]
-        while (frames := receive(socket)) is not None:
+        for _ in range(limits.MESSAGES_PER_TURN_MAX):
+            frames = receive(socket)
+            if frames is None:
+                return
             try:
                 envelope = decode(frames)
                 receiver.check(envelope)
+                if isinstance(envelope.message, Verified):
+                    self._check_features(envelope.message, envelope.tensor)
+                elif not isinstance(envelope.message, Welcome | Error):
+                    raise PeerError(f"{envelope.sender} sent an unexpected {type(envelope.message).__name__}")
             except PeerError as error:
                 raise BrokenError(f"a data connection: {error}", "") from None
             if isinstance(envelope.message, Verified):
@@ -313,6 +322,15 @@ class Stages:
                 self._unwelcomed.discard(socket)
             elif isinstance(envelope.message, Error):
                 raise BrokenError(envelope.message.text, "")
+
+    def _check_features(self, verified: Verified, features: Tensor | None) -> None:
+        """Raises `PeerError` for features that are not those that the drafter asked for."""
+        if not verified.row_count or not self.plan.captures or not self.plan.hidden_size:
+            return
+        expected = (verified.row_count, len(self.plan.captures) * self.plan.hidden_size, ACTIVATIONS[self.plan.dtype])
+        found = None if features is None else (features.rows, features.width, features.dtype)
+        if found != expected:
+            raise PeerError(f"expected features of {expected} with segment {verified.segment}, got {found}")
 
     # --------------------------------------------------------------------------------------------- sockets
 
@@ -330,7 +348,10 @@ class Stages:
 
     def _messages_of(self, stage: Stage) -> list[Message]:
         found: list[Message] = []
-        while (frames := receive(stage.control.socket)) is not None:
+        for _ in range(limits.MESSAGES_PER_TURN_MAX):
+            frames = receive(stage.control.socket)
+            if frames is None:
+                break
             try:
                 envelope = decode(frames)
                 stage.receiver.check(envelope)

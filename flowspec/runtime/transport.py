@@ -24,7 +24,6 @@ from flowspec.runtime.emulation import Frames, Shaper
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.wire.codec import Envelope, Tensor, encode
 
-FRAMES_QUEUED_MAX = 4096
 TIMER_EARLY_S = 0.0005
 """What is due may happen up to this early: polls count in whole milliseconds."""
 
@@ -34,8 +33,8 @@ def _configure(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.IPV6, 1)
     # The codec refuses, and names, what is above the limit; ZeroMQ closes the connection silently on what is far above it.
     socket.setsockopt(zmq.MAXMSGSIZE, 2 * limits.PAYLOAD_BYTES_MAX)
-    socket.setsockopt(zmq.SNDHWM, FRAMES_QUEUED_MAX)
-    socket.setsockopt(zmq.RCVHWM, FRAMES_QUEUED_MAX)
+    socket.setsockopt(zmq.SNDHWM, limits.FRAMES_QUEUED_MAX)
+    socket.setsockopt(zmq.RCVHWM, limits.FRAMES_UNREAD_MAX)
     socket.setsockopt(zmq.HEARTBEAT_IVL, int(timeouts.HEARTBEAT_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(timeouts.HEARTBEAT_TIMEOUT_S * 1000))
 
@@ -96,7 +95,7 @@ def bind_router(
 
 
 def dial(
-    context: zmq.Context[Any], address: str, device: str, keys: Keyring | None, *, queued_max: int = FRAMES_QUEUED_MAX
+    context: zmq.Context[Any], address: str, device: str, keys: Keyring | None, *, queued_max: int = limits.FRAMES_QUEUED_MAX
 ) -> zmq.Socket[bytes]:
     """A DEALER on its way to `host:port`, with room for so many messages that wait to leave.
 

@@ -111,7 +111,7 @@ def _described(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text("utf-8"))
         if isinstance(found, dict) and isinstance(found.get("setups"), list):
             return found
-    except (ValueError, FileNotFoundError):
+    except (OSError, ValueError, RecursionError):
         pass
     raise InputError(f"{path}: expected what an earlier run wrote, got something else; remove the folder, or give another --out")
 

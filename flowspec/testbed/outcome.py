@@ -95,7 +95,7 @@ def read_records(path: Path) -> list[Record]:
     try:
         lines = path.read_text("utf-8").splitlines(keepends=True)
         found: list[Any] = [json.loads(line) for line in lines if line.endswith("\n")]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: expected results of an earlier run, got {error}; remove it, or give another --out") from None
     if not all(isinstance(each, dict) and each.keys() == _NAMES for each in found):
         raise InputError(f"{path}: expected results of this version of FlowSpec, got others; remove it, or give another --out")

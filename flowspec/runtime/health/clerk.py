@@ -8,6 +8,7 @@ import time
 from collections import deque
 from dataclasses import replace
 
+from flowspec.core import limits
 from flowspec.core.facts import AskFacts, Facts
 from flowspec.core.messages import Error
 from flowspec.runtime.compute import Machine
@@ -15,8 +16,6 @@ from flowspec.runtime.health.gather import gather
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import Link, Wake
 
-WAITING_MAX = 16
-"""Questions that may wait; who asks more is told to ask again."""
 RETRY_S = 1.0
 
 
@@ -27,7 +26,7 @@ class Clerk:
         self._machine = machine
         self._keys = keys
         self._wake = wake
-        self._questions: queue.Queue[tuple[Link, AskFacts, bool]] = queue.Queue(WAITING_MAX)
+        self._questions: queue.Queue[tuple[Link, AskFacts, bool]] = queue.Queue(limits.QUESTIONS_MAX)
         self._answers: deque[tuple[Link, Facts | Error]] = deque()
         self._thread: threading.Thread | None = None
 

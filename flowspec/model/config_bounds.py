@@ -1,0 +1,46 @@
+"""What a config.json may say at all, checked before transformers acts on it: it builds what it is told to, however large.
+
+A config may come from a head on the network. A width of 2^31 took 16 GiB and half a minute for position embeddings alone, and a number of
+labels without end a list without end.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flowspec.core import limits
+from flowspec.errors import InputError
+
+_MOST = {
+    "hidden_size": 1 << 17,
+    "intermediate_size": 1 << 20,
+    "moe_intermediate_size": 1 << 20,
+    "head_dim": 1 << 13,
+    "num_attention_heads": 1 << 12,
+    "num_key_value_heads": 1 << 12,
+    "num_experts": 1 << 12,
+    "num_experts_per_tok": 1 << 12,
+    "num_labels": 1 << 16,
+    "num_hidden_layers": limits.LAYERS_MAX,
+    "vocab_size": limits.VOCABULARY_MAX,
+}
+"""The largest values of what is multiplied into memory, ten times and more above any model known."""
+
+
+def check_config(raw: dict[str, Any], path: Path) -> None:
+    """Raises `InputError` naming a field, wherever it stands, that is too large or no number where one belongs."""
+    architectures = raw.get("architectures")
+    if architectures is not None and not (isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)):
+        raise InputError(f"{path}: architectures: expected a list of names, got {architectures!r:.80}")
+    rest: list[tuple[str, Any]] = list(raw.items())
+    while rest:
+        name, value = rest.pop()
+        if isinstance(value, dict):
+            rest += value.items()
+        elif isinstance(value, list):
+            rest += [(name, each) for each in value]
+        elif name in _MOST and value is not None and not (type(value) is int and 0 <= value <= _MOST[name]):
+            raise InputError(f"{path}: {name}: expected a number up to {_MOST[name]}, got {value!r:.80}")
+        elif isinstance(value, int) and abs(value) > limits.ID_MAX:
+            raise InputError(f"{path}: {name!r:.80}: expected a number up to {limits.ID_MAX}, got {value!r:.80}")

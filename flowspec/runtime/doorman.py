@@ -1,0 +1,61 @@
+"""The connections to a daemon's port, as its socket's monitor tells of them: how many there are, and that there are not too many.
+
+ZeroMQ takes as many as the process may have files, and then nothing else in the process can open one. Those above the limit are shut down
+by their descriptor, which ZeroMQ takes for the peer's own end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket as sockets
+from dataclasses import dataclass, field
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from flowspec.core import limits
+from flowspec.runtime.monitor import HANDSHAKE_FAILED, Refusal, refusal_of
+from flowspec.runtime.transport import receive
+
+
+@dataclass(slots=True)
+class Comings:
+    """Since the last look: connections `closed`, how handshakes `failed`, and connections `surplus`, of which there were too many."""
+
+    closed: int = 0
+    failed: list[Refusal] = field(default_factory=list)
+    surplus: int = 0
+
+
+class Doorman:
+    """Watches a bound socket; `socket` is readable when there is something to `drain`."""
+
+    def __init__(self, bound: zmq.Socket[bytes], connections_max: int = limits.CONNECTIONS_MAX) -> None:
+        self.socket: zmq.Socket[bytes] = bound.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED)
+        self._connections_max = connections_max
+        self._open: set[int] = set()
+
+    def drain(self) -> Comings:
+        """What happened since the last call; shuts down connections above the limit."""
+        found = Comings()
+        while (frames := receive(self.socket)) is not None:
+            message = parse_monitor_message(frames)
+            event, descriptor = message["event"], message["value"]  # of a failed handshake the value says why
+            if event == zmq.EVENT_ACCEPTED:
+                if len(self._open) >= self._connections_max:
+                    found.surplus += 1
+                    _shut_down(descriptor)
+                self._open.add(descriptor)
+            elif event == zmq.EVENT_DISCONNECTED:
+                found.closed += 1
+                self._open.discard(descriptor)
+            else:
+                found.failed.append(refusal_of(event, descriptor))
+        return found
+
+
+def _shut_down(descriptor: int) -> None:
+    """Ends a connection whose descriptor stays ZeroMQ's to close; one that is closed by now is no error."""
+    with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(descriptor)) as connection:
+        connection.shutdown(sockets.SHUT_RDWR)
