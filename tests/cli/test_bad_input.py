@@ -6,6 +6,7 @@ Flags are tried in this process, which spares fifty starts; each way in which a 
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -20,7 +21,10 @@ from typing import NoReturn
 import pytest
 
 from flowspec.cli.main import main
+from flowspec.cli.options import pick_sampling
+from flowspec.errors import InputError
 from flowspec.model.files import bundled_folder
+from flowspec.model.text import Recommended
 
 COMMAND = [sys.executable, "-m", "flowspec.cli.main"]
 OFFLINE = {"HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
@@ -243,3 +247,9 @@ def test_a_daemon_that_is_not_there_is_a_cluster_failure(tmp_path: Path) -> None
         line = refusal("generate", "hi", "--cluster", str(path), status=1)
     assert "gone" in line
     assert address in line
+
+
+def test_a_temperature_that_no_float_holds_is_one_line() -> None:
+    flags = argparse.Namespace(temperature=None, seed=None, top_k=None, top_p=None, min_p=None)
+    with pytest.raises(InputError, match="sampling: int too large"):
+        pick_sampling(flags, Recommended(stop_ids=frozenset(), temperature=10**400))

@@ -33,10 +33,11 @@ def read_or_refused(path: Path) -> list[Prompt]:
     try:
         return read_prompts(path)
     except InputError as error:
-        assert str(path) in str(error)
-        assert len(str(error).splitlines()) == 1
-        assert len(str(error)) < 1000
-        return []
+        said = str(error)
+    assert str(path) in said
+    assert len(said.splitlines()) == 1
+    assert len(said) < 1000
+    return []
 
 
 @given(st.lists(st.dictionaries(KEYS, VALUES) | VALUES, max_size=3))
@@ -68,7 +69,7 @@ def test_a_line_that_nests_or_counts_too_far_is_named(path: Path, line: str) -> 
 def test_what_is_too_long_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "PROMPT_CHARS_MAX", 1000)
     path.write_text(json.dumps({"turns": ["x" * 1001]}))
-    with pytest.raises(InputError, match="line 1: .* a turn of more than 1000 characters"):
+    with pytest.raises(InputError, match=r"line 1: .* a turn of more than 1000 characters"):
         read_prompts(path)
     with path.open("wb") as file:
         file.truncate(limits.PROMPTS_BYTES_MAX + 1)
