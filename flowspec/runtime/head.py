@@ -186,7 +186,7 @@ class Head:
             self._step(TimerFired(), now_s)
         while self._inbox:
             self._begin(*self._inbox.popleft(), now_s)
-        self._pipelines.watch(self._tick(now_s))
+        self._pipelines.watch(self._tick)
         return not self._stopping
 
     def _tick(self, now_s: float) -> Tick:

@@ -139,15 +139,18 @@ class Pipelines:
             raise error
         self._decide(Broken(device=error.device, text=error.why, is_refusal=error.is_refusal))
 
-    def watch(self, tick: Tick) -> None:
-        """Looks who is silent and who is back, now and then; raises `ClusterError` when the wait for devices is over."""
+    def watch(self, stand: Callable[[float], Tick]) -> None:
+        """Looks who is silent and who is back, now and then; raises `ClusterError` when the wait for devices is over.
+
+        `stand` tells how the answers stand at an instant.
+        """
         now_s = time.monotonic()
         if now_s - self._watched_s < timeouts.WATCH_EVERY_S:
             return
         self._watched_s = now_s
         for device in self._probes.answered():
             self._decide(Answered(device=device))
-        self._decide(tick)
+        self._decide(stand(now_s))
         limit_s = None if self._recovery is None else self._recovery.wait_s
         if self._waiting_since_s is not None and limit_s is not None and now_s - self._waiting_since_s > limit_s:
             raise ClusterError(f"{self._note}; nothing changed within {limit_s:.0f} s")

@@ -16,7 +16,7 @@ from flowspec.sim.faults.play import Play
 from flowspec.sim.faults.schedule import KINDS, draw
 from flowspec.testbed.faults import main, play, replay_command, story
 
-SEEDS = 150
+SEEDS = 125
 CHUNK = 25
 SEEDS_TO_CATCH = 40
 """Within how many seeds each broken build must be caught."""
