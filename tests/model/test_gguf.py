@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from flowspec.cli.plan_wish import counted_weights
 from flowspec.core.events import Submit
 from flowspec.core.head import HeadCore
 from flowspec.core.messages import Sampling
@@ -31,6 +30,7 @@ from flowspec.model.support import context_max, family_of
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.plan.shape import shape_of
 from flowspec.runtime.loading import slice_memory
+from flowspec.runtime.planning.wish import counted_weights
 from flowspec.testbed.checkpoints import make_checkpoint
 from flowspec.testbed.exactness import EXACT, compare
 from flowspec.testbed.ggufs import SHAPES, WIDE, convert, make
