@@ -1,7 +1,7 @@
 """What devices say to each other. Every message is frozen and validated when built, on either end.
 
-`Segment`, `Verified`, `Open`, `Commit` and `Release` make up the protocol of the token trees; the rest sets a cluster up and watches it, with
-`weight_messages` and `facts`. A broken rule raises `ValueError`: our own bug when we build a message, a peer's when the codec does.
+`Segment`, `Verified`, `Open`, `Commit` and `Release`, which are here, make up the protocol of the token trees; `cluster_messages` set a cluster up and
+watch it, with `weight_messages` and `facts`. A broken rule raises `ValueError`: our own bug when we build a message, a peer's when the codec does.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowspec.core import limits
-from flowspec.core.checks import check, check_all, check_range, check_text
+from flowspec.core.checks import check, check_all, check_range
+from flowspec.core.cluster_messages import Assign, Error, Hello, Loading, Ping, Pong, Ready, Reset, Welcome
 from flowspec.core.facts import AskFacts, Facts
-from flowspec.core.precision import ACTIVATIONS
 from flowspec.core.weight_messages import WeightAnswer, WeightQuestion
 
 
@@ -33,177 +33,6 @@ class Sampling:
         check(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         check(0 <= self.min_p < 1, "min_p", self.min_p, "0 or more and below 1")
         check_range("seed", self.seed, 0, limits.ID_MAX)
-
-
-# ------------------------------------------------------------------------------------- setting a cluster up
-
-ROLES = ("head-control", "head-data", "head-weights", "stage", "measure")
-LOADING_STEPS = ("asking", "checking", "receiving", "loading")
-ERROR_CAUSES = ("", "next", "part", "gone", "again")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
-    """First message of every connection to a daemon: who dials, and what the connection is for."""
-
-    name: str
-    version: str
-    role: str
-
-    def __post_init__(self) -> None:
-        check_text("name", self.name)
-        check_text("version", self.version)
-        check(self.role in ROLES, "role", self.role, ", ".join(ROLES))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Welcome:
-    """A daemon's answer to Hello: what it is, and the number, drawn for this connection, that the next message to it must bear."""
-
-    name: str
-    version: str
-    device: str
-    pid: int
-    memory_bytes: int
-    count: int
-
-    def __post_init__(self) -> None:
-        for field in ("name", "version", "device"):
-            check_text(field, getattr(self, field))
-        for field in ("pid", "memory_bytes", "count"):
-            check_range(field, getattr(self, field), 0, limits.ID_MAX)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assign:
-    """Makes a daemon stage `stage` of `stages`: load layers `[first_layer, end_layer)`, send on to `next_hop` (`host:port` of `next_name`).
-
-    `captures` names hidden states that a drafter wants of committed nodes: the inputs of those layers, `layer_count` being
-    the output after the final norm. They ride behind the hidden states to the last stage, and back with Verified.
-    """
-
-    model: str
-    fingerprint: str
-    stage: int
-    stages: int
-    first_layer: int
-    end_layer: int
-    layer_count: int
-    next_hop: str
-    next_name: str
-    dtype: str
-    context: int
-    captures: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_text("model", self.model, limits.TEXT_CHARS_MAX)
-        for field in ("fingerprint", "next_hop", "next_name"):
-            check_text(field, getattr(self, field))
-        check_range("stages", self.stages, 1, limits.STAGES_MAX)
-        check_range("stage", self.stage, 0, self.stages - 1)
-        check_range("layer_count", self.layer_count, 1, limits.LAYERS_MAX)
-        check_range("first_layer", self.first_layer, 0, self.layer_count - 1)
-        check_range("end_layer", self.end_layer, self.first_layer + 1, self.layer_count)
-        check(
-            (self.end_layer == self.layer_count) == (self.stage == self.stages - 1),
-            "end_layer",
-            self.end_layer,
-            "the last layer on the last stage only",
-        )
-        check((self.next_hop == "") == (self.stage == self.stages - 1), "next_hop", self.next_hop, "none on the last stage only")
-        check(self.dtype in ACTIVATIONS, "dtype", self.dtype, f"one of {', '.join(ACTIVATIONS)}")
-        check_range("context", self.context, 1, limits.CONTEXT_MAX)
-        check_all("captures", self.captures, 0, self.layer_count, limits.CAPTURES_MAX)
-        check(list(self.captures) == sorted(set(self.captures)), "captures", self.captures, "layers in growing order")
-
-    @property
-    def payload_dtype(self) -> str:
-        """Of the rows that this stage receives."""
-        return ACTIVATIONS[self.dtype]
-
-    def payload_width(self, hidden_size: int) -> int:
-        """Width of the rows that this stage receives: the hidden state and what earlier stages captured."""
-        return hidden_size * (1 + sum(layer < self.first_layer for layer in self.captures))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loading:
-    """How far a daemon has come with its slice, `share` from 0 to 1 of what it is `doing`.
-
-    That is `asking` the head what the slice is made of, `checking` what of it was stored before, `receiving` the rest, and `loading`
-    it all. A daemon that has the model does the last, and in int8 or int4 also checks what it quantised before.
-    """
-
-    share: float
-    doing: str = "loading"
-
-    def __post_init__(self) -> None:
-        check(self.doing in LOADING_STEPS, "doing", self.doing, ", ".join(LOADING_STEPS))
-        check_range("share", self.share, 0, 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
-    """A daemon's slice is loaded and its next hop reached; `memory_bytes` is its resident memory.
-
-    The head sent `received_bytes` of weights for it: 0 where they were there already.
-    """
-
-    weight_bytes: int
-    memory_bytes: int
-    received_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        for field in ("weight_bytes", "memory_bytes", "received_bytes"):
-            check_range(field, getattr(self, field), 0, limits.ID_MAX)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reset:
-    """The head lets go of a daemon: its requests are forgotten, its slice may stay loaded."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ping:
-    """Keeps a head's lease alive; the daemon answers with Pong from the loop that does the work."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pong:
-    """A daemon's sign of life: segments waiting and run so far, how long it has been at the one that runs (0: idle), resident memory."""
-
-    queued: int
-    done: int
-    memory_bytes: int
-    running_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        for field in ("queued", "done", "memory_bytes", "running_s"):
-            check_range(field, getattr(self, field), 0, limits.ID_MAX)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Error:
-    """Something went wrong at the sender; one line that says what was expected, what came, and what to do.
-
-    `retry_after_s` above 0 says that the same request may succeed then. `cause` is what a head needs to know to go on: the `next` device
-    is lost, this one cannot do its `part` or is `gone`, or the same may do it `again`. Without one every pipeline would fail alike.
-    """
-
-    text: str
-    retry_after_s: float = 0.0
-    cause: str = ""
-
-    def __post_init__(self) -> None:
-        check(self.cause in ERROR_CAUSES, "cause", self.cause, ", ".join(filter(None, ERROR_CAUSES)))
-        check_text("text", self.text, limits.TEXT_CHARS_MAX)
-        check_range("retry_after_s", self.retry_after_s, 0, 3600)
-
-    @classmethod
-    def saying(cls, text: str, retry_after_s: float = 0.0, cause: str = "") -> Error:
-        """An Error for any text: cut to the limit, without control characters."""
-        shown = "".join(character if character.isprintable() else " " for character in text[: limits.TEXT_CHARS_MAX])
-        return cls(text=shown, retry_after_s=retry_after_s, cause=cause)
 
 
 # -------------------------------------------------------------------------------------------- token trees

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flowspec.core.cluster_messages import Assign
 from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers
-from flowspec.core.messages import Assign
 from flowspec.errors import FlowSpecError, NoRoomError
 from flowspec.model.files import ModelFiles
 from flowspec.plan.profile import DeviceProfile

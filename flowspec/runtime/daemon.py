@@ -20,6 +20,7 @@ import zmq
 
 from flowspec import __version__
 from flowspec.core import limits
+from flowspec.core.cluster_messages import Assign, Error, Loading, Ping, Pong, Ready, Reset, Welcome
 from flowspec.core.events import (
     ClearSlots,
     CloseCache,
@@ -33,21 +34,7 @@ from flowspec.core.events import (
 )
 from flowspec.core.facts import AskFacts
 from flowspec.core.incarnation import Claim, Lease
-from flowspec.core.messages import (
-    Assign,
-    Commit,
-    Error,
-    Loading,
-    Message,
-    Open,
-    Ping,
-    Pong,
-    Ready,
-    Release,
-    Reset,
-    Segment,
-    Welcome,
-)
+from flowspec.core.messages import Commit, Message, Open, Release, Segment
 from flowspec.core.stage import StageCore
 from flowspec.errors import FlowSpecError, NoRoomError, PeerError
 from flowspec.plan.memory import mib

@@ -8,7 +8,8 @@ from typing import Any
 import zmq
 
 from flowspec import __version__
-from flowspec.core.messages import Assign, Error, Hello, Message, Segment, Welcome
+from flowspec.core.cluster_messages import Assign, Error, Hello, Welcome
+from flowspec.core.messages import Message, Segment
 from flowspec.core.stage import StageCore
 from flowspec.core.weight_messages import AskModel, ModelOffer, NameList, TensorBytes, TensorList, WeightAnswer, WeightQuestion
 from flowspec.errors import PeerError

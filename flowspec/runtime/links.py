@@ -17,7 +17,8 @@ from typing import Any
 import zmq
 
 from flowspec import __version__
-from flowspec.core.messages import Commit, Error, Hello, Message, Part, Segment, Welcome
+from flowspec.core.cluster_messages import Error, Hello, Welcome
+from flowspec.core.messages import Commit, Message, Part, Segment
 from flowspec.errors import ClusterError
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device

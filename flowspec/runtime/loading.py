@@ -7,7 +7,7 @@ from dataclasses import replace
 import psutil
 import torch
 
-from flowspec.core.messages import Assign
+from flowspec.core.cluster_messages import Assign
 from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import ClusterError, NoRoomError
 from flowspec.model.files import ModelFiles, is_gguf

@@ -17,7 +17,7 @@ import zmq
 
 from flowspec import __version__
 from flowspec.core import limits
-from flowspec.core.messages import Error, Hello
+from flowspec.core.cluster_messages import Error, Hello
 from flowspec.errors import PeerError
 from flowspec.runtime.security.keyring import check_hello
 from flowspec.runtime.transport import Link, Receiver

@@ -19,25 +19,10 @@ import zmq
 
 from flowspec import __version__
 from flowspec.core import limits
+from flowspec.core.cluster_messages import Assign, Error, Hello, Loading, Ping, Pong, Ready, Reset, Welcome
 from flowspec.core.incarnation import SESSION_BITS, incarnation_of
 from flowspec.core.membership import Heard, Progressed
-from flowspec.core.messages import (
-    Assign,
-    Commit,
-    Error,
-    Hello,
-    Loading,
-    Message,
-    Open,
-    Ping,
-    Pong,
-    Ready,
-    Release,
-    Reset,
-    Segment,
-    Verified,
-    Welcome,
-)
+from flowspec.core.messages import Commit, Message, Open, Release, Segment, Verified
 from flowspec.core.precision import ACTIVATIONS
 from flowspec.core.weight_messages import AskModel
 from flowspec.errors import BrokenError, ClusterError, PeerError

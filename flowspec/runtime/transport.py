@@ -17,7 +17,8 @@ from typing import Any
 import zmq
 
 from flowspec.core import limits
-from flowspec.core.messages import Error, Message
+from flowspec.core.cluster_messages import Error
+from flowspec.core.messages import Message
 from flowspec.errors import InputError, PeerError
 from flowspec.runtime import timeouts
 from flowspec.runtime.emulation import Frames, Shaper

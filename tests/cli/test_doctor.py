@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from flowspec.cli.main import main
+from flowspec.core.cluster_messages import Assign, Error
 from flowspec.core.facts import AskFacts, Facts
-from flowspec.core.messages import Assign, Error
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.health.examine import ask_all
 from flowspec.runtime.links import measure_links

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.core.messages import Welcome
+from flowspec.core.cluster_messages import Welcome
 from flowspec.runtime.security.keyfiles import head_keyring, make_keys
 from tests.runtime.clusters import Peer
 

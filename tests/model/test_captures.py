@@ -11,8 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from flowspec.core.cluster_messages import Assign
 from flowspec.core.events import JobPart, RunLayers
-from flowspec.core.messages import Assign, Sampling
+from flowspec.core.messages import Sampling
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice

@@ -9,8 +9,9 @@ from pathlib import Path
 import zmq
 
 from flowspec import __version__
+from flowspec.core.cluster_messages import Hello, Welcome
 from flowspec.core.events import Submit
-from flowspec.core.messages import Hello, Message, Sampling, Welcome
+from flowspec.core.messages import Message, Sampling
 from flowspec.model.files import ModelFiles
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.answer import Answer

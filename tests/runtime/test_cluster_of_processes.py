@@ -19,7 +19,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from flowspec.core import limits
-from flowspec.core.messages import Assign, Error, Sampling
+from flowspec.core.cluster_messages import Assign, Error
+from flowspec.core.messages import Sampling
 from flowspec.core.weight_messages import AskModel
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.reference import Reference

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import zmq
 
+from flowspec.core.cluster_messages import Ping, Pong
 from flowspec.core.events import Draft, Drafted, JobPart, RunLayers, Trim
-from flowspec.core.messages import Ping, Pong, Sampling, Segment, Verified, VerifiedPart
+from flowspec.core.messages import Sampling, Segment, Verified, VerifiedPart
 from flowspec.errors import ClusterError
 from flowspec.plan.timing import DIRECT, INSTANT, Curve, LinkSpec
 from flowspec.runtime.drafting import DraftThread

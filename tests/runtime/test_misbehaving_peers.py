@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 
 from flowspec.core import limits
-from flowspec.core.messages import Error, Ping, Sampling, Segment, Welcome
+from flowspec.core.cluster_messages import Error, Ping, Welcome
+from flowspec.core.messages import Sampling, Segment
 from flowspec.model.reference import Reference
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster

@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 from flowspec.core import limits
+from flowspec.core.cluster_messages import Assign
 from flowspec.core.events import ClearSlots, CloseCache, ControlArrived, LayersDone, OpenCache, RunLayers, SegmentArrived, SendSegment, Trim
-from flowspec.core.messages import Assign, Commit, Open, Part, Sampling, Segment
+from flowspec.core.messages import Commit, Open, Part, Sampling, Segment
 from flowspec.core.stage import StageCore
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference

@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from flowspec.core.cluster_messages import Ping
 from flowspec.core.events import Cancel, ControlArrived, Forget, JobPart, LayersDone, RunLayers, Trim
-from flowspec.core.messages import Ping, Sampling
+from flowspec.core.messages import Sampling
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.clock import Clock
 from flowspec.sim.device import Device, DeviceSpec

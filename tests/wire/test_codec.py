@@ -13,21 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowspec.core import limits
+from flowspec.core.cluster_messages import ERROR_CAUSES, LOADING_STEPS, ROLES, Error
 from flowspec.core.facts import INTERFACE_KINDS, MODEL_STATES, SPEED_SOURCES, Board, Facts, Interface, LinkFacts, Software, Speed
-from flowspec.core.messages import (
-    ERROR_CAUSES,
-    LOADING_STEPS,
-    ROLES,
-    Commit,
-    Error,
-    Hop,
-    Open,
-    Part,
-    Sampling,
-    Segment,
-    Verified,
-    VerifiedPart,
-)
+from flowspec.core.messages import Commit, Hop, Open, Part, Sampling, Segment, Verified, VerifiedPart
 from flowspec.core.weight_messages import AskBytes, AskNames, AskTensors, ModelOffer, NameList, TensorBytes, TensorEntry, TensorList
 from flowspec.errors import PeerError
 from flowspec.wire.codec import BYTES, DTYPE_BYTES, KINDS, Envelope, Tensor, decode, encode

@@ -9,8 +9,9 @@ import msgpack
 import pytest
 
 from flowspec.core import limits
+from flowspec.core.cluster_messages import Loading, Ping, Pong
 from flowspec.core.facts import Board, Facts, Interface, LinkFacts, Software, Speed
-from flowspec.core.messages import Commit, Hop, Loading, Open, Part, Ping, Pong, Sampling, Segment, Verified
+from flowspec.core.messages import Commit, Hop, Open, Part, Sampling, Segment, Verified
 from flowspec.core.weight_messages import (
     AskBytes,
     AskNames,

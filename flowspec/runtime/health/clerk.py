@@ -9,8 +9,8 @@ from collections import deque
 from dataclasses import replace
 
 from flowspec.core import limits
+from flowspec.core.cluster_messages import Error
 from flowspec.core.facts import AskFacts, Facts
-from flowspec.core.messages import Error
 from flowspec.runtime.compute import Machine
 from flowspec.runtime.health.gather import gather
 from flowspec.runtime.security.keyring import Keyring

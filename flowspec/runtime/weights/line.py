@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flowspec.core.messages import Error
+from flowspec.core.cluster_messages import Error
 from flowspec.core.weight_messages import WeightAnswer, WeightQuestion
 from flowspec.errors import ClusterError
 

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from flowspec.core import limits
-from flowspec.core.messages import Assign, Error
+from flowspec.core.cluster_messages import Assign, Error
 from flowspec.core.weight_messages import (
     AskBytes,
     AskModel,

@@ -16,7 +16,8 @@ import zmq
 
 from flowspec import __version__
 from flowspec.core import limits
-from flowspec.core.messages import Error, Hello, Message, Welcome
+from flowspec.core.cluster_messages import Error, Hello, Welcome
+from flowspec.core.messages import Message
 from flowspec.core.weight_messages import AskBytes, AskModel, AskNames, AskTensors
 from flowspec.errors import ClusterError, FlowSpecError, InputError, PeerError
 from flowspec.model.files import ModelFiles

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, cast
 
 from flowspec import __version__
+from flowspec.core.cluster_messages import Assign, Error, Hello, Ping, Pong, Ready, Reset, Welcome
 from flowspec.core.events import (
     Cancel,
     Draft,
@@ -49,7 +50,7 @@ from flowspec.core.membership import (
     Tick,
     Unfit,
 )
-from flowspec.core.messages import Assign, Error, Hello, Ping, Pong, Ready, Reset, Verified, Welcome
+from flowspec.core.messages import Verified
 from flowspec.plan.split import even_split
 from flowspec.plan.timing import Curve
 from flowspec.sim.clock import Alarm, Clock

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from flowspec import __version__
 from flowspec.core import limits
+from flowspec.core.cluster_messages import Assign, Error, Hello, Ping, Pong, Ready, Reset, Welcome
 from flowspec.core.events import (
     ClearSlots,
     CloseCache,
@@ -23,7 +24,7 @@ from flowspec.core.events import (
     Trim,
 )
 from flowspec.core.incarnation import Claim, Lease
-from flowspec.core.messages import Assign, Commit, Error, Hello, Open, Ping, Pong, Ready, Release, Reset, Segment, Welcome
+from flowspec.core.messages import Commit, Open, Release, Segment
 from flowspec.core.stage import StageCore
 from flowspec.sim.clock import Clock
 from flowspec.sim.device import Device, DeviceSpec

@@ -5,28 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from flowspec import __version__
+from flowspec.core.cluster_messages import Assign, Error, Hello, Loading, Ping, Pong, Ready, Reset, Welcome
 from flowspec.core.facts import AskFacts, Board, Facts, Interface, LinkFacts, Software
-from flowspec.core.messages import (
-    Assign,
-    Commit,
-    Error,
-    Hello,
-    Hop,
-    Loading,
-    Message,
-    Open,
-    Part,
-    Ping,
-    Pong,
-    Ready,
-    Release,
-    Reset,
-    Sampling,
-    Segment,
-    Verified,
-    VerifiedPart,
-    Welcome,
-)
+from flowspec.core.messages import Commit, Hop, Message, Open, Part, Release, Sampling, Segment, Verified, VerifiedPart
 from flowspec.core.weight_messages import (
     AskBytes,
     AskModel,

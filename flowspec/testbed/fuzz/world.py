@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from flowspec import __version__
 from flowspec.core import limits
+from flowspec.core.cluster_messages import Assign, Hello
 from flowspec.core.drafting import DrafterTraits
 from flowspec.core.events import (
     Cancel,
@@ -40,7 +41,7 @@ from flowspec.core.events import (
     VerifiedArrived,
 )
 from flowspec.core.head import HeadCore
-from flowspec.core.messages import Assign, Commit, Hello, Hop, Message, Open, Part, Release, Sampling, Segment, Verified, VerifiedPart
+from flowspec.core.messages import Commit, Hop, Message, Open, Part, Release, Sampling, Segment, Verified, VerifiedPart
 from flowspec.core.methods import METHODS, make_method
 from flowspec.core.stage import StageCore
 from flowspec.errors import InputError, PeerError

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.core.messages import Error, Sampling
+from flowspec.core.cluster_messages import Error
+from flowspec.core.messages import Sampling
 from flowspec.errors import ClusterError
 from flowspec.model.reference import Reference
 from flowspec.runtime import timeouts

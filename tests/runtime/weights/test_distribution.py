@@ -22,7 +22,8 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader
 from safetensors.torch import load_file, save_file
 
-from flowspec.core.messages import Assign, Error, Hello, Ping, Sampling
+from flowspec.core.cluster_messages import Assign, Error, Hello, Ping
+from flowspec.core.messages import Sampling
 from flowspec.core.weight_messages import AskBytes, AskModel, AskNames, ModelOffer, NameList, TensorBytes, WeightQuestion
 from flowspec.errors import ClusterError
 from flowspec.model.files import ModelFiles

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from flowspec.core import limits
-from flowspec.core.messages import Assign
+from flowspec.core.cluster_messages import Assign
 from flowspec.core.weight_messages import AskModel, AskNames, AskTensors, ModelOffer, TensorEntry
 from flowspec.errors import ClusterError, InputError, PeerError
 from flowspec.model.files import ModelFiles
