@@ -23,14 +23,14 @@ from flowspec.core.cluster_messages import Assign, Error, Hello, Loading, Ping, 
 from flowspec.core.incarnation import SESSION_BITS, incarnation_of
 from flowspec.core.membership import Heard, Progressed
 from flowspec.core.messages import Commit, Message, Open, Release, Segment, Verified
-from flowspec.core.precision import ACTIVATIONS
 from flowspec.core.weight_messages import AskModel
-from flowspec.errors import BrokenError, ClusterError, PeerError
+from flowspec.errors import BrokenError, PeerError
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime import timeouts
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.monitor import Monitor
 from flowspec.runtime.security.keyring import Keyring
+from flowspec.runtime.stage_words import check_features, described, error_of, word_of
 from flowspec.runtime.transport import Link, Receiver, Wake, dial, ready_sources, receive
 from flowspec.runtime.weights.server import WeightServer
 from flowspec.wire.codec import Tensor, decode
@@ -69,7 +69,7 @@ class Stage:
     ready: Ready | None = None
 
     def describe(self) -> str:
-        return f"device {self.plan.name} at {self.plan.address}"
+        return described(self.plan)
 
 
 class Stages:
@@ -199,7 +199,7 @@ class Stages:
             self._check_peers(now_s, ready)
 
     def _take(self, stage: Stage, message: Message) -> None:
-        self._on_word(_word(stage.plan.name, message))
+        self._on_word(word_of(stage.plan.name, message))
         if isinstance(message, Welcome):
             stage.welcome = message
             stage.control.count_from(message.count)
@@ -212,20 +212,9 @@ class Stages:
             self._serve_weights(stage)
         elif isinstance(message, Error):
             self._blame_the_lost()
-            raise self._error_of(stage, message)
+            raise error_of(self.plan, self.all.index(stage), message)
         elif not isinstance(message, Pong):
             raise PeerError(f"{stage.describe()} sent an unexpected {type(message).__name__}")
-
-    def _error_of(self, stage: Stage, error: Error) -> ClusterError:
-        """What a device's error means for the pipeline."""
-        text = f"{stage.describe()}: {error.text}"
-        if not error.cause:
-            return ClusterError(text)
-        index = self.all.index(stage)
-        if error.cause == "next" and index + 1 < len(self.all):
-            return BrokenError(text, self.all[index + 1].plan.name, f"lost by {stage.plan.name}")
-        device = stage.plan.name if error.cause in ("part", "gone") else ""
-        return BrokenError(text, device, error.text, is_refusal=error.cause == "part")
 
     def _serve_weights(self, stage: Stage) -> None:
         if self._weights is None:
@@ -295,7 +284,7 @@ class Stages:
                 envelope = decode(frames)
                 receiver.check(envelope)
                 if isinstance(envelope.message, Verified):
-                    self._check_features(envelope.message, envelope.tensor)
+                    check_features(self.plan, envelope.message, envelope.tensor)
                 elif not isinstance(envelope.message, Welcome | Error):
                     raise PeerError(f"{envelope.sender} sent an unexpected {type(envelope.message).__name__}")
             except PeerError as error:
@@ -307,15 +296,6 @@ class Stages:
                 self._unwelcomed.discard(socket)
             elif isinstance(envelope.message, Error):
                 raise BrokenError(envelope.message.text, "")
-
-    def _check_features(self, verified: Verified, features: Tensor | None) -> None:
-        """Raises `PeerError` for features that are not those that the drafter asked for."""
-        if not verified.row_count or not self.plan.captures or not self.plan.hidden_size:
-            return
-        expected = (verified.row_count, len(self.plan.captures) * self.plan.hidden_size, ACTIVATIONS[self.plan.dtype])
-        found = None if features is None else (features.rows, features.width, features.dtype)
-        if found != expected:
-            raise PeerError(f"expected features of {expected} with segment {verified.segment}, got {found}")
 
     # --------------------------------------------------------------------------------------------- sockets
 
@@ -393,10 +373,3 @@ class Stages:
                 stage.monitor.close()
                 stage.control.socket.close(linger=0)
         self._context.destroy(linger=200)
-
-
-def _word(device: str, message: Message) -> Heard | Progressed:
-    """What a message says about the device that sent it, whatever else it says."""
-    if isinstance(message, Pong):
-        return Heard(device=device, running_s=message.running_s, queued=message.queued)
-    return Progressed(device=device, is_ready=isinstance(message, Ready))
