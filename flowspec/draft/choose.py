@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import InputError
 from flowspec.model.families import check_family
-from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, read_json
+from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
+from flowspec.model.json_files import read_json
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,8 @@ from flowspec.errors import InputError, first_line
 from flowspec.model.config_bounds import check_config
 from flowspec.model.families import decoder_config, raw_decoder_config
 from flowspec.model.hub import hub_file
+from flowspec.model.json_files import read_json
+from flowspec.model.safetensors_file import read_header
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +36,6 @@ DTYPE_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 MAPPED_BYTES_MAX = 32 << 20
 _SAMPLE_BYTES = 1 << 16
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
-_DEPTH_MAX = 100
 
 
 def bundled_folder(name: str) -> Path:
@@ -162,7 +162,7 @@ class ModelFiles:
             _ = self._gguf
         elif self.folder is not None:
             for name in sorted(set(self.weight_map().values())):
-                self._header(name)
+                read_header(self.path(name))
 
     def config(self) -> Any:
         """The transformers config, of a multimodal model that of its decoder."""
@@ -199,7 +199,7 @@ class ModelFiles:
                 f"model {self.model!r} has no model.safetensors (or model.safetensors.index.json); other formats are not loaded: a .bin or .pt "
                 "file is a pickle, which may run code (docs/security.md tells how to convert one)"
             )
-        return dict.fromkeys(self._header("model.safetensors"), "model.safetensors")
+        return dict.fromkeys(read_header(self.path("model.safetensors")), "model.safetensors")
 
     def tensors(self) -> TensorIndex:
         if self.gguf is not None:
@@ -238,28 +238,6 @@ class ModelFiles:
             digest.update(f"{name} {path.stat().st_size}".encode())
             _add_samples(digest, path)
         return digest.hexdigest()[:32]
-
-    def _header(self, name: str) -> dict[str, Any]:
-        """The header of a safetensors file: tensor name -> dtype, shape, offsets. Checks the file's length."""
-        path = self.path(name)
-        try:
-            with path.open("rb") as file:
-                (size,) = struct.unpack("<Q", file.read(8))
-                if size > limits.TENSOR_HEADER_BYTES_MAX:
-                    raise ValueError(f"a header of {size} bytes")
-                header = json.loads(file.read(size))
-            header.pop("__metadata__", None)
-            if not all(isinstance(entry["dtype"], str) and _is_shape(entry["shape"]) for entry in header.values()):
-                raise ValueError("a header of other content")
-            ends = [entry["data_offsets"][1] for entry in header.values()]
-            if not all(type(end) is int and 0 <= end <= limits.ID_MAX for end in ends):
-                raise ValueError("a header with other offsets")
-            end = 8 + size + max(ends, default=0)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error) as error:
-            raise InputError(f"{path} is not a safetensors file ({first_line(error)}); copy it again") from None
-        if path.stat().st_size != end:
-            raise InputError(f"{path} is incomplete: expected {end} bytes, got {path.stat().st_size}; copy it again")
-        return dict(header)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,38 +344,13 @@ class TensorIndex:
             raise InputError(f"model {self._files.model!r} has no tensor {name}; the folder may be incomplete or of another family")
         file = self._file_of[name]
         if file not in self._headers:
-            self._headers[file] = self._files._header(file)
+            self._headers[file] = read_header(self._files.path(file))
         entry = self._headers[file].get(name)
         if entry is None:
             raise InputError(f"{file} of {self._files.model!r} should hold {name} by its index, but does not; copy it again")
         if entry["dtype"] not in DTYPE_BYTES:
             raise InputError(f"tensor {name} of {self._files.model!r} is {entry['dtype']}; expected one of {', '.join(DTYPE_BYTES)}")
         return dict(entry)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; raises `InputError`."""
-    try:
-        size = path.stat().st_size
-        if size > limits.JSON_BYTES_MAX:
-            raise InputError(f"{path}: expected JSON of at most {limits.JSON_BYTES_MAX} bytes, got {size}")
-        raw = json.loads(path.read_text("utf-8"))
-        check_depth(raw)
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: expected JSON, got {first_line(error)}") from None
-    if not isinstance(raw, dict):
-        raise InputError(f"{path}: expected a JSON object, got {raw!r:.80}")
-    return raw
-
-
-def check_depth(value: Any) -> None:
-    """Raises `ValueError` for lists and objects so deep in each other that showing or copying them could exhaust Python's stack."""
-    level: list[Any] = [[value]]
-    for _ in range(_DEPTH_MAX):
-        entries = [entry for each in level for entry in (each.values() if isinstance(each, dict) else each)]
-        level = [entry for entry in entries if isinstance(entry, dict | list)]
-    if level:
-        raise ValueError(f"it is nested more than {_DEPTH_MAX} deep")
 
 
 def _is_path(model: str) -> bool:
@@ -417,11 +370,3 @@ def _add_samples(digest: hashlib._Hash, path: Path) -> None:
         for part in range(8):
             file.seek(max(0, (size - _SAMPLE_BYTES) * part // 7))
             digest.update(file.read(_SAMPLE_BYTES))
-
-
-def _is_shape(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) <= limits.TENSOR_AXES_MAX
-        and all(type(size) is int and 0 <= size <= limits.ID_MAX for size in value)
-    )

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.errors import InputError
-from flowspec.model.files import ModelFiles, read_json
+from flowspec.model.files import ModelFiles
+from flowspec.model.json_files import read_json
 
 Messages = list[dict[str, str]]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")

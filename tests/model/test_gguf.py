@@ -21,8 +21,9 @@ from flowspec.core.head import HeadCore
 from flowspec.core.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model import gguf
-from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, canonical_name, read_json
+from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, canonical_name
 from flowspec.model.gguf_file import GgufFile, GgufTensor
+from flowspec.model.json_files import read_json
 from flowspec.model.pieces import Span
 from flowspec.model.reference import Reference
 from flowspec.model.slice import Slice

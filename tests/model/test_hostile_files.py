@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from flowspec.core import limits
 from flowspec.errors import InputError
-from flowspec.model.files import ModelFiles, TensorIndex, read_json
+from flowspec.model.files import ModelFiles, TensorIndex
 from flowspec.model.gguf_file import GgufFile
+from flowspec.model.json_files import read_json
 from flowspec.model.text import recommended
 
 DEEP = 100_000
