@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flowspec.core import limits
-from flowspec.core.messages import VerifiedPart
+from flowspec.core.messages import Part, VerifiedPart
 from flowspec.core.request import Request
 from flowspec.errors import PeerError
 
@@ -53,6 +53,20 @@ class Load:
         if max(part.next_tokens, default=0) >= vocabulary:
             raise PeerError(f"expected next tokens below {vocabulary}, got {max(part.next_tokens)}")
         return dict(zip(part.ids, part.next_tokens, strict=True))
+
+
+def embark(request: Request, nodes: list[int], *, is_prompt: bool, window: int) -> tuple[Part, Load]:
+    """What a segment carries of a request, as the stages and as the head see it; the nodes count as sent."""
+    tree = request.tree
+    if not is_prompt:
+        request.root_sent = request.root_sent or nodes[0] == tree.root
+        tree.mark_sent(nodes)
+        request.statistics.sent(len(nodes), window)
+    part = request.part(nodes, is_prompt=is_prompt)
+    last_committed = nodes[-1] if is_prompt else nodes[0]
+    end = tree.position(last_committed) + 1 if is_prompt or last_committed == tree.root else 0
+    request.in_flight += 1
+    return part, Load(request.number, request.opening.epoch, end, tree.committed_length, tuple(nodes), is_prompt)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from flowspec.core.events import (
     ToStages,
     VerifiedArrived,
 )
-from flowspec.core.flights import Bounds, Flight, Flights, Load
+from flowspec.core.flights import Bounds, Flight, Flights, Load, embark
 from flowspec.core.messages import Commit, Open, Part, Release, Segment, Verified
 from flowspec.core.methods import make_method
 from flowspec.core.methods.base import Choice, Method, View
@@ -386,16 +386,9 @@ class HeadCore:
     def _dispatch(self, loads: list[tuple[Request, list[int], bool]], window: int, now_s: float, commands: list[HeadCommand]) -> None:
         parts, carried = [], []
         for request, nodes, is_prompt in loads:
-            tree = request.tree
-            if not is_prompt:
-                request.root_sent = request.root_sent or nodes[0] == tree.root
-                tree.mark_sent(nodes)
-                request.statistics.sent(len(nodes), window)
-            parts.append(request.part(nodes, is_prompt=is_prompt))
-            last_committed = nodes[-1] if is_prompt else nodes[0]
-            end = tree.position(last_committed) + 1 if is_prompt or last_committed == tree.root else 0
-            carried.append(Load(request.number, request.opening.epoch, end, tree.committed_length, tuple(nodes), is_prompt))
-            request.in_flight += 1
+            part, load = embark(request, nodes, is_prompt=is_prompt, window=window)
+            parts.append(part)
+            carried.append(load)
             self._turns.remove(request.number)
             self._turns.append(request.number)
         segment = Segment(segment=self._segments_sent, parts=tuple(parts))

@@ -20,7 +20,7 @@ import zmq
 
 from flowspec import __version__
 from flowspec.core import limits
-from flowspec.core.cluster_messages import Assign, Error, Loading, Ping, Pong, Ready, Reset, Welcome
+from flowspec.core.cluster_messages import Assign, Error, Loading, Ping, Pong, Reset, Welcome
 from flowspec.core.events import (
     ClearSlots,
     CloseCache,
@@ -37,7 +37,6 @@ from flowspec.core.incarnation import Claim, Lease
 from flowspec.core.messages import Commit, Message, Open, Release, Segment
 from flowspec.core.stage import StageCore
 from flowspec.errors import FlowSpecError, NoRoomError, PeerError
-from flowspec.plan.memory import mib
 from flowspec.runtime import timeouts
 from flowspec.runtime.compute import ComputeThread, Crashed, Failed, Loaded, Machine, Result
 from flowspec.runtime.emulation import DeviceEmulation
@@ -299,18 +298,9 @@ class Daemon:
                     raise PeerError(f"expected one Welcome from the next hop, got {type(envelope.message).__name__}")
                 else:
                     self._hold.reached_next(envelope.message)
-                    self._tell_ready(self._hold)
+                    self._hold.tell_ready()
             except PeerError as error:
                 self._fail(f"{self._hold.next_device}: {error}", "next")
-
-    def _tell_ready(self, hold: Hold) -> None:
-        if hold.loaded is None or not hold.next_ready or hold.is_ready:
-            return
-        hold.is_ready = True
-        resident = psutil.Process().memory_info().rss
-        loaded = hold.loaded
-        hold.control.link.send(Ready(weight_bytes=loaded.weight_bytes, memory_bytes=resident, received_bytes=loaded.received_bytes))
-        log.info("ready: %s weights %s, process %s", "kept" if loaded.reused else "loaded", mib(loaded.weight_bytes), mib(resident))
 
     def _fail(self, text: str, cause: str = "") -> None:
         """Tells the head why its cluster cannot go on, and lets go of it."""
@@ -377,7 +367,7 @@ class Daemon:
                 self._fail("the head's connection for weights is gone", "again")
         elif isinstance(result, Loaded):
             hold.loaded = result
-            self._tell_ready(hold)
+            hold.tell_ready()
         elif isinstance(result, Failed):
             is_part = not hold.is_ready or isinstance(result.error, NoRoomError)
             self._fail(str(result.error), "part" if is_part else "")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
 import zmq
 
 from flowspec import __version__
-from flowspec.core.cluster_messages import Assign, Error, Hello, Welcome
+from flowspec.core.cluster_messages import Assign, Error, Hello, Ready, Welcome
 from flowspec.core.messages import Message, Segment
 from flowspec.core.stage import StageCore
 from flowspec.core.weight_messages import AskModel, ModelOffer, NameList, TensorBytes, TensorList, WeightAnswer, WeightQuestion
 from flowspec.errors import PeerError
+from flowspec.plan.memory import mib
 from flowspec.runtime import timeouts
 from flowspec.runtime.compute import Loaded
 from flowspec.runtime.emulation import Shaper
@@ -21,6 +24,8 @@ from flowspec.runtime.peers import Peer
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import Link, Receiver, dial
 from flowspec.wire.codec import Tensor
+
+log = logging.getLogger("flowspec.daemon")
 
 
 @dataclass(slots=True)
@@ -111,6 +116,16 @@ class Hold:
         """For a next hop that did not answer in time."""
         refusal = None if self.next_monitor is None else self.next_monitor.refusal
         return f"did not answer within {timeouts.LINK_S:.0f} s" + (f": {refusal.told(keys)}" if refusal is not None else "")
+
+    def tell_ready(self) -> None:
+        """Tells the head that this stage can begin, once, as soon as its slice is loaded and the next hop reached."""
+        if self.loaded is None or not self.next_ready or self.is_ready:
+            return
+        self.is_ready = True
+        resident = psutil.Process().memory_info().rss
+        loaded = self.loaded
+        self.control.link.send(Ready(weight_bytes=loaded.weight_bytes, memory_bytes=resident, received_bytes=loaded.received_bytes))
+        log.info("ready: %s weights %s, process %s", "kept" if loaded.reused else "loaded", mib(loaded.weight_bytes), mib(resident))
 
     def ask(self, question: WeightQuestion) -> bool:
         """Sends the head a question about weights; False when it cannot be reached."""
