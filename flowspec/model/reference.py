@@ -18,7 +18,7 @@ from flowspec.core.precision import ACTIVATIONS
 from flowspec.model.experts import EXPERTS_NAME, pack_experts
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf import whole_model
-from flowspec.model.quantised import LINEARS, quantise
+from flowspec.model.quantised import LINEARS, QuantisedLinear, quantise
 from flowspec.model.sampler import F32, Sampler, margin
 from flowspec.model.slice import DTYPES
 
@@ -58,13 +58,18 @@ class Reference:
                 folder, dtype=activations, local_files_only=True, trust_remote_code=False, use_safetensors=True, **options
             ).eval()
         if dtype in LINEARS:
-            for module in [part for part in self._model.modules() if type(part) is torch.nn.Linear]:
-                quantise(module, module.weight.detach(), LINEARS[dtype])
-            for module in list(self._model.modules()):
-                for name, weight in [each for each in module.named_parameters(recurse=False) if each[1].dim() == 3]:
-                    pack_experts(module, name, LINEARS[dtype].rounded(weight.detach().flatten(0, 1)), LINEARS[dtype])
+            self._quantise(LINEARS[dtype])
         self._answers: dict[tuple[Any, ...], list[int]] = {}
         self.noise = NOISE_FLOOR / NOISE_FACTOR
+
+    def _quantise(self, kind: type[QuantisedLinear]) -> None:
+        """Packs what slices pack: the decoder and `lm_head`, not the towers of a multimodal model."""
+        modules = [*self._model.get_decoder().modules(), self._model.get_output_embeddings()]
+        for module in modules:
+            if type(module) is torch.nn.Linear:
+                quantise(module, module.weight.detach(), kind)
+            for name, weight in [each for each in module.named_parameters(recurse=False) if each[1].dim() == 3]:
+                pack_experts(module, name, kind.rounded(weight.detach().flatten(0, 1)), kind)
 
     @property
     def vocabulary_size(self) -> int:

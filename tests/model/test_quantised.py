@@ -107,7 +107,7 @@ def test_rows_of_zeros_and_of_no_numbers() -> None:
 
 
 @pytest.mark.parametrize("kind", LINEARS)
-@pytest.mark.parametrize("variant", ["llama-grouped", "qwen2", "gemma3-text", "olmoe", "qwen3-moe", "qwen3-moe-fused"])
+@pytest.mark.parametrize("variant", ["llama-grouped", "qwen2", "gemma3-text", "gemma3", "olmoe", "qwen3-moe", "qwen3-moe-fused"])
 def test_slices_follow_the_quantised_model_in_one_process(kind: str, variant: str, tmp_path: Path) -> None:
     """Every difference lies below the model's own numeric noise, and another precision's answer does not."""
     files = ModelFiles(str(make_variant(tmp_path, variant)))
