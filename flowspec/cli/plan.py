@@ -27,7 +27,6 @@ from flowspec.plan.sites import Wish
 from flowspec.plan.split import checked_split
 from flowspec.runtime.planning.wish import ACCEPTANCE_MODEL
 from flowspec.testbed.planned import FORETOLD_TOKENS, Simulated, foretold, refined_plan
-from flowspec.wire.codec import DTYPE_BYTES
 
 HELPS_SHOWN = 5
 SIMULATED_WORK_MAX = 24
@@ -224,7 +223,8 @@ def _forecast_lines(wish: Wish, best: Rated) -> Iterator[str]:
         yield f"  simulated, {len(simulation.tokens)} answers of {FORETOLD_TOKENS} tokens{noise}; by formula {found.tokens_per_s:.3g}"
     if plan.guesses:
         yield f"  guessing pays: plain decoding would give {plan.plain.tokens_per_s:.3g}"
-        yield f"  --method continuous: some {found.nodes} nodes a slot, {plan.window} slots in flight"
+        slots = "1 slot" if plan.window == 1 else f"{plan.window} slots"
+        yield f"  --method continuous: some {found.nodes} nodes a slot, {slots} in flight"
     elif wish.drafter is not None:
         yield "  guessing does not pay: --method ar"
     yield f"  a slot takes {1000 * found.slot_s:.3g} ms, a trip {1000 * found.trip_s:.3g} ms"
@@ -245,8 +245,6 @@ def assumptions(wish: Wish, plan: Plan) -> list[str]:
         found.append(f"drafter {name}, {wish.drafter.acceptance:.1%} of its best guesses right")
         if not plan.is_head_free:
             found.append("head and stage share a device: each takes twice as long there")
-    if plan.precision not in DTYPE_BYTES:
-        found.append(f"{plan.precision} weights, which this version plans for but does not load")
     return found
 
 
