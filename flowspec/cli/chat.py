@@ -119,9 +119,8 @@ class Chat:
     def greet(self) -> None:
         assert self.session is not None
         plan = self.session.head.plan
-        self.console.print(
-            f"[bold]{escape(Path(plan.model).name)}[/] in {plan.dtype}, {plan.layer_count} layers on {len(plan.stages)} stages:"
-        )
+        stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
+        self.console.print(f"[bold]{escape(Path(plan.model).name)}[/] in {plan.dtype}, {plan.layer_count} layers on {stages}:")
         for stage in self.session.stages_report():
             first, end = stage["layers"]
             self.console.print(
