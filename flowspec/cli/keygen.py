@@ -23,7 +23,7 @@ ON_DEVICE = ".config/flowspec/keys"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("cluster", nargs="?", type=Path, metavar="FILE.toml", help="a cluster file: keys for its devices and a head")
+    parser.add_argument("--cluster", type=Path, metavar="FILE.toml", help="keys for the devices of this cluster file and a head")
     parser.add_argument("--device", action="append", default=[], metavar="NAME", help="a key for this device, too; may be repeated")
     parser.add_argument("--head", action="append", default=[], metavar="NAME", help="a key for this head; may be repeated (default: head)")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where they are kept (default: FILE.keys beside FILE.toml)")
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.out is None and args.cluster is None:
-        raise InputError("expected a cluster file, or --out FOLDER and --device NAME for each device")
+        raise InputError("expected --cluster FILE.toml, or --out FOLDER and --device NAME for each device")
     folder = args.out or keys_folder(args.cluster)
     devices = [] if args.cluster is None else read_cluster(args.cluster)
     made: list[str] = []

@@ -35,7 +35,7 @@ def secrets_of(folder: Path) -> list[str]:
 
 
 def test_keys_for_a_cluster_file_and_what_to_copy_where(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["keygen", str(cluster)]) == 0
+    assert main(["keygen", f"--cluster={cluster}"]) == 0
     shown = capsys.readouterr().out
     folder = cluster.parent / "home.keys"
     assert {path.name for path in folder.iterdir()} == {"allowed.toml", "head.key", "pi-1.key", "pi-2.key"}
@@ -48,18 +48,18 @@ def test_keys_for_a_cluster_file_and_what_to_copy_where(cluster: Path, capsys: p
 def test_json_names_what_was_made_and_kept_and_no_secret(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = cluster.parent / "home.keys"
     expected = {"folder": str(folder), "allowed": f"{folder}/allowed.toml", "heads": ["head"], "devices": ["pi-1", "pi-2"], "revoked": []}
-    assert main(["keygen", str(cluster), "--json"]) == 0
+    assert main(["keygen", f"--cluster={cluster}", "--json"]) == 0
     text = capsys.readouterr().out
     assert json.loads(text) == {**expected, "made": ["pi-1", "pi-2", "head"], "kept": []}
     assert not any(secret in text for secret in secrets_of(folder))
     before = secrets_of(folder)
-    assert main(["keygen", str(cluster), "--json", "--device", "pi-3"]) == 0
+    assert main(["keygen", f"--cluster={cluster}", "--json", "--device", "pi-3"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["made"], found["kept"]) == (["pi-3"], ["pi-1", "pi-2"])
     assert set(before) < set(secrets_of(folder))
-    assert main(["keygen", str(cluster), "--json", "--revoke", "pi-3"]) == 0
+    assert main(["keygen", f"--cluster={cluster}", "--json", "--revoke", "pi-3"]) == 0
     assert json.loads(capsys.readouterr().out) == {**expected, "made": [], "kept": [], "revoked": ["pi-3"]}
-    assert main(["keygen", str(cluster), "--force"]) == 0
+    assert main(["keygen", f"--cluster={cluster}", "--force"]) == 0
     assert not set(before[:2]) & {key.hex() for key in [head_keyring(folder).secret]}
 
 
@@ -76,8 +76,8 @@ def test_keys_for_named_devices(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ([], "expected a cluster file, or --out FOLDER"),
-        (["none.toml"], "none.toml: expected a cluster file, but it cannot be read"),
+        ([], "expected --cluster FILE.toml, or --out FOLDER"),
+        (["--cluster=none.toml"], "none.toml: expected a cluster file, but it cannot be read"),
         (["--out=x", "--device=a b"], "expected up to 63 letters, digits, dots, dashes and underscores, got 'a b'; rename it"),
         (["--out=x", "--device=a", "--head=a"], "give heads and devices different names"),
         (["--out=x", "--revoke=a"], "lists no 'a'"),

@@ -153,7 +153,7 @@ def test_each_device_gets_its_own_key_and_the_list(boards: Boards) -> None:
     status, lines, _ = boards.run("install")
     assert status == 1
     assert lines[0].startswith("jetson: installed")
-    assert lines[1] == f"pi: FAILED: {keys} has no key of pi; run flowspec keygen {boards.file}"
+    assert lines[1] == f"pi: FAILED: {keys} has no key of pi; run flowspec keygen --cluster {boards.file}"
     make_keys(keys, ["head"], ["pi"], force=False)
     boards.run("install")
     status, lines, error = boards.run("start")
