@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
+hears_ctrl_c = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+"""For `Popen(preexec_fn=...)`: a suite that runs in the background ignores Ctrl-C, and so would its children."""
 CODE = "import sys, flowspec; flowspec.__version__ = sys.argv.pop(1); from flowspec.cli.main import main; sys.exit(main())"
 """A daemon of another version than ours."""
 

@@ -190,7 +190,7 @@ def test_a_model_that_cannot_be_used_is_refused_before_anything_is_started(tmp_p
 
 def test_a_model_that_transformers_refuses_is_one_line(tmp_path: Path) -> None:
     """Found while the local processes come up, which end with the command."""
-    model = make_model(tmp_path / "wide", hidden_size="wide")
+    model = make_model(tmp_path / "odd", rms_norm_eps="small")
     assert "cannot read the config.json of" in refusal("generate", "hi", "--local", "1", "--model", str(model))
 
 

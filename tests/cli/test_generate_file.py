@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 
 from flowspec.core.limits import REQUESTS_MAX
 from flowspec.testbed.checkpoints import SMALL, make_checkpoint
+from tests.daemons import hears_ctrl_c
 
 FLOWSPEC = [sys.executable, "-m", "flowspec.cli.main", "generate"]
 DIALOGUES = [
@@ -86,8 +86,7 @@ def test_ctrl_c_prints_what_is_there_and_leaves_nothing_behind(tmp_path: Path) -
     path = tmp_path / "prompts.txt"
     path.write_text("hi\n" + "Tell me a story.\n" * 8)
     command = [*FLOWSPEC, "--prompts", str(path), "--parallel", "2", "--json", "--local", "2", "--ignore-eos", "--max-new-tokens", "150"]
-    listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a suite that runs in the background ignores Ctrl-C, and so would this
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=listens) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hears_ctrl_c) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         first = json.loads(process.stdout.readline())
