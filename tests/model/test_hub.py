@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save
 
 from flowspec.model.files import ModelFiles
-from tests.model.ggufs import convert, make
+from flowspec.testbed.ggufs import convert, make
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 16}
 TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b.weight": torch.ones(4)}

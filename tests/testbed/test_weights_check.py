@@ -12,8 +12,8 @@ from gguf import GGMLQuantizationType
 from flowspec.model.files import ModelFiles
 from flowspec.testbed import weights_check
 from flowspec.testbed.checkpoints import make_variant
+from flowspec.testbed.ggufs import convert, make
 from flowspec.testbed.weights_check import Check, main
-from tests.model.ggufs import convert, make
 from tests.model.test_hub import look_up
 
 

@@ -160,8 +160,8 @@ def ready_weights(
             opened = stack.enter_context(contextlib.closing(OpenFiles(store.folder)))
             kept = StoredRounded(files, weights.packed, dtype, store, opened, courier.tell)
             stack.enter_context(kept.checked())
-            stored = {weight for weight in weights.packed if kept.is_stored(weight)}
-            spared = in_files(files, stored) - in_files(files, {*weights.plain, *weights.packed} - stored)
+            needed = [*weights.plain, *(weight for weight in weights.packed if not kept.is_stored(weight))]
+            spared = in_files(files, weights.packed) - in_files(files, needed)
         received_bytes = 0
         if isinstance(files, StoredModel):
             received_bytes = stack.enter_context(fetched(files, courier, spared))

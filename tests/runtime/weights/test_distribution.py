@@ -36,8 +36,8 @@ from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.weights import server
 from flowspec.runtime.weights.offer import Offer
 from flowspec.testbed.checkpoints import SMALL, make_checkpoint
+from flowspec.testbed.ggufs import convert
 from flowspec.wire.codec import BYTES, Tensor
-from tests.model.ggufs import convert
 from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of
 
 Model = Callable[..., Path]
@@ -195,7 +195,7 @@ def test_a_daemon_with_another_model_of_that_name_gets_the_heads(
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_empty_daemons_quantise_what_the_head_sends_and_keep_that(cluster: LocalCluster, stores: Path, model: Model, dtype: str) -> None:
-    folder = model({"int8": 15, "int4": 16}[dtype])
+    folder = model({"int8": 25, "int4": 26}[dtype])
     plan = replace(hidden_plan(folder, cluster.wait()[:2]), dtype=dtype)
     sampling, reference = Sampling(temperature=1.0, seed=3), Reference(ModelFiles(str(folder)), dtype)
     reference.generate(PROMPT, sampling, 12, frozenset())

@@ -18,13 +18,14 @@ from flowspec.model.gguf_config import FACTORS
 from flowspec.model.gguf_file import GgufFile
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
-from flowspec.runtime.loading import offered_model, slice_memory, tensor_names
+from flowspec.runtime.loading import CPU, offered_model, slice_memory, slice_weights
 from flowspec.runtime.weights.offer import Offer
 from flowspec.runtime.weights.receive import fetched
+from flowspec.runtime.weights.rounded import in_files
 from flowspec.runtime.weights.store import WeightStore
 from flowspec.runtime.weights.stored import StoredModel
 from flowspec.testbed.checkpoints import VARIANTS, make_variant
-from tests.model.ggufs import SHAPES, convert, make
+from flowspec.testbed.ggufs import SHAPES, convert, make
 from tests.runtime.weights.served import Direct
 from tests.runtime.weights.test_receive import ASSIGN
 
@@ -49,7 +50,8 @@ def check_received(files: ModelFiles, folder: Path, dtype: str) -> None:
         courier = Direct(offer)
         model = offered_model(replace(ASSIGN, end_layer=count, layer_count=count), span, courier, store)
         assert slice_memory(model, span, dtype, 64) == slice_memory(files, span, dtype, 64)
-        assert set(model.entries) == tensor_names(files, span)
+        weights = slice_weights(files, span, "float32", CPU)
+        assert set(model.entries) == in_files(files, (*weights.plain, *weights.packed))
         before = {path.name for path in (folder / "store").glob("tensors/*")}
         with fetched(model, courier) as received:
             found = Slice.load(model, span, dtype, torch.device("cpu"))
