@@ -298,7 +298,7 @@ def without(tensors: Tensors, name: str) -> Tensors:
         ({**eagle(), "fc.weight": torch.zeros(HIDDEN, HIDDEN)}, {}, r"fc.weight .*expected shape \[64, 128\].* got \[64, 64\]"),
         ({**eagle(), "layers.0.input_layernorm.weight": torch.ones(HIDDEN)}, {}, "input_layernorm.weight: not supported"),
         (eagle(), {"hidden_size": 32}, "expected hidden_size 64 as of .* got 32"),
-        (eagle(), {"hidden_size": "x"}, "cannot read the config.json"),
+        (eagle(), {"rms_norm_eps": "x"}, "cannot read the config.json"),
         (eagle(), {"num_attention_heads": 0}, "cannot (read|build)"),
         (eagle(), {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic' position embeddings"),
         (without(eagle3(), "d2t"), EAGLE3_CONFIG, "no tensor d2t"),

