@@ -392,11 +392,11 @@ CONFIG = '{"model_type": "llama", "num_hidden_layers": %s, "hidden_size": 64, "n
         ("{", "expected JSON"),
         ("[" * 100_000, "expected JSON"),
         (CONFIG % (7, ""), "has 7 layers, the head expects 8"),
-        (CONFIG % (10**9, ""), "num_hidden_layers: expected 1 to 4096"),
+        (CONFIG % (10**9, ""), "num_hidden_layers: expected a number up to 4096"),
         (CONFIG % (8, ', "max_position_embeddings": "x"'), "max_position_embeddings"),
         (CONFIG.replace("llama", "gpt2") % (8, ""), "family 'gpt2'"),
         (CONFIG.replace("llama", "mine") % (8, ', "auto_map": {"AutoConfig": "code.Mine"}'), "cannot read the config.json"),
-        (CONFIG.replace("64", '"wide"') % (8, ""), "cannot read the config.json"),
+        (CONFIG.replace("64", '"wide"') % (8, ""), "hidden_size: expected a number up to"),
     ],
 )
 def test_a_config_that_a_head_sends_is_held_to_the_rules(alone: Callable[..., LocalDaemon], config: str, expected: str) -> None:
