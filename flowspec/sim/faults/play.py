@@ -103,7 +103,7 @@ class Play:
             for answers in self.cluster.answers.values():
                 for answer in answers:
                     self._check(answer)
-        except Exception as error:
+        except Exception as error:  # whatever comes out is the finding; it is told with its instant, and the cause stays attached
             raise FaultError(f"at {self.clock.now_s:.3f} s: {type(error).__name__}: {error}") from error
 
     def _run_until(self, is_done, until_s: float) -> None:  # type: ignore[no-untyped-def]
