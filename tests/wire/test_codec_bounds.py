@@ -10,7 +10,7 @@ import pytest
 
 from flowspec.core import limits
 from flowspec.core.cluster_messages import Loading, Ping, Pong
-from flowspec.core.facts import Board, Facts, Interface, LinkFacts, Software, Speed
+from flowspec.core.facts import Facts
 from flowspec.core.messages import Commit, Hop, Open, Part, Sampling, Segment, Verified
 from flowspec.core.weight_messages import (
     AskBytes,
@@ -23,6 +23,7 @@ from flowspec.core.weight_messages import (
     TensorList,
 )
 from flowspec.errors import PeerError
+from flowspec.testbed.fuzz.samples import sample_envelopes
 from flowspec.wire.codec import BYTES, DTYPE_BYTES, KINDS, Envelope, Tensor, decode, encode
 
 COMMIT = Commit(request=1, epoch=0, base=1, path=(5,))
@@ -316,38 +317,7 @@ def test_rows_can_be_taken_out_of_a_payload(rows: tuple[int, ...], wrap: type) -
     assert bytes(taken.data) == b"".join(lines[row] for row in rows)
 
 
-SOFTWARE = Software(python="3.11.2", torch="2.13.0", transformers="5.23.0", cuda="")
-FACTS = Facts(
-    clock_s=1.0,
-    is_held=False,
-    software=SOFTWARE,
-    board=Board(throttled=5, celsius=40.0),
-    memory_total_bytes=4,
-    memory_available_bytes=3,
-    memory_limit_bytes=2,
-    resident_bytes=1,
-    accelerator="",
-    accelerator_total_bytes=0,
-    accelerator_free_bytes=0,
-    interface=Interface(name="eth0", kind="wired", speed_mbps=1000, mtu=1500),
-    model="same",
-    link=LinkFacts(latency_s=0.1, bandwidth_mbps=90.0),
-    speed=Speed(
-        name="board",
-        source="probed",
-        gb_per_s=10.0,
-        memory_efficiency=0.9,
-        float32=0.1,
-        float16=0.2,
-        bfloat16=0.1,
-        int8=0.0,
-        int4=0.0,
-        compute_efficiency=0.5,
-        serial=1.0,
-        layer_us=200.0,
-        pass_us=300.0,
-    ),
-)
+FACTS = next(each.message for each in sample_envelopes() if isinstance(each.message, Facts))
 
 
 @pytest.mark.parametrize("path", numbers(header_of(FACTS)), ids=str)
