@@ -139,7 +139,10 @@ class StopRule(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submit:
-    """A prompt to answer. A known request id is a conversation: its longest common prefix is reused."""
+    """A prompt to answer. A known request id is a conversation: its longest common prefix is reused.
+
+    `answered` are the answer's first tokens where an earlier head got that far: they count, and are not emitted again.
+    """
 
     request: int
     prompt: tuple[int, ...]
@@ -147,6 +150,7 @@ class Submit:
     sampling: Sampling
     stop_ids: frozenset[int]
     stop_rule: StopRule | None = None
+    answered: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,6 +140,7 @@ class HeadCore:
                 "shorten the prompt, or raise --context if the model allows more"
             )
         assert submit.new_tokens_max >= 1
+        assert len(submit.answered) <= min(submit.new_tokens_max, self.context - count), "more is answered than an answer holds"
         old = self._requests.get(submit.request)
         if old is None and len(self._requests) + len(self._leaving) >= limits.CONVERSATIONS_MAX:
             raise InputError(f"expected at most {limits.CONVERSATIONS_MAX} conversations at once; end one first")
@@ -147,11 +148,13 @@ class HeadCore:
         assert submit.request not in self._leaving, f"request {submit.request} is over; its id is not used again"
         request = begin(old, submit, context=self.context, stage_count=self.stage_count, now_s=now_s)
         if self.drafter is not None:
-            request.draft.begin(request.opening, request.reused, self.drafter.context)
+            request.draft.begin(request.opening, request.computed, self.drafter.context)
         self._requests[submit.request] = request
         self.method.begin(request)
         self._turns.append(submit.request)
         self._tell(request.opening, commands)
+        if submit.answered and (reason := request.why_over):
+            self._end(request, reason, commands)
 
     def _tell(self, message: Open | Commit | Release, commands: list[HeadCommand]) -> None:
         """Says something to all stages, if there are any; those to come learn it when the pipeline is formed."""
@@ -271,11 +274,8 @@ class HeadCore:
                 break
             emitted.append(token)
             request.new_tokens.append(token)
-            if submit.stop_rule is not None and submit.stop_rule.stops_at(request.new_tokens):
-                reason = "stop"
-            elif len(request.new_tokens) == submit.new_tokens_max or tree.committed_length + 1 == self.context:
-                reason = "length"
             self._move_root(request, token)
+            reason = request.why_over
             request.statistics.tokens_in_flight += request.root_sent and not reason  # nothing waits for what follows the last one
         if emitted:
             self._grow(request)

@@ -56,6 +56,15 @@ class Request:
     def is_decoding(self) -> bool:
         return self.submit is not None and self.is_prefilled
 
+    @property
+    def why_over(self) -> str:
+        """`stop` or `length` if the answer ends with its newest token, nothing if it goes on."""
+        assert self.submit is not None
+        if self.submit.stop_rule is not None and self.submit.stop_rule.stops_at(self.new_tokens):
+            return "stop"
+        is_full = self.tree.committed_length == self.context
+        return "length" if is_full or len(self.new_tokens) == self.submit.new_tokens_max else ""
+
     def is_living(self, node: int) -> bool:
         """Whether a node is the root or hangs below it."""
         return node == self.tree.root or self.tree.is_alive(node)
@@ -110,14 +119,18 @@ class Request:
 
 
 def begin(old: Request | None, submit: Submit, *, context: int, stage_count: int, now_s: float) -> Request:
-    """A new answer, in the conversation `old` if there is one, of which everything is kept that the stages hold of the prompt."""
+    """A new answer, in the conversation `old` if there is one, of which everything is kept that the stages hold of the prompt.
+
+    What is known of the answer goes to the stages as a part of the prompt, as it does in `Request.reopen`.
+    """
     tree = TokenTree() if old is None else old.tree
-    count = len(submit.prompt)
-    keep = 0 if old is None else min(_common_prefix(tree.committed_tokens(), submit.prompt), old.kept_everywhere, count - 1)
+    known = submit.prompt + submit.answered
+    count = len(known)
+    keep = 0 if old is None else min(_common_prefix(tree.committed_tokens(), known), old.kept_everywhere, count - 1)
     draft = DraftState() if old is None else old.draft
     draft.advance(tree)
     tree.rewind(keep)
-    tree.extend_path(submit.prompt[keep:])
+    tree.extend_path(known[keep:])
     return Request(
         tree=tree,
         submit=submit,
@@ -134,8 +147,9 @@ def begin(old: Request | None, submit: Submit, *, context: int, stage_count: int
         unsent=keep,
         computed=keep,
         known_length=count,
-        reused=keep,
+        reused=min(keep, len(submit.prompt)),
         draft=draft,
+        new_tokens=list(submit.answered),
         statistics=Statistics(stage_count=stage_count, submitted_s=now_s),
     )
 

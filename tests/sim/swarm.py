@@ -93,7 +93,30 @@ def draw(seed: int) -> Schedule:
     )
     for request in range(rng.choices([1, 2, 3], weights=[6, 2, 1])[0]):
         schedule.dialogues.append(_dialogue(rng, request, language, context))
+    chances = random.Random(~seed)
+    for dialogue in schedule.dialogues:
+        if chances.random() < 0.2:
+            dialogue.first = _taken_over(chances, dialogue.first, language, context)
     return schedule
+
+
+def _taken_over(rng: random.Random, submit: Submit, language: HashLanguage, context: int) -> Submit:
+    """The same question to a head that takes the answer over from another one, at some point."""
+    whole, _ = plain(language, submit, context)
+    return replace(submit, answered=tuple(whole[: rng.randint(0, len(whole))]))
+
+
+def plain(language: HashLanguage, submit: Submit, context: int) -> tuple[list[int], str]:
+    """What plain decoding answers, and why it ends there."""
+    return plain_answer(
+        language,
+        submit.prompt,
+        submit.sampling,
+        new_tokens_max=submit.new_tokens_max,
+        context=context,
+        stop_ids=submit.stop_ids,
+        stop_rule=submit.stop_rule,
+    )
 
 
 def _experiment(rng: random.Random, method: str, context: int, seed: int) -> Experiment:
@@ -206,13 +229,12 @@ class Play:
                 self.world.at(later_s, Forget(request=request))
             return
         self._turns[request] -= 1
-        text = [*answer.submit.prompt, *answer.tokens]
+        text = [*answer.submit.prompt, *answer.submit.answered, *answer.tokens]
         kept = text if rng.random() < 0.6 else text[: rng.randint(0, len(text))]
         added = [rng.randrange(self.schedule.language.vocabulary_size) for _ in range(rng.randint(0 if kept else 1, 6))]
         prompt = tuple([*kept, *added][: self.schedule.experiment.context - 1])
-        self.world.at(
-            later_s, replace(answer.submit, prompt=prompt, stop_ids=frozenset(), stop_rule=None, new_tokens_max=rng.randint(1, 6))
-        )
+        new = {"prompt": prompt, "answered": (), "new_tokens_max": rng.randint(1, 6)}
+        self.world.at(later_s, replace(answer.submit, stop_ids=frozenset(), stop_rule=None, **new))
 
     def _check_events(self) -> None:
         """Work is in proportion to what is asked for: nothing polls, and nothing is tried for ever."""
@@ -225,15 +247,8 @@ class Play:
 
     def _check(self, answer: Answer) -> None:
         submit = answer.submit
-        expected, reason = plain_answer(
-            self.schedule.language,
-            submit.prompt,
-            submit.sampling,
-            new_tokens_max=submit.new_tokens_max,
-            context=self.schedule.experiment.context,
-            stop_ids=submit.stop_ids,
-            stop_rule=submit.stop_rule,
-        )
+        whole, reason = plain(self.schedule.language, submit, self.schedule.experiment.context)
+        expected = whole[len(submit.answered) :]
         assert answer.end is not None, f"request {submit.request} never ended"
         if answer.end.reason == "cancelled":
             assert answer.tokens == expected[: len(answer.tokens)], f"request {submit.request} was cancelled in a wrong answer"
