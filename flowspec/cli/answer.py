@@ -16,6 +16,9 @@ from flowspec.plan.memory import mib
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.session import Limits, Session, Timing, timed
 
+Keep = Callable[[Sequence[int]], None]
+"""Takes an answer's new tokens, to have them when this process is no more."""
+
 
 def from_head(stage: dict[str, Any]) -> str:
     """What the head had to send a stage of its weights, as a part of a line; nothing if that was nothing."""
@@ -24,7 +27,7 @@ def from_head(stage: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A prompt and how to answer it; without a tokenizer the answer is shown as token ids."""
+    """A prompt and how to answer it; without a tokenizer the answer is shown as token ids. `answered` is known of it already."""
 
     prompt: Sequence[int]
     request: int
@@ -32,6 +35,7 @@ class Question:
     limits: Limits
     tokenizer: Tokenizer | None
     stops: Sequence[str]
+    answered: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +52,9 @@ class Outcome:
     @property
     def figures(self) -> str:
         """Speed, and how the answer ended where that is not of itself, in one line."""
-        count = len(self.timing.new_tokens)
+        count = f"{len(self.timing.new_tokens)} tokens" + (f" ({self.timing.resumed} taken over)" if self.timing.resumed else "")
         ending = {"length": ", cut at its longest", "cancelled": ", stopped"}.get(self.reason, "")
-        return f"{count} tokens, {self.timing.tokens_per_s:.1f} tokens/s, first after {self.timing.first_s:.2f} s{ending}"
+        return f"{count}, {self.timing.tokens_per_s:.1f} tokens/s, first after {self.timing.first_s:.2f} s{ending}"
 
 
 @contextlib.contextmanager
@@ -71,9 +75,12 @@ def cancelled_by_ctrl_c(session: Session, answer: Answer) -> Iterator[threading.
         signal.signal(signal.SIGINT, before)
 
 
-def ask(session: Session, question: Question, show: Callable[[str], None]) -> Outcome:
-    """Runs a question to its end and shows the text as it comes; Ctrl-C cancels the answer and keeps what is there."""
-    asked = Asked(session, question)
+def ask(session: Session, question: Question, show: Callable[[str], None], keep: Keep | None = None) -> Outcome:
+    """Runs a question to its end and shows the text as it comes; Ctrl-C cancels the answer and keeps what is there.
+
+    `keep` gets new tokens before they are shown.
+    """
+    asked = Asked(session, question, keep)
     with cancelled_by_ctrl_c(session, asked.answer) as interruption:
         outcome = asked.follow(show)
     return replace(outcome, is_interrupted=interruption.is_set())
@@ -82,17 +89,28 @@ def ask(session: Session, question: Question, show: Callable[[str], None]) -> Ou
 class Asked:
     """A question under way: submitted when made, followed to its end by one thread."""
 
-    def __init__(self, session: Session, question: Question) -> None:
+    def __init__(self, session: Session, question: Question, keep: Keep | None = None) -> None:
         tokenizer = question.tokenizer
+        self._answered = question.answered
+        self._keep = keep
         self._stream = None if tokenizer is None else TextStream(tokenizer, question.stops)
         rule = StopStrings(TextStream(tokenizer, question.stops)) if tokenizer is not None and question.stops else None
-        self.answer = session.submit(question.prompt, question.sampling, question.limits, request=question.request, stop_rule=rule)
+        self.answer = session.submit(
+            question.prompt, question.sampling, question.limits, request=question.request, stop_rule=rule, answered=question.answered
+        )
 
     def follow(self, show: Callable[[str], None]) -> Outcome:
-        """Shows the text as it comes, up to the answer's end."""
-        timing, stream = Timing(), self._stream
+        """Shows the text as it comes, up to the answer's end; what was answered before comes first."""
+        timing, stream = Timing(new_tokens=list(self._answered), resumed=len(self._answered)), self._stream
+
+        def push(tokens: Sequence[int]) -> None:
+            show("".join(f"{token} " for token in tokens) if stream is None else stream.push(tokens))
+
+        push(self._answered)
         for tokens in timed(self.answer, timing):
-            show(" ".join(map(str, tokens)) + " " if stream is None else stream.push(tokens))
+            if self._keep is not None:
+                self._keep(tokens)
+            push(tokens)
         assert self.answer.end is not None
         if stream is not None:
             show(stream.finish())
@@ -117,6 +135,7 @@ def record(session: Session, question: Question, outcome: Outcome) -> dict[str, 
         "prompt_tokens": len(question.prompt),
         "reused_tokens": outcome.reused,
         "new_tokens": len(timing.new_tokens),
+        "resumed": timing.resumed,
         "time_to_first_token_s": round(timing.first_s, 6),
         "decode_s": round(timing.decode_s, 6),
         "tokens_per_s": round(timing.tokens_per_s, 3),

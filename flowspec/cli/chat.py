@@ -8,18 +8,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flowspec.cli import statistics
+from flowspec.cli import resume, statistics
 from flowspec.cli.answer import Outcome, Question, ask, from_head, record
+from flowspec.cli.diary import Diary
 from flowspec.cli.options import (
     add_decoding_arguments,
     add_model_arguments,
@@ -38,9 +39,12 @@ from flowspec.errors import ClusterError, InputError, PeerError
 from flowspec.model.files import ModelFiles
 from flowspec.model.text import Messages, Tokenizer, recommended
 from flowspec.plan.memory import mib
+from flowspec.runtime.journal.lines import Content, Entry
 from flowspec.runtime.session import Limits, Session, Survival, open_session
 
 HISTORY_LINES_MAX = 1000
+LAST = Path()
+"""What `--resume` without a file means."""
 HELP = """\
 /help           show this
 /reset          forget the dialogue and begin again
@@ -54,16 +58,34 @@ Ctrl-C          stop the answer"""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="a system text before the dialogue")
     parser.add_argument("--json", action="store_true", help="print one JSON object per answer instead of the text")
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        type=Path,
+        const=LAST,
+        metavar="FILE",
+        help="go on with the last dialogue, or that of a journal, and with the answer in which it was interrupted",
+    )
+    parser.add_argument("--no-journal", action="store_true", help="do not keep the dialogue for --resume")
     add_model_arguments(parser)
     add_decoding_arguments(parser)
     add_sampling_arguments(parser)
+    parser.set_defaults(model=None)  # a journal names its own
 
 
 def run(args: argparse.Namespace) -> int:
-    check_flags(args)
-    decoding = decoding_options(args, args.method, args.drafter)
-    console = Console(highlight=False, stderr=args.json)
-    with contextlib.ExitStack() as stack:
+    diary = Diary(tell=lambda text: note(f"({text})"), is_kept=not args.no_journal)
+    with contextlib.closing(diary), contextlib.ExitStack() as stack:
+        content = None if args.resume is None else take_up(args, diary)
+        last = None if content is None else content.last
+        check_flags(args)
+        decoding = decoding_options(args, args.method, args.drafter)
+        loaded: list[Tokenizer] = []
+
+        def load(files: ModelFiles) -> None:
+            if content is not None:
+                resume.check_model(files, content.setting)
+            loaded.append(Tokenizer(files))
 
         def connect(meanwhile: Callable[[ModelFiles], None] = lambda files: None) -> Session:
             """The cluster as the flags say; what an earlier call opened is closed."""
@@ -72,8 +94,7 @@ def run(args: argparse.Namespace) -> int:
                 survival = Survival(on_note=lambda text: note(f"\n({text})"))
                 return stack.enter_context(open_session(cluster_options(args, args.local), decoding, progress, meanwhile, survival))
 
-        loaded: list[Tokenizer] = []
-        session = connect(lambda files: loaded.append(Tokenizer(files)))
+        session = connect(load)
         tokenizer = loaded[0]
         tokenizer.encode_chat([{"role": "user", "content": "?"}])  # a model that cannot chat is refused here, not after a question
         advice = recommended(session.files, session.config)
@@ -81,19 +102,33 @@ def run(args: argparse.Namespace) -> int:
             connect=connect,
             session=session,
             tokenizer=tokenizer,
-            sampling=pick_sampling(args, advice),
-            limits=pick_limits(args, advice, tokenizer.eos_id),
-            console=console,
-            stops=args.stop,
-            system=args.system or "",
+            sampling=pick_sampling(args, advice) if last is None else last.sampling,
+            limits=pick_limits(args, advice, tokenizer.eos_id) if last is None else resume.limits_of(last),
+            console=Console(highlight=False, stderr=args.json),
+            stops=args.stop if last is None else last.stops,
+            system=(args.system or "") if last is None else last.system,
             is_json=args.json,
             request=session.head.new_request(),
+            diary=diary,
+            messages=[] if content is None else content.messages(),
         )
         if not args.json:
             chat.greet()
         with line_history():
+            if last is not None and not last.end:
+                chat.attempt(partial(chat.go_on, last))
             chat.loop()
     return 0
+
+
+def take_up(args: argparse.Namespace, diary: Diary) -> Content:
+    """The journal that `--resume` means; the flags follow it from now on."""
+    if args.no_journal:
+        raise InputError("--resume goes on in its journal; leave out --no-journal")
+    resume.refuse_fixed(args)
+    content = diary.take_up(None if args.resume == LAST else args.resume)
+    resume.follow_setting(args, content.setting)
+    return content
 
 
 @dataclass(slots=True)
@@ -109,10 +144,11 @@ class Chat:
     sampling: Sampling
     limits: Limits
     console: Console
-    stops: list[str]
+    stops: Sequence[str]
     system: str
     is_json: bool
     request: int
+    diary: Diary
     messages: Messages = field(default_factory=list)
     last: tuple[Question, Outcome] | None = None
 
@@ -134,6 +170,8 @@ class Chat:
         self.console.print(f"method {decoding.method}, drafter {escape(self.session.drafter)}")
         if self.sampling.temperature > 0:
             self.console.print(f"temperature {self.sampling.temperature:g}, seed {self.sampling.seed}")
+        if self.messages:
+            self.console.print(f"(the dialogue goes on after {len(self.messages) // 2} answers; /reset begins a new one)")
         self.console.print("Type /help for the commands, /quit to leave.\n")
 
     def loop(self) -> None:
@@ -153,18 +191,22 @@ class Chat:
                 if not self.command(line):
                     return
                 continue
-            try:
-                self.answer(line)
-            except InputError as error:
-                self.messages.pop()
-                self.console.print(f"[red]{escape(str(error))}[/]")
-            except (ClusterError, PeerError) as error:
-                if not sys.stdin.isatty():
-                    raise
-                self.session = None
-                if self.messages and self.messages[-1]["role"] == "user":
-                    self.messages.pop()
-                self.console.print(f"\n[red]{escape(str(error))}[/]\n(the dialogue is kept: ask again to connect again, or /save FILE)\n")
+            self.attempt(partial(self.answer, line))
+
+    def attempt(self, answer: Callable[[], None]) -> None:
+        """Has a question answered; one that cannot be is told, and is no part of the dialogue."""
+        before = len(self.messages)
+        try:
+            answer()
+        except InputError as error:
+            del self.messages[before:]
+            self.console.print(f"[red]{escape(str(error))}[/]")
+        except (ClusterError, PeerError) as error:
+            if not sys.stdin.isatty():
+                raise
+            self.session = None
+            del self.messages[before:]
+            self.console.print(f"\n[red]{escape(str(error))}[/]\n(the dialogue is kept: ask again to connect again, or /save FILE)\n")
 
     def command(self, line: str) -> bool:
         """Runs a slash command; False ends the chat."""
@@ -188,6 +230,7 @@ class Chat:
     def reset(self, text: str = "") -> None:
         self.messages.clear()
         self.last = None
+        self.diary.close()
         if self.session is not None:
             self.session.head.forget(self.request)
             self.request = self.session.head.new_request()
@@ -223,13 +266,27 @@ class Chat:
             tokenizer=self.tokenizer,
             stops=self.stops,
         )
+        self.diary.ask(self.session, question, user=line, system=self.system)
+        self.follow(self.session, question)
+
+    def go_on(self, entry: Entry) -> None:
+        """Goes on with an answer in which an earlier chat was interrupted."""
+        assert self.session is not None
+        if not self.is_json:
+            self.console.print(f"you> {entry.user}", markup=False)
+        self.messages.append({"role": "user", "content": entry.user})
+        self.follow(self.session, resume.question_of(entry, self.request, self.tokenizer))
+
+    def follow(self, session: Session, question: Question) -> None:
+        """Shows an answer up to its end."""
         wrap = WordWrap(self.console.width if sys.stdout.isatty() else 0)
-        outcome = ask(self.session, question, lambda text: self.show(wrap.push(text)))
+        outcome = ask(session, question, lambda text: self.show(wrap.push(text)), self.diary.tokens)
+        self.diary.end(outcome)
         self.show(wrap.finish())
         self.last = (question, outcome)
         self.messages.append({"role": "assistant", "content": outcome.text or ""})
         if self.is_json:
-            print(json.dumps(record(self.session, question, outcome)), flush=True)
+            print(json.dumps(record(session, question, outcome)), flush=True)
             return
         self.console.print(f"\n[dim]{outcome.figures}[/]\n")
 
@@ -274,8 +331,7 @@ def line_history():  # type: ignore[no-untyped-def]
     if not sys.stdin.isatty():
         yield
         return
-    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    path = base / "flowspec" / "history"
+    path = resume.state_folder() / "history"
     readline.set_history_length(HISTORY_LINES_MAX)
     with contextlib.suppress(OSError):
         readline.read_history_file(path)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 from pathlib import Path
 
-from flowspec.cli import batch, statistics
+from flowspec.cli import batch, resume, statistics
 from flowspec.cli.answer import Outcome, Question, ask, from_head, record
 from flowspec.cli.options import (
     INTERRUPTED,
@@ -33,6 +34,8 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.text import Tokenizer, check_utf8, recommended
 from flowspec.plan.memory import mib
 from flowspec.runtime import timeouts
+from flowspec.runtime.journal.file import Journal
+from flowspec.runtime.journal.lines import Content, Entry, Setting
 from flowspec.runtime.session import Session, Survival, open_session
 from flowspec.testbed.prompts import read_prompts
 
@@ -51,49 +54,103 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--parallel", type=positive, default=1, metavar="N", help="with --prompts: N answers at a time (default: 1)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per answer")
+    parser.add_argument("--journal", type=Path, metavar="FILE", help="keep the answer in FILE as it comes, for --resume")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="go on with the answer of this journal; prints all of it")
     add_model_arguments(parser)
     add_decoding_arguments(parser)
     add_sampling_arguments(parser)
+    parser.set_defaults(model=None)  # a journal names its own
 
 
 def run(args: argparse.Namespace) -> int:
-    check_prompt(args)
-    check_flags(args)
+    with contextlib.ExitStack() as stack:
+        journal = content = None
+        if args.resume is None:
+            check_prompt(args)
+            check_journal(args)
+            check_flags(args)
+        else:
+            resume.refuse_fixed(args)
+            journal, content = Journal.open(args.resume, note)
+            stack.enter_context(journal)
+            resume.follow_setting(args, content.setting)
+            if content.last is None:
+                raise InputError(f"{args.resume} ends before its question; ask again")
+            if content.last.is_finished:
+                return show_finished(content.setting, content.last, is_json=args.json)
+        return _answer(args, stack, journal, content)
+
+
+def _answer(args: argparse.Namespace, stack: contextlib.ExitStack, journal: Journal | None, content: Content | None) -> int:
+    """Asks what the flags or the journal say, and shows the answers."""
     decoding = decoding_options(args, args.method, args.drafter)
     prompts = [prompt for path in args.prompts or [] for prompt in read_prompts(path)]
     loaded: list[Tokenizer] = []
+    last = None if content is None else content.last
 
-    def load_tokenizer(files: ModelFiles) -> None:
-        if args.prompt_token_ids is None or files.has_tokenizer:
+    def meanwhile(files: ModelFiles) -> None:
+        if content is not None:
+            resume.check_model(files, content.setting)
+        needs_text = args.prompt_token_ids is None if last is None else bool(last.stops)
+        if needs_text or files.has_tokenizer:
             loaded.append(Tokenizer(files))
 
-    with contextlib.ExitStack() as stack:
-        with loading_bar(quiet=args.json) as progress:
-            survival = Survival(on_note=lambda text: note(f"\n({text})"), wait_s=timeouts.WAIT_FOR_DEVICES_S)
-            session = stack.enter_context(open_session(cluster_options(args, args.local), decoding, progress, load_tokenizer, survival))
-        tokenizer = loaded[0] if loaded else None
+    with loading_bar(quiet=args.json) as progress:
+        survival = Survival(on_note=lambda text: note(f"\n({text})"), wait_s=timeouts.WAIT_FOR_DEVICES_S)
+        session = stack.enter_context(open_session(cluster_options(args, args.local), decoding, progress, meanwhile, survival))
+    tokenizer = loaded[0] if loaded else None
+    request = session.head.new_request()
+    if last is not None:
+        question = resume.question_of(last, request, tokenizer)
+    else:
         advice = recommended(session.files, session.config)
         question = Question(
             prompt=args.prompt_token_ids or ([] if prompts else encode_prompt(tokenizer, args, args.prompt)),
-            request=session.head.new_request(),
+            request=request,
             sampling=pick_sampling(args, advice),
             limits=pick_limits(args, advice, tokenizer.eos_id if tokenizer else None),
             tokenizer=tokenizer,
             stops=args.stop,
         )
-        if prompts:
-            return batch.run(session, question, prompts, parallel=args.parallel, system=args.system, is_raw=args.raw, is_json=args.json)
-        try:
-            outcome = ask(session, question, (lambda text: None) if args.json else _show)
-        except ClusterError:
-            _show("" if args.json else "\n")  # the error gets a line of its own
-            raise
-        if args.json:
-            print(json.dumps(record(session, question, outcome)))
-        else:
-            print(flush=True)
-            note(figures(session, question, outcome, is_verbose=args.verbose))
+    if prompts:
+        return batch.run(session, question, prompts, parallel=args.parallel, system=args.system, is_raw=args.raw, is_json=args.json)
+    if args.journal is not None:
+        journal = stack.enter_context(Journal.start(args.journal, resume.setting_of(args.command, session), note))
+        journal.ask(resume.entry_of(question))
+    try:
+        outcome = ask(session, question, (lambda text: None) if args.json else _show, keep=None if journal is None else journal.tokens)
+    except ClusterError:
+        _show("" if args.json else "\n")  # the error gets a line of its own
+        raise
+    if journal is not None and not outcome.is_interrupted:
+        journal.end(outcome.reason, outcome.text)
+    if args.json:
+        print(json.dumps(record(session, question, outcome)))
+    else:
+        print(flush=True)
+        note(figures(session, question, outcome, is_verbose=args.verbose))
     return INTERRUPTED if outcome.is_interrupted else 0
+
+
+def show_finished(setting: Setting, entry: Entry, *, is_json: bool) -> int:
+    """Prints an answer that is whole in its journal, for which nothing need run."""
+    if is_json:
+        print(json.dumps(resume.finished_record(setting, entry)))
+    else:
+        print("".join(f"{token} " for token in entry.tokens) if entry.text is None else entry.text, flush=True)
+        note("(the answer was finished; this is what the journal holds)")
+    return 0
+
+
+def check_journal(args: argparse.Namespace) -> None:
+    """Whether a new journal can be written where `--journal` says, before anything is started."""
+    if args.journal is None:
+        return
+    if args.prompts:
+        raise InputError("--journal holds one answer; with --prompts, which has many, leave it out")
+    if args.journal.exists() or not os.access(args.journal.parent, os.W_OK):
+        why = "exists; --resume goes on with it" if args.journal.exists() else "is in no folder that can be written"
+        raise InputError(f"--journal: expected a new file, but {args.journal} {why}")
 
 
 def check_prompt(args: argparse.Namespace) -> None:

@@ -117,9 +117,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_length_arguments(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--max-new-tokens", type=positive, default=NEW_TOKENS_DEFAULT, metavar="N", help="longest answer (default: %(default)s)"
-    )
+    group.add_argument("--max-new-tokens", type=positive, metavar="N", help=f"longest answer (default: {NEW_TOKENS_DEFAULT})")
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer before this text; may be repeated")
     group.add_argument("--stop-token-ids", type=number_list, default=(), metavar="2,7", help="end the answer at these tokens, too")
     group.add_argument("--ignore-eos", action="store_true", help="do not end at the model's own stop tokens")
@@ -127,7 +125,7 @@ def add_length_arguments(group: argparse._ArgumentGroup) -> None:
 
 def cluster_options(args: argparse.Namespace, local: int) -> ClusterOptions:
     return ClusterOptions(
-        model=args.model,
+        model=args.model or BUNDLED,
         dtype=args.dtype,
         cluster=args.cluster,
         local=local,
@@ -177,7 +175,7 @@ def pick_limits(args: argparse.Namespace, model: Recommended, eos_id: int | None
     own = set() if args.ignore_eos else set(model.stop_ids) | ({eos_id} if eos_id is not None else set())
     if any(not stop for stop in args.stop):
         raise InputError("--stop: expected a text, got an empty one")
-    return Limits(new_tokens_max=args.max_new_tokens, stop_ids=frozenset(own | set(args.stop_token_ids)))
+    return Limits(new_tokens_max=args.max_new_tokens or NEW_TOKENS_DEFAULT, stop_ids=frozenset(own | set(args.stop_token_ids)))
 
 
 @contextlib.contextmanager

@@ -126,7 +126,7 @@ def begin(old: Request | None, submit: Submit, *, context: int, stage_count: int
     tree = TokenTree() if old is None else old.tree
     known = submit.prompt + submit.answered
     count = len(known)
-    keep = 0 if old is None else min(_common_prefix(tree.committed_tokens(), known), old.kept_everywhere, count - 1)
+    keep = 0 if old is None else min(common_prefix(tree.committed_tokens(), known), old.kept_everywhere, count - 1)
     draft = DraftState() if old is None else old.draft
     draft.advance(tree)
     tree.rewind(keep)
@@ -154,7 +154,7 @@ def begin(old: Request | None, submit: Submit, *, context: int, stage_count: int
     )
 
 
-def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """How many tokens two texts begin with alike."""
     count = 0
     for a, b in zip(first, second, strict=False):

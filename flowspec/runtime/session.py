@@ -97,14 +97,15 @@ class Limits:
 
 @dataclass(slots=True)
 class Timing:
-    """When an answer's tokens came, in seconds from its submission."""
+    """When an answer's tokens came, in seconds from its submission; the first `resumed` of them were there before."""
 
     first_s: float = 0.0
     last_s: float = 0.0
     new_tokens: list[int] = field(default_factory=list)
+    resumed: int = 0
 
     def add(self, tokens: Sequence[int], after_s: float) -> None:
-        if not self.new_tokens:
+        if len(self.new_tokens) == self.resumed:
             self.first_s = after_s
         self.last_s = after_s
         self.new_tokens += tokens
@@ -116,8 +117,8 @@ class Timing:
 
     @property
     def tokens_per_s(self) -> float:
-        """`(new_tokens - 1) / decode_s`; 0 for answers too short to tell."""
-        return (len(self.new_tokens) - 1) / self.decode_s if self.decode_s > 0 else 0.0
+        """`(new_tokens - 1) / decode_s` of those that were computed; 0 for answers too short to tell."""
+        return (len(self.new_tokens) - self.resumed - 1) / self.decode_s if self.decode_s > 0 else 0.0
 
 
 class Session:
@@ -130,9 +131,18 @@ class Session:
         self.decoding = decoding
         self.chosen = chosen
 
-    def submit(self, prompt: Sequence[int], sampling: Sampling, limits: Limits, *, request: int, stop_rule: Any = None) -> Answer:
-        """Starts an answer; raises `InputError` for token ids that the model does not have."""
-        wrong = [token for token in prompt if not 0 <= token < self.config.vocab_size]
+    def submit(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        limits: Limits,
+        *,
+        request: int,
+        stop_rule: Any = None,
+        answered: Sequence[int] = (),
+    ) -> Answer:
+        """Starts an answer, or goes on behind what is `answered`; raises `InputError` for token ids that the model does not have."""
+        wrong = [token for token in (*prompt, *answered) if not 0 <= token < self.config.vocab_size]
         if wrong:
             raise InputError(f"prompt token ids: expected 0 to {self.config.vocab_size - 1}, got {wrong[0]}")
         return self.head.submit(
@@ -143,6 +153,7 @@ class Session:
                 sampling=sampling,
                 stop_ids=limits.stop_ids,
                 stop_rule=stop_rule,
+                answered=tuple(answered),
             )
         )
 

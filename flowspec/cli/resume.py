@@ -1,0 +1,125 @@
+"""What `--journal` and `--resume` mean for a command: where journals lie, what of the flags they fix, and what is asked again."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from flowspec.cli.answer import Question
+from flowspec.errors import InputError
+from flowspec.model.files import ModelFiles
+from flowspec.model.text import Tokenizer
+from flowspec.runtime.journal.lines import Entry, Setting
+from flowspec.runtime.session import Limits, Session
+
+FIXED = (
+    "prompt",
+    "prompt_token_ids",
+    "prompts",
+    "journal",
+    "system",
+    "raw",
+    "dtype",
+    "context",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "max_new_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+)
+"""Flags whose part a journal plays; where the model runs, and how it is decoded, may change from one head to the next."""
+
+
+def state_folder() -> Path:
+    """`$XDG_STATE_HOME/flowspec`, else under `~/.local/state`; it need not exist yet."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "flowspec"
+
+
+def journal_folder() -> Path:
+    """Where chats keep their dialogues."""
+    return state_folder() / "journals"
+
+
+def refuse_fixed(args: argparse.Namespace) -> None:
+    """Refuses what would contradict the journal that is resumed. Raises `InputError`."""
+    for name in FIXED:
+        if getattr(args, name, None) not in (None, False, [], ()) or (name in ("temperature", "seed") and getattr(args, name) is not None):
+            flag = "a prompt" if name == "prompt" else f"--{name.replace('_', '-')}"
+            raise InputError(f"--resume goes on as the journal says; leave out {flag}")
+
+
+def follow_setting(args: argparse.Namespace, setting: Setting) -> None:
+    """Has the flags say what the journal says; a model that is given must turn out to be the same."""
+    if setting.command != args.command:
+        raise InputError(f"--resume: that is a journal of flowspec {setting.command}; resume it there")
+    args.model = args.model or setting.model
+    args.dtype, args.context = setting.dtype, setting.context
+
+
+def check_model(files: ModelFiles, setting: Setting) -> None:
+    """Raises `InputError` for a model of other content than the journal's."""
+    found = files.fingerprint()
+    if found != setting.fingerprint:
+        raise InputError(
+            f"model {files.model!r} ({found[:8]}) is not the one of the journal ({setting.model!r}, {setting.fingerprint[:8]}); "
+            "give --model the one that began the answer"
+        )
+
+
+def setting_of(command: str, session: Session) -> Setting:
+    """What a new journal begins with."""
+    plan = session.head.plan
+    return Setting(command=command, model=plan.model, fingerprint=plan.fingerprint, dtype=plan.dtype, context=plan.context)
+
+
+def entry_of(question: Question, *, user: str = "", system: str = "") -> Entry:
+    """A question as a journal keeps it."""
+    return Entry(
+        prompt=tuple(question.prompt),
+        sampling=question.sampling,
+        new_tokens_max=question.limits.new_tokens_max,
+        stop_ids=question.limits.stop_ids,
+        stops=tuple(question.stops),
+        user=user,
+        system=system,
+    )
+
+
+def limits_of(entry: Entry) -> Limits:
+    return Limits(new_tokens_max=entry.new_tokens_max, stop_ids=entry.stop_ids)
+
+
+def question_of(entry: Entry, request: int, tokenizer: Tokenizer | None) -> Question:
+    """The same question, of whose answer so much is known."""
+    return Question(
+        prompt=entry.prompt,
+        request=request,
+        sampling=entry.sampling,
+        limits=limits_of(entry),
+        tokenizer=tokenizer,
+        stops=entry.stops,
+        answered=entry.tokens,
+    )
+
+
+def finished_record(setting: Setting, entry: Entry) -> dict[str, Any]:
+    """As `answer.record` has it, for an answer that nothing was computed for."""
+    return {
+        "token_ids": list(entry.tokens),
+        "text": entry.text,
+        "finish_reason": entry.end,
+        "prompt_tokens": len(entry.prompt),
+        "reused_tokens": 0,
+        "new_tokens": len(entry.tokens),
+        "resumed": len(entry.tokens),
+        "model": setting.model,
+        "dtype": setting.dtype,
+        "context": setting.context,
+        **{name: getattr(entry.sampling, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")},
+    }

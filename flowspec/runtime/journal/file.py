@@ -1,0 +1,141 @@
+"""A journal on the disk: written as an answer comes, locked by the one who writes it, readable by its owner alone.
+
+Every line is one `write` and lies in the operating system's hands when that returns, before its tokens are shown: a head that is killed
+loses nothing that was seen. Nothing is synchronised, so a power cut loses what the system had not written yet (on Linux some 30
+seconds); what is left still is the beginning of the same answer.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from flowspec.errors import InputError
+from flowspec.runtime.journal.lines import Content, Entry, Setting, ask_line, end_line, read_lines, setting_line, tokens_line
+
+FILE_BYTES_MAX = 64 << 20
+"""A larger file is not read: the longest context takes a fifth of it."""
+
+
+class Journal:
+    """An open journal. What cannot be written is told once, and ends the journal, not the answer."""
+
+    def __init__(self, path: Path, descriptor: int, before: Sequence[int], tell: Callable[[str], None]) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._before = tuple(before)
+        self._tokens: list[int] = []
+        self._tell = tell
+        self._is_broken = False
+
+    @classmethod
+    def start(cls, path: Path, setting: Setting, tell: Callable[[str], None]) -> Journal:
+        """A new file; raises `InputError` where there is one, or none can be."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        except (OSError, ValueError) as error:
+            raise _unusable(path, error) from None
+        _lock(path, descriptor)
+        journal = cls(path, descriptor, (), tell)
+        journal._write(setting_line(setting))
+        return journal
+
+    @classmethod
+    def open(cls, path: Path, tell: Callable[[str], None]) -> tuple[Journal, Content]:
+        """One that is there, and what it says; half a line at its end is removed. Raises `InputError`."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+        except (OSError, ValueError) as error:
+            raise _unusable(path, error) from None
+        try:
+            _lock(path, descriptor)
+            content = read_lines(_read(path, descriptor), str(path))
+            os.ftruncate(descriptor, content.size_bytes)
+        except OSError as error:
+            os.close(descriptor)
+            raise _unusable(path, error) from None
+        except InputError:
+            os.close(descriptor)
+            raise
+        last = () if content.last is None else content.last.known
+        return cls(path, descriptor, last, tell), content
+
+    def ask(self, entry: Entry) -> None:
+        """A question is about to be asked."""
+        self._write(ask_line(entry, (*self._before, *self._tokens)))
+        self._before = entry.prompt
+        self._tokens.clear()
+
+    def tokens(self, tokens: Sequence[int]) -> None:
+        """These tokens of its answer are known."""
+        self._write(tokens_line(tokens))
+        self._tokens += tokens
+
+    def end(self, reason: str, text: str | None) -> None:
+        """The answer is over."""
+        self._write(end_line(reason, text))
+
+    def close(self) -> None:
+        """Nothing is written any more; the lock is given back."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _write(self, line: bytes) -> None:
+        assert self._descriptor >= 0, "the journal is closed"
+        if self._is_broken:
+            return
+        try:
+            while line:
+                line = line[os.write(self._descriptor, line) :]
+        except OSError as error:
+            self._is_broken = True  # half a line may be there, and must stay the last one
+            self._tell(f"the journal {self.path} cannot be written ({error.strerror}); the answer goes on without it")
+
+
+def is_locked(path: Path) -> bool:
+    """Whether someone writes this journal now; raises `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return not _try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _lock(path: Path, descriptor: int) -> None:
+    if not _try_lock(descriptor):
+        raise InputError(f"{path} is in use by another flowspec; end that one first")
+
+
+def _read(path: Path, descriptor: int) -> bytes:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise InputError(f"{path}: expected a journal, got something that is no file")
+    size = status.st_size
+    if size > FILE_BYTES_MAX:
+        raise InputError(f"{path}: expected a journal of at most {FILE_BYTES_MAX >> 20} MiB, got {size >> 20} MiB")
+    with os.fdopen(descriptor, "rb", closefd=False) as file:
+        return file.read(FILE_BYTES_MAX)
+
+
+def _unusable(path: Path, error: OSError | ValueError) -> InputError:
+    if isinstance(error, FileExistsError):
+        return InputError(f"{path} exists; --resume goes on with it, another name begins a new journal")
+    return InputError(f"{path}: expected a journal that can be read and written ({getattr(error, 'strerror', None) or error})")

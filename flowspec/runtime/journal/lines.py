@@ -1,0 +1,241 @@
+"""What a journal says, and its lines: one JSON object each, in the order in which things happened.
+
+The first line is the `Setting`. Then for each answer a line `ask` (what fixes it), lines `tokens` as they were committed, and a line
+`end`. A last line that is not whole was being written when the head was ended, and does not count. Knows no files.
+
+A prompt is written as what it adds to the text before it, so a journal grows with its dialogue and not with its square.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+
+from flowspec.core import limits
+from flowspec.core.checks import check, check_all, check_range, check_text
+from flowspec.core.messages import Sampling
+from flowspec.core.precision import ACTIVATIONS
+from flowspec.core.request import common_prefix
+from flowspec.errors import InputError, first_line
+
+FORMAT = 1
+"""Also raised when another version would draw other tokens from the same seed."""
+COMMANDS = ("generate", "chat")
+ENDS = ("stop", "length", "cancelled")
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all answers of a journal share: whose they are, and the model with all that moves its tokens."""
+
+    command: str
+    model: str
+    fingerprint: str
+    dtype: str
+    context: int
+
+    def __post_init__(self) -> None:
+        check(self.command in COMMANDS, "command", self.command, ", ".join(COMMANDS))
+        check_text("model", self.model, limits.TEXT_CHARS_MAX)
+        check_text("fingerprint", self.fingerprint)
+        check(self.dtype in ACTIVATIONS, "dtype", self.dtype, ", ".join(ACTIVATIONS))
+        check_range("context", self.context, 1, limits.CONTEXT_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """An answer: what fixes it, its tokens so far, and how it ended (nothing: it did not).
+
+    `user` and `system` are what was said in a chat; `prompt` is what the model saw, as a chat template made it on that day. `text` is
+    the whole answer's, None without a tokenizer.
+    """
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    new_tokens_max: int
+    stop_ids: frozenset[int]
+    stops: tuple[str, ...] = ()
+    user: str = ""
+    system: str = ""
+    tokens: tuple[int, ...] = ()
+    end: str = ""
+    text: str | None = None
+
+    def __post_init__(self) -> None:
+        check(bool(self.prompt), "prompt", self.prompt, "at least one token")
+        check_all("prompt", self.prompt, 0, limits.VOCABULARY_MAX, limits.CONTEXT_MAX)
+        check_range("new_tokens_max", self.new_tokens_max, 1, limits.ID_MAX)
+        check_all("tokens", self.tokens, 0, limits.VOCABULARY_MAX, min(self.new_tokens_max, limits.CONTEXT_MAX))
+        check(not self.stop_ids.intersection(self.tokens), "tokens", self.tokens, "none that ends the answer")
+        check(all(self.stops), "stops", self.stops, "texts that are not empty")
+        check(self.end in ("", *ENDS), "end", self.end, ", ".join(ENDS))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the answer came to its own end."""
+        return self.end in ("stop", "length")
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        """The whole text as token ids."""
+        return self.prompt + self.tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """A journal as it was read: questions and answers before the last one, and that one. `size_bytes` are those of its whole lines."""
+
+    setting: Setting
+    earlier: tuple[tuple[str, str], ...]
+    last: Entry | None
+    size_bytes: int
+
+    def messages(self) -> list[dict[str, str]]:
+        """The dialogue of a chat; a question whose answer did not end is not part of it."""
+        ended = self.last is not None and self.last.end
+        turns = (*self.earlier, *([(self.last.user, self.last.text or "")] if self.last is not None and ended else []))
+        return [{"role": role, "content": text} for turn in turns for role, text in zip(("user", "assistant"), turn, strict=True)]
+
+
+# ------------------------------------------------------------------------------------------------- writing
+
+
+def setting_line(setting: Setting) -> bytes:
+    return _line({"journal": FORMAT, **asdict(setting)})
+
+
+def ask_line(entry: Entry, before: Sequence[int]) -> bytes:
+    """The question, `before` being the whole text of the answer before it."""
+    keep = common_prefix(before, entry.prompt)
+    fields: dict[str, Any] = {
+        "keep": keep,
+        "prompt": entry.prompt[keep:],
+        "sampling": asdict(entry.sampling),
+        "new_tokens_max": entry.new_tokens_max,
+        "stop_ids": sorted(entry.stop_ids),
+        "stops": entry.stops,
+        "user": entry.user,
+        "system": entry.system,
+    }
+    return _line({"ask": fields})
+
+
+def tokens_line(tokens: Sequence[int]) -> bytes:
+    return _line({"tokens": list(tokens)})
+
+
+def end_line(reason: str, text: str | None) -> bytes:
+    return _line({"end": reason, "text": text})
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(row, separators=(",", ":")).encode() + b"\n"
+
+
+# ------------------------------------------------------------------------------------------------- reading
+
+
+def read_lines(data: bytes, name: str) -> Content:
+    """Reads a journal; raises `InputError` naming `name` and the line for anything that no journal holds."""
+    *lines, _torn = data.split(b"\n")
+    if not lines:
+        raise InputError(f"{name}: expected a journal, got nothing that is whole; ask again")
+    number = 1
+    earlier: list[tuple[str, str]] = []
+    last: Entry | None = None
+    tokens: list[int] = []  # of the last answer
+    try:
+        setting = _setting(_row(lines[0]))
+        for line in lines[1:]:
+            number += 1
+            row = _row(line)
+            if "ask" in row:
+                check(setting.command == "chat" or last is None, "ask", "a second question", "one in a journal of generate")
+                last = _answered(last, tokens, setting)
+                if last is not None and last.end:
+                    earlier.append((last.user, last.text or ""))
+                last, tokens = _ask(_field(row, "ask", dict), () if last is None else last.known), []
+            elif last is None or last.end:
+                raise ValueError(f"expected a question, got {line[:80]!r}")
+            elif "tokens" in row:
+                tokens += _numbers(row, "tokens")
+            else:
+                text = None if row.get("text") is None else _text(row, "text")
+                last = replace(last, end=_text(row, "end"), text=text)
+                check(bool(last.end), "end", last.end, ", ".join(ENDS))
+        last = _answered(last, tokens, setting)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name} line {number}: expected a journal of flowspec: {first_line(error)}") from None
+    return Content(setting=setting, earlier=tuple(earlier), last=last, size_bytes=sum(len(line) + 1 for line in lines))
+
+
+def _answered(entry: Entry | None, tokens: list[int], setting: Setting) -> Entry | None:
+    """The answer with all its tokens; a prompt alone may exceed the context, and is refused when it is asked again."""
+    if entry is None or not tokens:
+        return entry
+    whole = replace(entry, tokens=tuple(tokens))
+    check(len(whole.known) <= setting.context, "tokens", len(whole.known), f"at most {setting.context} with the prompt")
+    return whole
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    row = json.loads(line)
+    if not isinstance(row, dict):
+        raise ValueError(f"expected an object, got {line[:80]!r}")
+    return row
+
+
+def _setting(row: dict[str, Any]) -> Setting:
+    found = _field(row, "journal", int)
+    check(found == FORMAT, "journal", found, f"format {FORMAT}, that of this version")
+    texts = {name: _text(row, name) for name in ("command", "model", "fingerprint", "dtype")}
+    return Setting(**texts, context=_field(row, "context", int))
+
+
+def _ask(row: dict[str, Any], before: tuple[int, ...]) -> Entry:
+    keep = _field(row, "keep", int)
+    check_range("keep", keep, 0, len(before))
+    drawn = _field(row, "sampling", dict)
+    sampling = Sampling(
+        top_k=_field(drawn, "top_k", int),
+        seed=_field(drawn, "seed", int),
+        **{name: _real(drawn, name) for name in ("temperature", "top_p", "min_p")},
+    )
+    stops = _field(row, "stops", list)
+    return Entry(
+        prompt=before[:keep] + tuple(_numbers(row, "prompt")),
+        sampling=sampling,
+        new_tokens_max=_field(row, "new_tokens_max", int),
+        stop_ids=frozenset(_numbers(row, "stop_ids")),
+        stops=tuple(_text({"stops": stop}, "stops") for stop in stops),
+        user=_text(row, "user"),
+        system=_text(row, "system"),
+    )
+
+
+def _field(row: Mapping[str, Any], name: str, kind: type[Kind]) -> Kind:
+    value = row.get(name)
+    if type(value) is not kind:  # True is no number here
+        raise ValueError(f"{name}: expected {kind.__name__}, got {value!r:.80}")
+    return value
+
+
+def _text(row: Mapping[str, Any], name: str) -> str:
+    value = _field(row, name, str)
+    value.encode()  # half a surrogate pair could not be shown
+    return value
+
+
+def _real(row: Mapping[str, Any], name: str) -> float:
+    value = row.get(name)
+    return float(value) if type(value) is int else _field(row, name, float)
+
+
+def _numbers(row: Mapping[str, Any], name: str) -> list[int]:
+    values = _field(row, name, list)
+    if not all(type(value) is int for value in values):
+        raise ValueError(f"{name}: expected whole numbers, got {values!r:.80}")
+    return values

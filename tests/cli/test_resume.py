@@ -1,0 +1,167 @@
+"""The head is killed in the middle of an answer, and another one goes on with it: real processes, the bundled model."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowspec.cli.main import main
+from flowspec.core.messages import Sampling
+from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.runtime.journal.file import Journal
+from flowspec.runtime.journal.lines import Entry, Setting
+from flowspec.testbed.checkpoints import make_variant
+from tests.cli.test_commands import FLOWSPEC, flowspec, generate
+
+STORY = "Tell me a story about a lighthouse."
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
+    """Runs a command in this process, which must refuse its input in one line."""
+
+    def run(*arguments: str) -> str:
+        assert main(list(arguments)) == 2
+        told = capsys.readouterr()
+        assert told.out == ""
+        (line,) = told.err.splitlines()
+        return line
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def kill_at(command: Sequence[str], folder: Path, question: int, lines: int, stdin: str = "") -> Path:
+    """Runs a command and kills it (-9) once the journal in a folder has so many lines of tokens after its n-th question."""
+    with subprocess.Popen([*FLOWSPEC, *command], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        assert process.stdin is not None
+        process.stdin.write(stdin)
+        process.stdin.flush()
+        deadline_s = time.monotonic() + WAIT_S
+        while not (found := list(folder.iterdir())) or count(found[0], question) < lines:
+            assert process.poll() is None, "it ended before it could be killed"
+            assert time.monotonic() < deadline_s, "the answer does not come"
+            time.sleep(0.002)
+        process.kill()
+    return found[0]
+
+
+def count(journal: Path, question: int) -> int:
+    """Lines of tokens that follow a question in a journal; -1 before it is asked."""
+    parts = journal.read_bytes().split(b'{"ask"')
+    return parts[question].count(b'{"tokens"') if len(parts) > question else -1
+
+
+@pytest.mark.parametrize("temperature", ["0", "1"])
+def test_an_answer_survives_its_head(tmp_path: Path, temperature: str) -> None:
+    asked = (
+        "--temperature",
+        temperature,
+        "--seed",
+        "7",
+        "--dtype",
+        "float32",
+        "--max-new-tokens",
+        "90",
+        "--stop",
+        "best of friends",
+        STORY,
+    )
+    whole = generate("--local", "2", *asked, drafter="bundled")
+    journal = kill_at(["generate", "--local", "3", "--journal", str(tmp_path / "answer"), *asked], tmp_path, 1, 8)
+    with journal.open("ab") as file:
+        file.write(b'{"tokens":[1')  # as if the last line had been under way
+    found = generate("--local", "2", "--resume", str(journal))
+    assert 8 <= found["resumed"] < len(whole["token_ids"])
+    same = ("token_ids", "text", "finish_reason", "prompt_tokens", "new_tokens", "seed", "temperature", "context", "dtype")
+    assert {name: found[name] for name in same} == {name: whole[name] for name in same}
+    again = generate("--resume", str(journal))
+    assert (again["text"], again["token_ids"], again["resumed"]) == (whole["text"], whole["token_ids"], len(whole["token_ids"]))
+    assert flowspec("generate", "--resume", str(journal)) == whole["text"] + "\n"
+
+
+def test_a_chat_goes_on_with_its_last_dialogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    lines = f"What is 17 + 25?\n{STORY}\nWhat is 3 + 4?\n"
+    chat = ["chat", "--json", "--local", "2", "--dtype", "float32", "--temperature", "1", "--seed", "3"]
+
+    def answers(*arguments: str, stdin: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in flowspec(*arguments, stdin=stdin).splitlines()]
+
+    whole = answers(*chat, "--no-journal", stdin=lines)
+    folder = tmp_path / "flowspec" / "journals"
+    assert not folder.exists()
+    folder.mkdir(parents=True)
+    journal = kill_at(chat, folder, 2, 6, stdin=lines.rpartition("What")[0])
+    story, last = answers("chat", "--json", "--resume", "--local", "1", stdin="What is 3 + 4?\n")
+    assert story["resumed"] >= 6
+    assert last["resumed"] == 0
+    for name in ("token_ids", "text", "prompt_tokens", "finish_reason"):
+        assert [story[name], last[name]] == [each[name] for each in whole[1:]]
+    assert list(folder.iterdir()) == [journal], "it goes on in the same file"
+    saved = tmp_path / "saved.json"
+    assert answers("chat", "--json", "--resume", str(journal), "--local", "1", stdin=f"/save {saved}\n/reset\nWhat is 2 + 2?\n")
+    assert [message["content"] for message in json.loads(saved.read_text())["messages"]][1::2] == [each["text"] for each in whole]
+    assert len(list(folder.iterdir())) == 2, "a new dialogue has a new file"
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    """Of an answer of the bundled model that was interrupted after one token."""
+    path = tmp_path / "answer.jsonl"
+    setting = Setting(command="generate", model=BUNDLED, fingerprint=ModelFiles(BUNDLED).fingerprint(), dtype="float32", context=100)
+    with Journal.start(path, setting, print) as begun:
+        begun.ask(Entry(prompt=(1, 5, 9), sampling=Sampling(), new_tokens_max=4, stop_ids=frozenset([2])))
+        begun.tokens([60])
+    return path
+
+
+def test_another_model_is_refused_before_it_is_loaded(journal: Path, tmp_path: Path, refusal: Callable[..., str]) -> None:
+    folder = make_variant(tmp_path / "model", "llama-grouped")
+    line = refusal("generate", "--resume", str(journal), "--model", str(folder), "--local", "1")
+    assert "is not the one of the journal ('bundled'" in line
+    assert journal.read_bytes().count(b"\n") == 3, "nothing was written"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--temperature", "0"], "--resume goes on as the journal says; leave out --temperature"),
+        (["--seed", "0"], "--resume goes on as the journal says; leave out --seed"),
+        (["--dtype", "float32"], "--resume goes on as the journal says; leave out --dtype"),
+        (["--max-new-tokens", "256"], "--resume goes on as the journal says; leave out --max-new-tokens"),
+        (["What?"], "--resume goes on as the journal says; leave out a prompt"),
+        (["--journal", "other"], "--resume goes on as the journal says; leave out --journal"),
+    ],
+)
+def test_flags_that_the_journal_fixes_are_refused(journal: Path, flags: list[str], expected: str, refusal: Callable[..., str]) -> None:
+    assert refusal("generate", "--resume", str(journal), *flags) == f"flowspec generate: {expected}"
+
+
+def test_journals_that_cannot_be_gone_on_with_are_refused(
+    journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str]
+) -> None:
+    assert "that is a journal of flowspec generate; resume it there" in refusal("chat", "--resume", str(journal))
+    assert "exists; --resume goes on with it" in refusal("generate", "--journal", str(journal), "Hi")
+    assert "is in no folder that can be written" in refusal("generate", "--journal", str(tmp_path / "no" / "journal"), "Hi")
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Hi\n")
+    assert "--journal holds one answer" in refusal("generate", "--journal", str(tmp_path / "new"), "--prompts", str(prompts))
+    with Journal.open(journal, print)[0]:
+        assert "is in use by another flowspec" in refusal("generate", "--resume", str(journal))
+    journal.write_text("nothing of the kind\n")
+    assert "line 1: expected a journal of flowspec" in refusal("generate", "--resume", str(journal))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert "holds no dialogue that could go on" in refusal("chat", "--resume")
+    assert "leave out --no-journal" in refusal("chat", "--resume", "--no-journal")
+    assert {path.name for path in tmp_path.iterdir()} == {"answer.jsonl", "prompts.txt"}, "nothing was begun"
