@@ -1,0 +1,309 @@
+"""Thousands of short answers while devices fail: does anything grow, and is every answer right? `python -m flowspec.testbed.soak`.
+
+Daemons of their own on this machine, the head in this process. Before an answer a seed may draw a fault and its moment: `kill` (-9, and
+started again at once) or `stop` (SIGSTOP, SIGCONT when the answer is there). Every answer is compared with plain decoding's; resident memory,
+file descriptors, threads and sockets of every process are sampled.
+
+What grows is told by a straight line through the samples of a process from when it is warm, one slope for all the lives of all daemons and one for
+the head. Its noise is twice the standard error, for which samples count as fewer the more each resembles the one before it.
+`flat`: the slope is, with its noise, below what is allowed; `grows`: above it even without; `unclear`: more answers would tell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from flowspec.core.messages import Sampling
+from flowspec.errors import FlowSpecError, InputError
+from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.reference import Reference
+from flowspec.model.text import Tokenizer, recommended
+from flowspec.runtime import timeouts
+from flowspec.runtime.cluster import Device
+from flowspec.runtime.session import Cluster, Decoding, Limits, Session, Survival
+from flowspec.testbed.command import Parser, Step, progress, run_command, show, whole
+from flowspec.testbed.exactness import STOPPED, Case, compare
+from flowspec.testbed.outcome import WRONG
+from flowspec.testbed.survive import cluster_of
+from flowspec.testbed.weights_check import Device as Daemon
+
+FAULTS = ("kill", "stop")
+QUESTIONS = ("What is 17 + 25?", "What is 3 + 4?", "Tell me a story.", "What is FlowSpec?", "Who are you?", "What is 99 - 1?")
+SAMPLINGS = (Sampling(), Sampling(temperature=1.0, seed=1), Sampling(temperature=0.7, top_p=0.9, seed=2))
+ALLOWED = {"rss_mib": 1.0, "fds": 0.5, "threads": 0.5, "sockets": 0.5}
+"""What may come in a thousand answers and still be called flat."""
+EVERY = 5
+"""Answers from sample to sample."""
+SESSION_ANSWERS = 250
+"""After so many the head lets go of the devices and connects anew, as one command follows another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A process after so many answers of its life; `life` names the process, and with a restart another one."""
+
+    life: str
+    answers: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slope:
+    """How a quantity grows in a thousand answers; `first` and `last` are its means at the beginning and the end of lives that are warm."""
+
+    whose: str
+    quantity: str
+    samples: int
+    first: float
+    last: float
+    per_thousand: float
+    noise: float
+    verdict: str
+
+
+@dataclass(slots=True)
+class Found:
+    """What a soak has seen. `ended` tells why it ended early, if it did."""
+
+    verdicts: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    recoveries: int = 0
+    samples: list[Sample] = field(default_factory=list)
+    spent_s: float = 0.0
+    ended: str = ""
+
+    @property
+    def answers(self) -> int:
+        return self.verdicts.total()
+
+
+def slope_of(samples: Sequence[Sample], whose: str, quantity: str, warm: int) -> Slope | None:
+    """The slope of a quantity of the head or of all daemons; None where too little of any life is warm."""
+    lives: dict[str, list[Sample]] = {}
+    for sample in samples:
+        if (sample.life == "head") == (whose == "head") and sample.answers >= warm:
+            lives.setdefault(sample.life, []).append(sample)
+    long = [life for life in lives.values() if len(life) >= 3]
+    if not long:
+        return None
+    along = [np.array([sample.answers / 1000 for sample in life]) for life in long]
+    values = [np.array([sample.values[quantity] for sample in life]) for life in long]
+    x, y = (np.concatenate([line - line.mean() for line in lines]) for lines in (along, values))  # each life has a level of its own
+    slope = float(x @ y / (x @ x))
+    rest = [line - line.mean() - slope * (at - at.mean()) for at, line in zip(along, values, strict=True)]
+    noise = 0.0
+    if (squares := float(sum(each @ each for each in rest))) > 0:
+        alike = min(0.98, max(0.0, float(sum(each[1:] @ each[:-1] for each in rest)) / squares))
+        free = max(1, len(x) - len(long) - 1)
+        noise = 2 * float(np.sqrt(squares / free / (x @ x) * (1 + alike) / (1 - alike)))
+    allowed = ALLOWED[quantity]
+    return Slope(
+        whose=whose,
+        quantity=quantity,
+        samples=len(x),
+        first=float(np.mean([line[0] for line in values])),
+        last=float(np.mean([line[-1] for line in values])),
+        per_thousand=slope,
+        noise=noise,
+        verdict="flat" if slope + noise <= allowed else "grows" if slope - noise > allowed else "unclear",
+    )
+
+
+def slopes(samples: Sequence[Sample], warm: int) -> list[Slope]:
+    """All that can be told."""
+    found = (slope_of(samples, whose, quantity, warm) for whose in ("head", "daemons") for quantity in ALLOWED)
+    return [each for each in found if each is not None]
+
+
+class Soak:
+    """Daemons, what is asked of them, and what comes."""
+
+    def __init__(
+        self, files: ModelFiles, folder: Path, *, daemons: int, tokens: int, seed: int, faults: Sequence[str], rate: float
+    ) -> None:
+        self.found = Found()
+        self._rng = random.Random(seed)
+        self._faults = faults
+        self._rate = rate
+        self._limits = Limits(new_tokens_max=tokens, stop_ids=recommended(files, files.config()).stop_ids)
+        self._reference = Reference(files, "float32")
+        tokenizer = Tokenizer(files)
+        self._cases = [
+            Case(prompt_id=text, prompt=tuple(tokenizer.encode_chat([{"role": "user", "content": text}])), sampling=sampling)
+            for text in QUESTIONS
+            for sampling in SAMPLINGS
+        ]
+        for case in self._cases:
+            self._expected(case)
+        self._stopped: list[Daemon] = []
+        self._lives: dict[str, int] = {}
+        self._born: dict[str, int] = {}
+        self.daemons = [Daemon(number, folder) for number in range(1, daemons + 1)]
+        self._files = files
+
+    def run(self, answers: int, until_s: float, step: Step) -> None:
+        """So many answers, or as many as there is time for."""
+        began_s = time.monotonic()
+        try:
+            for daemon in self.daemons:
+                self._start(daemon)
+            while self.found.answers < answers and time.monotonic() < until_s:
+                for daemon in self.daemons:
+                    daemon.wait()
+                with self._session() as session:
+                    for _ in range(min(SESSION_ANSWERS, answers - self.found.answers)):
+                        if time.monotonic() >= until_s:
+                            break
+                        self._one(session)
+                        step(f"{self.found.answers} answers, {self.found.faults.total()} faults")
+        except FlowSpecError as error:
+            self.found.ended = str(error)
+        finally:
+            for daemon in self.daemons:
+                daemon.kill()
+            self.found.spent_s = time.monotonic() - began_s
+
+    def _session(self) -> contextlib.AbstractContextManager[Session]:
+        devices = [Device(name=daemon.name, address=f"127.0.0.1:{daemon.port}") for daemon in self.daemons]
+        cluster: Cluster = cluster_of(self._files, devices)
+        survival = Survival(on_note=lambda text: None, wait_s=timeouts.WAIT_FOR_DEVICES_S)
+        return cluster.session(Decoding(), lambda text, share: None, survival=survival)
+
+    def _start(self, daemon: Daemon) -> None:
+        daemon.start()
+        self._lives[daemon.name] = self._lives.get(daemon.name, 0) + 1
+        self._born[daemon.name] = self.found.answers
+
+    def _one(self, session: Session) -> None:
+        """An answer, with or without a fault, and now and then a sample."""
+        case = self._rng.choice(self._cases)
+        fault = self._rng.choice(self._faults) if self._faults and self._rng.random() < self._rate else ""
+        daemon, moment = self._rng.choice(self.daemons), self._rng.randrange(self._limits.new_tokens_max // 2)
+        request = session.head.new_request()
+        running = session.submit(case.prompt, case.sampling, self._limits, request=request)
+        tokens: list[int] = []
+        for batch in running:
+            if fault and len(tokens) >= moment:
+                self._strike(fault, daemon)
+                fault = ""
+            tokens += batch.tokens
+        assert running.end is not None
+        session.head.forget(request)
+        self.found.recoveries += running.end.statistics["recoveries"]
+        if self._stopped:
+            os.kill(self._stopped.pop().pid, signal.SIGCONT)
+        said = (*tokens, *((STOPPED,) if running.end.reason == "stop" else ()))
+        expected = self._expected(case)
+        self.found.verdicts[compare(self._reference, case.prompt, case.sampling, expected, said, self._limits.stop_ids)[0]] += 1
+        if self.found.answers % EVERY == 0:
+            self._sample()
+
+    def _expected(self, case: Case) -> list[int]:
+        """What plain decoding says; computed once."""
+        return self._reference.generate(case.prompt, case.sampling, self._limits.new_tokens_max, self._limits.stop_ids)
+
+    def _strike(self, fault: str, daemon: Daemon) -> None:
+        self.found.faults[fault] += 1
+        if fault == "stop":
+            os.kill(daemon.pid, signal.SIGSTOP)
+            self._stopped.append(daemon)
+        else:
+            daemon.kill()
+            self._start(daemon)
+
+    def _sample(self) -> None:
+        self.found.samples.append(_sample("head", os.getpid(), self.found.answers))
+        for daemon in self.daemons:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                life = f"{daemon.name}.{self._lives[daemon.name]}"
+                self.found.samples.append(_sample(life, daemon.pid, self.found.answers - self._born[daemon.name]))
+
+
+def _sample(life: str, pid: int, answers: int) -> Sample:
+    process = psutil.Process(pid)
+    values = {
+        "rss_mib": process.memory_info().rss / 2**20,
+        "fds": process.num_fds(),
+        "threads": process.num_threads(),
+        "sockets": len(process.net_connections()),
+    }
+    return Sample(life=life, answers=answers, values=values)
+
+
+def command(args: argparse.Namespace) -> int:
+    faults = tuple(name for name in args.faults.split(",") if name)
+    if not set(faults) <= set(FAULTS) or not 0 <= args.rate <= 1:
+        raise InputError(f"expected --faults of {', '.join(FAULTS)} and --rate from 0 to 1, got {args.faults!r} and {args.rate:g}")
+    until_s = float("inf") if args.minutes is None else time.monotonic() + 60 * args.minutes
+    with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
+        soak = Soak(
+            ModelFiles(BUNDLED), Path(folder), daemons=args.daemons, tokens=args.tokens, seed=args.seed, faults=faults, rate=args.rate
+        )
+        with progress("starting", args.answers) as step:
+            soak.run(args.answers, until_s, step)
+    found = soak.found
+    lines = slopes(found.samples, args.warm_up)
+    if args.json:
+        print(json.dumps(report(found, lines)))
+    else:
+        tell(found, lines)
+    return 1 if found.ended or found.verdicts[WRONG] or any(line.verdict == "grows" for line in lines) else 0
+
+
+def report(found: Found, lines: Sequence[Slope]) -> dict[str, Any]:
+    """As `--json` prints it."""
+    return {
+        "answers": found.answers,
+        "verdicts": dict(found.verdicts),
+        "faults": dict(found.faults),
+        "recoveries": found.recoveries,
+        "spent_s": round(found.spent_s, 1),
+        "ended": found.ended,
+        "slopes": [asdict(line) for line in lines],
+    }
+
+
+def tell(found: Found, lines: Sequence[Slope]) -> None:
+    columns = ["process", "quantity", "samples", "first", "last", "in 1000 answers", "noise", "verdict"]
+    rows = [[line.whose, line.quantity, line.samples, line.first, line.last, line.per_thousand, line.noise, line.verdict] for line in lines]
+    show(f"{found.answers} answers in {found.spent_s:.0f} s", columns, rows)
+    print(f"\nanswers: {dict(found.verdicts)}; faults: {dict(found.faults)}; {found.recoveries} recoveries")
+    if not lines:
+        print("too few answers to tell whether anything grows")
+    if found.ended:
+        print(f"ended early: {found.ended}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser("soak", __doc__)
+    parser.add_argument("--answers", type=whole, default=5000, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--faults", default="kill,stop", help="of kill and stop, with commas; '' for none (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=0.01, help="share of answers with a fault (default: %(default)s)")
+    parser.add_argument("--daemons", type=whole, default=3, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--tokens", type=whole, default=24, metavar="N", help="longest answer (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of questions, faults and moments (default: %(default)s)")
+    parser.add_argument(
+        "--warm-up", type=whole, default=200, metavar="N", help="answers of a life that do not count (default: %(default)s)"
+    )
+    parser.add_argument("--minutes", type=whole, metavar="N", help="end after so long, if that comes first")
+    return run_command(parser, command, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
