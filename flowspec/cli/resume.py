@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +15,12 @@ from flowspec.model.text import Tokenizer
 from flowspec.runtime.journal.lines import Entry, Setting
 from flowspec.runtime.session import Limits, Session
 
-FIXED = (
-    "prompt",
-    "prompt_token_ids",
-    "prompts",
-    "journal",
-    "system",
-    "raw",
-    "dtype",
-    "context",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "seed",
-    "max_new_tokens",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-)
-"""Flags whose part a journal plays; where the model runs, and how it is decoded, may change from one head to the next."""
+FIXED: Mapping[str, Any] = {
+    **dict.fromkeys(("prompt", "prompt_token_ids", "prompts", "journal", "system", "dtype", "context")),
+    **dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens")),
+    **{"raw": False, "parallel": 1, "stop": [], "stop_token_ids": (), "ignore_eos": False},
+}
+"""Flags whose part a journal plays, each as it is when it is left out. Where the model runs, and how it is decoded, may change."""
 
 
 def state_folder() -> Path:
@@ -48,8 +35,8 @@ def journal_folder() -> Path:
 
 def refuse_fixed(args: argparse.Namespace) -> None:
     """Refuses what would contradict the journal that is resumed. Raises `InputError`."""
-    for name in FIXED:
-        if getattr(args, name, None) not in (None, False, [], ()) or (name in ("temperature", "seed") and getattr(args, name) is not None):
+    for name, left_out in FIXED.items():
+        if getattr(args, name, left_out) != left_out:
             flag = "a prompt" if name == "prompt" else f"--{name.replace('_', '-')}"
             raise InputError(f"--resume goes on as the journal says; leave out {flag}")
 

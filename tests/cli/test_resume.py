@@ -141,6 +141,8 @@ def test_another_model_is_refused_before_it_is_loaded(journal: Path, tmp_path: P
         (["--dtype", "float32"], "--resume goes on as the journal says; leave out --dtype"),
         (["--max-new-tokens", "256"], "--resume goes on as the journal says; leave out --max-new-tokens"),
         (["What?"], "--resume goes on as the journal says; leave out a prompt"),
+        (["--parallel", "2"], "--resume goes on as the journal says; leave out --parallel"),
+        (["--stop", "x"], "--resume goes on as the journal says; leave out --stop"),
         (["--journal", "other"], "--resume goes on as the journal says; leave out --journal"),
     ],
 )
