@@ -174,6 +174,8 @@ class Soak:
                         step(f"{self.found.answers} answers, {self.found.faults.total()} faults")
         except FlowSpecError as error:
             self.found.ended = str(error)
+        except KeyboardInterrupt:
+            self.found.ended = "interrupted"  # what was seen is told all the same
         finally:
             for daemon in self.daemons:
                 daemon.kill()
