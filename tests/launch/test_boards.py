@@ -120,7 +120,7 @@ def test_devices_are_installed_started_watched_and_stopped(boards: Boards) -> No
     assert status == 1
     assert lines[0] == "jetson: FAILED: does not run: never started"
     status, lines, error = boards.run("start", "--", "--threads", "1")
-    assert (status, error) == (0, "")
+    assert (status, error) == (0, ""), lines
     for address, line, name in zip(boards.addresses, lines, ("jetson", EVIL), strict=True):
         assert line.startswith(f"{name}: listens on {address}")
     with Peer(boards.addresses[1]) as peer:
