@@ -17,7 +17,7 @@ LAYERS = [
     {"testbed", "runtime", "sim"},
     {"draft", "model", "plan", "wire"},
     {"core"},
-    {"tree", "noise", "errors"},
+    {"tree", "noise", "errors", "interruption"},
 ]
 DEPTHS = {package: depth for depth, packages in enumerate(LAYERS) for package in packages}
 SIDEWAYS = {

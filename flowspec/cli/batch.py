@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from flowspec.cli.answer import Asked, Outcome, Question, record
-from flowspec.cli.options import INTERRUPTED, note
+from flowspec.cli.options import note
 from flowspec.core.limits import REQUESTS_MAX
 from flowspec.errors import FlowSpecError, InputError
+from flowspec.interruption import INTERRUPTED
 from flowspec.model.text import Messages
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.session import Session

@@ -15,7 +15,6 @@ from pathlib import Path
 from flowspec.cli import batch, resume, statistics
 from flowspec.cli.answer import Outcome, Question, ask, from_head, record
 from flowspec.cli.options import (
-    INTERRUPTED,
     add_decoding_arguments,
     add_model_arguments,
     add_sampling_arguments,
@@ -30,6 +29,7 @@ from flowspec.cli.options import (
     positive,
 )
 from flowspec.errors import ClusterError, InputError
+from flowspec.interruption import INTERRUPTED
 from flowspec.model.files import ModelFiles
 from flowspec.model.text import Tokenizer, check_utf8, recommended
 from flowspec.plan.memory import mib

@@ -10,15 +10,13 @@ import io
 import json
 import logging
 import os
-import signal
 import sys
-from types import FrameType
 from typing import Any, NoReturn
 
 from flowspec import __version__
 from flowspec.cli import bench, chat, daemon, devices, doctor, generate, keygen, plan, profile, verify
-from flowspec.cli.options import INTERRUPTED
 from flowspec.errors import FlowSpecError, InputError
+from flowspec.interruption import INTERRUPTED, hear_signals
 from flowspec.plan.refusal import Refused
 
 COMMANDS = {
@@ -80,18 +78,12 @@ def start_logging(args: argparse.Namespace) -> None:
         os.environ.setdefault(noisy, "warning" if args.verbose else "error")
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    """SIGTERM and SIGHUP end a command as Ctrl-C does: everything it started is stopped."""
-    raise KeyboardInterrupt
-
-
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # as in arguments; the tokenizer refuses what is not UTF-8
     if args.command != "daemon":
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, _terminate)
+        hear_signals()
     try:
         start_logging(args)
         return int(COMMANDS[args.command].run(args))

@@ -23,8 +23,6 @@ from flowspec.model.text import Recommended
 from flowspec.runtime.session import ClusterOptions, Decoding, Limits
 from flowspec.runtime.stages import Progress as ProgressCall
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C."""
 NEW_TOKENS_DEFAULT = 256
 Number = TypeVar("Number", int, float)
 SEED_BITS = 31

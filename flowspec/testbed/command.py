@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -13,9 +14,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from flowspec.errors import FlowSpecError
+from flowspec.interruption import INTERRUPTED, hear_signals
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C."""
+LINE_EVERY_S = 60.0
+"""How often progress is told where no terminal shows a bar."""
 Step = Callable[[str], None]
 """Called once for each piece of work that is done, with what comes next."""
 
@@ -54,6 +56,7 @@ def reals(text: str) -> tuple[float, ...]:
 def run_command(parser: Parser, command: Callable[[argparse.Namespace], int], argv: Sequence[str] | None) -> int:
     """Runs a command; what a person can put right is told in one line."""
     args = parser.parse_args(argv)
+    hear_signals()
     try:
         return command(args)
     except FlowSpecError as error:
@@ -66,11 +69,21 @@ def run_command(parser: Parser, command: Callable[[argparse.Namespace], int], ar
 
 @contextlib.contextmanager
 def progress(text: str, total: int) -> Iterator[Step]:
-    """A bar on standard error while that is a terminal."""
+    """On standard error, a bar where that is a terminal, else now and then a line."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(text, total=total)
-        yield lambda name: bar.update(task, advance=1, description=name)
+        done, told_s = 0, time.monotonic()
+
+        def step(name: str) -> None:
+            nonlocal done, told_s
+            done += 1
+            bar.update(task, advance=1, description=name)
+            if bar.disable and time.monotonic() - told_s >= LINE_EVERY_S:
+                told_s = time.monotonic()
+                print(f"{name} ({done} of {total})", file=sys.stderr, flush=True)
+
+        yield step
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
