@@ -1,12 +1,25 @@
 import os
 import tempfile
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 
+from tests import warm
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side, each with processes of its own
+os.environ["HF_HUB_OFFLINE"] = "1"  # the hub is no part of any test
 
 _state = tempfile.TemporaryDirectory(prefix="flowspec-state-")
 os.environ["XDG_STATE_HOME"] = _state.name  # what chats keep is not the user's
 
 settings.register_profile("suite", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("suite")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_pools() -> Iterator[None]:
+    """Local clusters start warm, in commands that tests start warm too; see `tests.warm`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flowspec.runtime.local.start_pool", warm.start_pool)
+        yield

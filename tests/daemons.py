@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 
-hears_ctrl_c = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-"""For `Popen(preexec_fn=...)`: a suite that runs in the background ignores Ctrl-C, and so would its children."""
+from tests import warm
+
 CODE = "import sys, flowspec; flowspec.__version__ = sys.argv.pop(1); from flowspec.cli.main import main; sys.exit(main())"
 """A daemon of another version than ours."""
 
@@ -29,7 +26,8 @@ class DaemonProcess:
         command = [sys.executable, *run, "daemon", "--port=0", f"--name={name}", "--device=cpu", "--profile=raspberry-pi-4", *flags]
         self.name = name
         self.lines: list[str] = []
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+        start = warm.Popen if version is None else subprocess.Popen
+        self.process = start(command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(line)

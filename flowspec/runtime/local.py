@@ -30,6 +30,15 @@ class LocalDaemon:
         return f"127.0.0.1:{self.port}"
 
 
+def start_pool(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Starts `flowspec.runtime.pool` between two pipes.
+
+    In a session of its own: Ctrl-C at the terminal is the head's to handle, and the pool ends through its lifeline.
+    """
+    command = [sys.executable, "-m", "flowspec.runtime.pool", *arguments]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+
+
 class LocalCluster:
     """Starts `count` daemons; a context manager. Starting and waiting are apart, so that callers work meanwhile.
 
@@ -51,19 +60,18 @@ class LocalCluster:
     ) -> None:
         assert len(devices) in (0, count), f"{len(devices)} devices declared for {count} daemons"
         self.count = count
-        command = [sys.executable, "-m", "flowspec.runtime.pool", f"--count={count}", f"--threads={threads}", f"--log-level={log_level}"]
+        arguments = [f"--count={count}", f"--threads={threads}", f"--log-level={log_level}"]
         if family:
-            command.append(f"--family={family}")
+            arguments.append(f"--family={family}")
         if log_file:
-            command.append(f"--log-file={log_file}")
+            arguments.append(f"--log-file={log_file}")
         if cache_dir is not None:
-            command.append(f"--cache-dir={cache_dir}")
+            arguments.append(f"--cache-dir={cache_dir}")
         if keys is not None:
-            command.append(f"--keys={keys}")
+            arguments.append(f"--keys={keys}")
         if devices:
-            command.append(f"--emulate={devices_to_json(devices)}")
-        # A session of its own: Ctrl-C at the terminal is the head's to handle, and the pool ends through its lifeline.
-        self._pool = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+            arguments.append(f"--emulate={devices_to_json(devices)}")
+        self._pool = start_pool(arguments)
         self._daemons: list[LocalDaemon] = []
 
     def wait(self) -> list[LocalDaemon]:

@@ -25,15 +25,19 @@ from flowspec.cli.options import pick_sampling
 from flowspec.errors import InputError
 from flowspec.model.files import bundled_folder
 from flowspec.model.text import Recommended
+from flowspec.runtime import local
+from tests import warm
 
 COMMAND = [sys.executable, "-m", "flowspec.cli.main"]
-OFFLINE = {"HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
 
 
 def refusal(*args: str | bytes, status: int = 2, stdin: bytes = b"", home: Path | None = None) -> str:
     """Runs the command, which must fail with `status`; returns its one line."""
-    environment = {**os.environ, **OFFLINE, **({} if home is None else {"HF_HOME": str(home), "HF_HUB_CACHE": str(home)})}
-    done = subprocess.run([*COMMAND, *args], input=stdin, capture_output=True, timeout=120, env=environment, check=False)
+    if home is None:
+        done = warm.run([*COMMAND, *args], input=stdin, capture_output=True, timeout=120)
+    else:  # which huggingface_hub reads when it is imported
+        environment = {**os.environ, "HF_HOME": str(home), "HF_HUB_CACHE": str(home)}
+        done = subprocess.run([*COMMAND, *args], input=stdin, capture_output=True, timeout=120, env=environment, check=False)
     assert done.returncode == status, done.stderr.decode()
     assert done.stdout == b""
     return only_line(done.stderr.decode(), args[0] if isinstance(args[0], str) else args[0].decode())
@@ -68,6 +72,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         return only_line(told.err, args[0])
 
     monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(local, "start_pool", start)
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield refusal

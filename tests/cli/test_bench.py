@@ -22,7 +22,7 @@ from flowspec.errors import InputError
 from flowspec.testbed import tune as tune_module
 from flowspec.testbed.bench import EXPERIMENT, RESULTS, TUNED_FILE, open_out
 from flowspec.testbed.outcome import NEAR_TIE, WRONG, read_records, write_records
-from tests.daemons import hears_ctrl_c
+from tests import warm
 from tests.testbed.benches import TOML
 from tests.testbed.records import record
 
@@ -187,13 +187,12 @@ def long(tiny: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[
     started = []
 
     def start() -> subprocess.Popen[str]:
-        command = subprocess.Popen(
+        command = warm.Popen(
             [*COMMAND, "--experiment", tiny, "--out", tmp_path / "out", "--jobs", "2", "--json"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=hears_ctrl_c,
         )
         started.append(command)
         return command

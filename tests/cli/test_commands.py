@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +21,27 @@ from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
 from flowspec.testbed.checkpoints import make_variant
 from flowspec.testbed.ggufs import convert, make
+from tests import warm
 
 FLOWSPEC = [sys.executable, "-m", "flowspec.cli.main"]
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def flowspec(*arguments: str, status: int = 0, stdin: str = "") -> str:
+def flowspec(*arguments: str, status: int = 0, stdin: str = "", run: Run = warm.run) -> str:
     """Runs a command to its end; returns its standard output."""
-    done = subprocess.run([*FLOWSPEC, *arguments], input=stdin, capture_output=True, text=True, timeout=120, check=False)
+    done = run([*FLOWSPEC, *arguments], input=stdin, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == status, f"{arguments}: status {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
-def generate(*arguments: str, drafter: str = "ngram") -> dict[str, Any]:
-    """One answer; with n-grams, unless it is about the drafter: they spare the command the import of torch."""
-    return dict(json.loads(flowspec("generate", "--json", "--drafter", drafter, *arguments)))
+def generate(*arguments: str, drafter: str = "ngram", run: Run = warm.run) -> dict[str, Any]:
+    """One answer; with n-grams, unless it is about the drafter: they compute less."""
+    return dict(json.loads(flowspec("generate", "--json", "--drafter", drafter, *arguments, run=run)))
 
 
 def test_generate_reports_all_that_is_promised_and_equals_the_plain_model() -> None:
-    sampled = ("--temperature", "0.8", "--seed", "4")
-    found = generate("--local", "3", "--layers", "3,1,4", "--dtype", "float32", *sampled, "What is 17 + 25?", drafter="bundled")
+    asked = ("--temperature", "0.8", "--seed", "4", "--dtype", "float32", "What is 17 + 25?")
+    found = generate("--local", "3", "--layers", "3,1,4", *asked, drafter="bundled", run=subprocess.run)  # cold, as users start it
     files = ModelFiles(BUNDLED)
     tokenizer = Tokenizer(files)
     prompt = tuple(tokenizer.encode_chat([{"role": "user", "content": "What is 17 + 25?"}]))
@@ -105,7 +108,7 @@ def test_verify_finds_all_exact_and_finds_a_wrong_token(tmp_path: Path) -> None:
         "def other(self, files, dtype):\n    real(self, files, dtype)\n    self._model.model.layers[3].mlp.down_proj.weight.data *= 1.5\n"
         "reference.Reference.__init__ = other\nfrom flowspec.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     )
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", script, *common, "--model", str(folder), "--local", "2"],
         capture_output=True,
         text=True,
@@ -122,7 +125,7 @@ def test_verify_finds_all_exact_and_finds_a_wrong_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_command_that_is_ended_leaves_no_process_behind(number: signal.Signals) -> None:
     command = [*FLOWSPEC, "generate", "--local", "2", "--ignore-eos", "--max-new-tokens", "900", "Tell me a story."]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         begun = process.stdout.read(10)
         assert begun, "the answer has begun"
@@ -152,7 +155,7 @@ def test_a_daemon_command_ends_cleanly_and_gives_its_port_back() -> None:
 def test_help_fits_a_narrow_terminal_and_names_every_command() -> None:
     environment = {**os.environ, "COLUMNS": "80"}
     for arguments in ([], ["daemon"], ["chat"], ["generate"], ["verify"]):
-        done = subprocess.run([*FLOWSPEC, *arguments, "--help"], capture_output=True, text=True, env=environment, timeout=60, check=True)
+        done = warm.run([*FLOWSPEC, *arguments, "--help"], capture_output=True, text=True, env=environment, timeout=60, check=True)
         assert all(len(line) <= 80 for line in done.stdout.splitlines())
     assert all(name in flowspec("--help") for name in ("daemon", "chat", "generate", "verify"))
-    assert flowspec("--version").startswith("flowspec 0.")
+    assert flowspec("--version", run=subprocess.run).startswith("flowspec 0.")

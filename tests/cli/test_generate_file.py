@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 
 from flowspec.core.limits import REQUESTS_MAX
 from flowspec.testbed.checkpoints import SMALL, make_checkpoint
-from tests.daemons import hears_ctrl_c
+from tests import warm
 
 FLOWSPEC = [sys.executable, "-m", "flowspec.cli.main", "generate"]
 DIALOGUES = [
@@ -29,8 +28,7 @@ COMMON = ("--local", "2", "--dtype", "float32", "--temperature", "0.8", "--seed"
 
 
 def generate(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([*FLOWSPEC, *arguments], capture_output=True, text=True, timeout=120, env=environment, check=False)
+    done = warm.run([*FLOWSPEC, *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == status, f"{arguments}: status {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 
@@ -86,7 +84,7 @@ def test_ctrl_c_prints_what_is_there_and_leaves_nothing_behind(tmp_path: Path) -
     path = tmp_path / "prompts.txt"
     path.write_text("hi\n" + "Tell me a story.\n" * 8)
     command = [*FLOWSPEC, "--prompts", str(path), "--parallel", "2", "--json", "--local", "2", "--ignore-eos", "--max-new-tokens", "150"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hears_ctrl_c) as process:
+    with warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         first = json.loads(process.stdout.readline())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,13 +12,13 @@ import pytest
 
 from flowspec.plan.profile import read_profile
 from flowspec.runtime.local import LocalCluster, LocalDaemon
+from tests import warm
 
 COMMAND = [sys.executable, "-m", "flowspec.cli.main", "profile"]
 
 
 def profile(*args: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
-    return subprocess.run([*COMMAND, *args], cwd=folder, capture_output=True, text=True, timeout=170, env=environment, check=False)
+    return warm.run([*COMMAND, *args], cwd=folder, capture_output=True, text=True, timeout=170)
 
 
 @pytest.fixture

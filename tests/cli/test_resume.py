@@ -18,6 +18,7 @@ from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.runtime.journal.file import Journal
 from flowspec.runtime.journal.lines import Entry, Setting
 from flowspec.testbed.checkpoints import make_variant
+from tests import warm
 from tests.cli.test_commands import FLOWSPEC, flowspec, generate
 
 STORY = "Tell me a story about a lighthouse."
@@ -43,7 +44,7 @@ def refusal(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
 
 def kill_at(command: Sequence[str], folder: Path, question: int, lines: int, stdin: str = "") -> Path:
     """Runs a command and kills it (-9) once the journal in a folder has so many lines of tokens after its n-th question."""
-    with subprocess.Popen([*FLOWSPEC, *command], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+    with warm.Popen([*FLOWSPEC, *command], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         assert process.stdin is not None
         process.stdin.write(stdin)
         process.stdin.flush()

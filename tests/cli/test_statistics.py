@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from flowspec.cli import statistics
 from flowspec.core.messages import Hop
 from flowspec.core.statistics import Statistics
+from tests import warm
 
 
 def report(stages: int, scale: int) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def test_an_answer_without_a_segment_has_a_line_too() -> None:
 def test_a_chat_shows_them_for_its_last_answer() -> None:
     command = [sys.executable, "-m", "flowspec.cli.main", "chat", "--local", "2", "--temperature", "0"]
     lines = "/stats\nWhat is 2 + 3?\n/stats\n/quit\n"
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120, check=True)
+    done = warm.run(command, input=lines, capture_output=True, text=True, timeout=120, check=True)
     before, after = done.stdout.split("tokens/s, first after", 1)
     assert "segments   " not in before, "nothing was answered yet"
     assert "last answer: " in after

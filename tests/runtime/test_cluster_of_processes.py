@@ -31,6 +31,7 @@ from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.stages import Stages
 from flowspec.runtime.transport import Wake
 from flowspec.testbed.checkpoints import make_variant
+from tests import warm
 from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, wait_until
 
 
@@ -100,7 +101,7 @@ def abandon(folder: Path, daemons: Sequence[LocalDaemon]) -> None:
         "head = Head(plan_for(pathlib.Path(sys.argv[1]), daemons))\nos.kill(os.getpid(), signal.SIGKILL)"
     )
     command = [sys.executable, "-c", script, str(folder), *(str(daemon.port) for daemon in daemons)]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert warm.run(command).returncode == -signal.SIGKILL
 
 
 def test_a_daemon_is_free_again_when_its_head_dies_without_a_word(
@@ -138,7 +139,7 @@ def _is_running(pid: int) -> bool:
 
 def test_a_slice_that_does_not_fit_is_refused_before_it_is_loaded(folder: Path) -> None:
     command = [sys.executable, "-m", "flowspec.cli.main", "daemon", "--port", "0", "--memory", "64MiB", "--name", "tiny"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with warm.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
         port = int(line.split("127.0.0.1:")[1].split()[0])

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +37,7 @@ from flowspec.runtime.weights.offer import Offer
 from flowspec.testbed.checkpoints import SMALL, make_checkpoint
 from flowspec.testbed.ggufs import convert
 from flowspec.wire.codec import BYTES, Tensor
+from tests import warm
 from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of
 
 Model = Callable[..., Path]
@@ -269,8 +269,7 @@ def test_a_head_that_is_killed_in_the_middle_leaves_daemons_that_the_next_one_co
         "with at_question(25, lambda: os.kill(os.getpid(), signal.SIGKILL)):\n    Head(hidden_plan(folder, daemons))"
     )
     command = [sys.executable, "-c", script, str(folder), *(str(daemon.port) for daemon in daemons)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    assert subprocess.run(command, check=False, env=environment).returncode == -signal.SIGKILL
+    assert warm.run(command).returncode == -signal.SIGKILL
     whole = sum(len(each) for first in (0, 4) for each in slice_tensors(folder, first, first + 4).values())
     with Head(hidden_plan(folder, daemons)) as head:
         assert 0 < sum(received(head)) < whole

@@ -1,0 +1,148 @@
+"""The server behind `tests.warm`: imports what the command line does, then forks a process whenever it is asked.
+
+It has one thread, holds one end of a socket (its first argument is the descriptor) and ends when the other end closes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import logging
+import os
+import pkgutil
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Sequence
+from typing import NoReturn
+
+import flowspec
+from flowspec.runtime import local, pool
+from tests import warm
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    _preload()
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork copies no threads"
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # at a terminal it is for the suite; a process that is forked takes it again
+    warm.fork, local.start_pool = _fork_self, warm.start_pool
+    while (asked := _receive(control)) is not None:
+        start, streams = asked
+        pid = _fork_twice()
+        if not pid:
+            control.detach()
+            _become(start, streams)
+            _finish(start.arguments)
+        for descriptor in streams:
+            os.close(descriptor)
+        control.send(str(pid).encode())
+
+
+def _preload() -> None:
+    for module in pkgutil.walk_packages(flowspec.__path__, "flowspec."):
+        if not module.name.startswith("flowspec.demo."):
+            importlib.import_module(module.name)
+    for name in pool.PRELOADED:
+        importlib.import_module(name)
+    from flowspec.model.families import FAMILIES
+
+    FAMILIES["llama"].piece("DecoderLayer")
+    gc.collect()
+    gc.freeze()
+
+
+def _receive(control: socket.socket) -> tuple[warm.Start, Sequence[int]] | None:
+    message, streams, _, _ = socket.recv_fds(control, warm.LARGEST, 3)
+    return (warm.Start(**json.loads(message)), streams) if message else None
+
+
+def _fork_twice() -> int:
+    """The pid of a grandchild that is an orphan, and so has been adopted by who asked; 0 in the grandchild."""
+    read, write = os.pipe()
+    if not os.fork():
+        between = os.getpid()
+        if pid := os.fork():
+            os.write(write, str(pid).encode())
+            os._exit(0)
+        while os.getppid() == between:
+            time.sleep(0.0005)
+        return 0
+    os.close(write)
+    pid = int(os.read(read, 32))
+    os.close(read)
+    os.wait()
+    return pid
+
+
+def _fork_self(start: warm.Start, streams: Sequence[int]) -> int:
+    """`warm.fork` for the processes of this server: a pool is forked from the command that wants it."""
+    sys.stdout.flush()  # what is in its buffer is said once
+    pid = os.fork()
+    if not pid:
+        _become(start, [os.dup(stream) for stream in streams])
+        _finish(start.arguments)
+    return pid
+
+
+def _become(start: warm.Start, streams: Sequence[int]) -> None:
+    """Makes this process look freshly executed."""
+    if start.new_session:
+        os.setsid()
+    for number, descriptor in enumerate(streams):
+        os.dup2(descriptor, number)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    # The settings of UTF-8 mode, as the interpreter opens them.
+    sys.stdin = sys.__stdin__ = os.fdopen(0, encoding="utf-8", errors="surrogateescape", closefd=False)
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    os.chdir(start.folder)
+    os.environ.clear()
+    os.environ.update(start.environment)
+    logging.getLogger().handlers.clear()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _finish(arguments: Sequence[str]) -> NoReturn:
+    """Runs what the arguments of Python say and ends as Python does, but for taking apart all that was imported, which is slow."""
+    status = 1
+    try:
+        _run(arguments)
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        try:
+            threading._shutdown()  # waits for threads, as the end of a process that multiprocessing forked
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+        finally:
+            os._exit(status)
+
+
+def _run(arguments: Sequence[str]) -> None:
+    kind, what, *rest = arguments
+    if kind == "-m":
+        module = sys.modules["__main__"] = importlib.import_module(what)  # where multiprocessing finds what it has to import
+        sys.argv = [str(module.__file__), *rest]
+        sys.exit(module.main())
+    assert kind == "-c", arguments
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.argv = ["-c", *rest]
+    exec(compile(what, "<string>", "exec"), module.__dict__)
+
+
+if __name__ == "__main__":
+    main()
