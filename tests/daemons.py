@@ -20,13 +20,13 @@ CODE = "import sys, flowspec; flowspec.__version__ = sys.argv.pop(1); from flows
 class DaemonProcess:
     """A daemon, listening; ends with `stop` or the test."""
 
-    def __init__(self, name: str, *flags: str, version: str | None = None) -> None:
+    def __init__(self, name: str, *flags: str, version: str | None = None, is_warm: bool = True) -> None:
         run = ["-m", "flowspec.cli.main"] if version is None else ["-c", CODE, version]
         # With a board of its own it need not probe, which takes time and writes into the user's cache folder.
         command = [sys.executable, *run, "daemon", "--port=0", f"--name={name}", "--device=cpu", "--profile=raspberry-pi-4", *flags]
         self.name = name
         self.lines: list[str] = []
-        start = warm.Popen if version is None else subprocess.Popen
+        start = warm.Popen if is_warm and version is None else subprocess.Popen
         self.process = start(command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         for line in self.process.stderr:
@@ -52,8 +52,8 @@ class DaemonProcess:
 
 
 @contextlib.contextmanager
-def daemon_process(name: str, *flags: str, version: str | None = None) -> Iterator[DaemonProcess]:
-    started = DaemonProcess(name, *flags, version=version)
+def daemon_process(name: str, *flags: str, version: str | None = None, is_warm: bool = True) -> Iterator[DaemonProcess]:
+    started = DaemonProcess(name, *flags, version=version, is_warm=is_warm)
     try:
         yield started
     finally:

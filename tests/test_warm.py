@@ -60,7 +60,7 @@ def test_a_process_ends_with_its_own_status(code: str, status: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_process_takes_signals_as_a_fresh_one(number: signal.Signals) -> None:
-    code = "import time\nprint('here', flush=True)\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('heard')"
+    code = "import time\ntry:\n    print('here', flush=True)\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('heard')"
     with warm.Popen([*PYTHON, code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "here\n"
@@ -82,7 +82,8 @@ def test_the_local_daemons_of_a_warm_command_are_its_own() -> None:
 def test_the_server_ends_with_who_asks_it() -> None:
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     code = "from tests import warm_server\nwarm_server._preload = lambda: None\nwarm_server.main()"
-    with far:
-        process = subprocess.Popen([*PYTHON, code, str(far.fileno())], pass_fds=[far.fileno()])
-    near.close()
+    with near:
+        with far:
+            process = subprocess.Popen([*PYTHON, code, str(far.fileno())], pass_fds=[far.fileno()])
+        assert near.recv(32) == warm.READY
     assert process.wait(60) == 0

@@ -25,6 +25,7 @@ from typing import Any, AnyStr
 
 LARGEST = 1 << 17
 """Bytes of a message: arguments and environment."""
+READY = b"ready"
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -44,7 +45,7 @@ class Popen(subprocess.Popen[AnyStr]):
     The process hears Ctrl-C, also where the suite runs in the background and ignores it. Where there is no Linux it starts cold.
     """
 
-    def _execute_child(  # where subprocess forks and executes; its signature differs by its end only, from Python 3.10 to 3.14
+    def _execute_child(  # where subprocess forks and executes
         self,
         args: Sequence[Any],
         executable: Any,
@@ -113,7 +114,6 @@ class Server:
     def __init__(self) -> None:
         self._control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._read = read_when_imported(os.environ)
-        self._lock = threading.Lock()
         path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
         # One thread, as a process that forks should have. The levels of logging are those that the command sets.
         own = {
@@ -129,11 +129,13 @@ class Server:
                 pass_fds=[far.fileno()],
                 env={**os.environ, **own},
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
             )
+        assert self._control.recv(32) == READY, "the server of warm starts does not come up"
 
     def fork(self, start: Start, streams: Sequence[int]) -> int:
         assert read_when_imported(start.environment) == self._read, "read when imported: start cold"
-        with self._lock, _adopting():
+        with _adopting():
             socket.send_fds(self._control, [json.dumps(asdict(start)).encode()], streams)
             answer = self._control.recv(32)
         assert answer, "the server of warm starts has ended"
@@ -144,7 +146,7 @@ class Server:
         self._process.wait()
 
 
-_starting = threading.Lock()
+_asking = threading.Lock()
 
 
 @functools.cache
@@ -156,9 +158,14 @@ def _server() -> Server:
 
 def ask_server(start: Start, streams: Sequence[int]) -> int:
     """A process of the server's making, which is this one's child; returns its pid."""
-    with _starting:
+    with _asking:
         server = _server()
-    return server.fork(start, streams)
+        try:
+            return server.fork(start, streams)
+        except BaseException:  # a timeout, say: what it still answers would be taken for the next one's
+            _server.cache_clear()
+            server.close()
+            raise
 
 
 fork: Callable[[Start, Sequence[int]], int] = ask_server

@@ -33,6 +33,7 @@ def main() -> None:
     assert len(os.listdir("/proc/self/task")) == 1, "a fork copies no threads"
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # at a terminal it is for the suite; a process that is forked takes it again
     warm.fork, local.start_pool = _fork_self, warm.start_pool
+    control.send(warm.READY)
     while (asked := _receive(control)) is not None:
         start, streams = asked
         pid = _fork_twice()

@@ -158,7 +158,7 @@ def test_a_daemon_that_a_head_holds_says_so() -> None:
         dtype="float32",
         context=64,
     )
-    with daemon_process("busy") as daemon, Peer(daemon.address) as peer:
+    with daemon_process("busy", is_warm=False) as daemon, Peer(daemon.address) as peer:
         peer.greet()
         peer.link.send(assign)
         peer.link.send(AskFacts())  # answered long before torch is imported
