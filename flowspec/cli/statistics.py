@@ -6,6 +6,8 @@ import textwrap
 from typing import Any
 
 WIDTH = 80
+WAITED_SHOWN_S = 0.01
+"""A wait for room that is told."""
 
 
 def lines(found: dict[str, Any]) -> list[str]:
@@ -27,8 +29,15 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"calibration error {found['calibration_error']:.3f}",
         f"seconds    first token {found['prefill_s']:.2f}, the rest {found['decode_s']:.2f}; computing {found['compute_s']:.2f} (all stages),",
         f"           queues {found['queued_s']:.2f}, links {found['link_s']:.2f}, head {found['head_s']:.2f}",
+        *_waiting(found),
         *_recoveries(found),
     ]
+
+
+def _waiting(found: dict[str, Any]) -> list[str]:
+    if found["waited_s"] < WAITED_SHOWN_S:
+        return []
+    return [f"waited     {found['waited_s']:.2f} s until the devices had memory for it"]
 
 
 def _recoveries(found: dict[str, Any]) -> list[str]:

@@ -120,15 +120,17 @@ class Loading:
 class Ready:
     """A daemon's slice is loaded and its next hop reached; `memory_bytes` is its resident memory.
 
-    The head sent `received_bytes` of weights for it: 0 where they were there already.
+    The head sent `received_bytes` of weights for it: 0 where they were there already. It has memory for `cache_slots`, of all
+    conversations together.
     """
 
     weight_bytes: int
     memory_bytes: int
+    cache_slots: int
     received_bytes: int = 0
 
     def __post_init__(self) -> None:
-        for field in ("weight_bytes", "memory_bytes", "received_bytes"):
+        for field in ("weight_bytes", "memory_bytes", "cache_slots", "received_bytes"):
             check_range(field, getattr(self, field), 0, limits.ID_MAX)
 
 

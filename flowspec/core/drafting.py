@@ -26,10 +26,14 @@ SWEEP_AT = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterTraits:
-    """What the head must know of a drafter: the positions it can handle, and whether it wants features of verified nodes."""
+    """What the head must know of a drafter: the positions it can handle, and whether it wants features of verified nodes.
+
+    `cache_slots` is what it has memory for, of all conversations together.
+    """
 
     context: int
     needs_features: bool = False
+    cache_slots: int = limits.ID_MAX
 
 
 @dataclass(slots=True)

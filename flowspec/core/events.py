@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from flowspec.core import limits
 from flowspec.core.messages import Commit, Hop, Open, Release, Sampling, Segment, Verified
 from flowspec.core.statistics import Statistics
 
@@ -211,9 +212,13 @@ class PipelineLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reformed:
-    """A new pipeline of `stage_count` stages, which hold nothing, takes the place of the lost one."""
+    """A new pipeline of `stage_count` stages, which hold nothing, takes the place of the lost one.
+
+    Each has memory for `cache_slots` at least.
+    """
 
     stage_count: int
+    cache_slots: int = limits.ID_MAX
 
 
 HeadEvent = Submit | Cancel | Forget | VerifiedArrived | Drafted | TimerFired | PipelineLost | Reformed

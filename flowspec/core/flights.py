@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flowspec.core import limits
-from flowspec.core.messages import Part, VerifiedPart
+from flowspec.core.messages import Part, Release, Segment, VerifiedPart
 from flowspec.core.request import Request
 from flowspec.errors import PeerError
 
@@ -76,14 +76,20 @@ class Flight:
     loads: tuple[Load, ...]
     sent_s: float
     rows: int
+    releases: tuple[Release, ...] = ()
 
 
 class Flights:
-    """The flights of one head, whose conversations are `requests`."""
+    """The flights of one head, whose conversations are `requests`.
+
+    `releases` are those that every stage is not yet known to have: each segment takes them along until one that did is back.
+    """
 
     def __init__(self, requests: Mapping[int, Request]) -> None:
         self._requests = requests
         self._flights: dict[int, Flight] = {}
+        self._departed = 0
+        self.releases: tuple[Release, ...] = ()
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -93,19 +99,27 @@ class Flights:
         """When the oldest one left; None without any."""
         return next((flight.sent_s for flight in self._flights.values()), None)
 
-    def begin(self, segment: int, flight: Flight) -> None:
-        self._flights[segment] = flight
+    def depart(self, loads: Sequence[tuple[Request, list[int], bool]], window: int, now_s: float) -> Segment:
+        """The segment that carries these nodes of each request, which say whether they are of its prompt; it is in flight from now on."""
+        boarded = [embark(request, nodes, is_prompt=is_prompt, window=window) for request, nodes, is_prompt in loads]
+        segment = Segment(segment=self._departed, parts=tuple(part for part, _ in boarded), releases=self.releases[: limits.LIST_MAX])
+        self._departed += 1
+        self._flights[segment.segment] = Flight(tuple(load for _, load in boarded), now_s, segment.row_count, segment.releases)
+        return segment
 
     def land(self, segment: int) -> Flight:
         """The flight of a segment that is back; raises `PeerError` for one that is not in flight."""
         flight = self._flights.pop(segment, None)
         if flight is None:
             raise PeerError(f"segment {segment} was verified, but it is not in flight")
+        if flight.releases:
+            self.releases = tuple(release for release in self.releases if release not in flight.releases)
         return flight
 
     def clear(self) -> None:
         """The pipeline is gone: none of them comes back."""
         self._flights.clear()
+        self.releases = ()
 
     def carry(self, request: int) -> bool:
         """Whether any of them carries something of a request."""

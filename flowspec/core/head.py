@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flowspec.core import limits
+from flowspec.core.admission import Admission
 from flowspec.core.calibration import Calibrator
 from flowspec.core.costs import Costs
-from flowspec.core.drafting import DrafterTraits, draft_part, grow, learn, observe
+from flowspec.core.draft_jobs import DraftJobs
+from flowspec.core.drafting import DrafterTraits, DraftState, grow, observe
 from flowspec.core.events import (
     Cancel,
-    Draft,
     Drafted,
     Emit,
     Finished,
@@ -38,16 +39,13 @@ from flowspec.core.events import (
     ToStages,
     VerifiedArrived,
 )
-from flowspec.core.flights import Bounds, Flight, Flights, Load, embark
-from flowspec.core.messages import Commit, Open, Part, Release, Segment, Verified
+from flowspec.core.flights import Bounds, Flights, Load
+from flowspec.core.messages import Commit, Open, Release, Verified
 from flowspec.core.methods import make_method
 from flowspec.core.methods.base import Choice, Method, View
 from flowspec.core.request import Request, begin
 from flowspec.errors import InputError, PeerError
 from flowspec.tree import NodeState
-
-DRAFT_ROWS_MAX = 256
-"""Rows of one drafting job; a prompt takes several."""
 
 
 class HeadCore:
@@ -75,12 +73,11 @@ class HeadCore:
         self.is_formed = True
         self._requests: dict[int, Request] = {}
         self.flights = Flights(self._requests)
+        self.admission = Admission(context, drafter)
         self._leaving: set[int] = set()
-        self._segments_sent = 0
         self._turns: list[int] = []
         self._is_prompts_turn = True
-        self._draft_jobs = 0
-        self._draft: dict[int, set[int]] | None = None
+        self._drafts = DraftJobs()
         self._timer_s: float | None = None
 
     @property
@@ -111,15 +108,16 @@ class HeadCore:
         elif isinstance(event, VerifiedArrived):
             self._verified(event.verified, now_s, commands)
         elif isinstance(event, Drafted):
-            self._drafted(event)
+            for request in self._drafts.done(event, self._requests):
+                self._grow(request)
         elif isinstance(event, PipelineLost):
             self._lost(event, now_s)
         elif isinstance(event, Reformed):
-            self._reformed(event, now_s, commands)
+            self._reformed(event)
         else:
             self._timer_s = None
         self._walk_held(now_s, commands)
-        while self._send(now_s, commands) or self._walk_held(now_s, commands):
+        while self._admit(now_s, commands) or self._send(now_s, commands) or self._walk_held(now_s, commands):
             pass
         self._start_drafting(now_s, commands)
         wake_s = self.method.wake_s(self._view(now_s))
@@ -146,13 +144,11 @@ class HeadCore:
             raise InputError(f"expected at most {limits.CONVERSATIONS_MAX} conversations at once; end one first")
         assert old is None or old.submit is None, f"request {submit.request} is being answered"
         assert submit.request not in self._leaving, f"request {submit.request} is over; its id is not used again"
+        self.admission.ask(submit)
         request = begin(old, submit, context=self.context, stage_count=self.stage_count, now_s=now_s)
-        if self.drafter is not None:
-            request.draft.begin(request.opening, request.computed, self.drafter.context)
+        self._begin_draft(request, request.computed)
         self._requests[submit.request] = request
         self.method.begin(request)
-        self._turns.append(submit.request)
-        self._tell(request.opening, commands)
         if submit.answered and (reason := request.why_over):
             self._end(request, reason, commands)
 
@@ -163,11 +159,12 @@ class HeadCore:
 
     def _forget(self, number: int, commands: list[HeadCommand]) -> None:
         """Release goes out once nothing of the request is in flight: a segment behind it would open it again."""
-        request = self._requests.pop(number, None)
+        request = self._requests.get(number)
         if request is None:
             return
         if request.submit is not None:
             self._end(request, "cancelled", commands)
+        del self._requests[number]
         if self.drafter is not None:
             commands.append(ToDrafter(message=Release(request=number)))
         self._leaving.add(number)
@@ -176,11 +173,21 @@ class HeadCore:
     def _release_if_landed(self, number: int, commands: list[HeadCommand]) -> None:
         if number in self._leaving and not self.flights.carry(number):
             self._leaving.discard(number)
-            self._tell(Release(request=number), commands)
+            self.admission.release(number)
+            self._release(Release(request=number), commands)
+
+    def _release(self, release: Release, commands: list[HeadCommand]) -> None:
+        """Segments take it along, too, so that no stage runs rows in room that it has not made yet."""
+        self._tell(release, commands)
+        if self.is_formed:
+            self.flights.releases += (release,)
 
     def _end(self, request: Request, reason: str, commands: list[HeadCommand]) -> None:
         assert request.submit is not None
-        self._turns.remove(request.number)
+        if request.number in self._turns:
+            self._turns.remove(request.number)
+        self.admission.end(request.number)
+        self._requests[request.number] = self._requests.pop(request.number)  # the last to be given up
         statistics = request.statistics
         statistics.dropped_alive += request.tree.alive_count
         statistics.calibration_error = self.calibrator.error
@@ -188,36 +195,69 @@ class HeadCore:
         request.submit = None
         request.held.clear()
 
+    # ------------------------------------------------------------------------------------------ admission
+
+    def _begin_draft(self, request: Request, keep: int) -> None:
+        if self.drafter is not None:
+            request.draft.begin(request.opening, keep, self.drafter.context if self.admission.may_draft(request.number) else 0)
+
+    def _admit(self, now_s: float, commands: list[HeadCommand]) -> bool:
+        """Opens the answers that there is room for, in order of arrival; whether there were any."""
+        has_admitted = False
+        while self.is_formed and self.admission.is_awaited and (found := self.admission.admit(self._idle())) is not None:
+            has_admitted = True
+            number, given_up = found
+            for each in given_up:
+                self._give_up(self._requests[each], commands)
+            request = self._requests[number]
+            request.statistics.admitted(now_s)
+            self._turns.append(number)
+            self._tell(request.opening, commands)
+        return has_admitted
+
+    def _idle(self) -> list[int]:
+        """Conversations whose caches nobody uses now: those without an answer under way, the oldest first, then those that wait longest last."""
+        resting = [number for number, request in self._requests.items() if request.submit is None]
+        return [number for number in (*resting, *reversed(self.admission.waiting)) if not self.flights.carry(number)]
+
+    def _give_up(self, request: Request, commands: list[HeadCommand]) -> None:
+        """Has a conversation's caches released; whatever is asked of it next begins with a prefill."""
+        self._release(Release(request=request.number, epoch=request.opening.epoch), commands)
+        if self.drafter is not None:
+            commands.append(ToDrafter(message=Release(request=request.number)))
+        request.draft = DraftState()
+        self._begin_again(request)
+
+    def _begin_again(self, request: Request) -> None:
+        """The stages hold nothing of it any more: an answer that is wanted is opened anew, with what is known of it as its prompt."""
+        self._drafts.forget(request.number)
+        request.computed = 0
+        if request.submit is not None:
+            request.reopen()
+            request.draft.advance(request.tree)
+            self._begin_draft(request, request.opening.length - 1)
+            self.method.begin(request)
+
     # ------------------------------------------------------------------------------------------- recovery
 
     def _lost(self, event: PipelineLost, now_s: float) -> None:
         self.is_formed = False
         self.flights.clear()
+        for number in self._leaving:
+            self.admission.release(number)
         self._leaving.clear()
+        for number in self._turns:
+            self._requests[number].statistics.lost(event.silent_s, now_s)
         for request in self._requests.values():
-            request.computed = 0
-            if request.submit is not None:
-                request.statistics.lost(event.silent_s, now_s)
-                self._reopen(request)
+            self._begin_again(request)
 
-    def _reopen(self, request: Request) -> None:
-        request.reopen()
-        if self._draft is not None:  # what a draft under way proposes is for the epoch that is over
-            self._draft.pop(request.number, None)
-        if self.drafter is not None:
-            request.draft.advance(request.tree)
-            request.draft.begin(request.opening, request.opening.length - 1, self.drafter.context)
-        self.method.begin(request)
-
-    def _reformed(self, event: Reformed, now_s: float, commands: list[HeadCommand]) -> None:
+    def _reformed(self, event: Reformed) -> None:
         assert not self.is_formed, "a pipeline is formed that was not lost"
         self.is_formed = True
         self.stage_count = event.stage_count
         self.costs = Costs(event.stage_count)
-        for number in self._turns:
-            request = self._requests[number]
-            request.statistics.recoveries.formed(now_s)
-            self._tell(request.opening, commands)
+        self._turns.clear()
+        self.admission.move_to(event.cache_slots)
 
     # ------------------------------------------------------------------------------------------- learning
 
@@ -307,39 +347,11 @@ class HeadCore:
     # ------------------------------------------------------------------------------------------- drafting
 
     def _start_drafting(self, now_s: float, commands: list[HeadCommand]) -> None:
-        if self.drafter is None or self._draft is not None:
+        if self.drafter is None or self._drafts.is_busy:
             return
-        parts: list[Part] = []
-        asked: dict[int, set[int]] = {}
-        rows = 0
-        for request, nodes in self.method.expand(self._view(now_s, prompts=True))[: limits.PARTS_PER_SEGMENT_MAX]:
-            part = draft_part(request, nodes, DRAFT_ROWS_MAX - rows) if rows < DRAFT_ROWS_MAX else None
-            if part is not None:
-                rows += len(part.ids)
-                parts.append(part)
-                asked[request.number] = set(request.draft.pending)
-                request.statistics.draft_rows += len(part.ids)
-        if parts:
-            self._draft = asked
-            segment = Segment(segment=self._draft_jobs, parts=tuple(parts))
-            commands.append(Draft(job=self._draft_jobs, segment=segment, width=self.method.width))
-
-    def _drafted(self, event: Drafted) -> None:
-        assert self._draft is not None, f"draft {event.job} is done, but none was asked for"
-        assert event.job == self._draft_jobs, f"expected draft {self._draft_jobs}, got {event.job}"
-        asked, self._draft = self._draft, None
-        self._draft_jobs += 1
-        known = {number: self._requests[number] for number in asked if number in self._requests}
-        current = {number: request for number, request in known.items() if request.submit is not None}
-        for proposal in event.proposals:
-            request = current.get(proposal.request)
-            if request is not None and request.opening.epoch == proposal.epoch:
-                learn(request, proposal)
-        for number, request in current.items():
-            request.draft.answered(asked[number], request.is_living)
-            request.statistics.draft_passes += 1
-            request.statistics.draft_s += (event.ended_s - event.started_s) / len(current)
-            self._grow(request)
+        draft = self._drafts.start(self.method.expand(self._view(now_s, prompts=True)), self.method.width)
+        if draft is not None:
+            commands.append(draft)
 
     def _grow(self, request: Request) -> None:
         if request.submit is None:
@@ -380,18 +392,8 @@ class HeadCore:
         if not loads:
             return False
         self._is_prompts_turn = not loads[0][2]
-        self._dispatch(loads, window, now_s, commands)
-        return True
-
-    def _dispatch(self, loads: list[tuple[Request, list[int], bool]], window: int, now_s: float, commands: list[HeadCommand]) -> None:
-        parts, carried = [], []
-        for request, nodes, is_prompt in loads:
-            part, load = embark(request, nodes, is_prompt=is_prompt, window=window)
-            parts.append(part)
-            carried.append(load)
+        for request, _, _ in loads:
             self._turns.remove(request.number)
             self._turns.append(request.number)
-        segment = Segment(segment=self._segments_sent, parts=tuple(parts))
-        self._segments_sent += 1
-        self.flights.begin(segment.segment, Flight(tuple(carried), now_s, segment.row_count))
-        commands.append(ToPipeline(segment=segment))
+        commands.append(ToPipeline(segment=self.flights.depart(loads, window, now_s)))
+        return True

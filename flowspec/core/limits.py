@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 STAGES_MAX = 256
 LAYERS_MAX = 4096
@@ -21,6 +21,8 @@ TREE_NODES_MAX = 256
 """Uncommitted nodes of one request that may hold slots at a stage; reserved on top of the context."""
 DRAFT_NODES_MAX = 1024
 """Living uncommitted nodes of one request at the head, and so the slots that a drafter reserves on top of the context."""
+CACHE_BLOCK_SLOTS = 256
+"""By so many slots a cache grows."""
 DRAFT_WIDTH_MAX = 64
 """Children that a drafter proposes for one node."""
 CAPTURES_MAX = 8

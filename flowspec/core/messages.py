@@ -150,16 +150,29 @@ class Hop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """A request's cache may go. One that was opened again behind it, in a later epoch than `epoch`, stays."""
+
+    request: int
+    epoch: int = limits.ID_MAX
+
+    def __post_init__(self) -> None:
+        check_range("request", self.request, 0, limits.ID_MAX)
+        check_range("epoch", self.epoch, 0, limits.ID_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """What one pipeline slot carries: rows of one or more requests, and beside them a payload `[rows, hidden]`.
 
     The payload (absent on the first hop) travels as a frame of its own. A segment that lost all its rows still passes
-    on, so that order and credit hold.
+    on, so that order and credit hold. `releases` are those that some stage may not have yet: the rows may need their room.
     """
 
     segment: int
     parts: tuple[Part, ...]
     hops: tuple[Hop, ...] = ()
+    releases: tuple[Release, ...] = ()
 
     def __post_init__(self) -> None:
         check_range("segment", self.segment, 0, limits.ID_MAX)
@@ -168,6 +181,7 @@ class Segment:
         check(self.row_count <= limits.NODES_PER_SEGMENT_MAX, "rows", self.row_count, f"at most {limits.NODES_PER_SEGMENT_MAX}")
         requests = [part.commit.request for part in self.parts]
         check(len(set(requests)) == len(requests), "parts", requests, "one part for each request")
+        check(len(self.releases) <= limits.LIST_MAX, "releases", len(self.releases), f"at most {limits.LIST_MAX}")
 
     @property
     def row_count(self) -> int:
@@ -214,16 +228,6 @@ class Verified:
     @property
     def row_count(self) -> int:
         return sum(len(part.ids) for part in self.parts)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
-    """A request is over for good: its cache may go."""
-
-    request: int
-
-    def __post_init__(self) -> None:
-        check_range("request", self.request, 0, limits.ID_MAX)
 
 
 ClusterMessage = Hello | Welcome | Assign | Loading | Ready | Reset | Ping | Pong | Error

@@ -1,4 +1,4 @@
-"""The slot map of one request at one stage: which cache slot holds which node, and who may see it.
+"""The slot map of one request at one stage: which cache slot holds which node, who may see it, and how many there is memory for.
 
 Integers only; the tensors that the slots index live with the executor. Freed slots are reused lowest first, so the
 part of the cache in use stays dense without ever being copied.
@@ -12,7 +12,21 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from flowspec.core import limits
 from flowspec.errors import PeerError
+
+WORK_BYTES = 64 << 20
+"""Activations of one prefill chunk, queued frames and allocator slack."""
+
+
+def slots_in(free_bytes: int, slot_bytes: int) -> int:
+    """Cache slots that there is memory for once the weights are loaded, with room left to work."""
+    return max(0, free_bytes - WORK_BYTES) // slot_bytes
+
+
+def cache_size(used: int, capacity: int) -> int:
+    """Slots that a cache takes memory for where `used` are in use: whole blocks, but no more than were reserved."""
+    return min(capacity, -(-used // limits.CACHE_BLOCK_SLOTS) * limits.CACHE_BLOCK_SLOTS)
 
 
 class SlotMap:

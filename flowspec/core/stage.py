@@ -132,6 +132,8 @@ class StageCore:
             self._queued_bytes += event.payload_bytes
             if self._queued_bytes > limits.QUEUED_BYTES_MAX:
                 raise PeerError(f"expected payloads of at most {limits.QUEUED_BYTES_MAX} bytes in the queue, got {self._queued_bytes}")
+            for release in event.segment.releases:
+                self._release(release, commands)
             for part in event.segment.parts:
                 self._learn(part, commands)
             self._queue.append(event)
@@ -150,8 +152,14 @@ class StageCore:
             self._open(message, commands)
         elif isinstance(message, Commit):
             self._commit(message, commands)
-        elif self._requests.pop(message.request, None) is not None:
-            commands.append(CloseCache(request=message.request))
+        else:
+            self._release(message, commands)
+
+    def _release(self, release: Release, commands: list[StageCommand]) -> None:
+        known = self._requests.get(release.request)
+        if known is not None and known.opening.epoch <= release.epoch:
+            del self._requests[release.request]
+            commands.append(CloseCache(request=release.request))
 
     def _learn(self, part: Part, commands: list[StageCommand]) -> None:
         if part.opening is not None:

@@ -54,6 +54,7 @@ class Statistics:
 
     stage_count: int
     submitted_s: float = 0.0
+    admitted_s: float | None = None
     first_token_s: float = 0.0
     last_token_s: float = 0.0
     tokens: int = 0
@@ -78,6 +79,17 @@ class Statistics:
     calibration_error: float = 0.0
     recoveries: Recoveries = field(default_factory=Recoveries)
     earlier_compute_s: float = 0.0
+
+    @property
+    def waited_s(self) -> float:
+        """From its submission until there was room for its caches, and a pipeline."""
+        return 0.0 if self.admitted_s is None else self.admitted_s - self.submitted_s
+
+    def admitted(self, now_s: float) -> None:
+        """There is room for its caches; where its stages were lost, at others."""
+        self.recoveries.formed(now_s)
+        if self.admitted_s is None:
+            self.admitted_s = now_s
 
     def sent(self, nodes: int, window: int) -> None:
         self.segments += 1
@@ -134,7 +146,8 @@ class Statistics:
             "calibration_error": round(self.calibration_error, 4),
             "draft_passes": self.draft_passes,
             "draft_rows": self.draft_rows,
-            "prefill_s": round(first_s - self.submitted_s, 6),
+            "waited_s": round(self.waited_s, 6),
+            "prefill_s": round(max(0.0, first_s - self.submitted_s - self.waited_s), 6),
             "decode_s": round(decode_s, 6),
             "draft_s": round(self.draft_s, 6),
             "queued_s": round(self.queued_s, 6),

@@ -27,8 +27,10 @@ from flowspec.core.events import (
     StageCommand,
 )
 from flowspec.core.messages import Release, Sampling, Segment
+from flowspec.core.slots import slots_in
 from flowspec.core.stage import StageCore
 from flowspec.draft.ranking import F32, Ranker
+from flowspec.model.free_memory import free_bytes
 
 ROWS_RANKED_MAX = 32
 """Rows whose logits are in memory at once."""
@@ -49,11 +51,15 @@ class Row:
 
 
 class TreeCachedDrafter(ABC):
-    """A `Drafter` over a model with a tree cache; `context_max` is the largest of any request it will be opened for."""
+    """A `Drafter` over a model with a tree cache; `context_max` is the largest of any request it will be opened for.
+
+    Its model is loaded on `device` by then, where each cache slot takes `slot_bytes`.
+    """
 
     captures: tuple[int, ...] = ()
 
-    def __init__(self, ranker: Ranker, *, context_max: int) -> None:
+    def __init__(self, ranker: Ranker, *, context_max: int, device: torch.device, slot_bytes: int) -> None:
+        self.cache_slots = slots_in(free_bytes(device), slot_bytes)
         self._ranker = ranker
         self._core = StageCore(is_last=True, slots_max=context_max + limits.DRAFT_NODES_MAX)
 

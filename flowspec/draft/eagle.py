@@ -11,7 +11,7 @@ That is the first token of every text, and no other if features come before the 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -110,11 +110,11 @@ class EagleDrafter(TreeCachedDrafter):
         self.context = own if context is None else min(own, context)
         ids = self._head.target_ids()
         ranker = Ranker(target.config().vocab_size, ids=None if ids is None else ids.cpu().numpy(), coupled=coupled)
-        super().__init__(ranker, context_max=max(self.context, context or 0))
+        super().__init__(ranker, context_max=max(self.context, context or 0), device=device, slot_bytes=self._head.slot_bytes)
         self._requests: dict[int, _Request] = {}
         self._truths: dict[int, dict[int, torch.Tensor]] = {}  # request -> node -> the target's feature `[hidden]`
         self._truths_max = max(self.context, context or 0) + limits.DRAFT_NODES_MAX
-        self._released: deque[int] = deque(maxlen=limits.REQUESTS_MAX)
+        self._released: OrderedDict[int, int] = OrderedDict()  # request -> the last epoch that is over
 
     @property
     def weight_bytes(self) -> int:
@@ -125,7 +125,7 @@ class EagleDrafter(TreeCachedDrafter):
     def take_features(self, request: int, epoch: int, ids: Sequence[int], features: torch.Tensor) -> None:
         """The target's features `[len(ids), hidden * len(captures)]` of nodes of the output's path; they may come before the rows."""
         known = self._requests.get(request)
-        if not len(ids) or request in self._released or (known is not None and epoch < known.opening.epoch):
+        if not len(ids) or epoch <= self._released.get(request, -1) or (known is not None and epoch < known.opening.epoch):
             return
         truths = self._truths.setdefault(request, {})
         for node, feature in zip(ids, self._head.project(features).unbind(), strict=True):
@@ -136,7 +136,9 @@ class EagleDrafter(TreeCachedDrafter):
     def release(self, message: Release) -> None:
         """Forgets a request; features of it that are still on their way are not taken."""
         super().release(message)
-        self._released.append(message.request)
+        self._released[message.request] = message.epoch
+        if len(self._released) > limits.REQUESTS_MAX:
+            self._released.popitem(last=False)
         self._requests.pop(message.request, None)
         self._truths.pop(message.request, None)
 

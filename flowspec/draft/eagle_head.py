@@ -185,6 +185,12 @@ class EagleHead:
         finish = partial(family.finish, target_config) if kind == "eagle" else None
         return EagleHead(kind, config, capture, network, rotary, target_ids, finish)
 
+    @property
+    def slot_bytes(self) -> int:
+        """What a node takes: keys and values, and the target's feature as it is run."""
+        heads: int = self.config.num_key_value_heads
+        return (2 * heads * head_dim(self.config) + self.hidden_size) * self.dtype.itemsize
+
     def new_cache(self, slots_max: int) -> TreeCache:
         """An empty cache for one request; a `TreeBatch` over it begins at layer 0."""
         return TreeCache(

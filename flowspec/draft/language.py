@@ -41,7 +41,10 @@ class LanguageModelDrafter(TreeCachedDrafter):
         own = min(context_max(self._model.config), limits.CONTEXT_MAX)
         self.context = own if context is None else min(own, context)
         super().__init__(
-            Ranker(vocabulary_size or self._model.config.vocab_size, coupled=coupled), context_max=max(self.context, context or 0)
+            Ranker(vocabulary_size or self._model.config.vocab_size, coupled=coupled),
+            context_max=max(self.context, context or 0),
+            device=device,
+            slot_bytes=self._model.slot_bytes,
         )
 
     @property

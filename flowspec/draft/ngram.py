@@ -173,6 +173,7 @@ class NgramDrafter:
     kind = "ngram"
     captures: tuple[int, ...] = ()
     weight_bytes = 0
+    cache_slots = limits.ID_MAX  # texts, and no keys and values
 
     def __init__(self, context: int = limits.CONTEXT_MAX) -> None:
         self.context = context

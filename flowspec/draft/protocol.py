@@ -36,6 +36,11 @@ class Drafter(Protocol):
     @property
     def weight_bytes(self) -> int: ...
 
+    @property
+    def cache_slots(self) -> int:
+        """What there is memory for, of all requests together, as of when it was loaded."""
+        ...
+
     def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
         """Runs the segment's nodes; proposes up to `width` children for every root or uncommitted one of them that lives."""
         ...

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
+from flowspec.core.slots import cache_size
+
 ATTENTION_NAME = "flowspec_tree"
-BLOCK_SLOTS = 256
 
 
 class TreeCache:
@@ -34,11 +35,7 @@ class TreeCache:
     def growth_bytes(self, slots: int) -> int:
         """What `reserve` would add."""
         layers, heads, have, width = self.keys.shape
-        return 2 * layers * heads * max(0, self._size(slots) - have) * width * self.keys.element_size()
-
-    def _size(self, slots: int) -> int:
-        """Whole blocks, but no more than were reserved by the head."""
-        return min(self.slots_max, -(-slots // BLOCK_SLOTS) * BLOCK_SLOTS)
+        return 2 * layers * heads * max(0, cache_size(slots, self.slots_max) - have) * width * self.keys.element_size()
 
     def reserve(self, slots: int) -> None:
         """Makes room for slots `0..slots-1`; new ones are zero, for a masked slot with NaN would poison attention."""
@@ -46,7 +43,7 @@ class TreeCache:
         if slots <= have:
             return
         assert slots <= self.slots_max, f"{slots} slots asked for, {self.slots_max} reserved"
-        size = self._size(slots)
+        size = cache_size(slots, self.slots_max)
         self.keys = F.pad(self.keys, (0, 0, 0, size - have))
         self.values = F.pad(self.values, (0, 0, 0, size - have))
 

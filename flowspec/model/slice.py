@@ -70,6 +70,13 @@ class Slice:
 
     # ------------------------------------------------------------------------------------------- caches
 
+    @property
+    def slot_bytes(self) -> int:
+        """Keys and values of one node."""
+        layers = self.span.end - self.span.first
+        heads: int = self.config.num_key_value_heads
+        return 2 * layers * heads * head_dim(self.config) * self.dtype.itemsize
+
     def open_cache(self, request: int, slots: int) -> None:
         self._caches[request] = TreeCache(
             layers=self.span.end - self.span.first,

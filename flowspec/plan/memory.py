@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowspec.core import limits
+from flowspec.core.slots import WORK_BYTES
 from flowspec.plan.shape import PRECISION_BYTES, ModelShape
-
-WORK_BYTES = 64 << 20
-"""Activations of one prefill chunk, queued frames and allocator slack."""
 
 PROCESS_BYTES = 512 << 20
 """A daemon's or a head's process before anything is loaded: Python, torch and what they map."""

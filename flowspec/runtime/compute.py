@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from flowspec.core.cluster_messages import Assign
 from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers
+from flowspec.core.slots import slots_in
 from flowspec.errors import FlowSpecError, NoRoomError
 from flowspec.model.files import ModelFiles
 from flowspec.plan.profile import DeviceProfile
@@ -41,9 +42,13 @@ SWITCH_INTERVAL_S = 0.0002
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A slice is in memory; `reused` says that it was there already, `received_bytes` how much of it the head sent just now."""
+    """A slice is in memory; `reused` says that it was there already, `received_bytes` how much of it the head sent just now.
+
+    There is room for `cache_slots` beside it.
+    """
 
     weight_bytes: int
+    cache_slots: int
     received_bytes: int
     hidden_size: int
     vocabulary_size: int
@@ -232,8 +237,10 @@ class ComputeThread:
 
 
 def _loaded(part: Slice, *, reused: bool, received_bytes: int = 0) -> Loaded:
+    assert part.cache_bytes_max is not None, "memory is checked before a slice is loaded"
     return Loaded(
         weight_bytes=part.weight_bytes,
+        cache_slots=slots_in(part.cache_bytes_max, part.slot_bytes),
         received_bytes=received_bytes,
         hidden_size=part.config.hidden_size,
         vocabulary_size=part.config.vocab_size,

@@ -77,7 +77,9 @@ class Head:
         keys: Keyring | None = None,
     ) -> None:
         self.hops: deque[tuple[Hop, ...]] = deque(maxlen=TIMED_SEGMENTS_MAX)
-        traits = None if drafter is None else DrafterTraits(context=drafter.context, needs_features=bool(drafter.captures))
+        traits = None
+        if drafter is not None:
+            traits = DrafterTraits(context=drafter.context, needs_features=bool(drafter.captures), cache_slots=drafter.cache_slots)
         self._core = HeadCore(context=plan.context, stage_count=len(plan.stages), method=method or make_method("ar"), drafter=traits)
         self._core.vocabulary = plan.vocabulary
         self._wake = Wake()
@@ -97,6 +99,8 @@ class Head:
         self._requests_begun = 0
         try:
             self._pipelines.connect()
+            assert self._pipelines.stages is not None
+            self._core.admission.move_to(self._pipelines.stages.cache_slots)
             self._show_stages()
         except BaseException:
             self._disconnect()

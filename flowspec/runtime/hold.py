@@ -124,8 +124,17 @@ class Hold:
         self.is_ready = True
         resident = psutil.Process().memory_info().rss
         loaded = self.loaded
-        self.control.link.send(Ready(weight_bytes=loaded.weight_bytes, memory_bytes=resident, received_bytes=loaded.received_bytes))
-        log.info("ready: %s weights %s, process %s", "kept" if loaded.reused else "loaded", mib(loaded.weight_bytes), mib(resident))
+        self.control.link.send(
+            Ready(
+                weight_bytes=loaded.weight_bytes,
+                memory_bytes=resident,
+                cache_slots=loaded.cache_slots,
+                received_bytes=loaded.received_bytes,
+            )
+        )
+        kept = "kept" if loaded.reused else "loaded"
+        text = "ready: %s weights %s, process %s, room for %d cache slots"
+        log.info(text, kept, mib(loaded.weight_bytes), mib(resident), loaded.cache_slots)
 
     def ask(self, question: WeightQuestion) -> bool:
         """Sends the head a question about weights; False when it cannot be reached."""

@@ -11,6 +11,7 @@ from flowspec.core.cluster_messages import Assign
 from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import ClusterError, NoRoomError
 from flowspec.model.files import ModelFiles, is_gguf
+from flowspec.model.free_memory import free_bytes
 from flowspec.model.half import packing_of
 from flowspec.model.pieces import Pieces, Span, head_dim
 from flowspec.model.slice import DTYPES
@@ -87,13 +88,12 @@ def check_memory(
     need = slice_memory(files, span, assign.dtype, assign.context, device)
     if is_loaded:
         need = replace(need, weight_bytes=0)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # what the last slice left behind counts as free
-        free, _ = torch.cuda.mem_get_info(device)
-        have = free if limit_bytes is None else min(free, limit_bytes)
+    if limit_bytes is None:
+        have = free_bytes(device)
+    elif device.type == "cuda":
+        have = min(free_bytes(device), limit_bytes)
     else:
-        resident = psutil.Process().memory_info().rss
-        have = psutil.virtual_memory().available if limit_bytes is None else limit_bytes - resident
+        have = limit_bytes - psutil.Process().memory_info().rss
     if need.total_bytes > have:
         raise NoRoomError(
             f"layers {span.first} to {span.end - 1} need {mib(need.total_bytes)} (weights {mib(need.weight_bytes)}, "

@@ -229,7 +229,7 @@ class Pipelines:
             self.stages, self.plan = stages, plan
             self._decide(Formed())
             if not is_first:
-                self._on_change(Reformed(stage_count=len(plan.stages)))
+                self._on_change(Reformed(stage_count=len(plan.stages), cache_slots=stages.cache_slots))
 
     def _between(self) -> None:
         """While a pipeline is formed: the head's turn, and a look at who is silent."""

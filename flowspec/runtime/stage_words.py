@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flowspec.core import limits
 from flowspec.core.cluster_messages import Error, Pong, Ready
 from flowspec.core.membership import Heard, Progressed
 from flowspec.core.messages import Message, Verified
@@ -33,6 +34,15 @@ def error_of(plan: ClusterPlan, index: int, error: Error) -> ClusterError:
         return BrokenError(text, plan.stages[index + 1].name, f"lost by {stage.name}")
     device = stage.name if error.cause in ("part", "gone") else ""
     return BrokenError(text, device, error.text, is_refusal=error.cause == "part")
+
+
+def check_room(plan: ClusterPlan, index: int, ready: Ready) -> None:
+    """Raises `BrokenError` for a stage that has no room for even one conversation with a full context, which its daemon should have refused."""
+    needed = plan.context + limits.TREE_NODES_MAX
+    if ready.cache_slots < needed:
+        stage = plan.stages[index]
+        why = f"expected room for {needed} cache slots, got {ready.cache_slots}; give it fewer layers, or use a smaller --context"
+        raise BrokenError(f"{described(stage)}: {why}", stage.name, why, is_refusal=True)
 
 
 def check_features(plan: ClusterPlan, verified: Verified, features: Tensor | None) -> None:

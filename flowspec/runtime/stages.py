@@ -30,7 +30,7 @@ from flowspec.runtime import timeouts
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.monitor import Monitor
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.stage_words import check_features, described, error_of, word_of
+from flowspec.runtime.stage_words import check_features, check_room, described, error_of, word_of
 from flowspec.runtime.transport import Link, Receiver, Wake, dial, ready_sources, receive
 from flowspec.runtime.weights.server import WeightServer
 from flowspec.wire.codec import Tensor, decode
@@ -206,6 +206,7 @@ class Stages:
         elif isinstance(message, Loading):
             self._progress(f"{stage.plan.name}: {message.doing}", message.share)
         elif isinstance(message, Ready):
+            check_room(self.plan, self.all.index(stage), message)
             stage.ready = message
             self._progress(f"{stage.plan.name}: ready", 1.0)
         elif isinstance(message, AskModel):
@@ -245,6 +246,11 @@ class Stages:
         """A control message to every stage."""
         for stage in self.all:
             stage.control.send(message)
+
+    @property
+    def cache_slots(self) -> int:
+        """What every stage has room for, of all conversations together; once all are ready."""
+        return min(stage.ready.cache_slots for stage in self.all if stage.ready is not None)
 
     @property
     def due_s(self) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from flowspec.core import limits
 from flowspec.core.events import Proposal
 from flowspec.core.messages import Commit, Open, Part, Release, Segment
 from flowspec.noise import draw_bits, gumbel
@@ -44,13 +45,21 @@ class FakeDrafter:
     """Ranks by `log q / T + G`, where q is the language's own at `quality` 1 and unrelated to it at 0."""
 
     def __init__(
-        self, language: HashLanguage, quality: float, seed: int, *, context: int = 1 << 20, captures: tuple[int, ...] = ()
+        self,
+        language: HashLanguage,
+        quality: float,
+        seed: int,
+        *,
+        context: int = 1 << 20,
+        captures: tuple[int, ...] = (),
+        cache_slots: int = limits.ID_MAX,
     ) -> None:
         assert 0 <= quality <= 1
         self.kind = "model"
         self.captures = captures
         self.context = context
         self.weight_bytes = 0
+        self.cache_slots = cache_slots
         self.quality = quality
         self.passes = 0
         self.rows = 0
@@ -59,7 +68,7 @@ class FakeDrafter:
         self._ids = np.arange(language.vocabulary_size)
         self._views: dict[int, _View] = {}
         self._featured: dict[int, set[int]] = {}
-        self._released: set[int] = set()
+        self._released: dict[int, int] = {}
 
     def requests(self) -> list[int]:
         """The requests it holds something of."""
@@ -81,13 +90,13 @@ class FakeDrafter:
     def release(self, message: Release) -> None:
         self._views.pop(message.request, None)
         self._featured.pop(message.request, None)
-        self._released.add(message.request)
+        self._released[message.request] = message.epoch
 
     def take_features(self, request: int, epoch: int, ids: Any, features: Any) -> None:
         """Notes whose features came; those of a request that is over are of no use, but may still be on their way."""
         assert self.captures, "features for a drafter that wants none"
         assert len(ids) == features.rows, f"{len(ids)} nodes of request {request}, epoch {epoch}, came with {features.rows} features"
-        if request not in self._released:
+        if epoch > self._released.get(request, -1):
             self._featured.setdefault(request, set()).update(ids)
 
     # -------------------------------------------------------------------------------------------- its view

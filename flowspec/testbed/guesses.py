@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from flowspec.core import limits
 from flowspec.core.events import Proposal
 from flowspec.core.messages import Release, Segment
 from flowspec.draft.choose import NGRAM, open_drafter
@@ -120,6 +121,7 @@ class MemoDrafter:
     kind = "model"
     captures: tuple[int, ...] = ()
     weight_bytes = 0
+    cache_slots = limits.ID_MAX
 
     def __init__(self, guesses: Guesses) -> None:
         self.context = guesses.context

@@ -11,6 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flowspec.core import limits
 from flowspec.core.events import Proposal
 from flowspec.core.messages import Release, Sampling, Segment
 from flowspec.draft.protocol import Drafter
@@ -48,6 +49,7 @@ class DrafterForEach:
     kind = "model"
     captures: tuple[int, ...] = ()
     weight_bytes = 0
+    cache_slots = limits.ID_MAX
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self.context = min(drafter.context for drafter in drafters)

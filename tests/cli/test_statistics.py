@@ -46,6 +46,11 @@ def test_what_was_counted_is_said() -> None:
     assert "150 passes, 2000 rows, 2.50 s; calibration error 0.123" in text
 
 
+def test_a_wait_for_room_is_told_where_there_was_one() -> None:
+    assert not any("waited" in line for line in statistics.lines(report(2, 50)))
+    assert "waited     2.25 s until the devices had memory for it" in statistics.lines({**report(2, 50), "waited_s": 2.25})
+
+
 def test_an_answer_without_a_segment_has_a_line_too() -> None:
     assert statistics.lines({**Statistics(stage_count=2).report(), "head_s": 0.0}) == ["no segments were sent after the prompt"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -204,6 +206,20 @@ def test_a_segment_brings_the_open_that_its_control_message_has_not() -> None:
     job = run_of(arrive(core, segment(1, rows, newest=commit(base=5, epoch=1), prompt=True, opens=newer)))
     assert job.parts[0].positions.tolist() == [3, 4]
     assert core.handle(ControlArrived(message=newer), 0.0) == []
+
+
+def test_a_segment_brings_the_release_that_makes_room_for_it() -> None:
+    core = opened()
+    (other,) = arrive(core, replace(segment(1, []), releases=(Release(request=1),)))[:1]
+    assert other == CloseCache(request=1)
+    assert core.requests() == []
+
+
+def test_a_release_that_comes_late_does_not_close_what_was_opened_again() -> None:
+    core = opened()
+    core.handle(ControlArrived(message=opening(epoch=2)), 0.0)
+    assert core.handle(ControlArrived(message=Release(request=1, epoch=1)), 0.0) == []
+    assert core.handle(ControlArrived(message=Release(request=1, epoch=2)), 0.0) == [CloseCache(request=1)]
 
 
 def test_releasing_closes_the_cache_once() -> None:

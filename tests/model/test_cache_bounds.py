@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flowspec.core.limits import CACHE_BLOCK_SLOTS as BLOCK_SLOTS
 from flowspec.errors import ClusterError
-from flowspec.model.attention import BLOCK_SLOTS, TreeCache
+from flowspec.model.attention import TreeCache
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from flowspec.core.slots import WORK_BYTES
 from flowspec.plan import planner
 from flowspec.plan.advice import fitting_options, improvements, limits, shortfalls
-from flowspec.plan.memory import PROCESS_BYTES, WORK_BYTES, weights_of
+from flowspec.plan.memory import PROCESS_BYTES, weights_of
 from flowspec.plan.partition import Arrangement, Partition
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan, make_plans, rate_split
 from flowspec.plan.profile import DeviceProfile, find_profile

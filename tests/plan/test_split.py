@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.core import limits
+from flowspec.core.slots import WORK_BYTES
 from flowspec.errors import InputError
-from flowspec.plan.memory import WORK_BYTES, SliceMemory, cache_bytes, mib
+from flowspec.plan.memory import SliceMemory, cache_bytes, mib
 from flowspec.plan.split import checked_split, even_split, weighted_split
 
 WEIGHTS = st.lists(st.one_of(st.integers(1, 16).map(float), st.floats(1, 2.0**62)), min_size=1, max_size=12)

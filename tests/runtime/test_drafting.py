@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from flowspec.core import limits
 from flowspec.core.events import Draft, Drafted, Proposal, ToDrafter
 from flowspec.core.messages import Release, Segment, VerifiedPart
 from flowspec.errors import ClusterError, InputError
@@ -26,6 +27,7 @@ class Notebook:
     captures = (1, 2)
     context = 100
     weight_bytes = 0
+    cache_slots = limits.ID_MAX
 
     def __init__(self) -> None:
         self.told: list[Any] = []

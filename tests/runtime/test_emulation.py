@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import zmq
 
+from flowspec.core import limits
 from flowspec.core.cluster_messages import Ping, Pong
 from flowspec.core.events import Draft, Drafted, JobPart, RunLayers, Trim
 from flowspec.core.messages import Sampling, Segment, Verified, VerifiedPart
@@ -359,6 +360,7 @@ class Idler:
     captures = ()
     context = 100
     weight_bytes = 0
+    cache_slots = limits.ID_MAX
 
     def draft(self, segment: Segment, width: int) -> tuple[()]:
         return ()

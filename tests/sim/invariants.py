@@ -123,7 +123,8 @@ class Invariants:
         assert not self._answering, f"requests {sorted(self._answering)} never ended"
         assert world.head.in_flight == 0, f"{world.head.in_flight} segments never came back"
         assert not world.is_drafting
-        known = {request.number: request for request in world.head.requests()}
+        holding = world.head.admission.holding
+        known = {request.number: request for request in world.head.requests() if holding(request.number).stages}
         for index, stage in enumerate(world.stages):
             assert world.devices[index].is_idle
             assert stage.queued == 0

@@ -9,7 +9,9 @@ from dataclasses import replace
 
 import pytest
 
+from flowspec.core.admission import Room
 from flowspec.core.flights import Flights
+from flowspec.core.head import HeadCore
 from flowspec.core.incarnation import Lease
 from flowspec.core.request import Request
 from flowspec.sim.faults.play import Play
@@ -67,7 +69,10 @@ def test_the_swarm_sees_the_troubles_that_it_is_for() -> None:
             for answers in run.cluster.answers.values()
             for answer in answers
         )
+        seen["waited"] += any("waits for room" in text for _, _, text in run.story)
+        seen["given up"] += any("gives up the caches" in text for _, _, text in run.story)
     wanted = ["several pipelines", "lost", "back", "silence", "closed", "fenced", "superseded", "refused", "nobody left", "recovered"]
+    wanted += ["waited", "given up"]
     assert [name for name in wanted if not seen[name]] == []
 
 
@@ -107,7 +112,34 @@ def keeps_the_flights(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Flights, "clear", lambda self: None)
 
 
-@pytest.mark.parametrize("mutation", [ignores_incarnations, sends_only_the_root_again, keeps_the_epoch, keeps_the_flights])
+def admits_everybody(patch: pytest.MonkeyPatch) -> None:
+    """The head does not look whether the stages have memory for one more."""
+    patch.setattr(Room, "has", lambda self, need: True)
+
+
+def releases_on_control_alone(patch: pytest.MonkeyPatch) -> None:
+    """The rows of who was admitted may come before the Release that makes room for them."""
+    depart = Flights.depart
+    patch.setattr(Flights, "depart", lambda self, *given: replace(depart(self, *given), releases=()))
+
+
+def believes_that_what_it_gave_up_is_still_there(patch: pytest.MonkeyPatch) -> None:
+    """A conversation whose caches were released goes on as if they were not."""
+    patch.setattr(HeadCore, "_begin_again", lambda self, request: None)
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        ignores_incarnations,
+        sends_only_the_root_again,
+        keeps_the_epoch,
+        keeps_the_flights,
+        admits_everybody,
+        releases_on_control_alone,
+        believes_that_what_it_gave_up_is_still_there,
+    ],
+)
 def test_a_broken_build_is_caught(mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     mutation(monkeypatch)
     assert any(play([seed]).failures for seed in range(SEEDS_TO_CATCH))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flowspec.core import limits
 from flowspec.core.events import Proposal
 from flowspec.core.messages import Release, Sampling, Segment
 from flowspec.draft.choose import open_drafter
@@ -32,6 +33,7 @@ class Both:
     kind = "model"
     captures: tuple[int, ...] = ()
     weight_bytes = 0
+    cache_slots = limits.ID_MAX
 
     def __init__(self, memo: Drafter, plain: Drafter) -> None:
         self.memo, self.plain = memo, plain

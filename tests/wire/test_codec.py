@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from flowspec.core import limits
 from flowspec.core.cluster_messages import ERROR_CAUSES, LOADING_STEPS, ROLES, Error
 from flowspec.core.facts import INTERFACE_KINDS, MODEL_STATES, SPEED_SOURCES, Board, Facts, Interface, LinkFacts, Software, Speed
-from flowspec.core.messages import Commit, Hop, Open, Part, Sampling, Segment, Verified, VerifiedPart
+from flowspec.core.messages import Commit, Hop, Open, Part, Release, Sampling, Segment, Verified, VerifiedPart
 from flowspec.core.weight_messages import AskBytes, AskNames, AskTensors, ModelOffer, NameList, TensorBytes, TensorEntry, TensorList
 from flowspec.errors import PeerError
 from flowspec.wire.codec import BYTES, DTYPE_BYTES, KINDS, Envelope, Tensor, decode, encode
@@ -99,7 +99,12 @@ def verified_parts(draw: st.DrawFn) -> VerifiedPart:
 
 
 SEGMENTS = st.lists(IDS, max_size=3, unique=True).flatmap(
-    lambda requests: build(Segment, parts=st.tuples(*[parts(request) for request in requests]), hops=st.lists(HOPS, max_size=3).map(tuple))
+    lambda requests: build(
+        Segment,
+        parts=st.tuples(*[parts(request) for request in requests]),
+        hops=st.lists(HOPS, max_size=3).map(tuple),
+        releases=st.lists(build(Release), max_size=3).map(tuple),
+    )
 )
 DIGESTS = st.text("0123456789abcdef", min_size=limits.DIGEST_CHARS, max_size=limits.DIGEST_CHARS)
 OFFSETS = st.integers(0, limits.TENSOR_BYTES_MAX)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, cast
 
 from flowspec import __version__
+from flowspec.core import limits
 from flowspec.core.cluster_messages import Assign, Error, Hello, Ping, Pong, Ready, Reset, Welcome
 from flowspec.core.events import (
     Cancel,
@@ -50,7 +51,7 @@ from flowspec.core.membership import (
     Tick,
     Unfit,
 )
-from flowspec.core.messages import Verified
+from flowspec.core.messages import Release, Verified
 from flowspec.plan.split import even_split
 from flowspec.plan.timing import Curve
 from flowspec.sim.clock import Alarm, Clock
@@ -72,14 +73,14 @@ LEFT_S = 0.2
 
 @dataclass(slots=True)
 class _Pipeline:
-    """One incarnation, as the head sees it: its connections, and who of it is ready."""
+    """One incarnation, as the head sees it: its connections, and who of it is ready, with how many cache slots."""
 
     incarnation: int
     devices: tuple[str, ...]
     control: dict[str, Connection] = field(default_factory=dict)
     data: dict[str, Connection] = field(default_factory=dict)
     welcome: set[str] = field(default_factory=set)
-    ready: set[str] = field(default_factory=set)
+    ready: dict[str, int] = field(default_factory=dict)
 
 
 class Cluster:
@@ -160,6 +161,8 @@ class Cluster:
             self.answers.setdefault(event.request, []).append(Answer(event, self.now_s))
         for command in self.head.handle(event, max(self.now_s, due_s)):
             if isinstance(command, ToStages):
+                if isinstance(command.message, Release) and command.message.epoch < limits.ID_MAX:
+                    self._tell(HEAD, f"gives up the caches of request {command.message.request}")
                 for connection in self._formed().control.values():
                     connection.send(HEAD, command.message)
             elif isinstance(command, ToPipeline):
@@ -181,6 +184,10 @@ class Cluster:
                 answer.end, answer.ended_s = command, self.now_s
                 self._tell(f"request {command.request}", f"ends: {command.reason}, {len(answer.tokens)} tokens")
                 self.on_end(command.request)
+        admission = self.head.admission
+        if isinstance(event, Submit) and self.head.is_formed and event.request in admission.waiting:
+            self._tell(f"request {event.request}", "waits for room")
+        assert not self.head.is_formed or admission.room.has(admission.held), f"{admission.held} is held of {admission.room}"
 
     def _emit(self, command: Emit) -> None:
         answer = self.answers[command.request][-1]
@@ -321,11 +328,11 @@ class Cluster:
                 self._welcomed(pipeline, name)
         elif isinstance(message, Ready):
             self._decide(Progressed(device=name, is_ready=True))
-            pipeline.ready.add(name)
+            pipeline.ready[name] = message.cache_slots
             if len(pipeline.ready) == len(pipeline.devices):
                 self._tell(HEAD, "the pipeline is formed")
                 self._decide(Formed())
-                self._step(Reformed(stage_count=len(pipeline.devices)))
+                self._step(Reformed(stage_count=len(pipeline.devices), cache_slots=min(pipeline.ready.values())))
         else:
             assert isinstance(message, Error), f"an unexpected {type(message).__name__}"
             self._error(pipeline, name, message)

@@ -6,7 +6,7 @@ Whether a claim is granted and what is fenced is `core.incarnation.Lease`'s deci
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from flowspec import __version__
 from flowspec.core import limits
@@ -25,6 +25,7 @@ from flowspec.core.events import (
 )
 from flowspec.core.incarnation import Claim, Lease
 from flowspec.core.messages import Commit, Open, Release, Segment
+from flowspec.core.slots import cache_size
 from flowspec.core.stage import StageCore
 from flowspec.sim.clock import Clock
 from flowspec.sim.device import Device, DeviceSpec
@@ -42,6 +43,14 @@ BUSY_RETRY_S = 0.5
 
 
 @dataclass(slots=True)
+class _Cache:
+    """What a request's cache may take, and takes: it never shrinks."""
+
+    capacity: int
+    size: int = 0
+
+
+@dataclass(slots=True)
 class _Hold:
     """The pipeline that holds the daemon; as `runtime.hold.Hold`, with stand-ins for tensors."""
 
@@ -53,10 +62,14 @@ class _Hold:
     next_hop: Connection | None = None
     is_next_ready: bool = False
     data: Connection | None = None
+    caches: dict[int, _Cache] = field(default_factory=dict)
 
 
 class SimDaemon:
-    """Serves one pipeline after another. `layers_max` is how many layers fit, `load_s` what a layer takes to load."""
+    """Serves one pipeline after another. `layers_max` is how many layers fit, `load_s` what a layer takes to load.
+
+    It has memory for `cache_slots` of all conversations, as it says; what needs more fails at once.
+    """
 
     def __init__(
         self,
@@ -67,6 +80,7 @@ class SimDaemon:
         spec: DeviceSpec,
         *,
         layers_max: int,
+        cache_slots: int,
         load_s: float,
         queued_max: int,
         daemons: dict[str, SimDaemon],
@@ -74,6 +88,7 @@ class SimDaemon:
     ) -> None:
         self.name = name
         self.layers_max = layers_max
+        self.cache_slots = cache_slots
         self.is_up = True
         self.is_stopped = False
         self.is_stuck = False
@@ -248,7 +263,7 @@ class SimDaemon:
 
     def _ready(self, hold: _Hold) -> None:
         if hold is self._hold and hold.is_loaded and hold.is_next_ready:
-            hold.control.send(self.name, Ready(weight_bytes=1, memory_bytes=1))
+            hold.control.send(self.name, Ready(weight_bytes=1, memory_bytes=1, cache_slots=self.cache_slots))
 
     def _check(self) -> None:
         hold = self._hold
@@ -280,11 +295,16 @@ class SimDaemon:
             return
         for command in hold.core.handle(event, self._clock.now_s):
             if isinstance(command, RunLayers):
+                self._reserve(hold, command)
                 hold.device.run(command)
             elif isinstance(command, Trim):
                 if not hold.device.is_idle:  # of a stopped process the job may be done while nobody was told
                     hold.device.trim(command)
             elif isinstance(command, OpenCache | ClearSlots | CloseCache):
+                if isinstance(command, OpenCache):
+                    hold.caches[command.request] = _Cache(command.slots)
+                elif isinstance(command, CloseCache):
+                    del hold.caches[command.request]
                 hold.device.change_cache(command)
             else:
                 payload: Tensor | None = command.payload
@@ -293,3 +313,11 @@ class SimDaemon:
                 message = command.segment if isinstance(command, SendSegment) else command.verified
                 if onward is not None:
                     onward.send(self.name, message, tensor)
+
+    def _reserve(self, hold: _Hold, job: RunLayers) -> None:
+        """As `model.slice.Slice` does before it runs a job."""
+        for part in job.parts:
+            cache = hold.caches[part.request]
+            cache.size = max(cache.size, cache_size(len(part.key_positions), cache.capacity))
+        taken = sum(cache.size for cache in hold.caches.values())
+        assert taken <= self.cache_slots, f"{self.name} has memory for {self.cache_slots} cache slots, {taken} are needed"

@@ -47,8 +47,17 @@ class Play:
             self.daemons[name] = self._daemon(name)
         drafter = None
         if schedule.quality is not None:
-            drafter = FakeDrafter(schedule.language, schedule.quality, schedule.seed, context=schedule.context, captures=schedule.captures)
-        traits = None if drafter is None else DrafterTraits(context=drafter.context, needs_features=bool(drafter.captures))
+            drafter = FakeDrafter(
+                schedule.language,
+                schedule.quality,
+                schedule.seed,
+                context=schedule.context,
+                captures=schedule.captures,
+                cache_slots=schedule.draft_slots,
+            )
+        traits = None
+        if drafter is not None:
+            traits = DrafterTraits(context=drafter.context, needs_features=bool(drafter.captures), cache_slots=drafter.cache_slots)
         head = HeadCore(
             context=schedule.context,
             stage_count=len(schedule.devices),
@@ -87,6 +96,7 @@ class Play:
             schedule.language,
             schedule.spec,
             layers_max=schedule.layer_count,
+            cache_slots=schedule.cache_slots[name],
             load_s=schedule.load_s,
             queued_max=schedule.queued_max,
             daemons=self.daemons,

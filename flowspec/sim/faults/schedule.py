@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from flowspec.core import limits
 from flowspec.core.events import Submit
 from flowspec.core.flights import Bounds
 from flowspec.core.membership import Patience
@@ -67,6 +68,8 @@ class Schedule:
     patience: Patience
     method: Callable[[], Method]
     language: HashLanguage
+    cache_slots: Mapping[str, int]
+    draft_slots: int
     quality: float | None
     captures: tuple[int, ...]
     drafting: Curve
@@ -77,6 +80,7 @@ class Schedule:
 def draw(seed: int) -> Schedule:
     """The schedule of a seed; most have a few faults, some have many at once."""
     rng = random.Random(seed)
+    memory = random.Random(f"memory of {seed}")
     devices = tuple(f"pi-{index}" for index in range(rng.choices([1, 2, 3, 4, 6], weights=[1, 3, 4, 3, 1])[0]))
     context = rng.choice([16, 40, 90])
     language = HashLanguage(rng.choice([7, 24]), seed, rng.choice([0.7, 2.0, 4.0]))
@@ -108,6 +112,8 @@ def draw(seed: int) -> Schedule:
         ),
         method=partial(Continuous, **shape) if name == "continuous" else partial(make_method, name, **sizes),
         language=language,
+        cache_slots={device: memory.choice([1, 1, 2, 64]) * (context + limits.TREE_NODES_MAX) for device in devices},
+        draft_slots=memory.choice([0, 1, 2, 64]) * (context + limits.DRAFT_NODES_MAX),
         quality=None if name == "ar" and rng.random() < 0.5 else quality,
         captures=(1,) if rng.random() < 0.15 else (),
         drafting=Curve(base_s=rng.choice([0.0, 0.003, 0.05])),

@@ -300,7 +300,7 @@ def _hold(index: int, count: int, *, features: bool) -> Hold:
     link = Link(cast(Any, None), incarnation=1, sender="stage")  # nothing is sent by it
     head = Peer("", Hello(name="head", version=__version__, role="head-control"), link, Receiver())
     hold = Hold(1, head, assign, core)
-    hold.loaded = Loaded(weight_bytes=0, received_bytes=0, hidden_size=WIDTH, vocabulary_size=VOCABULARY, reused=False)
+    hold.loaded = Loaded(weight_bytes=0, cache_slots=600, received_bytes=0, hidden_size=WIDTH, vocabulary_size=VOCABULARY, reused=False)
     return hold
 
 

@@ -1,0 +1,132 @@
+"""Whose caches there is memory for: answers are admitted while theirs fit beside those that are held, and else wait in order of arrival.
+
+A ledger of numbers; the head carries out what it says. A conversation holds room from its admission until its caches are released:
+also between its answers, for the next one begins with what is cached. Where room is short such idle caches are given up,
+for a prefill brings them back. Whoever waits longest goes first, whatever would fit behind it, so nobody starves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from flowspec.core import limits
+from flowspec.core.drafting import DrafterTraits
+from flowspec.core.events import Submit
+from flowspec.core.slots import cache_size
+from flowspec.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Cache slots at every stage (where there are several, at the one with the least), and at the drafter."""
+
+    stages: int = 0
+    drafter: int = 0
+
+    def __add__(self, other: Room) -> Room:
+        return Room(stages=self.stages + other.stages, drafter=self.drafter + other.drafter)
+
+    def has(self, need: Room) -> bool:
+        """Whether as much as `need` is in here."""
+        return need.stages <= self.stages and need.drafter <= self.drafter
+
+    def at_least(self, other: Room) -> Room:
+        """The larger of each."""
+        return Room(stages=max(self.stages, other.stages), drafter=max(self.drafter, other.drafter))
+
+
+NO_ROOM = Room()
+
+
+class Admission:
+    """What is held of the `room`, and who waits for some, at stages of this `context` and at the head's drafter if it has one."""
+
+    def __init__(self, context: int, drafter: DrafterTraits | None) -> None:
+        self.room = Room(stages=limits.ID_MAX, drafter=0 if drafter is None else drafter.cache_slots)
+        self._context = context
+        self._draft_context = 0 if drafter is None else drafter.context
+        self._held: dict[int, Room] = {}
+        self._needs: dict[int, Room] = {}
+        self._admitted: set[int] = set()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits."""
+        return len(self._needs) > len(self._admitted)
+
+    @property
+    def waiting(self) -> list[int]:
+        """Those who wait, in order of arrival."""
+        return [number for number in self._needs if number not in self._admitted]
+
+    @property
+    def held(self) -> Room:
+        """What all hold together; never more than the room."""
+        return sum(self._held.values(), NO_ROOM)
+
+    def holding(self, number: int) -> Room:
+        """What one conversation holds."""
+        return self._held.get(number, NO_ROOM)
+
+    def need_of(self, submit: Submit) -> Room:
+        """What an answer's caches may come to take, with its guesses; nothing of a drafter that has no memory for it even alone."""
+        tokens = len(submit.prompt) + submit.new_tokens_max
+        stages = cache_size(min(tokens, self._context) + limits.TREE_NODES_MAX, self._context + limits.TREE_NODES_MAX)
+        drafter = cache_size(min(tokens, self._draft_context) + limits.DRAFT_NODES_MAX, self._draft_context + limits.DRAFT_NODES_MAX)
+        return Room(stages=stages, drafter=drafter if drafter <= self.room.drafter else 0)
+
+    def ask(self, submit: Submit) -> None:
+        """An answer is wanted; raises `InputError` for one that there is no room for even alone."""
+        assert submit.request not in self._needs, f"request {submit.request} is being answered"
+        need = self.need_of(submit)
+        if not self.room.has(need):
+            raise InputError(
+                f"{len(submit.prompt)} tokens of prompt and {submit.new_tokens_max} of answer take {need.stages} cache slots with their guesses, "
+                f"but the devices have memory for {self.room.stages}; ask for fewer new tokens, shorten the prompt, or use more devices"
+            )
+        self._needs[submit.request] = need
+
+    def may_draft(self, number: int) -> bool:
+        """Whether the drafter has memory for an answer that was asked for."""
+        return self._needs[number].drafter > 0
+
+    def admit(self, idle: Sequence[int]) -> tuple[int, list[int]] | None:
+        """Lets in who waits longest, if there is room with the caches of some of the `idle`, the first of them first.
+
+        Returns whom, and whose caches it takes for that, which are to be released before it sends anything.
+        """
+        number = next((number for number in self._needs if number not in self._admitted), None)
+        if number is None:
+            return None
+        wanted = self._needs[number].at_least(self.holding(number))  # a cache does not shrink
+        held = sum((held for other, held in self._held.items() if other != number), NO_ROOM)
+        given_up: list[int] = []
+        for other in idle:
+            if self.room.has(held + wanted):
+                break
+            if other != number and other in self._held:
+                given_up.append(other)
+                held = sum((held for each, held in self._held.items() if each not in (number, *given_up)), NO_ROOM)
+        if not self.room.has(held + wanted):
+            return None
+        for other in given_up:
+            del self._held[other]
+        self._held[number] = wanted
+        self._admitted.add(number)
+        return number, given_up
+
+    def end(self, number: int) -> None:
+        """An answer is over, or nobody waits for it any more; what it holds stays."""
+        del self._needs[number]
+        self._admitted.discard(number)
+
+    def release(self, number: int) -> None:
+        """A conversation's caches are released."""
+        self._held.pop(number, None)
+
+    def move_to(self, cache_slots: int) -> None:
+        """Other stages with so many slots hold nothing yet: everybody waits again, whoever came first before all others."""
+        self.room = replace(self.room, stages=cache_slots)
+        self._admitted.clear()
+        self._held = {number: Room(drafter=held.drafter) for number, held in self._held.items()}

@@ -1,0 +1,186 @@
+"""Answers wait until there is memory for their caches: never over budget, in order of arrival, and every one gets its turn."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.core import limits
+from flowspec.core.admission import Admission
+from flowspec.core.drafting import DrafterTraits
+from flowspec.core.events import Cancel, Forget, PipelineLost, Reformed, Submit
+from flowspec.core.messages import Release, Sampling
+from flowspec.errors import InputError
+from tests.core.desk import Desk, Said, ends, kinds, opens, sends
+
+CONTEXT = 1000
+ONE = CONTEXT + limits.TREE_NODES_MAX
+"""Slots of an answer that may fill the context."""
+
+
+def submit(request: int, tokens: int = CONTEXT, prompt: int = 3) -> Submit:
+    """An answer that grows to so many tokens."""
+    return Submit(request=request, prompt=(5,) * prompt, new_tokens_max=tokens - prompt, sampling=Sampling(), stop_ids=frozenset())
+
+
+def desk_for(answers: int, *, drafter: DrafterTraits | None = None) -> Desk:
+    """A head whose stages have memory for so many answers of full length."""
+    desk = Desk("ar", stages=2, context=CONTEXT, drafter=drafter)
+    desk.head.admission.move_to(answers * ONE)
+    return desk
+
+
+def step(desk: Desk) -> list[Said]:
+    """The oldest segment comes back, token 9 after its last node."""
+    return desk.back_all({part.commit.request: {part.ids[-1]: 9} for part in desk.segments[0].parts})
+
+
+def test_what_an_answer_needs_is_its_tokens_and_guesses_in_whole_blocks() -> None:
+    admission = Admission(CONTEXT, DrafterTraits(context=2000))
+    small = admission.need_of(submit(1, tokens=20))
+    assert (small.stages, small.drafter) == (2 * limits.CACHE_BLOCK_SLOTS, 5 * limits.CACHE_BLOCK_SLOTS)
+    whole = admission.need_of(submit(1, tokens=5000))
+    assert (whole.stages, whole.drafter) == (ONE, 2000 + limits.DRAFT_NODES_MAX), "no more than is reserved"
+    assert Admission(CONTEXT, None).need_of(submit(1)).drafter == 0
+
+
+def test_a_drafter_that_has_no_memory_for_an_answer_is_not_asked() -> None:
+    desk = desk_for(2, drafter=DrafterTraits(context=1000, cache_slots=1500))
+    desk.ask(1, count=100)
+    desk.ask(2, count=900)
+    assert [desk.request(number).draft.opening is not None for number in (1, 2)] == [True, False]
+
+
+def test_one_that_never_fits_is_refused_and_changes_nothing() -> None:
+    desk = desk_for(1)
+    desk.head.admission.move_to(ONE - 1)
+    with pytest.raises(InputError, match=r"^3 tokens of prompt and 997 of answer take 1256 cache slots .* have memory for 1255; ask for"):
+        desk.give(submit(1))
+    assert not desk.head.admission.is_awaited
+    assert desk.head.requests() == []
+    assert kinds(desk.give(submit(1, tokens=100))) == ["open", "send"]
+
+
+def test_who_comes_too_many_waits_and_begins_when_another_is_forgotten() -> None:
+    desk = desk_for(1)
+    assert desk.give(submit(1)) == [opens(), sends(0, 1, 2)]
+    assert desk.give(submit(2)) == []
+    assert desk.head.admission.waiting == [2]
+    assert desk.give(Forget(request=1)) == [ends("cancelled")], "a segment of it is in flight"
+    assert step(desk) == [("release", 1), opens(2), sends(0, 1, 2, request=2)]
+    assert desk.sent[-1].releases == (Release(request=1),), "no stage runs it before it has let go of the other"
+
+
+def test_a_release_rides_until_a_segment_that_did_is_back() -> None:
+    desk = desk_for(3)
+    for number in (1, 2):
+        desk.give(submit(number))
+    desk.give(Forget(request=1))
+    assert [segment.releases for segment in desk.sent] == [(), ()]
+    step(desk)  # the last of 1, so it is released now
+    step(desk)  # left before
+    step(desk)
+    assert [segment.releases for segment in desk.sent[2:]] == [(Release(request=1),), ()]
+
+
+def test_the_cache_of_a_conversation_that_rests_is_given_up_the_oldest_first() -> None:
+    desk = desk_for(1)
+    desk.head.admission.move_to(ONE + 512)
+    for number in (1, 2):
+        desk.give(submit(number, tokens=4))
+        step(desk)
+    desk.ask(1, (5, 5, 5, 9), 1)  # the younger one now
+    step(desk)
+    said = desk.give(submit(3, tokens=CONTEXT))
+    assert said == [("release", 2), opens(3), sends(0, 1, 2, request=3)]
+    assert desk.sent[-1].releases == (Release(request=2, epoch=0),)
+    said = desk.ask(2, (5, 5, 5, 9), 1)
+    assert said[0] == ("release", 1), "it comes back in place of the other, and begins with a prefill"
+    assert said[1] == opens(2, epoch=1, keep=0)
+    assert len(said[2][1][2]) == 4
+
+
+def test_what_waits_can_be_cancelled_and_forgotten() -> None:
+    desk = desk_for(1)
+    for number in (1, 2, 3, 4):
+        desk.give(submit(number))
+    assert desk.give(Cancel(request=2)) == [ends("cancelled", 2)]
+    assert kinds(desk.give(Forget(request=3))) == ["end", "release"]
+    assert desk.head.admission.waiting == [4]
+
+
+def test_after_a_loss_those_who_fit_no_longer_wait_their_turn_and_go_on_where_they_stood() -> None:
+    desk = desk_for(3)
+    for number in (1, 2):
+        desk.give(submit(number))
+    for _ in range(2):
+        step(desk)
+    desk.give(PipelineLost())
+    desk.give(submit(3))
+    desk.segments.clear()
+    assert desk.give(Reformed(stage_count=1, cache_slots=ONE)) == [opens(1, epoch=1), sends(0, 1, 2, 3)]
+    assert desk.head.admission.waiting == [2, 3], "who came first goes first"
+    assert desk.head.admission.held.stages == ONE
+    desk.give(Cancel(request=1))
+    said = step(desk)
+    assert said == [("release", 1), opens(2, epoch=1), sends(0, 1, 2, 3, request=2)], "with what was known of it"
+    assert desk.tokens[2] == [9]
+
+
+@given(
+    room=st.integers(1, 6),
+    tokens=st.lists(st.integers(4, CONTEXT), min_size=1, max_size=12),
+    data=st.data(),
+)
+def test_never_over_budget_in_order_and_nobody_starves(room: int, tokens: list[int], data: st.DataObject) -> None:
+    """Conversations ask, end, are forgotten and lose their stages in any order."""
+    drafter = DrafterTraits(context=CONTEXT, cache_slots=data.draw(st.integers(0, 4)) * (CONTEXT + limits.DRAFT_NODES_MAX))
+    admission = Admission(CONTEXT, drafter)
+    admission.move_to(room * ONE)
+    unborn, active, resting = deque(range(len(tokens))), [], []  # type: ignore[var-annotated]
+    began: list[int] = []
+
+    def admit() -> None:
+        while (found := admission.admit(resting)) is not None:
+            number, given_up = found
+            began.append(number)
+            assert number == next(each for each in active if each not in running), "the oldest of those who wait"
+            assert set(given_up) <= set(resting)
+            running.append(number)
+            for each in given_up:
+                resting.remove(each)
+        assert admission.room.has(admission.held)
+
+    running: list[int] = []
+    for _ in range(data.draw(st.integers(0, 40))):
+        step = data.draw(st.sampled_from(["ask", "again", "end", "forget", "lost"]))
+        if step == "ask" and unborn:
+            number = unborn.popleft()
+            admission.ask(submit(number, tokens[number]))
+            active.append(number)
+        elif step == "again" and resting:
+            number = resting.pop(0)
+            admission.ask(submit(number, tokens[number]))
+            active.append(number)
+        elif step == "end" and running:
+            number = running.pop(data.draw(st.integers(0, len(running) - 1)))
+            active.remove(number)
+            admission.end(number)
+            resting.append(number)
+        elif step == "forget" and resting:
+            admission.release(resting.pop())
+        elif step == "lost":
+            admission.move_to(data.draw(st.integers(1, 6)) * ONE)
+            running.clear()
+        admit()
+    while active:
+        assert running, "somebody waits although nobody runs"
+        number = running.pop(0)
+        active.remove(number)
+        admission.end(number)
+        resting.append(number)
+        admit()
+    assert not admission.is_awaited

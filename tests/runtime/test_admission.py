@@ -1,0 +1,84 @@
+"""More conversations than a daemon has memory for, on real daemons: some wait, all answers are exact, and no device is counted as lost."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flowspec.core import limits
+from flowspec.core.messages import Sampling
+from flowspec.core.slots import WORK_BYTES
+from flowspec.draft.ngram import NgramDrafter
+from flowspec.model.files import ModelFiles
+from flowspec.model.reference import Reference
+from flowspec.runtime.cluster import Device
+from flowspec.runtime.compute import Machine
+from flowspec.runtime.daemon import Daemon
+from flowspec.runtime.head import Head
+from flowspec.runtime.local import LocalDaemon
+from flowspec.runtime.pipelines import Recovery
+from flowspec.runtime.session import replan
+from flowspec.testbed.checkpoints import SMALL, make_checkpoint
+from tests.runtime.clusters import plan_for, submit, tokens_of
+
+HEADS, HEAD_DIM = 16, 128
+CONTEXT = 400
+COUNT = 8
+STAGES = 2
+CACHE_BYTES = 2 * (8 // STAGES) * HEADS * HEAD_DIM * (CONTEXT + limits.TREE_NODES_MAX) * 4
+"""Of one conversation with a full context at one stage: 43 MB, far more than by what a process grows otherwise."""
+PROMPTS = [tuple((7 * user + 3 * place) % 90 + 5 for place in range(CONTEXT - COUNT)) for user in range(4)]
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model with large caches."""
+    shape = {**SMALL, "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "head_dim": HEAD_DIM}
+    return make_checkpoint(tmp_path_factory.mktemp("model"), "llama", shape)
+
+
+@pytest.fixture(scope="module")
+def expected(large: Path) -> list[list[int]]:
+    reference = Reference(ModelFiles(str(large)), "float32")
+    return [reference.generate(prompt, Sampling(), COUNT, frozenset()) for prompt in PROMPTS]
+
+
+@pytest.fixture
+def scarce(expected: list[list[int]]) -> Iterator[list[LocalDaemon]]:
+    """Daemons in this process that may use what it takes by now, and two and a half conversations."""
+    del expected  # what it imports counts before
+    memory_bytes = psutil.Process().memory_info().rss + WORK_BYTES + 5 * CACHE_BYTES // 2
+    machine = Machine(device="cpu", threads=1, memory_bytes=memory_bytes, cache_bytes=0)
+    daemons = [Daemon(host="127.0.0.1", port=0, name=f"scarce-{index}", machine=machine) for index in range(STAGES)]
+    threads = [threading.Thread(target=daemon.run) for daemon in daemons]
+    for thread in threads:
+        thread.start()
+    yield [LocalDaemon(name=daemon.name, port=daemon.port, pid=os.getpid()) for daemon in daemons]
+    for daemon, thread in zip(daemons, threads, strict=True):
+        daemon.stop("the test is over")
+        thread.join()
+
+
+def test_four_at_once_where_two_fit(scarce: list[LocalDaemon], large: Path, expected: list[list[int]]) -> None:
+    notes: list[str] = []
+    plan = plan_for(large, scarce, context=CONTEXT)
+    devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
+    recovery = Recovery(replan=partial(replan, plan, devices), on_note=notes.append, wait_s=60.0)
+    with Head(plan, drafter=NgramDrafter(CONTEXT), recovery=recovery) as head:
+        numbers = [head.new_request() for _ in PROMPTS]
+        answers = [submit(head, prompt, COUNT, request=number) for prompt, number in zip(PROMPTS, numbers, strict=True)]
+        assert [tokens_of(answer) for answer in answers] == expected
+        ended = [answer.end.statistics for answer in answers if answer.end is not None]
+        assert [statistics["waited_s"] > 0 for statistics in ended] == [False, False, True, True]
+        again = submit(head, (*PROMPTS[0][:-2], 11), COUNT, request=numbers[0])
+        tokens_of(again)
+        assert again.end is not None
+        assert again.end.reused == 0, "its cache was given up for those that waited"
+        assert {statistics["recoveries"] for statistics in ended} == {0}
+    assert notes == []
