@@ -139,14 +139,14 @@ class Daemon:
             self._result(*self._compute.results.popleft(), time.monotonic())
         self._clerk.answer(is_held=self._hold is not None)
         self._port.watch(ready)
-        if self._port.router in ready:
-            self._receive_all(now_s)
+        is_read = self._port.router not in ready or self._receive_all(now_s)
         hold = self._hold
         if hold is not None and hold.next_hop is not None and hold.next_hop.socket in ready:
             self._receive_next_hop(hold.next_hop.socket)
         if hold is not None and self._hold is hold and (why := hold.lost_next(self._keys, ready)) is not None:
             self._fail(f"{hold.next_device} {why}", "next")
-        self._check_deadlines(time.monotonic())
+        if is_read:  # a turn that was held up must not end a hold while the head's pings wait to be read
+            self._check_deadlines(now_s)
 
     def _check_deadlines(self, now_s: float) -> None:
         hold = self._hold
@@ -160,11 +160,11 @@ class Daemon:
 
     # ------------------------------------------------------------------------------------------- messages
 
-    def _receive_all(self, now_s: float) -> None:
-        """Takes what has arrived, a bounded number so that results and deadlines get their turn."""
+    def _receive_all(self, now_s: float) -> bool:
+        """Takes what has arrived, a bounded number so that results get their turn; whether that was all."""
         for _ in range(limits.MESSAGES_PER_TURN_MAX):
             if (received := self._port.receive()) is None:
-                return
+                return True
             identity, user, frames = received
             if self._peers.is_banned(identity):
                 continue
@@ -172,6 +172,7 @@ class Daemon:
                 self._from_peer(identity, user, decode(frames), now_s)
             except PeerError as error:
                 self._drop(identity, error)
+        return False
 
     def _drop(self, identity: bytes, error: PeerError) -> None:
         """A peer broke the protocol: stop listening to it, and give up the cluster if it belongs to ours."""

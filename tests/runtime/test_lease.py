@@ -1,0 +1,39 @@
+"""A daemon's lease is judged by when its turn began, not by how long the turn's work took."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from flowspec.runtime import daemon as module
+from flowspec.runtime import timeouts
+from flowspec.runtime.compute import Machine
+from flowspec.runtime.daemon import Daemon
+
+
+def test_a_turn_that_was_held_up_does_not_end_a_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now_s=1.0)
+    daemon = Daemon(host="127.0.0.1", port=0, name="slow", machine=Machine(device="cpu"))
+    held = cast(Any, daemon)
+    ended: list[str] = []
+
+    def hold_up(*, is_held: bool) -> None:
+        assert is_held
+        clock.now_s += timeouts.LEASE_S + 1
+
+    try:
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+        monkeypatch.setattr(daemon, "_let_go", lambda reason, cause="": ended.append(cause))
+        held._poller = SimpleNamespace(poll=lambda timeout_ms: [])
+        held._clerk = SimpleNamespace(answer=hold_up)
+        held._hold = SimpleNamespace(name="head", onward=None, next_hop=None, next_ready=True, lost_next=lambda keys, ready: None)
+        daemon._lease.take(1, clock.now_s)
+        daemon._turn()
+        assert ended == [], "nobody has looked yet whether the head said something meanwhile"
+        daemon._turn()
+        assert ended == ["again"], "now somebody has, and it did not"
+    finally:
+        daemon._compute.stop(timeouts.COMPUTE_STOP_S)
+        daemon._context.destroy(linger=0)
