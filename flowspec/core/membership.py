@@ -192,6 +192,7 @@ class Membership:
         self.members: tuple[str, ...] = ()
         self.is_formed = False
         self._standing = {name: _Standing() for name in devices}
+        self._has_lost = False
         self._blameless = 0
         self._tokens = 0
         self._formed_s = 0.0
@@ -213,6 +214,10 @@ class Membership:
             self._reform(now_s, 0.0)
         elif isinstance(event, Planned):
             self.members = event.devices
+            if self._has_lost:
+                self._has_lost = False
+                count = len(self.members)
+                self._commands.append(Note(text=f"going on with {count} device{'s' if count > 1 else ''}"))
         elif isinstance(event, Formed):
             self._formed(now_s)
         elif isinstance(event, Unfit):
@@ -275,10 +280,9 @@ class Membership:
             silent_s = self._standing[device].silent_s
             self._lose(device, now_s)
             self._standing[device].has_refused = is_refusal
-            count = sum(known.lost_s is None for known in self._standing.values())
-            rest = f"; going on with {count} device{'s' if count > 1 else ''}" if count else ""
+            self._has_lost = True
             fate = "cannot do its part" if is_refusal else "is lost"
-            self._commands.append(Note(text=f"device {device} {fate} ({text}){rest}"))
+            self._commands.append(Note(text=f"device {device} {fate} ({text})"))
         else:
             self._blameless += 1
             if self._blameless > BLAMELESS_MAX:

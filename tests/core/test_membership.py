@@ -74,10 +74,17 @@ def test_a_pipeline_is_formed_of_all_in_their_order() -> None:
     assert bench.pass_time(60) == []
 
 
+def test_the_devices_that_are_gone_on_with_are_those_of_the_plan() -> None:
+    bench = running("a", "b", "c", "d")
+    bench.give(Broken(device="b", text="its connection closed"))
+    assert bench.give(Planned(devices=("a", "c"))) == [Note(text="going on with 2 devices")], "d stands by"
+    assert bench.give(Planned(devices=("a", "c", "d"))) == [], "nobody was lost since"
+
+
 def test_a_closed_connection_forms_another_pipeline_of_the_rest_at_once() -> None:
     bench = running()
     assert bench.give(Broken(device="b", text="its connection closed")) == [
-        Note(text="device b is lost (its connection closed); going on with 2 devices"),
+        Note(text="device b is lost (its connection closed)"),
         Reform(devices=("a", "c")),
     ]
     assert bench.core.lost == ["b"]
@@ -87,7 +94,7 @@ def test_silence_is_loss_and_is_reported_with_how_long_it_was() -> None:
     bench = running()
     bench.alive.discard("c")
     assert bench.pass_time(6) == [
-        Note(text="device c is lost (no sign of life for 6 s); going on with 2 devices"),
+        Note(text="device c is lost (no sign of life for 6 s)"),
         Reform(devices=("a", "b"), silent_s=5.5),
     ]
 
@@ -100,7 +107,7 @@ def test_while_devices_load_silence_lasts_longer_and_progress_counts() -> None:
     assert [type(command) for command in bench.pass_time(2)] == [Note, Reform]
     bench.give(Progressed(device="b", is_ready=True))
     lost = bench.pass_time(61)
-    assert lost[0] == Note(text="device c is lost (no progress in loading for 60 s); going on with 1 device")
+    assert lost[0] == Note(text="device c is lost (no progress in loading for 60 s)")
 
 
 def test_a_head_that_was_stopped_finds_nobody_dead_because_of_it() -> None:
@@ -115,7 +122,7 @@ def test_a_device_that_hangs_in_a_segment_is_lost_though_it_answers() -> None:
     assert bench.give(Heard(device="b", running_s=29)) == []
     assert bench.give(Heard(device="b", running_s=31)) == [], "its longest pass so far was nearly as long"
     said = bench.give(Heard(device="c", running_s=31))
-    assert said[0] == Note(text="device c is lost (at one segment for 31 s); going on with 2 devices")
+    assert said[0] == Note(text="device c is lost (at one segment for 31 s)")
 
 
 def test_a_segment_that_vanished_is_nobodys_fault_but_not_for_ever() -> None:
@@ -217,7 +224,7 @@ def test_words_of_those_who_take_no_part_change_nothing(event: MembershipEvent) 
 def test_devices_that_refuse_their_part_are_there_and_the_model_is_too_large() -> None:
     bench = running("a", "b")
     assert bench.give(Broken(device="a", text="2 GiB are missing", is_refusal=True))[0] == Note(
-        text="device a cannot do its part (2 GiB are missing); going on with 1 device"
+        text="device a cannot do its part (2 GiB are missing)"
     )
     said = bench.give(Broken(device="b", text="4 GiB are missing", is_refusal=True))
     assert said[1:] == [Note(text="the model does not fit on what is left; waiting for a device to come back"), Disband()]
