@@ -49,14 +49,15 @@ _PACKAGE = Path(flowspec.__file__).parent
 
 @dataclass(slots=True)
 class Tally:
-    """What came of the cases. Bytes of growth are over the cases after the warm-up, `traced_bytes` over the last ones, where all are counted."""
+    """What came of the cases; a world is wronged where a core raised `PeerError`. Bytes of growth are over the cases after the warm-up, `traced_bytes` over the last ones, where all are counted."""
 
     frames: int = 0
     cases: int = 0
     worlds: int = 0
     valid: int = 0
     refused: int = 0
-    worlds_ended: int = 0
+    worlds_wronged: int = 0
+    pipelines_lost: int = 0
     arcs: int = 0
     parents: int = 0
     seconds: float = 0.0
@@ -150,7 +151,8 @@ class Hunt:
             if isinstance(case, tuple):
                 ending = World(case).run()
                 tally.worlds += 1
-                tally.worlds_ended += bool(ending.error)
+                tally.worlds_wronged += bool(ending.error)
+                tally.pipelines_lost += ending.lost
                 tally.frames += ending.frames
                 tally.refused += ending.refused
                 tally.valid += ending.frames - ending.refused
@@ -206,5 +208,5 @@ def replay(path: Path) -> str:
         raise InputError(f"{path}: expected a case written by this command, but it cannot be read ({error})") from None
     if genome:
         ending = World(genome).run()
-        return f"{ending.frames} frames, {ending.refused} refused; the cluster ended with: {ending.error or 'no error'}"
+        return f"{ending.frames} frames, {ending.refused} refused; {ending.lost} pipelines lost; the last error: {ending.error or 'none'}"
     return "valid" if try_frames(frames) else "refused"

@@ -1,16 +1,20 @@
 """Both cores in a small cluster whose frames somebody tampers with: lost, twice, late, changed, or made up.
 
 What runs is the product's own: `HeadCore`, `StageCore`, the codec between them, and what a daemon checks of a segment (`Hold`). Layers
-and drafter are arithmetic. As in the runtime, a frame that the codec refuses is dropped with its sender, and a `PeerError` of a
-core ends the cluster. Everything follows from the genome: each of its numbers seeds the chance for the next `STEPS` steps, so that
-a beginning that led somewhere can be kept and gone on from.
+and drafter are arithmetic. As in the runtime, a frame that the codec refuses is dropped with its sender, and a pipeline is lost now and
+then, and another of as many stages or not takes its place, to which the frames of the old one still come. A `PeerError` of a core ends the
+cluster, or (where somebody would re-plan) its pipeline. Where nobody tampers there is none, and every token is the model's.
+
+Everything follows from the genome: each of its numbers seeds the chance for the next `STEPS` steps, so that a beginning that led
+somewhere can be kept and gone on from.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from flowspec import __version__
@@ -26,7 +30,9 @@ from flowspec.core.events import (
     Forget,
     HeadEvent,
     LayersDone,
+    PipelineLost,
     Proposal,
+    Reformed,
     RunLayers,
     SegmentArrived,
     SendSegment,
@@ -41,7 +47,8 @@ from flowspec.core.events import (
     VerifiedArrived,
 )
 from flowspec.core.head import HeadCore
-from flowspec.core.messages import Commit, Hop, Message, Open, Part, Release, Sampling, Segment, Verified, VerifiedPart
+from flowspec.core.incarnation import incarnation_of
+from flowspec.core.messages import Commit, Message, Open, Release, Sampling, Segment, Verified
 from flowspec.core.methods import METHODS, make_method
 from flowspec.core.stage import StageCore
 from flowspec.errors import InputError, PeerError
@@ -49,6 +56,7 @@ from flowspec.runtime.compute import Loaded
 from flowspec.runtime.hold import Hold
 from flowspec.runtime.peers import Peer
 from flowspec.runtime.transport import Link, Receiver
+from flowspec.testbed.fuzz.made_up import CONTEXT, REQUESTS, VOCABULARY, made_up
 from flowspec.testbed.fuzz.mutate import mutated, nudged
 from flowspec.testbed.fuzz.samples import Frames, sample_frames
 from flowspec.wire.codec import DTYPE_BYTES, Envelope, Tensor, decode, encode
@@ -56,10 +64,12 @@ from flowspec.wire.codec import DTYPE_BYTES, Envelope, Tensor, decode, encode
 Genome = tuple[int, ...]
 
 STEPS = 16
-CONTEXT = 48
-VOCABULARY = 6
 WIDTH = 4
-REQUESTS = 3
+STAGES_MAX = 3
+SESSION = 1
+LOST_SHARE = 0.02
+"""Of the steps of a world with losses; another pipeline is formed some steps later."""
+FORMED_SHARE = 0.15
 _SAMPLES = sample_frames()
 _TAMPERING = {"control": (2, 2, 2, 2, 2, 6, 3), "data": (1, 1, 1, 1, 2, 10, 2), "head": (1, 0.2, 2, 0.2, 2, 12, 0.2)}
 """How often what is done to a link's frames, in the order of `World._tampered`; what ends a cluster at once is rare."""
@@ -67,10 +77,11 @@ _TAMPERING = {"control": (2, 2, 2, 2, 2, 6, 3), "data": (1, 1, 1, 1, 2, 10, 2), 
 
 @dataclass(slots=True)
 class Ending:
-    """How a world went: frames that arrived, those refused by the codec or a check, and what a core said when it ended the cluster."""
+    """How a world went: frames that arrived, those refused by the codec or a check, pipelines lost, and what a core said at the end of the last."""
 
     frames: int = 0
     refused: int = 0
+    lost: int = 0
     error: str = ""
 
 
@@ -84,15 +95,18 @@ class World:
         self._now_s = 0.0
         self._timer_s: float | None = None
         self._links: dict[tuple[str, int], deque[Any]] = {}
-        self._tampering = chance.choice((0.02, 0.1, 0.4))
-        count = chance.randint(1, 3)
+        self._tampering = chance.choice((0.0, 0.02, 0.1, 0.4))
+        count = chance.randint(1, STAGES_MAX)
         traits = chance.choice((None, DrafterTraits(context=CONTEXT), DrafterTraits(context=CONTEXT // 2, needs_features=True)))
         method = make_method("ar" if traits is None else chance.choice(METHODS))
         self._head = HeadCore(context=CONTEXT, stage_count=count, method=method, drafter=traits)
         self._head.vocabulary = VOCABULARY
-        features = bool(traits and traits.needs_features)
-        self._stages = [_hold(index, count, features=features) for index in range(count)]
+        self._features = bool(traits and traits.needs_features)
+        self._generation = 1
+        self._stages = self._holds(count)
+        self._loses, self._replans = chance.random() < 0.5, chance.random() < 0.5
         self._seen: Frames = _SAMPLES[0]
+        self._texts: dict[int, list[int]] = {}
         self._forgotten: set[int] = set()
 
     def run(self) -> Ending:
@@ -101,15 +115,34 @@ class World:
             for seed in self._genome:
                 self._chance = random.Random(seed)
                 for _ in range(STEPS):
-                    self._step()
+                    self._step_or_lose()
         except PeerError as error:
             self._ending.error = str(error)
+        assert self._tampering or not self._ending.error, f"nobody tampers, but {self._ending.error}"
         return self._ending
+
+    def _step_or_lose(self) -> None:
+        try:
+            self._step()
+        except PeerError as error:
+            if not self._replans:
+                raise
+            self._ending.error = str(error)
+            if self._head.is_formed:  # else an old stage's, of which the head hears no more
+                self._lose()
+
+    @property
+    def _incarnation(self) -> int:
+        return incarnation_of(SESSION, self._generation)
 
     def _step(self) -> None:
         self._now_s += self._chance.choice((0.0, 0.001, 0.001, 0.1))
         waiting = [key for key, link in self._links.items() if link]
-        if not waiting or self._chance.random() < 0.1:
+        if not self._head.is_formed and self._chance.random() < FORMED_SHARE:
+            self._form(self._chance.randint(1, STAGES_MAX))
+        elif self._loses and self._head.is_formed and self._chance.random() < LOST_SHARE:
+            self._lose()
+        elif not waiting or self._chance.random() < 0.1:
             self._ask()
         elif self._timer_s is not None and self._chance.random() < 0.2:
             self._now_s = max(self._now_s, self._timer_s)
@@ -135,16 +168,40 @@ class World:
             prompt = (*before, *(chance.randrange(VOCABULARY) for _ in range(chance.randint(1, 12))))
             sampling = Sampling(temperature=chance.choice((0.0, 1.0)), seed=number)
             stops = frozenset(chance.choice(((), (0,))))
-            event = Submit(request=number, prompt=prompt, new_tokens_max=chance.randint(1, 30), sampling=sampling, stop_ids=stops)
+            longest = chance.randint(1, 30)
+            answered = tuple(chance.randrange(1, VOCABULARY) for _ in range(chance.choice((0, 0, 1, longest))))[
+                : max(0, CONTEXT - len(prompt))
+            ]
+            event = Submit(request=number, prompt=prompt, new_tokens_max=longest, sampling=sampling, stop_ids=stops, answered=answered)
         try:
+            if isinstance(event, Submit):
+                self._texts[number] = [*event.prompt, *event.answered]
             self._to_head(event)
         except InputError:
             assert isinstance(event, Submit), "only a prompt may be too long"
 
+    # -------------------------------------------------------------------------------------------- pipelines
+
+    def _holds(self, count: int) -> list[Hold]:
+        return [_hold(index, count, self._incarnation, features=self._features) for index in range(count)]
+
+    def _lose(self) -> None:
+        """The head gives the pipeline up; its stages live on until they are told of another one, and what is on its way stays there."""
+        self._ending.lost += 1
+        self._to_head(PipelineLost(silent_s=self._chance.choice((0.0, 5.0))))
+
+    def _form(self, count: int) -> None:
+        """Another pipeline; what the stages of the old one still compute is dropped there, its frames come to the new one's."""
+        self._generation += 1
+        self._stages = self._holds(count)
+        for key in [key for key in self._links if key[0] == "compute" or key[1] >= count]:
+            del self._links[key]
+        self._to_head(Reformed(stage_count=count))
+
     # ------------------------------------------------------------------------------------------------- links
 
     def _post(self, key: tuple[str, int], message: Message, tensor: Tensor | None = None) -> None:
-        envelope = Envelope(incarnation=1, sender="peer", sequence=0, message=message, tensor=tensor)
+        envelope = Envelope(incarnation=self._incarnation, sender="peer", sequence=0, message=message, tensor=tensor)
         self._links.setdefault(key, deque()).append([bytes(frame) for frame in encode(envelope)])
 
     def _deliver(self, key: tuple[str, int]) -> None:
@@ -181,7 +238,7 @@ class World:
             link.append(frames)
             return []
         if way == "old":
-            return [self._seen, frames]
+            return [self._stamped(self._seen) if chance.random() < 0.5 else self._seen, frames]
         if way == "mutated":
             return [mutated(frames, chance.choice(_SAMPLES), chance)]
         if way == "nudged":
@@ -192,23 +249,30 @@ class World:
         """A valid message with numbers as they occur here, for this kind of connection."""
         chance = self._chance
         try:
-            message = _verified(chance) if kind == "head" else _control(chance) if kind == "control" else _segment(chance)
+            message = made_up(kind, chance)
         except ValueError:  # a message's own rules: our frame would not leave
             return self._seen
         rows = message.row_count if isinstance(message, Segment | Verified) else 0
         tensor = _rows(rows, WIDTH) if rows and chance.random() < 0.7 else None
-        return [bytes(frame) for frame in encode(Envelope(incarnation=1, sender="x", sequence=0, message=message, tensor=tensor))]
+        envelope = Envelope(incarnation=self._incarnation, sender="x", sequence=0, message=message, tensor=tensor)
+        return [bytes(frame) for frame in encode(envelope)]
+
+    def _stamped(self, frames: Frames) -> Frames:
+        """Old frames as if they were of the pipeline that is there: a device that lies."""
+        return [bytes(frame) for frame in encode(replace(decode(frames), incarnation=self._incarnation))]
 
     # ----------------------------------------------------------------------------------------------- devices
 
     def _received(self, kind: str, index: int, frames: Frames) -> VerifiedArrived | StageEvent | None:
-        """As a daemon and a head take frames: what a core is told, None for what they refuse.
+        """As a daemon and a head take frames: what a core is told, None for what they refuse, also since it is of another pipeline.
 
         Here that was a stranger's, so that the cluster goes on.
         """
         try:
             envelope = decode(frames)
             message, tensor = envelope.message, envelope.tensor
+            if envelope.incarnation != self._incarnation or (kind == "head" and not self._head.is_formed):
+                return None
             if kind == "head" and isinstance(message, Verified):
                 return VerifiedArrived(verified=message)
             if kind == "control" and isinstance(message, Open | Commit | Release):
@@ -279,9 +343,20 @@ class World:
                 self._timer_s = command.at_s
             elif isinstance(command, Emit):
                 assert max(command.tokens) < VOCABULARY, f"token {max(command.tokens)} was emitted"
+                self._emitted(self._texts[command.request], command.tokens)
+        for request in self._head.requests():
+            if request.submit is not None:
+                assert request.tree.committed_tokens() == self._texts[request.number], "the text is not what was asked and emitted"
+        assert self._head.in_flight <= self._head.flights_max
+
+    def _emitted(self, text: list[int], tokens: Sequence[int]) -> None:
+        """New tokens of an answer; where nobody tampers they are what the model draws, whatever was lost."""
+        for token in tokens:
+            assert self._tampering or token == _next(text[-1], len(text) - 1), f"{token} was emitted after {text}"
+            text.append(token)
 
 
-def _hold(index: int, count: int, *, features: bool) -> Hold:
+def _hold(index: int, count: int, incarnation: int, *, features: bool) -> Hold:
     is_last = index == count - 1
     assign = Assign(
         model="m",
@@ -297,7 +372,7 @@ def _hold(index: int, count: int, *, features: bool) -> Hold:
         context=CONTEXT,
     )
     core = StageCore(is_last=is_last, slots_max=CONTEXT + limits.TREE_NODES_MAX, returns_features=features and is_last)
-    link = Link(cast(Any, None), incarnation=1, sender="stage")  # nothing is sent by it
+    link = Link(cast(Any, None), incarnation=incarnation, sender="stage")  # nothing is sent by it
     head = Peer("", Hello(name="head", version=__version__, role="head-control"), link, Receiver())
     hold = Hold(1, head, assign, core)
     hold.loaded = Loaded(weight_bytes=0, cache_slots=600, received_bytes=0, hidden_size=WIDTH, vocabulary_size=VOCABULARY, reused=False)
@@ -311,65 +386,3 @@ def _next(token: int, position: int) -> int:
 
 def _rows(rows: int, width: int) -> Tensor:
     return Tensor(rows=rows, width=width, dtype="float32", data=bytes(rows * width * DTYPE_BYTES["float32"]))
-
-
-def _few(chance: random.Random, most: int, low: int = 0) -> tuple[int, ...]:
-    return tuple(chance.randint(low, 20) for _ in range(chance.randint(0, most)))
-
-
-def _open(chance: random.Random, request: int, epoch: int) -> Open:
-    length = chance.choice((1, 2, 5, CONTEXT, CONTEXT + 1))
-    keep, slots = chance.randint(0, length), chance.choice((CONTEXT + limits.TREE_NODES_MAX, length, CONTEXT * 9))
-    return Open(request=request, epoch=epoch, keep=keep, length=length, root=chance.randint(0, 20), slots=slots, sampling=Sampling())
-
-
-def _commit(chance: random.Random, request: int, epoch: int) -> Commit:
-    base = chance.choice((1, 2, 5, chance.randint(1, CONTEXT), limits.CONTEXT_MAX))
-    return Commit(request=request, epoch=epoch, base=base, path=_few(chance, chance.choice((0, 3, 60))))
-
-
-def _control(chance: random.Random) -> Open | Commit | Release:
-    request, epoch = chance.randrange(REQUESTS), chance.randrange(3)
-    return chance.choice((_open, _commit, _commit, lambda *_: Release(request=request)))(chance, request, epoch)
-
-
-def _segment(chance: random.Random) -> Segment:
-    parts = []
-    for request in chance.sample(range(REQUESTS), chance.randint(0, REQUESTS)):
-        epoch = chance.randrange(3)
-        ids = _few(chance, 6)
-        parts.append(
-            Part(
-                commit=_commit(chance, request, epoch),
-                opening=_open(chance, request, epoch) if chance.random() < 0.3 else None,
-                ids=ids,
-                parents=tuple(chance.randint(-1, node - 1) for node in ids),
-                tokens=tuple(chance.randrange(VOCABULARY + 1) for _ in ids),
-                positions=tuple(chance.choice((0, 1, 5, CONTEXT - 1, CONTEXT, limits.CONTEXT_MAX)) for _ in ids),
-                committed=tuple(chance.random() < 0.5 for _ in ids),
-            )
-        )
-    return Segment(segment=chance.randrange(40), parts=tuple(parts), hops=_hops(chance))
-
-
-def _verified(chance: random.Random) -> Verified:
-    parts = []
-    for _ in range(chance.randint(0, 2)):
-        ids = _few(chance, 5)
-        tokens = tuple(chance.choice((-1, chance.randrange(VOCABULARY), VOCABULARY, limits.VOCABULARY_MAX)) for _ in ids)
-        parts.append(VerifiedPart(request=chance.randrange(REQUESTS), epoch=chance.randrange(3), ids=ids, next_tokens=tokens))
-    return Verified(segment=chance.randrange(40), parts=tuple(parts), hops=_hops(chance))
-
-
-def _hops(chance: random.Random) -> tuple[Hop, ...]:
-    seconds = (0.0, 1e-300, 0.01, 1e6)
-    return tuple(
-        Hop(
-            received_s=chance.choice((*seconds, 1e12)),
-            queued_s=chance.choice(seconds),
-            compute_s=chance.choice(seconds),
-            own_s=chance.choice(seconds),
-            rows=chance.randint(0, 9),
-        )
-        for _ in range(chance.randint(0, 4))
-    )

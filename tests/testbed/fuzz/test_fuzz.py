@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import msgpack
 import pytest
 
+from flowspec.core.flights import Flights
+from flowspec.core.request import Request
 from flowspec.core.statistics import Statistics
 from flowspec.testbed.fuzz import hunt
 from flowspec.testbed.fuzz.__main__ import main
@@ -21,6 +24,7 @@ from flowspec.testbed.fuzz.world import World
 from flowspec.wire.codec import KINDS, decode
 
 FRAMES = "2500"
+WORLDS_TO_FIND = 60
 
 
 def test_the_samples_are_valid_and_of_every_kind() -> None:
@@ -35,6 +39,7 @@ def test_a_few_thousand_frames_bring_nothing_unexpected(tmp_path: Path, capsys: 
     assert found["frames"] >= int(FRAMES)
     assert found["valid"] + found["refused"] == found["frames"]
     assert found["worlds"] > 10
+    assert found["pipelines_lost"] > 10
     assert found["arcs"] > 500
     assert found["parents"] > len(sample_frames()) + 1, "cases that reached new code are kept"
 
@@ -80,6 +85,43 @@ def test_a_world_follows_from_its_genome_and_answers_where_nobody_tampers() -> N
     assert first == [World(genome).run() for genome in genomes]
     assert any(ending.error for ending in first)
     assert any(not ending.error and ending.frames > 40 for ending in first)
+    assert any(ending.lost > 1 for ending in first)
+
+
+def forgets_no_flights(patch: pytest.MonkeyPatch) -> None:
+    """What was in flight counts as in flight in the next pipeline, of fewer stages."""
+    patch.setattr(Flights, "clear", lambda self: None)
+
+
+def sends_only_the_root_again(patch: pytest.MonkeyPatch) -> None:
+    """The head believes that the new stages hold what the old ones held."""
+    reopen = Request.reopen
+
+    def broken(self: Request) -> None:
+        reopen(self)
+        self.unsent = self.computed = self.opening.length - 1
+
+    patch.setattr(Request, "reopen", broken)
+
+
+def emits_again(patch: pytest.MonkeyPatch) -> None:
+    """What is known of an answer is taken for something new."""
+    reopen = Request.reopen
+
+    def broken(self: Request) -> None:
+        self.tree.rewind(self.tree.committed_length - 1)
+        reopen(self)
+
+    patch.setattr(Request, "reopen", broken)
+
+
+@pytest.mark.parametrize("mutation", [forgets_no_flights, sends_only_the_root_again, emits_again])
+def test_a_head_that_takes_a_loss_wrongly_is_found(mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation(monkeypatch)
+    chance = random.Random(4)
+    genomes = [tuple(chance.getrandbits(32) for _ in range(24)) for _ in range(WORLDS_TO_FIND)]
+    with pytest.raises(AssertionError):
+        [World(genome).run() for genome in genomes]
 
 
 def test_nudges_most_often_leave_a_message_valid() -> None:
