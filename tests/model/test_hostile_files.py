@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import struct
 import tracemalloc
@@ -20,6 +19,7 @@ from flowspec.model.files import ModelFiles, TensorIndex
 from flowspec.model.gguf_file import GgufFile
 from flowspec.model.json_files import read_json
 from flowspec.model.text import recommended
+from tests.mutations import one_line_at_most
 
 DEEP = 100_000
 HUGE = int("9" * 4299)
@@ -36,18 +36,6 @@ VALUES = st.recursive(
 )
 CONFIG = {"model_type": "llama", "num_hidden_layers": 2, "max_position_embeddings": 64}
 ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-
-
-@contextlib.contextmanager
-def one_line_at_most() -> Any:
-    """What is done within may be refused by one line, and by nothing else."""
-    said = ""
-    try:
-        yield
-    except InputError as error:
-        said = str(error)
-    assert len(said.splitlines()) <= 1
-    assert len(said) < 12_000
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ memory, or evenly, and cover the model without a gap.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from flowspec.errors import InputError
 from flowspec.plan.timing import LinkSpec
 from flowspec.runtime.cluster import CONTEXT_DEFAULT, Device, parse_bytes, pick_context, read_cluster, read_links, split_layers
 from flowspec.runtime.transport import split_address
+from tests.mutations import mutants, one_line_at_most, toml, toml_file
 
 ONE = '[[device]]\naddress = "10.0.0.1:7700"\n'
 TWO = ONE + '[[device]]\naddress = "10.0.0.2:7700"\n'
@@ -156,17 +156,6 @@ ADDRESSES = st.one_of(st.sampled_from(["a:1", "b:2", "c:3"]), VALUES)
 TABLES = st.fixed_dictionaries({"address": ADDRESSES}, optional={"name": VALUES, "layers": VALUES, "memory": VALUES, "port": SCALARS})
 
 
-def toml(value: Any) -> str:
-    """A value in TOML; JSON's way to write texts is TOML's as well."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key)} = {toml(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(toml, value)) + "]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else str(value)
-
-
 @given(st.lists(TABLES, min_size=1, max_size=3))
 @example([{"address": "a:1", "memory": "4GiB"}, {"address": "b:2", "memory": 10**15}])
 @example([{"address": "a:1", "layers": [0, 4]}, {"address": "b:2", "layers": [4, 9]}])
@@ -187,6 +176,34 @@ def test_arbitrary_tables_give_usable_devices_or_are_refused(tables: list[dict[s
         assert device.name == table.get("name", device.name)
         assert (device.layers is None) == ("layers" not in table)
         assert (device.memory_bytes is None) == ("memory" not in table)
+
+
+GOOD = {
+    "insecure": False,
+    "links": ["100/2", "pi:device-1=10"],
+    "device": [
+        {"name": "pi", "address": "pi.local:7700", "layers": [0, 3], "memory": "1.5GiB", "profile": "raspberry-pi-5", "ssh": "me@pi"},
+        {"address": "[::1]:7701", "layers": [3, 8], "memory": 1000},
+    ],
+}
+
+
+def test_a_whole_file_reads(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_bytes(toml_file(GOOD))
+    assert read_links(path, [device.name for device in read_cluster(path)]) is not None
+
+
+@given(mutants(GOOD))
+def test_a_file_with_anything_wrong_is_read_or_refused_in_one_line(tables: dict[str, Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cluster.toml"
+        path.write_bytes(toml_file(tables))
+        with one_line_at_most():
+            found = read_cluster(path)
+            links = read_links(path, [device.name for device in found])
+            assert all(split_address(device.address)[1] in range(1, 65536) for device in found)
+            assert links is None or links.between(found[0].name, "anywhere else")
 
 
 @pytest.mark.parametrize(
