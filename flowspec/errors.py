@@ -44,6 +44,6 @@ class BrokenError(ClusterError):
 
 
 def first_line(error: BaseException) -> str:
-    """What another library's error says, in short."""
+    """What another library's error says, in short, and fit to be shown: it may quote a file that somebody else wrote."""
     lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+    return "".join(character if character.isprintable() else "?" for character in lines[0][:200]) if lines else type(error).__name__

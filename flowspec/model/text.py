@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowspec.errors import InputError
+from flowspec.core import limits
+from flowspec.errors import InputError, first_line
 from flowspec.model.files import ModelFiles
 from flowspec.model.json_files import read_json
+from flowspec.model.template import bounded_time
 
 Messages = list[dict[str, str]]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -50,14 +53,17 @@ class Tokenizer:
             raise InputError(f"model {files.model!r} has no tokenizer; give the prompt as --prompt-token-ids 1,5,9")
         if files.gguf is None:
             files.path("config.json")
-        try:
-            if files.gguf is not None:
-                self._tokenizer: Any = _from_gguf(files.gguf)
-            else:
-                self._tokenizer = AutoTokenizer.from_pretrained(found[0].parent, local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # noqa: BLE001 - tokenizers raises just that, transformers whatever it meets in a broken file
-            text = " ".join(str(error).split())
-            raise InputError(f"cannot read the tokenizer of {files.model!r}: {text:.200}") from None
+        self._model = files.model
+        with self._used():
+            try:
+                if files.gguf is not None:
+                    self._tokenizer: Any = _from_gguf(files.gguf)
+                else:
+                    self._tokenizer = AutoTokenizer.from_pretrained(found[0].parent, local_files_only=True, trust_remote_code=False)
+            except Exception as error:  # noqa: BLE001 - tokenizers raises just that, transformers whatever it meets in a broken file
+                text = " ".join(str(error).split())
+                raise InputError(f"cannot read the tokenizer of {files.model!r}: {text:.200}") from None
+        self._tokenizer.model_max_length = limits.ID_MAX  # only compared with a text's length, to warn; the context is checked by the head
 
     @property
     def has_chat_template(self) -> bool:
@@ -77,9 +83,14 @@ class Tokenizer:
         if not self.has_chat_template:
             raise InputError("this model has no chat template; use flowspec generate --raw")
         try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            with bounded_time():
+                text = str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         except Exception as error:  # noqa: BLE001 - a template is a program of the model's, and may raise anything
-            raise InputError(f"the model's chat template refuses this dialogue: {error}") from None
+            raise InputError(f"the model's chat template refuses this dialogue: {first_line(error)}") from None
+        if len(text) > limits.PROMPT_CHARS_MAX:
+            raise InputError(
+                f"the model's chat template makes {len(text)} characters of this dialogue, expected at most {limits.PROMPT_CHARS_MAX}"
+            )
         return self._ids(text, add_special_tokens=False)
 
     def encode_dialogue(self, messages: Messages, *, system: str | None = None, is_raw: bool = False) -> list[int]:
@@ -93,11 +104,27 @@ class Tokenizer:
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         check_utf8(text)
-        return [int(token) for token in self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]]
+        with self._used():
+            return [int(token) for token in self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of new tokens, special ones left out."""
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        with self._used():
+            return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    @contextlib.contextmanager
+    def _used(self) -> Iterator[None]:
+        """Has a tokenizer that fails in the tokenizers library, whose parts may not fit each other, be one line.
+
+        The library raises `Exception` itself, or where its Rust code panics (which it also tells on stderr) an exception beside all
+        others, whose class nobody can import.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if type(error) is not Exception and type(error).__module__ != "pyo3_runtime":
+                raise
+            raise InputError(f"the tokenizer of {self._model!r} is broken: {first_line(error)}") from None
 
 
 def _from_gguf(path: Path) -> Any:
