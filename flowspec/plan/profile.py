@@ -68,9 +68,9 @@ def find_profile(name: str) -> DeviceProfile:
     if name.endswith(".toml"):
         return read_profile(Path(name))
     for folder in folders():
-        path = folder / f"{name}.toml"
-        if path.parent == folder and path.is_file():
-            return read_profile(path)
+        for path in folder.glob("*.toml"):
+            if path.stem == name:
+                return read_profile(path)
     raise InputError(f"device: expected a .toml file or one of {', '.join(profile_names())}, got {name!r:.80}")
 
 

@@ -43,6 +43,11 @@ def toml_text(text: str) -> str:
     return json.dumps("".join(character if character.isprintable() else "?" for character in text), ensure_ascii=False)
 
 
+def _is_text(value: Any) -> bool:
+    """Whether it can name something, and be shown in a line."""
+    return isinstance(value, str) and bool(value) and value.isprintable()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """One table, and where it stands."""
@@ -89,8 +94,8 @@ class Table:
 
     def text(self, key: str, default: str | None = None, *, among: Collection[str] = ()) -> str:
         value: Any = self.data.get(key, default)
-        if not isinstance(value, str) or not value or (among and value not in among):
-            self.wrong(key, f"one of {', '.join(among)}" if among else "a text")
+        if not _is_text(value) or (among and value not in among):
+            self.wrong(key, f"one of {', '.join(among)}" if among else "a printable text")
         return str(value)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -101,8 +106,8 @@ class Table:
 
     def texts(self, key: str, default: list[str] | None = None) -> list[str]:
         value: Any = self.data.get(key, default)
-        if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
-            self.wrong(key, "a list of texts")
+        if not isinstance(value, list) or not value or not all(_is_text(each) for each in value):
+            self.wrong(key, "a list of printable texts")
         return list(value)
 
     def numbers(self, key: str, default: list[float] | None = None) -> list[float]:

@@ -66,7 +66,7 @@ def test_links_are_declared_for_all_pairs_or_for_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("links", "expected"),
     [
-        ("3", "links: expected a list of texts, got 3"),
+        ("3", "links: expected a list of printable texts, got 3"),
         ('["fast"]', "links: expected Mbit/s and ms such as 1000/0.5, .*got 'fast'"),
         ('["a:z=1/1"]', "links: expected two of a, b as A:B, got 'a:z'"),
         ('["a:a=1/1"]', "links: expected two of a, b as A:B, got 'a:a'"),

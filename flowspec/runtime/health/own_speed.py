@@ -82,7 +82,7 @@ def _remembered(path: Path) -> dict[str, Speed]:
     try:
         data: Any = json.loads(path.read_text("utf-8"))
         return {str(key): Speed(**value) for key, value in data.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
 
 

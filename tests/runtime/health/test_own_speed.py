@@ -53,7 +53,7 @@ def test_a_device_that_works_is_not_probed_but_what_is_remembered_is_told(probes
     assert own_speed(MACHINE, may_probe=False) == PROBED
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"x": 1}', '{"x": {"name": "y"}}', "\0"])
+@pytest.mark.parametrize("content", ["", "[]", '{"x": 1}', '{"x": {"name": "y"}}', "\0", "[" * 100_000], ids=range(6))
 def test_a_broken_memory_is_written_anew(probes: list[Machine], tmp_path: Path, content: str) -> None:
     (tmp_path / "cache/flowspec").mkdir(parents=True)
     (tmp_path / "cache/flowspec/speed.json").write_text(content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,12 @@ from flowspec.runtime.security.cluster_keys import cluster_keys
 from flowspec.runtime.security.keyfiles import ALLOWED, device_keyring, device_name, head_keyring, make_keys, read_allowed, revoke
 from flowspec.runtime.security.keyring import check_hello
 from flowspec.runtime.transport import bind_router, dial
+from tests.mutations import mutants, one_line_at_most, toml_file
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 DEVICES = ("pi-1", "jetson.2")
 
@@ -143,6 +150,17 @@ def test_any_content_is_refused_as_wrong_input(content: bytes, file: str, folder
     (folder / file).write_bytes(content)
     with pytest.raises(InputError):
         device_keyring(folder, "pi-1")
+    (folder / file).write_bytes(before)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), file=st.sampled_from([ALLOWED, "pi-1.key"]))
+def test_a_file_with_anything_wrong_is_refused_in_one_line_or_names_the_same_key(data: st.DataObject, file: str, folder: Path) -> None:
+    before, ring = (folder / file).read_bytes(), device_keyring(folder, "pi-1")
+    (folder / file).write_bytes(toml_file(data.draw(mutants(tomllib.loads(before.decode())))))
+    with one_line_at_most():
+        found = device_keyring(folder, "pi-1")
+        assert (found.name, found.public, found.secret) == (ring.name, ring.public, ring.secret)
     (folder / file).write_bytes(before)
 
 
