@@ -24,6 +24,11 @@ class Answer:
     ended_s: float = float("nan")
 
     @property
+    def text(self) -> list[int]:
+        """The whole answer: what another head began, and the rest."""
+        return [*self.submit.answered, *self.tokens]
+
+    @property
     def first_token_s(self) -> float:
         """From the submit to the first token."""
         return self.times_s[0] - self.submitted_s

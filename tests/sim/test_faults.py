@@ -6,14 +6,16 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from flowspec.core import head
 from flowspec.core.admission import Room
 from flowspec.core.flights import Flights
 from flowspec.core.head import HeadCore
 from flowspec.core.incarnation import Lease
-from flowspec.core.request import Request
+from flowspec.core.request import Request, begin
 from flowspec.sim.faults.play import Play
 from flowspec.sim.faults.schedule import KINDS, draw
 from flowspec.testbed.faults import main, play, replay_command, story
@@ -46,6 +48,9 @@ def test_the_swarm_draws_every_fault_and_every_limit() -> None:
     assert {schedule.bounds.flights_max for schedule in schedules} >= {None, 1, 2}
     assert {schedule.bounds.prefill_chunk for schedule in schedules} >= {1, 128}
     assert {schedule.queued_max for schedule in schedules} >= {1}
+    begun = [dialogue.first for schedule in schedules for dialogue in schedule.dialogues if dialogue.first.answered]
+    assert len(begun) > SEEDS / 10
+    assert any(len(submit.answered) < submit.new_tokens_max for submit in begun)
 
 
 def test_the_swarm_sees_the_troubles_that_it_is_for() -> None:
@@ -126,6 +131,20 @@ def releases_on_control_alone(patch: pytest.MonkeyPatch) -> None:
 def believes_that_what_it_gave_up_is_still_there(patch: pytest.MonkeyPatch) -> None:
     """A conversation whose caches were released goes on as if they were not."""
     patch.setattr(HeadCore, "_begin_again", lambda self, request: None)
+def forgets_what_was_answered(patch: pytest.MonkeyPatch) -> None:
+    """The tokens that another head made are a part of the prompt, but not of the answer: its length begins anew."""
+
+    def broken(*args: Any, **others: Any) -> Request:
+        made = begin(*args, **others)
+        made.new_tokens.clear()
+        return made
+
+    patch.setattr(head, "begin", broken)
+
+
+def draws_at_positions_of_the_rest(patch: pytest.MonkeyPatch) -> None:
+    """What is known of the answer is not sent: the rest follows the prompt alone, at its positions."""
+    patch.setattr(head, "begin", lambda old, submit, **others: begin(old, replace(submit, answered=()), **others))
 
 
 @pytest.mark.parametrize(
@@ -138,6 +157,8 @@ def believes_that_what_it_gave_up_is_still_there(patch: pytest.MonkeyPatch) -> N
         admits_everybody,
         releases_on_control_alone,
         believes_that_what_it_gave_up_is_still_there,
+        forgets_what_was_answered,
+        draws_at_positions_of_the_rest,
     ],
 )
 def test_a_broken_build_is_caught(mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,7 +195,7 @@ class Cluster:
         self._tokens += len(command.tokens)
         self._tell(f"request {command.request}", f"emits {list(command.tokens)}")
         expected = self._expected[command.request]
-        assert answer.tokens == list(expected[: len(answer.tokens)]), f"request {command.request} has a wrong token: {answer.tokens}"
+        assert answer.text == list(expected[: len(answer.text)]), f"request {command.request} has a wrong token: {answer.text}"
 
     def _formed(self) -> _Pipeline:
         assert self._pipeline is not None, "something is sent, but there is no pipeline"

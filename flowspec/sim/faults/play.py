@@ -140,7 +140,7 @@ class Play:
         assert answer.end is not None, f"request {answer.submit.request} never ended"
         expected, reason = self._plain(answer.submit)
         if answer.end.reason != "cancelled":
-            assert (answer.tokens, answer.end.reason) == (list(expected), reason), f"request {answer.submit.request} has a wrong answer"
+            assert (answer.text, answer.end.reason) == (list(expected), reason), f"request {answer.submit.request} has a wrong answer"
 
     def _ask(self, event: Cancel | Forget) -> None:
         if event.request in self._forgotten or event.request not in self.cluster.answers:
@@ -157,12 +157,13 @@ class Play:
             self._waiting -= 1
             return
         self._turns[request] -= 1
-        text = [*answer.submit.prompt, *answer.tokens]
+        text = [*answer.submit.prompt, *answer.text]
         kept = text if rng.random() < 0.6 else text[: rng.randint(0, len(text))]
         added = [rng.randrange(self.schedule.language.vocabulary_size) for _ in range(rng.randint(0 if kept else 1, 6))]
         prompt = tuple([*kept, *added][: self.schedule.context - 1])
         self.cluster.at(
-            self.clock.now_s + rng.choice([0.0, 1.0, 4.0]), replace(answer.submit, prompt=prompt, stop_ids=frozenset(), new_tokens_max=6)
+            self.clock.now_s + rng.choice([0.0, 1.0, 4.0]),
+            replace(answer.submit, prompt=prompt, stop_ids=frozenset(), new_tokens_max=6, answered=()),
         )
 
     # ----------------------------------------------------------------------------------------------- faults

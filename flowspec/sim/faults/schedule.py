@@ -24,6 +24,8 @@ from flowspec.sim.language import HashLanguage, plain_answer
 SAMPLINGS = (Sampling(), Sampling(temperature=0.7), Sampling(temperature=1.0, top_p=0.9), Sampling(temperature=0.9, top_k=3))
 HEAL_S = 8.0
 """When all is well again."""
+ANSWERED_SHARE = 0.25
+"""Of the first questions: an answer that another head began, as its journal says."""
 KINDS = ("crash", "restart", "stop", "slow", "stuck", "sever", "break", "head stops", "clock", "refuse")
 
 
@@ -80,7 +82,6 @@ class Schedule:
 def draw(seed: int) -> Schedule:
     """The schedule of a seed; most have a few faults, some have many at once."""
     rng = random.Random(seed)
-    memory = random.Random(f"memory of {seed}")
     devices = tuple(f"pi-{index}" for index in range(rng.choices([1, 2, 3, 4, 6], weights=[1, 3, 4, 3, 1])[0]))
     context = rng.choice([16, 40, 90])
     language = HashLanguage(rng.choice([7, 24]), seed, rng.choice([0.7, 2.0, 4.0]))
@@ -112,12 +113,12 @@ def draw(seed: int) -> Schedule:
         ),
         method=partial(Continuous, **shape) if name == "continuous" else partial(make_method, name, **sizes),
         language=language,
-        cache_slots={device: memory.choice([1, 1, 2, 64]) * (context + limits.TREE_NODES_MAX) for device in devices},
-        draft_slots=memory.choice([0, 1, 2, 64]) * (context + limits.DRAFT_NODES_MAX),
+        cache_slots={device: rng.choice([1, 1, 2, 64]) * (context + limits.TREE_NODES_MAX) for device in devices},
+        draft_slots=rng.choice([0, 1, 2, 64]) * (context + limits.DRAFT_NODES_MAX),
         quality=None if name == "ar" and rng.random() < 0.5 else quality,
         captures=(1,) if rng.random() < 0.15 else (),
         drafting=Curve(base_s=rng.choice([0.0, 0.003, 0.05])),
-        dialogues=tuple(_dialogue(rng, request, language, context) for request in range(rng.choices([1, 2, 3], weights=[6, 3, 1])[0])),
+        dialogues=dialogues,
         faults=_faults(rng, devices, [dialogue.at_s for dialogue in dialogues]),
     )
 
@@ -135,6 +136,11 @@ def _dialogue(rng: random.Random, request: int, language: HashLanguage, context:
         whole, _ = plain_answer(language, prompt, submit.sampling, new_tokens_max=submit.new_tokens_max, context=context)
         submit = replace(submit, stop_ids=frozenset(rng.choices(whole, k=1)))
     at_s = rng.choice([0.0, 0.5, rng.uniform(0, HEAL_S / 2)])
+    if rng.random() < ANSWERED_SHARE:
+        whole, _ = plain_answer(
+            language, prompt, submit.sampling, new_tokens_max=submit.new_tokens_max, context=context, stop_ids=submit.stop_ids
+        )
+        submit = replace(submit, answered=tuple(whole[: rng.randint(0, len(whole))]))
     return Dialogue(
         first=submit,
         at_s=at_s,
