@@ -14,7 +14,9 @@ _state = tempfile.TemporaryDirectory(prefix="flowspec-state-")
 os.environ["XDG_STATE_HOME"] = _state.name  # what chats keep is not the user's
 
 settings.register_profile("suite", derandomize=True, deadline=None, max_examples=60)
-settings.register_profile("deep", settings.get_profile("suite"), derandomize=False, max_examples=5000)  # --hypothesis-profile=deep
+settings.register_profile(
+    "deep", settings.get_profile("suite"), derandomize=False, max_examples=5000
+)  # --hypothesis-profile=deep --timeout=0
 settings.load_profile("suite")
 
 
