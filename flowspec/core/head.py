@@ -222,9 +222,10 @@ class HeadCore:
 
     def _give_up(self, request: Request, commands: list[HeadCommand]) -> None:
         """Has a conversation's caches released; whatever is asked of it next begins with a prefill."""
-        self._release(Release(request=request.number, epoch=request.opening.epoch), commands)
+        release = Release(request=request.number, epoch=request.opening.epoch)
+        self._release(release, commands)
         if self.drafter is not None:
-            commands.append(ToDrafter(message=Release(request=request.number)))
+            commands.append(ToDrafter(message=release))
         request.draft = DraftState()
         self._begin_again(request)
 

@@ -63,9 +63,6 @@ class _Request:
     nodes: dict[int, _Node] = field(default_factory=dict)
     early: set[int] = field(default_factory=set)
 
-    def is_newer(self, epoch: int) -> bool:
-        return epoch > self.opening.epoch
-
     def branch(self, node: int, slot: int) -> list[int]:
         """The node's own slot and those of its ancestors that are not committed."""
         found = [slot]
@@ -133,7 +130,7 @@ class StageCore:
             if self._queued_bytes > limits.QUEUED_BYTES_MAX:
                 raise PeerError(f"expected payloads of at most {limits.QUEUED_BYTES_MAX} bytes in the queue, got {self._queued_bytes}")
             for release in event.segment.releases:
-                self._release(release, commands)
+                self._control(release, commands)
             for part in event.segment.parts:
                 self._learn(part, commands)
             self._queue.append(event)
@@ -152,14 +149,9 @@ class StageCore:
             self._open(message, commands)
         elif isinstance(message, Commit):
             self._commit(message, commands)
-        else:
-            self._release(message, commands)
-
-    def _release(self, release: Release, commands: list[StageCommand]) -> None:
-        known = self._requests.get(release.request)
-        if known is not None and known.opening.epoch <= release.epoch:
-            del self._requests[release.request]
-            commands.append(CloseCache(request=release.request))
+        elif (known := self._requests.get(message.request)) is not None and known.opening.epoch <= message.epoch:
+            del self._requests[message.request]
+            commands.append(CloseCache(request=message.request))
 
     def _learn(self, part: Part, commands: list[StageCommand]) -> None:
         if part.opening is not None:
@@ -178,7 +170,7 @@ class StageCore:
             slots = SlotMap(opening.slots)
             self._requests[opening.request] = _Request(opening, slots, opening.length, opening.root)
             commands.append(OpenCache(request=opening.request, slots=opening.slots))
-        elif known.is_newer(opening.epoch):
+        elif opening.epoch > known.opening.epoch:
             if opening.slots != known.slots.capacity:
                 raise PeerError(f"expected {known.slots.capacity} slots as when request {opening.request} was opened, got {opening.slots}")
             self._kill(known, opening.request, set(known.nodes), commands)

@@ -131,6 +131,8 @@ def releases_on_control_alone(patch: pytest.MonkeyPatch) -> None:
 def believes_that_what_it_gave_up_is_still_there(patch: pytest.MonkeyPatch) -> None:
     """A conversation whose caches were released goes on as if they were not."""
     patch.setattr(HeadCore, "_begin_again", lambda self, request: None)
+
+
 def forgets_what_was_answered(patch: pytest.MonkeyPatch) -> None:
     """The tokens that another head made are a part of the prompt, but not of the answer: its length begins anew."""
 
