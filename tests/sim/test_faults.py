@@ -55,7 +55,7 @@ def test_the_swarm_draws_every_fault_and_every_limit() -> None:
 
 def test_the_swarm_sees_the_troubles_that_it_is_for() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(40):
+    for seed in range(60):
         run = Play(draw(seed))
         run.run()
         seen["several pipelines"] += run.cluster.pipelines > 1
@@ -174,7 +174,7 @@ def test_a_broken_build_is_caught(mutation: Callable[[pytest.MonkeyPatch], None]
 def test_the_command_tells_a_seed_that_fails_and_its_story(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert story(3)[-1] == "every answer is whole"
     keeps_the_flights(monkeypatch)
-    assert main(["--seed", "2", "--story"]) == 1
+    assert main(["--seed", "3", "--story"]) == 1
     told = capsys.readouterr().out
     assert "forms generation 2" in told
     assert "FAILED at" in told.splitlines()[-1]
