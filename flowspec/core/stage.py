@@ -10,7 +10,7 @@ a command. The rules (DESIGN section 5):
 - Dead rows leave before a segment runs, between the layers of the running one (`Trim`), and before it is sent on.
 - The last stage draws the next tokens, so it learns first: a row whose parent drew another token is dead here at once.
   Segments come in order and parents before children, so what it reports is always a piece of the output's path.
-- Messages of an older epoch are dropped; an Open of a newer one rewinds.
+- Messages of an older epoch are dropped, an Open of one that was released, too; an Open of a newer one rewinds.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ class StageCore:
         self.returns_features = returns_features
         self.slots_max = slots_max
         self._requests: dict[int, _Request] = {}
+        self._released: dict[int, int] = {}
         self._queue: deque[SegmentArrived] = deque()
         self._queued_bytes = 0
         self._job: _Job | None = None
@@ -149,9 +150,13 @@ class StageCore:
             self._open(message, commands)
         elif isinstance(message, Commit):
             self._commit(message, commands)
-        elif (known := self._requests.get(message.request)) is not None and known.opening.epoch <= message.epoch:
-            del self._requests[message.request]
-            commands.append(CloseCache(request=message.request))
+        else:
+            self._released[message.request] = max(message.epoch, self._released.pop(message.request, -1))
+            if len(self._released) > limits.REQUESTS_MAX:
+                del self._released[next(iter(self._released))]  # the oldest
+            if (known := self._requests.get(message.request)) is not None and known.opening.epoch <= message.epoch:
+                del self._requests[message.request]
+                commands.append(CloseCache(request=message.request))
 
     def _learn(self, part: Part, commands: list[StageCommand]) -> None:
         if part.opening is not None:
@@ -159,6 +164,8 @@ class StageCore:
         self._commit(part.commit, commands)
 
     def _open(self, opening: Open, commands: list[StageCommand]) -> None:
+        if opening.epoch <= self._released.get(opening.request, -1):
+            return  # a segment that brought the Release was faster
         known = self._requests.get(opening.request)
         if known is None:
             if opening.keep:
@@ -335,13 +342,9 @@ class StageCore:
             ids, tokens = found.setdefault(number, ([], []))
             ids.append(job.segment.parts[number].ids[row])
             tokens.append(done.next_tokens[index])
+        of = {number: job.segment.parts[number].commit for number in found}
         parts = tuple(
-            VerifiedPart(
-                request=job.segment.parts[number].commit.request,
-                epoch=job.segment.parts[number].commit.epoch,
-                ids=tuple(ids),
-                next_tokens=tuple(tokens),
-            )
+            VerifiedPart(request=of[number].request, epoch=of[number].epoch, ids=tuple(ids), next_tokens=tuple(tokens))
             for number, (ids, tokens) in found.items()
         )
         rows = tuple(index for index, _ in reported) if self.returns_features else ()

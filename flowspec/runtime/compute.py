@@ -23,6 +23,7 @@ from flowspec.errors import FlowSpecError, NoRoomError
 from flowspec.model.files import ModelFiles
 from flowspec.plan.profile import DeviceProfile
 from flowspec.runtime.emulation import DeviceEmulation, Pacer
+from flowspec.runtime.heap import give_back
 from flowspec.runtime.transport import Wake
 from flowspec.runtime.weights.line import Asked, Line, LoadProgress
 from flowspec.runtime.weights.store import WeightStore
@@ -202,6 +203,7 @@ class ComputeThread:
             self._tell(_loaded(self._slice, reused=True))
             return
         self._slice, self._files, self._loaded_as = None, None, None
+        give_back()
         use_threads(self.machine.threads)
         device = pick_device(self.machine.device)
         self.line.begin(self._hold)

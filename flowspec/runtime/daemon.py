@@ -41,6 +41,7 @@ from flowspec.runtime import timeouts
 from flowspec.runtime.compute import ComputeThread, Crashed, Failed, Loaded, Machine, Result
 from flowspec.runtime.emulation import DeviceEmulation
 from flowspec.runtime.health.clerk import Clerk
+from flowspec.runtime.heap import share_one_heap
 from flowspec.runtime.hold import Hold
 from flowspec.runtime.peers import Peer, Peers
 from flowspec.runtime.port import Port
@@ -75,6 +76,7 @@ class Daemon:
         keys: Keyring | None = None,
         insecure: bool = False,
     ) -> None:
+        share_one_heap()
         self.name = name
         self.machine = machine
         self._context: zmq.Context[Any] = zmq.Context()

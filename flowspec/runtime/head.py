@@ -45,6 +45,7 @@ from flowspec.runtime.answer import Answer, End, Tokens
 from flowspec.runtime.compute import Crashed, Failed
 from flowspec.runtime.drafting import DraftThread
 from flowspec.runtime.emulation import Emulation
+from flowspec.runtime.heap import share_one_heap
 from flowspec.runtime.pipelines import Pipelines, Recovery
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.stages import Progress, Stage
@@ -76,6 +77,7 @@ class Head:
         on_event: OnEvent | None = None,
         keys: Keyring | None = None,
     ) -> None:
+        share_one_heap()
         self.hops: deque[tuple[Hop, ...]] = deque(maxlen=TIMED_SEGMENTS_MAX)
         traits = None
         if drafter is not None:

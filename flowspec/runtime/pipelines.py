@@ -35,6 +35,7 @@ from flowspec.errors import BrokenError, ClusterError, InputError
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
 from flowspec.runtime.emulation import Emulation
+from flowspec.runtime.heap import give_back
 from flowspec.runtime.probes import Probes
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.stages import Progress, Stages, new_session
@@ -202,6 +203,7 @@ class Pipelines:
             except (InputError, ClusterError) as error:
                 self._decide(Unfit(text=str(error)))
                 return
+        give_back()  # what the last pipeline's sockets and the last drafter held
         self._generation += 1
         self._decide(Planned(devices=tuple(stage.name for stage in plan.stages)))
         stages = Stages(

@@ -215,6 +215,17 @@ def test_a_segment_brings_the_release_that_makes_room_for_it() -> None:
     assert core.requests() == []
 
 
+def test_an_open_that_a_release_has_overtaken_opens_nothing() -> None:
+    """On the control connection it comes late; the segment that makes use of the room was faster."""
+    core = opened()
+    arrive(core, replace(segment(1, []), releases=(Release(request=1, epoch=3),)))
+    for epoch in (2, 3):
+        assert core.handle(ControlArrived(message=opening(epoch=epoch, keep=2)), 0.0) == []
+    core.handle(ControlArrived(message=Release(request=1, epoch=1)), 0.0)
+    assert core.handle(ControlArrived(message=opening(epoch=3, keep=2)), 0.0) == [], "an older Release changes nothing"
+    assert core.handle(ControlArrived(message=opening(epoch=4)), 0.0) == [OpenCache(request=1, slots=64)]
+
+
 def test_a_release_that_comes_late_does_not_close_what_was_opened_again() -> None:
     core = opened()
     core.handle(ControlArrived(message=opening(epoch=2)), 0.0)

@@ -79,7 +79,7 @@ class _Pipeline:
     devices: tuple[str, ...]
     control: dict[str, Connection] = field(default_factory=dict)
     data: dict[str, Connection] = field(default_factory=dict)
-    welcome: set[str] = field(default_factory=set)
+    welcome: list[str] = field(default_factory=list)
     ready: dict[str, int] = field(default_factory=dict)
 
 
@@ -264,7 +264,7 @@ class Cluster:
         self._tell(HEAD, f"forms generation {self.pipelines} of {', '.join(devices)}")
         for name in devices:
             pipeline.control[name] = self._dial(pipeline, name, "head-control")
-        for name in {devices[0], devices[-1]}:
+        for name in dict.fromkeys((devices[0], devices[-1])):
             pipeline.data[name] = self._dial(pipeline, name, "head-data")
 
         def check() -> None:
@@ -339,7 +339,7 @@ class Cluster:
 
     def _welcomed(self, pipeline: _Pipeline, name: str) -> None:
         self._decide(Progressed(device=name))
-        pipeline.welcome.add(name)
+        pipeline.welcome.append(name)
         if len(pipeline.welcome) == len(pipeline.devices) and not pipeline.ready:
             for index in range(len(pipeline.devices)):
                 self._assign(pipeline, index)

@@ -112,8 +112,7 @@ class Network:
             connection.back.let_go()
 
     def mend_all(self) -> None:
-        for pair in list(self._severed):
-            first, second = sorted(pair)
+        for first, second in sorted(map(sorted, self._severed)):
             self.mend(first, second)
 
     def _between(self, first: str, second: str) -> list[Connection]:

@@ -1,0 +1,24 @@
+"""Keeps glibc from holding on to memory that nobody uses: on small machines that is memory for weights.
+
+By itself its malloc gives threads heaps of their own, of which each keeps what was once freed in it; and a thousand answers through
+some sessions and recoveries had a head grow by 25 MiB, though not a byte more was in use. Elsewhere than on glibc nothing is done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+
+_M_ARENA_MAX = -8
+
+
+def share_one_heap() -> None:
+    """All threads take their memory from one heap; those that have one of their own keep it, so call this before there are any."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+
+
+def give_back() -> None:
+    """Gives the system what is free in the heap; takes some milliseconds."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
