@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from flowspec.sim.faults.play import FaultError, Play
 from flowspec.sim.faults.schedule import draw
+from flowspec.testbed.command import Parser, run_command, whole
+from flowspec.testbed.workers import interrupted_later, open_pool
 
 CHUNK = 25
 REPORTED_EVERY = 1000
@@ -80,23 +80,17 @@ def story(seed: int, lines_max: int = STORY_LINES) -> list[str]:
     return [*cut, *lines[-lines_max:], ending]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="flowspec.testbed.faults", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--seeds", type=int, default=1000, help="how many (default: %(default)s)")
-    parser.add_argument("--first", type=int, default=0, help="the first one (default: 0)")
-    parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
-    parser.add_argument("--seed", type=int, help="run this one alone")
-    parser.add_argument("--story", action="store_true", help="with --seed: tell what happened")
-    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
-    args = parser.parse_args(argv)
+def command(args: argparse.Namespace) -> int:
     if args.seed is not None and args.story:
         lines = story(args.seed)
         print("\n".join(lines))
         return 1 if lines[-1].startswith("FAILED") else 0
     seeds = [args.seed] if args.seed is not None else list(range(args.first, args.first + args.seeds))
     started_s, total = time.monotonic(), Tally()
-    with ProcessPoolExecutor(args.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for tally in pool.map(play, [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]):
+    with open_pool(args.jobs) as pool:
+        with interrupted_later():
+            tallies = pool.map(play, [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)])
+        for tally in tallies:
             total.add(tally)
             if total.seeds % REPORTED_EVERY == 0:
                 print(f"{total.seeds} of {len(seeds)}, {len(total.failures)} failed", file=sys.stderr, flush=True)
@@ -118,6 +112,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{total.seeds} schedules, {len(total.failures)} failed; {total.answers} answers of {total.tokens} tokens")
         print(f"over {total.pipelines} pipelines in {report['seconds']} s; faults: {kinds}")
     return 1 if total.failures else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser("faults", __doc__)
+    parser.add_argument("--seeds", type=whole, default=1000, metavar="N", help="how many (default: %(default)s)")
+    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first one (default: 0)")
+    parser.add_argument("--jobs", type=whole, default=2, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument("--seed", type=int, help="run this one alone")
+    parser.add_argument("--story", action="store_true", help="with --seed: tell what happened")
+    return run_command(parser, command, argv)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device, pick_context, read_cluster, split_layers
 from flowspec.runtime.local import LocalCluster
 from flowspec.runtime.session import Cluster, Decoding, Limits, Session, Survival
+from flowspec.testbed.command import Parser, run_command, whole
 from flowspec.testbed.exactness import compare
 from flowspec.testbed.outcome import WRONG
 
@@ -205,14 +206,10 @@ def summary(runs: Sequence[Run], fault: str) -> str:
     return f"{fault}: {kinds}; {parts}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="flowspec.testbed.survive", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--faults", default="kill,stop", help="of kill, stop and sever, with commas (default: %(default)s)")
-    parser.add_argument("--moments", type=int, default=10, help="moments of the answer, each a run (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=200, help="length of the answer (default: %(default)s)")
-    parser.add_argument("--model", default=BUNDLED, help="model (default: the bundled one)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per run")
-    args = parser.parse_args(argv)
+def command(args: argparse.Namespace) -> int:
+    faults = args.faults.split(",")
+    if not set(faults) <= set(FAULTS):
+        raise InputError(f"--faults: expected some of {', '.join(FAULTS)}, got {args.faults}")
 
     def tell(run: Run) -> None:
         if args.json:
@@ -224,17 +221,19 @@ def main(argv: Sequence[str] | None = None) -> int:
                 flush=True,
             )
 
-    try:
-        faults = args.faults.split(",")
-        if not set(faults) <= set(FAULTS) or args.moments < 1:
-            raise InputError(f"--faults: expected some of {', '.join(FAULTS)}, got {args.faults}")
-        runs = survive(ModelFiles(args.model), faults, args.moments, args.tokens, tell)
-    except FlowSpecError as error:
-        print(error, file=sys.stderr)
-        return error.exit_status
+    runs = survive(ModelFiles(args.model), faults, args.moments, args.tokens, tell)
     if not args.json:
         print("\n".join(summary(runs, fault) for fault in faults))
     return 1 if any(run.verdict == WRONG for run in runs) else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser("survive", __doc__)
+    parser.add_argument("--faults", default="kill,stop", help="of kill, stop and sever, with commas (default: %(default)s)")
+    parser.add_argument("--moments", type=whole, default=10, metavar="N", help="moments of the answer, each a run (default: %(default)s)")
+    parser.add_argument("--tokens", type=whole, default=200, metavar="N", help="length of the answer (default: %(default)s)")
+    parser.add_argument("--model", "-m", default=BUNDLED, help="model (default: the bundled one)")
+    return run_command(parser, command, argv)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
 
 from flowspec.errors import FlowSpecError
 from flowspec.model.files import ModelFiles
@@ -26,6 +21,7 @@ from flowspec.testbed.plain import Case
 from flowspec.testbed.simulated import Learnt, Run, run
 from flowspec.testbed.synthetic import Synthetic
 from flowspec.testbed.trace import Trace
+from flowspec.testbed.workers import interrupted_later, open_pool
 
 Job = tuple[Testbed, Setup]
 Makers = dict[tuple[Case, bool], Maker]
@@ -99,8 +95,6 @@ class VirtualRuns:
         return self._draftings[coupled]
 
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that end the command."""
 Workers = Callable[[Sequence[Work]], Iterator[tuple[Work, list[Record]]]]
 """Runs work, and gives each with its records when they are there."""
 
@@ -112,45 +106,20 @@ def open_workers(bench: Bench, warm_up: Sequence[Case], jobs: int, *, keeps: boo
         runs = VirtualRuns(bench, warm_up, keeps=keeps)
         yield lambda works: ((one, runs.records(one)) for one in works)
         return
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _start_worker, (bench, warm_up, keeps))
+    with open_pool(jobs, _start_worker, bench, warm_up, keeps) as pool:
 
-    def run_all(works: Sequence[Work]) -> Iterator[tuple[Work, list[Record]]]:
-        running: dict[Future[list[Record] | FlowSpecError], Work] = {}
-        with _interrupted_later():
-            for one in works:
-                running[pool.submit(_work, one)] = one
-        for future in as_completed(running):
-            result = future.result()
-            if isinstance(result, FlowSpecError):
-                raise result
-            yield running[future], result
+        def run_all(works: Sequence[Work]) -> Iterator[tuple[Work, list[Record]]]:
+            running: dict[Future[list[Record] | FlowSpecError], Work] = {}
+            with interrupted_later():
+                for one in works:
+                    running[pool.submit(_work, one)] = one
+            for future in as_completed(running):
+                result = future.result()
+                if isinstance(result, FlowSpecError):
+                    raise result
+                yield running[future], result
 
-    try:
         yield run_all
-    except BaseException as error:
-        for process in list((pool._processes or {}).values()):  # before the pool forgets them
-            process.terminate()
-        pool.shutdown(cancel_futures=True)
-        if isinstance(error, BrokenProcessPool):
-            raise FlowSpecError("a worker process ended, perhaps for want of memory; what is done is kept, try fewer --jobs") from None
-        raise
-    pool.shutdown()
-
-
-@contextlib.contextmanager
-def _interrupted_later() -> Iterator[None]:
-    """What would end this process comes after this; those that are started in it never see Ctrl-C, which is their parent's to handle."""
-    came: list[int] = []
-    handlers = {number: signal.signal(number, lambda came_now, frame: came.append(came_now)) for number in ENDING}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # is inherited; here another thread may take the signal
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    if came:
-        signal.raise_signal(came[0])
 
 
 _runs: VirtualRuns | None = None
@@ -158,17 +127,9 @@ _runs: VirtualRuns | None = None
 
 
 def _start_worker(bench: Bench, warm_up: Sequence[Case], keeps: bool) -> None:
-    """Makes a process ready for work; it does not outlive its parent."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    """Makes a process ready for work."""
     global _runs
     _runs = VirtualRuns(bench, warm_up, keeps=keeps)
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 def _work(work: Work) -> list[Record] | FlowSpecError:

@@ -13,7 +13,7 @@ import pytest
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.files import BUNDLED
 from flowspec.testbed import bench as bench_module
-from flowspec.testbed import virtual_runs
+from flowspec.testbed import virtual_runs, workers
 from flowspec.testbed.bench import (
     EXPERIMENT,
     RESULTS,
@@ -311,6 +311,6 @@ def test_an_error_of_a_worker_is_its_own_and_one_that_dies_is_named(monkeypatch:
 
 
 def test_nothing_is_started_where_nothing_is_missing(whole: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(virtual_runs, "ProcessPoolExecutor", lambda *_: pytest.fail("processes for nothing"))
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", lambda *_: pytest.fail("processes for nothing"))
     assert run_simulated(BENCH, read_cases(BENCH, None), whole, tmp_path, 8, Steps()) == whole
     assert bench_module.read_records(tmp_path / RESULTS) == []
