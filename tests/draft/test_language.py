@@ -124,9 +124,9 @@ def test_a_released_request_starts_afresh(folder: Path, plain: Any) -> None:
     teller = Teller(1, Sampling())
     teller.begin([5, 6, 7])
     drafter.draft(segment(teller.part([teller.root], committed=teller.missing())), WIDTH)
-    drafter.release(Release(request=1))
+    drafter.release(Release(request=1, epoch=teller.epoch))
     assert not drafter._model._caches
-    again = Teller(1, Sampling())
+    again = Teller(1, Sampling(), epoch=teller.epoch)
     again.begin([8, 9])
     (proposal,) = drafter.draft(segment(again.part([again.root], committed=again.missing())), WIDTH)
     oracle.check(again, proposal)

@@ -21,6 +21,7 @@ from flowspec.runtime.cluster import Device
 from flowspec.runtime.compute import Machine
 from flowspec.runtime.daemon import Daemon
 from flowspec.runtime.head import Head
+from flowspec.runtime.heap import give_back
 from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.session import replan
@@ -53,6 +54,7 @@ def expected(large: Path) -> list[list[int]]:
 def scarce(expected: list[list[int]]) -> Iterator[list[LocalDaemon]]:
     """Daemons in this process that may use what it takes by now, and two and a half conversations."""
     del expected  # what it imports counts before
+    give_back()  # as the daemons do when they load: what earlier tests left free is not theirs
     memory_bytes = psutil.Process().memory_info().rss + WORK_BYTES + 5 * CACHE_BYTES // 2
     machine = Machine(device="cpu", threads=1, memory_bytes=memory_bytes, cache_bytes=0)
     daemons = [Daemon(host="127.0.0.1", port=0, name=f"scarce-{index}", machine=machine) for index in range(STAGES)]
