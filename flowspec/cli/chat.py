@@ -171,7 +171,8 @@ class Chat:
         if self.sampling.temperature > 0:
             self.console.print(f"temperature {self.sampling.temperature:g}, seed {self.sampling.seed}")
         if self.messages:
-            self.console.print(f"(the dialogue goes on after {len(self.messages) // 2} answers; /reset begins a new one)")
+            count = len(self.messages) // 2
+            self.console.print(f"(the dialogue goes on after {count} answer{'s' * (count != 1)}; /reset begins a new one)")
         self.console.print("Type /help for the commands, /quit to leave.\n")
 
     def loop(self) -> None:
