@@ -22,6 +22,7 @@ from tests.sim.invariants import Invariants
 from tests.sim.swarm import Play, ask, draw
 
 SEEDS = 2000
+RUN_TWICE_EVERY = 4
 CHUNK = 50
 REMEMBERED = {
     6: "a new turn keeps nodes that the drafter was never told are committed",
@@ -31,11 +32,11 @@ REMEMBERED = {
 
 
 def play(seed: int) -> None:
-    """Runs a seed twice: once with every check after every event, and once more for the digest."""
+    """Runs a seed with every check after every event, and one in a few once more for the digest."""
     schedule = draw(seed)
     first = Play(schedule, checks=True).run()
-    again = Play(schedule, checks=False).run()
-    assert first == again, "two runs of one seed differ"
+    if seed % RUN_TWICE_EVERY == 0:
+        assert first == Play(schedule, checks=False).run(), "two runs of one seed differ"
 
 
 @pytest.mark.parametrize("start", range(0, SEEDS, CHUNK))
