@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -54,6 +55,7 @@ def expected(large: Path) -> list[list[int]]:
 def scarce(expected: list[list[int]]) -> Iterator[list[LocalDaemon]]:
     """Daemons in this process that may use what it takes by now, and two and a half conversations."""
     del expected  # what it imports counts before
+    gc.collect()
     give_back()  # as the daemons do when they load: what earlier tests left free is not theirs
     memory_bytes = psutil.Process().memory_info().rss + WORK_BYTES + 5 * CACHE_BYTES // 2
     machine = Machine(device="cpu", threads=1, memory_bytes=memory_bytes, cache_bytes=0)
