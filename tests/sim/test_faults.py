@@ -19,6 +19,7 @@ from flowspec.core.request import Request, begin
 from flowspec.sim.faults.play import Play
 from flowspec.sim.faults.schedule import KINDS, draw
 from flowspec.testbed.faults import main, play, replay_command, story
+from tests.broken_builds import keeps_the_flights, sends_only_the_root_again
 
 SEEDS = 125
 CHUNK = 25
@@ -89,17 +90,6 @@ def ignores_incarnations(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Lease, "admits", lambda self, incarnation: True)
 
 
-def sends_only_the_root_again(patch: pytest.MonkeyPatch) -> None:
-    """The head believes that the new stages hold what the old ones held."""
-    reopen = Request.reopen
-
-    def broken(self: Request) -> None:
-        reopen(self)
-        self.unsent = self.computed = self.opening.length - 1
-
-    patch.setattr(Request, "reopen", broken)
-
-
 def keeps_the_epoch(patch: pytest.MonkeyPatch) -> None:
     """The answer begins again under the number that it had."""
     reopen = Request.reopen
@@ -110,11 +100,6 @@ def keeps_the_epoch(patch: pytest.MonkeyPatch) -> None:
         self.opening = replace(self.opening, epoch=epoch)
 
     patch.setattr(Request, "reopen", broken)
-
-
-def keeps_the_flights(patch: pytest.MonkeyPatch) -> None:
-    """The head waits for segments of a pipeline that is gone."""
-    patch.setattr(Flights, "clear", lambda self: None)
 
 
 def admits_everybody(patch: pytest.MonkeyPatch) -> None:

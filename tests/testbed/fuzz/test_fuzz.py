@@ -12,7 +12,6 @@ from typing import Any
 import msgpack
 import pytest
 
-from flowspec.core.flights import Flights
 from flowspec.core.request import Request
 from flowspec.core.statistics import Statistics
 from flowspec.testbed.fuzz import hunt
@@ -22,6 +21,7 @@ from flowspec.testbed.fuzz.mutate import mutated, nudged
 from flowspec.testbed.fuzz.samples import sample_envelopes, sample_frames
 from flowspec.testbed.fuzz.world import World
 from flowspec.wire.codec import KINDS, decode
+from tests.broken_builds import keeps_the_flights, sends_only_the_root_again
 
 FRAMES = "2500"
 WORLDS_TO_FIND = 60
@@ -88,22 +88,6 @@ def test_a_world_follows_from_its_genome_and_answers_where_nobody_tampers() -> N
     assert any(ending.lost > 1 for ending in first)
 
 
-def forgets_no_flights(patch: pytest.MonkeyPatch) -> None:
-    """What was in flight counts as in flight in the next pipeline, of fewer stages."""
-    patch.setattr(Flights, "clear", lambda self: None)
-
-
-def sends_only_the_root_again(patch: pytest.MonkeyPatch) -> None:
-    """The head believes that the new stages hold what the old ones held."""
-    reopen = Request.reopen
-
-    def broken(self: Request) -> None:
-        reopen(self)
-        self.unsent = self.computed = self.opening.length - 1
-
-    patch.setattr(Request, "reopen", broken)
-
-
 def emits_again(patch: pytest.MonkeyPatch) -> None:
     """What is known of an answer is taken for something new."""
     reopen = Request.reopen
@@ -115,7 +99,7 @@ def emits_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Request, "reopen", broken)
 
 
-@pytest.mark.parametrize("mutation", [forgets_no_flights, sends_only_the_root_again, emits_again])
+@pytest.mark.parametrize("mutation", [keeps_the_flights, sends_only_the_root_again, emits_again])
 def test_a_head_that_takes_a_loss_wrongly_is_found(mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     mutation(monkeypatch)
     chance = random.Random(4)
