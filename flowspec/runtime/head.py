@@ -51,7 +51,8 @@ from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.stages import Progress, Stage
 from flowspec.runtime.transport import TIMER_EARLY_S, Wake, patience_ms
 
-TIMED_SEGMENTS_MAX = 10_000
+TIMED_SEGMENTS_MAX = 1_000
+"""Whose times are kept: the last ones, of which each takes more than half a KiB."""
 POLL_MS = 500
 
 OnEvent = Callable[[HeadEvent, Sequence[HeadCommand], float], None]

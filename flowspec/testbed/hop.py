@@ -16,21 +16,26 @@ import argparse
 import contextlib
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from flowspec.core.events import Submit
 from flowspec.core.messages import Sampling
+from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
+from flowspec.model.slice import DTYPES
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.cluster import Device, split_layers
-from flowspec.runtime.head import Head
+from flowspec.runtime.head import TIMED_SEGMENTS_MAX, Head
 from flowspec.runtime.local import LocalCluster
 from flowspec.runtime.security.keyfiles import head_keyring, make_keys
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.testbed.checkpoints import make_checkpoint
+from flowspec.testbed.command import Parser, run_command, whole
 
 WARM_UP = 20
 BLOCKS = 30
@@ -86,7 +91,7 @@ def measure(stages: int, rows: int, width: int, dtype: str, segments: int) -> li
         make_checkpoint(Path(folder), "llama", shape_of(stages, rows, width))
         with connect(folder, cluster, rows, dtype) as head:
             trips(head, rows, WARM_UP + segments)
-            timed = list(head.hops)[WARM_UP:]
+            timed = list(head.hops)[-segments:]
     return [[hops[stage].own_s for hops in timed] for stage in range(stages)]
 
 
@@ -127,44 +132,45 @@ def quantile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m flowspec.testbed.hop", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--stages", type=int, default=4)
-    parser.add_argument("--rows", type=int, default=16)
-    parser.add_argument("--width", type=int, default=4096)
-    parser.add_argument("--dtype", default="float16")
-    parser.add_argument("--segments", type=int, default=500)
-    parser.add_argument("--curve", action="store_true", help="measure whole trips with and without encryption instead")
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
+def command(args: argparse.Namespace) -> int:
+    if args.segments > TIMED_SEGMENTS_MAX and not args.curve:
+        raise InputError(f"expected --segments up to {TIMED_SEGMENTS_MAX}, got {args.segments}: a head keeps the times of no more")
+    found: dict[str, Any]
     what = {"rows": args.rows, "width": args.width, "dtype": args.dtype, "segments": args.segments}
+    shape = f"{args.segments} segments of [{args.rows}, {args.width}] {args.dtype} through {args.stages} stages on loopback"
     if args.curve:
-        curve = report_curve(*measure_curve(args.stages, args.rows, args.width, args.dtype, args.segments), args.stages)
-        if args.json:
-            print(json.dumps({**what, **curve}))
-        else:
-            print(
-                f"{args.segments} segments of [{args.rows}, {args.width}] {args.dtype} through {args.stages} stages on loopback, in {BLOCKS} turns:"
-            )
-            print(f"a trip takes {curve['plain_trip_ms']} ms in the clear and {curve['curve_trip_ms']} ms encrypted")
-            print(
-                f"ratio {curve['ratio']} ({curve['ratio_low']} to {curve['ratio_high']}); {curve['extra_ms_per_hop']} ms more for each hop"
-            )
-        return
-    by_stage = measure(args.stages, args.rows, args.width, args.dtype, args.segments)
-    every = [value for stage in by_stage for value in stage]
-    found = {
-        **what,
-        "p50_ms": round(1000 * quantile(every, 0.5), 3),
-        "p99_ms": round(1000 * quantile(every, 0.99), 3),
-        "p50_ms_by_stage": [round(1000 * quantile(stage, 0.5), 3) for stage in by_stage],
-    }
-    if args.json:
-        print(json.dumps(found))
+        found = report_curve(*measure_curve(args.stages, args.rows, args.width, args.dtype, args.segments), args.stages)
+        lines = [
+            f"{shape}, in {BLOCKS} turns:",
+            f"a trip takes {found['plain_trip_ms']} ms in the clear and {found['curve_trip_ms']} ms encrypted",
+            f"ratio {found['ratio']} ({found['ratio_low']} to {found['ratio_high']}); {found['extra_ms_per_hop']} ms more for each hop",
+        ]
     else:
-        print(f"{args.segments} segments of [{args.rows}, {args.width}] {args.dtype} through {args.stages} stages on loopback:")
-        print(f"own time per hop: p50 {found['p50_ms']} ms, p99 {found['p99_ms']} ms; p50 by stage {found['p50_ms_by_stage']} ms")
+        by_stage = measure(args.stages, args.rows, args.width, args.dtype, args.segments)
+        every = [value for stage in by_stage for value in stage]
+        found = {
+            "p50_ms": round(1000 * quantile(every, 0.5), 3),
+            "p99_ms": round(1000 * quantile(every, 0.99), 3),
+            "p50_ms_by_stage": [round(1000 * quantile(stage, 0.5), 3) for stage in by_stage],
+        }
+        lines = [
+            f"{shape}:",
+            f"own time per hop: p50 {found['p50_ms']} ms, p99 {found['p99_ms']} ms; p50 by stage {found['p50_ms_by_stage']} ms",
+        ]
+    print(json.dumps({**what, **found}) if args.json else "\n".join(lines))
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser("hop", __doc__)
+    parser.add_argument("--stages", type=whole, default=4, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--rows", type=whole, default=16, metavar="N", help="tokens of a segment (default: %(default)s)")
+    parser.add_argument("--width", type=whole, default=4096, metavar="N", help="numbers of a token's activations (default: %(default)s)")
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="float16", help="(default: %(default)s)")
+    parser.add_argument("--segments", type=whole, default=500, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--curve", action="store_true", help="measure whole trips with and without encryption instead")
+    return run_command(parser, command, argv)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
