@@ -291,5 +291,6 @@ class Head:
     def _disconnect(self) -> None:
         if self._drafting is not None:
             self._drafting.stop()
+            self._drafting = None  # its weights go now, not when Python happens to look for cycles of which a head is a part
         self._pipelines.close()
         self._wake.close()

@@ -1,0 +1,27 @@
+"""What a head held goes when it is closed, though heads are parts of reference cycles, which Python looks for very seldom."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+
+from flowspec.core.messages import Sampling
+from flowspec.runtime.session import ClusterOptions, Decoding, Limits, open_cluster
+from tests.runtime.clusters import PROMPT
+
+
+def test_the_drafters_weights_go_with_the_session(folder: Path) -> None:
+    options = ClusterOptions(model=str(folder), dtype="float32", local=1, context=300, log_level="CRITICAL")
+    with open_cluster(options) as cluster:
+        gc.collect()
+        gc.disable()
+        try:
+            with cluster.session(Decoding(drafter=str(folder)), lambda text, share: None) as session:
+                session.ask(PROMPT, Sampling(), Limits(new_tokens_max=4, stop_ids=frozenset()))
+                assert session.head._drafting is not None
+                drafter = weakref.ref(session.head._drafting.drafter)
+            del session
+            assert drafter() is None
+        finally:
+            gc.enable()
