@@ -45,7 +45,7 @@ from flowspec.runtime.answer import Answer, End, Tokens
 from flowspec.runtime.compute import Crashed, Failed
 from flowspec.runtime.drafting import DraftThread
 from flowspec.runtime.emulation import Emulation
-from flowspec.runtime.heap import share_one_heap
+from flowspec.runtime.heap import free_cycles, share_one_heap
 from flowspec.runtime.pipelines import Pipelines, Recovery
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.stages import Progress, Stage
@@ -79,6 +79,7 @@ class Head:
         keys: Keyring | None = None,
     ) -> None:
         share_one_heap()
+        free_cycles()  # of the head before, in a process that has one after another
         self.hops: deque[tuple[Hop, ...]] = deque(maxlen=TIMED_SEGMENTS_MAX)
         traits = None
         if drafter is not None:

@@ -11,7 +11,7 @@ from flowspec.runtime.session import ClusterOptions, Decoding, Limits, open_clus
 from tests.runtime.clusters import PROMPT
 
 
-def test_the_drafters_weights_go_with_the_session(folder: Path) -> None:
+def test_the_drafters_weights_go_with_the_session_and_the_rest_with_the_next_one(folder: Path) -> None:
     options = ClusterOptions(model=str(folder), dtype="float32", local=1, context=300, log_level="CRITICAL")
     with open_cluster(options) as cluster:
         gc.collect()
@@ -21,7 +21,10 @@ def test_the_drafters_weights_go_with_the_session(folder: Path) -> None:
                 session.ask(PROMPT, Sampling(), Limits(new_tokens_max=4, stop_ids=frozenset()))
                 assert session.head._drafting is not None
                 drafter = weakref.ref(session.head._drafting.drafter)
+                first = weakref.ref(session.head)
             del session
             assert drafter() is None
+            with cluster.session(Decoding(drafter="none"), lambda text, share: None):
+                assert first() is None
         finally:
             gc.enable()
