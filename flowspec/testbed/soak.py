@@ -48,8 +48,8 @@ QUESTIONS = ("What is 17 + 25?", "What is 3 + 4?", "Tell me a story.", "What is 
 SAMPLINGS = (Sampling(), Sampling(temperature=1.0, seed=1), Sampling(temperature=0.7, top_p=0.9, seed=2))
 ALLOWED = {"rss_mib": 1.0, "fds": 0.5, "threads": 0.5, "sockets": 0.5}
 """What may come in a thousand answers and still be called flat."""
-EVERY = 5
-"""Answers from sample to sample."""
+EVERY = 20
+"""Answers from sample to sample: with samples oftener, the soak itself would grow by a third of what it allows."""
 SESSION_ANSWERS = 250
 """After so many the head lets go of the devices and connects anew, as one command follows another."""
 
@@ -278,6 +278,7 @@ def report(found: Found, lines: Sequence[Slope]) -> dict[str, Any]:
         "spent_s": round(found.spent_s, 1),
         "ended": found.ended,
         "slopes": [asdict(line) for line in lines],
+        "samples": [[each.life, each.answers, *each.values.values()] for each in found.samples],  # rss_mib, fds, threads, sockets
     }
 
 
