@@ -6,7 +6,7 @@ other living node hangs below the root. Knows nothing of models, messages or tim
 
 A node's *chance* is the estimated probability that it is right if its parent is; its *value*, that it ends up in the
 output, is the product of the chances from the root down. It is kept as a logarithm, so it needs no update when the root
-moves on: everything below only comes nearer.
+moves on: everything below only comes nearer. Who knows better may give a node another chance, or drop it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class TokenTree:
         self._parent: list[int] = []
         self._token: list[int] = []
         self._position: list[int] = []
+        self._log_chance: list[float] = []
         self._log_value: list[float] = []
         self._state: list[NodeState] = []
         self._children: dict[int, dict[int, int]] = {}
@@ -89,7 +90,7 @@ class TokenTree:
         return math.exp(min(0.0, self._log_value[node] - self._log_value[self.path[-1]]))
 
     def log_value(self, node: int) -> float:
-        """The logarithm of the chances from the beginning of the text to a node; it never changes, so it ranks nodes for good."""
+        """The logarithm of the chances from the beginning of the text to a node; it ranks nodes, wherever the root is."""
         return self._log_value[node]
 
     def unsent_value(self, rank: int) -> float:
@@ -141,6 +142,30 @@ class TokenTree:
         if self._is_out(parent):
             self._ready.add(node)
         return node
+
+    def revalue(self, node: int, chance: float) -> list[int]:
+        """Give a living node another chance; returns the nodes whose values change with it, parents first."""
+        assert node in self._alive, f"node {node} is not alive"
+        assert 0 <= chance <= 1, f"expected a chance from 0 to 1, got {chance}"
+        log_chance = math.log(max(chance, CHANCE_MIN))
+        if log_chance == self._log_chance[node]:
+            return []
+        self._log_chance[node] = log_chance
+        moved = self._subtree(node)
+        for below in moved:
+            self._drop_unsent(below)
+            self._log_value[below] = self._log_value[self._parent[below]] + self._log_chance[below]
+            if self._state[below] is NodeState.DRAFTED:
+                insort(self._unsent, self._log_value[below])
+        return moved
+
+    def drop(self, node: int) -> list[int]:
+        """A drafted node is not wanted any more, nor is what hangs below it; returns the ids that died, in growing order."""
+        assert self._state[node] is NodeState.DRAFTED, f"node {node} is not waiting to be sent"
+        dead = self._subtree(node)
+        del self._children[self._parent[node]][self._token[node]]
+        self._kill(dead)
+        return sorted(dead)
 
     def best_unsent(self, count_max: int, value_min: float = 0.0) -> list[int]:
         """The most valuable drafted nodes whose parents are sent, committed or chosen too; parents come first."""
@@ -222,6 +247,7 @@ class TokenTree:
         self._parent.append(parent)
         self._token.append(token)
         self._position.append(self._position[parent] + 1 if parent >= 0 else 0)
-        self._log_value.append((self._log_value[parent] if parent >= 0 else 0.0) + math.log(max(chance, CHANCE_MIN)))
+        self._log_chance.append(math.log(max(chance, CHANCE_MIN)))
+        self._log_value.append((self._log_value[parent] if parent >= 0 else 0.0) + self._log_chance[-1])
         self._state.append(state)
         return len(self._parent) - 1

@@ -59,7 +59,7 @@ class Pipeline:
     stage_count: int
     on_cache: Callable[[int, OpenCache | ClearSlots | CloseCache], None] = lambda stage, command: None
     rng: random.Random | None = None
-    drafter: Drafter | None = None
+    drafters: Sequence[Drafter] = ()
     now_s: float = 0.0
     answers: dict[int, list[int]] = field(default_factory=dict)
     ends: dict[int, Finished] = field(default_factory=dict)
@@ -133,13 +133,14 @@ class Pipeline:
             elif isinstance(command, SetTimer):
                 self._timer_s = command.at_s
             else:
-                assert self.drafter is not None, f"a pipeline without a drafter was asked for {command}"
+                drafter = self.drafters[command.drafter]
                 if isinstance(command, ToDrafter):
-                    self.drafter.release(command.message)
+                    drafter.release(command.message)
                 else:
                     assert isinstance(command, Draft)
-                    proposals = self.drafter.draft(command.segment, command.width)
-                    done = Drafted(job=command.job, proposals=proposals, started_s=self.now_s, ended_s=self.now_s + STEP_S)
+                    proposals = drafter.draft(command.segment, command.width)
+                    ended_s = self.now_s + STEP_S
+                    done = Drafted(drafter=command.drafter, job=command.job, proposals=proposals, started_s=self.now_s, ended_s=ended_s)
                     self._put("head", 1, done)
 
     def _to_stage(self, index: int, event: StageEvent) -> None:

@@ -104,6 +104,25 @@ class TreeAgainstTable(RuleBasedStateMachine):
         for victim in dead:
             self.table[victim][4] = NodeState.DEAD
 
+    @precondition(lambda self: self.living())
+    @rule(data=st.data(), chance=CHANCES)
+    def revalue(self, data: st.DataObject, chance: float) -> None:
+        node = data.draw(st.sampled_from(self.living()))
+        is_moved = max(chance, CHANCE_MIN) != max(self.table[node][3], CHANCE_MIN)
+        moved = self.tree.revalue(node, chance)
+        assert sorted(moved) == ([n for n in self.living() if self.below(n, node)] if is_moved else [])
+        assert all(self.table[n][0] not in moved[index:] for index, n in enumerate(moved)), "parents first"
+        self.table[node][3] = chance
+
+    @precondition(lambda self: self.drafted())
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        node = data.draw(st.sampled_from(self.drafted()))
+        dead = [n for n in self.living() if self.below(n, node)]
+        assert self.tree.drop(node) == dead
+        for victim in dead:
+            self.table[victim][4] = NodeState.DEAD
+
     @precondition(lambda self: self.path)
     @rule(data=st.data())
     def rewind(self, data: st.DataObject) -> None:

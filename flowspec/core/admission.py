@@ -9,43 +9,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import add, le
 
 from flowspec.core import limits
-from flowspec.core.drafting import DrafterTraits
 from flowspec.core.events import Submit
+from flowspec.core.mirror import DrafterTraits
 from flowspec.core.slots import cache_size
 from flowspec.errors import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Cache slots at every stage (where there are several, at the one with the least), and at the drafter."""
+    """Cache slots at every stage (where there are several, at the one with the least), and at each drafter."""
 
-    stages: int = 0
-    drafter: int = 0
+    stages: int
+    drafters: tuple[int, ...]
 
     def __add__(self, other: Room) -> Room:
-        return Room(stages=self.stages + other.stages, drafter=self.drafter + other.drafter)
+        return Room(stages=self.stages + other.stages, drafters=tuple(map(add, self.drafters, other.drafters)))
 
     def has(self, need: Room) -> bool:
         """Whether as much as `need` is in here."""
-        return need.stages <= self.stages and need.drafter <= self.drafter
+        return need.stages <= self.stages and all(map(le, need.drafters, self.drafters))
 
     def at_least(self, other: Room) -> Room:
         """The larger of each."""
-        return Room(stages=max(self.stages, other.stages), drafter=max(self.drafter, other.drafter))
-
-
-NO_ROOM = Room()
+        return Room(stages=max(self.stages, other.stages), drafters=tuple(map(max, self.drafters, other.drafters)))
 
 
 class Admission:
-    """What is held of the `room`, and who waits for some, at stages of this `context` and at the head's drafter if it has one."""
+    """What is held of the `room`, and who waits for some, at stages of this `context` and at the drafters."""
 
-    def __init__(self, context: int, drafter: DrafterTraits | None) -> None:
-        self.room = Room(stages=limits.ID_MAX, drafter=0 if drafter is None else drafter.cache_slots)
+    def __init__(self, context: int, drafters: Sequence[DrafterTraits]) -> None:
+        self.room = Room(stages=limits.ID_MAX, drafters=tuple(drafter.cache_slots for drafter in drafters))
         self._context = context
-        self._draft_context = 0 if drafter is None else drafter.context
+        self._draft_contexts = [drafter.context for drafter in drafters]
+        self._nothing = Room(stages=0, drafters=(0,) * len(drafters))
         self._held: dict[int, Room] = {}
         self._needs: dict[int, Room] = {}
         self._admitted: set[int] = set()
@@ -63,18 +62,21 @@ class Admission:
     @property
     def held(self) -> Room:
         """What all hold together; never more than the room."""
-        return sum(self._held.values(), NO_ROOM)
+        return sum(self._held.values(), self._nothing)
 
     def holding(self, number: int) -> Room:
         """What one conversation holds."""
-        return self._held.get(number, NO_ROOM)
+        return self._held.get(number, self._nothing)
 
     def need_of(self, submit: Submit) -> Room:
         """What an answer's caches may come to take, with its guesses; nothing of a drafter that has no memory for it even alone."""
         tokens = len(submit.prompt) + submit.new_tokens_max
         stages = cache_size(min(tokens, self._context) + limits.TREE_NODES_MAX, self._context + limits.TREE_NODES_MAX)
-        drafter = cache_size(min(tokens, self._draft_context) + limits.DRAFT_NODES_MAX, self._draft_context + limits.DRAFT_NODES_MAX)
-        return Room(stages=stages, drafter=drafter if drafter <= self.room.drafter else 0)
+        drafters = []
+        for context, room in zip(self._draft_contexts, self.room.drafters, strict=True):
+            need = cache_size(min(tokens, context) + limits.DRAFT_NODES_MAX, context + limits.DRAFT_NODES_MAX)
+            drafters.append(need if need <= room else 0)
+        return Room(stages=stages, drafters=tuple(drafters))
 
     def ask(self, submit: Submit) -> None:
         """An answer is wanted; raises `InputError` for one that there is no room for even alone."""
@@ -87,9 +89,9 @@ class Admission:
             )
         self._needs[submit.request] = need
 
-    def may_draft(self, number: int) -> bool:
-        """Whether the drafter has memory for an answer that was asked for."""
-        return self._needs[number].drafter > 0
+    def may_draft(self, number: int, drafter: int) -> bool:
+        """Whether a drafter has memory for an answer that was asked for."""
+        return self._needs[number].drafters[drafter] > 0
 
     def admit(self, idle: Sequence[int]) -> tuple[int, list[int]] | None:
         """Lets in who waits longest, if there is room with the caches of some of the `idle`, the first of them first.
@@ -100,14 +102,14 @@ class Admission:
         if number is None:
             return None
         wanted = self._needs[number].at_least(self.holding(number))  # a cache does not shrink
-        held = sum((held for other, held in self._held.items() if other != number), NO_ROOM)
+        held = sum((held for other, held in self._held.items() if other != number), self._nothing)
         given_up: list[int] = []
         for other in idle:
             if self.room.has(held + wanted):
                 break
             if other != number and other in self._held:
                 given_up.append(other)
-                held = sum((held for each, held in self._held.items() if each not in (number, *given_up)), NO_ROOM)
+                held = sum((held for each, held in self._held.items() if each not in (number, *given_up)), self._nothing)
         if not self.room.has(held + wanted):
             return None
         for other in given_up:
@@ -129,4 +131,4 @@ class Admission:
         """Other stages with so many slots hold nothing yet: everybody waits again, whoever came first before all others."""
         self.room = replace(self.room, stages=cache_slots)
         self._admitted.clear()
-        self._held = {number: Room(drafter=held.drafter) for number, held in self._held.items()}
+        self._held = {number: Room(stages=0, drafters=held.drafters) for number, held in self._held.items()}

@@ -40,6 +40,11 @@ class Calibrator:
         self._claimed[index] = self._claimed[index] * keep + confidence
 
     @property
+    def weight(self) -> float:
+        """How much has been seen of late."""
+        return sum(self._trials)
+
+    @property
     def error(self) -> float:
         """Expected calibration error of the drafter's own confidences: mean |claimed - right|, weighted by how often seen."""
         total = sum(self._trials)

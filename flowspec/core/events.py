@@ -193,6 +193,21 @@ class Drafted:
     proposals: tuple[Proposal, ...]
     started_s: float
     ended_s: float
+    drafter: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterLost:
+    """A model beside the target is not to be had any more; no `Drafted` of it will come."""
+
+    drafter: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterBack:
+    """A lost one is to be had again, and holds nothing."""
+
+    drafter: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +236,7 @@ class Reformed:
     cache_slots: int = limits.ID_MAX
 
 
-HeadEvent = Submit | Cancel | Forget | VerifiedArrived | Drafted | TimerFired | PipelineLost | Reformed
+HeadEvent = Submit | Cancel | Forget | VerifiedArrived | Drafted | DrafterLost | DrafterBack | TimerFired | PipelineLost | Reformed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,15 +255,16 @@ class ToPipeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """Run these nodes through the drafter and propose up to `width` children for each root or uncommitted one.
+    """Run these nodes through a drafter and propose up to `width` children for each root or uncommitted one.
 
-    The drafter is a tree-cached model like a stage: the segment carries Opens and Commits, and rows flagged `committed`
-    only fill its cache. One job at a time; `Drafted` is the answer.
+    A drafter is a tree-cached model like a stage: the segment carries Opens and Commits, and rows flagged `committed`
+    only fill its cache. Each has one job at a time; `Drafted` is the answer.
     """
 
     job: int
     segment: Segment
     width: int
+    drafter: int = 0
 
     @property
     def context(self) -> int:
@@ -258,9 +274,10 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToDrafter:
-    """To the drafter, in order with the jobs."""
+    """To a drafter, in order with its jobs."""
 
     message: Release
+    drafter: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

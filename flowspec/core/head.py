@@ -17,13 +17,12 @@ from collections.abc import Sequence
 
 from flowspec.core import limits
 from flowspec.core.admission import Admission
-from flowspec.core.calibration import Calibrator
 from flowspec.core.costs import Costs
-from flowspec.core.draft_jobs import DraftJobs
-from flowspec.core.drafting import DrafterTraits, DraftState, grow, observe
 from flowspec.core.events import (
     Cancel,
     Drafted,
+    DrafterBack,
+    DrafterLost,
     Emit,
     Finished,
     Forget,
@@ -34,7 +33,6 @@ from flowspec.core.events import (
     SetTimer,
     Submit,
     Timed,
-    ToDrafter,
     ToPipeline,
     ToStages,
     VerifiedArrived,
@@ -43,6 +41,8 @@ from flowspec.core.flights import Bounds, Flights, Load
 from flowspec.core.messages import Commit, Open, Release, Verified
 from flowspec.core.methods import make_method
 from flowspec.core.methods.base import Choice, Method, View
+from flowspec.core.mirror import DrafterTraits
+from flowspec.core.panel import Panel
 from flowspec.core.request import Request, begin
 from flowspec.errors import InputError, PeerError
 from flowspec.tree import NodeState
@@ -60,24 +60,23 @@ class HeadCore:
         context: int,
         stage_count: int,
         method: Method | None = None,
-        drafter: DrafterTraits | None = None,
+        drafters: Sequence[DrafterTraits] = (),
         bounds: Bounds | None = None,
     ) -> None:
         self.context = context
         self.stage_count = stage_count
         self.bounds = bounds or Bounds()
         self.method = method or make_method("ar")
-        self.drafter = drafter
+        assert len(drafters) <= self.method.drafters_max, f"{self.method.name} makes use of {self.method.drafters_max} drafters"
+        self.panel = Panel(drafters, self.method)
         self.costs = Costs(stage_count)
-        self.calibrator = Calibrator()
         self.is_formed = True
         self._requests: dict[int, Request] = {}
         self.flights = Flights(self._requests)
-        self.admission = Admission(context, drafter)
+        self.admission = Admission(context, drafters)
         self._leaving: set[int] = set()
         self._turns: list[int] = []
         self._is_prompts_turn = True
-        self._drafts = DraftJobs()
         self._timer_s: float | None = None
 
     @property
@@ -108,8 +107,11 @@ class HeadCore:
         elif isinstance(event, VerifiedArrived):
             self._verified(event.verified, now_s, commands)
         elif isinstance(event, Drafted):
-            for request in self._drafts.done(event, self._requests):
-                self._grow(request)
+            self.panel.drafted(event, self._requests, now_s)
+        elif isinstance(event, DrafterLost):
+            self.panel.lost(event.drafter, self._requests.values())
+        elif isinstance(event, DrafterBack):
+            self.panel.back(event.drafter, self._requests.values(), self.admission)
         elif isinstance(event, PipelineLost):
             self._lost(event, now_s)
         elif isinstance(event, Reformed):
@@ -119,7 +121,7 @@ class HeadCore:
         self._walk_held(now_s, commands)
         while self._admit(now_s, commands) or self._send(now_s, commands) or self._walk_held(now_s, commands):
             pass
-        self._start_drafting(now_s, commands)
+        self.panel.start(lambda: self._view(now_s, prompts=True), commands)
         wake_s = self.method.wake_s(self._view(now_s))
         if wake_s is not None and wake_s != self._timer_s:
             self._timer_s = wake_s
@@ -146,7 +148,7 @@ class HeadCore:
         assert submit.request not in self._leaving, f"request {submit.request} is over; its id is not used again"
         self.admission.ask(submit)
         request = begin(old, submit, context=self.context, stage_count=self.stage_count, now_s=now_s)
-        self._begin_draft(request, request.computed)
+        self.panel.begin(request, request.computed, self.admission)
         self._requests[submit.request] = request
         self.method.begin(request)
         if submit.answered and (reason := request.why_over):
@@ -165,8 +167,7 @@ class HeadCore:
         if request.submit is not None:
             self._end(request, "cancelled", commands)
         del self._requests[number]
-        if self.drafter is not None:
-            commands.append(ToDrafter(message=Release(request=number)))
+        self.panel.release(Release(request=number), commands)
         self._leaving.add(number)
         self._release_if_landed(number, commands)
 
@@ -187,19 +188,16 @@ class HeadCore:
         if request.number in self._turns:
             self._turns.remove(request.number)
         self.admission.end(request.number)
+        self.method.ended(request)
         self._requests[request.number] = self._requests.pop(request.number)  # the last to be given up
         statistics = request.statistics
         statistics.dropped_alive += request.tree.alive_count
-        statistics.calibration_error = self.calibrator.error
+        statistics.calibration_error = self.panel.trust.error
         commands.append(Finished(request=request.number, reason=reason, reused=request.reused, statistics=statistics))
         request.submit = None
         request.held.clear()
 
     # ------------------------------------------------------------------------------------------ admission
-
-    def _begin_draft(self, request: Request, keep: int) -> None:
-        if self.drafter is not None:
-            request.draft.begin(request.opening, keep, self.drafter.context if self.admission.may_draft(request.number) else 0)
 
     def _admit(self, now_s: float, commands: list[HeadCommand]) -> bool:
         """Opens the answers that there is room for, in order of arrival; whether there were any."""
@@ -224,19 +222,17 @@ class HeadCore:
         """Has a conversation's caches released; whatever is asked of it next begins with a prefill."""
         release = Release(request=request.number, epoch=request.opening.epoch)
         self._release(release, commands)
-        if self.drafter is not None:
-            commands.append(ToDrafter(message=release))
-        request.draft = DraftState()
+        self.panel.release(release, commands)
+        request.mirrors = []
         self._begin_again(request)
 
     def _begin_again(self, request: Request) -> None:
         """The stages hold nothing of it any more: an answer that is wanted is opened anew, with what is known of it as its prompt."""
-        self._drafts.forget(request.number)
+        self.panel.forget(request.number)
         request.computed = 0
         if request.submit is not None:
             request.reopen()
-            request.draft.advance(request.tree)
-            self._begin_draft(request, request.opening.length - 1)
+            self.panel.begin(request, request.opening.length - 1, self.admission)
             self.method.begin(request)
 
     # ------------------------------------------------------------------------------------------- recovery
@@ -308,8 +304,7 @@ class HeadCore:
         emitted: list[int] = []
         reason = ""
         while not reason and (token := request.next_tokens.pop(tree.root, None)) is not None:
-            if self.drafter is not None:
-                observe(request, tree.root, token, self.calibrator)
+            self.panel.observe(request, token)
             if token in submit.stop_ids:
                 reason = "stop"
                 break
@@ -319,7 +314,7 @@ class HeadCore:
             reason = request.why_over
             request.statistics.tokens_in_flight += request.root_sent and not reason  # nothing waits for what follows the last one
         if emitted:
-            self._grow(request)
+            self.panel.grow(request)
             self._emitted(request, emitted, now_s, commands)
         if reason:
             self._end(request, reason, commands)
@@ -332,10 +327,7 @@ class HeadCore:
         if node is None:
             node = tree.add(tree.root, token, 1.0)
         request.root_sent = tree.state(node) is NodeState.SENT
-        dead = tree.commit(node)
-        for gone in dead:
-            request.next_tokens.pop(gone, None)
-        request.draft.forget(dead)
+        request.forget(tree.commit(node))
 
     def _emitted(self, request: Request, tokens: Sequence[int], now_s: float, commands: list[HeadCommand]) -> None:
         commands.append(Emit(request=request.number, tokens=tuple(tokens)))
@@ -344,21 +336,6 @@ class HeadCore:
         self.costs.emitted(len(tokens), now_s, is_busy=is_busy, is_missed=not request.root_sent)
         if self.method.commits_at_once and request.in_flight:
             self._tell(request.commit(), commands)
-
-    # ------------------------------------------------------------------------------------------- drafting
-
-    def _start_drafting(self, now_s: float, commands: list[HeadCommand]) -> None:
-        if self.drafter is None or self._drafts.is_busy:
-            return
-        draft = self._drafts.start(self.method.expand(self._view(now_s, prompts=True)), self.method.width)
-        if draft is not None:
-            commands.append(draft)
-
-    def _grow(self, request: Request) -> None:
-        if request.submit is None:
-            return
-        calibrator = self.calibrator if self.method.is_calibrated else None
-        request.statistics.nodes_drafted += grow(request, calibrator, self.method.value_min)
 
     # -------------------------------------------------------------------------------------------- sending
 
@@ -369,8 +346,8 @@ class HeadCore:
             count_living=self.flights.count_living,
             stage_count=self.stage_count,
             costs=self.costs,
-            calibrator=self.calibrator,
-            traits=self.drafter,
+            traits=self.panel.traits,
+            turnaround_s=self.panel.turnaround_s,
             now_s=now_s,
         )
 

@@ -23,6 +23,8 @@ DRAFT_NODES_MAX = 1024
 """Living uncommitted nodes of one request at the head, and so the slots that a drafter reserves on top of the context."""
 CACHE_BLOCK_SLOTS = 256
 """By so many slots a cache grows."""
+DRAFTERS_MAX = 16
+"""Models beside the target that a head makes use of."""
 DRAFT_WIDTH_MAX = 64
 """Children that a drafter proposes for one node."""
 CAPTURES_MAX = 8

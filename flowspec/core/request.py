@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flowspec.core import limits
-from flowspec.core.drafting import DraftState
 from flowspec.core.events import Submit
+from flowspec.core.growth import Growth
 from flowspec.core.messages import Commit, Open, Part
+from flowspec.core.mirror import Mirror
 from flowspec.core.statistics import Statistics
 from flowspec.tree import TokenTree
 
@@ -21,7 +22,8 @@ class Request:
 
     `unsent` is the next prompt position to send; positions below `computed` have passed every stage. `known_length` is
     the committed length that every stage has been told, so Commits begin there. `held` are tokens verified that the
-    method has not walked yet, `plan` is the method's own note. `reused` prompt tokens were cached when the answer began.
+    method has not walked yet, `plan` is the method's own note. `reused` prompt tokens were cached when the answer began. `mirrors` and
+    `weights` are by model beside the target: what it has, and how much its word counts among its like; `growth` is what they propose.
     """
 
     tree: TokenTree
@@ -31,8 +33,10 @@ class Request:
     unsent: int
     computed: int
     known_length: int
-    draft: DraftState
     statistics: Statistics
+    mirrors: list[Mirror] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    growth: Growth = field(default_factory=Growth)
     reused: int = 0
     opened: bool = False
     new_tokens: list[int] = field(default_factory=list)
@@ -68,6 +72,18 @@ class Request:
     def is_living(self, node: int) -> bool:
         """Whether a node is the root or hangs below it."""
         return node == self.tree.root or self.tree.is_alive(node)
+
+    def is_pending(self, node: int) -> bool:
+        """Whether a model is about to tell what comes after a node."""
+        return any(node in mirror.pending for mirror in self.mirrors)
+
+    def forget(self, dead: Sequence[int]) -> None:
+        """These nodes will not come true."""
+        for node in dead:
+            self.next_tokens.pop(node, None)
+        for mirror in self.mirrors:
+            mirror.forget(dead)
+        self.growth.forget(dead)
 
     def reopen(self) -> None:
         """The stages are gone: an answer under way begins again where it stands, its committed tokens being the prompt now.
@@ -127,8 +143,9 @@ def begin(old: Request | None, submit: Submit, *, context: int, stage_count: int
     known = submit.prompt + submit.answered
     count = len(known)
     keep = 0 if old is None else min(common_prefix(tree.committed_tokens(), known), old.kept_everywhere, count - 1)
-    draft = DraftState() if old is None else old.draft
-    draft.advance(tree)
+    mirrors = [] if old is None else old.mirrors
+    for mirror in mirrors:
+        mirror.advance(tree)
     tree.rewind(keep)
     tree.extend_path(known[keep:])
     return Request(
@@ -148,7 +165,7 @@ def begin(old: Request | None, submit: Submit, *, context: int, stage_count: int
         computed=keep,
         known_length=count,
         reused=min(keep, len(submit.prompt)),
-        draft=draft,
+        mirrors=mirrors,
         new_tokens=list(submit.answered),
         statistics=Statistics(stage_count=stage_count, submitted_s=now_s),
     )

@@ -1,7 +1,8 @@
 """What happened to one answer's nodes and time: counted by the head, shown with every result.
 
 The terms are those of `docs/methods.md`: S tokens per segment that commits any, rho the share of tokens that were
-in flight when they were known; each of the others costs a whole trip.
+in flight when they were known; each of the others costs a whole trip. `chains` tells which models drafted and judged from which token on,
+when that was decided, and why.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class Statistics:
     compute_s: list[float] = field(default_factory=list)
     windows: int = 0
     calibration_error: float = 0.0
+    chains: list[tuple[int, float, tuple[int, ...], str]] = field(default_factory=list)
     recoveries: Recoveries = field(default_factory=Recoveries)
     earlier_compute_s: float = 0.0
 
@@ -154,6 +156,7 @@ class Statistics:
             "compute_s": round(self.earlier_compute_s + sum(self.compute_s), 6),
             "stage_own_s": round(self.stage_own_s, 6),
             "link_s": round(self.link_s, 6),
+            "chains": [[tokens, round(at_s - self.submitted_s, 6), list(chain), reason] for tokens, at_s, chain, reason in self.chains],
             "recoveries": self.recoveries.count,
             "recovery_detect_s": round(self.recoveries.detect_s, 6),
             "recovery_load_s": round(self.recoveries.load_s, 6),

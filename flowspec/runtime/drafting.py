@@ -33,10 +33,11 @@ class _Features:
 
 
 class DraftThread:
-    """Owns a drafter that is loaded already. With a `pace` its passes last so long by their rows, as declared in the emulated world."""
+    """Owns a drafter that is loaded already, the head's `number`. With a `pace` its passes last so long by their rows, as declared in the emulated world."""
 
-    def __init__(self, drafter: Drafter, wake: Wake, pace: Curve | None = None) -> None:
+    def __init__(self, drafter: Drafter, number: int, wake: Wake, pace: Curve | None = None) -> None:
         self.drafter = drafter
+        self.number = number
         self._pacer = None if pace is None else DraftPacer(pace)
         self.results: deque[Drafted | Failed | Crashed] = deque()
         self._wake = wake
@@ -49,8 +50,9 @@ class DraftThread:
         self._work.put(work)
 
     def post_features(self, parts: Sequence[VerifiedPart], tensor: Tensor) -> None:
-        """The features that came with a Verified: a row for every id of its parts, in order."""
-        self._work.put(_Features(parts=tuple(parts), tensor=tensor))
+        """The features that came with a Verified: a row for every id of its parts, in order. Who wants none is not bothered."""
+        if self.drafter.captures:
+            self._work.put(_Features(parts=tuple(parts), tensor=tensor))
 
     def stop(self, timeout_s: float = timeouts.COMPUTE_STOP_S) -> None:
         """Ends the thread after what it is doing now, and waits for that no longer than `timeout_s`."""
@@ -77,7 +79,7 @@ class DraftThread:
             started_s = time.monotonic()
             proposals = self.drafter.draft(work.segment, work.width)
             ended_s = time.monotonic() if self._pacer is None else self._pacer.end(work.segment.row_count, work.context, started_s)
-            self._tell(Drafted(job=work.job, proposals=proposals, started_s=started_s, ended_s=ended_s))
+            self._tell(Drafted(drafter=self.number, job=work.job, proposals=proposals, started_s=started_s, ended_s=ended_s))
         elif isinstance(work, ToDrafter):
             self.drafter.release(work.message)
         else:

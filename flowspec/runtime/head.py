@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from flowspec.core.drafting import DrafterTraits
 from flowspec.core.events import (
     Cancel,
     Draft,
@@ -38,6 +37,7 @@ from flowspec.core.membership import Tick
 from flowspec.core.messages import Hop
 from flowspec.core.methods import make_method
 from flowspec.core.methods.base import Method
+from flowspec.core.mirror import DrafterTraits
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError, PeerError
 from flowspec.plan.placement import ClusterPlan
@@ -62,7 +62,7 @@ OnEvent = Callable[[HeadEvent, Sequence[HeadCommand], float], None]
 class Head:
     """A connected cluster; a context manager that lets go of the daemons at its end.
 
-    `method` decides what is sent and drafted (default: plain decoding); the drafter, if there is one, is the head's from now on.
+    `method` decides what is sent and drafted (default: plain decoding); the drafters are the head's from now on, each with a thread.
     An `emulation` is what the local daemons were started with. With `keys` the cluster is spoken to in secret, else in the clear.
     """
 
@@ -72,7 +72,7 @@ class Head:
         progress: Progress = lambda text, share: None,
         *,
         method: Method | None = None,
-        drafter: Drafter | None = None,
+        drafters: Sequence[Drafter] = (),
         emulation: Emulation | None = None,
         recovery: Recovery | None = None,
         on_event: OnEvent | None = None,
@@ -81,10 +81,11 @@ class Head:
         share_one_heap()
         free_cycles()  # of the head before, in a process that has one after another
         self.hops: deque[tuple[Hop, ...]] = deque(maxlen=TIMED_SEGMENTS_MAX)
-        traits = None
-        if drafter is not None:
-            traits = DrafterTraits(context=drafter.context, needs_features=bool(drafter.captures), cache_slots=drafter.cache_slots)
-        self._core = HeadCore(context=plan.context, stage_count=len(plan.stages), method=method or make_method("ar"), drafter=traits)
+        traits = [
+            DrafterTraits(context=drafter.context, needs_features=bool(drafter.captures), cache_slots=drafter.cache_slots)
+            for drafter in drafters
+        ]
+        self._core = HeadCore(context=plan.context, stage_count=len(plan.stages), method=method or make_method("ar"), drafters=traits)
         self._core.vocabulary = plan.vocabulary
         self._wake = Wake()
         self._pipelines = Pipelines(
@@ -93,7 +94,7 @@ class Head:
         self._tokens = 0
         self._stages_shown: list[Stage] = []
         pace = None if emulation is None else emulation.drafting
-        self._drafting = None if drafter is None else DraftThread(drafter, self._wake, pace)
+        self._drafting = [DraftThread(drafter, number, self._wake, pace) for number, drafter in enumerate(drafters)]
         self._on_event = on_event
         self._timer_s: float | None = None
         self._core_s = 0.0
@@ -169,8 +170,9 @@ class Head:
             while not self._stopping:
                 try:
                     for verified, features in self._pipelines.listen(self._patience_ms()):
-                        if features is not None and self._drafting is not None:
-                            self._drafting.post_features(verified.parts, features)
+                        if features is not None:
+                            for thread in self._drafting:
+                                thread.post_features(verified.parts, features)
                         self._step(VerifiedArrived(verified=verified), time.monotonic())
                 except PeerError as error:
                     self._pipelines.broken(BrokenError(str(error), ""))
@@ -187,8 +189,9 @@ class Head:
     def _meanwhile(self) -> bool:
         """What is done whether there is a pipeline or not; False when the head is closed."""
         now_s = time.monotonic()
-        while self._drafting is not None and self._drafting.results:
-            self._drafted(self._drafting.results.popleft(), now_s)
+        for thread in self._drafting:
+            while thread.results:
+                self._drafted(thread.results.popleft(), now_s)
         if self._timer_s is not None and now_s >= self._timer_s - TIMER_EARLY_S:
             now_s, self._timer_s = max(now_s, self._timer_s), None
             self._step(TimerFired(), now_s)
@@ -269,8 +272,7 @@ class Head:
                 assert self._pipelines.stages is not None
                 self._pipelines.stages.tell(command.message)
             elif isinstance(command, Draft | ToDrafter):
-                assert self._drafting is not None
-                self._drafting.post(command)
+                self._drafting[command.drafter].post(command)
             elif isinstance(command, SetTimer):
                 self._timer_s = command.at_s
             elif isinstance(command, Timed):
@@ -290,8 +292,8 @@ class Head:
             self._on_event(event, commands, now_s)
 
     def _disconnect(self) -> None:
-        if self._drafting is not None:
-            self._drafting.stop()
-            self._drafting = None  # its weights go now, not when Python happens to look for cycles of which a head is a part
+        for thread in self._drafting:
+            thread.stop()
+        self._drafting = []  # weights go now, not when Python happens to look for cycles of which a head is a part
         self._pipelines.close()
         self._wake.close()

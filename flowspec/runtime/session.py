@@ -238,7 +238,7 @@ class Cluster:
             plan,
             progress,
             method=method,
-            drafter=drafter,
+            drafters=() if drafter is None else (drafter,),
             emulation=self.emulation,
             recovery=recovery,
             on_event=on_event,

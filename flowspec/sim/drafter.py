@@ -74,6 +74,11 @@ class FakeDrafter:
         """The requests it holds something of."""
         return list(self._views)
 
+    def restart(self) -> None:
+        """Forgets everything, as a process that is started again."""
+        for held in (self._views, self._featured, self._released):
+            held.clear()
+
     def logits(self, prefix: Prefix) -> F32:
         if self.quality == 1:
             return self._language.logits(prefix)

@@ -5,15 +5,15 @@ Owns defaults only; the language and the drafter are given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flowspec.core import limits
-from flowspec.core.drafting import DrafterTraits
 from flowspec.core.head import HeadCore
 from flowspec.core.methods import make_method
 from flowspec.core.methods.base import Method
+from flowspec.core.mirror import DrafterTraits
 from flowspec.core.stage import StageCore
 from flowspec.draft.protocol import Drafter
 from flowspec.plan.timing import DIRECT, INSTANT, Curve, LinkSpec
@@ -25,9 +25,9 @@ from flowspec.sim.world import Handled, Links, World
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """One device for each stage and one for the drafter; every connection alike unless `links` says otherwise.
+    """One device for each stage and for each drafter; every connection alike unless `links` says otherwise.
 
-    `method` is a name, to which `options` belong as `make_method` takes them, or makes one. `row_bytes` is what a hidden state has on the wire (None: a few bytes), `feature_bytes` what
+    `drafting` is the time of every drafter, or of each; `levels` is above 0 for those that are intermediates (none: nobody).     `method` is a name, to which `options` belong as `make_method` takes them, or makes one. `row_bytes` is what a hidden state has on the wire (None: a few bytes), `feature_bytes` what
     the features of a verified node have. With `returned_row_bytes` and `verifying` the head verifies (see `World`).
     """
 
@@ -38,7 +38,8 @@ class Experiment:
     method: str | Callable[[], Method] = "ar"
     options: Mapping[str, Any] = field(default_factory=dict)
     context: int = 4096
-    drafting: Curve = INSTANT
+    drafting: Curve | tuple[Curve, ...] = INSTANT
+    levels: tuple[int, ...] = ()
     head_s: float = 0.0
     row_bytes: int | None = None
     feature_bytes: int | None = None
@@ -46,13 +47,16 @@ class Experiment:
     verifying: Curve = INSTANT
     seed: int = 0
 
-    def build(self, language: Language, drafter: Drafter | None = None, on_event: Callable[[Handled], None] | None = None) -> World:
+    def build(self, language: Language, drafters: Sequence[Drafter] = (), on_event: Callable[[Handled], None] | None = None) -> World:
         """A world at time 0. Worlds of one experiment and equal events run alike; a drafter has state, so give each its own."""
         count = len(self.devices)
-        needs_features = drafter is not None and bool(drafter.captures)
-        traits = None if drafter is None else DrafterTraits(context=drafter.context, needs_features=needs_features)
+        traits = [
+            DrafterTraits(context=drafter.context, needs_features=bool(drafter.captures), level=level)
+            for drafter, level in zip(drafters, self.levels or (0,) * len(drafters), strict=True)
+        ]
+        needs_features = any(each.needs_features for each in traits)
         method = make_method(self.method, **self.options) if isinstance(self.method, str) else self.method()
-        head = HeadCore(context=self.context, stage_count=count, method=method, drafter=traits)
+        head = HeadCore(context=self.context, stage_count=count, method=method, drafters=traits)
         slots_max = self.context + limits.TREE_NODES_MAX
         stages = [
             StageCore(is_last=index == count - 1, slots_max=slots_max, returns_features=needs_features and index == count - 1)
@@ -64,8 +68,8 @@ class Experiment:
             devices=self.devices,
             links=self.links or Links(control=(self.control,) * count, data=(self.data,) * (count + 1)),
             layers=FakeLayers(count, language),
-            drafter=drafter,
-            drafting=self.drafting,
+            drafters=drafters,
+            drafting=self.drafting if isinstance(self.drafting, tuple) else (self.drafting,) * len(drafters),
             head_s=self.head_s,
             row_bytes=self.row_bytes,
             feature_bytes=self.feature_bytes,

@@ -78,7 +78,7 @@ class World:
     """Executes the commands of `head` and `stages`.
 
     `row_bytes` and `feature_bytes` are what a row of a segment's payload and of a Verified's have on the wire; `head_s` is
-    what the head spends on each event; `drafting` is the drafter's time for a number of rows. Where the head verifies instead of the
+    what the head spends on each event; `drafting` is each drafter's time for a number of rows. Where the head verifies instead of the
     last stage, `returned_row_bytes` of each row that this one ran travel back, and `verifying` is the head's time for them.
     """
 
@@ -90,8 +90,8 @@ class World:
         devices: Sequence[DeviceSpec],
         links: Links,
         layers: Layers,
-        drafter: Drafter | None = None,
-        drafting: Curve = INSTANT,
+        drafters: Sequence[Drafter] = (),
+        drafting: Sequence[Curve] = (),
         head_s: float = 0.0,
         row_bytes: int | None = None,
         feature_bytes: int | None = None,
@@ -102,19 +102,20 @@ class World:
     ) -> None:
         last = len(stages) - 1
         assert len(devices) == len(links.control) == len(stages)
+        assert len(drafters) == len(drafting)
         assert len(links.data) == len(stages) + 1
         self.clock = Clock()
         self.layers = layers
         self.head = head
         self.stages = list(stages)
-        self.drafter = drafter
+        self.drafters = list(drafters)
         self.answers: dict[int, list[Answer]] = {}
         self.timings: list[Timed] = []
         self.digest = Digest()
         self.events = 0
         self.timers = 0
         self.drafts = 0
-        self.drafter_busy_s = 0.0
+        self.drafters_busy_s = [0.0] * len(drafters)
         self.on_event = on_event
         self._drafting = drafting
         self._head_s = head_s
@@ -122,7 +123,7 @@ class World:
         self._verifying = verifying
         self._head_free_s = 0.0
         self._timer: Alarm | None = None
-        self._is_drafting = False
+        self._is_drafting = [False] * len(drafters)
         self.devices = [
             Device(self.clock, spec, index, layers, index == last, partial(self._to_stage, index)) for index, spec in enumerate(devices)
         ]
@@ -146,7 +147,12 @@ class World:
 
     @property
     def is_drafting(self) -> bool:
-        return self._is_drafting
+        return any(self._is_drafting)
+
+    @property
+    def drafter_busy_s(self) -> float:
+        """What all drafters computed."""
+        return sum(self.drafters_busy_s)
 
     @property
     def bytes_sent(self) -> int:
@@ -176,7 +182,7 @@ class World:
         now_s = self.clock.now_s
         self.digest.add(now_s, HEAD, event, frames)
         if isinstance(event, Drafted):
-            self._is_drafting = False
+            self._is_drafting[event.drafter] = False
         commands = self.head.handle(event, now_s)
         if isinstance(event, Submit):
             self.answers.setdefault(event.request, []).append(Answer(event, now_s))
@@ -194,8 +200,7 @@ class World:
         elif isinstance(command, Draft):
             self._draft(command)
         elif isinstance(command, ToDrafter):
-            assert self.drafter is not None, "a message for a drafter, but there is none"
-            self.drafter.release(command.message)
+            self.drafters[command.drafter].release(command.message)
         elif isinstance(command, SetTimer):
             if self._timer is not None:
                 self._timer.cancel()
@@ -212,15 +217,15 @@ class World:
 
     def _draft(self, draft: Draft) -> None:
         """What is drafted depends on nothing but the order of drafts and releases, so it is computed at once and told later."""
-        assert self.drafter is not None, "a draft, but there is no drafter"
-        assert not self._is_drafting, f"draft {draft.job} is asked for while another is under way"
-        self._is_drafting = True
+        number = draft.drafter
+        assert not self._is_drafting[number], f"draft {draft.job} is asked for while another is under way"
+        self._is_drafting[number] = True
         self.drafts += 1
         started_s = self.clock.now_s
-        ended_s = started_s + self._drafting.seconds(draft.segment.row_count, draft.context)
-        self.drafter_busy_s += ended_s - started_s
-        proposals = self.drafter.draft(draft.segment, draft.width)
-        event = Drafted(job=draft.job, proposals=proposals, started_s=started_s, ended_s=ended_s)
+        ended_s = started_s + self._drafting[number].seconds(draft.segment.row_count, draft.context)
+        self.drafters_busy_s[number] += ended_s - started_s
+        proposals = self.drafters[number].draft(draft.segment, draft.width)
+        event = Drafted(drafter=number, job=draft.job, proposals=proposals, started_s=started_s, ended_s=ended_s)
         self.clock.at(ended_s, lambda: self._to_head(event))
 
     def _fire(self) -> None:
@@ -231,12 +236,13 @@ class World:
     def _verified_arrived(self, envelope: Envelope, frames: Frames) -> None:
         verified = envelope.message
         assert isinstance(verified, Verified)
-        if envelope.tensor is not None and self.drafter is not None:
+        if envelope.tensor is not None:
             first = 0
             for part in verified.parts:
                 rows = range(first, first + len(part.ids))
-                # Stand-ins for the tensors of a real drafter; only a fake one takes them.
-                self.drafter.take_features(part.request, part.epoch, part.ids, cast(Any, envelope.tensor.select(rows)))
+                for drafter in self.drafters:
+                    if drafter.captures:  # stand-ins for the tensors of a real drafter; only a fake one takes them
+                        drafter.take_features(part.request, part.epoch, part.ids, cast(Any, envelope.tensor.select(rows)))
                 first += len(part.ids)
         returned = verified.hops[-1].rows
         self._to_head(VerifiedArrived(verified=verified), frames, self._verifying.seconds(returned) if returned else 0.0)

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowspec.core.drafting import DrafterTraits
 from flowspec.core.events import Emit, HeadCommand, HeadEvent, Submit, ToPipeline
 from flowspec.core.head import HeadCore
 from flowspec.core.messages import Sampling
 from flowspec.core.methods.continuous import Continuous
+from flowspec.core.mirror import DrafterTraits
 from flowspec.plan.memory import mib
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.runtime.session import ClusterOptions, Decoding, Limits, Session, Timing, open_session, timed
@@ -93,8 +93,8 @@ def measure_head(tokens: int) -> TimedHead:
     experiment = Experiment(devices=(stage,) * 4, control=link, data=link, context=CONTEXT, drafting=Curve(base_s=0.16))
     drafter = FakeDrafter(language, 0.7, seed=1)
     method = Continuous(segment_nodes=64, batch=12, width=12, value_min=VALUE_MIN)
-    world = experiment.build(language, drafter)
-    head = TimedHead(context=CONTEXT, stage_count=4, method=method, drafter=DrafterTraits(context=drafter.context))
+    world = experiment.build(language, (drafter,))
+    head = TimedHead(context=CONTEXT, stage_count=4, method=method, drafters=(DrafterTraits(context=drafter.context),))
     world.head = head
     world.at(0.0, Submit(request=0, prompt=PROMPT, new_tokens_max=tokens, sampling=Sampling(), stop_ids=frozenset()))
     with progress("the head", tokens) as step:

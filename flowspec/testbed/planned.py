@@ -101,7 +101,7 @@ def simulated(wish: Wish, plan: Plan, *, answers: int, tokens: int, first: int) 
         count = WARM_UP_TOKENS if number < 0 else tokens
         cases = synthetic_cases(wish.users, [Sampling()], count, first + (1 + number) * wish.users, prompt)
         world = run_many(testbed, setup, cases, _drafter(wish, plan, cases), prompt + count, learnt)
-        learnt = Learnt(costs=world.head.costs, calibrator=world.head.calibrator) if plan.guesses else None
+        learnt = Learnt(costs=world.head.costs, trust=world.head.panel.trust) if plan.guesses else None
         given = [world.answers[request][0] for request in range(len(cases))]
         for case, answer in zip(cases, given, strict=True):
             if answer.end is None or not is_plain(case, tuple(answer.tokens), answer.end.reason):

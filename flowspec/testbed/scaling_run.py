@@ -147,7 +147,7 @@ class Scaling:
         if setup.method == "ar":
             return None
         world = self._answer(testbed, setup, synthetic_cases(users + 1, [Sampling()], WARM_UP_TOKENS)[-1:], None, None)
-        return Learnt(costs=world.head.costs, calibrator=world.head.calibrator)
+        return Learnt(costs=world.head.costs, trust=world.head.panel.trust)
 
     def _answer(self, testbed: Testbed, setup: Setup, cases: Sequence[Case], learnt: Learnt | None, trace: _HeadTrace | None) -> World:
         context = PROMPT_TOKENS + cases[0].new_tokens_max

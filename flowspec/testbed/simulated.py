@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from flowspec.core.calibration import Calibrator
 from flowspec.core.costs import Costs
 from flowspec.core.events import Submit
+from flowspec.core.trust import Trust
 from flowspec.draft.protocol import Drafter
 from flowspec.plan.cost import drafter_curve, head_curve, layers_curve, row_bytes
 from flowspec.plan.shape import PRECISION_BYTES
@@ -46,7 +46,7 @@ class Learnt:
     """What a head knows after some answers."""
 
     costs: Costs
-    calibrator: Calibrator
+    trust: Trust
 
 
 def stage_curves(testbed: Testbed) -> list[Curve]:
@@ -123,7 +123,7 @@ def run(bench: Bench, testbed: Testbed, setup: Setup, case: Case, drafter: Draft
             trace.watch(handled.event, handled.commands, handled.now_s)  # type: ignore[arg-type]
 
     world = run_many(testbed, setup, [case], drafter, bench.context, learnt, watch)
-    found = Learnt(costs=world.head.costs, calibrator=world.head.calibrator)
+    found = Learnt(costs=world.head.costs, trust=world.head.panel.trust)
     return Run(record=_record(bench, testbed, setup, case, world, trace), trace=trace, learnt=found)
 
 
@@ -137,9 +137,11 @@ def run_many(
     watch: Callable[[Handled], None] | None = None,
 ) -> World:
     """A world in which all cases were asked at time 0, each as the request of its place, and answered; with what is `learnt` as in `run`."""
-    world = experiment(testbed, setup, context).build(AnswerLanguage({case.prompt: case.answer for case in cases}), drafter, watch)
+    world = experiment(testbed, setup, context).build(
+        AnswerLanguage({case.prompt: case.answer for case in cases}), () if drafter is None else (drafter,), watch
+    )
     if learnt is not None:
-        world.head.costs, world.head.calibrator = learnt.costs, learnt.calibrator
+        world.head.costs, world.head.panel.trust = learnt.costs, learnt.trust
     for request, case in enumerate(cases):
         world.at(0.0, submit_of(case, request))
     world.run()

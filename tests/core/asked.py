@@ -1,13 +1,15 @@
-"""A request and its drafter's state, made and moved on by hand."""
+"""A request and its drafter's mirror, made and moved on by hand."""
 
 from __future__ import annotations
 
 from flowspec.core import limits
-from flowspec.core.drafting import DrafterTraits, DraftState, draft_part, grow, learn
 from flowspec.core.events import Proposal, Submit
+from flowspec.core.growth import grow, learn
 from flowspec.core.messages import Open, Part, Sampling
+from flowspec.core.mirror import DrafterTraits, Mirror, draft_part
 from flowspec.core.request import Request
 from flowspec.core.statistics import Statistics
+from flowspec.core.trust import Trust
 from flowspec.tree import TokenTree
 
 PLAIN = DrafterTraits(context=1000)
@@ -39,8 +41,8 @@ def asked(
     """A request whose prompt are tokens 100, 101, ... in nodes 0, 1, ...; all of it but the root is computed."""
     tree = TokenTree()
     tree.extend_path(range(100, 100 + prompt))
-    draft = DraftState()
-    draft.begin(opening(prompt), 0, drafter_context)
+    mirror = Mirror()
+    mirror.begin(opening(prompt), 0, drafter_context)
     submit = Submit(request=1, prompt=tuple(tree.committed_tokens()), new_tokens_max=new_tokens_max, sampling=Sampling(), stop_ids=stop_ids)
     return Request(
         tree=tree,
@@ -50,13 +52,18 @@ def asked(
         unsent=prompt,
         computed=prompt - 1 if computed is None else computed,
         known_length=prompt,
-        draft=draft,
         statistics=Statistics(stage_count=1),
+        mirrors=[mirror],
+        weights=[1.0],
     )
 
 
+BELIEVED = Trust([0], is_calibrated=False)
+"""The drafter's word is taken as it is."""
+
+
 def part_of(request: Request, *nodes: int, rows_max: int = ROWS_MAX) -> Part:
-    part = draft_part(request, nodes, rows_max)
+    part = draft_part(request, 0, PLAIN, nodes, rows_max)
     assert part is not None
     return part
 
@@ -65,18 +72,19 @@ def rows_of(part: Part) -> list[tuple[int, bool]]:
     return list(zip(part.ids, part.committed, strict=True))
 
 
-def propose(request: Request, node: int, *children: tuple[int, float]) -> None:
+def propose(request: Request, node: int, *children: tuple[int, float], trust: Trust | None = None) -> None:
     """The drafter answers for a node it was asked about."""
     tokens, confidences = tuple(token for token, _ in children), tuple(confidence for _, confidence in children)
-    learn(request, Proposal(request=1, epoch=0, node=node, tokens=tokens, confidences=confidences))
-    request.draft.answered({node}, request.is_living)
+    proposal = Proposal(request=1, epoch=0, node=node, tokens=tokens, confidences=confidences)
+    learn(request, 0, proposal, trust or BELIEVED)
+    request.mirrors[0].land({node}, request.is_living)
 
 
 def drafted(request: Request, node: int, *children: tuple[int, float], value_min: float = 0.0) -> list[int]:
     """Asks about a node and makes nodes of the answer; returns its children."""
     part_of(request, node)
     propose(request, node, *children)
-    grow(request, None, value_min)
+    grow(request, value_min, BELIEVED)
     return request.tree.children(node)
 
 
@@ -86,5 +94,5 @@ def move(request: Request, token: int) -> int:
     node = tree.child(tree.root, token)
     if node is None:
         node = tree.add(tree.root, token, 1.0)
-    request.draft.forget(tree.commit(node))
+    request.forget(tree.commit(node))
     return node

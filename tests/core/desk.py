@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from flowspec.core.drafting import DrafterTraits
 from flowspec.core.events import (
     Cancel,
     Draft,
@@ -28,6 +27,7 @@ from flowspec.core.head import HeadCore
 from flowspec.core.messages import Commit, Hop, Open, Sampling, Segment, Verified, VerifiedPart
 from flowspec.core.methods import make_method
 from flowspec.core.methods.base import Method
+from flowspec.core.mirror import DrafterTraits
 from flowspec.core.request import Request
 from flowspec.tree import TokenTree
 
@@ -96,7 +96,7 @@ class Desk:
 
     def __init__(self, method: Method | str, *, stages: int = 4, context: int = 1000, drafter: DrafterTraits | None = TRAITS) -> None:
         made = make_method(method) if isinstance(method, str) else method
-        self.head = HeadCore(context=context, stage_count=stages, method=made, drafter=drafter)
+        self.head = HeadCore(context=context, stage_count=stages, method=made, drafters=() if drafter is None else (drafter,))
         self.now_s = 0.0
         self.segments: list[Segment] = []
         self.sent: list[Segment] = []

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from flowspec.core import limits
 from flowspec.core.admission import Admission
-from flowspec.core.drafting import DrafterTraits
 from flowspec.core.events import Cancel, Forget, PipelineLost, Reformed, Submit
 from flowspec.core.messages import Release, Sampling
+from flowspec.core.mirror import DrafterTraits
 from flowspec.errors import InputError
 from tests.core.desk import Desk, Said, ends, kinds, opens, sends
 
@@ -39,19 +39,19 @@ def step(desk: Desk) -> list[Said]:
 
 
 def test_what_an_answer_needs_is_its_tokens_and_guesses_in_whole_blocks() -> None:
-    admission = Admission(CONTEXT, DrafterTraits(context=2000))
+    admission = Admission(CONTEXT, [DrafterTraits(context=2000)])
     small = admission.need_of(submit(1, tokens=20))
-    assert (small.stages, small.drafter) == (2 * limits.CACHE_BLOCK_SLOTS, 5 * limits.CACHE_BLOCK_SLOTS)
+    assert (small.stages, small.drafters) == (2 * limits.CACHE_BLOCK_SLOTS, (5 * limits.CACHE_BLOCK_SLOTS,))
     whole = admission.need_of(submit(1, tokens=5000))
-    assert (whole.stages, whole.drafter) == (ONE, 2000 + limits.DRAFT_NODES_MAX), "no more than is reserved"
-    assert Admission(CONTEXT, None).need_of(submit(1)).drafter == 0
+    assert (whole.stages, whole.drafters) == (ONE, (2000 + limits.DRAFT_NODES_MAX,)), "no more than is reserved"
+    assert Admission(CONTEXT, []).need_of(submit(1)).drafters == ()
 
 
 def test_a_drafter_that_has_no_memory_for_an_answer_is_not_asked() -> None:
     desk = desk_for(2, drafter=DrafterTraits(context=1000, cache_slots=1500))
     desk.ask(1, count=100)
     desk.ask(2, count=900)
-    assert [desk.request(number).draft.opening is not None for number in (1, 2)] == [True, False]
+    assert [desk.request(number).mirrors[0].opening is not None for number in (1, 2)] == [True, False]
 
 
 def test_one_that_never_fits_is_refused_and_changes_nothing() -> None:
@@ -138,7 +138,7 @@ def test_after_a_loss_those_who_fit_no_longer_wait_their_turn_and_go_on_where_th
 def test_never_over_budget_in_order_and_nobody_starves(room: int, tokens: list[int], data: st.DataObject) -> None:
     """Conversations ask, end, are forgotten and lose their stages in any order."""
     drafter = DrafterTraits(context=CONTEXT, cache_slots=data.draw(st.integers(0, 4)) * (CONTEXT + limits.DRAFT_NODES_MAX))
-    admission = Admission(CONTEXT, drafter)
+    admission = Admission(CONTEXT, [drafter])
     admission.move_to(room * ONE)
     unborn, active, resting = deque(range(len(tokens))), [], []  # type: ignore[var-annotated]
     began: list[int] = []

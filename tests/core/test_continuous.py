@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from flowspec.core import limits
-from flowspec.core.drafting import DrafterTraits
 from flowspec.core.messages import Hop
 from flowspec.core.methods import METHODS
 from flowspec.core.methods.continuous import AGE_WEIGHT, BACKLOG_SEGMENTS, SEGMENT_NODES_UNKNOWN, VALUE_MIN, Continuous
+from flowspec.core.mirror import DrafterTraits
 from flowspec.tree import NodeState
 from tests.core.desk import (
     MISS,
@@ -263,7 +263,7 @@ def test_the_drafter_rests_when_the_next_segments_are_full_of_better_nodes() -> 
         desk.propose(lambda node: [(token, 0.3) for token in range(3)])
         passes += 1
         assert passes < 60
-    tree, knows = desk.tree(), desk.request().draft.knows
+    tree, knows = desk.tree(), desk.request().mirrors[0].knows
     unsent = sorted((tree.value(node) for node in tree.living() if tree.state(node) is NodeState.DRAFTED), reverse=True)
     unasked = max(tree.value(node) for node in tree.living() if not knows(node))
     assert VALUE_MIN < unasked <= unsent[BACKLOG_SEGMENTS * 4 - 1]
@@ -271,11 +271,11 @@ def test_the_drafter_rests_when_the_next_segments_are_full_of_better_nodes() -> 
     assert desk.job is not None, "a new root is always worth a pass"
 
 
-def test_timers_are_the_only_commands_that_only_continuous_gives() -> None:
+def test_timers_are_the_only_commands_that_only_the_turnless_methods_give() -> None:
     for name in METHODS:
         desk = Desk(name)
         timed(desk, (1, 0.01), (16, 0.16))
         commands = [*desk.ask()]
         if desk.job is not None:
             commands += desk.propose(falling(10))
-        assert any(each[0] == "timer" for each in commands) == (name == "continuous")
+        assert any(each[0] == "timer" for each in commands) == (name in ("continuous", "cosine", "specrouter"))

@@ -6,9 +6,11 @@ import pytest
 
 from flowspec.core import limits
 from flowspec.core.calibration import Calibrator
-from flowspec.core.drafting import DrafterTraits, draft_part, expandable, grow, has_room_below, observe
+from flowspec.core.growth import grow, observe
+from flowspec.core.mirror import DrafterTraits, draft_part, expandable, has_room_below
 from flowspec.core.request import Request
-from tests.core.asked import PLAIN, ROWS_MAX, WANTS_FEATURES, asked, drafted, move, opening, part_of, propose, rows_of
+from flowspec.core.trust import Trust
+from tests.core.asked import BELIEVED, PLAIN, ROWS_MAX, WANTS_FEATURES, asked, drafted, move, opening, part_of, propose, rows_of
 
 # ---------------------------------------------------------------------------------- what the drafter is given
 
@@ -19,10 +21,10 @@ def test_the_first_part_brings_the_prompt_the_open_and_asks_about_the_root() -> 
     assert rows_of(part) == [(0, True), (1, True), (2, True), (3, False)]
     assert (part.parents, part.tokens, part.positions) == ((-1, 0, 1, 2), (100, 101, 102, 103), (0, 1, 2, 3))
     assert (part.commit.base, part.commit.path) == (4, ())
-    assert part.opening == request.draft.opening
+    assert part.opening == request.mirrors[0].opening
     assert part.opening is not None
     assert part.opening.slots == 1000 + limits.DRAFT_NODES_MAX
-    assert draft_part(request, [3], ROWS_MAX) is None, "asked already"
+    assert draft_part(request, 0, PLAIN, [3], ROWS_MAX) is None, "asked already"
 
 
 def test_a_long_prompt_comes_in_chunks_and_the_nodes_with_the_last() -> None:
@@ -31,7 +33,7 @@ def test_a_long_prompt_comes_in_chunks_and_the_nodes_with_the_last() -> None:
     assert [len(part.ids) for part in parts] == [256, 256, 88]
     assert [node for part in parts for node in part.ids] == list(range(600))
     assert [sum(part.committed) for part in parts] == [256, 256, 87]
-    assert request.draft.pending == {599}
+    assert request.mirrors[0].pending == {599}
     exact = asked(257)
     assert rows_of(part_of(exact, 256))[-1] == (255, True), "a chunk that is full has no room for nodes"
     assert rows_of(part_of(exact, 256)) == [(256, False)]
@@ -52,7 +54,7 @@ def test_guesses_that_came_true_are_not_run_again_only_told() -> None:
     part = part_of(request, grandchild)
     assert (rows_of(part), part.commit.base, part.commit.path) == ([(grandchild, False)], 3, (child, grandchild))
     propose(request, grandchild, (4, 0.5))
-    grow(request, None, 0.0)
+    grow(request, 0.0, BELIEVED)
     part = part_of(request, *request.tree.children(grandchild))
     assert (part.commit.base, part.commit.path) == (5, ()), "a Commit tells what the ones before it have not"
 
@@ -72,10 +74,10 @@ def test_what_was_run_as_a_guess_and_died_is_forgotten() -> None:
     (below,) = drafted(request, wrong, (9, 0.5))
     part_of(request, right, below)
     move(request, 7)
-    assert (request.draft.run, set(request.draft.proposals)) == ({right}, {2})
+    assert (request.mirrors[0].run, set(request.growth.found)) == ({right}, {2})
     propose(request, right, (5, 0.5))
     propose(request, below, (5, 0.5))
-    assert (request.draft.pending, set(request.draft.proposals)) == (set(), {2, right}), "an answer that comes too late changes nothing"
+    assert (request.mirrors[0].pending, set(request.growth.found)) == (set(), {2, right}), "an answer that comes too late changes nothing"
 
 
 def test_a_path_that_outgrew_a_commit_is_told_in_several() -> None:
@@ -83,7 +85,7 @@ def test_a_path_that_outgrew_a_commit_is_told_in_several() -> None:
     part_of(request, 2)
     grown = request.tree.extend_path([5] * (limits.COMMIT_PATH_MAX + 300))
     told, given = [], []
-    while (part := draft_part(request, [request.tree.root], ROWS_MAX)) is not None:
+    while (part := draft_part(request, 0, PLAIN, [request.tree.root], ROWS_MAX)) is not None:
         assert part.commit.base == 3 + len(told)
         assert len(part.commit.path) <= limits.COMMIT_PATH_MAX
         told += part.commit.path
@@ -94,13 +96,13 @@ def test_a_path_that_outgrew_a_commit_is_told_in_several() -> None:
 
 def test_a_new_turn_keeps_what_the_drafter_has_and_the_rest_is_given_again() -> None:
     request = asked(6)
-    tree, draft = request.tree, request.draft
+    tree, mirror = request.tree, request.mirrors[0]
     part_of(request, 5)
     tree.rewind(4)
     tree.extend_path([7, 8, 9])
-    draft.begin(opening(7, epoch=1, keep=4, root=tree.root), 4, 1000)
-    assert draft.opening is not None
-    assert (draft.opening.keep, draft.pending, draft.run) == (4, set(), set())
+    mirror.begin(opening(7, epoch=1, keep=4, root=tree.root), 4, 1000)
+    assert mirror.opening is not None
+    assert (mirror.opening.keep, mirror.pending, mirror.run) == (4, set(), set())
     part = part_of(request, tree.root)
     assert (part.positions, part.committed) == ((4, 5, 6), (True, True, False))
     assert (part.commit.base, part.commit.epoch) == (7, 1)
@@ -109,9 +111,9 @@ def test_a_new_turn_keeps_what_the_drafter_has_and_the_rest_is_given_again() -> 
 def test_a_new_turn_keeps_no_more_than_the_drafter_was_given() -> None:
     request = asked(600)
     part_of(request, 599)
-    request.draft.begin(opening(600, epoch=1, keep=599), 599, 1000)
-    assert request.draft.opening is not None
-    assert request.draft.opening.keep == 256
+    request.mirrors[0].begin(opening(600, epoch=1, keep=599), 599, 1000)
+    assert request.mirrors[0].opening is not None
+    assert request.mirrors[0].opening.keep == 256
     assert part_of(request, 599).positions[0] == 256
 
 
@@ -123,17 +125,17 @@ def test_guesses_the_drafter_was_not_told_to_keep_are_not_kept() -> None:
     part_of(request, grandchild)
     for token in (7, 9, 5):
         move(request, token)
-    request.draft.advance(request.tree)
-    request.draft.begin(opening(6, epoch=1, keep=5), 5, 1000)
-    assert request.draft.opening is not None
-    assert request.draft.opening.keep == 3
+    request.mirrors[0].advance(request.tree)
+    request.mirrors[0].begin(opening(6, epoch=1, keep=5), 5, 1000)
+    assert request.mirrors[0].opening is not None
+    assert request.mirrors[0].opening.keep == 3
 
 
 def test_a_prompt_beyond_the_drafters_context_is_not_drafted_for() -> None:
     request = asked(20, drafter_context=19)
-    assert request.draft.opening is None
-    assert not expandable(request, DrafterTraits(context=19), 19)
-    assert asked(19, drafter_context=19).draft.opening is not None
+    assert request.mirrors[0].opening is None
+    assert not expandable(request, 0, DrafterTraits(context=19), 19)
+    assert asked(19, drafter_context=19).mirrors[0].opening is not None
 
 
 # ------------------------------------------------------------------------------------ what may be asked about
@@ -141,31 +143,33 @@ def test_a_prompt_beyond_the_drafters_context_is_not_drafted_for() -> None:
 
 def test_nodes_are_asked_about_once() -> None:
     request = asked(3)
-    assert expandable(request, PLAIN, 2)
+    assert expandable(request, 0, PLAIN, 2)
     part_of(request, 2)
-    assert not expandable(request, PLAIN, 2), "its answer is on its way"
+    assert not expandable(request, 0, PLAIN, 2), "its answer is on its way"
     propose(request, 2, (7, 0.5))
-    assert not expandable(request, PLAIN, 2)
-    grow(request, None, 0.0)
+    assert not expandable(request, 0, PLAIN, 2)
+    grow(request, 0.0, BELIEVED)
     (child,) = request.tree.children(2)
-    assert expandable(request, PLAIN, child)
+    assert expandable(request, 0, PLAIN, child)
     request.submit = None
-    assert not expandable(request, PLAIN, child), "the answer is over"
+    assert not expandable(request, 0, PLAIN, child), "the answer is over"
 
 
 def test_nothing_is_asked_about_beyond_the_drafters_context() -> None:
-    assert expandable(asked(9), DrafterTraits(context=10), 8)
-    assert not expandable(asked(10), DrafterTraits(context=10), 9)
+    assert expandable(asked(9), 0, DrafterTraits(context=10), 8)
+    assert not expandable(asked(10), 0, DrafterTraits(context=10), 9)
 
 
 @pytest.mark.parametrize(("computed", "may"), [(8, False), (9, True), (10, True)])
 def test_a_drafter_that_wants_features_waits_for_those_of_the_path(computed: int, may: bool) -> None:
     request = asked(10, computed=computed)
-    assert expandable(request, WANTS_FEATURES, 9) is may
-    assert expandable(request, PLAIN, 9)
+    assert expandable(request, 0, WANTS_FEATURES, 9) is may
+    assert expandable(request, 0, PLAIN, 9)
     child = request.tree.add(9, 7, 0.5)
-    assert expandable(request, WANTS_FEATURES, child), "guesses go on from features of its own"
-    assert not expandable(asked(1, computed=1), WANTS_FEATURES, 0), "the first token has nothing before it"
+    assert expandable(request, 0, WANTS_FEATURES, child) is may, "guesses of others do not lead past them"
+    request.mirrors[0].answered.add(9)
+    assert expandable(request, 0, WANTS_FEATURES, child), "its own guesses go on from features of its own"
+    assert not expandable(asked(1, computed=1), 0, WANTS_FEATURES, 0), "the first token has nothing before it"
 
 
 @pytest.mark.parametrize(("limit", "value"), [("new_tokens_max", 3), ("context", 8)])
@@ -175,7 +179,7 @@ def test_the_end_of_the_answer_needs_no_guess(limit: str, value: int) -> None:
     (child,) = drafted(request, 4, (7, 0.5))
     (grandchild,) = drafted(request, child, (8, 0.5))
     assert [has_room_below(request, node) for node in (4, child, grandchild)] == [True, True, False]
-    assert not expandable(request, PLAIN, grandchild)
+    assert not expandable(request, 0, PLAIN, grandchild)
     assert drafted(asked(5, **{limit: value - 2}), 4, (7, 0.5)) == []
 
 
@@ -192,12 +196,12 @@ def test_proposals_become_nodes_once_they_are_worth_it() -> None:
     assert tokens_below(request, 2) == [7]
     part_of(request, child)
     propose(request, child, (1, 0.6), (2, 0.15), (3, 0.01))
-    assert grow(request, None, 0.1) == 1
+    assert grow(request, 0.1, BELIEVED) == 1
     assert tokens_below(request, child) == [1]
     move(request, 7)
-    assert grow(request, None, 0.1) == 1
+    assert grow(request, 0.1, BELIEVED) == 1
     assert tokens_below(request, child) == [1, 2], "the root came nearer, so it is worth twice as much"
-    assert grow(request, None, 0.1) == 0
+    assert grow(request, 0.1, BELIEVED) == 0
 
 
 def test_a_stop_token_is_not_drafted_and_hides_nothing_behind_it() -> None:
@@ -211,21 +215,22 @@ def test_a_child_that_is_there_is_not_drafted_again() -> None:
     part_of(request, 2)
     request.tree.add(2, 7, 0.4)
     propose(request, 2, (7, 0.5), (8, 0.3))
-    assert grow(request, None, 0.0) == 1
+    assert grow(request, 0.0, BELIEVED) == 1
     assert tokens_below(request, 2) == [7, 8]
 
 
 def test_the_calibrators_word_counts_where_there_is_one() -> None:
-    calibrator = Calibrator()
+    trust = Trust([0])
+    (calibrator,) = trust.calibrators
     for _ in range(400):
         calibrator.observe(0.9, is_right=False)
     request, believed = asked(3), asked(3)
     for each in (request, believed):
         part_of(each, 2)
-        propose(each, 2, (7, 0.9), (8, 0.09))
-    assert (grow(request, calibrator, 0.05), grow(believed, None, 0.05)) == (0, 2)
+        propose(each, 2, (7, 0.9), (8, 0.09), trust=trust)
+    assert (grow(request, 0.05, trust), grow(believed, 0.05, BELIEVED)) == (0, 2)
     assert believed.tree.value(believed.tree.children(2)[0]) == pytest.approx(0.9)
-    assert grow(request, calibrator, 0.01) == 2
+    assert grow(request, 0.01, trust) == 2
     assert request.tree.value(request.tree.children(2)[0]) == pytest.approx(calibrator.chance(0.9))
 
 
@@ -243,12 +248,12 @@ def test_the_tree_has_an_end() -> None:
         part_of(request, node)
         propose(request, node, *((tokens + token, 0.9) for token in range(limits.DRAFT_WIDTH_MAX)))
         tokens += limits.DRAFT_WIDTH_MAX
-        if grow(request, None, 0.0) < limits.DRAFT_WIDTH_MAX:
+        if grow(request, 0.0, BELIEVED) < limits.DRAFT_WIDTH_MAX:
             break
         nodes += request.tree.children(node)
     assert request.tree.alive_count == limits.DRAFT_NODES_MAX
     move(request, 0)
-    grow(request, None, 0.0)
+    grow(request, 0.0, BELIEVED)
     assert request.tree.alive_count <= limits.DRAFT_NODES_MAX
 
 
@@ -258,10 +263,10 @@ def test_proposals_for_the_dead_and_after_the_end_are_nothing() -> None:
     part_of(request, right, wrong)
     move(request, 7)
     propose(request, wrong, (9, 0.5))
-    assert wrong not in request.draft.proposals
+    assert wrong not in request.growth.found
     request.submit = None
     propose(request, right, (9, 0.5))
-    assert grow(request, None, 0.0) == 0
+    assert grow(request, 0.0, BELIEVED) == 0
     assert request.tree.children(right) == []
 
 
@@ -270,19 +275,20 @@ def test_a_node_without_an_answer_is_not_asked_about_again() -> None:
     request = asked(3)
     (child,) = drafted(request, 2, (7, 0.5))
     part_of(request, child)
-    request.draft.answered({child}, request.is_living)
-    assert not expandable(request, PLAIN, child)
-    assert grow(request, None, 0.0) == 0
+    request.mirrors[0].land({child}, request.is_living)
+    assert not expandable(request, 0, PLAIN, child)
+    assert grow(request, 0.0, BELIEVED) == 0
 
 
 def test_what_comes_true_teaches_and_is_done_with() -> None:
-    calibrator = Calibrator()
+    trust = Trust([0])
+    (calibrator,) = trust.calibrators
     request = asked(3)
     drafted(request, 2, (7, 0.6), (8, 0.3), (9, 0.004), value_min=0.01)
-    observe(request, 2, 8, calibrator)
-    observe(request, 2, 8, calibrator)
+    observe(request, 2, 8, trust)
+    observe(request, 2, 8, trust)
     expected = Calibrator()
     for confidence, is_right in ((0.6, False), (0.3, True), (0.004, False)):
         expected.observe(confidence, is_right=is_right)
     assert [calibrator.chance(each) for each in (0.6, 0.3, 0.004)] == [expected.chance(each) for each in (0.6, 0.3, 0.004)]
-    assert (request.draft.proposals, request.draft.grown) == ({}, {})
+    assert (request.growth.found, request.growth.grown) == ({}, {})

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowspec.core.calibration import Calibrator
-from flowspec.core.drafting import draft_part, expandable, grow, learn, most_valuable, observe
+from flowspec.core.growth import grow, learn, observe
 from flowspec.core.messages import Segment
+from flowspec.core.mirror import draft_part, expandable, most_valuable
 from flowspec.core.request import Request
+from flowspec.core.trust import Trust
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.language import HashLanguage
 from tests.core.asked import PLAIN, asked, move, opening
@@ -26,30 +27,31 @@ def test_a_drafter_is_given_each_node_once_after_its_parent_and_is_told_the_whol
     """The simulator's drafter insists on that: it fails for a row whose prefix it lacks, or that comes twice."""
     drafter = FakeDrafter(HashLanguage(20, 3), 0.5, 3)
     request = asked(prompt)
-    tree, draft = request.tree, request.draft
+    tree, mirror, trust = request.tree, request.mirrors[0], Trust([0], is_calibrated=False)
     epoch = 0
     for number, (step, choice) in enumerate(steps):
         if step == "draft":
-            nodes = sorted(node for node in (tree.root, *most_valuable(request, PLAIN, 3)) if expandable(request, PLAIN, node))
-            part = draft_part(request, nodes, rows_max)
+            nodes = sorted(node for node in (tree.root, *most_valuable(request, 0, PLAIN, 3)) if expandable(request, 0, PLAIN, node))
+            part = draft_part(request, 0, PLAIN, nodes, rows_max)
             if part is not None:
-                waiting = set(draft.pending)
+                waiting = set(mirror.pending)
                 for proposal in drafter.draft(Segment(segment=number, parts=(part,)), 3):
-                    learn(request, proposal)
-                draft.answered(waiting, request.is_living)
-                assert waiting <= set(draft.proposals)
+                    learn(request, 0, proposal, trust)
+                mirror.land(waiting, request.is_living)
+                assert waiting <= mirror.answered
         elif step == "move":
             children = tree.children(tree.root)
-            observe(request, tree.root, choice, Calibrator())
+            observe(request, tree.root, choice, trust)
             move(request, tree.token(children[choice % len(children)]) if children and choice % 5 else 90 + choice % 7)
         else:
             epoch += 1
-            draft.advance(tree)
+            mirror.advance(tree)
             keep = max(0, tree.committed_length - 1 - choice % 4 * (choice % 3))
             tree.rewind(keep)
             tree.extend_path([200 + epoch])
-            draft.begin(opening(keep + 1, epoch=epoch, keep=keep, root=tree.root), keep, PLAIN.context)
-        grow(request, None, VALUE_MIN)
+            request.growth.clear()
+            mirror.begin(opening(keep + 1, epoch=epoch, keep=keep, root=tree.root), keep, PLAIN.context)
+        grow(request, VALUE_MIN, trust)
         assert_grown(request)
         assert_ranked(request)
 
@@ -57,14 +59,14 @@ def test_a_drafter_is_given_each_node_once_after_its_parent_and_is_told_the_whol
 def assert_grown(request: Request) -> None:
     """Every proposal below a living node that is worth it by now is a node."""
     tree = request.tree
-    for node, found in request.draft.proposals.items():
+    for node, found in request.growth.found.items():
         if request.is_living(node):
-            worth = {token for token, confidence in found if tree.value(node) * min(1.0, confidence) > VALUE_MIN * 1.000001}
+            worth = {token for token, confidence in found[0] if tree.value(node) * min(1.0, confidence) > VALUE_MIN * 1.000001}
             assert worth <= {tree.token(child) for child in tree.children(node)}
 
 
 def assert_ranked(request: Request) -> None:
     """The best nodes to ask about are the best of all that may be asked about."""
     tree = request.tree
-    may = sorted((tree.value(node) for node in tree.living() if expandable(request, PLAIN, node)), reverse=True)
-    assert [tree.value(node) for node in most_valuable(request, PLAIN, 4)] == pytest.approx(may[:4])
+    may = sorted((tree.value(node) for node in tree.living() if expandable(request, 0, PLAIN, node)), reverse=True)
+    assert [tree.value(node) for node in most_valuable(request, 0, PLAIN, 4)] == pytest.approx(may[:4])

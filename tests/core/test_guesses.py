@@ -176,7 +176,7 @@ def test_a_second_turn_after_guesses_that_held_is_the_sequential_one(name: str, 
     """The last guesses of an answer hold at the head, but no Commit ever told the stages and the drafter so."""
     language = HashLanguage(24, 5, 4.0)
     device = DeviceSpec(curve=Curve(base_s=0.02, row_s=0.001), layers=2)
-    world = Experiment(devices=(device,) * 2, method=name, context=100).build(language, FakeDrafter(language, quality, 5, context=100))
+    world = Experiment(devices=(device,) * 2, method=name, context=100).build(language, [FakeDrafter(language, quality, 5, context=100)])
     prompt = (1, 2, 3)
     for turn in range(4):
         world.at(100.0 * turn, ask(1, prompt, 12))

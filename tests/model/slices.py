@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def load_stages(folder: Path, stages: int, dtype: str = "float32") -> list[Slice
     return load(folder, [stage * count // stages for stage in range(stages + 1)], dtype)
 
 
-def pipeline(slices: list[Slice], head: HeadCore, drafter: Drafter | None = None) -> Pipeline:
+def pipeline(slices: list[Slice], head: HeadCore, drafters: Sequence[Drafter] = ()) -> Pipeline:
     def on_cache(stage: int, command: OpenCache | ClearSlots | CloseCache) -> None:
         if isinstance(command, OpenCache):
             slices[stage].open_cache(command.request, command.slots)
@@ -44,4 +45,4 @@ def pipeline(slices: list[Slice], head: HeadCore, drafter: Drafter | None = None
     def run_layers(stage: int, job: RunLayers, payload: Any) -> tuple[tuple[int, ...], Any, tuple[int, ...]]:
         return slices[stage].run(job, payload)
 
-    return Pipeline(head, run_layers, len(slices), on_cache, drafter=drafter)
+    return Pipeline(head, run_layers, len(slices), on_cache, drafters=drafters)

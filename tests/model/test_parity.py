@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from flowspec.core.drafting import DrafterTraits
 from flowspec.core.events import RunLayers, Submit
 from flowspec.core.head import HeadCore
 from flowspec.core.messages import Commit, Open, Part, Sampling, Segment
 from flowspec.core.methods import METHODS, make_method
+from flowspec.core.mirror import DrafterTraits
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
@@ -61,8 +61,9 @@ def test_every_method_equals_the_plain_model(folder: Path, reference: Reference,
     for number, method in enumerate(METHODS):
         is_drafted = method != "ar"
         made = make_method(method, nodes=6, depth=2, **({"width": 2} if is_drafted else {}))
-        traits = DrafterTraits(context=drafter.context) if is_drafted else None
-        run = pipeline(slices, HeadCore(context=200, stage_count=stages, method=made, drafter=traits), drafter)
+        drafters = [drafter] if is_drafted else []
+        traits = [DrafterTraits(context=each.context) for each in drafters]
+        run = pipeline(slices, HeadCore(context=200, stage_count=stages, method=made, drafters=traits), drafters)
         cases = {2 * number + place: case for place, case in enumerate(asked)}
         for request, (prompt, sampling) in cases.items():
             run.give(Submit(request=request, prompt=prompt, new_tokens_max=6, sampling=sampling, stop_ids=frozenset()))

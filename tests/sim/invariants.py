@@ -132,8 +132,9 @@ class Invariants:
             self._check_stage(index)
             for number, request in known.items():
                 self._check_kept(index, number, request.tree.committed_tokens()[: min(request.computed, request.known_length)])
-        if isinstance(world.drafter, FakeDrafter):
-            assert set(world.drafter.requests()) <= set(known), "the drafter holds requests that are forgotten"
+        for drafter in world.drafters:
+            if isinstance(drafter, FakeDrafter):
+                assert set(drafter.requests()) <= set(known), "the drafter holds requests that are forgotten"
 
     def _check_kept(self, index: int, number: int, tokens: list[int]) -> None:
         """What the head would keep for the next turn is there, committed or named by the Open to come."""

@@ -10,7 +10,7 @@ from functools import partial
 from flowspec.core import limits
 from flowspec.core.events import Cancel, Finished, Forget, Submit
 from flowspec.core.messages import Sampling
-from flowspec.core.methods import METHODS
+from flowspec.core.methods import METHODS, make_method
 from flowspec.core.methods.continuous import Continuous
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
@@ -73,6 +73,7 @@ class Schedule:
     quality: float | None
     drafter_context: int
     captures: tuple[int, ...]
+    others: tuple[float, ...] = ()
     dialogues: list[Dialogue] = field(default_factory=list)
 
 
@@ -97,7 +98,25 @@ def draw(seed: int) -> Schedule:
     for dialogue in schedule.dialogues:
         if chances.random() < 0.2:
             dialogue.first = _taken_over(chances, dialogue.first, language, context)
+    if make_method(method).drafters_max > 1 and chances.random() < 0.6:
+        _add_drafters(chances, schedule)
     return schedule
+
+
+def _add_drafters(rng: random.Random, schedule: Schedule) -> None:
+    """More models beside the target: each a drafter, or an intermediate that judges what drafters say."""
+    others = tuple(rng.choice([0.0, 0.6, 0.9, 1.0]) for _ in range(rng.choice([1, 1, 2, 3])))
+    levels = (0, *(rng.choice([0, 0, 1, 2]) for _ in others))
+    drafting = schedule.experiment.drafting
+    assert isinstance(drafting, Curve)
+    times = (drafting, *(drafting.scaled(rng.choice([0.3, 1, 4])) for _ in others))
+    schedule.others = others
+    options = dict(schedule.experiment.options)
+    if schedule.method_name == "cosine":
+        options |= {"routing": rng.random() < 0.7, "fusion": rng.random() < 0.7, "count": rng.choice([None, None, 1, 2])}
+    if schedule.method_name == "specrouter" and rng.random() < 0.4:
+        options |= {"chain": tuple(model for model in range(len(times)) if rng.random() < 0.6)}
+    schedule.experiment = replace(schedule.experiment, drafting=times, levels=levels, options=options)
 
 
 def _taken_over(rng: random.Random, submit: Submit, language: HashLanguage, context: int) -> Submit:
@@ -191,12 +210,19 @@ class Play:
 
     @staticmethod
     def _build(schedule: Schedule) -> World:
-        drafter = None
+        drafters = []
         if schedule.quality is not None:
-            drafter = FakeDrafter(
-                schedule.language, schedule.quality, schedule.seed, context=schedule.drafter_context, captures=schedule.captures
-            )
-        return schedule.experiment.build(schedule.language, drafter)
+            for number, quality in enumerate((schedule.quality, *schedule.others)):
+                drafters.append(
+                    FakeDrafter(
+                        schedule.language,
+                        quality,
+                        schedule.seed + number,
+                        context=schedule.drafter_context,
+                        captures=schedule.captures if number == 0 else (),
+                    )
+                )
+        return schedule.experiment.build(schedule.language, drafters)
 
     def run(self) -> str:
         """The digest, once nothing moves any more."""

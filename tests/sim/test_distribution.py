@@ -42,7 +42,7 @@ def answers(sampling: Sampling, first_seed: int, count: int) -> tuple[Counter[tu
     stage = DeviceSpec(curve=Curve(base_s=0.01))
     method = partial(Continuous, width=2, batch=1, segment_nodes=2)
     experiment = Experiment(devices=(stage,), method=method, context=16, drafting=Curve(base_s=0.002))
-    world = experiment.build(LANGUAGE, FakeDrafter(LANGUAGE, QUALITY, seed=1))
+    world = experiment.build(LANGUAGE, [FakeDrafter(LANGUAGE, QUALITY, seed=1)])
     found: Counter[tuple[int, ...]] = Counter()
     followed = 0
 

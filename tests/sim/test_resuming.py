@@ -38,7 +38,7 @@ class StopAt:
 def rest_of(method: str, submit: Submit) -> tuple[list[int], str]:
     """What a cluster answers that knows nothing but this, and why it ends."""
     experiment = Experiment(devices=(DeviceSpec(curve=Curve(base_s=0.01), layers=2),) * 3, method=method, context=CONTEXT)
-    world = experiment.build(LANGUAGE, None if method == "ar" else FakeDrafter(LANGUAGE, 0.8, 1, context=CONTEXT))
+    world = experiment.build(LANGUAGE, [] if method == "ar" else [FakeDrafter(LANGUAGE, 0.8, 1, context=CONTEXT)])
     world.at(0.0, submit)
     world.run()
     (answer,) = world.answers[submit.request]

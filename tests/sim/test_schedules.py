@@ -100,7 +100,7 @@ def test_a_tree_that_wants_too_much_stays_within_the_slots(method: str, nodes: i
     experiment = Experiment(
         devices=(DeviceSpec(curve=Curve(base_s=0.05)),) * 4, method=method, options=options, context=200, drafting=Curve(base_s=0.001)
     )
-    world = experiment.build(language, FakeDrafter(language, 0.0, seed=1))
+    world = experiment.build(language, [FakeDrafter(language, 0.0, seed=1)])
     invariants = Invariants(world)
     most = 0
 

@@ -193,7 +193,7 @@ def test_a_token_takes_one_trip() -> None:
 def test_one_seed_is_one_run_and_another_is_not(method: str) -> None:
     def digest(seed: int) -> tuple[str, list[int]]:
         experiment = small(method=method, seed=seed, data=LinkSpec(delay_s=0.002, jitter_s=0.1), drafting=Curve(base_s=0.01))
-        world = experiment.build(LANGUAGE, None if method == "ar" else FakeDrafter(LANGUAGE, 0.8, seed=1))
+        world = experiment.build(LANGUAGE, [] if method == "ar" else [FakeDrafter(LANGUAGE, 0.8, seed=1)])
         for request in range(3):
             world.at(0.03 * request, ask(request, (*PROMPT, request), 12, sampling=Sampling(temperature=1.0, seed=request)))
         world.at(0.5, Cancel(request=1))
@@ -221,7 +221,7 @@ def test_control_overtakes_data_and_shortens_what_runs() -> None:
 
         data = LinkSpec(delay_s=0.03)
         world = small(method="continuous", control=LinkSpec(delay_s=control_s), data=data, drafting=Curve(base_s=0.002)).build(
-            LANGUAGE, FakeDrafter(LANGUAGE, 0.5, seed=2), look
+            LANGUAGE, [FakeDrafter(LANGUAGE, 0.5, seed=2)], look
         )
         world.at(0.0, ask(1, PROMPT, 60))
         world.run()
@@ -237,7 +237,7 @@ def test_control_overtakes_data_and_shortens_what_runs() -> None:
 def test_a_better_drafter_makes_the_same_answer_sooner() -> None:
     ends = []
     for quality in (0.0, 0.6, 1.0):
-        world = small(method="continuous", drafting=Curve(base_s=0.005)).build(LANGUAGE, FakeDrafter(LANGUAGE, quality, seed=1))
+        world = small(method="continuous", drafting=Curve(base_s=0.005)).build(LANGUAGE, [FakeDrafter(LANGUAGE, quality, seed=1)])
         world.at(0.0, ask(1, PROMPT, 40))
         world.run()
         (answer,) = world.answers[1]

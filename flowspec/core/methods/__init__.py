@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flowspec.core.methods.ar import Autoregressive
 from flowspec.core.methods.base import Method
 from flowspec.core.methods.continuous import Continuous
+from flowspec.core.methods.cosine import Cosine
 from flowspec.core.methods.lockstep import LockStep
 from flowspec.core.methods.pipedec import Levels
 from flowspec.core.methods.rounds import Chunks, TreeRounds
+from flowspec.core.methods.specrouter import SpecRouter
 
-METHODS = ("continuous", "ar", "tree-sd", "chunk-pp", "pipedec", "flowspec-paper")
+METHODS = ("continuous", "cosine", "specrouter", "ar", "tree-sd", "chunk-pp", "pipedec", "flowspec-paper")
 TREE_NODES_DEFAULT = 64
 TREE_DEPTH_DEFAULT = 6
 CHUNKED_NODES_DEFAULT = 80
 
 
+_CONTINUOUS = frozenset({"segment_nodes", "batch", "width", "value_min", "window", "window_slack"})
 OPTIONS: Mapping[str, frozenset[str]] = {
     "ar": frozenset(),
     "tree-sd": frozenset({"nodes", "depth", "width"}),
     "chunk-pp": frozenset({"nodes", "depth", "width", "count"}),
     "pipedec": frozenset({"level_nodes", "width"}),
     "flowspec-paper": frozenset({"nodes", "expansion_nodes", "depth", "width"}),
-    "continuous": frozenset({"segment_nodes", "batch", "width", "value_min", "window", "window_slack"}),
+    "continuous": _CONTINUOUS,
+    "cosine": _CONTINUOUS | {"routing", "fusion", "count"},
+    "specrouter": _CONTINUOUS | {"chain"},
 }
 """The parameters of each method's own."""
-_NODES = {"pipedec": "level_nodes", "continuous": "segment_nodes"}
+_NODES = {"pipedec": "level_nodes", "continuous": "segment_nodes", "cosine": "segment_nodes", "specrouter": "segment_nodes"}
 
 
 def make_method(name: str, *, nodes: int | None = None, depth: int | None = None, **options: Any) -> Method:
@@ -48,4 +53,5 @@ def make_method(name: str, *, nodes: int | None = None, depth: int | None = None
         return Chunks(**{"nodes": CHUNKED_NODES_DEFAULT, "depth": TREE_DEPTH_DEFAULT, **options})
     if name == "flowspec-paper":
         return LockStep(**options)
-    return Levels(**options) if name == "pipedec" else Continuous(**options)
+    makers: Mapping[str, Callable[..., Method]] = {"pipedec": Levels, "continuous": Continuous, "cosine": Cosine, "specrouter": SpecRouter}
+    return makers[name](**options)

@@ -7,29 +7,41 @@ draft next, and whether a verified segment may be looked at yet.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from flowspec.core.calibration import Calibrator
 from flowspec.core.costs import Costs
-from flowspec.core.drafting import DrafterTraits, expandable
+from flowspec.core.mirror import DrafterTraits, expandable
 from flowspec.core.request import Request
+from flowspec.core.trust import Offers
 
 Choice = tuple[Request, list[int]]
 """Nodes of one request, parents first; the root among them if it has not been sent."""
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A token of a request became known: what each model that was asked had proposed there, and the chance that it gave to the token."""
+
+    token: int
+    offers: Mapping[int, Offers]
+    chances: Mapping[int, float]
+
+
 @dataclass(slots=True)
 class View:
-    """What methods see. `requests` are those that are answered now, the longest unserved first."""
+    """What methods see. `requests` are those that are answered now, the longest unserved first.
+
+    `traits` are the models beside the target; `turnaround_s` is how long each took of late from a question to its answer (0: not known).
+    """
 
     requests: Sequence[Request]
     count_living: Callable[[], int]
     stage_count: int
     costs: Costs
-    calibrator: Calibrator
-    traits: DrafterTraits | None
+    traits: Sequence[DrafterTraits]
+    turnaround_s: Sequence[float]
     now_s: float
     _living_flights: int = -1
 
@@ -44,8 +56,8 @@ class View:
         """The roots that are not on their way."""
         return [(request, [request.tree.root]) for request in self.requests if not request.root_sent]
 
-    def can_expand(self, request: Request, node: int) -> bool:
-        return self.traits is not None and expandable(request, self.traits, node)
+    def can_expand(self, request: Request, node: int, drafter: int = 0) -> bool:
+        return drafter < len(self.traits) and expandable(request, drafter, self.traits[drafter], node)
 
 
 class Method(Protocol):
@@ -58,17 +70,29 @@ class Method(Protocol):
     """Whether a Commit goes out on the control connections as soon as it is known, so that it overtakes data."""
     is_calibrated: bool
     """Whether chances are the calibrated ones; the published methods take the drafter's word."""
+    fuses: bool
+    """Whether models that agree make a token likelier; else it is worth what the surest of them says."""
     overfills: bool
     """Whether roots go out where the window is full; so does then, in its turn, a prompt, which would wait for ever."""
     value_min: float
     """Proposals worth less do not become nodes (yet)."""
+    drafters_max: int
+    """Models beside the target that it can make use of."""
 
     def window(self, view: View) -> int:
         """Living segments that may be in flight."""
         ...
 
     def begin(self, request: Request) -> None:
-        """A new answer begins."""
+        """A new answer begins, or one begins again on other stages."""
+        ...
+
+    def observed(self, request: Request, seen: Seen) -> None:
+        """A token became known about which models had been asked."""
+        ...
+
+    def ended(self, request: Request) -> None:
+        """The answer is over."""
         ...
 
     def may_walk(self, request: Request) -> bool:
@@ -83,8 +107,8 @@ class Method(Protocol):
         """The next segment, empty for none now. Asked again until it is."""
         ...
 
-    def expand(self, view: View) -> list[Choice]:
-        """Nodes for the drafter, which is idle; empty for none now."""
+    def expand(self, view: View, drafter: int) -> list[Choice]:
+        """Nodes for a drafter that is idle; empty for none now."""
         ...
 
     def wake_s(self, view: View) -> float | None:
@@ -99,14 +123,22 @@ class Plain:
     width = 10
     commits_at_once = False
     is_calibrated = False
+    fuses = True
     overfills = False
     value_min = 0.0
+    drafters_max = 1
 
     def window(self, view: View) -> int:
         return view.stage_count + 1
 
     def begin(self, request: Request) -> None:
         request.plan = None
+
+    def observed(self, request: Request, seen: Seen) -> None:
+        pass
+
+    def ended(self, request: Request) -> None:
+        pass
 
     def may_walk(self, request: Request) -> bool:
         return True
@@ -118,7 +150,7 @@ class Plain:
         """Every root that is not on its way, in one segment."""
         return view.unsent_roots() if view.living_flights < self.window(view) else []
 
-    def expand(self, view: View) -> list[Choice]:
+    def expand(self, view: View, drafter: int) -> list[Choice]:
         return []
 
     def wake_s(self, view: View) -> float | None:
@@ -130,7 +162,7 @@ def beam(view: View, request: Request, width: int, depth: int) -> list[int] | No
 
     Empty while the drafter still works on a level, None when the tree is complete. Nodes expanded before need no second run.
     """
-    tree, pending = request.tree, request.draft.pending
+    tree = request.tree
     first = tree.position(tree.root)
     levels: list[list[tuple[float, int]]] = [[] for _ in range(depth + 1)]
     levels[0] = [(0.0, tree.root)]
@@ -140,7 +172,7 @@ def beam(view: View, request: Request, width: int, depth: int) -> list[int] | No
             levels[level].append((-tree.log_value(node), node))
     for offers in levels:
         best = [node for _, node in heapq.nsmallest(width, offers)]
-        if not pending.isdisjoint(best):
+        if any(request.is_pending(node) for node in best):
             return []
         fresh = [node for node in best if view.can_expand(request, node)]
         if fresh:

@@ -15,9 +15,9 @@ from __future__ import annotations
 import heapq
 
 from flowspec.core import limits
-from flowspec.core.drafting import most_valuable
 from flowspec.core.methods.base import Choice, Plain, View
 from flowspec.core.methods.governor import Governor
+from flowspec.core.mirror import most_valuable
 from flowspec.core.request import Request
 
 VALUE_MIN = 0.002
@@ -41,6 +41,7 @@ class Continuous(Plain):
     commits_at_once = True
     is_calibrated = True
     overfills = True
+    drafters_max = limits.DRAFTERS_MAX
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class Continuous(Plain):
         return view.costs.window(round(self._typical_rows), self.window_slack) if view.costs.is_known else view.stage_count
 
     def send(self, view: View) -> list[Choice]:
-        if view.traits is not None:
+        if view.traits:
             self._answers = max(1, len(view.requests))
             trip_s = view.costs.quickest_trip_s(self._answers) if view.costs.is_known else 0.0
             self._governor.look(view.now_s, 1 / trip_s if trip_s else 0.0)
@@ -127,24 +128,28 @@ class Continuous(Plain):
         by_number = {request.number: request for request in view.requests}
         return [(by_number[number], nodes) for number, nodes in chosen.items()]
 
-    def expand(self, view: View) -> list[Choice]:
-        if view.traits is None or self._governor.is_resting:
+    def expand(self, view: View, drafter: int) -> list[Choice]:
+        if self._governor.is_resting:
             return []
         enough = BACKLOG_SEGMENTS * max(4, round(self._typical_rows))
         offers: list[tuple[float, int, int]] = []
         for order, request in enumerate(view.requests):
             tree, weight = request.tree, self._weight(request) if len(view.requests) > 1 else 1.0
-            if view.can_expand(request, tree.root):
+            if view.can_expand(request, tree.root, drafter):
                 offers.append((-weight, order, tree.root))
             if tree.alive_count < limits.DRAFT_NODES_MAX - self.batch * self.width:
                 bar = max(self._least(view), tree.unsent_value(enough))
-                for node in most_valuable(request, view.traits, self.batch):
-                    if tree.value(node) >= bar:
+                for node in most_valuable(request, drafter, view.traits[drafter], self.batch):
+                    if tree.value(node) >= bar and self.may_ask(request, drafter, node):
                         offers.append((-weight * tree.value(node), order, node))
         chosen: dict[int, list[int]] = {}
         for _, order, node in heapq.nsmallest(self.batch, offers):
             chosen.setdefault(order, []).append(node)
         return [(view.requests[order], sorted(nodes)) for order, nodes in chosen.items()]
+
+    def may_ask(self, request: Request, drafter: int, node: int) -> bool:
+        """Whether a drafter may be asked about a node below the root."""
+        return True
 
 
 def _room(request: Request) -> int:

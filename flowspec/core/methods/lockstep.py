@@ -57,7 +57,7 @@ class LockStep(Plain):
     def send(self, view: View) -> list[Choice]:
         for request in view.requests:
             turn: _Turn = request.plan
-            if turn.is_drafting and (view.traits is None or beam(view, request, self.width, self.depth) is None):
+            if turn.is_drafting and (not view.traits or beam(view, request, self.width, self.depth) is None):
                 turn.is_drafting = False
                 turn.ready = self._round(request) if turn.is_new else self._expansion(request)
             while turn.ready:
@@ -66,7 +66,7 @@ class LockStep(Plain):
                     return [(request, nodes)]
         return []
 
-    def expand(self, view: View) -> list[Choice]:
+    def expand(self, view: View, drafter: int) -> list[Choice]:
         found = [(request, beam(view, request, self.width, self.depth)) for request in view.requests if request.plan.is_drafting]
         return [(request, nodes) for request, nodes in found if nodes]
 

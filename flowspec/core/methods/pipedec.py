@@ -35,7 +35,7 @@ class Levels(Plain):
                 return [(request, level)]
         return []
 
-    def expand(self, view: View) -> list[Choice]:
+    def expand(self, view: View, drafter: int) -> list[Choice]:
         found = [(request, [n for n in self._last_level(request) if view.can_expand(request, n)]) for request in view.requests]
         return [(request, sorted(nodes)) for request, nodes in found if nodes]
 
@@ -50,7 +50,7 @@ class Levels(Plain):
         """The best children of the last level, once all of it is drafted."""
         tree = request.tree
         last = self._last_level(request)
-        if any(node in request.draft.pending or view.can_expand(request, node) for node in last):
+        if any(request.is_pending(node) or view.can_expand(request, node) for node in last):
             return []
         fresh = [child for node in last for child in tree.children(node) if tree.state(child) is NodeState.DRAFTED]
         return sorted(sorted(fresh, key=lambda node: (-tree.value(node), node))[: self.level_nodes])

@@ -26,12 +26,12 @@ class TreeRounds(Plain):
                 return [(request, self._tree(request))]
         return []
 
-    def expand(self, view: View) -> list[Choice]:
+    def expand(self, view: View, drafter: int) -> list[Choice]:
         found = [(request, beam(view, request, self.width, self.depth)) for request in view.requests if request.in_flight == 0]
         return [(request, nodes) for request, nodes in found if nodes]
 
     def _is_drafted(self, view: View, request: Request) -> bool:
-        return view.traits is None or beam(view, request, self.width, self.depth) is None
+        return not view.traits or beam(view, request, self.width, self.depth) is None
 
     def _tree(self, request: Request) -> list[int]:
         return [request.tree.root, *request.tree.best_unsent(self.nodes - 1)]

@@ -18,6 +18,8 @@ from flowspec.core.events import (
     Cancel,
     Draft,
     Drafted,
+    DrafterBack,
+    DrafterLost,
     Emit,
     Finished,
     Forget,
@@ -95,8 +97,8 @@ class Cluster:
         membership: Membership,
         *,
         layer_count: int,
-        drafter: FakeDrafter | None,
-        drafting: Curve,
+        drafters: Sequence[FakeDrafter],
+        drafting: Sequence[Curve],
         expect: Callable[[Submit], Sequence[int]],
         tell: Callable[[str, str], None],
     ) -> None:
@@ -112,8 +114,9 @@ class Cluster:
         self.skew_s = 0.0
         self.is_stopped = False
         self._layer_count = layer_count
-        self._drafter = drafter
+        self._drafters = drafters
         self._drafting = drafting
+        self._drafter_lives = [0] * len(drafters)
         self._expect = expect
         self._tell = tell
         self._expected: dict[int, Sequence[int]] = {}
@@ -171,8 +174,7 @@ class Cluster:
             elif isinstance(command, Draft):
                 self._draft(command)
             elif isinstance(command, ToDrafter):
-                assert self._drafter is not None
-                self._drafter.release(command.message)
+                self._drafters[command.drafter].release(command.message)
             elif isinstance(command, SetTimer):
                 if self._timer is not None:
                     self._timer.cancel()
@@ -203,12 +205,26 @@ class Cluster:
         return self._pipeline
 
     def _draft(self, draft: Draft) -> None:
-        assert self._drafter is not None
         started_s = self.now_s
-        seconds = self._drafting.seconds(draft.segment.row_count, draft.context)
-        proposals = self._drafter.draft(draft.segment, draft.width)
-        done = Drafted(job=draft.job, proposals=proposals, started_s=started_s, ended_s=started_s + seconds)
-        self.clock.at(self.clock.now_s + seconds, lambda: self._do(lambda: self._step(done)))
+        life = self._drafter_lives[draft.drafter]
+        seconds = self._drafting[draft.drafter].seconds(draft.segment.row_count, draft.context)
+        proposals = self._drafters[draft.drafter].draft(draft.segment, draft.width)
+        done = Drafted(drafter=draft.drafter, job=draft.job, proposals=proposals, started_s=started_s, ended_s=started_s + seconds)
+
+        def come() -> None:
+            if self._drafter_lives[draft.drafter] == life:
+                self._step(done)
+
+        self.clock.at(self.clock.now_s + seconds, lambda: self._do(come))
+
+    def lose_drafter(self, drafter: int) -> None:
+        """A model beside the target is gone, with the job that it was at and all that it held."""
+        self._drafter_lives[drafter] += 1
+        self._drafters[drafter].restart()
+        self._do(lambda: self._step(DrafterLost(drafter=drafter)))
+
+    def return_drafter(self, drafter: int) -> None:
+        self._do(lambda: self._step(DrafterBack(drafter=drafter)))
 
     # --------------------------------------------------------------------------------------------- membership
 
@@ -314,11 +330,13 @@ class Cluster:
         message = envelope.message
         assert envelope.incarnation == pipeline.incarnation, "a word of another incarnation on a pipeline's own connection"
         if isinstance(message, Verified):
-            if envelope.tensor is not None and self._drafter is not None:
+            if envelope.tensor is not None:
                 first = 0
                 for part in message.parts:
                     rows = range(first, first + len(part.ids))
-                    self._drafter.take_features(part.request, part.epoch, part.ids, cast(Any, envelope.tensor.select(rows)))
+                    for drafter in self._drafters:
+                        if drafter.captures:
+                            drafter.take_features(part.request, part.epoch, part.ids, cast(Any, envelope.tensor.select(rows)))
                     first += len(part.ids)
             self._step(VerifiedArrived(verified=message))
         elif isinstance(message, Pong):
@@ -360,7 +378,7 @@ class Cluster:
             next_name="" if is_last else devices[index + 1],
             dtype="float32",
             context=self.head.context,
-            captures=() if self._drafter is None else self._drafter.captures,
+            captures=tuple(sorted({layer for drafter in self._drafters for layer in drafter.captures})),
         )
         pipeline.control[devices[index]].send(HEAD, assign)
 

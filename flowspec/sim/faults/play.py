@@ -6,10 +6,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flowspec.core.drafting import DrafterTraits
 from flowspec.core.events import Cancel, Forget, Submit
 from flowspec.core.head import HeadCore
 from flowspec.core.membership import Membership
+from flowspec.core.mirror import DrafterTraits
 from flowspec.sim.clock import Clock
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.faults.cluster import HEAD, Cluster
@@ -41,28 +41,30 @@ class Play:
         self._turns = [dialogue.turns for dialogue in schedule.dialogues]
         self._waiting = len(schedule.dialogues)
         self._forgotten: set[int] = set()
+        self._lost_drafters: set[int] = set()
         self.network = Network(self.clock, random.Random(schedule.seed + 2), schedule.links, schedule.late_s)
         self.daemons: dict[str, SimDaemon] = {}
         for name in schedule.devices:
             self.daemons[name] = self._daemon(name)
-        drafter = None
-        if schedule.quality is not None:
-            drafter = FakeDrafter(
+        drafters = [
+            FakeDrafter(
                 schedule.language,
-                schedule.quality,
-                schedule.seed,
+                quality,
+                schedule.seed + number,
                 context=schedule.context,
                 captures=schedule.captures,
                 cache_slots=schedule.draft_slots,
             )
-        traits = None
-        if drafter is not None:
-            traits = DrafterTraits(context=drafter.context, needs_features=bool(drafter.captures), cache_slots=drafter.cache_slots)
+            for number, quality in enumerate(schedule.qualities)
+        ]
         head = HeadCore(
             context=schedule.context,
             stage_count=len(schedule.devices),
             method=schedule.method(),
-            drafter=traits,
+            drafters=[
+                DrafterTraits(context=each.context, needs_features=bool(each.captures), cache_slots=each.cache_slots, level=level)
+                for each, level in zip(drafters, schedule.levels, strict=True)
+            ],
             bounds=schedule.bounds,
         )
         self.cluster = Cluster(
@@ -72,7 +74,7 @@ class Play:
             head,
             Membership(schedule.devices, schedule.patience),
             layer_count=schedule.layer_count,
-            drafter=drafter,
+            drafters=drafters,
             drafting=schedule.drafting,
             expect=lambda submit: self._plain(submit)[0],
             tell=self._tell,
@@ -178,6 +180,12 @@ class Play:
             else:
                 self.network.sever(first, second)
                 self.clock.at(until_s, lambda: self.network.mend(first, second))
+        elif fault.kind == "drafter":
+            drafter = int(fault.where[0])
+            if drafter not in self._lost_drafters:
+                self._lost_drafters.add(drafter)
+                self.cluster.lose_drafter(drafter)
+                self.clock.at(until_s, lambda: self._return_drafter(drafter))
         elif fault.where == (HEAD,):
             if fault.kind == "clock":
                 self.cluster.skew_s += fault.for_s
@@ -186,6 +194,11 @@ class Play:
                 self.clock.at(until_s, self.cluster.go_on)
         else:
             self._begin_at(self.daemons[fault.where[0]], fault.kind, until_s)
+
+    def _return_drafter(self, drafter: int) -> None:
+        if drafter in self._lost_drafters:
+            self._lost_drafters.discard(drafter)
+            self.cluster.return_drafter(drafter)
 
     def _begin_at(self, daemon: SimDaemon, kind: str, until_s: float) -> None:
         if kind in ("crash", "restart"):
@@ -206,6 +219,8 @@ class Play:
         """From now on nothing goes wrong any more; a stuck process is started again, as its owner would."""
         self._tell("fault", "all is well again")
         self.network.mend_all()
+        for drafter in tuple(self._lost_drafters):
+            self._return_drafter(drafter)
         self.cluster.go_on()
         for daemon in self.daemons.values():
             if daemon.is_stuck:

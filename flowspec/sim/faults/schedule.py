@@ -13,9 +13,8 @@ from flowspec.core.events import Submit
 from flowspec.core.flights import Bounds
 from flowspec.core.membership import Patience
 from flowspec.core.messages import Sampling
-from flowspec.core.methods import METHODS, make_method
+from flowspec.core.methods import METHODS, OPTIONS, make_method
 from flowspec.core.methods.base import Method
-from flowspec.core.methods.continuous import Continuous
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.faults.cluster import HEAD
@@ -26,12 +25,12 @@ HEAL_S = 8.0
 """When all is well again."""
 ANSWERED_SHARE = 0.25
 """Of the first questions: an answer that another head began, as its journal says."""
-KINDS = ("crash", "restart", "stop", "slow", "stuck", "sever", "break", "head stops", "clock", "refuse")
+KINDS = ("crash", "restart", "stop", "slow", "stuck", "sever", "break", "head stops", "clock", "refuse", "drafter")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something goes wrong at `at_s` and is over after `for_s`; `where` is a device, or two places of which one may be the head."""
+    """Something goes wrong at `at_s` and is over after `for_s`; `where` is a device, a drafter, or two places of which one may be the head."""
 
     kind: str
     at_s: float
@@ -72,9 +71,10 @@ class Schedule:
     language: HashLanguage
     cache_slots: Mapping[str, int]
     draft_slots: int
-    quality: float | None
+    qualities: tuple[float, ...]
+    levels: tuple[int, ...]
     captures: tuple[int, ...]
-    drafting: Curve
+    drafting: tuple[Curve, ...]
     dialogues: tuple[Dialogue, ...]
     faults: tuple[Fault, ...]
 
@@ -86,9 +86,14 @@ def draw(seed: int) -> Schedule:
     context = rng.choice([16, 40, 90])
     language = HashLanguage(rng.choice([7, 24]), seed, rng.choice([0.7, 2.0, 4.0]))
     flights_max = rng.choice([None, None, 1, 2])
-    name, quality = rng.choice(METHODS), rng.choice([0.0, 0.6, 0.95])
+    name, qualities = rng.choice(METHODS), [rng.choice([0.0, 0.6, 0.95])]
+    if name == "ar" and rng.random() < 0.5:
+        qualities = []
+    elif make_method(name).drafters_max > 1 and rng.random() < 0.5:
+        qualities += [rng.choice([0.0, 0.6, 0.95]) for _ in range(rng.choice([1, 1, 2, 3]))]
     shape: dict[str, Any] = {"segment_nodes": rng.choice([1, 4, 16]), "width": rng.choice([1, 3]), "window": rng.choice([None, 1, 2])}
-    sizes = {} if name in ("ar", "continuous") else {"nodes": rng.choice([4, 16]), "depth": rng.choice([1, 3]), "width": rng.choice([1, 3])}
+    sizes = {} if name == "ar" else {"nodes": rng.choice([4, 16]), "depth": rng.choice([1, 3]), "width": rng.choice([1, 3])}
+    captures = (1,) if rng.random() < 0.15 else ()
     dialogues = tuple(_dialogue(rng, request, language, context) for request in range(rng.choices([1, 2, 3], weights=[6, 3, 1])[0]))
     return Schedule(
         seed=seed,
@@ -111,16 +116,26 @@ def draw(seed: int) -> Schedule:
             forgive_s=rng.choice([5.0, 60.0]),
             worth=rng.choice([0.0, 3.0, 10.0]),
         ),
-        method=partial(Continuous, **shape) if name == "continuous" else partial(make_method, name, **sizes),
+        method=partial(make_method, name, **(_options(rng, name, len(qualities)) | shape if "window" in OPTIONS[name] else sizes)),
         language=language,
         cache_slots={device: rng.choice([1, 1, 2, 64]) * (context + limits.TREE_NODES_MAX) for device in devices},
         draft_slots=rng.choice([0, 1, 2, 64]) * (context + limits.DRAFT_NODES_MAX),
-        quality=None if name == "ar" and rng.random() < 0.5 else quality,
-        captures=(1,) if rng.random() < 0.15 else (),
-        drafting=Curve(base_s=rng.choice([0.0, 0.003, 0.05])),
+        qualities=tuple(qualities),
+        levels=(0, *(rng.choice([0, 0, 1, 2]) for _ in qualities[1:]))[: len(qualities)],
+        captures=captures,
+        drafting=tuple(Curve(base_s=rng.choice([0.0, 0.003, 0.05])) for _ in qualities),
         dialogues=dialogues,
-        faults=_faults(rng, devices, [dialogue.at_s for dialogue in dialogues]),
+        faults=_faults(rng, devices, 0 if captures else len(qualities), [dialogue.at_s for dialogue in dialogues]),
     )
+
+
+def _options(rng: random.Random, name: str, drafters: int) -> dict[str, Any]:
+    """How a method with several drafters uses them."""
+    if name == "cosine":
+        return {"routing": rng.random() < 0.7, "fusion": rng.random() < 0.7, "count": rng.choice([None, None, 1, 2])}
+    if name == "specrouter" and rng.random() < 0.4:
+        return {"chain": tuple(drafter for drafter in range(drafters) if rng.random() < 0.6)}
+    return {}
 
 
 def _dialogue(rng: random.Random, request: int, language: HashLanguage, context: int) -> Dialogue:
@@ -150,14 +165,18 @@ def _dialogue(rng: random.Random, request: int, language: HashLanguage, context:
     )
 
 
-def _faults(rng: random.Random, devices: tuple[str, ...], asked_s: list[float]) -> tuple[Fault, ...]:
-    """Each kind has its own chance in a seed, so that many seeds have one kind alone and some have all; most fall into an answer."""
-    kinds = [kind for kind in KINDS if rng.random() < rng.choice([0.15, 0.6])] or [rng.choice(KINDS)]
+def _faults(rng: random.Random, devices: tuple[str, ...], drafters: int, asked_s: list[float]) -> tuple[Fault, ...]:
+    """Faults of devices and of so many drafters. Each kind has its own chance in a seed, so that many seeds have one kind alone and some have all; most fall into an answer."""
+    possible = KINDS if drafters else tuple(kind for kind in KINDS if kind != "drafter")
+    kinds = [kind for kind in possible if rng.random() < rng.choice([0.15, 0.6])] or [rng.choice(possible)]
     found = []
     for _ in range(rng.choices([1, 2, 4, 8], weights=[4, 4, 2, 1])[0]):
         kind = rng.choice(kinds)
         pair = rng.sample([HEAD, *devices], 2)
-        where = (HEAD,) if kind in ("head stops", "clock") else tuple(pair) if kind in ("sever", "break") else (rng.choice(devices),)
+        if kind == "drafter":
+            where: tuple[str, ...] = (str(rng.randrange(drafters)),)
+        else:
+            where = (HEAD,) if kind in ("head stops", "clock") else tuple(pair) if kind in ("sever", "break") else (rng.choice(devices),)
         last_s = rng.choice([0.0, 0.1, 1.0, 3.0, HEAL_S]) * rng.uniform(0.5, 1.5)
         at_s = rng.choice([rng.choice(asked_s) + rng.uniform(0, 1), rng.choice(asked_s) + rng.uniform(0, 3), rng.uniform(0, HEAL_S)])
         found.append(Fault(kind=kind, at_s=min(at_s, HEAL_S), for_s=last_s, where=where))

@@ -20,7 +20,6 @@ from typing import Any, cast
 from flowspec import __version__
 from flowspec.core import limits
 from flowspec.core.cluster_messages import Assign, Hello
-from flowspec.core.drafting import DrafterTraits
 from flowspec.core.events import (
     Cancel,
     ControlArrived,
@@ -50,6 +49,7 @@ from flowspec.core.head import HeadCore
 from flowspec.core.incarnation import incarnation_of
 from flowspec.core.messages import Commit, Message, Open, Release, Sampling, Segment, Verified
 from flowspec.core.methods import METHODS, make_method
+from flowspec.core.mirror import DrafterTraits
 from flowspec.core.stage import StageCore
 from flowspec.errors import InputError, PeerError
 from flowspec.runtime.compute import Loaded
@@ -99,7 +99,7 @@ class World:
         count = chance.randint(1, STAGES_MAX)
         traits = chance.choice((None, DrafterTraits(context=CONTEXT), DrafterTraits(context=CONTEXT // 2, needs_features=True)))
         method = make_method("ar" if traits is None else chance.choice(METHODS))
-        self._head = HeadCore(context=CONTEXT, stage_count=count, method=method, drafter=traits)
+        self._head = HeadCore(context=CONTEXT, stage_count=count, method=method, drafters=() if traits is None else (traits,))
         self._head.vocabulary = VOCABULARY
         self._features = bool(traits and traits.needs_features)
         self._generation = 1
@@ -328,7 +328,7 @@ class World:
                     confidences = tuple(0.6 / 2**rank for rank in range(len(tokens)))
                     request, epoch = part.commit.request, part.commit.epoch
                     proposals.append(Proposal(request=request, epoch=epoch, node=node, tokens=tuple(tokens), confidences=confidences))
-        return Drafted(job=job.job, proposals=tuple(proposals), started_s=self._now_s, ended_s=self._now_s)
+        return Drafted(drafter=job.drafter, job=job.job, proposals=tuple(proposals), started_s=self._now_s, ended_s=self._now_s)
 
     def _to_head(self, event: HeadEvent) -> None:
         for command in self._head.handle(event, self._now_s):

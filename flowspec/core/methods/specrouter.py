@@ -1,0 +1,201 @@
+"""`specrouter`: `continuous` with a chain of models before the target, chosen anew while it answers (SpecRouter, arXiv 2505.07680).
+
+A chain is some of the models, at most one of each level: the lowest drafts, and each above it judges what is there: it values nodes anew, drops
+those that it rejects and adds its own. What a node is worth decides when it goes to the target, judged or not, so an idle pipeline does not
+wait for a judge. Models outside of the chain are not asked; they catch up when they are needed again.
+
+Which chain is the fastest is predicted for each request from what was measured: a token takes as long as the chain needs to draft another
+level, and where it was not foreseen a trip of the pipeline more. With `a` the share of tokens in this request (started from others of its
+domain) that were among the best few of what the chain's surest model proposed:
+
+    time per token = level + (1 - a) trip,   level = max(t_drafter, t_judge (1 - s), ...)
+
+`t` is a model's turnaround and `s` the agreement of neighbours, SimScore = 1 - TV (a judge looks at 1 / (1 - s) levels in one pass before it
+disagrees). What a chain took in truth, as a share of what was predicted, corrects what is predicted for it. Plain decoding,
+the shortest chain, is what the governor compares with (`methods.governor`), by the clock alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations, pairwise
+from typing import Any
+
+from flowspec.core.expertise import Expertise, Record
+from flowspec.core.methods.base import Choice, Seen, View
+from flowspec.core.methods.continuous import Continuous
+from flowspec.core.mirror import DrafterTraits
+from flowspec.core.request import Request
+from flowspec.core.trust import Offers
+
+Chain = tuple[int, ...]
+"""Models by number, the lowest level first; the target at its end is implied."""
+
+STAY_TOKENS = 16
+"""Tokens that a chain has at least, once it is chosen."""
+SETTLING_TOKENS = 4
+"""The first of them still owe to the chain before and are not timed."""
+GAIN = 1.05
+"""How much faster another chain must be."""
+PROBE_TOKENS = 160
+"""Tokens after which the chain that was tried least has a turn, where it might be the fastest."""
+MIGHT_BE_FASTEST = 1.5
+"""Times the best prediction, up to which a chain is worth a probe."""
+SHARE_NEW = 0.1
+"""Weight of the newest timing in a chain's correction; some tokens tell little."""
+DOUBT = 3
+"""Timings that the prediction as it is counts for."""
+SHARE_NEW_SIMILARITY = 0.1
+SIMILARITY_AT_FIRST = 0.6
+FEW = 3
+"""Proposals below a node that are likely to be sent."""
+SIMILARITY_MAX = 0.95
+PLAIN: Chain = ()
+
+
+@dataclass(slots=True)
+class Route:
+    """Where a request is: its chain since it had `began` tokens, timed from `timed` on."""
+
+    record: Record
+    chain: Chain = PLAIN
+    began: int = 0
+    timed: int = 0
+    timed_s: float | None = None
+
+
+@dataclass(slots=True)
+class Timings:
+    """How often each chain was timed, and what it took as a share of what was predicted, as a logarithm."""
+
+    times: dict[Chain, int] = field(default_factory=dict)
+    correction: dict[Chain, float] = field(default_factory=dict)
+
+    def learn(self, chain: Chain, share: float) -> None:
+        seen = self.times.get(chain, 0)
+        before = self.correction.get(chain, 0.0)
+        self.times[chain] = seen + 1
+        self.correction[chain] = before + max(SHARE_NEW, 1 / (seen + 1 + DOUBT)) * (math.log(share) - before)
+
+    def corrected(self, chain: Chain, seconds: float) -> float:
+        return seconds * math.exp(self.correction.get(chain, 0.0))
+
+
+def chains(traits: Sequence[DrafterTraits]) -> list[Chain]:
+    """Every chain but plain decoding: models of rising level."""
+    order = sorted(range(len(traits)), key=lambda model: traits[model].level)
+    every = (chain for count in range(1, len(order) + 1) for chain in combinations(order, count))
+    return [chain for chain in every if all(traits[low].level < traits[high].level for low, high in pairwise(chain))]
+
+
+def similarity(first: Offers, second: Offers) -> float:
+    """1 - TV of what two models propose below a node, as far as they do."""
+    others = dict(second)
+    return sum(min(confidence, others.get(token, 0.0)) for token, confidence in first)
+
+
+class SpecRouter(Continuous):
+    """See the module. A `chain` that is given stays; None chooses."""
+
+    name = "specrouter"
+
+    def __init__(self, *, chain: Chain | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.expertise = Expertise(0)
+        self.timings = Timings()
+        self._fixed = chain
+        self._similar: dict[tuple[int, int], float] = {}
+        self._probed = 0
+        self._tokens = 0
+
+    def begin(self, request: Request) -> None:
+        super().begin(request)
+        if self.expertise.drafters != len(request.mirrors):
+            self.expertise = Expertise(len(request.mirrors))
+        if request.plan is None:
+            assert request.submit is not None
+            request.plan = Route(record=self.expertise.begin(request.submit.prompt))
+        request.plan.timed_s = None
+
+    def observed(self, request: Request, seen: Seen) -> None:
+        for model, offers in seen.offers.items():
+            self.expertise.observe(request.plan.record, model, float(any(token == seen.token for token, _ in offers[:FEW])))
+        for pair in combinations(sorted(seen.offers), 2):
+            before = self._similar.get(pair, SIMILARITY_AT_FIRST)
+            self._similar[pair] = before + SHARE_NEW_SIMILARITY * (similarity(*(seen.offers[model] for model in pair)) - before)
+
+    def ended(self, request: Request) -> None:
+        self.expertise.end(request.plan.record)
+
+    def walked(self, request: Request, emitted: int) -> None:
+        super().walked(request, emitted)
+        self._tokens += emitted
+
+    def send(self, view: View) -> list[Choice]:
+        for request in view.requests:
+            self._route(view, request)
+        return super().send(view)
+
+    def expand(self, view: View, drafter: int) -> list[Choice]:
+        """See `Continuous`; for those requests whose chain the model is in."""
+        for request in view.requests:
+            self._route(view, request)
+        return super().expand(replace(view, requests=[each for each in view.requests if drafter in each.plan.chain]), drafter)
+
+    def _route(self, view: View, request: Request) -> None:
+        """Decides on a request's chain where that is due."""
+        route: Route = request.plan
+        tokens = len(request.new_tokens)
+        there = [model for model, mirror in enumerate(request.mirrors) if mirror.opening is not None]
+        if self._fixed is not None:
+            chosen = tuple(model for model in self._fixed if model in there)
+            if chosen != route.chain:
+                self._change(view, request, chosen, "given")
+            return
+        if tokens and (route.timed_s is None or route.timed < route.began + SETTLING_TOKENS <= tokens):
+            route.timed, route.timed_s = tokens, view.now_s
+        is_gone = not set(route.chain) <= set(there)
+        if not is_gone and route.chain and tokens < route.began + STAY_TOKENS:
+            return
+        found = {chain: self._predicted(view, request, chain) for chain in chains(view.traits) if set(chain) <= set(there)}
+        if (
+            route.chain in found
+            and route.timed_s is not None
+            and tokens > route.timed
+            and view.now_s > route.timed_s
+            and found[route.chain]
+        ):
+            self.timings.learn(route.chain, (view.now_s - route.timed_s) / (tokens - route.timed) / found[route.chain])
+        self._choose(view, request, {chain: self.timings.corrected(chain, seconds) for chain, seconds in found.items()})
+        route.began, route.timed_s = tokens, None
+
+    def _choose(self, view: View, request: Request, seconds: Mapping[Chain, float]) -> None:
+        """The fastest chain, or the one that is there if it is about as fast; now and then one of which little is known."""
+        route: Route = request.plan
+        best = min(seconds, key=lambda chain: (seconds[chain], chain), default=PLAIN)
+        likely = [chain for chain in seconds if seconds[chain] <= MIGHT_BE_FASTEST * seconds[best] and chain != route.chain]
+        if route.chain not in seconds:
+            self._change(view, request, best, "predicted to be the fastest" if route.began == 0 and not route.chain else "a model is gone")
+        elif self._tokens >= self._probed + PROBE_TOKENS and likely:
+            self._probed = self._tokens
+            least = min(likely, key=lambda chain: (self.timings.times.get(chain, 0), seconds[chain]))
+            self._change(view, request, least, "a probe")
+        elif GAIN * seconds[best] < seconds[route.chain]:
+            self._change(view, request, best, f"{1000 * seconds[best]:.3g} ms a token, not {1000 * seconds[route.chain]:.3g}")
+
+    def _change(self, view: View, request: Request, chain: Chain, reason: str) -> None:
+        request.plan.chain = chain
+        request.plan.began = len(request.new_tokens)
+        request.statistics.chains.append((len(request.new_tokens), view.now_s, chain, reason))
+
+    def _predicted(self, view: View, request: Request, chain: Chain) -> float:
+        """Seconds for a token, by the module's formula; 0 while the pipeline's times are not known."""
+        level_s = view.turnaround_s[chain[0]]
+        for low, high in pairwise(chain):
+            alike = self._similar.get((min(low, high), max(low, high)), SIMILARITY_AT_FIRST)
+            level_s = max(level_s, view.turnaround_s[high] * (1 - min(SIMILARITY_MAX, alike)))
+        route: Route = request.plan
+        chance = max(route.record.worth[model] for model in chain)
+        return level_s + (1 - chance) * view.costs.trip_s(max(1, round(self._typical_rows)))

@@ -1,0 +1,167 @@
+"""`cosine` and `specrouter` in simulated clusters: who is asked, what is learnt, and what is told of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from flowspec.core.events import Draft, DrafterLost, Submit
+from flowspec.core.messages import Sampling
+from flowspec.core.methods.cosine import Cosine
+from flowspec.core.methods.specrouter import SpecRouter, chains, similarity
+from flowspec.core.mirror import DrafterTraits
+from flowspec.plan.timing import Curve
+from flowspec.sim.device import DeviceSpec
+from flowspec.sim.drafter import FakeDrafter
+from flowspec.sim.experiment import Experiment
+from flowspec.sim.language import HashLanguage, plain_answer
+from flowspec.sim.world import Handled, World
+
+LANGUAGE = HashLanguage(40, seed=3, sharpness=3.0)
+FAST = Curve(base_s=0.002)
+SLOW = Curve(base_s=2.0)
+TOKENS = 80
+
+
+class Run:
+    """Some answers, one after another or all at once, and which models were asked how often."""
+
+    def __init__(
+        self,
+        method: str,
+        qualities: Sequence[float],
+        *,
+        drafting: Sequence[Curve] = (),
+        levels: tuple[int, ...] = (),
+        answers: int = 4,
+        at_once: bool = False,
+        lost: int | None = None,
+        **options: Any,
+    ) -> None:
+        self.asked: Counter[int] = Counter()
+        self.jobs: list[tuple[float, int]] = []
+        stages = (DeviceSpec(curve=Curve(base_s=0.01, row_s=0.0005)),) * 4
+        experiment = Experiment(
+            devices=stages, method=method, options=options, drafting=tuple(drafting) or (FAST,) * len(qualities), levels=levels
+        )
+        self.world: World = experiment.build(
+            LANGUAGE, [FakeDrafter(LANGUAGE, quality, 90 + at) for at, quality in enumerate(qualities)], self._watch
+        )
+        self.method: Any = self.world.head.method
+        submits = [self._submit(number) for number in range(answers)]
+        for submit in submits:
+            self.world.at(0.0, submit)
+            if lost is not None:
+                self.world.run(until_s=0.4)
+                self.world.head.handle(DrafterLost(drafter=lost), self.world.clock.now_s)
+                lost = None
+            if not at_once:
+                self.world.run()
+        self.world.run()
+        for submit in submits:
+            (answer,) = self.world.answers[submit.request]
+            expected, _ = plain_answer(LANGUAGE, submit.prompt, submit.sampling, new_tokens_max=TOKENS, context=4096)
+            assert answer.tokens == list(expected), "whoever drafts, the answer is the same"
+
+    def _submit(self, number: int) -> Submit:
+        prompt = (1, 2, 3, 4 + number)
+        return Submit(
+            request=number, prompt=prompt, new_tokens_max=TOKENS, sampling=Sampling(temperature=1.0, seed=number), stop_ids=frozenset()
+        )
+
+    def _watch(self, handled: Handled) -> None:
+        for command in handled.commands:
+            if isinstance(command, Draft):
+                self.asked[command.drafter] += 1
+                self.jobs.append((handled.now_s, command.drafter))
+
+    def chains(self, request: int) -> list[tuple[int, ...]]:
+        (answer,) = self.world.answers[request]
+        assert answer.end is not None
+        return [chain for _, _, chain, _ in answer.end.statistics.chains]
+
+
+# ----------------------------------------------------------------------------------------------------------- cosine
+
+
+def test_requests_go_to_the_drafter_whose_guesses_come_true() -> None:
+    run = Run("cosine", (0.0, 0.95, 0.0), count=1)
+    assert run.asked[1] > 2 * (run.asked[0] + run.asked[2])
+    assert isinstance(run.method, Cosine)
+    assert all(domain.worth[1] > 2 * max(domain.worth[0], domain.worth[2]) for domain in run.method.expertise.domains)
+
+
+def test_without_routing_drafters_take_turns() -> None:
+    run = Run("cosine", (0.0, 0.95, 0.0), count=1, routing=False, answers=6)
+    assert set(run.asked) == {0, 1, 2}
+    assert run.asked[1] < 2 * (run.asked[0] + run.asked[2])
+
+
+def test_two_that_see_different_halves_are_faster_together() -> None:
+    def seconds(*qualities: float, **options: Any) -> float:
+        return Run("cosine", qualities, **options).world.clock.now_s
+
+    assert seconds(0.6, 0.6, count=2) < 0.97 * seconds(0.6, count=1)
+
+
+def test_without_fusion_a_drafter_goes_on_from_its_own_guesses_alone() -> None:
+    run = Run("cosine", (0.5, 0.6), count=2, fusion=False, answers=2)
+    fused = Run("cosine", (0.5, 0.6), count=2, answers=2)
+    assert sum(drafter.rows for drafter in run.world.drafters) < sum(drafter.rows for drafter in fused.world.drafters)
+
+
+@pytest.mark.parametrize(("drafting", "count"), [(FAST, 3), (SLOW, 1)], ids=["idle", "overloaded"])
+def test_as_many_work_for_each_request_as_keep_up_with_the_slots(drafting: Curve, count: int) -> None:
+    run = Run("cosine", (0.7, 0.7, 0.7), drafting=(drafting,) * 3, answers=6, at_once=True)
+    assert run.method._counted == count
+
+
+# -------------------------------------------------------------------------------------------------------- specrouter
+
+
+def test_a_chain_rises_level_by_level_and_has_one_model_of_each() -> None:
+    traits = [DrafterTraits(context=9, level=level) for level in (1, 0, 0)]
+    assert chains(traits) == [(1,), (2,), (0,), (1, 0), (2, 0)]
+
+
+def test_similarity_is_what_two_models_have_in_common() -> None:
+    assert similarity(((1, 0.6), (2, 0.3)), ((2, 0.5), (1, 0.4))) == pytest.approx(0.7)
+    assert similarity(((1, 0.6),), ((2, 0.5),)) == 0
+
+
+def test_a_judge_that_is_right_and_quick_is_taken_in() -> None:
+    run = Run("specrouter", (0.3, 0.97), levels=(0, 1), answers=6)
+    assert all(1 in run.chains(request)[-1] for request in (4, 5))
+    assert isinstance(run.method, SpecRouter)
+    assert run.method.timings.times
+
+
+def test_a_judge_that_is_slow_is_left_out() -> None:
+    run = Run("specrouter", (0.8, 0.97), levels=(0, 1), drafting=(FAST, SLOW), answers=6)
+    assert [run.chains(request)[-1] for request in (4, 5)] == [(0,), (0,)]
+
+
+def test_a_chain_that_is_given_stays_and_others_are_not_asked() -> None:
+    run = Run("specrouter", (0.8, 0.97), levels=(0, 1), chain=(1,))
+    assert set(run.asked) == {1}
+    assert run.chains(0) == [(1,)]
+    assert not Run("specrouter", (0.8, 0.97), levels=(0, 1), chain=()).asked, "plain decoding asks nobody"
+
+
+def test_a_chain_goes_on_without_a_model_that_is_lost() -> None:
+    run = Run("specrouter", (0.8, 0.97), levels=(0, 1), chain=(0, 1), answers=1, lost=1)
+    assert run.chains(0) == [(0, 1), (0,)]
+    assert not any(drafter == 1 for at_s, drafter in run.jobs if at_s > 0.4)
+
+
+def test_the_reason_of_each_choice_is_told() -> None:
+    run = Run("specrouter", (0.3, 0.97), levels=(0, 1), answers=6)
+    (answer,) = run.world.answers[0]
+    assert answer.end is not None
+    told = answer.end.statistics.report()["chains"]
+    assert told[0][0] == 0
+    assert told[0][3] == "predicted to be the fastest"
+    assert all(reason and at_s >= 0 and isinstance(chain, list) for _, at_s, chain, reason in told)

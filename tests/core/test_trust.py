@@ -1,0 +1,55 @@
+"""How what several models propose below a node becomes one ranking."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.core.trust import Offers, Trust
+
+OFFERS = st.dictionaries(st.integers(0, 5), st.floats(0.001, 0.999), min_size=1, max_size=4).map(
+    lambda found: tuple(sorted(found.items(), key=lambda offer: -offer[1]))
+)
+
+
+def plain(*levels: int, fuses: bool = True) -> Trust:
+    return Trust(levels, is_calibrated=False, fuses=fuses)
+
+
+def test_those_who_agree_make_a_token_likelier() -> None:
+    found: dict[int, Offers] = {0: ((7, 0.6), (8, 0.3)), 1: ((8, 0.5), (7, 0.2))}
+    assert dict(plain(0, 0).rank(found, [1, 1]).offers) == pytest.approx({7: 1 - 0.4 * 0.8, 8: 1 - 0.7 * 0.5})
+    assert dict(plain(0, 0).rank(found, [1, 0.5]).offers) == pytest.approx({7: 1 - 0.4 * 0.9, 8: 1 - 0.7 * 0.75})
+    assert dict(plain(0, 0, fuses=False).rank(found, [1, 0.5]).offers) == pytest.approx({7: 0.6, 8: 0.3})
+
+
+def test_a_higher_level_has_the_last_word() -> None:
+    found: dict[int, Offers] = {0: ((7, 0.9),), 1: ((8, 0.5),), 2: ((9, 0.2),)}
+    ranked = plain(0, 1, 2).rank(found, [1, 1, 1])
+    assert (ranked.offers, ranked.is_verdict) == (((9, 0.2),), True)
+    assert not plain(0, 0, 0).rank(found, [1, 1, 1]).is_verdict
+
+
+@given(OFFERS, OFFERS, st.floats(0, 1))
+def test_a_fused_score_is_between_the_surest_word_and_certainty(first: Offers, second: Offers, weight: float) -> None:
+    fused = plain(0, 0).rank({0: first, 1: second}, [1, weight])
+    surest = dict(plain(0, 0, fuses=False).rank({0: first, 1: second}, [1, weight]).offers)
+    assert [score for _, score in fused.offers] == sorted((score for _, score in fused.offers), reverse=True)
+    assert {token for token, _ in fused.offers} == {token for token, _ in (*first, *second)}
+    assert all(surest[token] - 1e-12 <= score <= 1 for token, score in fused.offers)
+
+
+def test_drafters_that_agree_more_than_independent_ones_would_are_believed_less_after_a_while() -> None:
+    trust = Trust([0, 0])
+    offers: dict[int, Offers] = {0: ((7, 0.5),), 1: ((7, 0.5),)}
+    for turn in range(400):  # both are right in half of the cases, and always together
+        trust.observe(offers, trust.rank(offers, [1, 1]), 7 if turn % 2 else 8)
+    ranked = trust.rank(offers, [1, 1])
+    assert ranked.offers[0][1] == pytest.approx(0.75, abs=0.02)
+    assert trust.chance(ranked, ranked.offers[0][1]) == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_model_gave_no_chance_to_what_it_did_not_propose() -> None:
+    trust = plain(0)
+    assert (trust.chance_of(0, ((7, 0.6),), 7), trust.chance_of(0, ((7, 0.6),), 8)) == (0.6, 0.0)
