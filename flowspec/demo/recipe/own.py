@@ -112,10 +112,10 @@ def stream(prompts: list[list[int]], answers: list[Answer]) -> dict[str, np.ndar
 
 
 class OwnText:
-    """A folder that this recipe has written; training windows begin where a dialogue begins."""
+    """A folder that this recipe has written, or what it holds of one domain; training windows begin where a dialogue begins."""
 
-    def __init__(self, folder: Path) -> None:
-        parts = [dict(np.load(path)) for path in sorted(folder.glob("*.npz"))]
+    def __init__(self, folder: Path, domain: str = "*") -> None:
+        parts = [dict(np.load(path)) for path in sorted(folder.glob(f"*-{domain}.npz"))]
         self.tokens, self.best, self.chances = (np.concatenate([part[name] for part in parts]) for name in ("tokens", "best", "chances"))
         self.starts = np.flatnonzero(self.tokens == self.tokens[0])
 

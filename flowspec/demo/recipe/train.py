@@ -30,6 +30,11 @@ OWN = "own"
 OTHER_MIN = 1e-6
 
 
+def is_own(name: str) -> bool:
+    """Whether a name in a mix is text that the teacher wrote: all of it (`own`) or that of a domain (`own-code`)."""
+    return name.partition("-")[0] == OWN
+
+
 def learning_rate(step: int, steps: int, peak: float) -> float:
     """Linear warm-up, then cosine down to a twentieth of the peak."""
     if step < WARM_UP_STEPS:
@@ -60,16 +65,18 @@ def own_loss_of(model: Any, tokens: torch.Tensor, best: torch.Tensor, chances: t
     """
     dialogue = (tokens[:, :-1] == tokens[0, 0]).cumsum(dim=1)
     seen = (dialogue[:, :, None] == dialogue[:, None, :]).tril()[:, None]
+    is_answer = chances[..., 0] > 0
+    best, chances = best[is_answer], chances[is_answer]
     with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
-        logits = model(input_ids=tokens[:, :-1], attention_mask=seen, use_cache=False).logits
+        hidden = model.model(input_ids=tokens[:, :-1], attention_mask=seen, use_cache=False).last_hidden_state
+        logits = model.lm_head(hidden[is_answer])  # the widest layer, so for those tokens only
     log_q = F.log_softmax(logits.float(), dim=-1)
-    log_best = log_q.gather(2, best)
+    log_best = log_q.gather(1, best)
     other = (1 - chances.sum(dim=-1)).clamp(min=0)
     log_other = torch.log((1 - log_best.exp().sum(dim=-1)).clamp(min=OTHER_MIN))
     cross = -(chances * log_best).sum(dim=-1) - other * log_other
-    nll = -log_q.gather(2, tokens[:, 1:, None])[..., 0]
-    is_answer = chances[..., 0] > 0
-    mixed: torch.Tensor = (DISTILL_SHARE * cross + (1 - DISTILL_SHARE) * nll)[is_answer].mean()
+    nll = F.nll_loss(log_q, tokens[:, 1:][is_answer])
+    mixed: torch.Tensor = DISTILL_SHARE * cross.mean() + (1 - DISTILL_SHARE) * nll
     return mixed
 
 
@@ -121,8 +128,9 @@ def train(args: argparse.Namespace) -> None:
         teacher = AutoModelForCausalLM.from_pretrained(args.teacher, dtype=torch.float32).eval()
     optimizer = make_optimizer(model, args.rate, decay=0.1)
     weights = parse_mix(args.mix)
-    own_share = weights.pop(OWN, 0.0) / sum(parse_mix(args.mix).values())
-    own = OwnText(args.own) if own_share else None
+    own_names = [name for name in weights if is_own(name)]
+    own_shares = np.cumsum([weights.pop(name) for name in own_names]) / sum(parse_mix(args.mix).values())
+    own = [OwnText(args.own, name.partition("-")[2] or "*") for name in own_names]
     dtype = getattr(torch, args.dtype)
     first = resume(args.out, model, optimizer)
     step_loss = torch.compile(loss_of) if args.compile else loss_of
@@ -133,8 +141,9 @@ def train(args: argparse.Namespace) -> None:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, args.steps, args.rate)
         rng = np.random.default_rng((args.seed, step))
-        if own and rng.random() < own_share:
-            loss = step_own_loss(model, *own.draw(rng, args.rows, args.length), dtype)
+        which = int(np.searchsorted(own_shares, rng.random(), side="right")) if own else 0
+        if which < len(own):
+            loss = step_own_loss(model, *own[which].draw(rng, args.rows, args.length), dtype)
         else:
             loss = step_loss(model, teacher, torch.from_numpy(corpus.draw(rng, weights, args.rows, args.length)), dtype)
         torch.autograd.backward(loss)
@@ -163,7 +172,7 @@ def main() -> None:
     parser.add_argument("--teacher", type=Path, help="model folder to distil from")
     parser.add_argument("--problems", type=Path, required=True, help="jsonl of word problems (question, answer)")
     parser.add_argument("--plays", type=Path, required=True, help="text file of plays, speeches separated by blank lines")
-    parser.add_argument("--own", type=Path, help="folder of text that the teacher wrote (own.py), for `own` in --mix")
+    parser.add_argument("--own", type=Path, help="folder of text that the teacher wrote (own.py), for `own` and `own-DOMAIN` in --mix")
     parser.add_argument("--mix", default="talk=.55,problems=.17,code=.17,plays=.11", help="share of each domain (%(default)s)")
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--rows", type=int, default=8, help="windows per step (%(default)s)")
@@ -177,7 +186,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compile", action="store_true", help="compile the step (a C++ compiler is needed)")
     args = parser.parse_args()
-    if OWN in parse_mix(args.mix) and not args.own:
+    if any(is_own(name) for name in parse_mix(args.mix)) and not args.own:
         parser.error("--own is needed for `own` in --mix")
     train(args)
 
