@@ -17,6 +17,7 @@ from flowspec.core.mirror import DrafterTraits
 from flowspec.core.stage import StageCore
 from flowspec.draft.protocol import Drafter
 from flowspec.plan.timing import DIRECT, INSTANT, Curve, LinkSpec
+from flowspec.sim.board import BoardSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.fake_layers import FakeLayers
 from flowspec.sim.language import Language
@@ -25,10 +26,12 @@ from flowspec.sim.world import Handled, Links, World
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """One device for each stage and for each drafter; every connection alike unless `links` says otherwise.
+    """One device for each stage; every connection alike unless `links` says otherwise.
 
-    `drafting` is the time of every drafter, or of each; `levels` is above 0 for those that are intermediates (none: nobody).     `method` is a name, to which `options` belong as `make_method` takes them, or makes one. `row_bytes` is what a hidden state has on the wire (None: a few bytes), `feature_bytes` what
-    the features of a verified node have. With `returned_row_bytes` and `verifying` the head verifies (see `World`).
+    `method` is a name, to which `options` belong as `make_method` takes them, or makes one. `drafting` is the time of every drafter, or of
+    each; `boards` say which of them share a board (none: nobody), and `levels` which are intermediates, above 0 (none: nobody).
+    `row_bytes` is what a hidden state has on the wire (None: a few bytes), `feature_bytes` what the features of a verified node have. With
+    `returned_row_bytes` and `verifying` the head verifies (see `World`).
     """
 
     devices: tuple[DeviceSpec, ...]
@@ -39,6 +42,7 @@ class Experiment:
     options: Mapping[str, Any] = field(default_factory=dict)
     context: int = 4096
     drafting: Curve | tuple[Curve, ...] = INSTANT
+    boards: tuple[BoardSpec, ...] = ()
     levels: tuple[int, ...] = ()
     head_s: float = 0.0
     row_bytes: int | None = None
@@ -70,6 +74,7 @@ class Experiment:
             layers=FakeLayers(count, language),
             drafters=drafters,
             drafting=self.drafting if isinstance(self.drafting, tuple) else (self.drafting,) * len(drafters),
+            boards=self.boards,
             head_s=self.head_s,
             row_bytes=self.row_bytes,
             feature_bytes=self.feature_bytes,

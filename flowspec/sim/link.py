@@ -21,7 +21,33 @@ Frames = Sequence[bytes | memoryview]
 Receive = Callable[[Envelope, Frames], None]
 
 
-class Link:
+class Line:
+    """One direction between two devices: what is sent leaves one after another and arrives in order. Knows sizes only."""
+
+    def __init__(self, clock: Clock, spec: LinkSpec, chance: random.Random) -> None:
+        self.spec = spec
+        self.messages = 0
+        self.bytes = 0
+        self.busy_s = 0.0
+        self._clock = clock
+        self._chance = chance
+        self._free_s = 0.0
+        self._arrived_s = 0.0
+
+    def carry(self, size: int, arrive: Callable[[], None]) -> None:
+        """Queue so many bytes behind those already on the line; `arrive` is called when the last of them is there."""
+        transfer_s = self.spec.transfer_s(size)
+        self._free_s = max(self._free_s, self._clock.now_s) + transfer_s
+        late_s = self._chance.uniform(0, self.spec.jitter_s) if self.spec.jitter_s else 0.0
+        # Jitter never reorders: a connection is a TCP stream, so what is late holds up what is behind it.
+        self._arrived_s = max(self._arrived_s, self._free_s + self.spec.delay_s + late_s)
+        self.messages += 1
+        self.bytes += size
+        self.busy_s += transfer_s
+        self._clock.at(self._arrived_s, arrive)
+
+
+class Link(Line):
     """A connection from `sender`; `receive` is called with each message at the instant its last byte arrives.
 
     `row_bytes` is how many bytes one row of a payload has in the world that is simulated: the payloads here stand in
@@ -39,17 +65,10 @@ class Link:
         row_bytes: int | None = None,
         incarnation: int = INCARNATION,
     ) -> None:
-        self.spec = spec
+        super().__init__(clock, spec, chance)
         self.sender = sender
-        self.messages = 0
-        self.bytes = 0
-        self.busy_s = 0.0
-        self._clock = clock
         self._receive = receive
-        self._chance = chance
         self._row_bytes = row_bytes
-        self._free_s = 0.0
-        self._arrived_s = 0.0
         self._received = 0
         self._incarnation = incarnation
         self._end: int | None = None
@@ -62,15 +81,7 @@ class Link:
         size = len(frames[0]) + extra_bytes
         if tensor is not None:
             size += len(tensor.data) if self._row_bytes is None else tensor.rows * self._row_bytes
-        transfer_s = self.spec.transfer_s(size)
-        self._free_s = max(self._free_s, self._clock.now_s) + transfer_s
-        late_s = self._chance.uniform(0, self.spec.jitter_s) if self.spec.jitter_s else 0.0
-        # Jitter never reorders: a connection is a TCP stream, so what is late holds up what is behind it.
-        self._arrived_s = max(self._arrived_s, self._free_s + self.spec.delay_s + late_s)
-        self.messages += 1
-        self.bytes += size
-        self.busy_s += transfer_s
-        self._clock.at(self._arrived_s, lambda: self._arrive(frames))
+        self.carry(size, lambda: self._arrive(frames))
 
     def cut(self, survivors: float = 0.0, late_s: float = 0.0) -> None:
         """Ends the connection: of the frames on their way the first `survivors` (a share) arrive, so much later, and no others."""

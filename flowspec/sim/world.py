@@ -20,6 +20,7 @@ from flowspec.core.events import (
     ControlArrived,
     Draft,
     Drafted,
+    DrafterLost,
     Emit,
     Finished,
     Forget,
@@ -47,6 +48,7 @@ from flowspec.core.messages import Commit, Open, Release, Segment, Verified
 from flowspec.core.stage import StageCore
 from flowspec.draft.protocol import Drafter
 from flowspec.plan.timing import INSTANT, Curve, LinkSpec
+from flowspec.sim.board import Board, BoardSpec
 from flowspec.sim.clock import Alarm, Clock
 from flowspec.sim.device import Device, DeviceSpec, Layers
 from flowspec.sim.link import Frames, Link
@@ -78,8 +80,9 @@ class World:
     """Executes the commands of `head` and `stages`.
 
     `row_bytes` and `feature_bytes` are what a row of a segment's payload and of a Verified's have on the wire; `head_s` is
-    what the head spends on each event; `drafting` is each drafter's time for a number of rows. Where the head verifies instead of the
-    last stage, `returned_row_bytes` of each row that this one ran travel back, and `verifying` is the head's time for them.
+    what the head spends on each event; `drafting` is each drafter's time for a number of rows, and `boards` say which of them share one (none:
+    nobody; each has processors of its own at the head). Where the head verifies instead of the last stage, `returned_row_bytes` of each row
+    that this one ran travel back, and `verifying` is the head's time for them.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class World:
         layers: Layers,
         drafters: Sequence[Drafter] = (),
         drafting: Sequence[Curve] = (),
+        boards: Sequence[BoardSpec] = (),
         head_s: float = 0.0,
         row_bytes: int | None = None,
         feature_bytes: int | None = None,
@@ -115,9 +119,7 @@ class World:
         self.events = 0
         self.timers = 0
         self.drafts = 0
-        self.drafters_busy_s = [0.0] * len(drafters)
         self.on_event = on_event
-        self._drafting = drafting
         self._head_s = head_s
         self._returned_row_bytes = returned_row_bytes
         self._verifying = verifying
@@ -133,6 +135,8 @@ class World:
             Link(self.clock, spec, "head", partial(self._control_arrived, index), chance=random.Random(chances.getrandbits(64)))
             for index, spec in enumerate(links.control)
         ]
+        specs = boards or [BoardSpec(drafters=(number,)) for number in range(len(drafters))]
+        assert sorted(number for spec in specs for number in spec.drafters) == list(range(len(drafters))), "each drafter is on one board"
         self.data = [
             Link(
                 self.clock,
@@ -144,6 +148,18 @@ class World:
             )
             for index, spec in enumerate(links.data)
         ]
+        self.boards = [
+            Board(
+                self.clock,
+                spec,
+                {number: drafters[number] for number in spec.drafters},
+                {number: drafting[number] for number in spec.drafters},
+                self._to_head,
+                chance=random.Random(chances.getrandbits(64)),
+            )
+            for spec in specs
+        ]
+        self._board_of = {number: board for board, spec in zip(self.boards, specs, strict=True) for number in spec.drafters}
 
     @property
     def is_drafting(self) -> bool:
@@ -151,16 +167,16 @@ class World:
 
     @property
     def drafter_busy_s(self) -> float:
-        """What all drafters computed."""
-        return sum(self.drafters_busy_s)
+        """For how long all drafters computed."""
+        return sum(board.busy_s for board in self.boards)
 
     @property
     def bytes_sent(self) -> int:
-        return sum(link.bytes for link in (*self.control, *self.data))
+        return sum(link.bytes for link in (*self.control, *self.data)) + sum(board.bytes_sent for board in self.boards)
 
-    def at(self, time_s: float, event: Submit | Cancel | Forget) -> None:
-        """Have someone at the head ask for something at `time_s`, or now if that is past."""
-        self.clock.at(time_s, lambda: self._to_head(event))
+    def at(self, time_s: float, event: Submit | Cancel | Forget | DrafterLost) -> None:
+        """Have someone at the head ask for something, or a drafter lost, at `time_s`, or now if that is past."""
+        self.clock.at(time_s, lambda: self._happen(event))
 
     def run(self, until_s: float = float("inf"), events_max: int = EVENTS_MAX) -> None:
         """Lets virtual time pass until nothing moves any more, or up to `until_s`."""
@@ -168,6 +184,11 @@ class World:
             assert self.events <= events_max, f"the cluster does not come to rest within {events_max} events"
 
     # --------------------------------------------------------------------------------------------- the head
+
+    def _happen(self, event: Submit | Cancel | Forget | DrafterLost) -> None:
+        if isinstance(event, DrafterLost):
+            self._board_of[event.drafter].lose(event.drafter)
+        self._to_head(event)
 
     def _to_head(self, event: HeadEvent, frames: Frames = (), verifying_s: float = 0.0) -> None:
         """The head takes events one by one; each keeps it busy, and its commands go out when it is done with it."""
@@ -181,7 +202,7 @@ class World:
     def _head(self, event: HeadEvent, frames: Frames) -> None:
         now_s = self.clock.now_s
         self.digest.add(now_s, HEAD, event, frames)
-        if isinstance(event, Drafted):
+        if isinstance(event, Drafted | DrafterLost):
             self._is_drafting[event.drafter] = False
         commands = self.head.handle(event, now_s)
         if isinstance(event, Submit):
@@ -200,7 +221,7 @@ class World:
         elif isinstance(command, Draft):
             self._draft(command)
         elif isinstance(command, ToDrafter):
-            self.drafters[command.drafter].release(command.message)
+            self._board_of[command.drafter].give(command)
         elif isinstance(command, SetTimer):
             if self._timer is not None:
                 self._timer.cancel()
@@ -216,17 +237,10 @@ class World:
             self.timings.append(command)
 
     def _draft(self, draft: Draft) -> None:
-        """What is drafted depends on nothing but the order of drafts and releases, so it is computed at once and told later."""
-        number = draft.drafter
-        assert not self._is_drafting[number], f"draft {draft.job} is asked for while another is under way"
-        self._is_drafting[number] = True
+        assert not self._is_drafting[draft.drafter], f"draft {draft.job} is asked for while another is under way"
+        self._is_drafting[draft.drafter] = True
         self.drafts += 1
-        started_s = self.clock.now_s
-        ended_s = started_s + self._drafting[number].seconds(draft.segment.row_count, draft.context)
-        self.drafters_busy_s[number] += ended_s - started_s
-        proposals = self.drafters[number].draft(draft.segment, draft.width)
-        event = Drafted(drafter=number, job=draft.job, proposals=proposals, started_s=started_s, ended_s=ended_s)
-        self.clock.at(ended_s, lambda: self._to_head(event))
+        self._board_of[draft.drafter].give(draft)
 
     def _fire(self) -> None:
         self._timer = None

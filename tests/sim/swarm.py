@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from flowspec.core import limits
-from flowspec.core.events import Cancel, Finished, Forget, Submit
+from flowspec.core.events import Cancel, DrafterLost, Finished, Forget, Submit
 from flowspec.core.messages import Sampling
 from flowspec.core.methods import METHODS, make_method
 from flowspec.core.methods.continuous import Continuous
 from flowspec.plan.timing import Curve, LinkSpec
+from flowspec.sim.board import BoardSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.experiment import Experiment
@@ -74,6 +75,8 @@ class Schedule:
     drafter_context: int
     captures: tuple[int, ...]
     others: tuple[float, ...] = ()
+    lost: tuple[int, float] | None = None
+    """A drafter, and when it goes."""
     dialogues: list[Dialogue] = field(default_factory=list)
 
 
@@ -116,7 +119,24 @@ def _add_drafters(rng: random.Random, schedule: Schedule) -> None:
         options |= {"routing": rng.random() < 0.7, "fusion": rng.random() < 0.7, "count": rng.choice([None, None, 1, 2])}
     if schedule.method_name == "specrouter" and rng.random() < 0.4:
         options |= {"chain": tuple(model for model in range(len(times)) if rng.random() < 0.6)}
-    schedule.experiment = replace(schedule.experiment, drafting=times, levels=levels, options=options)
+    boards = _boards(rng, len(times), schedule.captures)
+    schedule.experiment = replace(schedule.experiment, drafting=times, levels=levels, boards=boards, options=options)
+    if rng.random() < 0.3:
+        schedule.lost = (rng.randrange(len(times)), rng.uniform(0, 4))
+
+
+def _boards(rng: random.Random, count: int, captures: tuple[int, ...]) -> tuple[BoardSpec, ...]:
+    """Drafters that share boards, the first one's at the head where it wants features; or none that do."""
+    if rng.random() < 0.4:
+        return ()
+    places = [0, *(rng.randrange(count) for _ in range(count - 1))]
+    return tuple(
+        BoardSpec(
+            drafters=tuple(number for number, there in enumerate(places) if there == place),
+            link=None if (place == 0 and captures) or rng.random() < 0.3 else _link(rng),
+        )
+        for place in sorted(set(places))
+    )
 
 
 def _taken_over(rng: random.Random, submit: Submit, language: HashLanguage, context: int) -> Submit:
@@ -201,6 +221,9 @@ class Play:
         self._forgotten: set[int] = set()
         self.invariants = Invariants(self.world) if checks else None
         self.world.on_event = self._look
+        if schedule.lost is not None and self.world.drafters:
+            drafter, at_s = schedule.lost
+            self.world.at(at_s, DrafterLost(drafter=drafter))
         for request, dialogue in enumerate(schedule.dialogues):
             self.world.at(dialogue.at_s, dialogue.first)
             if dialogue.cancel_s is not None:

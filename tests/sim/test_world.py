@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,16 +11,17 @@ import numpy as np
 import pytest
 
 from flowspec.core.cluster_messages import Ping
-from flowspec.core.events import Cancel, ControlArrived, Forget, JobPart, LayersDone, RunLayers, Trim
+from flowspec.core.events import Cancel, ControlArrived, Drafted, DrafterLost, Forget, JobPart, LayersDone, RunLayers, Trim
 from flowspec.core.messages import Sampling
 from flowspec.plan.timing import Curve, LinkSpec
+from flowspec.sim.board import ANSWER_BYTES, GUESS_BYTES, PROPOSAL_BYTES, BoardSpec
 from flowspec.sim.clock import Clock
 from flowspec.sim.device import Device, DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import AnswerLanguage, HashLanguage, as_prefix, plain_answer
 from flowspec.sim.link import Link
-from flowspec.sim.world import Handled
+from flowspec.sim.world import Handled, World
 from flowspec.wire.codec import Envelope, Tensor, encode
 from tests.sim.swarm import ask
 
@@ -245,6 +247,72 @@ def test_a_better_drafter_makes_the_same_answer_sooner() -> None:
         ends.append(answer.ended_s)
     assert ends[2] < 0.6 * ends[0]
     assert ends[2] < ends[1] < ends[0]
+
+
+# ------------------------------------------------------------------------------------------------------ boards
+
+
+def drafts(*boards: BoardSpec, drafting: Curve, count: int = 2, lost_s: float | None = None) -> tuple[World, list[tuple[float, Drafted]]]:
+    """An answer with so many drafters, and the instants at which the head heard of their jobs."""
+    seen: list[tuple[float, Drafted]] = []
+
+    def look(handled: Handled) -> None:
+        if isinstance(handled.event, Drafted):
+            seen.append((handled.now_s, handled.event))
+
+    experiment = small(method="continuous", drafting=drafting, boards=boards)
+    world = experiment.build(LANGUAGE, [FakeDrafter(LANGUAGE, 0.7, seed=seed) for seed in range(count)], look)
+    world.at(0.0, ask(1, PROMPT, 30))
+    if lost_s is not None:
+        world.at(lost_s, DrafterLost(drafter=1))
+    world.run()
+    (answer,) = world.answers[1]
+    assert answer.tokens == plain_answer(LANGUAGE, PROMPT, Sampling(), new_tokens_max=30, context=200)[0]
+    return world, seen
+
+
+def overlap(seen: Sequence[tuple[float, Drafted]]) -> bool:
+    spans = sorted((each.started_s, each.ended_s) for _, each in seen)
+    return any(later < end for (_, end), (later, _) in itertools.pairwise(spans))
+
+
+def test_drafters_of_one_board_wait_for_each_other() -> None:
+    job = Curve(base_s=0.03)
+    _, apart = drafts(drafting=job)
+    world, shared = drafts(BoardSpec(drafters=(0, 1)), drafting=job)
+    assert overlap(apart)
+    assert not overlap(shared)
+    assert {each.drafter for _, each in shared} == {0, 1}
+    assert len(world.boards) == 1
+    assert world.boards[0].busy_s == world.drafter_busy_s == pytest.approx(0.03 * world.drafts)
+    assert world.boards[0].bytes_sent == 0
+
+
+def test_jobs_and_proposals_of_another_board_travel() -> None:
+    link = LinkSpec(delay_s=0.01, bandwidth_mbps=1.0)
+    near, far = BoardSpec(drafters=(0,)), BoardSpec(drafters=(1,), link=link)
+    world, seen = drafts(near, far, drafting=Curve(base_s=0.004))
+    assert all(now_s == each.ended_s for now_s, each in seen if each.drafter == 0)
+    there = [(now_s, each) for now_s, each in seen if each.drafter == 1]
+    for now_s, each in there:
+        guesses = sum(len(proposal.tokens) for proposal in each.proposals)
+        size = ANSWER_BYTES + PROPOSAL_BYTES * len(each.proposals) + GUESS_BYTES * guesses
+        assert now_s == pytest.approx(each.ended_s + 0.01 + link.transfer_s(size))
+    board = world.boards[1]
+    assert board.out is not None
+    assert board.back is not None
+    assert board.out.messages == board.back.messages == len(there)
+    assert board.out.bytes > 100 * len(there)
+    assert world.bytes_sent == sum(line.bytes for line in (*world.control, *world.data, board.out, board.back))
+
+
+def test_an_answer_goes_on_without_a_drafter_that_is_lost() -> None:
+    far = BoardSpec(drafters=(1,), link=LinkSpec(delay_s=0.01))
+    whole, _ = drafts(BoardSpec(drafters=(0,)), far, drafting=Curve(base_s=0.004))
+    middle_s = whole.answers[1][0].ended_s / 2
+    _, seen = drafts(BoardSpec(drafters=(0,)), far, drafting=Curve(base_s=0.004), lost_s=middle_s)
+    ends = [max(now_s for now_s, each in seen if each.drafter == drafter) for drafter in (0, 1)]
+    assert ends[1] < middle_s < ends[0]
 
 
 # ------------------------------------------------------------------------------------------------------ languages

@@ -1,0 +1,120 @@
+"""Boards that run the models beside the target, in virtual time.
+
+Owns when jobs begin and end there, and what travels: a board other than the head's is reached over a link, jobs and releases on the way out
+through the real codec, proposals on the way back by their size. Decides nothing, and never knows what a proposal is worth.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from flowspec.core.events import Draft, Drafted, ToDrafter
+from flowspec.core.messages import Release, Segment
+from flowspec.draft.protocol import Drafter
+from flowspec.plan.timing import Curve, LinkSpec
+from flowspec.sim.clock import Clock
+from flowspec.sim.link import Frames, Line, Link
+from flowspec.wire.codec import Envelope
+
+ANSWER_BYTES = 64
+"""A message of proposals without these: its header and the times of the job."""
+PROPOSAL_BYTES = 12
+"""Request, epoch and node."""
+GUESS_BYTES = 8
+"""A token and a confidence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoardSpec:
+    """The models that share a board, by number; `link` is each way between the head and it, None for the head's own board."""
+
+    drafters: tuple[int, ...]
+    link: LinkSpec | None = None
+
+
+class Board:
+    """Runs the jobs of its drafters one after another, in order of arrival; `tell` is called with each when its proposals are at the head.
+
+    What is proposed depends on nothing but the order of jobs and releases, so it is computed when a job arrives and told when it is done.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        spec: BoardSpec,
+        drafters: Mapping[int, Drafter],
+        curves: Mapping[int, Curve],
+        tell: Callable[[Drafted], None],
+        *,
+        chance: random.Random,
+    ) -> None:
+        assert spec.link is None or not any(drafter.captures for drafter in drafters.values()), "features travel to no board but the head's"
+        self.busy_s = 0.0
+        self._clock = clock
+        self._drafters = drafters
+        self._curves = curves
+        self._tell = tell
+        self._free_s = 0.0
+        self.lost: set[int] = set()
+        self._sent: deque[Draft | ToDrafter] = deque()
+        self.out: Link | None = None
+        self.back: Line | None = None
+        if spec.link is not None:
+            self.out = Link(clock, spec.link, "head", self._arrived, chance=chance)
+            self.back = Line(clock, spec.link, random.Random(chance.getrandbits(64)))
+
+    @property
+    def bytes_sent(self) -> int:
+        """Both ways between the head and this board."""
+        return sum(line.bytes for line in (self.out, self.back) if line is not None)
+
+    def give(self, command: Draft | ToDrafter) -> None:
+        """A job or a release for one of the board's drafters."""
+        if self.out is None:
+            self._take(command)
+        else:
+            self._sent.append(command)
+            self.out.send(command.segment if isinstance(command, Draft) else command.message)
+
+    def lose(self, drafter: int) -> None:
+        """A drafter is gone: what it was at is not told, and what is asked of it from now on is not heard."""
+        self.lost.add(drafter)
+
+    def _arrived(self, envelope: Envelope, frames: Frames) -> None:
+        command, message = self._sent.popleft(), envelope.message
+        if isinstance(command, Draft):
+            assert isinstance(message, Segment)
+            self._take(replace(command, segment=message))
+        else:
+            assert isinstance(message, Release)
+            self._take(replace(command, message=message))
+
+    def _take(self, command: Draft | ToDrafter) -> None:
+        if command.drafter in self.lost:
+            return
+        drafter = self._drafters[command.drafter]
+        if isinstance(command, ToDrafter):
+            drafter.release(command.message)
+            return
+        started_s = max(self._free_s, self._clock.now_s)
+        ended_s = started_s + self._curves[command.drafter].seconds(command.segment.row_count, command.context)
+        self._free_s = ended_s
+        self.busy_s += ended_s - started_s
+        proposals = drafter.draft(command.segment, command.width)
+        done = Drafted(drafter=command.drafter, job=command.job, proposals=proposals, started_s=started_s, ended_s=ended_s)
+        self._clock.at(ended_s, lambda: self._done(done))
+
+    def _done(self, done: Drafted) -> None:
+        if self.back is None:
+            self._answer(done)
+        else:
+            guesses = sum(len(proposal.tokens) for proposal in done.proposals)
+            size = ANSWER_BYTES + PROPOSAL_BYTES * len(done.proposals) + GUESS_BYTES * guesses
+            self.back.carry(size, lambda: self._answer(done))
+
+    def _answer(self, done: Drafted) -> None:
+        if done.drafter not in self.lost:
+            self._tell(done)
