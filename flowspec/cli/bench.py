@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from flowspec.cli.options import note, number_list, positive
-from flowspec.draft.choose import check_drafter
+from flowspec.core.limits import DRAFTERS_MAX
+from flowspec.draft.choose import NONE, check_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
 from flowspec.testbed import plots, timeline
@@ -63,7 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--testbeds", metavar="NAME,...", help="only these of the experiment's testbeds")
     group.add_argument("--methods", metavar="NAME,...", help="only these; a method that the experiment lacks runs with its defaults")
     group.add_argument("--model", "-m", metavar="PATH-OR-HUB-ID", help="the model that answers")
-    group.add_argument("--drafter", metavar="NAME", help="bundled, a folder or hub id of a small model, ngram, random or none")
+    group.add_argument(
+        "--drafter",
+        action="append",
+        metavar="NAME",
+        help="bundled or another bundled model by name, a folder or hub id of a small model, ngram, random or none; may be repeated",
+    )
     group.add_argument("--prompts", action="append", metavar="FILE", help="jsonl in Spec-Bench form, or `shipped`; may be repeated")
     group.add_argument("--limit", type=positive, metavar="N", help="prompts per file")
     group.add_argument("--temperatures", type=reals, metavar="0,1", help="sampling temperatures")
@@ -112,7 +118,7 @@ def pick_experiment(args: argparse.Namespace) -> Bench:
     changes: dict[str, Any] = {
         "world": args.world,
         "model": args.model,
-        "drafter": args.drafter,
+        "drafters": None if args.drafter is None else tuple(dict.fromkeys(args.drafter)),
         "prompts": tuple(args.prompts) if args.prompts else None,
         "limit": args.limit,
         "temperatures": args.temperatures,
@@ -123,7 +129,7 @@ def pick_experiment(args: argparse.Namespace) -> Bench:
         "local": args.local,
     }
     if args.model not in (None, SYNTHETIC) and bench.is_synthetic and args.drafter is None:
-        changes["drafter"] = BUNDLED
+        changes["drafters"] = (BUNDLED,)
     bench = replace(bench, **{name: value for name, value in changes.items() if value is not None})
     if args.local is not None:
         bench = replace(bench, cluster=None)
@@ -155,8 +161,10 @@ def _check(bench: Bench, args: argparse.Namespace) -> None:
     for flag, value in (("--drafter", args.drafter), ("--prompts", args.prompts)):
         if bench.is_synthetic and value is not None:
             raise InputError(f"{flag}: expected none with model synthetic, which draws prompts and guesses by chance")
-    if not bench.is_synthetic and bench.drafter != RANDOM:
-        check_drafter(bench.drafter)
+    for name in () if bench.is_synthetic else bench.drafters:
+        if name != RANDOM:
+            check_drafter(name)
+    _check_drafters(bench)
     if bench.world != CLUSTER and (args.cluster or args.local):
         raise InputError(f"--cluster and --local are for --world cluster; the experiment's world is {bench.world}")
     if bench.world != CLUSTER and not bench.testbeds:
@@ -169,6 +177,18 @@ def _check(bench: Bench, args: argparse.Namespace) -> None:
         raise InputError(f"--tune works in virtual time: expected --world simulated, got {bench.world}")
     if args.jobs > JOBS_MAX:
         raise InputError(f"--jobs: expected at most {JOBS_MAX}, got {args.jobs}")
+
+
+def _check_drafters(bench: Bench) -> None:
+    """Refuses what flags can make of several drafters; a file's own are checked as it is read."""
+    if NONE in bench.drafters and len(bench.drafters) > 1:
+        raise InputError(f"--drafter: expected {NONE} alone, got {', '.join(bench.drafters)}")
+    if len(bench.drafters) > DRAFTERS_MAX:
+        raise InputError(f"--drafter: expected at most {DRAFTERS_MAX}, got {len(bench.drafters)}")
+    for setup in bench.setups:
+        missing = [name for name in setup.drafters or () if name not in bench.drafters]
+        if missing:
+            raise InputError(f"--drafter: method {setup.name!r} of the experiment needs {missing[0]!r}, got {', '.join(bench.drafters)}")
 
 
 def _tuned(bench: Bench, out: Path, args: argparse.Namespace) -> Bench:

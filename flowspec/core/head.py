@@ -38,6 +38,7 @@ from flowspec.core.events import (
     VerifiedArrived,
 )
 from flowspec.core.flights import Bounds, Flights, Load
+from flowspec.core.learnt import Learnt
 from flowspec.core.messages import Commit, Open, Release, Verified
 from flowspec.core.methods import make_method
 from flowspec.core.methods.base import Choice, Method, View
@@ -92,6 +93,15 @@ class HeadCore:
     def requests(self) -> list[Request]:
         """Every conversation that is known, for those who watch."""
         return list(self._requests.values())
+
+    def learnt(self) -> Learnt:
+        """What is known by now."""
+        return Learnt(costs=self.costs, trust=self.panel.trust, of_method=self.method.learnt())
+
+    def take(self, learnt: Learnt) -> None:
+        """Begin with what another head learnt with the same stages, models and method."""
+        self.costs, self.panel.trust = learnt.costs, learnt.trust
+        self.method.take(learnt.of_method)
 
     def handle(self, event: HeadEvent, now_s: float) -> list[HeadCommand]:
         """The only mutator. Raises `InputError` for a prompt that cannot be answered, `PeerError` for a stage's fault."""

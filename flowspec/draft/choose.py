@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 NONE = "none"
 NGRAM = "ngram"
+BUNDLED_BESIDE = ("draft", "mid", "draft-math", "draft-code", "draft-plays")
+"""Models beside the target that are shipped with FlowSpec; `bundled` is the first of them."""
 WITHOUT_TENSORS = (NGRAM, NONE)
 """Drafters that need no device, and no torch."""
 ADVICE = "give a drafter trained for the same tokenizer, or --drafter ngram"
@@ -32,7 +35,7 @@ def open_drafter(
 ) -> Drafter | None:
     """The drafter `name`, loaded; None for `none`. Raises `InputError` when there is none or it does not fit the target.
 
-    `name` is `bundled`, `ngram`, `none`, or the folder or hub id of a language model or an EAGLE head. The device is CUDA
+    `name` is `bundled`, one of `BUNDLED_BESIDE`, `ngram`, `none`, or the folder or hub id of a language model or an EAGLE head. The device is CUDA
     where torch sees it, unless one is given. `context` is the target's; a drafter that can handle fewer positions is fine: it
     stops drafting there.
     """
@@ -47,7 +50,7 @@ def open_drafter(
     from flowspec.draft.eagle_head import is_eagle, tensor_names
     from flowspec.draft.language import LanguageModelDrafter
 
-    files = _files(name)
+    files = drafter_files(name)
     raw = files.raw_config()
     device = device or torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     if is_eagle(raw, tensor_names(files)):
@@ -64,12 +67,15 @@ def open_drafter(
 def check_drafter(name: str) -> None:
     """Raises `InputError` for a name that means nothing, before anything is started; `open_drafter` checks the rest."""
     if name not in WITHOUT_TENSORS:
-        _files(name).raw_config()
+        drafter_files(name).raw_config()
 
 
-def _files(name: str) -> ModelFiles:
+def drafter_files(name: str) -> ModelFiles:
+    """The files of a model beside the target: a bundled one by its bare name, unless a folder of that name is here. Raises `InputError`."""
     if name == BUNDLED:
         return ModelFiles(str(bundled_folder("draft")))
+    if name in BUNDLED_BESIDE and not os.path.isdir(name):
+        return ModelFiles(str(bundled_folder(name)))
     try:
         return ModelFiles(name)
     except InputError:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flowspec.core.methods import make_method
 from flowspec.model.files import BUNDLED, bundled_folder
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.shape import ModelShape
@@ -21,6 +22,7 @@ SIMULATED, EMULATED, CLUSTER = "simulated", "emulated", "cluster"
 WORLDS = (SIMULATED, EMULATED, CLUSTER)
 SYNTHETIC = "synthetic"
 OURS = "continuous"
+AR = "ar"
 SHIPPED_PROMPTS = "shipped"
 TUNING_PROMPTS = "shipped-tuning"
 PROMPT_FILES = {SHIPPED_PROMPTS: "bench.jsonl", TUNING_PROMPTS: "bench-tuning.jsonl"}
@@ -30,7 +32,10 @@ HEAD_MS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A method as it is run. `coupled`: its drafter ranks with the target's noise.
+    """A method as it is run. `coupled`: its drafters rank with the target's noise.
+
+    `drafters` are the models beside the target that it uses, None for the experiment's own, as many as the method can use. `is_chain`: they are
+    levels of a chain, in this order, drafters without it.
 
     `published`: as the papers' code does it, not as kindly as ours: hidden states of all rows travel back, the head verifies, and
     stages wait for its verdict every turn (`testbed.simulated` says what that costs).
@@ -41,6 +46,8 @@ class Setup:
     options: Mapping[str, Any] = field(default_factory=dict)
     coupled: bool = True
     published: bool = False
+    drafters: tuple[str, ...] | None = None
+    is_chain: bool = False
     testbeds: tuple[str, ...] = ()
     """Where it is run; everywhere, if none is named."""
 
@@ -60,11 +67,23 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterBoard:
+    """Where some models beside the target run, by name, and what their passes are timed as; `device` and `link` are None for the head's board."""
+
+    models: tuple[str, ...]
+    shape: ModelShape
+    precision: str
+    device: DeviceProfile | None = None
+    link: LinkSpec | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Testbed:
     """Devices in pipeline order, the head's device, links, and what the model's tokens are timed as.
 
-    `slowdown` multiplies the time of every stage's device, `head_slowdown` that of the head's: free parameters, 1 where nothing
-    is known better. Links are all alike unless `hops` has one for each: head to first stage, between stages, last stage to head.
+    Models beside the target that no board of `boards` names run at the head, timed as `drafter_shape`. `slowdown` multiplies the time of every
+    stage's device, `head_slowdown` that of the drafters' devices: free parameters, 1 where nothing is known better. Links are all alike unless
+    `hops` has one for each: head to first stage, between stages, last stage to head.
     """
 
     name: str
@@ -79,6 +98,7 @@ class Testbed:
     head_s: float = HEAD_MS / 1000
     split: tuple[int, ...] = ()
     hops: tuple[LinkSpec, ...] = ()
+    boards: tuple[DrafterBoard, ...] = ()
 
     __test__ = False  # for pytest, which would take it for tests
 
@@ -100,7 +120,7 @@ class Bench:
     testbeds: tuple[Testbed, ...]
     setups: tuple[Setup, ...]
     model: str = BUNDLED
-    drafter: str = BUNDLED
+    drafters: tuple[str, ...] = (BUNDLED,)
     acceptance: float = 0.0
     prompts: tuple[str, ...] = (SHIPPED_PROMPTS,)
     limit: int | None = None
@@ -116,6 +136,17 @@ class Bench:
     @property
     def is_synthetic(self) -> bool:
         return self.model == SYNTHETIC
+
+    def drafters_of(self, setup: Setup) -> tuple[str, ...]:
+        """The models beside the target that a setup is run with; none for plain decoding."""
+        if setup.method == AR:
+            return ()
+        return self.drafters[: drafters_max(setup.method)] if setup.drafters is None else setup.drafters
+
+
+def drafters_max(method: str) -> int:
+    """How many models beside the target a method can use."""
+    return 0 if method == AR else make_method(method).drafters_max
 
 
 def prompt_path(name: str) -> Path:

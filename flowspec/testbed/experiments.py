@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from flowspec.core.limits import STAGES_MAX, TREE_NODES_MAX
+from flowspec.core.limits import DRAFTERS_MAX, STAGES_MAX, TREE_NODES_MAX
 from flowspec.core.methods import METHODS, OPTIONS
+from flowspec.draft.choose import NONE
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
 from flowspec.plan.profile import DeviceProfile, find_profile
@@ -24,9 +26,11 @@ from flowspec.testbed.config import (
     SYNTHETIC,
     WORLDS,
     Bench,
+    DrafterBoard,
     Published,
     Setup,
     Testbed,
+    drafters_max,
 )
 from flowspec.testbed.guesses import WIDTH_MAX
 
@@ -55,6 +59,7 @@ _KEYS = frozenset(
         "testbed",
         "model",
         "drafter",
+        "drafters",
         "acceptance",
         "method",
         "methods",
@@ -71,7 +76,7 @@ _KEYS = frozenset(
         "local",
     ]
 )
-_OF_REAL_MODELS = ("drafter", "prompts")
+_OF_REAL_MODELS = ("drafter", "drafters", "prompts")
 """What a synthetic model has no use for: it draws its prompts, its answers and its guesses by chance."""
 
 
@@ -85,18 +90,19 @@ def read_experiment(path: Path) -> Bench:
     for key in _OF_REAL_MODELS if is_synthetic else ("acceptance",):
         if key in table.data:
             table.wrong(key, f"nothing for model {model!r}, which has no use for it")
+    drafters = (SYNTHETIC,) if is_synthetic else _drafters(table)
     testbeds: tuple[Testbed, ...] = ()
     if "testbed" in table.data or world != CLUSTER:
-        testbeds = tuple(_testbed(each, path) for each in table.tables("testbed"))
+        testbeds = tuple(_testbed(each, path, drafters) for each in table.tables("testbed"))
     _check_once(path, "testbed", [testbed.name for testbed in testbeds])
-    setups = _setups(table, path, testbeds)
+    setups = _setups(table, path, testbeds, drafters)
     return Bench(
         name=table.text("name", path.stem),
         world=world,
         testbeds=testbeds,
         setups=setups,
         model=model,
-        drafter=SYNTHETIC if is_synthetic else table.text("drafter", BUNDLED),
+        drafters=drafters,
         acceptance=table.number("acceptance", most=ACCEPTANCE_MAX) if is_synthetic else 0.0,
         prompts=tuple(dict.fromkeys(_beside(path, name) for name in table.texts("prompts", [SHIPPED_PROMPTS]))),
         limit=table.whole("limit") if "limit" in table.data else None,
@@ -118,14 +124,26 @@ def _seeds(table: Table) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(seed) for seed in seeds))
 
 
-def _setups(table: Table, path: Path, testbeds: Sequence[Testbed]) -> tuple[Setup, ...]:
+def _drafters(table: Table) -> tuple[str, ...]:
+    """Those of `drafters`, or the one of `drafter`."""
+    if "drafters" not in table.data:
+        return (table.text("drafter", BUNDLED),)
+    if "drafter" in table.data:
+        table.wrong("drafter", "either `drafter` or `drafters`")
+    found = tuple(table.texts("drafters"))
+    if len(set(found)) < len(found) or (NONE in found and len(found) > 1) or len(found) > DRAFTERS_MAX:
+        table.wrong("drafters", f"up to {DRAFTERS_MAX} models, each once, or {NONE} alone")
+    return found
+
+
+def _setups(table: Table, path: Path, testbeds: Sequence[Testbed], drafters: Sequence[str]) -> tuple[Setup, ...]:
     """Those of `methods`, of tables [[method]], and of the tuned file, in this order."""
     named = [Setup(name=name, method=name) for name in table.texts("methods")] if "methods" in table.data else []
     for setup in named:
         if setup.method not in METHODS:
             table.wrong("methods", f"names among {', '.join(METHODS)}")
     tables = table.tables("method") if "method" in table.data else []
-    own = [_setup(each) for each in tables]
+    own = [_setup(each, drafters) for each in tables]
     known = [testbed.name for testbed in testbeds]
     for each, setup in zip(tables, own, strict=True):
         if not set(setup.testbeds) <= set(known):
@@ -180,9 +198,10 @@ def _beside(experiment: Path, name: str) -> str:
     return name if name in PROMPT_FILES else str(experiment.parent / name)
 
 
-def _testbed(table: Table, experiment: Path) -> Testbed:
+def _testbed(table: Table, experiment: Path, drafters: Sequence[str]) -> Testbed:
     table.check(
         {
+            "drafters",
             "name",
             "devices",
             "head",
@@ -204,11 +223,7 @@ def _testbed(table: Table, experiment: Path) -> Testbed:
         name=table.text("name"),
         devices=devices,
         head=_profile(table, "head", table.text("head"), experiment) if "head" in table.data else devices[0],
-        link=LinkSpec(
-            bandwidth_mbps=table.number("bandwidth_mbps"),
-            delay_s=table.number("latency_ms", 0.0, least=0.0) / 1000,
-            jitter_s=table.number("jitter_ms", 0.0, least=0.0) / 1000,
-        ),
+        link=_link(table),
         shape=shape,
         drafter_shape=_known(table, "drafter_shape", lambda: find_shape(table.text("drafter_shape", f"eagle-{shape.name}"))),
         precision=table.text("precision", "float16", among=PRECISION_BYTES),
@@ -216,8 +231,43 @@ def _testbed(table: Table, experiment: Path) -> Testbed:
         head_slowdown=table.number("head_slowdown", table.number("slowdown", 1.0)),
         head_s=table.number("head_ms", HEAD_MS, least=0.0) / 1000,
     )
+    if "drafters" in table.data:
+        found = replace(found, boards=tuple(_board(each, experiment, found, drafters) for each in table.tables("drafters")))
+        _check_once(experiment, "testbed: drafters: models", [name for board in found.boards for name in board.models])
     _known(table, "devices", lambda: found.layers)
     _known(table, "precision", lambda: [device.flops(found.precision) for device in (*devices, found.head)])
+    return found
+
+
+def _link(table: Table) -> LinkSpec:
+    return LinkSpec(
+        bandwidth_mbps=table.number("bandwidth_mbps"),
+        delay_s=table.number("latency_ms", 0.0, least=0.0) / 1000,
+        jitter_s=table.number("jitter_ms", 0.0, least=0.0) / 1000,
+    )
+
+
+_LINK_KEYS = ("bandwidth_mbps", "latency_ms", "jitter_ms")
+
+
+def _board(table: Table, experiment: Path, testbed: Testbed, drafters: Sequence[str]) -> DrafterBoard:
+    """A table [[testbed.drafters]]: a board with a link of its own or like the testbed's others, or without `device` the head's."""
+    table.check({"models", "device", "shape", "precision", *_LINK_KEYS})
+    models = tuple(table.texts("models"))
+    if not set(models) <= set(drafters):
+        table.wrong("models", f"names among the experiment's drafters {', '.join(drafters)}")
+    has_link = any(key in table.data for key in _LINK_KEYS)
+    if has_link and "device" not in table.data:
+        table.wrong("device", "a board for the link that is described")
+    device = _profile(table, "device", table.text("device"), experiment) if "device" in table.data else None
+    found = DrafterBoard(
+        models=models,
+        shape=_known(table, "shape", lambda: find_shape(table.text("shape", testbed.drafter_shape.name))),
+        precision=table.text("precision", testbed.precision, among=PRECISION_BYTES),
+        device=device,
+        link=None if device is None else _link(table) if has_link else testbed.link,
+    )
+    _known(table, "precision", lambda: (device or testbed.head).flops(found.precision))
     return found
 
 
@@ -246,26 +296,52 @@ def _known(table: Table, key: str, find: Callable[[], Found]) -> Found:
 
 _REAL_MAX = {"value_min": 1.0, "window_slack": 16.0}
 _MOST = {"width": WIDTH_MAX}
+_FLAGS = ("routing", "fusion")
+CHAIN, AUTO = "chain", "auto"
 
 
-def _setup(table: Table) -> Setup:
+def _setup(table: Table, drafters: Sequence[str] = ()) -> Setup:
+    """`drafters` are the experiment's, of which a setup may choose some; a file of tuned ones has none to choose from."""
     method = table.text("method", table.data.get("name"), among=METHODS)
-    table.check({"name", "method", "coupled", "published", "testbeds", *OPTIONS[method]})
-    options = {
-        name: table.number(name, least=0.0, most=_REAL_MAX[name])
-        if name in _REAL_MAX
-        else table.whole(name, most=_MOST.get(name, TREE_NODES_MAX))
-        for name in OPTIONS[method]
-        if name in table.data
-    }
+    table.check({"name", "method", "coupled", "published", "testbeds", "drafters", CHAIN, *OPTIONS[method]})
+    options = {name: _option(table, name) for name in OPTIONS[method] if name in table.data and name != CHAIN}
+    chosen = _chosen(table, method, drafters)
+    if CHAIN in table.data and CHAIN in OPTIONS[method]:
+        options[CHAIN] = None if table.data[CHAIN] == AUTO else tuple(range(len(chosen or ())))
     return Setup(
         name=table.text("name"),
         method=method,
         options=options,
         coupled=table.flag("coupled", True),
         published=table.flag("published", False),
+        drafters=chosen,
+        is_chain=CHAIN in table.data,
         testbeds=tuple(table.texts("testbeds")) if "testbeds" in table.data else (),
     )
+
+
+def _option(table: Table, name: str) -> Any:
+    if name in _FLAGS:
+        return table.flag(name, True)
+    if name in _REAL_MAX:
+        return table.number(name, least=0.0, most=_REAL_MAX[name])
+    return table.whole(name, most=_MOST.get(name, TREE_NODES_MAX))
+
+
+def _chosen(table: Table, method: str, drafters: Sequence[str]) -> tuple[str, ...] | None:
+    """The drafters that a setup names: those of `drafters`, or of a `chain`, which may be empty, or `auto` for a choice among all of them."""
+    key = "drafters"
+    if CHAIN in table.data and table.data[CHAIN] != AUTO:
+        if key in table.data:
+            table.wrong(key, f"none beside a {CHAIN} that names them")
+        key = CHAIN
+    if key not in table.data:
+        return tuple(drafters) if CHAIN in table.data else None
+    found = () if key == CHAIN and table.data[key] == [] else tuple(table.texts(key))
+    most = drafters_max(method)
+    if not set(found) <= set(drafters) or len(set(found)) < len(found) or len(found) > most:
+        table.wrong(key, f"at most {most} of the experiment's drafters {', '.join(drafters)}, each once")
+    return found
 
 
 def pick_setups(setups: Sequence[Setup], names: Sequence[str]) -> tuple[Setup, ...]:

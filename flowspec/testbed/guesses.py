@@ -15,12 +15,12 @@ import numpy as np
 from flowspec.core import limits
 from flowspec.core.events import Proposal
 from flowspec.core.messages import Release, Segment
-from flowspec.draft.choose import NGRAM, open_drafter
+from flowspec.draft.choose import NGRAM, drafter_files, open_drafter
 from flowspec.draft.ngram import NgramDrafter
 from flowspec.draft.protocol import Drafter
 from flowspec.draft.ranking import Children, Ranker
 from flowspec.errors import InputError
-from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
+from flowspec.model.files import ModelFiles
 from flowspec.model.support import context_max
 from flowspec.sim.language import HashLanguage, as_prefix
 from flowspec.sim.prefixes import Prefixes, PrefixView
@@ -49,7 +49,7 @@ class Drafting(Protocol):
 
 
 def open_drafting(name: str, target: ModelFiles, *, coupled: bool = True) -> Drafting:
-    """`bundled`, a folder or hub id of a small model, `ngram`, `random` or `none`; without coupling models guess without the noise.
+    """What `draft.choose.open_drafter` opens but EAGLE heads, or `random`; without coupling models guess without the noise.
 
     Raises `InputError` for a drafter that cannot be used with the target in virtual time.
     """
@@ -68,7 +68,7 @@ def open_drafting(name: str, target: ModelFiles, *, coupled: bool = True) -> Dra
         raise InputError(f"--drafter {name}: an {drafter.kind} head needs the target's features, and in virtual time nothing computes them")
     from flowspec.testbed.model_guesses import Models
 
-    return Models(ModelFiles(str(bundled_folder("draft")) if name == BUNDLED else name), ranker, drafter.context)
+    return Models(drafter_files(name), ranker, drafter.context)
 
 
 class Nothing:
@@ -147,6 +147,32 @@ class MemoDrafter:
     def release(self, message: Release) -> None:
         """Forgets a request."""
         self._view.release(message.request)
+
+    def take_features(self, request: int, epoch: int, ids: Sequence[int], features: torch.Tensor) -> None:
+        raise AssertionError("features came for a drafter that wants none")
+
+
+class DrafterForEach:
+    """Drafters of one request each, as one: each part of a segment goes to its own, and one pass runs them all."""
+
+    kind = "model"
+    captures: tuple[int, ...] = ()
+    weight_bytes = 0
+    cache_slots = limits.ID_MAX
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self.context = min(drafter.context for drafter in drafters)
+        self._drafters = drafters
+
+    def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
+        """See `draft.protocol.Drafter`."""
+        found: list[Proposal] = []
+        for part in segment.parts:
+            found += self._drafters[part.commit.request].draft(Segment(segment=segment.segment, parts=(part,)), width)
+        return tuple(found)
+
+    def release(self, message: Release) -> None:
+        self._drafters[message.request].release(message)
 
     def take_features(self, request: int, epoch: int, ids: Sequence[int], features: torch.Tensor) -> None:
         raise AssertionError("features came for a drafter that wants none")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from flowspec.core.events import Draft, Drafted, Finished, HeadCommand, HeadEvent, ToPipeline, ToStages, VerifiedArrived
 from flowspec.core.messages import Message
-from flowspec.draft.choose import check_drafter
+from flowspec.draft.choose import NONE, check_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.plan.cost import row_bytes
@@ -25,10 +25,11 @@ from flowspec.runtime.session import Cluster, ClusterOptions, Decoding, Limits, 
 from flowspec.runtime.stages import Progress
 from flowspec.testbed.bench import RESULTS, Step, key_of
 from flowspec.testbed.config import EMULATED, SIMULATED, Bench, Setup, Testbed
+from flowspec.testbed.drafter_places import drafting_curve
 from flowspec.testbed.outcome import Key, Record, write_records
 from flowspec.testbed.plain import DTYPE, Case
 from flowspec.testbed.recording import Answered, Judge, energy_of, record_of
-from flowspec.testbed.simulated import drafting_curve, sampling_curve, stage_curves
+from flowspec.testbed.simulated import sampling_curve, stage_curves
 from flowspec.testbed.trace import Trace
 from flowspec.wire.codec import DTYPE_BYTES, Envelope, encode
 
@@ -84,7 +85,13 @@ def _check(bench: Bench) -> None:
                 f"world {bench.world}: method {setup.name!r} runs as its paper's code does it (published = true), "
                 "which is computed in the simulated world only; choose other --methods"
             )
-    check_drafter(bench.drafter)
+        if len(bench.drafters_of(setup)) > 1 or setup.is_chain:
+            raise InputError(
+                f"world {bench.world}: method {setup.name!r} has several models beside the target, "
+                "which is computed in the simulated world only; choose other --methods"
+            )
+    for name in bench.drafters:
+        check_drafter(name)
 
 
 def places(bench: Bench) -> list[Place]:
@@ -139,7 +146,7 @@ class LiveRuns:
 
     def run(self, place: Place, rounds: Sequence[Round]) -> None:
         is_traced = not self.traces
-        with open_cluster(place.options, decoding=Decoding(drafter=self._bench.drafter)) as cluster:
+        with open_cluster(place.options, decoding=Decoding(drafter=self._bench.drafters[0])) as cluster:
             for one in rounds:
                 self._step(f"{place.name}, {one.setup.name}: warming up", 0)
                 self._session(place, cluster, one, is_traced)
@@ -148,7 +155,8 @@ class LiveRuns:
         """A method holds the cluster."""
         setup, recorder = one.setup, Recorder()
         row_bytes = place.row_bytes or cluster.config.hidden_size * DTYPE_BYTES[DTYPE]
-        decoding = Decoding(method=setup.method, drafter=self._bench.drafter, options=setup.options, coupled=setup.coupled)
+        drafter = next(iter(self._bench.drafters_of(setup)), NONE)
+        decoding = Decoding(method=setup.method, drafter=drafter, options=setup.options, coupled=setup.coupled)
         with cluster.session(decoding, self._progress, recorder) as session:
             stages = len(session.head.stages)
             recorder.answer(session, self._warm_up)
@@ -182,7 +190,7 @@ def _energy_j(testbed: Testbed | None, answered: Answered, stages: int) -> float
         return 0.0
     trace = answered.trace
     stages_busy_s = [sum(trip.hops[at].compute_s for trip in trace.trips) for at in range(stages)]
-    return energy_of(testbed, answered.whole_s, stages_busy_s, sum(each.ended_s - each.started_s for each in trace.passes))
+    return energy_of(testbed, answered.whole_s, stages_busy_s, {None: sum(each.ended_s - each.started_s for each in trace.passes)})
 
 
 class Recorder:

@@ -21,7 +21,7 @@ Key = tuple[str, str, str, float, int, int]
 class Record:
     """Figures of one answer; times in seconds of its world. `tau_s` and `trip_s` are what a slot and a trip cost in it.
 
-    `bound_s` is the least time per token at this `S` and `rho`; `energy_j` counts the boards of stages and head.
+    `bound_s` is the least time per token at this `S` and `rho`; `energy_j` counts all boards of the testbed.
     """
 
     experiment: str

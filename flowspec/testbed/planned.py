@@ -14,11 +14,11 @@ from flowspec.plan.planner import Plan, make_plans
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.shape import eagle_shape
 from flowspec.plan.sites import Site, Wish
-from flowspec.testbed.config import Setup, Testbed
+from flowspec.testbed.config import SYNTHETIC, Setup, Testbed
+from flowspec.testbed.guesses import DrafterForEach
 from flowspec.testbed.plain import Case
 from flowspec.testbed.recording import is_plain
-from flowspec.testbed.scaling_run import DrafterForEach
-from flowspec.testbed.simulated import Learnt, run_many
+from flowspec.testbed.simulated import Drafters, run_many
 from flowspec.testbed.synthetic import PROMPT_TOKENS, Synthetic, synthetic_cases
 
 WARM_UP_TOKENS = 16
@@ -100,8 +100,8 @@ def simulated(wish: Wish, plan: Plan, *, answers: int, tokens: int, first: int) 
     for number in range(-1 if plan.guesses else 0, answers):
         count = WARM_UP_TOKENS if number < 0 else tokens
         cases = synthetic_cases(wish.users, [Sampling()], count, first + (1 + number) * wish.users, prompt)
-        world = run_many(testbed, setup, cases, _drafter(wish, plan, cases), prompt + count, learnt)
-        learnt = Learnt(costs=world.head.costs, trust=world.head.panel.trust) if plan.guesses else None
+        world = run_many(testbed, setup, cases, _drafters(wish, plan, cases), prompt + count, learnt)
+        learnt = world.head.learnt() if plan.guesses else None
         given = [world.answers[request][0] for request in range(len(cases))]
         for case, answer in zip(cases, given, strict=True):
             if answer.end is None or not is_plain(case, tuple(answer.tokens), answer.end.reason):
@@ -140,9 +140,9 @@ def foretold(wish: Wish, plan: Plan, answers: int = FORETOLD_ANSWERS) -> Simulat
     return simulated(wish, plan, answers=max(1, answers // wish.users), tokens=FORETOLD_TOKENS, first=FORETOLD_FIRST)
 
 
-def _drafter(wish: Wish, plan: Plan, cases: Sequence[Case]) -> DrafterForEach | None:
+def _drafters(wish: Wish, plan: Plan, cases: Sequence[Case]) -> Drafters:
     if not plan.guesses:
-        return None
+        return {}
     assert wish.drafter is not None, "a plan with guesses without a drafter"
     drafting = Synthetic(wish.drafter.acceptance, len(cases[0].prompt) + cases[0].new_tokens_max, balanced=True)
-    return DrafterForEach([made for case in cases if (made := drafting.begin(case)()) is not None])
+    return {SYNTHETIC: DrafterForEach([made for case in cases if (made := drafting.begin(case)()) is not None])}

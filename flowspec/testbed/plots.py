@@ -9,7 +9,8 @@ from typing import Any
 
 from flowspec.core.methods import METHODS
 from flowspec.errors import InputError
-from flowspec.testbed.summary import AR, OVERALL
+from flowspec.testbed.config import AR
+from flowspec.testbed.summary import OVERALL
 
 DPI = 100
 WIDTH_IN, HEIGHT_IN = 16.0, 9.0

@@ -93,10 +93,12 @@ def record_of(
     )
 
 
-def energy_of(testbed: Testbed, whole_s: float, stages_busy_s: Sequence[float], drafter_busy_s: float) -> float:
-    """What the boards of stages and head take in an answer of `whole_s`, of which they compute for so long."""
+def energy_of(testbed: Testbed, whole_s: float, stages_busy_s: Sequence[float], drafters_busy_s: Mapping[int | None, float]) -> float:
+    """What all boards take in `whole_s`, of which they compute for so long: stages, the head (None), and drafters' boards by number."""
     stages_j = sum(device.energy_j(whole_s, busy_s) for device, busy_s in zip(testbed.devices, stages_busy_s, strict=True))
-    return stages_j + testbed.head.energy_j(whole_s, drafter_busy_s)
+    places = {None: testbed.head} | {number: board.device for number, board in enumerate(testbed.boards)}
+    drafters_j = sum(device.energy_j(whole_s, drafters_busy_s.get(number, 0.0)) for number, device in places.items() if device is not None)
+    return stages_j + drafters_j
 
 
 class Judge:

@@ -7,9 +7,9 @@ from textwrap import fill
 from typing import Any
 
 from flowspec.testbed.command import show as show_table
-from flowspec.testbed.config import CLUSTER, EMULATED, OURS, SIMULATED
+from flowspec.testbed.config import AR, CLUSTER, EMULATED, OURS, SIMULATED
 from flowspec.testbed.outcome import EXACT, NEAR_TIE, WRONG
-from flowspec.testbed.summary import AR, OVERALL, Ratio
+from flowspec.testbed.summary import OVERALL, Ratio
 
 WORLDS = {
     SIMULATED: "virtual time: computed from device profiles, not measured on such devices",

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.errors import InputError
+from flowspec.testbed.config import AR
 from flowspec.testbed.plots import COLOURS, HEIGHT_IN, OTHER_COLOUR, WIDTH_IN, figure
 from flowspec.testbed.scaling_run import CONTEXT_HELD, Point
-from flowspec.testbed.summary import AR
 
 MARKERS = "osD^vP"
 """One for each number of devices."""

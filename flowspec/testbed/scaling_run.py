@@ -9,12 +9,9 @@ import time
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from flowspec.core import limits
-from flowspec.core.events import Proposal
-from flowspec.core.messages import Release, Sampling, Segment
-from flowspec.draft.protocol import Drafter
+from flowspec.core.learnt import Learnt
+from flowspec.core.messages import Sampling
 from flowspec.errors import FlowSpecError
 from flowspec.plan.memory import SliceMemory, cache_bytes
 from flowspec.plan.profile import find_profile
@@ -22,15 +19,13 @@ from flowspec.plan.shape import PRECISION_BYTES, find_shape
 from flowspec.plan.timing import LinkSpec
 from flowspec.sim.record import HEAD
 from flowspec.sim.world import Handled, World
-from flowspec.testbed.config import Setup, Testbed
+from flowspec.testbed.config import AR, SYNTHETIC, Setup, Testbed
+from flowspec.testbed.guesses import DrafterForEach
 from flowspec.testbed.plain import Case
 from flowspec.testbed.recording import is_plain
-from flowspec.testbed.simulated import Learnt, run_many
+from flowspec.testbed.simulated import run_many
 from flowspec.testbed.synthetic import PROMPT_TOKENS, Synthetic, synthetic_cases
 from flowspec.testbed.trace import Trace, slots_of
-
-if TYPE_CHECKING:
-    import torch
 
 MANY_TOKENS_MIN, MANY_STAGE_TOKENS = 24, 512
 """Several users' answers have at most so many tokens times stages, for these are what simulating costs; users average among themselves."""
@@ -41,32 +36,6 @@ CONTEXT_HELD = 4096
 
 class WrongAnswer(FlowSpecError):
     """An answer is not the plain one."""
-
-
-class DrafterForEach:
-    """Drafters of one request each, as one: each part of a segment goes to its own, and one pass runs them all."""
-
-    kind = "model"
-    captures: tuple[int, ...] = ()
-    weight_bytes = 0
-    cache_slots = limits.ID_MAX
-
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
-        self.context = min(drafter.context for drafter in drafters)
-        self._drafters = drafters
-
-    def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
-        """See `draft.protocol.Drafter`."""
-        found: list[Proposal] = []
-        for part in segment.parts:
-            found += self._drafters[part.commit.request].draft(Segment(segment=segment.segment, parts=(part,)), width)
-        return tuple(found)
-
-    def release(self, message: Release) -> None:
-        self._drafters[message.request].release(message)
-
-    def take_features(self, request: int, epoch: int, ids: Sequence[int], features: torch.Tensor) -> None:
-        raise AssertionError("features came for a drafter that wants none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,18 +113,18 @@ class Scaling:
 
     def warm_up(self, testbed: Testbed, setup: Setup, users: int) -> Learnt | None:
         """What a head knows after a short answer to somebody else than the first `users`; nothing where it does not draft."""
-        if setup.method == "ar":
+        if setup.method == AR:
             return None
         world = self._answer(testbed, setup, synthetic_cases(users + 1, [Sampling()], WARM_UP_TOKENS)[-1:], None, None)
-        return Learnt(costs=world.head.costs, trust=world.head.panel.trust)
+        return world.head.learnt()
 
     def _answer(self, testbed: Testbed, setup: Setup, cases: Sequence[Case], learnt: Learnt | None, trace: _HeadTrace | None) -> World:
         context = PROMPT_TOKENS + cases[0].new_tokens_max
-        drafter = None
-        if setup.method != "ar":
+        drafters = {}
+        if setup.method != AR:
             drafting = Synthetic(self.acceptance, context)
-            drafter = DrafterForEach([made for case in cases if (made := drafting.begin(case)()) is not None])
-        world = run_many(testbed, setup, cases, drafter, context, learnt, trace)
+            drafters[SYNTHETIC] = DrafterForEach([made for case in cases if (made := drafting.begin(case)()) is not None])
+        world = run_many(testbed, setup, cases, drafters, context, learnt, trace)
         for request, case in enumerate(cases):
             (answer,) = world.answers[request]
             if answer.end is None or not is_plain(case, tuple(answer.tokens), answer.end.reason):

@@ -10,14 +10,13 @@ What a method costs as the papers' code does it (`Setup.published`, arXiv 2507.0
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from flowspec.core.costs import Costs
 from flowspec.core.events import Submit
-from flowspec.core.trust import Trust
+from flowspec.core.learnt import Learnt
 from flowspec.draft.protocol import Drafter
-from flowspec.plan.cost import drafter_curve, head_curve, layers_curve, row_bytes
+from flowspec.plan.cost import head_curve, layers_curve, row_bytes
 from flowspec.plan.shape import PRECISION_BYTES
 from flowspec.plan.timing import INSTANT, Curve
 from flowspec.sim.device import DeviceSpec
@@ -26,6 +25,7 @@ from flowspec.sim.language import AnswerLanguage
 from flowspec.sim.record import HEAD
 from flowspec.sim.world import Handled, Links, World
 from flowspec.testbed.config import SIMULATED, Bench, Setup, Testbed
+from flowspec.testbed.drafter_places import places_of
 from flowspec.testbed.outcome import EXACT, WRONG, Record
 from flowspec.testbed.plain import Case
 from flowspec.testbed.recording import Answered, energy_of, is_plain, record_of
@@ -41,12 +41,8 @@ SIM_LAYERS = 8
 """Instants at which a running job can drop rows; a stage of fewer layers has as many as layers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Learnt:
-    """What a head knows after some answers."""
-
-    costs: Costs
-    trust: Trust
+Drafters = Mapping[str, Drafter]
+"""The models beside the target by name, in the order in which the head numbers them."""
 
 
 def stage_curves(testbed: Testbed) -> list[Curve]:
@@ -60,12 +56,9 @@ def sampling_curve(testbed: Testbed) -> Curve:
     return head_curve(testbed.devices[-1], testbed.shape, testbed.precision).scaled(testbed.slowdown)
 
 
-def drafting_curve(testbed: Testbed) -> Curve:
-    return drafter_curve(testbed.head, testbed.drafter_shape, testbed.precision).scaled(testbed.head_slowdown)
-
-
-def experiment(testbed: Testbed, setup: Setup, context: int) -> Experiment:
-    """The testbed as the simulator takes it, for one method."""
+def experiment(testbed: Testbed, setup: Setup, context: int, models: Sequence[str] = ()) -> Experiment:
+    """The testbed as the simulator takes it, for one method with these models beside the target."""
+    places = places_of(testbed, models)
     curves = stage_curves(testbed)
     verifying = INSTANT
     if setup.published:
@@ -90,7 +83,9 @@ def experiment(testbed: Testbed, setup: Setup, context: int) -> Experiment:
         method=setup.method,
         options=setup.options,
         context=context,
-        drafting=drafting_curve(testbed),
+        drafting=places.curves,
+        boards=places.boards,
+        levels=tuple(range(len(models))) if setup.is_chain else (),
         head_s=testbed.head_s,
         row_bytes=row,
         returned_row_bytes=row if setup.published else 0,
@@ -114,7 +109,7 @@ class Run:
     learnt: Learnt
 
 
-def run(bench: Bench, testbed: Testbed, setup: Setup, case: Case, drafter: Drafter | None, learnt: Learnt | None = None) -> Run:
+def run(bench: Bench, testbed: Testbed, setup: Setup, case: Case, drafters: Drafters, learnt: Learnt | None = None) -> Run:
     """Answers a case in a world of its own, with what is `learnt` so far (which is learnt from on, so give a copy)."""
     trace = Trace()
 
@@ -122,37 +117,56 @@ def run(bench: Bench, testbed: Testbed, setup: Setup, case: Case, drafter: Draft
         if handled.place == HEAD:
             trace.watch(handled.event, handled.commands, handled.now_s)  # type: ignore[arg-type]
 
-    world = run_many(testbed, setup, [case], drafter, bench.context, learnt, watch)
-    found = Learnt(costs=world.head.costs, trust=world.head.panel.trust)
-    return Run(record=_record(bench, testbed, setup, case, world, trace), trace=trace, learnt=found)
+    world = run_many(testbed, setup, [case], drafters, bench.context, learnt, watch)
+    record = _record(bench, testbed, setup, case, drafters, world, trace)
+    return Run(record=record, trace=trace, learnt=world.head.learnt())
 
 
 def run_many(
     testbed: Testbed,
     setup: Setup,
     cases: Sequence[Case],
-    drafter: Drafter | None,
+    drafters: Drafters,
     context: int,
     learnt: Learnt | None = None,
     watch: Callable[[Handled], None] | None = None,
 ) -> World:
     """A world in which all cases were asked at time 0, each as the request of its place, and answered; with what is `learnt` as in `run`."""
-    world = experiment(testbed, setup, context).build(
-        AnswerLanguage({case.prompt: case.answer for case in cases}), () if drafter is None else (drafter,), watch
-    )
-    if learnt is not None:
-        world.head.costs, world.head.panel.trust = learnt.costs, learnt.trust
+    world = build(testbed, setup, cases, drafters, context, learnt, watch)
     for request, case in enumerate(cases):
         world.at(0.0, submit_of(case, request))
     world.run()
     return world
 
 
+def build(
+    testbed: Testbed,
+    setup: Setup,
+    cases: Sequence[Case],
+    drafters: Drafters,
+    context: int,
+    learnt: Learnt | None = None,
+    watch: Callable[[Handled], None] | None = None,
+) -> World:
+    """A world at time 0 that knows the plain answers to all cases, with what is `learnt` as in `run`."""
+    language = AnswerLanguage({case.prompt: case.answer for case in cases})
+    world = experiment(testbed, setup, context, list(drafters)).build(language, list(drafters.values()), watch)
+    if learnt is not None:
+        world.head.take(learnt)
+    return world
+
+
+def busy_of(testbed: Testbed, drafters: Drafters, world: World) -> dict[int | None, float]:
+    """For how long the boards of the drafters computed, as `recording.energy_of` takes it."""
+    numbers = places_of(testbed, list(drafters)).numbers
+    return {number: board.busy_s for number, board in zip(numbers, world.boards, strict=True)}
+
+
 def submit_of(case: Case, request: int = 0) -> Submit:
     return Submit(request=request, prompt=case.prompt, new_tokens_max=case.new_tokens_max, sampling=case.sampling, stop_ids=case.stop_ids)
 
 
-def _record(bench: Bench, testbed: Testbed, setup: Setup, case: Case, world: World, trace: Trace) -> Record:
+def _record(bench: Bench, testbed: Testbed, setup: Setup, case: Case, drafters: Drafters, world: World, trace: Trace) -> Record:
     (answer,) = world.answers[0]
     assert answer.end is not None, "the world came to rest without an end of the answer"
     first_s, last_s = (answer.times_s[0], answer.times_s[-1]) if answer.times_s else (0.0, 0.0)
@@ -175,7 +189,7 @@ def _record(bench: Bench, testbed: Testbed, setup: Setup, case: Case, world: Wor
         repeat=0,
         agreement=EXACT if is_plain(case, answered.tokens, answered.reason) else WRONG,
         network_bytes=world.bytes_sent,
-        energy_j=energy_of(testbed, last_s, [device.busy_s for device in world.devices], world.drafter_busy_s),
+        energy_j=energy_of(testbed, last_s, [device.busy_s for device in world.devices], busy_of(testbed, drafters, world)),
         events=world.events,
         digest=world.digest.hex(),
     )

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from flowspec.testbed.config import OURS
+from flowspec.testbed.config import AR, OURS
 from flowspec.testbed.outcome import EXACT, NEAR_TIE, WRONG, Record
 
 OVERALL = "overall"
-AR = "ar"
 REFERENCES = ("chunk-pp (published)", "chunk-pp")
 """What speed-ups are over, beside `ar`: the first of these that was run."""
 PAPER = ("flowspec-paper (published)", "flowspec-paper")

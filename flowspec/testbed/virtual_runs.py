@@ -12,20 +12,21 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
 
+from flowspec.core.learnt import Learnt
 from flowspec.errors import FlowSpecError
 from flowspec.model.files import ModelFiles
 from flowspec.testbed.config import Bench, Setup, Testbed
 from flowspec.testbed.guesses import Drafting, Maker, open_drafting
 from flowspec.testbed.outcome import Record
 from flowspec.testbed.plain import Case
-from flowspec.testbed.simulated import Learnt, Run, run
+from flowspec.testbed.simulated import Run, run
 from flowspec.testbed.synthetic import Synthetic
 from flowspec.testbed.trace import Trace
 from flowspec.testbed.workers import interrupted_later, open_pool
 
 Job = tuple[Testbed, Setup]
-Makers = dict[tuple[Case, bool], Maker]
-"""What makes drafters for a case, coupled or not."""
+Makers = dict[tuple[Case, str, bool], Maker]
+"""What makes drafters for a case, by name, coupled or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ class VirtualRuns:
         self._makers: Makers = {}
         # Passes of a model differ in the last bit with what is run together, so what is learnt first must not depend on what came before.
         self._warm_up_makers: Makers = {}
-        self._draftings: dict[bool, Drafting] = {}
+        self._draftings: dict[tuple[str, bool], Drafting] = {}
         self._learnt: dict[tuple[str, str, float], Learnt | None] = {}
 
     def records(self, work: Work) -> list[Record]:
@@ -79,20 +80,24 @@ class VirtualRuns:
         return self._learnt[key]
 
     def _run(self, testbed: Testbed, setup: Setup, case: Case, learnt: Learnt | None, makers: Makers) -> Run:
-        if setup.method == "ar":
-            return run(self.bench, testbed, setup, case, None, learnt)
         coupled = setup.coupled or case.sampling.temperature == 0
-        if (case, coupled) not in makers:
-            makers[case, coupled] = self._drafting(coupled).begin(case)
-        return run(self.bench, testbed, setup, case, makers[case, coupled](), learnt)
+        drafters = {}
+        for name in self.bench.drafters_of(setup):
+            key = (case, name, coupled)
+            if key not in makers:
+                makers[key] = self._drafting(name, coupled).begin(case)
+            if (drafter := makers[key]()) is not None:
+                drafters[name] = drafter
+        return run(self.bench, testbed, setup, case, drafters, learnt)
 
-    def _drafting(self, coupled: bool) -> Drafting:
-        if coupled not in self._draftings:
+    def _drafting(self, name: str, coupled: bool) -> Drafting:
+        key = (name, coupled)
+        if key not in self._draftings:
             if self.bench.is_synthetic:
-                self._draftings[coupled] = Synthetic(self.bench.acceptance, self.bench.context)
+                self._draftings[key] = Synthetic(self.bench.acceptance, self.bench.context)
             else:
-                self._draftings[coupled] = open_drafting(self.bench.drafter, ModelFiles(self.bench.model), coupled=coupled)
-        return self._draftings[coupled]
+                self._draftings[key] = open_drafting(name, ModelFiles(self.bench.model), coupled=coupled)
+        return self._draftings[key]
 
 
 Workers = Callable[[Sequence[Work]], Iterator[tuple[Work, list[Record]]]]

@@ -8,7 +8,9 @@ from flowspec.core.methods import METHODS
 from flowspec.plan.profile import find_profile
 from flowspec.plan.shape import find_shape
 from flowspec.plan.timing import LinkSpec
-from flowspec.testbed.config import SIMULATED, SYNTHETIC, Bench, Setup, Testbed
+from flowspec.testbed.config import AR, SIMULATED, SYNTHETIC, Bench, Setup, Testbed
+from flowspec.testbed.guesses import Maker
+from flowspec.testbed.simulated import Drafters
 
 SETUPS = tuple(Setup(name=method, method=method) for method in METHODS)
 SMALL = find_shape("tinyllama-1.1b")
@@ -49,10 +51,16 @@ def synthetic(**changes: Any) -> Bench:
         "testbeds": (boards(),),
         "setups": SETUPS,
         "model": SYNTHETIC,
-        "drafter": SYNTHETIC,
+        "drafters": (SYNTHETIC,),
         "acceptance": 0.6,
         "limit": 2,
         "temperatures": (0.0, 1.0),
         "new_tokens": 12,
     }
     return Bench(**(plain | changes))
+
+
+def drafters(setup: Setup, make: Maker) -> Drafters:
+    """One drafter, and none for plain decoding."""
+    made = None if setup.method == AR else make()
+    return {} if made is None else {SYNTHETIC: made}

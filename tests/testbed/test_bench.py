@@ -243,7 +243,13 @@ def test_heads_learn_from_the_first_case_and_one_from_the_middle_with_the_first_
 def answered(prompts: Sequence[object], monkeypatch: pytest.MonkeyPatch, **changes: object) -> list[Case]:
     """Cases of the bundled model, which is not asked."""
     monkeypatch.setattr("flowspec.testbed.plain._Answers.answer", lambda *_: (7, 8))
-    plain = {"model": BUNDLED, "drafter": BUNDLED, "prompts": tuple(str(path) for path in prompts), "temperatures": (0.0,), "limit": None}
+    plain = {
+        "model": BUNDLED,
+        "drafters": (BUNDLED,),
+        "prompts": tuple(str(path) for path in prompts),
+        "temperatures": (0.0,),
+        "limit": None,
+    }
     return read_cases(synthetic(**(plain | changes)), None)
 
 
@@ -287,7 +293,7 @@ def test_what_does_not_fit_the_context_is_refused_before_anything_is_answered(tm
     assert len(answered((path,), monkeypatch, context=len(case.prompt) + 12)) == 1
     monkeypatch.setattr("flowspec.testbed.plain._Answers.answer", lambda *_: pytest.fail("it was asked"))
     with pytest.raises(InputError, match=rf"prompt 1 has {len(case.prompt)} tokens, which with 12 new ones is more than the context of 40"):
-        read_cases(synthetic(model=BUNDLED, drafter=BUNDLED, prompts=(str(path),), context=40), None)
+        read_cases(synthetic(model=BUNDLED, drafters=(BUNDLED,), prompts=(str(path),), context=40), None)
     with pytest.raises(InputError, match=r"a synthetic prompt has 64 tokens, which with 12 new ones is more than the context of 75"):
         read_cases(synthetic(context=75), None)
     assert read_cases(synthetic(context=76), None)
@@ -300,7 +306,7 @@ def die(work: Work) -> None:
 def test_an_error_of_a_worker_is_its_own_and_one_that_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = read_cases(BENCH, None)
     works = list(pending(BENCH, cases, set()))
-    bad = replace(BENCH, model="/no/such/model", drafter="ngram")
+    bad = replace(BENCH, model="/no/such/model", drafters=("ngram",))
     for jobs in (1, 2):
         with pytest.raises(InputError, match="/no/such/model"), open_workers(bad, [], jobs) as run:
             list(run(works))

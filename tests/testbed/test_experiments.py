@@ -73,7 +73,7 @@ def test_what_a_file_says_is_what_is_run(tmp_path: Path) -> None:
     assert (testbed.link.bandwidth_mbps, testbed.link.delay_s, testbed.link.jitter_s) == (150, 0.001, 0.002)
     assert testbed.drafter_shape.name == "eagle-tinyllama-1.1b"
     assert bench.prompts == ("shipped", str(tmp_path / "own.jsonl"))
-    assert (bench.model, bench.drafter, bench.limit, bench.local) == ("some/model", "ngram", 2, 3)
+    assert (bench.model, bench.drafters, bench.limit, bench.local) == ("some/model", ("ngram",), 2, 3)
     assert (bench.temperatures, bench.seeds) == ((0.0, 1.0), (3, 4)), "each once"
     assert bench.setups == (
         Setup(name="ar", method="ar"),
@@ -132,6 +132,7 @@ def test_tuned_methods_are_read_from_their_file_and_stay_on_their_testbeds(tmp_p
             'acceptance = 0.6\ndrafter = "ngram"',
             "drafter: expected nothing for model 'synthetic', which has no use for it",
         ),
+        ("acceptance = 0.6", 'acceptance = 0.6\ndrafters = ["draft"]', "drafters: expected nothing for model 'synthetic'"),
         ("acceptance = 0.6", 'acceptance = 0.6\nprompts = ["shipped"]', "prompts: expected nothing for model 'synthetic'"),
         ('model = "synthetic"', "", "acceptance: expected nothing for model 'bundled', which has no use for it, got 0.6"),
         ('model = "synthetic"\nacceptance = 0.6', "prompts = []", "prompts: expected a list of printable texts, got []"),
@@ -180,7 +181,7 @@ def test_a_wrong_file_is_one_line_with_table_key_and_what_was_expected(tmp_path:
         (METHOD.replace("tree-sd", "tree"), f"method 1: method: expected one of {', '.join(METHODS)}, got 'tree'"),
         (METHOD.replace('method = "tree-sd"', ""), f"method 1: method: expected one of {', '.join(METHODS)}, got nothing"),
         (METHOD.replace('name = "a"', ""), "method 1: name: expected a printable text, got nothing"),
-        (METHOD + "count = 3", "method 1: unknown key 'count'; expected coupled, depth, method"),
+        (METHOD + "count = 3", "method 1: unknown key 'count'; expected chain, coupled, depth, drafters, method"),
         (METHOD + "nodes = 0", "method 1: nodes: expected a whole number from 1 to 256, got 0"),
         (METHOD + "nodes = 257", "method 1: nodes: expected a whole number from 1 to 256, got 257"),
         (METHOD + "width = 17", "method 1: width: expected a whole number from 1 to 16, got 17"),
@@ -258,11 +259,11 @@ def test_flags_override_the_experiment(tiny: str) -> None:
         *("--experiment", tiny, "--model", BUNDLED, "--drafter", "random", "--limit", "3", "--temperatures", "0.5", "--seeds", "7,8,7"),
         *("--max-new-tokens", "5", "--prompts", "shipped", "--prompts", "b.jsonl", "--methods", "pipedec,ar", "--testbeds", "two boards"),
     )
-    assert (found.model, found.drafter, found.limit, found.temperatures, found.seeds) == (BUNDLED, "random", 3, (0.5,), (7, 8))
+    assert (found.model, found.drafters, found.limit, found.temperatures, found.seeds) == (BUNDLED, ("random",), 3, (0.5,), (7, 8))
     assert (found.new_tokens, found.prompts) == (5, ("shipped", "b.jsonl"))
     assert [setup.name for setup in found.setups] == ["pipedec", "ar"]
     assert found.testbeds == plain.testbeds
-    assert pick("--experiment", tiny, "--model", BUNDLED).drafter == BUNDLED
+    assert pick("--experiment", tiny, "--model", BUNDLED).drafters == (BUNDLED,)
     assert pick("--experiment", tiny, "--world", "emulated", "--model", BUNDLED, "--repeat", "3").world == EMULATED
 
 
@@ -293,6 +294,7 @@ def test_a_cluster_of_flags_is_not_the_experiments(tiny: str, tmp_path: Path) ->
         (["--world", "emulated", "--tune"], "--tune works in virtual time: expected --world simulated, got emulated"),
         (["--jobs", "65"], "--jobs: expected at most 64, got 65"),
         (["--model", "bundled", "--drafter", "/no/such"], "--drafter: expected bundled, ngram, none, a model folder or a hub id"),
+        (["--model", "bundled", "--drafter", "none", "--drafter", "ngram"], "--drafter: expected none alone, got none, ngram"),
         (["--model", "bundled", "--drafter", "synthetic"], "--drafter: expected bundled, ngram, none, a model folder or a hub id"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

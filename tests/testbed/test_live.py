@@ -73,7 +73,7 @@ def cases(reference: Reference) -> list[Case]:
 @pytest.fixture(scope="module")
 def bench(folder: Path) -> Bench:
     return Bench(
-        name="a test", world=EMULATED, testbeds=(TESTBED,), setups=(AR, CONTINUOUS), model=str(folder), drafter="ngram", context=300
+        name="a test", world=EMULATED, testbeds=(TESTBED,), setups=(AR, CONTINUOUS), model=str(folder), drafters=("ngram",), context=300
     )
 
 
@@ -229,7 +229,7 @@ def test_what_real_time_does_not_have_is_refused_in_one_line(bench: Bench, cases
     for changed, text in (
         (replace(bench, setups=(AR, published)), "method 'as published' runs as its paper's code does it"),
         (replace(bench, model=SYNTHETIC), "expected a real model"),
-        (replace(bench, drafter="random"), "--drafter: expected bundled"),
+        (replace(bench, drafters=("random",)), "--drafter: expected bundled"),
         (replace(bench, world=CLUSTER, testbeds=(TESTBED, TESTBED)), "expected at most one testbed"),
     ):
         with pytest.raises(InputError, match=text) as caught:

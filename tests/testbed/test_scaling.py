@@ -15,8 +15,9 @@ from flowspec.plan.timing import LinkSpec
 from flowspec.sim.record import Answer
 from flowspec.testbed import scaling_plot
 from flowspec.testbed.config import Setup
+from flowspec.testbed.guesses import DrafterForEach
 from flowspec.testbed.scaling import columns, main, measure
-from flowspec.testbed.scaling_run import DrafterForEach, Point, Scaling, WrongAnswer, memory_of
+from flowspec.testbed.scaling_run import Point, Scaling, WrongAnswer, memory_of
 from flowspec.testbed.simulated import run_many
 from flowspec.testbed.synthetic import Synthetic, synthetic_cases
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from flowspec.core.learnt import Learnt
 from flowspec.core.messages import Sampling
 from flowspec.core.methods import METHODS, OPTIONS
 from flowspec.draft.ranking import Ranker
@@ -21,23 +22,20 @@ from flowspec.testbed.guesses import Maker, Randoms, open_drafting
 from flowspec.testbed.outcome import EXACT, WRONG, Record
 from flowspec.testbed.plain import Case, make_samplings, plain_cases
 from flowspec.testbed.prompts import Prompt
-from flowspec.testbed.simulated import Learnt, run, sampling_curve, stage_curves
+from flowspec.testbed.simulated import run, sampling_curve, stage_curves
 from flowspec.testbed.synthetic import Synthetic, synthetic_cases
-from tests.testbed.benches import boards, synthetic
+from tests.testbed.benches import boards, drafters, synthetic
 from tests.testbed.cases import STOP, made
 
 NEW_TOKENS = 12
 BUNDLED_TOKENS = 8
 BENCH = synthetic()
 AR = Setup(name="ar", method="ar")
+OURS = Setup(name="a", method="continuous")
 STAGES = (1, 2, 4, 8)
 TEXT = "Continue the play:\nDUKE:\nWho comes so late to our gate?"
 LARGEST = {"value_min": 1.0, "window_slack": 16.0, "width": 16}
 """Of the parameters that an experiment may give; 256 of all others."""
-
-
-def nothing() -> None:
-    return None
 
 
 def plain_or_published(setup: Setup) -> list[Setup]:
@@ -50,10 +48,10 @@ def check_all(case: Case, make: Maker, counts: Sequence[int] = STAGES) -> None:
         testbed = boards(stages)
         rates: dict[str, float] = {}
         for setup in (each for method in METHODS for each in plain_or_published(Setup(name=method, method=method))):
-            first = run(BENCH, testbed, setup, case, None if setup.method == "ar" else make()).record
+            first = run(BENCH, testbed, setup, case, drafters(setup, make)).record
             assert first.agreement == EXACT
             if stages == 2:
-                again = run(BENCH, testbed, setup, case, None if setup.method == "ar" else make()).record
+                again = run(BENCH, testbed, setup, case, drafters(setup, make)).record
                 assert again == first, "a run is reproducible, digest included"
             assert first.new_tokens == len(case.new_tokens)
             assert len(first.stage_busy) == stages
@@ -94,8 +92,8 @@ def test_every_method_is_exact_with_the_bundled_drafter(bundled: list[Case], at:
 def test_every_method_is_exact_with_the_least_and_the_most_that_an_experiment_may_ask_for(method: str) -> None:
     (case,) = synthetic_cases(1, [Sampling()], NEW_TOKENS)
     for options in ({name: 1 for name in OPTIONS[method]}, {name: LARGEST.get(name, 256) for name in OPTIONS[method]}):
-        drafter = Synthetic(0.6, 1024).begin(case)()
-        assert run(BENCH, boards(3), Setup(name="a", method=method, options=options), case, drafter).record.agreement == EXACT
+        setup = Setup(name="a", method=method, options=options)
+        assert run(BENCH, boards(3), setup, case, drafters(setup, Synthetic(0.6, 1024).begin(case))).record.agreement == EXACT
 
 
 @pytest.mark.parametrize(("stages", "board"), [(1, "jetson-orin-nano"), (4, "jetson-orin-nano"), (8, "raspberry-pi-5")])
@@ -103,7 +101,7 @@ def test_every_method_is_exact_with_the_least_and_the_most_that_an_experiment_ma
 def test_plain_decoding_takes_one_trip_for_each_token(stages: int, board: str, published: bool) -> None:
     testbed = boards(stages, board, head_s=0.0007, slowdown=1.5, head_slowdown=1.5)
     (case,) = synthetic_cases(1, [Sampling()], NEW_TOKENS)
-    record = run(BENCH, testbed, replace(AR, published=published), case, None).record
+    record = run(BENCH, testbed, replace(AR, published=published), case, {}).record
     passes_s = 0.0
     for place in range(1, NEW_TOKENS):  # the prompt gave the first token
         context = len(case.prompt) + place - 1
@@ -121,7 +119,7 @@ def test_plain_decoding_takes_one_trip_for_each_token(stages: int, board: str, p
 def test_where_the_head_verifies_the_hidden_states_of_all_rows_travel_back() -> None:
     (case,) = synthetic_cases(1, [Sampling()], NEW_TOKENS)
     testbed = boards(2)
-    plain, published = (run(BENCH, testbed, replace(AR, published=each), case, None).record for each in (False, True))
+    plain, published = (run(BENCH, testbed, replace(AR, published=each), case, {}).record for each in (False, True))
     assert published.rows == plain.rows
     assert published.network_bytes - plain.network_bytes == plain.rows // 2 * row_bytes(testbed.shape, testbed.precision)
 
@@ -129,19 +127,19 @@ def test_where_the_head_verifies_the_hidden_states_of_all_rows_travel_back() -> 
 def test_boards_take_energy_while_they_wait_and_more_while_they_compute() -> None:
     (case,) = synthetic_cases(1, [Sampling()], NEW_TOKENS)
     testbed = boards(4)
-    record = run(BENCH, testbed, AR, case, None).record
+    record = run(BENCH, testbed, AR, case, {}).record
     whole_s = record.time_to_first_token_s + record.decode_s
     board = testbed.head
     busy_s = sum(record.stage_busy) * whole_s
     assert record.energy_j == pytest.approx(5 * board.idle_w * whole_s + (board.busy_w - board.idle_w) * busy_s, rel=0.02)
-    drafted = run(BENCH, testbed, Setup(name="a", method="continuous"), case, Synthetic(0.6, 1024).begin(case)()).record
+    drafted = run(BENCH, testbed, OURS, case, drafters(OURS, Synthetic(0.6, 1024).begin(case))).record
     assert 5 * board.idle_w < drafted.energy_j / (drafted.time_to_first_token_s + drafted.decode_s) < 5 * board.busy_w
 
 
 def test_an_answer_that_is_not_the_plain_one_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     (case,) = synthetic_cases(1, [Sampling()], NEW_TOKENS)
-    for setup in (AR, Setup(name="a", method="continuous")):
-        make: Maker = nothing if setup is AR else Synthetic(0.6, 1024).begin(case)
+    for setup in (AR, OURS):
+        make = Synthetic(0.6, 1024).begin(case)
         for at in (0, NEW_TOKENS - 1):
             other = (*case.answer[:at], case.answer[at] ^ 1, *case.answer[at + 1 :])
 
@@ -150,13 +148,13 @@ def test_an_answer_that_is_not_the_plain_one_is_wrong(monkeypatch: pytest.Monkey
 
             with monkeypatch.context() as patch:
                 patch.setattr(simulated, "AnswerLanguage", tampered)
-                assert run(BENCH, boards(), setup, case, make()).record.agreement == WRONG
-        assert run(BENCH, boards(), setup, case, make()).record.agreement == EXACT
+                assert run(BENCH, boards(), setup, case, drafters(setup, make)).record.agreement == WRONG
+        assert run(BENCH, boards(), setup, case, drafters(setup, make)).record.agreement == EXACT
 
 
 def test_an_answer_that_ends_where_the_plain_one_goes_on_is_wrong() -> None:
     for answer in ((20, STOP, 22, 23), (20, 21, 22)):  # worlds stop at a stop token, and nowhere before the longest answer
-        assert run(BENCH, boards(), AR, made("a", answer), None).record.agreement == WRONG
+        assert run(BENCH, boards(), AR, made("a", answer), {}).record.agreement == WRONG
 
 
 @pytest.mark.parametrize("board", ["jetson-orin-nano", "raspberry-pi-5"])
@@ -168,10 +166,10 @@ def test_a_useless_drafter_costs_next_to_nothing(board: str, temperature: float)
     learnt: Learnt | None = None
     one = partial(run, BENCH, testbed)
     for _ in range(2):  # as in a session that has answered before
-        found = one(Setup(name="a", method="continuous"), case, make(), learnt)
+        found = one(OURS, case, drafters(OURS, make), learnt)
         learnt = found.learnt
     assert found.record.agreement == EXACT
-    assert found.record.tokens_per_s >= 0.95 * one(AR, case, None).record.tokens_per_s
+    assert found.record.tokens_per_s >= 0.95 * one(AR, case, {}).record.tokens_per_s
 
 
 def records(of: Callable[[Testbed], Record]) -> dict[str, Record]:
@@ -190,8 +188,8 @@ def records(of: Callable[[Testbed], Record]) -> dict[str, Record]:
 def test_whatever_is_slower_about_a_testbed_makes_answers_slower() -> None:
     (case,) = synthetic_cases(1, [Sampling()], NEW_TOKENS)
     make = Synthetic(0.6, 1024).begin(case)
-    for setup in (AR, Setup(name="a", method="continuous")):
-        found = records(lambda testbed, setup=setup: run(BENCH, testbed, setup, case, None if setup is AR else make()).record)  # type: ignore[misc]
+    for setup in (AR, OURS):
+        found = records(lambda testbed, setup=setup: run(BENCH, testbed, setup, case, drafters(setup, make)).record)  # type: ignore[misc]
         plain = found.pop("as it is")
         for name, record in found.items():
             assert record.tokens_per_s < plain.tokens_per_s, name

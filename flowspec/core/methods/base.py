@@ -115,6 +115,14 @@ class Method(Protocol):
         """When to ask again if nothing else happens."""
         ...
 
+    def learnt(self) -> object:
+        """What it learnt that outlives answers, for another of its kind to `take`."""
+        ...
+
+    def take(self, learnt: object) -> None:
+        """Begin with what another of its kind learnt."""
+        ...
+
 
 class Plain:
     """The common ground: nothing is drafted, every segment is looked at as it comes."""
@@ -155,6 +163,12 @@ class Plain:
 
     def wake_s(self, view: View) -> float | None:
         return None
+
+    def learnt(self) -> object:
+        return None
+
+    def take(self, learnt: object) -> None:
+        pass
 
 
 def beam(view: View, request: Request, width: int, depth: int) -> list[int] | None:
