@@ -6,6 +6,7 @@ back to where they leave the path, and several such branches make one pass.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +21,8 @@ from flowspec.model.slice import Slice
 from flowspec.testbed.guesses import WIDTH_MAX, Guesses, Maker, MemoDrafter
 from flowspec.testbed.plain import DTYPE, Case
 
+HELD_MAX = 16
+"""Cases whose paths are held at once: those that many users have answered at one time."""
 GUESSED_ROWS_MAX = 4096
 """Rows of one pass: what is asked for, and the guesses before it."""
 
@@ -33,8 +36,8 @@ class Models:
         self.model = Slice.load(files, Span(first=0, end=count, count=count), DTYPE, torch.device("cpu"))
         self.ranker = ranker
         self.context = context
-        self.holder: object = None
-        """Whose path is in the model's cache."""
+        self.held: OrderedDict[_ModelGuesses, int] = OrderedDict()
+        """Whose paths are in the model's caches, the longest unused first, and in which."""
 
     def begin(self, case: Case) -> Maker:
         guesses = _ModelGuesses(self, case)
@@ -42,7 +45,7 @@ class Models:
 
 
 class _ModelGuesses(Guesses):
-    """Slots 0, 1, ... of one cache hold the path of prompt and plain answer, those behind it the guesses of the pass under way."""
+    """Slots 0, 1, ... of a cache hold the path of prompt and plain answer, those behind it the guesses of the pass under way."""
 
     def __init__(self, drafting: Models, case: Case) -> None:
         super().__init__(case, drafting.context)
@@ -53,16 +56,17 @@ class _ModelGuesses(Guesses):
         self._path_states = self._hold()
 
     def _hold(self) -> torch.Tensor:
-        """Puts the path into the model's cache, in place of another case's; its hidden states."""
-        length = len(self._path)
-        self._drafting.holder = self
-        self._model.open_cache(0, length + GUESSED_ROWS_MAX)
+        """Puts the path into a cache of the model's, if there are enough in place of another case's; its hidden states."""
+        length, held = len(self._path), self._drafting.held
+        held[self] = len(held) if len(held) < HELD_MAX else held.popitem(last=False)[1]
+        self._model.open_cache(held[self], length + GUESSED_ROWS_MAX)
         return self._run(self._path, range(length), np.arange(length), np.tri(length, dtype=bool))
 
     def _rank(self, prefixes: Sequence[int]) -> list[Children]:
         """Guesses are run with those before them, back to where they leave the path."""
-        if self._drafting.holder is not self:
+        if self not in self._drafting.held:
             self._hold()
+        self._drafting.held.move_to_end(self)
         length = len(self._path_states)
         rows: dict[int, int] = {}  # a guess's prefix -> its row
         for prefix in prefixes:
@@ -95,7 +99,7 @@ class _ModelGuesses(Guesses):
         """Hidden states of rows in these slots, of which each sees the slots that `visible` `[rows, high]` says."""
         high = visible.shape[1]
         part = JobPart(
-            request=0,
+            request=self._drafting.held[self],
             slots=np.array(slots, dtype=np.int64),
             tokens=np.array(tokens, dtype=np.int64),
             positions=positions.astype(np.int64),

@@ -20,6 +20,7 @@ from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.language import HashLanguage
 from flowspec.testbed.config import Setup
 from flowspec.testbed.guesses import RANDOM, RANDOM_SHARPNESS, MemoDrafter, Randoms, open_drafting
+from flowspec.testbed.model_guesses import Models
 from flowspec.testbed.plain import Case
 from flowspec.testbed.simulated import run
 from tests.testbed.benches import boards, synthetic
@@ -98,6 +99,21 @@ def test_a_memo_of_the_bundled_drafter_proposes_what_the_drafter_does(temperatur
         answer(setup, case, make())
         assert memo._guesses.passes == passes[-1], "the second world finds all of it"
     assert passes[0] < passes[1] < 2 * passes[0] + 20
+
+
+def test_many_cases_at_once_are_guessed_for_as_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowspec.testbed.model_guesses.HELD_MAX", 2)
+    cases = [replace(made("a", range(400, 404), prompt=range(300 + number, 316)), new_tokens_max=4) for number in range(3)]
+    drafting = open_drafting("draft", ModelFiles(BUNDLED))
+    makers = [drafting.begin(case) for case in cases]
+    for round_number in range(2):
+        for case, make in zip(cases, makers, strict=True):
+            memo, alone = make(), open_drafting("draft", ModelFiles(BUNDLED)).begin(case)()
+            assert memo is not None
+            assert alone is not None
+            answer(METHODS[round_number], case, Both(memo, alone))
+    assert isinstance(drafting, Models)
+    assert sorted(drafting.held.values()) == [0, 1]
 
 
 def test_drafters_that_cannot_be_used_in_virtual_time_are_refused() -> None:
