@@ -1,7 +1,8 @@
 """Run an experiment: methods x prompts x testbeds, on real, emulated or simulated devices.
 
-Writes results.jsonl while it runs, then summary.json, summary.md, speedup.png, timeline.png and trace.json. Interrupted, it goes
-on where it was when it is started again. Exit status 1 if an answer differs from plain decoding's.
+Writes results.jsonl while it runs, then summary.json, summary.md, speedup.png, timeline.png and trace.json; with users loads.jsonl, then
+summary.json, summary.md and load.png. Interrupted, it goes on where it was when it is started again. Exit status 1 if an answer differs
+from plain decoding's.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from flowspec.core.limits import DRAFTERS_MAX
 from flowspec.draft.choose import NONE, check_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
-from flowspec.testbed import plots, timeline
-from flowspec.testbed.bench import ANSWERS, TUNED_FILE, Step, in_order, open_out, read_cases, run_simulated, total, warm_up_cases
-from flowspec.testbed.command import reals
-from flowspec.testbed.config import CLUSTER, SIMULATED, SYNTHETIC, WORLDS, Bench, Setup, Testbed
+from flowspec.testbed import load_report, load_summary, plots, timeline
+from flowspec.testbed.bench import ANSWERS, LOADS, TUNED_FILE, Step, in_order, open_out, read_cases, run_simulated, total, warm_up_cases
+from flowspec.testbed.command import reals, wholes
+from flowspec.testbed.config import CLUSTER, SIMULATED, SYNTHETIC, USERS_MAX, WORLDS, Bench, Setup, Testbed
 from flowspec.testbed.experiments import find_experiment, pick_setups, read_experiment
 from flowspec.testbed.guesses import RANDOM
+from flowspec.testbed.load import read_loads
+from flowspec.testbed.load_runs import run_loads
+from flowspec.testbed.load_runs import total as load_total
 from flowspec.testbed.outcome import WRONG, Record
 from flowspec.testbed.plain import Case, make_samplings
 from flowspec.testbed.report import markdown, show
@@ -75,6 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--temperatures", type=reals, metavar="0,1", help="sampling temperatures")
     group.add_argument("--seeds", type=number_list, metavar="1,2", help="seeds, at temperatures above 0")
     group.add_argument("--repeat", type=positive, metavar="N", help="answers of each kind (virtual time needs one)")
+    group.add_argument(
+        "--users", type=wholes, metavar="1,4,16", help="loads: so many users, who each ask the next prompt when one is answered"
+    )
+    group.add_argument("--answers", type=positive, metavar="N", help="answers of each load, of all its users (default: each prompt once)")
     group.add_argument("--max-new-tokens", type=positive, metavar="N", help="longest answer")
     where = group.add_mutually_exclusive_group()
     where.add_argument("--cluster", type=Path, metavar="FILE.toml", help="the devices of this cluster file (world cluster)")
@@ -88,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
         bench = _tuned(bench, out, args)
     done = open_out(bench, out)
     cases = read_cases(bench, out / ANSWERS)
+    if bench.users:
+        return _loads(bench, cases, out, args)
     records, traces = _run(bench, cases, done, out, args)
     records = in_order(bench, cases, records)
     summary: dict[str, Any] = summarise(bench.name, bench.world, records)
@@ -102,6 +112,23 @@ def run(args: argparse.Namespace) -> int:
             show_validation(summary["validation"])
         note(f"results, tables and pictures are in {out}")
     return _verdict(records)
+
+
+def _loads(bench: Bench, cases: Sequence[Case], out: Path, args: argparse.Namespace) -> int:
+    done = read_loads(out / LOADS)
+    with _bar(args, "loads") as (start, step):
+        start(load_total(bench, cases), len(done))
+        records = run_loads(bench, cases, done, out, args.jobs, step)
+    summary = load_summary.summarise(bench.name, bench.world, records)
+    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
+    (out / "summary.md").write_text(load_report.markdown(summary), "utf-8")
+    load_report.draw(summary, out / "load.png")
+    if args.json:
+        print(json.dumps(summary))
+    else:
+        load_report.show(summary)
+        note(f"results, tables and pictures are in {out}")
+    return 1 if summary["wrong"] else 0
 
 
 def _verdict(records: Sequence[Record]) -> int:
@@ -127,6 +154,8 @@ def pick_experiment(args: argparse.Namespace) -> Bench:
         "new_tokens": args.max_new_tokens,
         "cluster": args.cluster,
         "local": args.local,
+        "users": None if args.users is None else tuple(sorted(set(args.users))),
+        "answers": args.answers,
     }
     if args.model not in (None, SYNTHETIC) and bench.is_synthetic and args.drafter is None:
         changes["drafters"] = (BUNDLED,)
@@ -173,6 +202,14 @@ def _check(bench: Bench, args: argparse.Namespace) -> None:
         raise InputError("--methods and --testbeds: expected a method that is run on one of the testbeds, got none")
     if bench.world == SIMULATED and bench.repeat > 1:
         raise InputError(f"--repeat: virtual time gives the same figures every time; expected 1, got {bench.repeat}")
+    if bench.users and bench.world != SIMULATED:
+        raise InputError(f"--users: loads are run in virtual time; expected --world simulated, got {bench.world}")
+    if bench.users and max(bench.users) > USERS_MAX:
+        raise InputError(f"--users: expected at most {USERS_MAX} at once, got {max(bench.users)}")
+    if args.tune and bench.users:
+        raise InputError("--tune works on single answers: expected no --users")
+    if bench.answers and not bench.users:
+        raise InputError("--answers is for loads: expected --users, too")
     if args.tune and bench.world != SIMULATED:
         raise InputError(f"--tune works in virtual time: expected --world simulated, got {bench.world}")
     if args.jobs > JOBS_MAX:

@@ -20,9 +20,10 @@ from flowspec.testbed.plain import Case, make_samplings, plain_cases
 from flowspec.testbed.prompts import Prompt, read_prompts
 from flowspec.testbed.summary import TUNED
 from flowspec.testbed.synthetic import PROMPT_TOKENS, synthetic_cases
-from flowspec.testbed.virtual_runs import Work, open_workers
+from flowspec.testbed.virtual_runs import VirtualRuns, Work, open_workers
 
 RESULTS = "results.jsonl"
+LOADS = "loads.jsonl"
 EXPERIMENT = "experiment.json"
 ANSWERS = "answers.json"
 TUNED_FILE = "tuned.toml"
@@ -95,7 +96,7 @@ def open_out(bench: Bench, out: Path, *, to_be_tuned: bool = False) -> list[Reco
     path = out / EXPERIMENT
     try:
         out.mkdir(parents=True, exist_ok=True)
-        known = _described(path) if (out / RESULTS).exists() or (out / TUNED_FILE).exists() else None
+        known = _described(path) if any((out / name).exists() for name in (RESULTS, LOADS, TUNED_FILE)) else None
         difference = None if known is None else _difference(known, described, to_be_tuned)
         if difference is not None:
             raise InputError(f"--out: {out} holds results of another experiment ({difference}); give another folder, or remove it")
@@ -143,7 +144,7 @@ def run_simulated(bench: Bench, cases: Sequence[Case], done: Sequence[Record], o
     assert bench.world == SIMULATED
     work = list(pending(bench, cases, {record.key for record in done}))
     found = list(done)
-    with open_workers(bench, warm_up_cases(cases), max(1, min(jobs, len(work)))) as run:
+    with open_workers(bench, warm_up_cases(cases), max(1, min(jobs, len(work))), VirtualRuns.records) as run:
         for one, records in run(work):
             write_records(out / RESULTS, records)
             found += records

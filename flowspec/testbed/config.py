@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flowspec.core import limits
 from flowspec.core.methods import make_method
 from flowspec.model.files import BUNDLED, bundled_folder
 from flowspec.plan.profile import DeviceProfile
@@ -26,6 +27,8 @@ AR = "ar"
 SHIPPED_PROMPTS = "shipped"
 TUNING_PROMPTS = "shipped-tuning"
 PROMPT_FILES = {SHIPPED_PROMPTS: "bench.jsonl", TUNING_PROMPTS: "bench-tuning.jsonl"}
+USERS_MAX = limits.CONVERSATIONS_MAX // 2
+"""Of a load: beside the answers under way the head remembers those that it is about to forget."""
 HEAD_MS = 0.5
 """What the head spends on an event: `testbed.overhead` measures about that on a laptop."""
 
@@ -112,7 +115,8 @@ class Testbed:
 class Bench:
     """An experiment. `limit` is prompts per file (None: all), `repeat` how often each is run (real worlds only).
 
-    The cluster world is that of the file `cluster`, or without one `local` daemons of this machine.
+    With `users` it is loads that are run, one of each number of users, of so many `answers` together (None: every prompt once). The cluster
+    world is that of the file `cluster`, or without one `local` daemons of this machine.
     """
 
     name: str
@@ -132,6 +136,8 @@ class Bench:
     cluster: Path | None = None
     published: tuple[Published, ...] = ()
     local: int = 4
+    users: tuple[int, ...] = ()
+    answers: int | None = None
 
     @property
     def is_synthetic(self) -> bool:

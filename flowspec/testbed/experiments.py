@@ -24,6 +24,7 @@ from flowspec.testbed.config import (
     SHIPPED_PROMPTS,
     SIMULATED,
     SYNTHETIC,
+    USERS_MAX,
     WORLDS,
     Bench,
     DrafterBoard,
@@ -74,6 +75,8 @@ _KEYS = frozenset(
         "context",
         "cluster",
         "local",
+        "users",
+        "answers",
     ]
 )
 _OF_REAL_MODELS = ("drafter", "drafters", "prompts")
@@ -113,6 +116,8 @@ def read_experiment(path: Path) -> Bench:
         context=table.whole("context", 1024),
         cluster=Path(_beside(path, table.text("cluster"))) if "cluster" in table.data else None,
         local=table.whole("local", 4),
+        users=_users(table, world) if "users" in table.data else (),
+        answers=table.whole("answers") if "answers" in table.data else None,
         published=tuple(_published(each, testbeds, setups) for each in table.tables("published")) if "published" in table.data else (),
     )
 
@@ -122,6 +127,15 @@ def _seeds(table: Table) -> tuple[int, ...]:
     if any(seed != int(seed) for seed in seeds):
         table.wrong("seeds", "a list of whole numbers from 0")
     return tuple(dict.fromkeys(int(seed) for seed in seeds))
+
+
+def _users(table: Table, world: str) -> tuple[int, ...]:
+    users = table.numbers("users")
+    if any(count != int(count) or not 1 <= count <= USERS_MAX for count in users):
+        table.wrong("users", f"a list of whole numbers from 1 to {USERS_MAX}")
+    if world != SIMULATED:
+        table.wrong("users", f"nothing in world {world}: loads are run in virtual time")
+    return tuple(sorted({int(count) for count in users}))
 
 
 def _drafters(table: Table) -> tuple[str, ...]:

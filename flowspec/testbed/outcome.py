@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -67,8 +67,8 @@ class Record:
 _NAMES = frozenset(field.name for field in fields(Record))
 
 
-def write_records(path: Path, records: Sequence[Record]) -> None:
-    """Appends records, a line each; half a line that an interruption left is removed first. Raises `InputError` if that cannot be."""
+def write_records(path: Path, records: Sequence[Any]) -> None:
+    """Appends records (data classes), a line each; half a line that an interruption left is removed first. Raises `InputError` if that cannot be."""
     lines = "".join(json.dumps(asdict(record)) + "\n" for record in records)
     try:
         with path.open("a+b") as file:
@@ -90,6 +90,11 @@ def _remove_half_line(file: BinaryIO) -> None:
 
 def read_records(path: Path) -> list[Record]:
     """All whole records of a file (none if it is not there); raises `InputError` for another kind of file."""
+    return [Record(**each) for each in read_lines(path, _NAMES)]
+
+
+def read_lines(path: Path, names: Collection[str]) -> list[dict[str, Any]]:
+    """The lines of such a file, which have just these names; otherwise as `read_records`."""
     if not path.exists():
         return []
     try:
@@ -97,6 +102,6 @@ def read_records(path: Path) -> list[Record]:
         found: list[Any] = [json.loads(line) for line in lines if line.endswith("\n")]
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: expected results of an earlier run, got {error}; remove it, or give another --out") from None
-    if not all(isinstance(each, dict) and each.keys() == _NAMES for each in found):
+    if not all(isinstance(each, dict) and each.keys() == set(names) for each in found):
         raise InputError(f"{path}: expected results of this version of FlowSpec, got others; remove it, or give another --out")
-    return [Record(**each) for each in found]
+    return found

@@ -66,7 +66,8 @@ def verdict(summary: Mapping[str, Any], key: str) -> list[str]:
     return [head + (":" if where else "."), *where]
 
 
-def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a GitHub table."""
     lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *rows]
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines] + [""]
 
@@ -103,25 +104,25 @@ def _section(table: Mapping[str, Any], world: str) -> list[str]:
     by_method = table["tokens_per_s"]
     best = {domain: max((each[domain] for each in by_method.values() if domain in each), default=0.0) for domain in domains}
     rows = [[name, *(_bold_best(by_method[name].get(domain), best[domain]) for domain in domains)] for name in table["methods"]]
-    lines = [f"## {place(table)} ({world})", "", "Tokens per second, the best in bold:", "", *_grid(["method", *domains], rows)]
+    lines = [f"## {place(table)} ({world})", "", "Tokens per second, the best in bold:", "", *grid(["method", *domains], rows)]
     for reference in table["references"]:
         ratios = table["speed_up"][reference]
         others = [name for name in table["methods"] if name != reference]
         lines += [f"Speed-up over `{reference}`:", ""]
-        lines += _grid(["method", *domains], [[name, *(times(ratios[name].get(domain)) for domain in domains)] for name in others])
+        lines += grid(["method", *domains], [[name, *(times(ratios[name].get(domain)) for domain in domains)] for name in others])
     explained = [[name, *_explained(table["statistics"][name])] for name in table["methods"]]
     bounds = [[name, *_bound(table["statistics"][name])] for name in table["methods"]]
     return [
         *lines,
         "What explains it (S: tokens per segment that gave any; rho: share of tokens that were in flight when they were known):",
         "",
-        *_grid(
+        *grid(
             ["method", "S", "rho", "accepted per segment", "busy by stage", "rows dropped per 100 run", "kB per token", "J per token"],
             explained,
         ),
         "Slot (tau), trip and the share of the bound `(1 - rho) trip + max(0, 1/S - (1 - rho)) tau` that was reached; agreement with plain decoding:",
         "",
-        *_grid(["method", "tau, ms", "trip, ms", "bound reached", "first token, s", EXACT, NEAR_TIE, WRONG], bounds),
+        *grid(["method", "tau, ms", "trip, ms", "bound reached", "first token, s", EXACT, NEAR_TIE, WRONG], bounds),
     ]
 
 
@@ -178,7 +179,7 @@ def _cells(cells: Sequence[Mapping[str, Any]]) -> list[str]:
         ]
         for cell in cells
     ]
-    return _grid(columns, rows)
+    return grid(columns, rows)
 
 
 def show(summary: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from flowspec.testbed.experiments import read_setups
 from flowspec.testbed.outcome import EXACT, Record
 from flowspec.testbed.plain import Case
 from flowspec.testbed.summary import TUNED
-from flowspec.testbed.virtual_runs import Work, Workers, open_workers
+from flowspec.testbed.virtual_runs import VirtualRuns, Work, Workers, open_workers
 
 ANSWERS = "tuning-answers.json"
 PROMPTS = 6
@@ -62,7 +62,7 @@ def tune(bench: Bench, path: Path, jobs: int, start: Start, step: Step) -> tuple
         path.parent.mkdir(parents=True, exist_ok=True)
         cases = read_cases(tuning, path.with_name(ANSWERS), for_tuning=True)
         start(sum(sum(len(values) for values in GRIDS[method].values()) for _, method in todo), 0)
-        with open_workers(tuning, warm_up_cases(cases, 1), jobs, keeps=True) as run:
+        with open_workers(tuning, warm_up_cases(cases, 1), jobs, VirtualRuns.records, keeps=True) as run:
             for testbed, method in todo:
                 best = _best(testbed, method, cases, run, step)
                 found.append(replace(best, name=method + TUNED, testbeds=(testbed.name,)))
@@ -70,7 +70,7 @@ def tune(bench: Bench, path: Path, jobs: int, start: Start, step: Step) -> tuple
     return tuple(setup for setup in found if setup.method in methods)
 
 
-def _best(testbed: Testbed, method: str, cases: Sequence[Case], run: Workers, step: Step) -> Setup:
+def _best(testbed: Testbed, method: str, cases: Sequence[Case], run: Workers[Work, list[Record]], step: Step) -> Setup:
     rates: dict[str, float] = {}
 
     def rate_all(setups: Sequence[Setup]) -> None:

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
+from typing import TypeVar
 
 from flowspec.core.learnt import Learnt
 from flowspec.errors import FlowSpecError
@@ -19,7 +20,7 @@ from flowspec.testbed.config import Bench, Setup, Testbed
 from flowspec.testbed.guesses import Drafting, Maker, open_drafting
 from flowspec.testbed.outcome import Record
 from flowspec.testbed.plain import Case
-from flowspec.testbed.simulated import Run, run
+from flowspec.testbed.simulated import Drafters, Run, run
 from flowspec.testbed.synthetic import Synthetic
 from flowspec.testbed.trace import Trace
 from flowspec.testbed.workers import interrupted_later, open_pool
@@ -60,26 +61,35 @@ class VirtualRuns:
     def runs(self, work: Work) -> list[Run]:
         found = []
         for testbed, setup in work.jobs:
-            learnt = copy.deepcopy(self._learnt_by(testbed, setup, work.case.sampling.temperature))
-            found.append(self._run(testbed, setup, work.case, learnt, self._makers))
+            learnt = self.learnt_by(testbed, setup, work.case.sampling.temperature)
+            found.append(run(self.bench, testbed, setup, work.case, self.drafters(setup, work.case), learnt))
+        self.end()
+        return found
+
+    def end(self) -> None:
+        """Some work is done; what drafters said in it is forgotten, unless its cases come again."""
         if not self._keeps:
             self._makers.clear()
-        return found
 
     def trace(self, testbed: Testbed, setup: Setup, case: Case) -> Trace:
         """What happened in one answer."""
         return self.runs(Work(number=0, case=case, jobs=((testbed, setup),)))[0].trace
 
-    def _learnt_by(self, testbed: Testbed, setup: Setup, temperature: float) -> Learnt | None:
+    def learnt_by(self, testbed: Testbed, setup: Setup, temperature: float) -> Learnt | None:
+        """What a head has learnt from the warm-up; a copy, from which it may learn on."""
         key = (testbed.name, setup.name, temperature)
         if key not in self._learnt:
             learnt = None
             for case in (case for case in self._warm_up if case.sampling.temperature == temperature):
-                learnt = self._run(testbed, setup, case, learnt, self._warm_up_makers).learnt
+                learnt = run(self.bench, testbed, setup, case, self._made(setup, case, self._warm_up_makers), learnt).learnt
             self._learnt[key] = learnt
-        return self._learnt[key]
+        return copy.deepcopy(self._learnt[key])
 
-    def _run(self, testbed: Testbed, setup: Setup, case: Case, learnt: Learnt | None, makers: Makers) -> Run:
+    def drafters(self, setup: Setup, case: Case) -> Drafters:
+        """The setup's models beside the target for one case in one world."""
+        return self._made(setup, case, self._makers)
+
+    def _made(self, setup: Setup, case: Case, makers: Makers) -> Drafters:
         coupled = setup.coupled or case.sampling.temperature == 0
         drafters = {}
         for name in self.bench.drafters_of(setup):
@@ -88,7 +98,7 @@ class VirtualRuns:
                 makers[key] = self._drafting(name, coupled).begin(case)
             if (drafter := makers[key]()) is not None:
                 drafters[name] = drafter
-        return run(self.bench, testbed, setup, case, drafters, learnt)
+        return drafters
 
     def _drafting(self, name: str, coupled: bool) -> Drafting:
         key = (name, coupled)
@@ -100,24 +110,30 @@ class VirtualRuns:
         return self._draftings[key]
 
 
-Workers = Callable[[Sequence[Work]], Iterator[tuple[Work, list[Record]]]]
-"""Runs work, and gives each with its records when they are there."""
+Task = TypeVar("Task")
+Found = TypeVar("Found")
+Do = Callable[[VirtualRuns, Task], Found]
+"""Does a task; it goes to other processes, so it is a function of a module or a method of `VirtualRuns`."""
+Workers = Callable[[Sequence[Task]], Iterator[tuple[Task, Found]]]
+"""Does tasks, and gives each with what came of it when it is there."""
 
 
 @contextlib.contextmanager
-def open_workers(bench: Bench, warm_up: Sequence[Case], jobs: int, *, keeps: bool = False) -> Iterator[Workers]:
-    """`jobs` processes for work of one experiment, or none for one job; an error and Ctrl-C end them at once."""
+def open_workers(
+    bench: Bench, warm_up: Sequence[Case], jobs: int, do: Do[Task, Found], *, keeps: bool = False
+) -> Iterator[Workers[Task, Found]]:
+    """`jobs` processes for tasks of one experiment, or none for one job; an error and Ctrl-C end them at once."""
     if jobs == 1:
         runs = VirtualRuns(bench, warm_up, keeps=keeps)
-        yield lambda works: ((one, runs.records(one)) for one in works)
+        yield lambda tasks: ((one, do(runs, one)) for one in tasks)
         return
     with open_pool(jobs, _start_worker, bench, warm_up, keeps) as pool:
 
-        def run_all(works: Sequence[Work]) -> Iterator[tuple[Work, list[Record]]]:
-            running: dict[Future[list[Record] | FlowSpecError], Work] = {}
+        def run_all(tasks: Sequence[Task]) -> Iterator[tuple[Task, Found]]:
+            running: dict[Future[Found | FlowSpecError], Task] = {}
             with interrupted_later():
-                for one in works:
-                    running[pool.submit(_work, one)] = one
+                for one in tasks:
+                    running[pool.submit(_do, do, one)] = one
             for future in as_completed(running):
                 result = future.result()
                 if isinstance(result, FlowSpecError):
@@ -137,10 +153,10 @@ def _start_worker(bench: Bench, warm_up: Sequence[Case], keeps: bool) -> None:
     _runs = VirtualRuns(bench, warm_up, keeps=keeps)
 
 
-def _work(work: Work) -> list[Record] | FlowSpecError:
-    """The records of some work, or why there are none."""
+def _do(do: Do[Task, Found], task: Task) -> Found | FlowSpecError:
+    """What comes of a task, or why nothing does."""
     assert _runs is not None, "the worker was not started"
     try:
-        return _runs.records(work)
+        return do(_runs, task)
     except FlowSpecError as error:
         return error

@@ -29,7 +29,7 @@ from flowspec.testbed.bench import (
 from flowspec.testbed.config import Bench, Setup
 from flowspec.testbed.outcome import EXACT, Record, read_records, write_records
 from flowspec.testbed.plain import Case
-from flowspec.testbed.virtual_runs import Work, open_workers
+from flowspec.testbed.virtual_runs import VirtualRuns, Work, open_workers
 from tests.testbed.benches import boards, synthetic
 from tests.testbed.records import record
 
@@ -299,7 +299,7 @@ def test_what_does_not_fit_the_context_is_refused_before_anything_is_answered(tm
     assert read_cases(synthetic(context=76), None)
 
 
-def die(work: Work) -> None:
+def die(do: object, work: Work) -> None:
     os._exit(1)
 
 
@@ -308,10 +308,10 @@ def test_an_error_of_a_worker_is_its_own_and_one_that_dies_is_named(monkeypatch:
     works = list(pending(BENCH, cases, set()))
     bad = replace(BENCH, model="/no/such/model", drafters=("ngram",))
     for jobs in (1, 2):
-        with pytest.raises(InputError, match="/no/such/model"), open_workers(bad, [], jobs) as run:
+        with pytest.raises(InputError, match="/no/such/model"), open_workers(bad, [], jobs, VirtualRuns.records) as run:
             list(run(works))
-    monkeypatch.setattr(virtual_runs, "_work", die)
-    with pytest.raises(FlowSpecError, match="a worker process ended") as caught, open_workers(BENCH, [], 2) as run:
+    monkeypatch.setattr(virtual_runs, "_do", die)
+    with pytest.raises(FlowSpecError, match="a worker process ended") as caught, open_workers(BENCH, [], 2, VirtualRuns.records) as run:
         list(run(works[:2]))
     assert caught.value.exit_status == 1
 

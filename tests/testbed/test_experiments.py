@@ -48,7 +48,7 @@ def test_a_shipped_experiment_reads(path: Path) -> None:
 
 
 def test_the_experiments_that_are_promised_are_there() -> None:
-    assert {path.stem for path in SHIPPED} >= {"coupling", "floor", "matrix", "paper", "paper-bundled"}
+    assert {path.stem for path in SHIPPED} >= {"cosine", "coupling", "floor", "matrix", "paper", "paper-bundled"}
     coupling = read_experiment(find_experiment("coupling"))
     assert [(one.method, one.options.get("nodes", one.options.get("segment_nodes")), one.coupled) for one in coupling.setups] == [
         (method, nodes, coupled) for method, nodes in (("tree-sd", 16), ("tree-sd", 32), ("continuous", 16)) for coupled in (True, False)
@@ -107,7 +107,7 @@ def test_tuned_methods_are_read_from_their_file_and_stay_on_their_testbeds(tmp_p
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ('name = "tiny"', "speed = 3", "unknown key 'speed'; expected acceptance, cluster"),
+        ('name = "tiny"', "speed = 3", "unknown key 'speed'; expected acceptance, answers, cluster"),
         ('name = "tiny"', 'name = ""', "name: expected a printable text, got ''"),
         ('name = "tiny"', "name = [", "expected TOML, got "),
         ('name = "tiny"', 'world = "dream"', "world: expected one of simulated, emulated, cluster, got 'dream'"),
@@ -307,7 +307,7 @@ def test_a_wrong_flag_is_one_line(tiny: str, flags: list[str], expected: str) ->
 
 
 def test_experiments_that_cannot_be_run_as_asked_are_refused(tiny: str) -> None:
-    with pytest.raises(InputError, match=r"--experiment: expected a file or one of coupling, .*paper.*, got 'nothing'"):
+    with pytest.raises(InputError, match=r"--experiment: expected a file or one of cosine, coupling, .*paper.*, got 'nothing'"):
         pick("--experiment", "nothing")
     with pytest.raises(InputError, match="--model: synthetic is for experiments that say its `acceptance`"):
         pick("--experiment", "paper-bundled", "--model", "synthetic")
