@@ -1,7 +1,7 @@
 """Run an experiment: methods x prompts x testbeds, on real, emulated or simulated devices.
 
 Writes results.jsonl while it runs, then summary.json, summary.md, speedup.png, timeline.png and trace.json; with users loads.jsonl, then
-summary.json, summary.md and load.png. Interrupted, it goes on where it was when it is started again. Exit status 1 if an answer differs
+summary.json, summary.md and load.png; with chains of models chains.png, too. Interrupted, it goes on where it was when it is started again. Exit status 1 if an answer differs
 from plain decoding's.
 """
 
@@ -24,7 +24,7 @@ from flowspec.core.limits import DRAFTERS_MAX
 from flowspec.draft.choose import NONE, check_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
-from flowspec.testbed import load_report, load_summary, plots, timeline
+from flowspec.testbed import chain_report, chains, load_report, load_summary, plots, timeline
 from flowspec.testbed.bench import ANSWERS, LOADS, TUNED_FILE, Step, in_order, open_out, read_cases, run_simulated, total, warm_up_cases
 from flowspec.testbed.command import reals, wholes
 from flowspec.testbed.config import CLUSTER, SIMULATED, SYNTHETIC, USERS_MAX, WORLDS, Bench, Setup, Testbed
@@ -103,11 +103,15 @@ def run(args: argparse.Namespace) -> int:
     summary: dict[str, Any] = summarise(bench.name, bench.world, records)
     if bench.published:
         summary["validation"] = validate(bench, records)
+    if tables := chains.compare(bench, records):
+        summary["chains"] = tables
+        chain_report.draw(bench, records, out / "chains.png")
     _write(bench, cases, summary, traces, out)
     if args.json:
         print(json.dumps(summary))
     else:
         show(summary)
+        chain_report.show(summary.get("chains", ()), bench.world)
         if bench.published:
             show_validation(summary["validation"])
         note(f"results, tables and pictures are in {out}")
@@ -269,7 +273,7 @@ def _bar(args: argparse.Namespace, text: str) -> Iterator[tuple[Start, Step]]:
 
 def _write(bench: Bench, cases: Sequence[Case], summary: dict[str, Any], traces: dict[str, Trace], out: Path) -> None:
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
-    (out / "summary.md").write_text(markdown(summary), "utf-8")
+    (out / "summary.md").write_text(markdown(summary) + chain_report.markdown(summary.get("chains", ()), bench.world), "utf-8")
     plots.speedup(summary, out / "speedup.png")
     if bench.world == SIMULATED:
         traces = _simulated_traces(bench, cases)

@@ -22,6 +22,7 @@ from flowspec.plan.timing import LinkSpec
 SIMULATED, EMULATED, CLUSTER = "simulated", "emulated", "cluster"
 WORLDS = (SIMULATED, EMULATED, CLUSTER)
 SYNTHETIC = "synthetic"
+FIXED, AUTO = "fixed", "auto"
 OURS = "continuous"
 AR = "ar"
 SHIPPED_PROMPTS = "shipped"
@@ -37,8 +38,8 @@ HEAD_MS = 0.5
 class Setup:
     """A method as it is run. `coupled`: its drafters rank with the target's noise.
 
-    `drafters` are the models beside the target that it uses, None for the experiment's own, as many as the method can use. `is_chain`: they are
-    levels of a chain, in this order, drafters without it.
+    `drafters` are the models beside the target that it uses, None for the experiment's own, as many as the method can use. With a `chain` they
+    are its levels, in this order: those of a `FIXED` one, or, with `AUTO`, those that the method chooses among.
 
     `published`: as the papers' code does it, not as kindly as ours: hidden states of all rows travel back, the head verifies, and
     stages wait for its verdict every turn (`testbed.simulated` says what that costs).
@@ -50,7 +51,7 @@ class Setup:
     coupled: bool = True
     published: bool = False
     drafters: tuple[str, ...] | None = None
-    is_chain: bool = False
+    chain: str = ""
     testbeds: tuple[str, ...] = ()
     """Where it is run; everywhere, if none is named."""
 

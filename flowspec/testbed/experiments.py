@@ -18,7 +18,9 @@ from flowspec.plan.shape import PRECISION_BYTES, find_shape
 from flowspec.plan.tables import Table, read_toml
 from flowspec.plan.timing import LinkSpec
 from flowspec.testbed.config import (
+    AUTO,
     CLUSTER,
+    FIXED,
     HEAD_MS,
     PROMPT_FILES,
     SHIPPED_PROMPTS,
@@ -311,7 +313,7 @@ def _known(table: Table, key: str, find: Callable[[], Found]) -> Found:
 _REAL_MAX = {"value_min": 1.0, "window_slack": 16.0}
 _MOST = {"width": WIDTH_MAX}
 _FLAGS = ("routing", "fusion")
-CHAIN, AUTO = "chain", "auto"
+CHAIN = "chain"
 
 
 def _setup(table: Table, drafters: Sequence[str] = ()) -> Setup:
@@ -329,7 +331,7 @@ def _setup(table: Table, drafters: Sequence[str] = ()) -> Setup:
         coupled=table.flag("coupled", True),
         published=table.flag("published", False),
         drafters=chosen,
-        is_chain=CHAIN in table.data,
+        chain="" if CHAIN not in table.data else AUTO if table.data[CHAIN] == AUTO else FIXED,
         testbeds=tuple(table.texts("testbeds")) if "testbeds" in table.data else (),
     )
 

@@ -85,7 +85,7 @@ def _check(bench: Bench) -> None:
                 f"world {bench.world}: method {setup.name!r} runs as its paper's code does it (published = true), "
                 "which is computed in the simulated world only; choose other --methods"
             )
-        if len(bench.drafters_of(setup)) > 1 or setup.is_chain:
+        if len(bench.drafters_of(setup)) > 1 or setup.chain:
             raise InputError(
                 f"world {bench.world}: method {setup.name!r} has several models beside the target, "
                 "which is computed in the simulated world only; choose other --methods"

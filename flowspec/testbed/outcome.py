@@ -21,7 +21,8 @@ Key = tuple[str, str, str, float, int, int]
 class Record:
     """Figures of one answer; times in seconds of its world. `tau_s` and `trip_s` are what a slot and a trip cost in it.
 
-    `bound_s` is the least time per token at this `S` and `rho`; `energy_j` counts all boards of the testbed.
+    `chains` are the chains of models that were chosen, each as (tokens known, seconds, models, reason), none where nothing is chosen. `bound_s`
+    is the least time per token at this `S` and `rho`; `energy_j` counts all boards of the testbed.
     """
 
     experiment: str
@@ -50,6 +51,7 @@ class Record:
     tau_s: float
     trip_s: float
     bound_s: float
+    chains: list[Any]
     events: int
     digest: str
 
@@ -57,6 +59,11 @@ class Record:
     def key(self) -> Key:
         """What tells one answer of an experiment from all others."""
         return (self.testbed, self.method, self.prompt_id, self.temperature, self.seed, self.repeat)
+
+    @property
+    def whole_s(self) -> float:
+        """From the question to the last token."""
+        return self.time_to_first_token_s + self.decode_s
 
     @property
     def bound_share(self) -> float:

@@ -88,6 +88,7 @@ def record_of(
         tau_s=slots.tau_s if slots else 0.0,
         trip_s=slots.trip_s if slots else 0.0,
         bound_s=slots.bound_s(found["tokens_per_commit"], found["share_in_flight"]) if slots else 0.0,
+        chains=list(found.get("chains", ())),
         events=events,
         digest=digest,
     )

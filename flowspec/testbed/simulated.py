@@ -85,7 +85,7 @@ def experiment(testbed: Testbed, setup: Setup, context: int, models: Sequence[st
         context=context,
         drafting=places.curves,
         boards=places.boards,
-        levels=tuple(range(len(models))) if setup.is_chain else (),
+        levels=tuple(range(len(models))) if setup.chain else (),
         head_s=testbed.head_s,
         row_bytes=row,
         returned_row_bytes=row if setup.published else 0,

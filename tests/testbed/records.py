@@ -32,6 +32,7 @@ def record(method: str, prompt: str, tokens: int, seconds: float, **changes: Any
         "tau_s": 0.1,
         "trip_s": 0.2,
         "bound_s": 0.1,
+        "chains": [],
         "events": 1,
         "digest": "00",
     }

@@ -14,7 +14,7 @@ from flowspec.plan.profile import find_profile
 from flowspec.plan.shape import find_shape
 from flowspec.plan.timing import LinkSpec
 from flowspec.sim.board import BoardSpec
-from flowspec.testbed.config import Bench, DrafterBoard, Setup
+from flowspec.testbed.config import AUTO, FIXED, Bench, DrafterBoard, Setup
 from flowspec.testbed.drafter_places import drafting_curve, places_of
 from flowspec.testbed.experiments import read_experiment
 from flowspec.testbed.outcome import EXACT
@@ -62,14 +62,14 @@ def test_a_setup_uses_what_it_names_or_as_many_as_it_can(tmp_path: Path) -> None
     chains = METHOD.replace("some", "mid") + 'chain = ["mid"]\n' + METHOD.replace("some", "all") + 'chain = "auto"\n'
     plain = METHOD.replace("some", "none") + "chain = []\n"
     bench = read(tmp_path, TOML + some + chains + plain)
-    assert {setup.name: (bench.drafters_of(setup), setup.is_chain) for setup in bench.setups} == {
-        "ar": ((), False),
-        "tree-sd": (("draft",), False),
-        "continuous": (("draft", "mid", "draft-math"), False),
-        "some": (("draft-math", "draft"), False),
-        "mid": (("mid",), True),
-        "all": (("draft", "mid", "draft-math"), True),
-        "none": ((), True),
+    assert {setup.name: (bench.drafters_of(setup), setup.chain) for setup in bench.setups} == {
+        "ar": ((), ""),
+        "tree-sd": (("draft",), ""),
+        "continuous": (("draft", "mid", "draft-math"), ""),
+        "some": (("draft-math", "draft"), ""),
+        "mid": (("mid",), FIXED),
+        "all": (("draft", "mid", "draft-math"), AUTO),
+        "none": ((), FIXED),
     }
 
 
@@ -149,11 +149,11 @@ def test_boards_that_a_setup_does_not_use_take_energy_too() -> None:
     assert energy_of(more, 2.0, [1.0, 0.5], {None: 0.25, 1: 0.5}) == pytest.approx(before_j + PI.energy_j(2.0, 0.0) + PI.energy_j(2.0, 0.5))
 
 
-@pytest.mark.parametrize("is_chain", [False, True])
-def test_several_models_on_boards_of_their_own_give_the_plain_answer(is_chain: bool) -> None:
+@pytest.mark.parametrize("chain", ["", FIXED])
+def test_several_models_on_boards_of_their_own_give_the_plain_answer(chain: str) -> None:
     (case,) = synthetic_cases(1, [Sampling(temperature=1.0, seed=4)], 16)
     models = {name: drafter for name in ("draft", "mid") if (drafter := Synthetic(0.6, 1024).begin(case)()) is not None}
-    found = run(synthetic(), boards(boards=(APART,)), replace(OURS, is_chain=is_chain), case, models)
+    found = run(synthetic(), boards(boards=(APART,)), replace(OURS, chain=chain), case, models)
     assert found.record.agreement == EXACT
-    assert found.learnt.trust.levels == ((0, 1) if is_chain else (0, 0))
+    assert found.learnt.trust.levels == ((0, 1) if chain else (0, 0))
     assert all(calibrator.weight > 0 for calibrator in found.learnt.trust.calibrators)

@@ -48,7 +48,7 @@ def test_a_shipped_experiment_reads(path: Path) -> None:
 
 
 def test_the_experiments_that_are_promised_are_there() -> None:
-    assert {path.stem for path in SHIPPED} >= {"cosine", "coupling", "floor", "matrix", "paper", "paper-bundled"}
+    assert {path.stem for path in SHIPPED} >= {"cosine", "coupling", "floor", "matrix", "paper", "paper-bundled", "specrouter"}
     coupling = read_experiment(find_experiment("coupling"))
     assert [(one.method, one.options.get("nodes", one.options.get("segment_nodes")), one.coupled) for one in coupling.setups] == [
         (method, nodes, coupled) for method, nodes in (("tree-sd", 16), ("tree-sd", 32), ("continuous", 16)) for coupled in (True, False)
