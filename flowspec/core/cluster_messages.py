@@ -49,11 +49,27 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drafting:
+    """What a daemon must know to draft with a model: how many token ids the target has (its own may be padded differently).
+
+    `coupled` says that it ranks with the target's noise.
+    """
+
+    vocabulary: int
+    coupled: bool
+
+    def __post_init__(self) -> None:
+        check_range("vocabulary", self.vocabulary, 1, limits.VOCABULARY_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
     """Makes a daemon stage `stage` of `stages`: load layers `[first_layer, end_layer)`, send on to `next_hop` (`host:port` of `next_name`).
 
     `captures` names hidden states that a drafter wants of committed nodes: the inputs of those layers, `layer_count` being
     the output after the final norm. They ride behind the hidden states to the last stage, and back with Verified.
+
+    With `drafting` the daemon becomes a drafter instead: all layers of a small model, which answers `Expand` with `Proposed`.
     """
 
     model: str
@@ -68,6 +84,7 @@ class Assign:
     dtype: str
     context: int
     captures: tuple[int, ...] = ()
+    drafting: Drafting | None = None
 
     def __post_init__(self) -> None:
         check_text("model", self.model, limits.TEXT_CHARS_MAX)
@@ -89,11 +106,22 @@ class Assign:
         check_range("context", self.context, 1, limits.CONTEXT_MAX)
         check_all("captures", self.captures, 0, self.layer_count, limits.CAPTURES_MAX)
         check(list(self.captures) == sorted(set(self.captures)), "captures", self.captures, "layers in growing order")
+        if self.drafting is not None:
+            check(self.stages == 1, "stages", self.stages, "1 of a drafter")
+            check(self.first_layer == 0, "first_layer", self.first_layer, "0 of a drafter, which holds all layers")
+            check(not self.captures, "captures", self.captures, "none of a drafter")
 
     @property
     def payload_dtype(self) -> str:
         """Of the rows that this stage receives."""
         return ACTIVATIONS[self.dtype]
+
+    @property
+    def told(self) -> str:
+        """What is assigned, for a log."""
+        if self.drafting is not None:
+            return f"drafter {self.model} ({self.dtype})"
+        return f"layers {self.first_layer} to {self.end_layer - 1} of {self.model} (stage {self.stage + 1} of {self.stages}, {self.dtype})"
 
     def payload_width(self, hidden_size: int) -> int:
         """Width of the rows that this stage receives: the hidden state and what earlier stages captured."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.core import limits
-from flowspec.core.messages import Commit, Hop, Open, Release, Sampling, Segment, Verified
+from flowspec.core.messages import Commit, Hop, Open, Proposal, Release, Sampling, Segment, Verified
 from flowspec.core.statistics import Statistics
 
 # ------------------------------------------------------------------------------------------ a stage's events
@@ -169,17 +169,6 @@ class Forget:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedArrived:
     verified: Verified
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """What a drafter proposes below one node: `tokens`, likeliest first, with its own confidence in each (0 to 1)."""
-
-    request: int
-    epoch: int
-    node: int
-    tokens: tuple[int, ...]
-    confidences: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flowspec.core import limits
-from flowspec.core.events import Proposal
+from flowspec.core.messages import Proposal
 from flowspec.core.mirror import SWEEP_AT, has_room_below
 from flowspec.core.trust import Offers, Ranked, Trust
 from flowspec.tree import CHANCE_MIN, NodeState

@@ -1,7 +1,7 @@
 """What devices say to each other. Every message is frozen and validated when built, on either end.
 
-`Segment`, `Verified`, `Open`, `Commit` and `Release`, which are here, make up the protocol of the token trees; `cluster_messages` set a cluster up and
-watch it, with `weight_messages` and `facts`. A broken rule raises `ValueError`: our own bug when we build a message, a peer's when the codec does.
+`Segment`, `Verified`, `Open`, `Commit` and `Release`, which are here, make up the protocol of the token trees, `Expand` and `Proposed` that of drafters on
+devices of their own; `cluster_messages` set a cluster up and watch it, with `weight_messages` and `facts`. A broken rule raises `ValueError`: our own bug when we build a message, a peer's when the codec does.
 """
 
 from __future__ import annotations
@@ -230,5 +230,66 @@ class Verified:
         return sum(len(part.ids) for part in self.parts)
 
 
+# ------------------------------------------------------------------------------------------------- drafting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expand:
+    """Run these rows through the drafter that the daemon holds, and propose up to `width` children for each root or uncommitted one.
+
+    The segment's number is the job's. Openings and commits are in it, as for a stage; the control connection carries it, in order with `Release`.
+    """
+
+    segment: Segment
+    width: int
+
+    def __post_init__(self) -> None:
+        check_range("width", self.width, 1, limits.DRAFT_WIDTH_MAX)
+        check(not self.segment.hops, "hops", len(self.segment.hops), "none: a drafter is no stage")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """What a drafter proposes below one node: `tokens`, likeliest first, with its own confidence in each (0 to 1).
+
+    Drafters at the head make many of them that go nowhere, so it is `Proposed` that checks them.
+    """
+
+    request: int
+    epoch: int
+    node: int
+    tokens: tuple[int, ...]
+    confidences: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposed:
+    """A daemon's answer to `Expand`: what its drafter proposes, and how long that took by its clock."""
+
+    job: int
+    proposals: tuple[Proposal, ...]
+    compute_s: float
+
+    def __post_init__(self) -> None:
+        check_range("job", self.job, 0, limits.ID_MAX)
+        check_range("compute_s", self.compute_s, 0, 1e6)
+        check(
+            len(self.proposals) <= limits.NODES_PER_SEGMENT_MAX, "proposals", len(self.proposals), f"at most {limits.NODES_PER_SEGMENT_MAX}"
+        )
+        for proposal in self.proposals:
+            for field in ("request", "epoch", "node"):
+                check_range(field, getattr(proposal, field), 0, limits.ID_MAX)
+            check_all("tokens", proposal.tokens, 0, limits.VOCABULARY_MAX, limits.DRAFT_WIDTH_MAX)
+            check(
+                len(proposal.confidences) == len(proposal.tokens),
+                "confidences",
+                len(proposal.confidences),
+                f"{len(proposal.tokens)} entries",
+            )
+            check(all(0 <= each <= 1 for each in proposal.confidences), "confidences", proposal.confidences, "each from 0 to 1")
+
+
 ClusterMessage = Hello | Welcome | Assign | Loading | Ready | Reset | Ping | Pong | Error
-Message = ClusterMessage | Open | Commit | Segment | Verified | Release | WeightQuestion | WeightAnswer | AskFacts | Facts
+Message = (
+    ClusterMessage | Open | Commit | Segment | Verified | Release | WeightQuestion | WeightAnswer | AskFacts | Facts | Expand | Proposed
+)

@@ -21,12 +21,11 @@ from flowspec.core.events import (
     ControlArrived,
     LayersDone,
     OpenCache,
-    Proposal,
     RunLayers,
     SegmentArrived,
     StageCommand,
 )
-from flowspec.core.messages import Release, Sampling, Segment
+from flowspec.core.messages import Proposal, Release, Sampling, Segment
 from flowspec.core.slots import slots_in
 from flowspec.core.stage import StageCore
 from flowspec.draft.ranking import F32, Ranker

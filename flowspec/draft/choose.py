@@ -61,7 +61,7 @@ def open_drafter(
     files.check_weights()
     vocabulary_size = target.config().vocab_size
     _check_tokenizer(name, files, target, vocabulary_size)
-    return LanguageModelDrafter(files, dtype, device, context=context, vocabulary_size=vocabulary_size, coupled=coupled)
+    return LanguageModelDrafter.load(files, dtype, device, context=context, vocabulary_size=vocabulary_size, coupled=coupled)
 
 
 def check_drafter(name: str) -> None:

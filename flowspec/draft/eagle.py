@@ -20,8 +20,8 @@ import numpy.typing as npt
 import torch
 
 from flowspec.core import limits
-from flowspec.core.events import JobPart, Proposal, RunLayers
-from flowspec.core.messages import Open, Part, Release, Segment
+from flowspec.core.events import JobPart, RunLayers
+from flowspec.core.messages import Open, Part, Proposal, Release, Segment
 from flowspec.draft.cached import Row, TreeCachedDrafter
 from flowspec.draft.eagle_head import EagleHead
 from flowspec.draft.ranking import F32, Ranker

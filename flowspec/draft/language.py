@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -16,36 +17,37 @@ from flowspec.model.slice import Slice
 from flowspec.model.support import context_max
 
 
+def positions_of(config: Any) -> int:
+    """How many positions a model can draft for."""
+    return min(context_max(config), limits.CONTEXT_MAX)
+
+
 class LanguageModelDrafter(TreeCachedDrafter):
-    """A `Drafter` of kind `model`. Torch's threads are left as they are: it lives in the head's process."""
+    """A `Drafter` of kind `model`. Torch's threads are left as they are: it lives in the head's process, or is all that a daemon computes."""
 
     kind = "model"
 
-    def __init__(
-        self,
-        files: ModelFiles,
-        dtype: str,
-        device: torch.device,
-        *,
-        context: int | None = None,
-        vocabulary_size: int | None = None,
-        coupled: bool = True,
-    ) -> None:
-        """Loads the model; raises `InputError` when that cannot be.
+    def __init__(self, model: Slice, *, context: int | None = None, vocabulary_size: int | None = None, coupled: bool = True) -> None:
+        """Drafts with a model that is loaded whole.
 
         `context` is the target's (None: no less than the drafter's own), `vocabulary_size` the number of ids that the target
         takes: a drafter's vocabulary may be padded differently.
         """
-        layer_count = files.raw_config()["num_hidden_layers"]
-        self._model = Slice.load(files, Span(first=0, end=layer_count, count=layer_count), dtype, device)
-        own = min(context_max(self._model.config), limits.CONTEXT_MAX)
+        self._model = model
+        own = positions_of(model.config)
         self.context = own if context is None else min(own, context)
         super().__init__(
-            Ranker(vocabulary_size or self._model.config.vocab_size, coupled=coupled),
+            Ranker(vocabulary_size or model.config.vocab_size, coupled=coupled),
             context_max=max(self.context, context or 0),
-            device=device,
-            slot_bytes=self._model.slot_bytes,
+            device=model.device,
+            slot_bytes=model.slot_bytes,
         )
+
+    @classmethod
+    def load(cls, files: ModelFiles, dtype: str, device: torch.device, **options: Any) -> LanguageModelDrafter:
+        """Loads the model; raises `InputError` when that cannot be. `options` are those of the class."""
+        layer_count = files.raw_config()["num_hidden_layers"]
+        return cls(Slice.load(files, Span(first=0, end=layer_count, count=layer_count), dtype, device), **options)
 
     @property
     def weight_bytes(self) -> int:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flowspec.core import limits
-from flowspec.core.events import Proposal
-from flowspec.core.messages import Open, Part, Release, Segment
+from flowspec.core.messages import Open, Part, Proposal, Release, Segment
 from flowspec.errors import PeerError
 
 if TYPE_CHECKING:

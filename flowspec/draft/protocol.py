@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from flowspec.core.events import Proposal
-from flowspec.core.messages import Release, Segment
+from flowspec.core.messages import Proposal, Release, Segment
 
 if TYPE_CHECKING:
     import torch

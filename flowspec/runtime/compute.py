@@ -1,4 +1,4 @@
-"""The compute thread of a daemon: loads slices and runs jobs, one after another, while the poller keeps listening.
+"""The compute thread of a daemon: loads slices and drafters and runs jobs, one after another, while the poller keeps listening.
 
 Work goes in by `post`, results come back on `results` with a wake-up. Heavy imports happen here, on the first Assign.
 """
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from flowspec.core.cluster_messages import Assign
 from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers
+from flowspec.core.messages import Expand, Proposed, Release
 from flowspec.core.slots import slots_in
 from flowspec.errors import FlowSpecError, NoRoomError
 from flowspec.model.files import ModelFiles
@@ -32,6 +33,7 @@ from flowspec.wire.codec import Tensor
 if TYPE_CHECKING:
     import torch
 
+    from flowspec.draft.language import LanguageModelDrafter
     from flowspec.model.pieces import Span
     from flowspec.model.slice import Slice
 
@@ -70,8 +72,8 @@ class Crashed:
     error: BaseException
 
 
-Result = Loaded | LoadProgress | Asked | Failed | Crashed | LayersDone
-Work = Assign | RunLayers | OpenCache | ClearSlots | CloseCache
+Result = Loaded | LoadProgress | Asked | Failed | Crashed | LayersDone | Proposed
+Work = Assign | RunLayers | OpenCache | ClearSlots | CloseCache | Expand | Release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,7 @@ class ComputeThread:
         self._hold = 0
         self.line = Line(self._tell)
         self._slice: Slice | None = None
+        self._drafter: LanguageModelDrafter | None = None
         self._files: ModelFiles | None = None
         self._loaded_as: tuple[object, ...] | None = None
         self._dead: tuple[tuple[int, int], frozenset[int]] = ((0, 0), frozenset())
@@ -156,12 +159,22 @@ class ComputeThread:
         assert self._slice is not None, "work before a slice is loaded"
         if isinstance(work, RunLayers):
             self._tell(self._run_layers(self._slice, work))
+        elif isinstance(work, Expand | Release):
+            assert self._drafter is not None, "a drafter's work for a stage"
+            self._draft(self._drafter, work)
         elif isinstance(work, OpenCache):
             self._slice.open_cache(work.request, work.slots)
         elif isinstance(work, ClearSlots):
             self._slice.clear_slots(work.request, work.slots)
         else:
             self._slice.close_cache(work.request)
+
+    def _draft(self, drafter: LanguageModelDrafter, work: Expand | Release) -> None:
+        if isinstance(work, Release):
+            return drafter.release(work)
+        started_s = time.monotonic()
+        proposals = drafter.draft(work.segment, work.width)
+        self._tell(Proposed(job=work.segment.segment, proposals=proposals, compute_s=time.monotonic() - started_s))
 
     def _run_layers(self, part: Slice, job: RunLayers) -> LayersDone:
         started_s = time.monotonic()
@@ -196,13 +209,11 @@ class ComputeThread:
         wanted = (assign.fingerprint, assign.first_layer, assign.end_layer, assign.dtype)
         if self._slice is not None and self._files is not None and self._loaded_as == wanted:
             self._slice.close_all()
-            self._slice.captures = assign.captures
-            self._slice.cache_bytes_max = check_memory(
-                self._files, span, assign, self._slice.device, self.machine.memory_bytes, is_loaded=True
-            )
+            room = check_memory(self._files, span, assign, self._slice.device, self.machine.memory_bytes, is_loaded=True)
+            self._take_on(self._slice, assign, room)
             self._tell(_loaded(self._slice, reused=True))
             return
-        self._slice, self._files, self._loaded_as = None, None, None
+        self._slice, self._drafter, self._files, self._loaded_as = None, None, None, None
         give_back()
         use_threads(self.machine.threads)
         device = pick_device(self.machine.device)
@@ -215,10 +226,20 @@ class ComputeThread:
                 self._slice = Slice.load(files, span, assign.dtype, device, partial(self.line.show, "loading"), rounded)
         finally:
             self.line.end()
-        self._slice.captures = assign.captures
-        self._slice.cache_bytes_max = cache_bytes_max
+        self._take_on(self._slice, assign, cache_bytes_max)
         self._files, self._loaded_as = files, wanted
         self._tell(_loaded(self._slice, reused=False, received_bytes=received_bytes))
+
+    def _take_on(self, part: Slice, assign: Assign, cache_bytes_max: int) -> None:
+        """Makes of loaded layers what is assigned, with nothing cached."""
+        part.captures = assign.captures
+        part.cache_bytes_max = cache_bytes_max
+        self._drafter = None
+        if assign.drafting is not None:
+            from flowspec.draft.language import LanguageModelDrafter
+
+            told = assign.drafting
+            self._drafter = LanguageModelDrafter(part, context=assign.context, vocabulary_size=told.vocabulary, coupled=told.coupled)
 
     def _open(self, assign: Assign, span: Span) -> ModelFiles:
         """The model where it lies on this device, else as the head offers it."""

@@ -1,4 +1,4 @@
-"""The daemon: one process per device, one port, one stage of whichever head holds it.
+"""The daemon: one process per device, one port, one stage or one drafter of whichever head holds it.
 
 A poller thread owns the sockets and the `StageCore`; a compute thread owns the tensors. Peers (a head's control and data
 connections, the previous stage) announce themselves with Hello. A head that assigns a slice holds the daemon until it
@@ -21,6 +21,7 @@ import zmq
 from flowspec import __version__
 from flowspec.core import limits
 from flowspec.core.cluster_messages import Assign, Error, Loading, Ping, Pong, Reset, Welcome
+from flowspec.core.drafter import DrafterCore, DrafterEvent
 from flowspec.core.events import (
     ClearSlots,
     CloseCache,
@@ -34,7 +35,7 @@ from flowspec.core.events import (
 )
 from flowspec.core.facts import AskFacts
 from flowspec.core.incarnation import Claim, Lease
-from flowspec.core.messages import Commit, Message, Open, Release, Segment
+from flowspec.core.messages import Commit, Expand, Message, Open, Proposed, Release, Segment
 from flowspec.core.stage import StageCore
 from flowspec.errors import FlowSpecError, NoRoomError, PeerError
 from flowspec.runtime import timeouts
@@ -42,7 +43,7 @@ from flowspec.runtime.compute import ComputeThread, Crashed, Failed, Loaded, Mac
 from flowspec.runtime.emulation import DeviceEmulation
 from flowspec.runtime.health.clerk import Clerk
 from flowspec.runtime.heap import share_one_heap
-from flowspec.runtime.hold import Hold
+from flowspec.runtime.hold import Hold, core_of
 from flowspec.runtime.peers import Peer, Peers
 from flowspec.runtime.port import Port
 from flowspec.runtime.security.keyring import Keyring
@@ -234,8 +235,12 @@ class Daemon:
         if isinstance(message, Ping):
             resident, core = psutil.Process().memory_info().rss, hold.core
             peer.link.send(Pong(queued=core.queued, done=core.done, memory_bytes=resident, running_s=core.running_s(now_s)))
-        elif isinstance(message, Open | Commit | Release):
+        elif isinstance(message, Open | Commit | Release) and isinstance(hold.core, StageCore):
             self._step(hold, ControlArrived(message=message), now_s)
+        elif isinstance(message, Expand | Release) and isinstance(hold.core, DrafterCore):
+            if isinstance(message, Expand):
+                hold.check_expand(message)
+            self._step(hold, message, now_s)
         elif isinstance(message, Reset):
             self._let_go(f"head {hold.name} is done")
         else:
@@ -255,23 +260,9 @@ class Daemon:
             return
         if claim is Claim.SUPERSEDES:
             self._let_go(f"head {peer.hello.name} forms another pipeline")
-        log.info(
-            "head %s assigns layers %d to %d of %s (stage %d of %d, %s)",
-            peer.hello.name,
-            assign.first_layer,
-            assign.end_layer - 1,
-            assign.model,
-            assign.stage + 1,
-            assign.stages,
-            assign.dtype,
-        )
+        log.info("head %s assigns %s", peer.hello.name, assign.told)
         self._holds_begun += 1
-        core = StageCore(
-            is_last=assign.stage == assign.stages - 1,
-            slots_max=assign.context + limits.TREE_NODES_MAX,
-            returns_features=bool(assign.captures),
-        )
-        hold = Hold(self._holds_begun, peer, assign, core)
+        hold = Hold(self._holds_begun, peer, assign, core_of(assign))
         if self._emulation is not None:
             hold.shape = self._emulation.shaper(assign.stage)
         for other in self._peers:
@@ -339,11 +330,13 @@ class Daemon:
         for command in hold.core.handle(event, now_s):
             self._execute(hold, command)
 
-    def _execute(self, hold: Hold, command: StageCommand) -> None:
-        if isinstance(command, RunLayers | OpenCache | ClearSlots | CloseCache):
+    def _execute(self, hold: Hold, command: StageCommand | DrafterEvent) -> None:
+        if isinstance(command, RunLayers | OpenCache | ClearSlots | CloseCache | Expand | Release):
             self._compute.post(hold.number, command)
         elif isinstance(command, Trim):
             self._compute.trim(hold.number, command.job, command.rows)
+        elif isinstance(command, Proposed):
+            hold.control.link.send(command)  # a head that is gone is noticed by its lease
         else:
             message = command.segment if isinstance(command, SendSegment) else command.verified
             tensor = command.payload.select(command.rows) if command.rows else None

@@ -1,4 +1,4 @@
-"""A head's hold on a daemon: the stage it made of it, and what that stage can be sent."""
+"""A head's hold on a daemon: the stage or drafter it made of it, and what that can be sent."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import psutil
 import zmq
 
 from flowspec import __version__
+from flowspec.core import limits
 from flowspec.core.cluster_messages import Assign, Error, Hello, Ready, Welcome
-from flowspec.core.messages import Message, Segment
+from flowspec.core.drafter import DrafterCore
+from flowspec.core.messages import Expand, Message, Segment
 from flowspec.core.stage import StageCore
 from flowspec.core.weight_messages import AskModel, ModelOffer, NameList, TensorBytes, TensorList, WeightAnswer, WeightQuestion
 from flowspec.errors import PeerError
@@ -30,12 +32,12 @@ log = logging.getLogger("flowspec.daemon")
 
 @dataclass(slots=True)
 class Hold:
-    """The head that holds this daemon, and the stage it made of it."""
+    """The head that holds this daemon, and the stage or drafter it made of it."""
 
     number: int
     control: Peer
     assign: Assign
-    core: StageCore
+    core: StageCore | DrafterCore
     shape: Shaper | None = None
     next_hop: Link | None = None
     next_monitor: Monitor | None = None
@@ -54,21 +56,25 @@ class Hold:
 
     def check_segment(self, segment: Segment, payload: Tensor | None) -> None:
         """Raises `PeerError` for a segment that this stage's slice cannot run."""
-        if self.loaded is None:
-            raise PeerError("a segment came before the slice was loaded")
+        if self.loaded is None or self.assign.drafting is not None:
+            raise PeerError("a segment came before the slice was loaded" if self.loaded is None else "a drafter takes no segments alone")
         if len(segment.hops) != self.assign.stage:
             raise PeerError(f"expected a segment after {self.assign.stage} hops, got {len(segment.hops)}")
         if self.assign.stage == 0:
             if payload is not None:
                 raise PeerError("the first stage takes tokens, but a payload came")
-            tokens = [token for part in segment.parts for token in part.tokens]
-            if tokens and max(tokens) >= self.loaded.vocabulary_size:
-                raise PeerError(f"expected token ids below {self.loaded.vocabulary_size}, got {max(tokens)}")
+            _check_tokens(segment, self.loaded)
         elif segment.row_count:
             expected = (segment.row_count, self.assign.payload_width(self.loaded.hidden_size), self.assign.payload_dtype)
             found = None if payload is None else (payload.rows, payload.width, payload.dtype)
             if found != expected:
                 raise PeerError(f"expected a payload of {expected}, got {found}")
+
+    def check_expand(self, message: Expand) -> None:
+        """Raises `PeerError` for a job that this drafter cannot do."""
+        if self.loaded is None:
+            raise PeerError("a job came before the drafter was loaded")
+        _check_tokens(message.segment, self.loaded)
 
     @property
     def onward(self) -> Link | None:
@@ -155,3 +161,17 @@ class Hold:
     def next_device(self) -> str:
         """The next hop, for messages to people."""
         return f"the next device {self.assign.next_name} at {self.assign.next_hop}"
+
+
+def core_of(assign: Assign) -> StageCore | DrafterCore:
+    """The mind of what a head makes of a daemon."""
+    if assign.drafting is not None:
+        return DrafterCore()
+    is_last = assign.stage == assign.stages - 1
+    return StageCore(is_last=is_last, slots_max=assign.context + limits.TREE_NODES_MAX, returns_features=bool(assign.captures))
+
+
+def _check_tokens(segment: Segment, loaded: Loaded) -> None:
+    most = max((token for part in segment.parts for token in part.tokens), default=0)
+    if most >= loaded.vocabulary_size:
+        raise PeerError(f"expected token ids below {loaded.vocabulary_size}, got {most}")

@@ -95,9 +95,10 @@ def check_memory(
     else:
         have = limit_bytes - psutil.Process().memory_info().rss
     if need.total_bytes > have:
+        smaller = "give this device fewer layers" if assign.drafting is None else "give this device a smaller drafter"
         raise NoRoomError(
             f"layers {span.first} to {span.end - 1} need {mib(need.total_bytes)} (weights {mib(need.weight_bytes)}, "
             f"cache {mib(need.cache_bytes)} for {assign.context} tokens), but {mib(max(0, have))} are free here; "
-            "give this device fewer layers, or use a smaller --context or --dtype"
+            f"{smaller}, or use a smaller --context or --dtype"
         )
     return have - need.weight_bytes

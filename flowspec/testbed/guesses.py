@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from flowspec.core import limits
-from flowspec.core.events import Proposal
-from flowspec.core.messages import Release, Segment
+from flowspec.core.messages import Proposal, Release, Segment
 from flowspec.draft.choose import NGRAM, drafter_files, open_drafter
 from flowspec.draft.ngram import NgramDrafter
 from flowspec.draft.protocol import Drafter

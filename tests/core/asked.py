@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from flowspec.core import limits
-from flowspec.core.events import Proposal, Submit
+from flowspec.core.events import Submit
 from flowspec.core.growth import grow, learn
-from flowspec.core.messages import Open, Part, Sampling
+from flowspec.core.messages import Open, Part, Proposal, Sampling
 from flowspec.core.mirror import DrafterTraits, Mirror, draft_part
 from flowspec.core.request import Request
 from flowspec.core.statistics import Statistics

@@ -13,7 +13,6 @@ from flowspec.core.events import (
     Finished,
     HeadCommand,
     HeadEvent,
-    Proposal,
     SetTimer,
     Submit,
     Timed,
@@ -24,7 +23,7 @@ from flowspec.core.events import (
     VerifiedArrived,
 )
 from flowspec.core.head import HeadCore
-from flowspec.core.messages import Commit, Hop, Open, Sampling, Segment, Verified, VerifiedPart
+from flowspec.core.messages import Commit, Hop, Open, Proposal, Sampling, Segment, Verified, VerifiedPart
 from flowspec.core.methods import make_method
 from flowspec.core.methods.base import Method
 from flowspec.core.mirror import DrafterTraits

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from flowspec.core.events import Proposal
-from flowspec.core.messages import Release, Sampling
+from flowspec.core.messages import Proposal, Release, Sampling
 from flowspec.draft.eagle import EagleDrafter
 from flowspec.draft.eagle_head import EagleHead
 from flowspec.draft.ranking import Ranker

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from flowspec.core import limits
-from flowspec.core.events import Proposal
-from flowspec.core.messages import Release, Sampling
+from flowspec.core.messages import Proposal, Release, Sampling
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.draft.ranking import Ranker
 from flowspec.errors import ClusterError, PeerError
@@ -37,7 +36,7 @@ def plain(folder: Path) -> Any:
 
 
 def drafter_of(folder: Path, **options: Any) -> LanguageModelDrafter:
-    return LanguageModelDrafter(ModelFiles(str(folder)), "float32", CPU, **options)
+    return LanguageModelDrafter.load(ModelFiles(str(folder)), "float32", CPU, **options)
 
 
 class Oracle:
@@ -162,7 +161,7 @@ def test_a_model_that_overflows_says_so(tmp_path: Path) -> None:
     make_variant(tmp_path, "llama-grouped")
     tensors = load_file(tmp_path / "model.safetensors")
     save_file({**tensors, "lm_head.weight": tensors["lm_head.weight"] * 1e6}, tmp_path / "model.safetensors")
-    drafter = LanguageModelDrafter(ModelFiles(str(tmp_path)), "float16", CPU)
+    drafter = LanguageModelDrafter.load(ModelFiles(str(tmp_path)), "float16", CPU)
     teller = Teller(1, Sampling())
     teller.begin([1])
     with pytest.raises(ClusterError, match="float16"):

@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from flowspec.core.events import Proposal
-from flowspec.core.messages import Release, Sampling
+from flowspec.core.messages import Proposal, Release, Sampling
 from flowspec.draft.ngram import MATCH_MAX, PLACES_MAX, NgramDrafter, Text
 from flowspec.errors import PeerError
 from tests.draft.trees import Teller, segment

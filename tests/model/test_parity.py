@@ -55,7 +55,7 @@ def test_decoding_equals_the_plain_model(folder: Path, reference: Reference) -> 
 @pytest.mark.parametrize("stages", [1, 3, 4])
 def test_every_method_equals_the_plain_model(folder: Path, reference: Reference, stages: int) -> None:
     """Two requests at once; a drafter of the same weights in bfloat16 that is now right and now wrong, beside wrong siblings."""
-    drafter = LanguageModelDrafter(ModelFiles(str(folder)), "bfloat16", CPU, context=200, coupled=False)
+    drafter = LanguageModelDrafter.load(ModelFiles(str(folder)), "bfloat16", CPU, context=200, coupled=False)
     slices = load_stages(folder, stages)
     asked = [(tuple(range(7, 29)), Sampling()), (tuple(range(90, 112)), Sampling(temperature=0.8, top_p=0.95, seed=4))]
     for number, method in enumerate(METHODS):

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from flowspec.core import limits
-from flowspec.core.events import Proposal
-from flowspec.core.messages import Release, Sampling, Segment
+from flowspec.core.messages import Proposal, Release, Sampling, Segment
 from flowspec.draft.choose import BUNDLED_BESIDE, drafter_files, open_drafter
 from flowspec.draft.protocol import Drafter
 from flowspec.draft.ranking import Ranker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, get_type_hints
 
 import msgpack
@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowspec.core import limits
-from flowspec.core.cluster_messages import ERROR_CAUSES, LOADING_STEPS, ROLES, Error
+from flowspec.core.cluster_messages import ERROR_CAUSES, LOADING_STEPS, ROLES, Drafting, Error
 from flowspec.core.facts import INTERFACE_KINDS, MODEL_STATES, SPEED_SOURCES, Board, Facts, Interface, LinkFacts, Software, Speed
-from flowspec.core.messages import Commit, Hop, Open, Part, Release, Sampling, Segment, Verified, VerifiedPart
+from flowspec.core.messages import Commit, Expand, Hop, Open, Part, Proposal, Proposed, Release, Sampling, Segment, Verified, VerifiedPart
 from flowspec.core.weight_messages import AskBytes, AskNames, AskTensors, ModelOffer, NameList, TensorBytes, TensorEntry, TensorList
 from flowspec.errors import PeerError
 from flowspec.wire.codec import BYTES, DTYPE_BYTES, KINDS, Envelope, Tensor, decode, encode
@@ -46,8 +46,12 @@ def assigns(draw: st.DrawFn, cls: type) -> Any:
         "next_hop": st.just("") if last else st.just("10.0.0.2:7700"),
         "dtype": st.sampled_from(sorted(DTYPE_BYTES)),
         "context": st.integers(1, limits.CONTEXT_MAX),
+        "drafting": st.none(),
         "captures": st.lists(st.integers(0, layers), max_size=limits.CAPTURES_MAX, unique=True).map(sorted).map(tuple),
     }
+    if stages == 1 and draw(st.booleans()):
+        drafting = build(Drafting, vocabulary=st.integers(1, limits.VOCABULARY_MAX))
+        return draw(build(cls, **{**special, "first_layer": st.just(0), "captures": st.just(()), "drafting": drafting}))
     return draw(build(cls, **special))
 
 
@@ -106,6 +110,13 @@ SEGMENTS = st.lists(IDS, max_size=3, unique=True).flatmap(
         releases=st.lists(build(Release), max_size=3).map(tuple),
     )
 )
+PROPOSALS = st.integers(0, 4).flatmap(
+    lambda count: build(
+        Proposal,
+        tokens=st.lists(st.integers(0, limits.VOCABULARY_MAX), min_size=count, max_size=count).map(tuple),
+        confidences=st.lists(st.floats(0, 1), min_size=count, max_size=count).map(tuple),
+    )
+)
 DIGESTS = st.text("0123456789abcdef", min_size=limits.DIGEST_CHARS, max_size=limits.DIGEST_CHARS)
 OFFSETS = st.integers(0, limits.TENSOR_BYTES_MAX)
 NAME_LISTS = st.lists(NAMES, max_size=4).map(tuple)
@@ -129,6 +140,8 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "Commit": commits(),
     "Segment": SEGMENTS,
     "Verified": build(Verified, parts=st.lists(verified_parts(), max_size=3).map(tuple), hops=st.lists(HOPS, max_size=3).map(tuple)),
+    "Expand": build(Expand, segment=SEGMENTS.map(lambda segment: replace(segment, hops=())), width=st.integers(1, limits.DRAFT_WIDTH_MAX)),
+    "Proposed": build(Proposed, proposals=st.lists(PROPOSALS, max_size=3).map(tuple), compute_s=st.floats(0, 1e6)),
     "ModelOffer": build(ModelOffer, config=st.text(st.characters(codec="utf-8")), tensor_count=st.integers(1, limits.TENSORS_MAX)),
     "AskNames": build(AskNames, first=st.integers(0, limits.TENSORS_MAX)),
     "NameList": build(NameList, names=NAME_LISTS),

@@ -9,9 +9,9 @@ import msgpack
 import pytest
 
 from flowspec.core import limits
-from flowspec.core.cluster_messages import Loading, Ping, Pong
+from flowspec.core.cluster_messages import Assign, Loading, Ping, Pong
 from flowspec.core.facts import Facts
-from flowspec.core.messages import Commit, Hop, Open, Part, Sampling, Segment, Verified
+from flowspec.core.messages import Commit, Expand, Hop, Open, Part, Proposal, Proposed, Sampling, Segment, Verified
 from flowspec.core.weight_messages import (
     AskBytes,
     AskNames,
@@ -31,6 +31,9 @@ OPENING = Open(request=1, epoch=0, keep=0, length=2, root=1, slots=8, sampling=S
 PART = Part(commit=COMMIT, opening=OPENING, ids=(4, 5), parents=(3, 4), tokens=(7, 8), positions=(2, 3), committed=(False, True))
 HOP = Hop(received_s=0.5, queued_s=0.5, compute_s=0.5, own_s=0.5, rows=2)
 SEGMENT = Segment(segment=0, parts=(PART,), hops=(HOP,))
+EXPAND = Expand(segment=Segment(segment=0, parts=(PART,)), width=8)
+PROPOSED = Proposed(job=0, proposals=(Proposal(request=1, epoch=0, node=5, tokens=(7, 8), confidences=(0.5, 0.25)),), compute_s=0.5)
+DRAFTER = next(each.message for each in sample_envelopes() if isinstance(each.message, Assign) and each.message.drafting is not None)
 BODY = 5
 
 
@@ -64,6 +67,12 @@ def numbers(entries: Any, path: tuple[int, ...] = ()) -> dict[tuple[int, ...], A
 
 
 NUMBERS = numbers(header_of(SEGMENT))
+
+
+@pytest.mark.parametrize("path", numbers(header_of(PROPOSED)), ids=str)
+def test_every_number_of_proposals_is_checked(path: tuple[int, ...]) -> None:
+    for value in (-1, 2**63, math.nan, math.inf, "1", None, []):
+        refused([replaced(header_of(PROPOSED), path, value)], "expected|broken")
 
 
 @pytest.mark.parametrize("path", NUMBERS, ids=str)
@@ -291,6 +300,17 @@ def test_payload_bytes_travel_as_they_are(dtype: str) -> None:
         (Verified(segment=0, parts=(), hops=()), (1,), [[1, 0, [4, 5], [7]]]),
         (OPENING, (2,), 2),
         (OPENING, (5,), 1),
+        (EXPAND, (0, 2), [[0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0]]),
+        (EXPAND, (1,), limits.DRAFT_WIDTH_MAX + 1),
+        (PROPOSED, (1,), [[1, 0, 4, [], []]] * (limits.NODES_PER_SEGMENT_MAX + 1)),
+        (PROPOSED, (1, 0, 3), [7] * (limits.DRAFT_WIDTH_MAX + 1)),
+        (PROPOSED, (1, 0, 4), [0.5]),
+        (PROPOSED, (1, 0, 4), [0.5, 1.5]),
+        (PROPOSED, (2,), -1.0),
+        (DRAFTER, (2,), 1),
+        (DRAFTER, (4,), 1),
+        (DRAFTER, (11,), [2]),
+        (DRAFTER, (12, 0), 0),
     ],
 )
 def test_counts_and_relations_between_fields_are_checked(message: Any, path: tuple[int, ...], value: Any) -> None:

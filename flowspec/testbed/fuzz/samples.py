@@ -5,9 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from flowspec import __version__
-from flowspec.core.cluster_messages import Assign, Error, Hello, Loading, Ping, Pong, Ready, Reset, Welcome
+from flowspec.core.cluster_messages import Assign, Drafting, Error, Hello, Loading, Ping, Pong, Ready, Reset, Welcome
 from flowspec.core.facts import AskFacts, Board, Facts, Interface, LinkFacts, Software
-from flowspec.core.messages import Commit, Hop, Message, Open, Part, Release, Sampling, Segment, Verified, VerifiedPart
+from flowspec.core.messages import (
+    Commit,
+    Expand,
+    Hop,
+    Message,
+    Open,
+    Part,
+    Proposal,
+    Proposed,
+    Release,
+    Sampling,
+    Segment,
+    Verified,
+    VerifiedPart,
+)
 from flowspec.core.weight_messages import (
     AskBytes,
     AskModel,
@@ -55,6 +69,17 @@ _MESSAGES: tuple[Message, ...] = (
     Welcome(name="board", version=__version__, device="cpu", pid=7, memory_bytes=1 << 30, count=1 << 40),
     Assign(**_ASSIGN, stage=0, first_layer=0, end_layer=4, next_hop="127.0.0.1:7700", next_name="board"),
     Assign(**_ASSIGN, stage=1, first_layer=4, end_layer=8, next_hop="", next_name="", captures=(2, 4, 8)),
+    Assign(
+        **{**_ASSIGN, "stages": 1},
+        stage=0,
+        first_layer=0,
+        end_layer=8,
+        next_hop="",
+        next_name="",
+        drafting=Drafting(vocabulary=90, coupled=True),
+    ),
+    Expand(segment=Segment(segment=6, parts=(_PART, _PROMPT), releases=(Release(request=3),)), width=8),
+    Proposed(job=6, proposals=(Proposal(request=1, epoch=2, node=11, tokens=(3, 4), confidences=(0.5, 0.25)),), compute_s=0.01),
     Loading(share=0.5, doing="receiving"),
     Ready(weight_bytes=1, memory_bytes=2, cache_slots=600, received_bytes=3),
     Reset(),

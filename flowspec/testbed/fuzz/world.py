@@ -30,7 +30,6 @@ from flowspec.core.events import (
     HeadEvent,
     LayersDone,
     PipelineLost,
-    Proposal,
     Reformed,
     RunLayers,
     SegmentArrived,
@@ -47,7 +46,7 @@ from flowspec.core.events import (
 )
 from flowspec.core.head import HeadCore
 from flowspec.core.incarnation import incarnation_of
-from flowspec.core.messages import Commit, Message, Open, Release, Sampling, Segment, Verified
+from flowspec.core.messages import Commit, Message, Open, Proposal, Release, Sampling, Segment, Verified
 from flowspec.core.methods import METHODS, make_method
 from flowspec.core.mirror import DrafterTraits
 from flowspec.core.stage import StageCore
@@ -287,6 +286,7 @@ class World:
 
     def _to_stage(self, index: int, event: StageEvent) -> None:
         core = self._stages[index].core
+        assert isinstance(core, StageCore), "no drafters here"
         for command in core.handle(event, self._now_s):
             if isinstance(command, RunLayers):
                 self._links.setdefault(("compute", index), deque()).append((command, set()))
@@ -306,7 +306,7 @@ class World:
         tokens = [int(token) for part in job.parts for token in part.tokens]
         positions = [int(position) for part in job.parts for position in part.positions]
         asked = [bool(each) for part in job.parts for each in part.sampled]
-        drawn = tuple(_next(tokens[row], positions[row]) if asked[row] else -1 for row in rows) if hold.core.is_last else ()
+        drawn = tuple(_next(tokens[row], positions[row]) if asked[row] else -1 for row in rows) if not hold.assign.next_hop else ()
         payload = _rows(len(rows), WIDTH) if rows else None
         done = LayersDone(
             job=job.job,
