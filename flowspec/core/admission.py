@@ -90,8 +90,8 @@ class Admission:
         self._needs[submit.request] = need
 
     def may_draft(self, number: int, drafter: int) -> bool:
-        """Whether a drafter has memory for an answer that was asked for."""
-        return self._needs[number].drafters[drafter] > 0
+        """Whether a drafter has memory for an answer that was asked for, or for what a conversation has between its answers."""
+        return self._needs.get(number, self.holding(number)).drafters[drafter] > 0
 
     def admit(self, idle: Sequence[int]) -> tuple[int, list[int]] | None:
         """Lets in who waits longest, if there is room with the caches of some of the `idle`, the first of them first.
@@ -117,6 +117,24 @@ class Admission:
         self._held[number] = wanted
         self._admitted.add(number)
         return number, given_up
+
+    def drafter_back(self, drafter: int, cache_slots: int) -> None:
+        """A drafter that was lost holds nothing, and has so many slots: those who came first get what they held of it, as far as there is room."""
+
+        def with_room(room: Room, slots: int) -> Room:
+            return replace(room, drafters=(*room.drafters[:drafter], slots, *room.drafters[drafter + 1 :]))
+
+        self.room = with_room(self.room, cache_slots)
+        left = cache_slots
+        for number, held in self._held.items():
+            slots = held.drafters[drafter] if held.drafters[drafter] <= left else 0
+            left -= slots
+            self._held[number] = with_room(held, slots)
+        for number, need in self._needs.items():
+            is_in = number in self._admitted
+            most = self._held[number].drafters[drafter] if is_in else cache_slots
+            if need.drafters[drafter] > most:
+                self._needs[number] = with_room(need, 0)
 
     def end(self, number: int) -> None:
         """An answer is over, or nobody waits for it any more; what it holds stays."""

@@ -194,9 +194,10 @@ class DrafterLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterBack:
-    """A lost one is to be had again, and holds nothing."""
+    """A lost one is to be had again, holds nothing, and has memory for `cache_slots`."""
 
     drafter: int
+    cache_slots: int = limits.ID_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,6 +121,7 @@ class HeadCore:
         elif isinstance(event, DrafterLost):
             self.panel.lost(event.drafter, self._requests.values())
         elif isinstance(event, DrafterBack):
+            self.admission.drafter_back(event.drafter, event.cache_slots)
             self.panel.back(event.drafter, self._requests.values(), self.admission)
         elif isinstance(event, PipelineLost):
             self._lost(event, now_s)

@@ -185,10 +185,15 @@ class _Standing:
 
 
 class Membership:
-    """See the module. `devices` are in pipeline order, those that stand by at first last."""
+    """See the module. `devices` are in pipeline order, those that stand by at first last.
 
-    def __init__(self, devices: Sequence[str], patience: Patience) -> None:
+    With a `drafter` there is one, which runs no stage but that model: answers go on without it.
+    """
+
+    def __init__(self, devices: Sequence[str], patience: Patience, drafter: str = "") -> None:
         self.patience = patience
+        self._drafter = drafter
+        self._title = f"drafter {drafter} on" if drafter else "device"
         self.members: tuple[str, ...] = ()
         self.is_formed = False
         self._standing = {name: _Standing() for name in devices}
@@ -217,7 +222,8 @@ class Membership:
             if self._has_lost:
                 self._has_lost = False
                 count = len(self.members)
-                self._commands.append(Note(text=f"going on with {count} device{'s' if count > 1 else ''}"))
+                if not self._drafter:
+                    self._commands.append(Note(text=f"going on with {count} device{'s' if count > 1 else ''}"))
         elif isinstance(event, Formed):
             self._formed(now_s)
         elif isinstance(event, Unfit):
@@ -246,7 +252,8 @@ class Membership:
         if not self.members:
             is_too_large = any(known.has_refused for known in self._standing.values())
             reason = "the model does not fit on what is left" if is_too_large else "no device is left"
-            self._disband(f"{reason}; waiting for a device to come back", silent_s)
+            text = "answers go on without it" if self._drafter else f"{reason}; waiting for a device to come back"
+            self._disband(text, silent_s)
             return
         self._began_s = now_s
         for name in self.members:
@@ -270,7 +277,7 @@ class Membership:
             standing.silent_s, standing.joined_s = 0.0, now_s
             if standing.has_returned:
                 standing.has_returned = False
-                self._commands.append(Note(text=f"device {name} is back"))
+                self._commands.append(Note(text=f"{self._title} {name} is back"))
 
     def _broken(self, device: str, text: str, now_s: float, *, is_refusal: bool = False) -> None:
         if not self.members:
@@ -282,7 +289,7 @@ class Membership:
             self._standing[device].has_refused = is_refusal
             self._has_lost = True
             fate = "cannot do its part" if is_refusal else "is lost"
-            self._commands.append(Note(text=f"device {device} {fate} ({text})"))
+            self._commands.append(Note(text=f"{self._title} {device} {fate} ({text})"))
         else:
             self._blameless += 1
             if self._blameless > BLAMELESS_MAX:

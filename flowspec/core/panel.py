@@ -69,7 +69,7 @@ class Panel:
             self._jobs[drafter] = None
             self._jobs_done[drafter] += 1
         for request in requests:
-            if request.mirrors:
+            if request.mirrors:  # else its caches were given up
                 request.mirrors[drafter].close()
 
     def back(self, drafter: int, requests: Iterable[Request], admission: Admission) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowspec.core import limits
+from flowspec.core.cluster_messages import Drafting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,7 @@ class ClusterPlan:
     """What runs where; the stages are in pipeline order. `captures` are the features that the drafter wants (`Assign`).
 
     `vocabulary` and `hidden_size` are the model's: what comes back from the stages is held to them (`hidden_size` 0: not known).
+    With `drafting` its one stage is a drafter, and `vocabulary` the target's.
     """
 
     model: str
@@ -32,6 +34,7 @@ class ClusterPlan:
     captures: tuple[int, ...] = ()
     vocabulary: int = limits.VOCABULARY_MAX
     hidden_size: int = 0
+    drafting: Drafting | None = None
 
     @property
     def layer_count(self) -> int:

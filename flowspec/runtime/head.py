@@ -1,12 +1,13 @@
 """The head of a running cluster: connects to the daemons, gives them their layers, and answers prompts through them.
 
 One thread owns the sockets and the `HeadCore`. Callers submit from their own threads and read tokens from an `Answer`.
-With a `Recovery` a lost device costs a pause (`pipelines.py`); without one, and for what no other pipeline could do, the head
+With a `Recovery` a lost device costs a pause (`pipelines.py`), and a lost drafter never more than its guesses; without one, and for what no other pipeline could do, the head
 fails as a whole: every open answer gets the error, and nothing hangs.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -16,6 +17,8 @@ from flowspec.core.events import (
     Cancel,
     Draft,
     Drafted,
+    DrafterBack,
+    DrafterLost,
     Emit,
     Finished,
     Forget,
@@ -41,12 +44,14 @@ from flowspec.core.mirror import DrafterTraits
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError, PeerError
 from flowspec.plan.placement import ClusterPlan
+from flowspec.plan.timing import Curve
 from flowspec.runtime.answer import Answer, End, Tokens
 from flowspec.runtime.compute import Crashed, Failed
 from flowspec.runtime.drafting import DraftThread
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.heap import free_cycles, share_one_heap
 from flowspec.runtime.pipelines import Pipelines, Recovery
+from flowspec.runtime.remote_drafter import PlacedDrafter, RemoteDrafter, Told
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.stages import Progress, Stage
 from flowspec.runtime.transport import TIMER_EARLY_S, Wake, patience_ms
@@ -55,14 +60,25 @@ TIMED_SEGMENTS_MAX = 1_000
 """Whose times are kept: the last ones, of which each takes more than half a KiB."""
 POLL_MS = 500
 
+log = logging.getLogger("flowspec.head")
+
 OnEvent = Callable[[HeadEvent, Sequence[HeadCommand], float], None]
 """Told in the head's thread of every event, the commands that it led to (they are done), and the instant."""
+
+
+def traits_of(drafter: Drafter | PlacedDrafter, level: int) -> DrafterTraits:
+    """What the core must know of a drafter that is loaded here, or shall be on a device."""
+    if isinstance(drafter, PlacedDrafter):
+        return drafter.traits(level)
+    return DrafterTraits(context=drafter.context, needs_features=bool(drafter.captures), level=level, cache_slots=drafter.cache_slots)
 
 
 class Head:
     """A connected cluster; a context manager that lets go of the daemons at its end.
 
-    `method` decides what is sent and drafted (default: plain decoding); the drafters are the head's from now on, each with a thread.
+    `method` decides what is sent and drafted (default: plain decoding); the drafters are the head's from now on, each with a thread. Those
+    that are placed on devices must be there at first; later answers go on without those that are lost. `levels` are those of
+    `DrafterTraits` (default: all drafters).
     An `emulation` is what the local daemons were started with. With `keys` the cluster is spoken to in secret, else in the clear.
     """
 
@@ -72,7 +88,8 @@ class Head:
         progress: Progress = lambda text, share: None,
         *,
         method: Method | None = None,
-        drafters: Sequence[Drafter] = (),
+        drafters: Sequence[Drafter | PlacedDrafter] = (),
+        levels: Sequence[int] = (),
         emulation: Emulation | None = None,
         recovery: Recovery | None = None,
         on_event: OnEvent | None = None,
@@ -81,20 +98,21 @@ class Head:
         share_one_heap()
         free_cycles()  # of the head before, in a process that has one after another
         self.hops: deque[tuple[Hop, ...]] = deque(maxlen=TIMED_SEGMENTS_MAX)
-        traits = [
-            DrafterTraits(context=drafter.context, needs_features=bool(drafter.captures), cache_slots=drafter.cache_slots)
-            for drafter in drafters
-        ]
+        traits = [traits_of(drafter, level) for drafter, level in zip(drafters, levels or [0] * len(drafters), strict=True)]
         self._core = HeadCore(context=plan.context, stage_count=len(plan.stages), method=method or make_method("ar"), drafters=traits)
         self._core.vocabulary = plan.vocabulary
         self._wake = Wake()
+        self._keys = keys
         self._pipelines = Pipelines(
             plan, self._wake, progress, emulation, recovery, keys, on_change=self._changed, meanwhile=self._meanwhile
         )
         self._tokens = 0
         self._stages_shown: list[Stage] = []
         pace = None if emulation is None else emulation.drafting
-        self._drafting = [DraftThread(drafter, number, self._wake, pace) for number, drafter in enumerate(drafters)]
+        self._on_note = log.warning if recovery is None else recovery.on_note
+        self._progress = progress
+        self._drafting: list[DraftThread | RemoteDrafter] = []
+        self._absent: set[int] = set()
         self._on_event = on_event
         self._timer_s: float | None = None
         self._core_s = 0.0
@@ -103,10 +121,13 @@ class Head:
         self._stopping = False
         self._requests_begun = 0
         try:
+            self._begin_drafters(drafters, pace)
             self._pipelines.connect()
             assert self._pipelines.stages is not None
             self._core.admission.move_to(self._pipelines.stages.cache_slots)
             self._show_stages()
+            while self._absent:
+                self._turn()
         except BaseException:
             self._disconnect()
             raise
@@ -119,6 +140,11 @@ class Head:
     def stages(self) -> list[Stage]:
         """The stages as they introduced themselves, in pipeline order; those of the last pipeline while there is none."""
         return self._stages_shown
+
+    @property
+    def drafters(self) -> list[DraftThread | RemoteDrafter]:
+        """The models beside the target, by number."""
+        return self._drafting
 
     @property
     def plan(self) -> ClusterPlan:
@@ -165,18 +191,20 @@ class Head:
 
     # ------------------------------------------------------------------------------------------- the thread
 
+    def _begin_drafters(self, drafters: Sequence[Drafter | PlacedDrafter], pace: Curve | None) -> None:
+        """Starts their threads; those on devices count as lost until they are there."""
+        for number, drafter in enumerate(drafters):
+            if isinstance(drafter, PlacedDrafter):
+                self._core.handle(DrafterLost(drafter=number), time.monotonic())
+                self._absent.add(number)
+                self._drafting.append(RemoteDrafter(drafter, number, self._wake, self._keys))
+            else:
+                self._drafting.append(DraftThread(drafter, number, self._wake, pace))
+
     def _run(self) -> None:
         try:
             while not self._stopping:
-                try:
-                    for verified, features in self._pipelines.listen(self._patience_ms()):
-                        if features is not None:
-                            for thread in self._drafting:
-                                thread.post_features(verified.parts, features)
-                        self._step(VerifiedArrived(verified=verified), time.monotonic())
-                except PeerError as error:
-                    self._pipelines.broken(BrokenError(str(error), ""))
-                self._meanwhile()
+                self._turn()
         except FlowSpecError as error:
             self._fail(error)
         except BaseException as error:
@@ -185,6 +213,17 @@ class Head:
         finally:
             self._end_answers(ClusterError("the head is closed"))
             self._disconnect()
+
+    def _turn(self) -> None:
+        try:
+            for verified, features in self._pipelines.listen(self._patience_ms()):
+                if features is not None:
+                    for thread in self._drafting:
+                        thread.post_features(verified.parts, features)
+                self._step(VerifiedArrived(verified=verified), time.monotonic())
+        except PeerError as error:
+            self._pipelines.broken(BrokenError(str(error), ""))
+        self._meanwhile()
 
     def _meanwhile(self) -> bool:
         """What is done whether there is a pipeline or not; False when the head is closed."""
@@ -220,11 +259,21 @@ class Head:
         assert self._pipelines.stages is not None
         self._stages_shown = self._pipelines.stages.all
 
-    def _drafted(self, result: Drafted | Failed | Crashed, now_s: float) -> None:
-        if isinstance(result, Drafted):
-            self._step(result, now_s)
-        else:
+    def _drafted(self, result: Drafted | DrafterLost | DrafterBack | Told | Failed | Crashed, now_s: float) -> None:
+        if isinstance(result, Failed | Crashed):
             raise result.error
+        if isinstance(result, Told):
+            if result.share is None:
+                self._on_note(result.text)
+            else:
+                self._progress(result.text, result.share)
+            return
+        if isinstance(result, DrafterBack):
+            remote = self._drafting[result.drafter]
+            assert isinstance(remote, RemoteDrafter), "only those on devices come back"
+            remote.post(result)
+            self._absent.discard(result.drafter)
+        self._step(result, now_s)
 
     def _patience_ms(self) -> int:
         """How long the next poll may wait."""

@@ -64,7 +64,10 @@ class _OvertakenError(Exception):
 
 
 class Pipelines:
-    """See the module. `on_change` is told of losses and new pipelines, `meanwhile` is called while one is formed; it says whether to go on."""
+    """See the module. `on_change` is told of losses and new pipelines, `meanwhile` is called while one is formed; it says whether to go on.
+
+    With a `drafter` the plan is that model's, on its one device.
+    """
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class Pipelines:
         *,
         on_change: Callable[[PipelineLost | Reformed], None],
         meanwhile: Callable[[], bool],
+        drafter: str = "",
     ) -> None:
         self.plan = plan
         self.stages: Stages | None = None
@@ -98,7 +102,7 @@ class Pipelines:
             back_s=timeouts.BACK_S,
             forgive_s=timeouts.FORGIVE_S,
         )
-        self._membership = Membership(list(self._addresses), patience)
+        self._membership = Membership(list(self._addresses), patience, drafter)
         self._session = new_session()
         self._probes = Probes(incarnation_of(new_session(), 1), keys)
         self._generation = 0

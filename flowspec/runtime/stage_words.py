@@ -38,7 +38,7 @@ def error_of(plan: ClusterPlan, index: int, error: Error) -> ClusterError:
 
 def check_room(plan: ClusterPlan, index: int, ready: Ready) -> None:
     """Raises `BrokenError` for a stage that has no room for even one conversation with a full context, which its daemon should have refused."""
-    needed = plan.context + limits.TREE_NODES_MAX
+    needed = plan.context + limits.TREE_NODES_MAX if plan.drafting is None else 0  # a drafter is not asked about what it has no room for
     if ready.cache_slots < needed:
         stage = plan.stages[index]
         why = f"expected room for {needed} cache slots, got {ready.cache_slots}; give it fewer layers, or use a smaller --context"

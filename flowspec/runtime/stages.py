@@ -11,6 +11,7 @@ import os
 import secrets
 import socket as sockets
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from flowspec.core import limits
 from flowspec.core.cluster_messages import Assign, Error, Hello, Loading, Ping, Pong, Ready, Reset, Welcome
 from flowspec.core.incarnation import SESSION_BITS, incarnation_of
 from flowspec.core.membership import Heard, Progressed
-from flowspec.core.messages import Commit, Message, Open, Release, Segment, Verified
+from flowspec.core.messages import Commit, Expand, Message, Open, Proposed, Release, Segment, Verified
 from flowspec.core.weight_messages import AskModel
 from flowspec.errors import BrokenError, PeerError
 from flowspec.plan.placement import ClusterPlan, StagePlan
@@ -76,7 +77,8 @@ class Stages:
     """The stages of one pipeline, as connected by `connect`; one thread at a time uses it.
 
     An `emulation` shapes what it sends from then on. With `keys` every connection is encrypted, and each device must have the key that
-    they list for its name. `incarnation` is the pipeline's number, by which daemons know it.
+    they list for its name. `incarnation` is the pipeline's number, by which daemons know it. Where the plan is a drafter's, its answers
+    are gathered in `proposed`.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Stages:
         self.all: list[Stage] = []
         self._incarnation = incarnation_of(new_session(), 1) if incarnation is None else incarnation
         self._on_word = on_word
+        self.proposed: deque[Proposed] = deque()
         self._broken: BrokenError | None = None
         self._keys = keys
         self._name = head_name(keys)
@@ -121,7 +124,8 @@ class Stages:
             self.all.append(stage)
         self._meanwhile = meanwhile
         self._collect(lambda stage: stage.welcome is not None, connect_s, "is `flowspec daemon` running there?")
-        for stage in {id(s): s for s in (self.all[0], self.all[-1])}.values():
+        ends = {id(s): s for s in (self.all[0], self.all[-1])} if self.plan.drafting is None else {}
+        for stage in ends.values():
             socket = dial(self._context, stage.plan.address, stage.plan.name, self._keys)
             self._data[socket] = (self._link(socket), Receiver(self._incarnation))
             self._unwelcomed.add(socket)
@@ -165,6 +169,7 @@ class Stages:
                 dtype=self.plan.dtype,
                 context=self.plan.context,
                 captures=self.plan.captures,
+                drafting=self.plan.drafting,
             )
         )
 
@@ -211,6 +216,8 @@ class Stages:
             self._progress(f"{stage.plan.name}: ready", 1.0)
         elif isinstance(message, AskModel):
             self._serve_weights(stage)
+        elif isinstance(message, Proposed) and self.plan.drafting is not None:
+            self.proposed.append(message)
         elif isinstance(message, Error):
             self._blame_the_lost()
             raise error_of(self.plan, self.all.index(stage), message)
@@ -242,8 +249,8 @@ class Stages:
         if not self._first_data.send(segment):
             self._broken = BrokenError(f"{self.all[0].describe()} takes no more segments", self.all[0].plan.name)
 
-    def tell(self, message: Open | Commit | Release) -> None:
-        """A control message to every stage."""
+    def tell(self, message: Open | Commit | Release | Expand) -> None:
+        """A control message to every stage, or to a drafter what it has to do."""
         for stage in self.all:
             stage.control.send(message)
 

@@ -74,7 +74,7 @@ def test_four_at_once_where_two_fit(scarce: list[LocalDaemon], large: Path, expe
     plan = plan_for(large, scarce, context=CONTEXT)
     devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
     recovery = Recovery(replan=partial(replan, plan, devices), on_note=notes.append, wait_s=60.0)
-    with Head(plan, drafter=NgramDrafter(CONTEXT), recovery=recovery) as head:
+    with Head(plan, drafters=(NgramDrafter(CONTEXT),), recovery=recovery) as head:
         numbers = [head.new_request() for _ in PROMPTS]
         answers = [submit(head, prompt, COUNT, request=number) for prompt, number in zip(PROMPTS, numbers, strict=True)]
         assert [tokens_of(answer) for answer in answers] == expected

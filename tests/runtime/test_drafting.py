@@ -49,7 +49,7 @@ class Notebook:
 @pytest.fixture
 def thread() -> Iterator[tuple[DraftThread, Notebook, Wake]]:
     wake, drafter = Wake(), Notebook()
-    running = DraftThread(drafter, wake)
+    running = DraftThread(drafter, 0, wake)
     yield running, drafter, wake
     running.stop(WAIT_S)
     assert not running._thread.is_alive()

@@ -368,7 +368,7 @@ class Idler:
 
 def drafts(pace: Curve, count: int) -> list[Any]:
     wake = Wake()
-    thread = DraftThread(Idler(), wake, pace)  # type: ignore[arg-type]
+    thread = DraftThread(Idler(), 0, wake, pace)  # type: ignore[arg-type]
     for number in range(count):
         thread.post(Draft(job=number, segment=Segment(segment=number, parts=()), width=1))
     thread.stop(30)

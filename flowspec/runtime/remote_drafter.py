@@ -1,0 +1,192 @@
+"""A drafter on a device of its own, as the head sees it: work goes there, proposals come back, and its loss is an event like others.
+
+A thread keeps the connection, as a pipeline of one device that answers do not need (`Pipelines`): the same dialling, leases, time-outs and
+probes as for stages. Nothing that happens there holds the head up. Results come back on `results` with a wake-up, as a `DraftThread`'s.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flowspec.core.events import Draft, Drafted, DrafterBack, DrafterLost, PipelineLost, Reformed, ToDrafter
+from flowspec.core.membership import Tick
+from flowspec.core.messages import Expand, Proposed, VerifiedPart
+from flowspec.core.mirror import DrafterTraits
+from flowspec.errors import BrokenError, FlowSpecError, PeerError
+from flowspec.plan.placement import ClusterPlan
+from flowspec.runtime import timeouts
+from flowspec.runtime.compute import Crashed, Failed
+from flowspec.runtime.pipelines import Pipelines, Recovery
+from flowspec.runtime.security.keyring import Keyring
+from flowspec.runtime.stages import Stage
+from flowspec.runtime.transport import Wake, patience_ms
+from flowspec.wire.codec import Tensor
+
+POLL_MS = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedDrafter:
+    """A drafter that shall run on a device: `name` is the user's for it, and `plan` has that device as its only stage."""
+
+    name: str
+    plan: ClusterPlan
+
+    def traits(self, level: int) -> DrafterTraits:
+        """What the head must know of it before it is there."""
+        return DrafterTraits(context=self.plan.context, level=level)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """A line for the user; with a `share` it tells how far the loading has come."""
+
+    text: str
+    share: float | None = None
+
+
+class RemoteDrafter:
+    """The head's drafter number `number`, which is lost (`DrafterLost`) until the first `DrafterBack`.
+
+    Whoever takes a `DrafterBack` from the results posts it again before any work for it: so the thread knows what work was meant for a
+    drafter that is gone. One that cannot be had at first is `Failed`; later it is lost, for good if it would fail again in the same way.
+    """
+
+    def __init__(self, placed: PlacedDrafter, number: int, wake: Wake, keys: Keyring | None = None) -> None:
+        self.placed = placed
+        self.number = number
+        self.stage: Stage | None = None
+        self.results: deque[Drafted | DrafterLost | DrafterBack | Told | Failed | Crashed] = deque()
+        self._head_wake = wake
+        self._wake = Wake()
+        self._work: deque[Draft | ToDrafter | DrafterBack] = deque()
+        self._behind = 0
+        self._job: int | None = None
+        self._sent_s = 0.0
+        self._jobs_done = 0
+        self._is_there = False
+        self._stopping = False
+        self._pipelines = Pipelines(
+            placed.plan,
+            self._wake,
+            lambda text, share: self._tell(Told(text=text, share=share)),
+            None,
+            Recovery(replan=lambda devices: placed.plan, on_note=lambda text: self._tell(Told(text=text))),
+            keys,
+            on_change=self._changed,
+            meanwhile=lambda: not self._stopping,
+            drafter=placed.name,
+        )
+        self._thread = threading.Thread(target=self._run, name=f"drafter {placed.name}", daemon=True)
+        self._thread.start()
+
+    def post(self, work: Draft | ToDrafter | DrafterBack) -> None:
+        self._work.append(work)
+        self._wake.set()
+
+    def post_features(self, parts: Sequence[VerifiedPart], tensor: Tensor) -> None:
+        """A drafter that wants features runs at the head."""
+
+    def stop(self, timeout_s: float = timeouts.COMPUTE_STOP_S) -> None:
+        """Lets go of the device, and waits for that no longer than `timeout_s`."""
+        self._stopping = True
+        self._wake.set()
+        self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            self._wake.close()
+
+    # ------------------------------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        try:
+            self._pipelines.connect()
+            assert self._pipelines.stages is not None
+            self._begin(self._pipelines.stages.cache_slots)
+            while not self._stopping:
+                for _ in self._pipelines.listen(patience_ms(self._pipelines.due_s, time.monotonic(), POLL_MS)):
+                    pass  # its answers are gathered in `Stages.proposed`
+                try:
+                    self._hear()
+                except PeerError as error:
+                    self._pipelines.broken(BrokenError(str(error), self._device))
+                self._work_off()
+                self._pipelines.watch(self._tick)
+        except FlowSpecError as error:
+            self._give_up(error)
+        except BaseException as error:  # noqa: BLE001 - the top of a thread: the head's thread raises it
+            self._tell(Crashed(error=error))
+        finally:
+            self._pipelines.close()
+
+    @property
+    def _device(self) -> str:
+        return self.placed.plan.stages[0].name
+
+    def _hear(self) -> None:
+        """Hands on what was proposed; raises `PeerError` for what was not asked for. The times are those of the head's clock."""
+        stages = self._pipelines.stages
+        while stages is not None and stages.proposed:
+            answer = stages.proposed.popleft()
+            self._check(answer)
+            now_s, self._job = time.monotonic(), None
+            self._jobs_done += 1
+            started_s = max(self._sent_s, now_s - answer.compute_s)
+            self._tell(Drafted(drafter=self.number, job=answer.job, proposals=answer.proposals, started_s=started_s, ended_s=now_s))
+
+    def _check(self, answer: Proposed) -> None:
+        if answer.job != self._job:
+            raise PeerError(f"expected proposals of job {self._job}, got those of {answer.job}")
+        most = max((token for proposal in answer.proposals for token in proposal.tokens), default=0)
+        if most >= self.placed.plan.vocabulary:
+            raise PeerError(f"expected token ids below {self.placed.plan.vocabulary}, got {most}")
+
+    def _work_off(self) -> None:
+        while self._work:
+            work, stages = self._work.popleft(), self._pipelines.stages
+            if isinstance(work, DrafterBack):
+                self._behind -= 1
+            elif stages is None or self._behind:
+                continue  # for a drafter that is gone
+            elif isinstance(work, Draft):
+                self._job, self._sent_s = work.job, time.monotonic()
+                stages.tell(Expand(segment=work.segment, width=work.width))
+            else:
+                stages.tell(work.message)
+
+    def _tick(self, now_s: float) -> Tick:
+        return Tick(flight_s=0.0 if self._job is None else now_s - self._sent_s, tokens=self._jobs_done)
+
+    def _changed(self, event: PipelineLost | Reformed) -> None:
+        if isinstance(event, Reformed):
+            self._begin(event.cache_slots)
+        else:
+            self._lose()
+
+    def _begin(self, cache_slots: int) -> None:
+        assert self._pipelines.stages is not None
+        self.stage = self._pipelines.stages.all[0]
+        self._is_there = True
+        self._behind += 1
+        self._tell(DrafterBack(drafter=self.number, cache_slots=cache_slots))
+
+    def _lose(self) -> None:
+        self._job = None
+        if self._is_there:
+            self._is_there = False
+            self._tell(DrafterLost(drafter=self.number))
+
+    def _give_up(self, error: FlowSpecError) -> None:
+        """Nothing more is to be had of it in this session."""
+        if self.stage is None:
+            self._tell(Failed(error=error))
+            return
+        self._lose()
+        self._tell(Told(text=f"drafter {self.placed.name} on {self._device} is given up ({error}); answers go on without it"))
+
+    def _tell(self, result: Drafted | DrafterLost | DrafterBack | Told | Failed | Crashed) -> None:
+        self.results.append(result)
+        self._head_wake.set()

@@ -1,0 +1,87 @@
+"""A drafter that is lost is asked no more, and one that is back gets the texts that it has memory for."""
+
+from __future__ import annotations
+
+from flowspec.core import limits
+from flowspec.core.admission import Admission
+from flowspec.core.events import Cancel, Draft, DrafterBack, DrafterLost, HeadCommand, PipelineLost, Reformed, Submit
+from flowspec.core.head import HeadCore
+from flowspec.core.membership import Begin, Broken, Disband, Formed, Membership, Note, Patience, Planned
+from flowspec.core.messages import Sampling
+from flowspec.core.methods import make_method
+from flowspec.core.mirror import DrafterTraits
+
+CONTEXT = 1000
+TRAITS = DrafterTraits(context=CONTEXT)
+ONE = CONTEXT + limits.DRAFT_NODES_MAX
+"""Slots of an answer that may fill the context, at a drafter."""
+
+
+def submit(request: int, tokens: int = CONTEXT) -> Submit:
+    return Submit(request=request, prompt=(5, 6, 7), new_tokens_max=tokens - 3, sampling=Sampling(), stop_ids=frozenset())
+
+
+def drafted_for(commands: list[HeadCommand]) -> dict[int, list[int]]:
+    """Which drafters were asked, and about whom."""
+    return {each.drafter: [part.commit.request for part in each.segment.parts] for each in commands if isinstance(each, Draft)}
+
+
+def head_with(drafters: int, cache_slots: int = limits.ID_MAX) -> HeadCore:
+    traits = DrafterTraits(context=CONTEXT, cache_slots=cache_slots)
+    return HeadCore(context=CONTEXT, stage_count=2, method=make_method("continuous"), drafters=[traits] * drafters)
+
+
+def test_one_that_is_lost_before_it_was_there_is_asked_when_it_comes() -> None:
+    head = head_with(2)
+    head.handle(DrafterLost(drafter=1), 0.0)
+    assert set(drafted_for(head.handle(submit(1), 1.0))) == {0}
+    assert drafted_for(head.handle(DrafterBack(drafter=1, cache_slots=ONE), 2.0)) == {1: [1]}
+
+
+def test_one_that_comes_back_with_less_memory_is_given_to_those_who_came_first() -> None:
+    head = head_with(1)
+    head.handle(submit(1), 0.0)
+    head.handle(submit(2), 0.0)
+    assert head.handle(DrafterLost(drafter=0), 1.0) == []
+    assert drafted_for(head.handle(DrafterBack(drafter=0, cache_slots=ONE + 5), 2.0)) == {0: [1]}
+    assert head.admission.held.drafters == (ONE,)
+
+
+def test_conversations_whose_caches_were_given_up_are_no_concern_of_it() -> None:
+    head = head_with(1, cache_slots=ONE)
+    for number in (1, 2):
+        head.handle(submit(number), 0.0)
+    head.handle(PipelineLost(), 1.0)
+    head.handle(Cancel(request=1), 1.0)
+    assert not head.handle(DrafterLost(drafter=0), 2.0)
+    head.handle(Reformed(stage_count=2, cache_slots=limits.ID_MAX), 3.0)
+    assert [request.number for request in head.requests() if not request.mirrors] == [1], "its caches went to the other"
+    assert drafted_for(head.handle(DrafterBack(drafter=0), 4.0)) == {0: [2]}
+    head.handle(DrafterLost(drafter=0), 5.0)
+
+
+def test_who_waits_needs_nothing_of_a_drafter_that_cannot_hold_it() -> None:
+    admission = Admission(CONTEXT, [TRAITS])
+    admission.move_to(CONTEXT + limits.TREE_NODES_MAX)
+    for number in (1, 2):
+        admission.ask(submit(number))
+    assert admission.admit([]) == (1, [])
+    admission.drafter_back(0, ONE - 1)
+    assert [admission.may_draft(number, 0) for number in (1, 2)] == [False, False]
+    assert admission.held.drafters == (0,)
+    admission.end(1)
+    admission.release(1)
+    assert admission.admit([]) == (2, []), "it does not wait for room that there never is"
+
+
+def test_a_drafters_device_is_told_of_as_a_drafter() -> None:
+    patience = Patience(silent_s=5.0, loading_silent_s=15.0, loading_s=60.0, stuck_s=30.0, probe_s=2.0, back_s=4.0, forgive_s=300.0)
+    core = Membership(["pi-3"], patience, "draft-math")
+    core.handle(Begin(), 0.0)
+    core.handle(Planned(devices=("pi-3",)), 0.0)
+    core.handle(Formed(), 1.0)
+    assert core.handle(Broken(device="pi-3", text="its connection closed"), 2.0) == [
+        Note(text="drafter draft-math on pi-3 is lost (its connection closed)"),
+        Note(text="answers go on without it"),
+        Disband(),
+    ]
