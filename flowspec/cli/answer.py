@@ -125,6 +125,16 @@ class Asked:
         )
 
 
+def drafter_lines(session: Session) -> list[str]:
+    """A line for each drafter that runs on a device of its own."""
+    return [
+        f"{each['device']}: drafter {each['name']}, {mib(each['weight_bytes'])} of weights{from_head(each)}, process {each['pid']} at {each['address']}"
+        + ("" if each["is_there"] else " (lost)")
+        for each in session.drafters_report()
+        if each["address"]
+    ]
+
+
 def record(session: Session, question: Question, outcome: Outcome) -> dict[str, Any]:
     """An answer as `--json` prints it."""
     sampling, timing, plan = question.sampling, outcome.timing, session.head.plan
@@ -152,5 +162,6 @@ def record(session: Session, question: Question, outcome: Outcome) -> dict[str, 
         "seed": sampling.seed,
         "statistics": outcome.statistics,
         "stages": session.stages_report(),
+        "drafters": session.drafters_report(),
         "plan": None if session.chosen is None else session.chosen.report(),
     }

@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flowspec.cli import resume, statistics
-from flowspec.cli.answer import Outcome, Question, ask, from_head, record
+from flowspec.cli.answer import Outcome, Question, ask, drafter_lines, from_head, record
 from flowspec.cli.diary import Diary
 from flowspec.cli.options import (
     add_decoding_arguments,
@@ -28,6 +28,7 @@ from flowspec.cli.options import (
     check_flags,
     cluster_options,
     decoding_options,
+    joined,
     loading_bar,
     note,
     pick_limits,
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         content = None if args.resume is None else take_up(args, diary)
         last = None if content is None else content.last
         check_flags(args)
-        decoding = decoding_options(args, args.method, args.drafter)
+        decoding = decoding_options(args, args.method, joined(args.drafter))
         loaded: list[Tokenizer] = []
 
         def load(files: ModelFiles) -> None:
@@ -168,6 +169,8 @@ class Chat:
                 self.console.print(line, markup=False)
         decoding = self.session.decoding
         self.console.print(f"method {decoding.method}, drafter {escape(self.session.drafter)}")
+        for line in drafter_lines(self.session):
+            self.console.print(f"  {line}", markup=False)
         if self.sampling.temperature > 0:
             self.console.print(f"temperature {self.sampling.temperature:g}, seed {self.sampling.seed}")
         if self.messages:

@@ -22,7 +22,7 @@ from flowspec import __version__
 from flowspec.cli.options import add_model_arguments, cluster_options
 from flowspec.core.facts import AskFacts, LinkFacts
 from flowspec.plan.memory import mib
-from flowspec.runtime.cluster import Device, read_cluster
+from flowspec.runtime.cluster import Device, read_cluster, stage_devices
 from flowspec.runtime.compute import Machine
 from flowspec.runtime.health.diagnose import diagnose, rate
 from flowspec.runtime.health.examine import Examined, examine, step_count
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         keys = cluster_keys(options.cluster, devices)
     else:
         devices = [Device(name=f"local-{index}", address="") for index in range(options.local)]
-    needs = find_needs(options, devices, keys)
+    needs = find_needs(options, stage_devices(devices), keys)
     order = [need.device for need in needs.stages]
     devices = sorted(devices, key=lambda device: order.index(device.name) if device.name in order else len(order))
     with contextlib.ExitStack() as stack:

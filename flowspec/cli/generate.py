@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from flowspec.cli import batch, resume, statistics
-from flowspec.cli.answer import Outcome, Question, ask, from_head, record
+from flowspec.cli.answer import Outcome, Question, ask, drafter_lines, from_head, record
 from flowspec.cli.options import (
     add_decoding_arguments,
     add_model_arguments,
@@ -21,6 +21,7 @@ from flowspec.cli.options import (
     check_flags,
     cluster_options,
     decoding_options,
+    joined,
     loading_bar,
     note,
     number_list,
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _answer(args: argparse.Namespace, stack: contextlib.ExitStack, journal: Journal | None, content: Content | None) -> int:
     """Asks what the flags or the journal say, and shows the answers."""
-    decoding = decoding_options(args, args.method, args.drafter)
+    decoding = decoding_options(args, args.method, joined(args.drafter))
     prompts = [prompt for path in args.prompts or [] for prompt in read_prompts(path)]
     loaded: list[Tokenizer] = []
     last = None if content is None else content.last
@@ -193,6 +194,7 @@ def figures(session: Session, question: Question, outcome: Outcome, *, is_verbos
         lines.append(
             f"  {stage['name']}: layers {first} to {end - 1}, {mib(stage['weight_bytes'])} of weights{from_head(stage)}, process {stage['pid']} at {stage['address']}"
         )
+    lines += [f"  {line}" for line in drafter_lines(session)]
     if session.chosen is not None:
         lines += [f"  {line}" for line in session.chosen.lines()]
     return "\n".join([*lines, *(statistics.lines(outcome.statistics) if is_verbose else ())])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,9 +19,10 @@ from flowspec.core.messages import Sampling
 from flowspec.core.methods import METHODS
 from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import InputError
-from flowspec.model.files import BUNDLED
+from flowspec.model.files import BUNDLED, bundled_models
 from flowspec.model.text import Recommended
-from flowspec.runtime.session import ClusterOptions, Decoding, Limits
+from flowspec.runtime.decoding import AUTO, Decoding, default_method
+from flowspec.runtime.session import ClusterOptions, Limits
 from flowspec.runtime.stages import Progress as ProgressCall
 
 NEW_TOKENS_DEFAULT = 256
@@ -71,37 +73,60 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, local_list: bool = F
 
 
 def add_decoding_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """`--method` and what goes with it; with `several`, methods and drafters may be repeated."""
+    """`--method` and what goes with it; with `several`, methods may be repeated, and drafters that are repeated are alternatives."""
     group = parser.add_argument_group("decoding (changes the speed, never the answer)")
+    names, default = ", ".join(METHODS), f"default: {default_method((), None)}; {default_method((), AUTO)} with --chain"
     if several:
         group.add_argument(
             "--method",
             action="append",
             choices=(*METHODS, "all"),
             metavar="NAME",
-            help=f"decoding method: {', '.join(METHODS)}, or all; may be repeated (default: {METHODS[0]})",
+            help=f"decoding method: {names}, or all; may be repeated ({default})",
         )
     else:
-        names = ", ".join(METHODS)
-        group.add_argument(
-            "--method", choices=METHODS, default=METHODS[0], metavar="NAME", help=f"decoding method: {names} (default: %(default)s)"
-        )
+        group.add_argument("--method", choices=METHODS, metavar="NAME", help=f"decoding method: {names} ({default})")
     group.add_argument(
         "--drafter",
-        action="append" if several else "store",
-        metavar="NAME",
-        help="what guesses ahead: bundled, a folder or hub id of a small model or EAGLE head, ngram, or none"
-        + (" (may be repeated)" if several else "")
-        + " (default: bundled for the bundled model, else ngram)",
+        action="append",
+        type=drafter_names,
+        metavar="NAME[,NAME...]",
+        help=f"what guesses ahead: bundled, {', '.join(bundled_models())}, a folder or hub id of a small model or EAGLE head, ngram, or none; "
+        + ("several with commas; may be repeated" if several else "may be repeated, for several that draft together")
+        + " (default: those of the cluster file, else bundled for the bundled model, else ngram)",
+    )
+    group.add_argument(
+        "--chain",
+        metavar="auto|NAME,NAME...",
+        help="verify in steps, through these models, lowest first, before the target; auto: chosen as it goes",
     )
     group.add_argument("--tree-nodes", type=positive, metavar="N", help="largest tree or segment (default: the method's)")
     group.add_argument("--tree-depth", type=positive, metavar="N", help="depth of the trees of tree-sd, chunk-pp and flowspec-paper")
 
 
-def decoding_options(args: argparse.Namespace, method: str, drafter: str | None) -> Decoding:
+def drafter_names(text: str) -> tuple[str, ...]:
+    """`draft,draft-math` as names, for argparse; a folder may have commas in its name."""
+    names = (text,) if os.path.isdir(text) else tuple(text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"expected names with commas, got {text!r}")
+    return names
+
+
+def joined(sets: Sequence[tuple[str, ...]] | None) -> tuple[str, ...]:
+    """All drafters of a flag that was repeated."""
+    return tuple(name for names in sets or () for name in names)
+
+
+def decoding_options(args: argparse.Namespace, method: str | None, drafters: tuple[str, ...]) -> Decoding:
     if args.tree_nodes is not None and args.tree_nodes > TREE_NODES_MAX:
         raise InputError(f"--tree-nodes: expected at most {TREE_NODES_MAX}, got {args.tree_nodes}")
-    return Decoding(method=method, drafter=drafter, nodes=args.tree_nodes, depth=args.tree_depth)
+    return Decoding(
+        method=method or default_method(drafters, args.chain),
+        drafters=drafters,
+        chain=args.chain,
+        nodes=args.tree_nodes,
+        depth=args.tree_depth,
+    )
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:

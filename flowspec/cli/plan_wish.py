@@ -18,7 +18,7 @@ from flowspec.plan.memory import ModelWeights, weights_of
 from flowspec.plan.profile import find_profile
 from flowspec.plan.shape import PRECISION_BYTES, ModelShape, eagle_shape, find_shape, shape_of
 from flowspec.plan.sites import Drafter, Network, Site, Wish, site
-from flowspec.runtime.cluster import Device, declared_profile, parse_links, pick_context, read_cluster, read_links
+from flowspec.runtime.cluster import Device, declared_profile, parse_links, pick_context, read_cluster, read_links, stage_devices
 from flowspec.runtime.planning.wish import ACCEPTANCE, ACCEPTANCE_MODEL, EAGLE, find_drafter, model_weights, typical_context
 from flowspec.runtime.session import pick_dtype
 
@@ -82,7 +82,7 @@ def _sites(boards: str | None, cluster: Path | None) -> list[Site]:
         if twice:
             raise InputError(f"--devices: expected different names, got two files named {twice[0]!r}")
         return sites
-    devices = read_cluster(cluster)
+    devices = stage_devices(read_cluster(cluster))
     if names and len(names) != len(devices):
         raise InputError(f"--devices: expected a board for each of the {len(devices)} devices of {cluster}, got {len(names)}")
     return [_of_cluster(device, names[number] if names else device.profile, cluster) for number, device in enumerate(devices)]

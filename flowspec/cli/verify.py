@@ -30,12 +30,13 @@ from flowspec.cli.options import (
     positive,
 )
 from flowspec.core.messages import Sampling
-from flowspec.core.methods import METHODS
-from flowspec.draft.choose import check_drafter
+from flowspec.core.methods import METHODS, make_method
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.text import Tokenizer, recommended
-from flowspec.runtime.session import Decoding, Limits, Session, open_cluster
+from flowspec.runtime.cluster import read_drafters
+from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.session import Limits, Session, open_cluster
 from flowspec.testbed.prompts import read_prompts
 
 if TYPE_CHECKING:  # both import torch, which the other commands do without
@@ -87,15 +88,17 @@ def run(args: argparse.Namespace) -> int:
     if any(count < 1 for count in counts):
         raise InputError("--local: expected whole numbers from 1")
     samplings, prompts, decodings = read_samplings(args), read_files(args), read_decodings(args)
+    placed = () if args.cluster is None else tuple(read_drafters(args.cluster))
     for decoding in decodings:
-        check_drafter(decoding.drafter_for(args.model))
+        decoding.check(args.model, placed)
+    largest = max(decodings, key=lambda each: len(each.drafters_for(args.model, placed)))
     from flowspec.model.reference import Reference  # after the checks: both import torch, which takes seconds
     from flowspec.testbed.exactness import answer, judge
 
     console = Console(stderr=True)
     found: list[Found] = []
     for count in counts:
-        with open_cluster(cluster_options(args, count), decoding=decodings[0]) as cluster:
+        with open_cluster(cluster_options(args, count), decoding=largest) as cluster:
             for decoding in decodings:
                 with contextlib.ExitStack() as stack:
                     with loading_bar(quiet=args.json) as progress:
@@ -123,11 +126,14 @@ def _describe(session: Session) -> str:
 
 
 def read_decodings(args: argparse.Namespace) -> list[Decoding]:
-    """Every method with every drafter; methods that draft nothing once."""
-    chosen = args.method or [METHODS[0]]
+    """Every method with every set of drafters that it can make use of; methods that draft nothing once."""
+    chosen = args.method or [None]
     methods = METHODS if "all" in chosen else tuple(dict.fromkeys(chosen))
-    drafters = list(dict.fromkeys(args.drafter or [None]))
-    return [decoding_options(args, method, drafter) for method in methods for drafter in (drafters if method != "ar" else [None])]
+    sets = list(dict.fromkeys(args.drafter or [()]))
+    found = [decoding_options(args, method, names) for method in methods for names in (sets if method != "ar" else [()])]
+    if "all" in chosen:  # asked for by name, one that cannot take so many is an error
+        found = [each for each in found if len(each.drafters) <= make_method(each.method).drafters_max] or found
+    return found
 
 
 def read_samplings(args: argparse.Namespace) -> list[Sampling]:

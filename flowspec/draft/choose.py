@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import InputError
 from flowspec.model.families import check_family
-from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
+from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, bundled_models
 from flowspec.model.json_files import read_json
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 NONE = "none"
 NGRAM = "ngram"
-BUNDLED_BESIDE = ("draft", "mid", "draft-math", "draft-code", "draft-plays")
-"""Models beside the target that are shipped with FlowSpec; `bundled` is the first of them."""
 WITHOUT_TENSORS = (NGRAM, NONE)
 """Drafters that need no device, and no torch."""
 ADVICE = "give a drafter trained for the same tokenizer, or --drafter ngram"
@@ -35,9 +33,9 @@ def open_drafter(
 ) -> Drafter | None:
     """The drafter `name`, loaded; None for `none`. Raises `InputError` when there is none or it does not fit the target.
 
-    `name` is `bundled`, one of `BUNDLED_BESIDE`, `ngram`, `none`, or the folder or hub id of a language model or an EAGLE head. The device is CUDA
-    where torch sees it, unless one is given. `context` is the target's; a drafter that can handle fewer positions is fine: it
-    stops drafting there.
+    `name` is `bundled` or another model that is shipped, `ngram`, `none`, or the folder or hub id of a language model or an EAGLE
+    head. The device is CUDA where torch sees it, unless one is given. `context` is the target's; a drafter that can handle fewer
+    positions is fine: it stops drafting there.
     """
     if name == NONE:
         return None
@@ -47,21 +45,30 @@ def open_drafter(
         return NgramDrafter(context)
     import torch
 
-    from flowspec.draft.eagle_head import is_eagle, tensor_names
     from flowspec.draft.language import LanguageModelDrafter
+
+    device = device or torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    files = language_model(name, target)
+    if files is None:
+        from flowspec.draft.eagle import EagleDrafter
+
+        return EagleDrafter(drafter_files(name), target, dtype, device, context=context, coupled=coupled)
+    vocabulary_size = target.config().vocab_size
+    return LanguageModelDrafter.load(files, dtype, device, context=context, vocabulary_size=vocabulary_size, coupled=coupled)
+
+
+def language_model(name: str, target: ModelFiles) -> ModelFiles | None:
+    """The files of a drafter that is a model by itself, checked to fit the target; None for an EAGLE head, which needs the target's features."""
+    from flowspec.draft.eagle_head import is_eagle, tensor_names
 
     files = drafter_files(name)
     raw = files.raw_config()
-    device = device or torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     if is_eagle(raw, tensor_names(files)):
-        from flowspec.draft.eagle import EagleDrafter
-
-        return EagleDrafter(files, target, dtype, device, context=context, coupled=coupled)
+        return None
     check_family(str(raw.get("model_type")), files.model)
     files.check_weights()
-    vocabulary_size = target.config().vocab_size
-    _check_tokenizer(name, files, target, vocabulary_size)
-    return LanguageModelDrafter.load(files, dtype, device, context=context, vocabulary_size=vocabulary_size, coupled=coupled)
+    _check_tokenizer(name, files, target, target.config().vocab_size)
+    return files
 
 
 def check_drafter(name: str) -> None:
@@ -70,17 +77,21 @@ def check_drafter(name: str) -> None:
         drafter_files(name).raw_config()
 
 
+def model_name(name: str) -> str:
+    """What `ModelFiles` calls a drafter: `bundled` is the target's name there."""
+    if name != BUNDLED:
+        return name
+    return str(bundled_folder("draft")) if os.path.isdir("draft") else "draft"
+
+
 def drafter_files(name: str) -> ModelFiles:
-    """The files of a model beside the target: a bundled one by its bare name, unless a folder of that name is here. Raises `InputError`."""
-    if name == BUNDLED:
-        return ModelFiles(str(bundled_folder("draft")))
-    if name in BUNDLED_BESIDE and not os.path.isdir(name):
-        return ModelFiles(str(bundled_folder(name)))
+    """The files of a model beside the target; raises `InputError` for a name that means nothing."""
     try:
-        return ModelFiles(name)
+        return ModelFiles(model_name(name))
     except InputError:
         raise InputError(
-            f"--drafter: expected bundled, ngram, none, a model folder or a hub id such as owner/name, but there is no folder {name!r}"
+            f"--drafter: expected bundled, ngram, none, one of {', '.join(bundled_models())}, a model folder or a hub id such as owner/name, "
+            f"but there is no folder {name!r}"
         ) from None
 
 

@@ -17,11 +17,6 @@ from flowspec.model.slice import Slice
 from flowspec.model.support import context_max
 
 
-def positions_of(config: Any) -> int:
-    """How many positions a model can draft for."""
-    return min(context_max(config), limits.CONTEXT_MAX)
-
-
 class LanguageModelDrafter(TreeCachedDrafter):
     """A `Drafter` of kind `model`. Torch's threads are left as they are: it lives in the head's process, or is all that a daemon computes."""
 
@@ -34,7 +29,7 @@ class LanguageModelDrafter(TreeCachedDrafter):
         takes: a drafter's vocabulary may be padded differently.
         """
         self._model = model
-        own = positions_of(model.config)
+        own = min(context_max(model.config), limits.CONTEXT_MAX)
         self.context = own if context is None else min(own, context)
         super().__init__(
             Ranker(vocabulary_size or model.config.vocab_size, coupled=coupled),

@@ -43,8 +43,13 @@ def bundled_folder(name: str) -> Path:
     return DEMO_FOLDER / name
 
 
+def bundled_models() -> tuple[str, ...]:
+    """The names of the models that are shipped with FlowSpec, beside `bundled` itself."""
+    return tuple(sorted(path.parent.name for path in DEMO_FOLDER.glob("*/config.json") if path.parent.name != "target"))
+
+
 def canonical_name(model: str) -> str:
-    """The name other devices should use: `bundled`, an absolute folder or GGUF file, or a hub id."""
+    """The name other devices should use: `bundled` or another that is shipped, an absolute folder or GGUF file, or a hub id."""
     return (
         str(Path(model).resolve()) if model != BUNDLED and (os.path.isdir(model) or (is_gguf(model) and os.path.isfile(model))) else model
     )
@@ -80,6 +85,8 @@ class ModelFiles:
         elif os.path.isdir(model):  # unlike Path.is_dir, also False for names that no file system takes
             self.folder = Path(model)
             self._local_gguf = _only_gguf(self.folder)
+        elif model in bundled_models():  # a folder of that name here wins, as with names of the hub
+            self.folder = bundled_folder(model)
         elif is_gguf(model) and os.path.isfile(model):
             self._local_gguf = Path(model)
             self.folder = self._local_gguf.parent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ _UNITS = {
 class Device:
     """One device of a cluster: its daemon's address, and what the user fixed about it.
 
-    `profile` is a board's name or a file, `ssh` where `launch/boards` logs in, as `user@host`.
+    `profile` is a board's name or a file, `ssh` where `launch/boards` logs in, as `user@host`. With a `drafter` it runs that model and no stage.
     """
 
     name: str
@@ -49,6 +49,16 @@ class Device:
     memory_bytes: int | None = None
     profile: str | None = None
     ssh: str | None = None
+    drafter: str | None = None
+
+
+HEAD = "head"
+"""Where a `[[drafter]]` runs that is not on a device."""
+
+
+def stage_devices(devices: Sequence[Device]) -> list[Device]:
+    """Those that may run stages."""
+    return [device for device in devices if device.drafter is None]
 
 
 def parse_bytes(text: str) -> int:
@@ -63,9 +73,9 @@ def parse_bytes(text: str) -> int:
 def read_cluster(path: Path) -> list[Device]:
     """The devices of a cluster file, in pipeline order; raises `InputError` naming file, key and what was expected."""
     data = read_toml(path, "a cluster file").data
-    unknown = sorted(set(data) - {"device", "links", "insecure"})
+    unknown = sorted(set(data) - {"device", "drafter", "links", "insecure"})
     if unknown:
-        raise InputError(f"{path}: unknown key {unknown[0]!r}; expected [[device]] tables, links and insecure")
+        raise InputError(f"{path}: unknown key {unknown[0]!r}; expected [[device]] tables, [[drafter]] tables, links and insecure")
     tables = data.get("device")
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise InputError(f"{path}: device: expected at least one [[device]] table with an address")
@@ -77,11 +87,50 @@ def read_cluster(path: Path) -> list[Device]:
         twice = [value for value in values if values.count(value) > 1]
         if twice:
             raise InputError(f"{path}: {kind}: expected each device once, got {twice[0]!r} twice")
-    given = [device for device in devices if device.layers is not None]
-    if given and len(given) != len(devices):
-        missing = next(device for device in devices if device.layers is None)
+    models = {device: model for model, device in read_drafters(path).items()}
+    if models and any(device.name == HEAD for device in devices):
+        raise InputError(f"{path}: name: expected another than {HEAD!r}, which is where a [[drafter]] runs that has no device")
+    devices = [replace(device, drafter=models.pop(device.name, None)) for device in devices]
+    models.pop(HEAD, None)
+    if models:
+        names = ", ".join(device.name for device in devices)
+        raise InputError(f"{path}: drafter: device: expected {HEAD} or one of {names}, got {next(iter(models))!r}")
+    stages = stage_devices(devices)
+    if not stages:
+        raise InputError(f"{path}: drafter: expected a device that is left for the model itself, but each has a drafter")
+    busy = next((device.name for device in devices if device.drafter is not None and device.layers is not None), None)
+    if busy is not None:
+        raise InputError(f"{path}: {busy}: expected layers or a drafter, got both")
+    given = [device for device in stages if device.layers is not None]
+    if given and len(given) != len(stages):
+        missing = next(device for device in stages if device.layers is None)
         raise InputError(f"{path}: layers: expected on all devices or on none, but {missing.name} has none")
     return devices
+
+
+def read_drafters(path: Path) -> dict[str, str]:
+    """The `[[drafter]]` tables of a cluster file: the device of each model, or `head`; raises `InputError`."""
+    tables = read_toml(path, "a cluster file").data.get("drafter", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise InputError(f"{path}: drafter: expected [[drafter]] tables with a model and a device")
+    if len(tables) > limits.DRAFTERS_MAX:
+        raise InputError(f"{path}: drafter: expected at most {limits.DRAFTERS_MAX} drafters, got {len(tables)}")
+    found: dict[str, str] = {}
+    for number, table in enumerate(tables):
+        where = f"{path}: drafter {number + 1}"
+        unknown = sorted(set(table) - {"model", "device"})
+        if unknown:
+            raise InputError(f"{where}: unknown key {unknown[0]!r}; expected model and device")
+        for key, what in (("model", "a drafter as --drafter takes it"), ("device", f'a device of this file, or "{HEAD}"')):
+            if not isinstance(table.get(key), str) or not _is_short(table[key]):
+                raise InputError(f"{where}: {key}: expected {what}, got {table.get(key)!r:.80}")
+        model, device = table["model"], table["device"]
+        if model in found:
+            raise InputError(f"{where}: model: expected each drafter once, got {model!r} twice")
+        if device != HEAD and device in found.values():
+            raise InputError(f"{where}: device: expected one drafter on a device, but {device} has two")
+        found[model] = device
+    return found
 
 
 def _device(where: str, table: dict[str, Any], number: int) -> Device:
@@ -121,9 +170,15 @@ def _device(where: str, table: dict[str, Any], number: int) -> Device:
 
 
 def read_links(path: Path, names: Collection[str]) -> Network | None:
-    """The links that a cluster file declares, `links = ["1000/0.5", "a:b=100/2"]`; None where it declares none."""
+    """The links that a cluster file declares, `links = ["1000/0.5", "a:b=100/2"]`, for devices of these names; None where it declares none.
+
+    Those that drafters have may have links, too, of which nothing is made.
+    """
     table = read_toml(path, "a cluster file")
-    return None if "links" not in table.data else parse_links(table.texts("links"), names, f"{path}: links")
+    if "links" not in table.data:
+        return None
+    others = set(read_drafters(path).values()) - {HEAD}
+    return parse_links(table.texts("links"), [*names, *sorted(others)], f"{path}: links")
 
 
 def parse_links(texts: Sequence[str], names: Collection[str], where: str) -> Network:

@@ -6,6 +6,7 @@ a failure nothing more is done: what a drafter that broke off in the middle woul
 
 from __future__ import annotations
 
+import os
 import queue
 import sys
 import threading
@@ -13,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from flowspec.core.events import Draft, Drafted, ToDrafter
 from flowspec.core.messages import VerifiedPart
@@ -20,6 +22,7 @@ from flowspec.draft.protocol import Drafter
 from flowspec.errors import ClusterError, FlowSpecError
 from flowspec.plan.timing import Curve
 from flowspec.runtime import timeouts
+from flowspec.runtime.cluster import HEAD
 from flowspec.runtime.compute import SWITCH_INTERVAL_S, Crashed, Failed, is_out_of_memory, to_torch
 from flowspec.runtime.emulation import DraftPacer
 from flowspec.runtime.transport import Wake
@@ -45,6 +48,17 @@ class DraftThread:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._thread = threading.Thread(target=self._run, name="drafter", daemon=True)
         self._thread.start()
+
+    def report(self) -> dict[str, Any]:
+        """Where it runs and what it holds."""
+        return {
+            "device": HEAD,
+            "address": "",
+            "pid": os.getpid(),
+            "weight_bytes": self.drafter.weight_bytes,
+            "received_bytes": 0,
+            "is_there": True,
+        }
 
     def post(self, work: Draft | ToDrafter) -> None:
         self._work.put(work)

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from flowspec.core.events import Draft, Drafted, DrafterBack, DrafterLost, PipelineLost, Reformed, ToDrafter
 from flowspec.core.membership import Tick
@@ -83,6 +84,18 @@ class RemoteDrafter:
         )
         self._thread = threading.Thread(target=self._run, name=f"drafter {placed.name}", daemon=True)
         self._thread.start()
+
+    def report(self) -> dict[str, Any]:
+        """Where it runs and what it holds."""
+        welcome, ready = (None, None) if self.stage is None else (self.stage.welcome, self.stage.ready)
+        return {
+            "device": self._device,
+            "address": self.placed.plan.stages[0].address,
+            "pid": welcome.pid if welcome else None,
+            "weight_bytes": ready.weight_bytes if ready else 0,
+            "received_bytes": ready.received_bytes if ready else 0,
+            "is_there": self._is_there,
+        }
 
     def post(self, work: Draft | ToDrafter | DrafterBack) -> None:
         self._work.append(work)

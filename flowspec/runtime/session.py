@@ -1,14 +1,14 @@
 """A model on a cluster, ready to answer: what the commands stand on.
 
-Resolves the model, starts local daemons if asked to, loads the drafter, connects a `Head`, and turns prompts into answers
-with figures. One cluster can be held by one session after another, each with its own method and drafter.
+Resolves the model, starts local daemons if asked to, loads the drafters or places them, connects a `Head`, and turns prompts into answers
+with figures. One cluster can be held by one session after another, each with its own method and drafters.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,20 +17,22 @@ from typing import Any
 from flowspec.core.events import Submit
 from flowspec.core.messages import Sampling
 from flowspec.core.methods import make_method
-from flowspec.draft.choose import NGRAM, NONE, WITHOUT_TENSORS, check_drafter, open_drafter
+from flowspec.draft.choose import NONE, WITHOUT_TENSORS
 from flowspec.errors import InputError
 from flowspec.model.families import check_family
-from flowspec.model.files import BUNDLED, ModelFiles, canonical_name
+from flowspec.model.files import ModelFiles, canonical_name
 from flowspec.model.support import context_max, family_of
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.shape import shape_of
 from flowspec.plan.sites import Wish
 from flowspec.runtime.answer import Answer
-from flowspec.runtime.cluster import Device, pick_context, read_cluster, split_layers
+from flowspec.runtime.cluster import HEAD, Device, pick_context, read_cluster, read_drafters, split_layers, stage_devices
+from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.head import Head, OnEvent
 from flowspec.runtime.local import LocalCluster
 from flowspec.runtime.pipelines import Recovery
+from flowspec.runtime.placing import assign_devices, captures_of, open_drafters, own_devices, use_one_thread
 from flowspec.runtime.planning.choose import Chosen, choose, compare
 from flowspec.runtime.planning.survey import survey
 from flowspec.runtime.planning.wish import find_drafter, model_weights, typical_context
@@ -40,28 +42,6 @@ from flowspec.runtime.stages import Progress
 from flowspec.wire.codec import DTYPE_BYTES
 
 log = logging.getLogger("flowspec.head")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decoding:
-    """How answers are made: the method, and what drafts for it (None: the bundled drafter for the bundled model, else n-grams).
-
-    `nodes` and `depth` shape the trees of the methods that have fixed ones; `options` are the method's own (`core.methods.OPTIONS`).
-    `coupled`: a drafter that is a model ranks with the target's noise.
-    """
-
-    method: str = "continuous"
-    drafter: str | None = None
-    nodes: int | None = None
-    depth: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    coupled: bool = True
-
-    def drafter_for(self, model: str) -> str:
-        """The drafter's name; `none` for a method that does not draft."""
-        if self.method == "ar":
-            return NONE
-        return self.drafter or (BUNDLED if model == BUNDLED else NGRAM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +104,16 @@ class Timing:
 class Session:
     """One connected model. Use `open_session`."""
 
-    def __init__(self, files: ModelFiles, config: Any, head: Head, decoding: Decoding, chosen: Chosen | None = None) -> None:
+    def __init__(
+        self,
+        files: ModelFiles,
+        config: Any,
+        head: Head,
+        decoding: Decoding,
+        chosen: Chosen | None = None,
+        drafters: Sequence[str] = (),
+    ) -> None:
+        self.drafters = tuple(drafters)
         self.files = files
         self.config = config
         self.head = head
@@ -169,8 +158,8 @@ class Session:
 
     @property
     def drafter(self) -> str:
-        """The drafter's name, as `--drafter` takes it."""
-        return self.decoding.drafter_for(self.files.model)
+        """The drafters' names, as `--drafter` takes them."""
+        return ", ".join(self.drafters) or NONE
 
     def stages_report(self) -> list[dict[str, Any]]:
         """What each stage holds, as `--json` shows it."""
@@ -187,6 +176,10 @@ class Session:
             for stage in self.head.stages
         ]
 
+    def drafters_report(self) -> list[dict[str, Any]]:
+        """Where each model beside the target runs, as `--json` shows it; `device` is `head` for those in this process."""
+        return [{"name": name, **drafter.report()} for name, drafter in zip(self.drafters, self.head.drafters, strict=True)]
+
 
 def timed(answer: Answer, timing: Timing) -> Iterator[tuple[int, ...]]:
     """The tokens of an answer as they come, noting their times."""
@@ -199,7 +192,8 @@ def timed(answer: Answer, timing: Timing) -> Iterator[tuple[int, ...]]:
 class Cluster:
     """Devices that are there, and what they are to run; held by one session at a time.
 
-    `chosen` tells how the plan was made; local processes, which are alike, have an even split and none.
+    `chosen` tells how the plan was made; local processes, which are alike, have an even split and none. `devices` may run stages;
+    `drafter_devices` run drafters, those of a cluster file (`drafters` names these, and those that it has at the head) each its own.
     """
 
     files: ModelFiles
@@ -210,21 +204,25 @@ class Cluster:
     chosen: Chosen | None = None
     keys: Keyring | None = None
     devices: tuple[Device, ...] = ()
+    drafters: tuple[str, ...] = ()
+    drafter_devices: tuple[Device, ...] = ()
 
     @contextlib.contextmanager
     def session(
         self, decoding: Decoding, progress: Progress, on_event: OnEvent | None = None, survival: Survival | None = None
     ) -> Iterator[Session]:
-        """Loads the drafter and takes hold of the devices; they are let go of at the end and keep their layers.
+        """Loads the drafters that run here and takes hold of the devices; they are let go of at the end and keep their layers.
 
         With a `survival` answers go on when devices are lost.
         """
-        name = decoding.drafter_for(self.files.model)
-        if self.is_local and name not in WITHOUT_TENSORS:
-            _use_one_thread()
-        drafter = open_drafter(name, self.files, self.plan.dtype, context=self.plan.context, coupled=decoding.coupled)
-        method = make_method(decoding.method, **{"nodes": decoding.nodes, "depth": decoding.depth, **decoding.options})
-        plan = self.plan if drafter is None else replace(self.plan, captures=drafter.captures)
+        decoding.check(self.files.model, self.drafters)
+        names = decoding.drafters_for(self.files.model, self.drafters)
+        placed = assign_devices(names, self.drafter_devices)
+        if self.is_local and any(name not in WITHOUT_TENSORS and name not in placed for name in names):
+            use_one_thread()
+        drafters = open_drafters(names, self.files, self.plan, decoding, placed)
+        method = make_method(decoding.method, **decoding.method_options(names))
+        plan = replace(self.plan, captures=captures_of(drafters))
         recovery = None
         if survival is not None and self.emulation is None:  # a declared device has no spare
             used = {stage.name for stage in plan.stages}
@@ -238,13 +236,14 @@ class Cluster:
             plan,
             progress,
             method=method,
-            drafters=() if drafter is None else (drafter,),
+            drafters=drafters,
+            levels=decoding.levels(names),
             emulation=self.emulation,
             recovery=recovery,
             on_event=on_event,
             keys=self.keys,
         ) as head:
-            yield Session(self.files, self.config, head, decoding, self.chosen)
+            yield Session(self.files, self.config, head, decoding, self.chosen, names)
 
 
 @contextlib.contextmanager
@@ -256,7 +255,7 @@ def open_session(
     survival: Survival | None = None,
 ) -> Iterator[Session]:
     """A connected session; daemons that it starts are stopped at its end, whatever happens. See `open_cluster`."""
-    check_drafter(decoding.drafter_for(options.model))
+    decoding.check(options.model, () if options.cluster is None else tuple(read_drafters(options.cluster)))
     with open_cluster(options, meanwhile, decoding) as cluster, cluster.session(decoding, progress, survival=survival) as session:
         yield session
 
@@ -270,6 +269,7 @@ def open_cluster(
     What can be wrong with the model, the cluster file or the split is found before anything is started. `meanwhile` runs
     while local daemons come up: for slow imports of the caller. The devices of a cluster file are asked, and the planner decides
     what they run (for `decoding`) or tells of a better split than the user's; raises `Refused` for a model that does not fit them.
+    Several drafters of `decoding` get local daemons of their own, or the devices that the cluster file has for them.
     """
     emulation = options.emulation
     assert emulation is None or (options.cluster is None and len(emulation.devices) == options.local), "a device for each local stage"
@@ -277,21 +277,24 @@ def open_cluster(
     raw = files.raw_config()
     check_family(str(raw.get("model_type")), files.model)
     files.check_weights()
+    decoding = decoding or Decoding()
     if options.cluster is not None:
-        devices = read_cluster(options.cluster)
+        every = read_cluster(options.cluster)
     else:
-        devices = [Device(name=f"local-{index}", address="") for index in range(options.local)]
+        extra = own_devices(decoding.drafters_for(files.model)) if emulation is None else 0
+        every = [Device(name=f"local-{index}", address="") for index in range(options.local + extra)]
+    devices = stage_devices(every)[: options.local if options.cluster is None else None]
     is_given = options.layers is not None or devices[0].layers is not None
     stages = split_layers(devices, raw["num_hidden_layers"], options.layers) if is_given or options.cluster is None else []
     if "max_position_embeddings" in raw:
         pick_context(options.context, raw["max_position_embeddings"])
-    keys = None if options.cluster is None else cluster_keys(options.cluster, devices)
+    keys = None if options.cluster is None else cluster_keys(options.cluster, every)
     with contextlib.ExitStack() as stack:
         local = None
         if options.cluster is None:
             local = stack.enter_context(
                 LocalCluster(
-                    options.local,
+                    len(every),
                     family=raw["model_type"],
                     log_level=options.log_level,
                     log_file=options.log_file,
@@ -311,12 +314,13 @@ def open_cluster(
         )
         chosen = None
         if options.cluster is not None:
-            chosen = choose_for(options, files, devices, plan, decoding or Decoding(), keys)
+            chosen = choose_for(options, files, devices, plan, decoding, keys)
             plan = replace(plan, stages=tuple(chosen.stages(devices)))
         meanwhile(files)
         if local is not None:
-            stages = [replace(stage, address=daemon.address) for stage, daemon in zip(stages, local.wait(), strict=True)]
-            plan = replace(plan, stages=tuple(stages))
+            addresses = {daemon.name: daemon.address for daemon in local.wait()}
+            every = [replace(device, address=addresses[device.name]) for device in every]
+            plan = replace(plan, stages=tuple(replace(stage, address=addresses[stage.name]) for stage in stages))
         yield Cluster(
             files=files,
             config=config,
@@ -326,6 +330,8 @@ def open_cluster(
             chosen=chosen,
             keys=keys,
             devices=_placed(devices, plan),
+            drafters=() if options.cluster is None else tuple(read_drafters(options.cluster)),
+            drafter_devices=tuple(device for device in every if device.name not in {each.name for each in devices}),
         )
 
 
@@ -340,8 +346,13 @@ def choose_for(
     """What the devices of a cluster file run, where `plan` has no stages; else how those compare."""
     assert options.cluster is not None
     shape = shape_of(files.config(), files.model)
-    drafter = find_drafter(decoding.drafter_for(files.model), shape)
-    head_drafts = drafter is not None and drafter.shape is not None
+    placed = read_drafters(options.cluster)
+    names = decoding.drafters_for(files.model, tuple(placed))
+    here = [name for name in names if placed.get(name, HEAD) == HEAD]
+    drafter = find_drafter((here or names)[0], shape) if names else None
+    if drafter is not None and not here:
+        drafter = replace(drafter, shape=None)  # it costs neither the head nor a stage anything
+    head_drafts = any(name not in WITHOUT_TENSORS for name in here)
     found = survey(devices, options.cluster, plan.dtype, keys, head_drafts=head_drafts)
     wish = Wish(
         sites=found.sites,
@@ -377,13 +388,6 @@ def replan(plan: ClusterPlan, devices: Sequence[Device], names: Sequence[str], c
     if chosen is None or chosen.is_given:
         return replace(plan, stages=tuple(split_layers(left, plan.layer_count, None)))
     return replace(plan, stages=tuple(chosen.stages_of(left)))
-
-
-def _use_one_thread() -> None:
-    """Local stages and the drafter share this machine's cores: one thread each."""
-    from flowspec.runtime.torch_device import use_threads
-
-    use_threads(1)
 
 
 def pick_dtype(wanted: str | None, config: Any) -> str:

@@ -23,7 +23,8 @@ from flowspec.core.messages import Sampling
 from flowspec.core.statistics import Statistics
 from flowspec.errors import FlowSpecError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
-from flowspec.runtime.session import Cluster, ClusterOptions, Decoding, Limits, open_cluster
+from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.session import Cluster, ClusterOptions, Limits, open_cluster
 from flowspec.testbed import beside
 from flowspec.testbed.beside import WARM_UP_TOKENS, Timed
 from flowspec.testbed.command import Parser, progress, run_command

@@ -24,7 +24,8 @@ from flowspec.core.methods import METHODS
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.files import BUNDLED, bundled_folder
 from flowspec.model.text import Tokenizer, recommended
-from flowspec.runtime.session import Cluster, ClusterOptions, Decoding, Limits, Session, Timing, open_cluster, timed
+from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.session import Cluster, ClusterOptions, Limits, Session, Timing, open_cluster, timed
 from flowspec.testbed.command import Parser, progress, run_command, show, whole
 from flowspec.testbed.plain import DTYPE, first_of_each
 from flowspec.testbed.prompts import Prompt, read_prompts
@@ -57,7 +58,9 @@ def measure(
     with progress("answers", rounds * len(methods) * len(prompts)) as step:
         for number in range(rounds):
             for method in methods if number % 2 == 0 else methods[::-1]:
-                with cluster.session(Decoding(method=method, drafter=drafter), lambda text, share: None) as session:
+                with cluster.session(
+                    Decoding(method=method, drafters=() if drafter is None else (drafter,)), lambda text, share: None
+                ) as session:
                     _answer(session, encoded[0][1], sampling, Limits(new_tokens_max=WARM_UP_TOKENS, stop_ids=limits.stop_ids))
                     for prompt, ids in encoded:
                         timing, report = _answer(session, ids, sampling, limits)

@@ -30,8 +30,9 @@ from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.model.text import recommended
+from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.local import LocalCluster, LocalDaemon
-from flowspec.runtime.session import Cluster, ClusterOptions, Decoding, Limits, open_cluster
+from flowspec.runtime.session import Cluster, ClusterOptions, Limits, open_cluster
 from flowspec.runtime.torch_device import use_threads
 from flowspec.testbed.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
 from flowspec.testbed.command import Parser, progress, reals, run_command, show, whole, wholes
@@ -141,7 +142,7 @@ def answers(job: Job, folder: Path, daemons: Sequence[LocalDaemon], limits: Limi
     for count in job.stages:
         with running(job, folder, daemons[:count]) as cluster:
             for method in job.methods:
-                with cluster.session(Decoding(method=method, drafter=str(folder)), lambda text, share: None) as session:
+                with cluster.session(Decoding(method=method, drafters=(str(folder),)), lambda text, share: None) as session:
                     for case in cases(job.temperatures):
                         yield answer(session, case, limits)
 

@@ -20,8 +20,9 @@ from flowspec.draft.choose import NONE, check_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.plan.cost import row_bytes
+from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.emulation import DeviceEmulation, Emulation
-from flowspec.runtime.session import Cluster, ClusterOptions, Decoding, Limits, Session, open_cluster
+from flowspec.runtime.session import Cluster, ClusterOptions, Limits, Session, open_cluster
 from flowspec.runtime.stages import Progress
 from flowspec.testbed.bench import RESULTS, Step, key_of
 from flowspec.testbed.config import EMULATED, SIMULATED, Bench, Setup, Testbed
@@ -146,7 +147,7 @@ class LiveRuns:
 
     def run(self, place: Place, rounds: Sequence[Round]) -> None:
         is_traced = not self.traces
-        with open_cluster(place.options, decoding=Decoding(drafter=self._bench.drafters[0])) as cluster:
+        with open_cluster(place.options, decoding=Decoding(drafters=self._bench.drafters)) as cluster:
             for one in rounds:
                 self._step(f"{place.name}, {one.setup.name}: warming up", 0)
                 self._session(place, cluster, one, is_traced)
@@ -155,8 +156,8 @@ class LiveRuns:
         """A method holds the cluster."""
         setup, recorder = one.setup, Recorder()
         row_bytes = place.row_bytes or cluster.config.hidden_size * DTYPE_BYTES[DTYPE]
-        drafter = next(iter(self._bench.drafters_of(setup)), NONE)
-        decoding = Decoding(method=setup.method, drafter=drafter, options=setup.options, coupled=setup.coupled)
+        drafters = self._bench.drafters_of(setup) or (NONE,)
+        decoding = Decoding(method=setup.method, drafters=drafters, options=setup.options, coupled=setup.coupled)
         with cluster.session(decoding, self._progress, recorder) as session:
             stages = len(session.head.stages)
             recorder.answer(session, self._warm_up)

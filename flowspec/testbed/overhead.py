@@ -29,7 +29,8 @@ from flowspec.core.methods.continuous import Continuous
 from flowspec.core.mirror import DrafterTraits
 from flowspec.plan.memory import mib
 from flowspec.plan.timing import Curve, LinkSpec
-from flowspec.runtime.session import ClusterOptions, Decoding, Limits, Session, Timing, open_session, timed
+from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.session import ClusterOptions, Limits, Session, Timing, open_session, timed
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.experiment import Experiment
@@ -141,7 +142,7 @@ def measure_memory(tokens: int, stages: int = 2, every: int = EVERY) -> list[Loo
         options = ClusterOptions(model=str(model), dtype="float32", local=stages, context=context)
         with (
             progress("tokens", -(-tokens // every)) as step,
-            open_session(options, Decoding(method="continuous", drafter="ngram"), lambda text, share: None) as session,
+            open_session(options, Decoding(method="continuous", drafters=("ngram",)), lambda text, share: None) as session,
         ):
             looks: list[Look] = []
             timing = Timing()

@@ -15,7 +15,8 @@ import torch
 
 from flowspec.core.messages import Sampling
 from flowspec.model.slice import DTYPES
-from flowspec.runtime.session import ClusterOptions, Decoding, Limits, Timing, open_session, timed
+from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.session import ClusterOptions, Limits, Timing, open_session, timed
 
 PROMPT_TOKENS = 32
 

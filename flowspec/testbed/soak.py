@@ -36,7 +36,8 @@ from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
-from flowspec.runtime.session import Cluster, Decoding, Limits, Session, Survival
+from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.session import Cluster, Limits, Session, Survival
 from flowspec.testbed.command import Parser, Step, progress, run_command, show, whole
 from flowspec.testbed.exactness import STOPPED, Case, compare
 from flowspec.testbed.outcome import WRONG

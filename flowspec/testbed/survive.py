@@ -35,8 +35,9 @@ from flowspec.model.text import Tokenizer
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device, pick_context, read_cluster, split_layers
+from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.local import LocalCluster
-from flowspec.runtime.session import Cluster, Decoding, Limits, Session, Survival
+from flowspec.runtime.session import Cluster, Limits, Session, Survival
 from flowspec.testbed.command import Parser, run_command, whole
 from flowspec.testbed.exactness import compare
 from flowspec.testbed.outcome import WRONG

@@ -17,12 +17,26 @@ from hypothesis import strategies as st
 from flowspec.core import limits
 from flowspec.errors import InputError
 from flowspec.plan.timing import LinkSpec
-from flowspec.runtime.cluster import CONTEXT_DEFAULT, Device, parse_bytes, pick_context, read_cluster, read_links, split_layers
+from flowspec.runtime.cluster import (
+    CONTEXT_DEFAULT,
+    Device,
+    parse_bytes,
+    pick_context,
+    read_cluster,
+    read_drafters,
+    read_links,
+    split_layers,
+    stage_devices,
+)
 from flowspec.runtime.transport import split_address
 from tests.mutations import mutants, one_line_at_most, toml, toml_file
 
 ONE = '[[device]]\naddress = "10.0.0.1:7700"\n'
 TWO = ONE + '[[device]]\naddress = "10.0.0.2:7700"\n'
+
+
+def drafting(model: str, device: str) -> str:
+    return f"[[drafter]]\nmodel = '{model}'\ndevice = '{device}'\n"
 
 
 def read(content: str | bytes) -> list[Device]:
@@ -61,6 +75,8 @@ def test_links_are_declared_for_all_pairs_or_for_one(tmp_path: Path) -> None:
     assert found.between("b", "a") == LinkSpec(bandwidth_mbps=10, delay_s=0.0005)
     assert found.between("b", "c") == LinkSpec(bandwidth_mbps=100, delay_s=0.002)
     assert len(read_cluster(path)) == 2
+    path.write_text('links = ["a:device-1=10"]\n' + TWO + drafting("draft", "device-1"))
+    assert read_links(path, ["a"]) is not None, "a drafter's device may have a link"
 
 
 @pytest.mark.parametrize(
@@ -84,6 +100,14 @@ def test_a_file_that_is_not_there_or_a_folder_is_named(tmp_path: Path) -> None:
         read_cluster(tmp_path / "absent.toml")
     with pytest.raises(InputError, match=f"{tmp_path}: expected a cluster file.*directory"):
         read_cluster(tmp_path)
+
+
+def test_a_device_that_has_a_drafter_runs_no_stage(tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text(TWO + drafting("draft-math", "device-1") + drafting("ngram", "head"))
+    devices = read_cluster(tmp_path / "cluster.toml")
+    assert [device.drafter for device in devices] == [None, "draft-math"]
+    assert stage_devices(devices) == devices[:1]
+    assert read_drafters(tmp_path / "cluster.toml") == {"draft-math": "device-1", "ngram": "head"}
 
 
 @pytest.mark.parametrize(
@@ -129,6 +153,17 @@ def test_a_file_that_is_not_there_or_a_folder_is_named(tmp_path: Path) -> None:
         (TWO.replace("address", 'name = "a"\naddress'), "name:", "'a' twice"),
         (TWO + "name = 'device-0'", "name:", "'device-0' twice"),
         (TWO + "layers = [0, 8]", "layers:", "device-0 has none"),
+        ("drafter = 4\n" + TWO, "drafter:", "[[drafter]] tables"),
+        (TWO + "[[drafter]]\nmodel = 'draft'", "drafter 1: device:", "a device of this file"),
+        (TWO + "[[drafter]]\ndevice = 'head'", "drafter 1: model:", "as --drafter takes it"),
+        (TWO + drafting("draft", "device-7"), "drafter: device:", "head or one of device-0, device-1, got 'device-7'"),
+        (TWO + drafting("draft", "device-1") + "layers = 3", "drafter 1:", "unknown key 'layers'"),
+        (TWO + drafting("draft", "head") * 2, "drafter 2: model:", "'draft' twice"),
+        (TWO + drafting("draft", "device-1") + drafting("mid", "device-1"), "drafter 2: device:", "device-1 has two"),
+        (TWO + drafting("draft", "device-0") + drafting("mid", "device-1"), "drafter:", "left for the model itself"),
+        (TWO + "layers = [0, 8]\n" + drafting("draft", "device-1"), "device-1:", "layers or a drafter, got both"),
+        (TWO + "name = 'head'\n" + drafting("draft", "head"), "name:", "another than 'head'"),
+        (TWO + "".join(drafting(f"m{number}", "head") for number in range(17)), "drafter:", "at most 16 drafters, got 17"),
     ],
 )
 def test_an_error_names_file_key_and_what_was_expected(content: str | bytes, key: str, expected: str) -> None:

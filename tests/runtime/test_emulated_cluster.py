@@ -13,8 +13,9 @@ from flowspec.core.messages import Sampling
 from flowspec.errors import ClusterError
 from flowspec.model.reference import Reference
 from flowspec.plan.timing import INSTANT, Curve, LinkSpec
+from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.emulation import DeviceEmulation, Emulation
-from flowspec.runtime.session import Cluster, ClusterOptions, Decoding, Limits, open_cluster
+from flowspec.runtime.session import Cluster, ClusterOptions, Limits, open_cluster
 from flowspec.runtime.transport import TIMER_EARLY_S
 from tests.runtime.clusters import PROMPT, tokens_of
 
@@ -38,7 +39,7 @@ def emulated(folder: Path) -> Iterator[Cluster]:
 
 @pytest.mark.parametrize(
     "decoding",
-    [Decoding(method="ar"), Decoding(method="tree-sd", drafter="ngram", nodes=4, depth=2)],
+    [Decoding(method="ar"), Decoding(method="tree-sd", drafters=("ngram",), nodes=4, depth=2)],
     ids=lambda decoding: decoding.method,
 )
 def test_an_emulated_cluster_answers_exactly_and_takes_its_time(emulated: Cluster, reference: Reference, decoding: Decoding) -> None:

@@ -17,7 +17,8 @@ from flowspec.core.methods import METHODS
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer, recommended
-from flowspec.runtime.session import ClusterOptions, Decoding, Limits, open_cluster
+from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
 from flowspec.testbed.checkpoints import SMALL, make_checkpoint
 from flowspec.testbed.exactness import STOPPED, Case, Found, judge
 
@@ -106,7 +107,7 @@ def test_no_answer_holds_a_wrong_token(
         own = [case for case in CASES if case["stages"] == stages]
         for (method, drafter), cases in itertools.groupby(sorted(own, key=_decoding), key=_decoding):
             name = None if method == "ar" else drafters.get(drafter, drafter)
-            with cluster.session(Decoding(method=method, drafter=name), lambda text, share: None) as session:
+            with cluster.session(Decoding(method=method, drafters=(name,)), lambda text, share: None) as session:
                 for case in cases:
                     sampling = Sampling(temperature=case["temperature"], seed=case["seed"], **case["filter"])
                     prompt = tuple(tokenizer.encode_chat([{"role": "user", "content": case["prompt"]}]))

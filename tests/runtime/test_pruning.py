@@ -25,7 +25,8 @@ from flowspec.core.stage import StageCore
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.runtime.compute import ComputeThread, Crashed, Failed, Loaded, LoadProgress, Machine, Result
-from flowspec.runtime.session import ClusterOptions, Decoding, Limits, open_cluster
+from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
 from flowspec.runtime.transport import Wake
 from flowspec.testbed.checkpoints import SMALL, make_checkpoint, make_variant
 from flowspec.testbed.exactness import Case, Found, answer, judge
@@ -328,7 +329,7 @@ def test_rows_are_dropped_in_every_place_of_a_real_cluster_and_the_answers_stay_
     dropped = dict.fromkeys(PLACES, 0)
     found, plain = [], []
     with open_cluster(ClusterOptions(model=str(target), dtype="float32", local=4, context=100)) as cluster:
-        with cluster.session(Decoding(method="continuous", drafter=str(drafter)), lambda text, share: None) as session:
+        with cluster.session(Decoding(method="continuous", drafters=(str(drafter),)), lambda text, share: None) as session:
             for seed in range(1, ANSWERS_MAX + 1):
                 case = Case(prompt_id=str(seed), prompt=prompt, sampling=Sampling(temperature=1.0, seed=seed))
                 one = session.submit(prompt, case.sampling, end, request=session.head.new_request())

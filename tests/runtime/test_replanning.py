@@ -12,10 +12,11 @@ from flowspec.core.messages import Sampling
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.runtime import timeouts
+from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.security.cluster_keys import keys_folder
 from flowspec.runtime.security.keyfiles import make_keys
-from flowspec.runtime.session import ClusterOptions, Decoding, Survival, open_session
+from flowspec.runtime.session import ClusterOptions, Survival, open_session
 from tests.runtime.clusters import PROMPT, submit, tokens_of, wait_until
 
 COUNT = 60

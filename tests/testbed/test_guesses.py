@@ -10,7 +10,7 @@ import torch
 
 from flowspec.core import limits
 from flowspec.core.messages import Proposal, Release, Sampling, Segment
-from flowspec.draft.choose import BUNDLED_BESIDE, drafter_files, open_drafter
+from flowspec.draft.choose import open_drafter
 from flowspec.draft.protocol import Drafter
 from flowspec.draft.ranking import Ranker
 from flowspec.errors import InputError
@@ -125,12 +125,3 @@ def test_drafters_that_cannot_be_used_in_virtual_time_are_refused() -> None:
     ngram = open_drafting("ngram", ModelFiles(BUNDLED)).begin(made("a", ANSWER))()
     assert ngram is not None
     assert ngram.kind == "ngram"
-
-
-def test_bundled_models_go_by_bare_names_and_a_folder_of_the_name_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in BUNDLED_BESIDE:
-        assert drafter_files(name).folder == bundled_folder(name)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mid").mkdir()
-    assert drafter_files("mid").folder == Path("mid")
-    assert drafter_files("draft").folder == drafter_files(BUNDLED).folder == bundled_folder("draft")

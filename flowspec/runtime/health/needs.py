@@ -15,8 +15,9 @@ from flowspec.plan.memory import SliceMemory
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.plan.refusal import Refused
 from flowspec.runtime.cluster import Device, pick_context, split_layers
+from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.session import ClusterOptions, Decoding, choose_for, pick_dtype
+from flowspec.runtime.session import ClusterOptions, choose_for, pick_dtype
 from flowspec.wire.codec import DTYPE_BYTES
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Any
 
-from flowspec.draft.choose import NGRAM, NONE
+from flowspec.draft.choose import NGRAM, NONE, model_name
 from flowspec.errors import InputError
-from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
+from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.plan.memory import ModelWeights, drafter_memory, stage_memory, weights_of
 from flowspec.plan.shape import ModelShape, eagle_shape, shape_of
 from flowspec.plan.sites import Drafter, Wish, process_bytes
@@ -59,14 +58,13 @@ def find_drafter(name: str, target: ModelShape) -> Drafter | None:
         return None
     if name == NGRAM:
         return Drafter(shape=None, acceptance=ACCEPTANCE[NGRAM])
+    files = ModelFiles(model_name(name))
     if name != BUNDLED:
         from flowspec.draft.eagle_head import is_eagle, tensor_names  # imports torch, which such drafters need anyway
 
-        files = ModelFiles(name)
         if is_eagle(files.raw_config(), tensor_names(files)):
             return Drafter(shape=eagle_shape(target), acceptance=ACCEPTANCE[EAGLE])
-    config: Any = ModelFiles(str(bundled_folder("draft")) if name == BUNDLED else name).config()
-    shape = shape_of(config, name)
+    shape = shape_of(files.config(), name)
     if shape.vocabulary != target.vocabulary:
         raise InputError(f"--drafter: expected the model's vocabulary of {target.vocabulary}, but {name} has {shape.vocabulary}")
     return Drafter(shape=shape, acceptance=ACCEPTANCE_MODEL)

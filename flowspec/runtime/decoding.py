@@ -1,0 +1,99 @@
+"""How answers are made: the method, and the models beside the target that it makes use of, by their names and before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flowspec.core import limits
+from flowspec.core.methods import METHODS, make_method
+from flowspec.draft.choose import NGRAM, NONE, check_drafter, model_name
+from flowspec.errors import InputError
+from flowspec.model.files import BUNDLED, ModelFiles
+
+AUTO = "auto"
+"""A chain that the method puts together by itself."""
+CHAINING = "specrouter"
+"""The method that verifies through a chain of models."""
+BUNDLED_CHAIN = ("draft", "mid")
+
+
+def default_method(drafters: Sequence[str], chain: str | None) -> str:
+    """The method where none is given."""
+    return CHAINING if chain is not None else METHODS[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """How answers are made: the method, and what drafts for it (none given: the bundled drafter for the bundled model, else n-grams).
+
+    `chain` are the models below the target, lowest first and with commas, or `auto`, where the drafters are what there is to choose from.
+    `nodes` and `depth` shape the trees of the methods that have fixed ones; `options` are the method's own (`core.methods.OPTIONS`).
+    `coupled`: a drafter that is a model ranks with the target's noise.
+    """
+
+    method: str = "continuous"
+    drafters: tuple[str, ...] = ()
+    chain: str | None = None
+    nodes: int | None = None
+    depth: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    coupled: bool = True
+
+    def drafters_for(self, model: str, placed: Sequence[str] = ()) -> tuple[str, ...]:
+        """The names of the models beside the target, those of a chain lowest first; none for a method that does not draft.
+
+        `placed` are those that the cluster file has devices for: what is used where nothing is given.
+        """
+        if self.method == "ar" or self.drafters == (NONE,):
+            return ()
+        if self.chain not in (None, AUTO):
+            assert self.chain is not None
+            return tuple(filter(None, self.chain.split(",")))
+        own = BUNDLED_CHAIN if self.chain == AUTO else (BUNDLED,)
+        names = self.drafters or tuple(placed) or (own if model == BUNDLED else (NGRAM,))
+        return tuple(sorted(names, key=parameter_count)) if self.chain == AUTO else names
+
+    def check(self, model: str, placed: Sequence[str] = ()) -> None:
+        """Raises `InputError` for names that mean nothing, or that do not go together; `place` looks into the models."""
+        names = self.drafters_for(model, placed)
+        if self.chain is not None and self.method != CHAINING:
+            raise InputError(f"--chain goes with method {CHAINING}, got {self.method}")
+        if self.method not in METHODS:
+            raise InputError(f"method {self.method} is not in this version; expected {', '.join(METHODS)}")
+        if self.chain not in (None, AUTO) and self.drafters:
+            raise InputError("--chain names its models; leave out --drafter, or say --chain auto")
+        if NONE in self.drafters and len(self.drafters) > 1:
+            raise InputError("--drafter: expected drafters or none, got both")
+        if len(names) > limits.DRAFTERS_MAX:
+            raise InputError(f"--drafter: expected at most {limits.DRAFTERS_MAX} drafters, got {len(names)}")
+        known = [model_name(name) for name in names]
+        twice = [name for name, each in zip(names, known, strict=True) if known.count(each) > 1]
+        if twice:
+            raise InputError(f"--drafter: expected each drafter once, got {twice[-1]!r} twice")
+        most = make_method(self.method).drafters_max
+        if len(names) > most:
+            raise InputError(f"method {self.method} makes use of {most} drafter, got {len(names)}: {', '.join(names)}")
+        for name in names:
+            check_drafter(name)
+
+    def method_options(self, names: Sequence[str]) -> dict[str, Any]:
+        """What `make_method` takes beside the name, where these are the models beside the target."""
+        options = {"nodes": self.nodes, "depth": self.depth, **self.options}
+        if self.chain not in (None, AUTO):
+            options["chain"] = tuple(range(len(names)))
+        return options
+
+    def levels(self, names: Sequence[str]) -> tuple[int, ...]:
+        """The level of each model beside the target: of a chain its place, else all are drafters."""
+        return tuple(range(len(names))) if self.method == CHAINING else (0,) * len(names)
+
+
+def parameter_count(name: str) -> int:
+    """Of a model beside the target, by the headers of its files; 0 for n-grams."""
+    if name == NGRAM:
+        return 0
+    files = ModelFiles(model_name(name))
+    tensors = files.tensors()
+    return sum(tensors.element_count(each) for each in files.weight_map())
