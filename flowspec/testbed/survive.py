@@ -4,6 +4,7 @@ Four stages answer one prompt, undisturbed and then once for each fault and mome
 
 - `kill`: `kill -9` of one stage's process; spare ones take part in the next run.
 - `stop`: SIGSTOP, and SIGCONT when the answer is there: the process returns with its old state, and is fenced.
+- `drafter`: `kill -9` of the process of one of two drafters, which have daemons of their own; nothing is to be recovered from then.
 - `sever`: the link of one stage goes down and up again, each daemon being in a network namespace (`launch/netns`; for root).
 
 A run's pause is told by what it was spent on: until the loss was noticed, until another pipeline was loaded, until what was known had been
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 
@@ -42,8 +43,9 @@ from flowspec.testbed.command import Parser, run_command, whole
 from flowspec.testbed.exactness import compare
 from flowspec.testbed.outcome import WRONG
 
-FAULTS = ("kill", "stop", "sever")
+FAULTS = ("kill", "stop", "drafter", "sever")
 STAGES = 4
+DRAFTERS = ("draft", "draft-math")
 PROMPT = "Tell me a story about a lighthouse, and then explain how a lighthouse works."
 NETNS = Path(__file__).parents[2] / "launch" / "netns"
 
@@ -65,11 +67,17 @@ class Run:
 
 @dataclass(slots=True)
 class Rig:
-    """Devices to disturb, and how: `hit` and `heal` take a stage's index and what is known of it."""
+    """Devices to disturb, and how: `hit` and `heal` take a target's number and what is known of it."""
 
     cluster: Cluster
     hit: Callable[[Session, int], None]
     heal: Callable[[Session, int], None]
+    decoding: Decoding = field(default_factory=Decoding)
+
+    def target(self, number: int) -> Device:
+        """Whom a fault strikes: a stage's device, or a drafter's where some have devices of their own."""
+        targets = self.cluster.drafter_devices or self.cluster.devices
+        return targets[number % len(targets)]
 
 
 def cluster_of(files: ModelFiles, devices: Sequence[Device]) -> Cluster:
@@ -87,26 +95,33 @@ def cluster_of(files: ModelFiles, devices: Sequence[Device]) -> Cluster:
 
 @contextlib.contextmanager
 def local_rig(files: ModelFiles, fault: str, spares: int) -> Iterator[Rig]:
-    """Local daemons; with `kill` the dead are replaced by spare ones from run to run."""
-    with LocalCluster(STAGES + (spares if fault == "kill" else 0), family=files.raw_config()["model_type"], log_level="CRITICAL") as local:
-        left = [Device(name=daemon.name, address=daemon.address) for daemon in local.wait()]
+    """Local daemons; the dead are replaced by spare ones from run to run."""
+    drafters = len(DRAFTERS) if fault == "drafter" else 0
+    if drafters and files.model != BUNDLED:
+        raise InputError(f"--faults drafter: expected the bundled model, for which there are drafters, got {files.model!r}")
+    count = STAGES + drafters + (0 if fault == "stop" else spares)
+    with LocalCluster(count, family=files.raw_config()["model_type"], log_level="CRITICAL") as local:
+        devices = [Device(name=daemon.name, address=daemon.address) for daemon in local.wait()]
+        left = devices[STAGES if drafters else 0 :]
         pids = {daemon.name: daemon.pid for daemon in local.wait()}
 
-        def signal_to(session: Session, stage: int, number: int) -> None:
-            os.kill(pids[rig.cluster.devices[stage].name], number)
+        def cluster() -> Cluster:
+            if drafters:
+                return replace(cluster_of(files, devices[:STAGES]), drafter_devices=tuple(left[:drafters]))
+            return cluster_of(files, left[:STAGES])
 
-        def hit(session: Session, stage: int) -> None:
-            signal_to(session, stage, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+        def hit(session: Session, number: int) -> None:
+            os.kill(pids[rig.target(number).name], signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
 
-        def heal(session: Session, stage: int) -> None:
+        def heal(session: Session, number: int) -> None:
             if fault == "stop":
-                signal_to(session, stage, signal.SIGCONT)
+                os.kill(pids[rig.target(number).name], signal.SIGCONT)
             else:
-                left.remove(rig.cluster.devices[stage])
-                if len(left) >= STAGES:
-                    rig.cluster = cluster_of(files, left[:STAGES])
+                left.remove(rig.target(number))
+                if len(left) >= (drafters or STAGES):
+                    rig.cluster = cluster()
 
-        rig = Rig(cluster_of(files, left[:STAGES]), hit, heal)
+        rig = Rig(cluster(), hit, heal, Decoding(drafters=DRAFTERS) if drafters else Decoding())
         yield rig
 
 
@@ -137,8 +152,8 @@ def run_once(
     """One answer with a fault after `moment` of its tokens."""
     notes: list[float] = []
     survival = Survival(on_note=lambda text: notes.append(time.monotonic()), wait_s=timeouts.WAIT_FOR_DEVICES_S)
-    victim = rig.cluster.devices[stage].name
-    with rig.cluster.session(Decoding(), lambda text, share: None, survival=survival) as session:
+    victim = rig.target(stage).name
+    with rig.cluster.session(rig.decoding, lambda text, share: None, survival=survival) as session:
         hit_s = after_s = None
         found: list[int] = []
         answer = session.submit(prompt, Sampling(), limits, request=session.head.new_request())
@@ -184,7 +199,7 @@ def survive(files: ModelFiles, faults: Sequence[str], moments: int, count: int, 
     runs = []
     for fault in faults:
         with netns_rig(files) if fault == "sever" else local_rig(files, fault, moments) as rig:
-            with rig.cluster.session(Decoding(), lambda text, share: None) as session:
+            with rig.cluster.session(rig.decoding, lambda text, share: None) as session:
                 undisturbed = session.ask(prompt, Sampling(), limits)[1].new_tokens
             if judge(undisturbed) == WRONG:
                 raise FlowSpecError("the undisturbed answer is wrong; try flowspec verify")
@@ -196,7 +211,7 @@ def survive(files: ModelFiles, faults: Sequence[str], moments: int, count: int, 
 
 def summary(runs: Sequence[Run], fault: str) -> str:
     """One line of what a fault cost."""
-    own = [run for run in runs if run.fault == fault and run.recoveries]
+    own = [run for run in runs if run.fault == fault and (run.recoveries or (fault == "drafter" and run.noticed_s))]
     kinds = {kind: sum(run.verdict == kind for run in runs if run.fault == fault) for kind in sorted({run.verdict for run in runs})}
     if not own:
         return f"{fault}: {kinds}, none of the answers lost a device"
@@ -230,7 +245,7 @@ def command(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("survive", __doc__)
-    parser.add_argument("--faults", default="kill,stop", help="of kill, stop and sever, with commas (default: %(default)s)")
+    parser.add_argument("--faults", default="kill,stop", help="of kill, stop, drafter and sever, with commas (default: %(default)s)")
     parser.add_argument("--moments", type=whole, default=10, metavar="N", help="moments of the answer, each a run (default: %(default)s)")
     parser.add_argument("--tokens", type=whole, default=200, metavar="N", help="length of the answer (default: %(default)s)")
     parser.add_argument("--model", "-m", default=BUNDLED, help="model (default: the bundled one)")
