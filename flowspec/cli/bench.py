@@ -288,7 +288,7 @@ def _simulated_traces(bench: Bench, cases: Sequence[Case]) -> dict[str, Trace]:
     testbed = bench.testbeds[0]
     here = [setup for setup in bench.setups if setup.runs_on(testbed.name)]
     chosen = [setup for name in DRAWN for setup in here if setup.name == name]
-    drawn: list[Setup] = (chosen or here)[-PANELS_MAX:]
+    drawn: list[Setup] = (chosen if len(chosen) > 1 else here)[-PANELS_MAX:]
     case = max((case for case in cases if case.sampling.temperature == bench.temperatures[0]), key=lambda case: len(case.answer))
     runs = VirtualRuns(bench, warm_up_cases(cases))
     return {setup.name: runs.trace(testbed, setup, case) for setup in drawn}

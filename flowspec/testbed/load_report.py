@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.testbed.command import show as show_table
-from flowspec.testbed.plots import COLOURS, HEIGHT_IN, OTHER_COLOUR, WIDTH_IN, figure
+from flowspec.testbed.plots import COLOURS, HEIGHT_IN, OTHER_COLOURS, WIDTH_IN, figure
 from flowspec.testbed.report import WORLDS, grid, percent, place, rate
 
 NONE = "-"
 COLUMNS = ("tok/s", "latency s", "p95 s", "s/token", "p95", "first s", "fairness", "stages", "drafters", "J/token", "to single")
 MARKERS = "osD^vP*X"
-OTHERS = (OTHER_COLOUR, "#000000", "#882255", "#117733", "#aa4499", "#999933")
-"""For setups that are not a method with its defaults."""
 EXPLAINED = (
     "tok/s: all users' tokens by the time. Latency: of whole answers, and by their tokens; p95: the slowest of 20. Fairness: Jain's index of the"
     " users' rates. Stages, drafters: share of the time for which the busiest of their boards computes. To single: throughput and latency by"
@@ -82,7 +80,7 @@ def draw(summary: Mapping[str, Any], path: Path) -> None:
 
 def _panel(ax: Any, table: Mapping[str, Any]) -> None:
     names: Sequence[str] = list(dict.fromkeys(name for load in table["loads"] for name in load["methods"]))
-    others = iter(itertools.cycle(OTHERS))
+    others = itertools.cycle(OTHER_COLOURS)
     for at, name in enumerate(names):
         colour = COLOURS.get(name) or next(others)
         points = [(load["users"], load["methods"][name]) for load in table["loads"] if name in load["methods"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
@@ -30,6 +31,7 @@ COLOURS = {
 }
 """Okabe and Ito's palette, which colour-blind people can tell apart."""
 OTHER_COLOUR = "#d55e00"
+OTHER_COLOURS = (OTHER_COLOUR, "#332288", "#882255", "#117733", "#aa4499", "#999933")
 HATCHES = {"": "", " (published)": "///", " tuned": "..."}
 OTHER_HATCH = "xxx"
 
@@ -46,11 +48,20 @@ def figure(width_in: float, height_in: float) -> Any:
     return Figure(figsize=(width_in, height_in), dpi=DPI, layout="constrained")
 
 
-def look(method: str) -> dict[str, Any]:
-    """Colour and hatch of a setup's bars: those of its method, hatched where it is a variant."""
-    base = max((name for name in METHODS if method.startswith(name)), key=len, default="")
-    hatch = HATCHES.get(method.removeprefix(base), OTHER_HATCH)
-    return {"facecolor": COLOURS.get(base, OTHER_COLOUR), "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
+def looks(setups: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Colour and hatch of each setup's bars: those of its method, hatched where it is a variant; a colour of its own where it is called otherwise."""
+    others = itertools.cycle(OTHER_COLOURS)
+    found = {}
+    for setup in setups:
+        base = max((name for name in METHODS if setup.startswith(name)), key=len, default="")
+        colour = COLOURS.get(base) or next(others)
+        found[setup] = {
+            "facecolor": colour,
+            "hatch": HATCHES.get(setup.removeprefix(base), OTHER_HATCH),
+            "edgecolor": "white",
+            "linewidth": 0.5,
+        }
+    return found
 
 
 def speedup(summary: Mapping[str, Any], path: Path) -> None:
@@ -64,7 +75,7 @@ def speedup(summary: Mapping[str, Any], path: Path) -> None:
     rows = max(1, -(-len(panels) // columns))
     drawing = figure(WIDTH_IN, max(HEIGHT_IN, rows * PANEL_HEIGHT_IN))
     over = tables[0]["references"][0] if tables and tables[0]["references"] else None
-    methods = [name for name in dict.fromkeys(name for table in tables for name in table["methods"]) if name != over]
+    methods = looks([name for name in dict.fromkeys(name for table in tables for name in table["methods"]) if name != over])
     what = f"speed-up over {over}, 95% intervals" if over else "tokens per second"
     drawing.suptitle(f"{summary['experiment']}: {what}   ({summary['world'].upper()} world)", fontsize=15, fontweight="bold")
     axes = drawing.subplots(rows, columns, squeeze=False, sharey=True)
@@ -79,12 +90,12 @@ def speedup(summary: Mapping[str, Any], path: Path) -> None:
     drawing.savefig(path)
 
 
-def _legend(drawing: Any, methods: Sequence[str], over: str | None) -> None:
+def _legend(drawing: Any, methods: Mapping[str, dict[str, Any]], over: str | None) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     marks: list[Any] = [Line2D([], [], **_line(over), label=f"{over} = 1")] if over else []
-    marks += [Patch(**look(method), label=method) for method in methods]
+    marks += [Patch(**look, label=method) for method, look in methods.items()]
     drawing.legend(handles=marks, loc="outside lower center", ncols=max(1, len(marks)), frameon=False, fontsize=11)
 
 
@@ -108,11 +119,11 @@ def _by_testbed(tables: Sequence[Mapping[str, Any]]) -> dict[str, Groups]:
     return found
 
 
-def _panel(ax: Any, groups: Groups, methods: Sequence[str], over: str | None, letters: int) -> None:
+def _panel(ax: Any, groups: Groups, methods: Mapping[str, dict[str, Any]], over: str | None, letters: int) -> None:
     """Groups of bars, a bar for each method."""
     tops = []
     width = 0.84 / max(1, len(methods))
-    for index, method in enumerate(methods):
+    for index, (method, look) in enumerate(methods.items()):
         for place, (table, domain) in enumerate(groups.values()):
             found = _ratio(table, method, domain, over)
             if found is None:
@@ -120,7 +131,7 @@ def _panel(ax: Any, groups: Groups, methods: Sequence[str], over: str | None, le
             ratio, low, high = found
             tops.append(max(ratio, high))
             x = place + (index - (len(methods) - 1) / 2) * width
-            ax.bar(x, ratio, width * 0.92, **look(method))
+            ax.bar(x, ratio, width * 0.92, **look)
             ax.plot([x, x], [low, high], color="black", linewidth=1.2)
             if domain == OVERALL:
                 ax.annotate(f"{ratio:.2f}", (x, max(ratio, high)), (0, 3), textcoords="offset points", ha="center", va="bottom", fontsize=8)

@@ -55,10 +55,10 @@ def test_without_ar_there_is_a_figure_too(tmp_path: Path, methods: dict[str, flo
 def test_every_method_has_a_colour_of_its_own_and_its_variants_are_hatched() -> None:
     assert set(plots.COLOURS) == set(METHODS)
     assert len({*plots.COLOURS.values(), plots.OTHER_COLOUR}) == len(METHODS) + 1
-    looks = [plots.look(name) for name in ("tree-sd", "tree-sd tuned", "tree-sd (published)", "tree-sd of another kind")]
+    looks = list(plots.looks(["tree-sd", "tree-sd tuned", "tree-sd (published)", "tree-sd of another kind"]).values())
     assert len({look["facecolor"] for look in looks}) == 1
     assert len({look["hatch"] for look in looks}) == 4
-    assert plots.look("something")["facecolor"] == plots.OTHER_COLOUR
+    assert [look["facecolor"] for look in plots.looks(["something", "else"]).values()] == list(plots.OTHER_COLOURS[:2])
 
 
 def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from flowspec.testbed.config import Bench, Setup, Testbed
 from flowspec.testbed.lanes import Bar, Flight, busy_share, lanes_of
 from flowspec.testbed.synthetic import Synthetic, synthetic_cases
 from flowspec.testbed.trace import Pass, Trace, Trip
+from tests.testbed.benches import drafters
 from tests.testbed.test_plots import assert_is_drawn
 
 STAGES = 4
@@ -40,7 +41,7 @@ def traces() -> dict[str, Trace]:
     bench = Bench(name="traced", world="simulated", testbeds=(testbed,), setups=setups, model="synthetic", acceptance=0.66)
     (case,) = synthetic_cases(1, [Sampling(seed=1)], 24)
     make = Synthetic(0.66, bench.context).begin(case)
-    return {setup.name: simulated.run(bench, testbed, setup, case, make()).trace for setup in setups}
+    return {setup.name: simulated.run(bench, testbed, setup, case, drafters(setup, make)).trace for setup in setups}
 
 
 def hop(queued_s: float, compute_s: float, rows: int, dead: int = 0, dead_in_queue: int = 0) -> Hop:
