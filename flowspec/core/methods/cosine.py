@@ -68,6 +68,13 @@ class Cosine(Continuous):
     def ended(self, request: Request) -> None:
         self.expertise.end(request.plan.record)
 
+    def learnt(self) -> Expertise:
+        return self.expertise
+
+    def take(self, learnt: object) -> None:
+        assert isinstance(learnt, Expertise)
+        self.expertise = learnt
+
     def _weigh(self, request: Request) -> None:
         if self._routing:
             request.weights = self.expertise.weights(request.plan.record)

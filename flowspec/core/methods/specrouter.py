@@ -39,8 +39,8 @@ SETTLING_TOKENS = 4
 """The first of them still owe to the chain before and are not timed."""
 GAIN = 1.05
 """How much faster another chain must be."""
-PROBE_TOKENS = 160
-"""Tokens after which the chain that was tried least has a turn, where it might be the fastest."""
+PROBE_TOKENS_MIN, PROBE_TOKENS_MAX = 32, 1024
+"""Tokens from one probe to the next, each time twice as many: then the chain that was tried least has a turn, where it might be the fastest."""
 MIGHT_BE_FASTEST = 1.5
 """Times the best prediction, up to which a chain is worth a probe."""
 SHARE_NEW = 0.1
@@ -67,11 +67,23 @@ class Route:
 
 
 @dataclass(slots=True)
-class Timings:
-    """How often each chain was timed, and what it took as a share of what was predicted, as a logarithm."""
+class Measured:
+    """What is learnt of models and chains: who is worth what, how alike two models are, how often each chain was timed, and what it took as
+    a share of what was predicted, as a logarithm."""
 
+    expertise: Expertise
+    similar: dict[tuple[int, int], float] = field(default_factory=dict)
     times: dict[Chain, int] = field(default_factory=dict)
     correction: dict[Chain, float] = field(default_factory=dict)
+
+    def compare(self, offers: Mapping[int, Offers]) -> None:
+        """What models proposed below one node."""
+        for pair in combinations(sorted(offers), 2):
+            before = self.similar.get(pair, SIMILARITY_AT_FIRST)
+            self.similar[pair] = before + SHARE_NEW_SIMILARITY * (similarity(*(offers[model] for model in pair)) - before)
+
+    def similarity(self, low: int, high: int) -> float:
+        return self.similar.get((min(low, high), max(low, high)), SIMILARITY_AT_FIRST)
 
     def learn(self, chain: Chain, share: float) -> None:
         seen = self.times.get(chain, 0)
@@ -103,31 +115,35 @@ class SpecRouter(Continuous):
 
     def __init__(self, *, chain: Chain | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self.expertise = Expertise(0)
-        self.timings = Timings()
+        self.measured = Measured(Expertise(0))
         self._fixed = chain
-        self._similar: dict[tuple[int, int], float] = {}
-        self._probed = 0
         self._tokens = 0
+        self._probe_at = PROBE_TOKENS_MIN
+        self._probe_after = PROBE_TOKENS_MIN
 
     def begin(self, request: Request) -> None:
         super().begin(request)
-        if self.expertise.drafters != len(request.mirrors):
-            self.expertise = Expertise(len(request.mirrors))
+        if self.measured.expertise.drafters != len(request.mirrors):
+            self.measured = Measured(Expertise(len(request.mirrors)))
         if request.plan is None:
             assert request.submit is not None
-            request.plan = Route(record=self.expertise.begin(request.submit.prompt))
+            request.plan = Route(record=self.measured.expertise.begin(request.submit.prompt))
         request.plan.timed_s = None
 
     def observed(self, request: Request, seen: Seen) -> None:
         for model, offers in seen.offers.items():
-            self.expertise.observe(request.plan.record, model, float(any(token == seen.token for token, _ in offers[:FEW])))
-        for pair in combinations(sorted(seen.offers), 2):
-            before = self._similar.get(pair, SIMILARITY_AT_FIRST)
-            self._similar[pair] = before + SHARE_NEW_SIMILARITY * (similarity(*(seen.offers[model] for model in pair)) - before)
+            self.measured.expertise.observe(request.plan.record, model, float(any(token == seen.token for token, _ in offers[:FEW])))
+        self.measured.compare(seen.offers)
 
     def ended(self, request: Request) -> None:
-        self.expertise.end(request.plan.record)
+        self.measured.expertise.end(request.plan.record)
+
+    def learnt(self) -> Measured:
+        return self.measured
+
+    def take(self, learnt: object) -> None:
+        assert isinstance(learnt, Measured)
+        self.measured = learnt
 
     def walked(self, request: Request, emitted: int) -> None:
         super().walked(request, emitted)
@@ -167,8 +183,8 @@ class SpecRouter(Continuous):
             and view.now_s > route.timed_s
             and found[route.chain]
         ):
-            self.timings.learn(route.chain, (view.now_s - route.timed_s) / (tokens - route.timed) / found[route.chain])
-        self._choose(view, request, {chain: self.timings.corrected(chain, seconds) for chain, seconds in found.items()})
+            self.measured.learn(route.chain, (view.now_s - route.timed_s) / (tokens - route.timed) / found[route.chain])
+        self._choose(view, request, {chain: self.measured.corrected(chain, seconds) for chain, seconds in found.items()})
         route.began, route.timed_s = tokens, None
 
     def _choose(self, view: View, request: Request, seconds: Mapping[Chain, float]) -> None:
@@ -178,9 +194,10 @@ class SpecRouter(Continuous):
         likely = [chain for chain in seconds if seconds[chain] <= MIGHT_BE_FASTEST * seconds[best] and chain != route.chain]
         if route.chain not in seconds:
             self._change(view, request, best, "predicted to be the fastest" if route.began == 0 and not route.chain else "a model is gone")
-        elif self._tokens >= self._probed + PROBE_TOKENS and likely:
-            self._probed = self._tokens
-            least = min(likely, key=lambda chain: (self.timings.times.get(chain, 0), seconds[chain]))
+        elif self._tokens >= self._probe_at and likely:
+            self._probe_after = min(2 * self._probe_after, PROBE_TOKENS_MAX)
+            self._probe_at = self._tokens + self._probe_after
+            least = min(likely, key=lambda chain: (self.measured.times.get(chain, 0), seconds[chain]))
             self._change(view, request, least, "a probe")
         elif GAIN * seconds[best] < seconds[route.chain]:
             self._change(view, request, best, f"{1000 * seconds[best]:.3g} ms a token, not {1000 * seconds[route.chain]:.3g}")
@@ -194,8 +211,7 @@ class SpecRouter(Continuous):
         """Seconds for a token, by the module's formula; 0 while the pipeline's times are not known."""
         level_s = view.turnaround_s[chain[0]]
         for low, high in pairwise(chain):
-            alike = self._similar.get((min(low, high), max(low, high)), SIMILARITY_AT_FIRST)
-            level_s = max(level_s, view.turnaround_s[high] * (1 - min(SIMILARITY_MAX, alike)))
+            level_s = max(level_s, view.turnaround_s[high] * (1 - min(SIMILARITY_MAX, self.measured.similarity(low, high))))
         route: Route = request.plan
         chance = max(route.record.worth[model] for model in chain)
         return level_s + (1 - chance) * view.costs.trip_s(max(1, round(self._typical_rows)))

@@ -117,6 +117,7 @@ class Cluster:
         self._drafters = drafters
         self._drafting = drafting
         self._drafter_lives = [0] * len(drafters)
+        self._lost_drafters: set[int] = set()
         self._expect = expect
         self._tell = tell
         self._expected: dict[int, Sequence[int]] = {}
@@ -174,7 +175,8 @@ class Cluster:
             elif isinstance(command, Draft):
                 self._draft(command)
             elif isinstance(command, ToDrafter):
-                self._drafters[command.drafter].release(command.message)
+                if command.drafter not in self._lost_drafters:
+                    self._drafters[command.drafter].release(command.message)
             elif isinstance(command, SetTimer):
                 if self._timer is not None:
                     self._timer.cancel()
@@ -206,6 +208,8 @@ class Cluster:
 
     def _draft(self, draft: Draft) -> None:
         started_s = self.now_s
+        if draft.drafter in self._lost_drafters:
+            return
         life = self._drafter_lives[draft.drafter]
         seconds = self._drafting[draft.drafter].seconds(draft.segment.row_count, draft.context)
         proposals = self._drafters[draft.drafter].draft(draft.segment, draft.width)
@@ -218,13 +222,18 @@ class Cluster:
         self.clock.at(self.clock.now_s + seconds, lambda: self._do(come))
 
     def lose_drafter(self, drafter: int) -> None:
-        """A model beside the target is gone, with the job that it was at and all that it held."""
+        """A model beside the target is gone, with the job that it was at and all that it held; what it is asked before the head hears is lost."""
         self._drafter_lives[drafter] += 1
+        self._lost_drafters.add(drafter)
         self._drafters[drafter].restart()
         self._do(lambda: self._step(DrafterLost(drafter=drafter)))
 
     def return_drafter(self, drafter: int) -> None:
-        self._do(lambda: self._step(DrafterBack(drafter=drafter)))
+        def back() -> None:
+            self._lost_drafters.discard(drafter)
+            self._step(DrafterBack(drafter=drafter, cache_slots=self._drafters[drafter].cache_slots))
+
+        self._do(back)
 
     # --------------------------------------------------------------------------------------------- membership
 
