@@ -210,6 +210,8 @@ def _check(bench: Bench, args: argparse.Namespace) -> None:
         raise InputError(f"--users: loads are run in virtual time; expected --world simulated, got {bench.world}")
     if bench.users and max(bench.users) > USERS_MAX:
         raise InputError(f"--users: expected at most {USERS_MAX} at once, got {max(bench.users)}")
+    if args.tune and len(bench.drafters) > 1:
+        raise InputError(f"--tune finds parameters for one drafter; expected an experiment with one, got {', '.join(bench.drafters)}")
     if args.tune and bench.users:
         raise InputError("--tune works on single answers: expected no --users")
     if bench.answers and not bench.users:

@@ -12,11 +12,11 @@ from flowspec.testbed.plots import COLOURS, HEIGHT_IN, OTHER_COLOURS, WIDTH_IN, 
 from flowspec.testbed.report import WORLDS, grid, percent, place, rate
 
 NONE = "-"
-COLUMNS = ("tok/s", "latency s", "p95 s", "s/token", "p95", "first s", "fairness", "stages", "drafters", "J/token", "to single")
+COLUMNS = ("tok/s", "latency s", "p95 s", "s/token", "p95", "first s", "fairness", "to alone", "stages", "drafters", "J/token", "to single")
 MARKERS = "osD^vP*X"
 EXPLAINED = (
     "tok/s: all users' tokens by the time. Latency: of whole answers, and by their tokens; p95: the slowest of 20. Fairness: Jain's index of the"
-    " users' rates. Stages, drafters: share of the time for which the busiest of their boards computes. To single: throughput and latency by"
+    " users' rates; to alone: of how fast their answers came by what one user alone waits for them. Stages, drafters: share of the time for which the busiest of their boards computes. To single: throughput and latency by"
     " the best of the methods with one drafter."
 )
 
@@ -27,9 +27,10 @@ def rows(load: Mapping[str, Any]) -> list[list[str]]:
     for name, each in load["methods"].items():
         values = [rate(each[key]) for key in ("tokens_per_s", "latency_s", "latency_p95_s", "token_s", "token_p95_s", "first_token_s")]
         busy = [percent(max(each["stage_busy"])), percent(max(each["board_busy"]))]
+        fair = [NONE if each[key] is None else f"{each[key]:.3f}" for key in ("fairness", "fairness_to_alone")]
         ratios = load["to_single"].get(name)
         single = NONE if ratios is None else f"{ratios['tokens_per_s']:.2f}, {ratios['latency_s']:.2f}"
-        found.append([name, *values, f"{each['fairness']:.3f}", *busy, rate(each["energy_j_per_token"]), single])
+        found.append([name, *values, *fair, *busy, rate(each["energy_j_per_token"]), single])
     return found
 
 

@@ -1,7 +1,8 @@
 """Loads into what they say: throughput, latency and fairness by the number of users, and how that compares with one drafter's best.
 
 Throughput is all tokens by all time. Latency is an answer's time from its question to its last token, `token_s` that by its tokens. Fairness is
-Jain's index of the users' rates: 1 where all are served alike, 1 by their number where one has everything.
+Jain's index of the users' rates: 1 where all are served alike, 1 by their number where one has everything. Some prompts are answered sooner than
+others by anybody, so `fairness_to_alone` takes for a user's rate how fast its answers came by what one user alone waited for the same ones.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def jain(values: Sequence[float]) -> float:
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
 
-def figures(record: LoadRecord) -> dict[str, Any]:
-    """Of one load; times in seconds of its world."""
+def figures(record: LoadRecord, alone: LoadRecord | None = None) -> dict[str, Any]:
+    """Of one load; times in seconds of its world. `alone` is that of one user with the same method and prompts, if there was one."""
     answers = record.answers
     whole_s = [answer.whole_s for answer in answers]
     token_s = [answer.whole_s / answer.new_tokens for answer in answers if answer.new_tokens]
@@ -43,7 +44,8 @@ def figures(record: LoadRecord) -> dict[str, Any]:
         "token_s": fmean(token_s) if token_s else None,
         "token_p95_s": float(np.percentile(token_s, SLOWEST)) if token_s else None,
         "first_token_s": fmean(answer.first_s - answer.asked_s for answer in answers),
-        "fairness": jain(_rates(record)),
+        "fairness": jain(_rates(record, [answer.new_tokens for answer in answers])),
+        "fairness_to_alone": None if alone is None else jain(_rates(record, [answer.whole_s for answer in alone.answers])),
         "stage_busy": record.stage_busy,
         "board_busy": record.board_busy,
         "energy_j_per_token": record.energy_j / tokens if tokens else None,
@@ -52,14 +54,14 @@ def figures(record: LoadRecord) -> dict[str, Any]:
     }
 
 
-def _rates(record: LoadRecord) -> list[float]:
-    """Each user's tokens by the time that the user waited for them."""
-    tokens: dict[int, int] = {}
+def _rates(record: LoadRecord, worth: Sequence[float]) -> list[float]:
+    """What each user's answers were worth, by the time that the user waited for them."""
+    had: dict[int, float] = {}
     waited_s: dict[int, float] = {}
-    for answer in record.answers:
-        tokens[answer.user] = tokens.get(answer.user, 0) + answer.new_tokens
+    for answer, each in zip(record.answers, worth, strict=True):
+        had[answer.user] = had.get(answer.user, 0.0) + each
         waited_s[answer.user] = waited_s.get(answer.user, 0.0) + answer.whole_s
-    return [tokens[user] / waited_s[user] for user in tokens]
+    return [had[user] / waited_s[user] for user in had]
 
 
 def summarise(name: str, world: str, records: Sequence[LoadRecord]) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def summarise(name: str, world: str, records: Sequence[LoadRecord]) -> dict[str,
     for testbed, temperature, seed in dict.fromkeys((record.testbed, record.temperature, record.seed) for record in records):
         here = [record for record in records if (record.testbed, record.temperature, record.seed) == (testbed, temperature, seed)]
         by_users = {users: {record.method: record for record in here if record.users == users} for users in _users(here)}
-        loads = [_load(users, methods) for users, methods in by_users.items()]
+        loads = [_load(users, methods, by_users.get(1, {})) for users, methods in by_users.items()]
         tables.append({"testbed": testbed, "temperature": temperature, "seed": seed, "loads": loads})
     return {
         "experiment": name,
@@ -87,8 +89,8 @@ def _users(records: Sequence[LoadRecord]) -> list[int]:
     return sorted({record.users for record in records})
 
 
-def _load(users: int, methods: Mapping[str, LoadRecord]) -> dict[str, Any]:
-    found = {name: figures(record) for name, record in methods.items()}
+def _load(users: int, methods: Mapping[str, LoadRecord], alone: Mapping[str, LoadRecord]) -> dict[str, Any]:
+    found = {name: figures(record, alone.get(name)) for name, record in methods.items()}
     single = [found[name] for name, record in methods.items() if record.drafters == 1]
     to_single = {}
     if single:

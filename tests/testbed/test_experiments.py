@@ -49,6 +49,14 @@ def test_a_shipped_experiment_reads(path: Path) -> None:
 
 def test_the_experiments_that_are_promised_are_there() -> None:
     assert {path.stem for path in SHIPPED} >= {"cosine", "coupling", "floor", "matrix", "paper", "paper-bundled", "specrouter"}
+    cosine, specrouter = (read_experiment(find_experiment(name)) for name in ("cosine", "specrouter"))
+    for bench in (cosine, specrouter):
+        (testbed,) = bench.testbeds
+        assert len(testbed.devices) == 4
+        assert sorted(name for board in testbed.boards for name in board.models) == sorted(bench.drafters)
+    assert [board.device is None for board in cosine.testbeds[0].boards] == [False, False]
+    assert len({device.name for device in cosine.testbeds[0].devices}) == 4
+    assert [setup.drafters for setup in specrouter.setups[1:]] == [(), ("draft",), ("mid",), ("draft", "mid"), ("draft", "mid")]
     coupling = read_experiment(find_experiment("coupling"))
     assert [(one.method, one.options.get("nodes", one.options.get("segment_nodes")), one.coupled) for one in coupling.setups] == [
         (method, nodes, coupled) for method, nodes in (("tree-sd", 16), ("tree-sd", 32), ("continuous", 16)) for coupled in (True, False)
@@ -292,6 +300,7 @@ def test_a_cluster_of_flags_is_not_the_experiments(tiny: str, tmp_path: Path) ->
         (["--repeat", "2"], "--repeat: virtual time gives the same figures every time; expected 1, got 2"),
         (["--local", "2"], "--cluster and --local are for --world cluster; the experiment's world is simulated"),
         (["--world", "emulated", "--tune"], "--tune works in virtual time: expected --world simulated, got emulated"),
+        (["--model", "bundled", "--drafter", "draft", "--drafter", "mid", "--tune"], "--tune finds parameters for one drafter; expected"),
         (["--jobs", "65"], "--jobs: expected at most 64, got 65"),
         (["--model", "bundled", "--drafter", "/no/such"], "--drafter: expected bundled, ngram, none, a model folder or a hub id"),
         (["--model", "bundled", "--drafter", "none", "--drafter", "ngram"], "--drafter: expected none alone, got none, ngram"),

@@ -78,7 +78,7 @@ def test_prompts_are_dealt_like_cards() -> None:
 
 
 def made(method: str, users: int, seconds: Sequence[float], *, drafters: int = 1) -> LoadRecord:
-    """A load whose user k waits `seconds[k]` for ten tokens, and then as long for the next."""
+    """A load in which someone waits each of `seconds` for ten tokens, and then as long for the next."""
     answers = [
         LoadAnswer(
             user=user,
@@ -123,6 +123,13 @@ def test_figures_are_what_they_say() -> None:
     assert (found["energy_j_per_token"], found["network_bytes_per_token"], found["wrong"]) == (2.0, 10.0, 0)
 
 
+def test_who_has_the_longer_answers_is_not_treated_unfairly() -> None:
+    two, alone = made("a", 2, (1.0, 3.0)), made("a", 1, (0.5, 1.5))
+    assert figures(two)["fairness_to_alone"] is None
+    assert figures(two, alone)["fairness_to_alone"] == pytest.approx(1)
+    assert figures(two, made("a", 1, (0.5, 0.5)))["fairness_to_alone"] == pytest.approx(figures(two)["fairness"])
+
+
 def test_fairness_is_one_for_all_alike_and_a_share_for_one_alone() -> None:
     assert jain([2.0, 2.0, 2.0]) == pytest.approx(1)
     assert jain([1.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
@@ -131,9 +138,9 @@ def test_fairness_is_one_for_all_alike_and_a_share_for_one_alone() -> None:
 
 def test_several_drafters_are_compared_with_the_best_of_one(tmp_path: Path) -> None:
     records = [
-        *(made("quick", users, (2.0,) * users) for users in (1, 2)),
-        *(made("many", users, (1.0,) * users, drafters=3) for users in (1, 2)),
-        *(made(AR, users, (4.0,) * users, drafters=0) for users in (1, 2)),
+        *(made("quick", users, (2.0, 2.0)) for users in (1, 2)),
+        *(made("many", users, (1.0, 1.0), drafters=3) for users in (1, 2)),
+        *(made(AR, users, (4.0, 4.0), drafters=0) for users in (1, 2)),
     ]
     summary = summarise("by hand", "simulated", records)
     loads = summary["tables"][0]["loads"]
@@ -141,6 +148,7 @@ def test_several_drafters_are_compared_with_the_best_of_one(tmp_path: Path) -> N
     assert all(each["to_single"] == {"many": {"tokens_per_s": 2.0, "latency_s": 0.5}} for each in loads)
     assert loads[0]["to_ar"]["many"] == {"tokens_per_s": 4.0, "latency_s": 0.25}
     text = markdown(summary)
+    assert [each["methods"]["many"]["fairness_to_alone"] for each in loads] == [1.0, 1.0]
     assert "| many | 20.0 | 1.00 |" in text
     assert "2.00, 0.50 |" in text
     pytest.importorskip("matplotlib")
