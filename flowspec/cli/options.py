@@ -21,6 +21,7 @@ from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, bundled_models
 from flowspec.model.text import Recommended
+from flowspec.runtime.cluster import read_drafters
 from flowspec.runtime.decoding import AUTO, Decoding, default_method
 from flowspec.runtime.session import ClusterOptions, Limits
 from flowspec.runtime.stages import Progress as ProgressCall
@@ -120,8 +121,9 @@ def joined(sets: Sequence[tuple[str, ...]] | None) -> tuple[str, ...]:
 def decoding_options(args: argparse.Namespace, method: str | None, drafters: tuple[str, ...]) -> Decoding:
     if args.tree_nodes is not None and args.tree_nodes > TREE_NODES_MAX:
         raise InputError(f"--tree-nodes: expected at most {TREE_NODES_MAX}, got {args.tree_nodes}")
+    names = drafters or (() if args.cluster is None else tuple(read_drafters(args.cluster)))
     return Decoding(
-        method=method or default_method(drafters, args.chain),
+        method=method or default_method(names, args.chain),
         drafters=drafters,
         chain=args.chain,
         nodes=args.tree_nodes,

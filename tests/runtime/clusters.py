@@ -9,17 +9,19 @@ from pathlib import Path
 import zmq
 
 from flowspec import __version__
-from flowspec.core.cluster_messages import Hello, Welcome
+from flowspec.core.cluster_messages import Drafting, Hello, Welcome
 from flowspec.core.events import Submit
 from flowspec.core.messages import Message, Sampling
 from flowspec.model.files import ModelFiles
-from flowspec.plan.placement import ClusterPlan
+from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.cluster import Device, split_layers
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
+from flowspec.runtime.remote_drafter import PlacedDrafter
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import Link, dial
+from flowspec.testbed.checkpoints import VOCABULARY_SIZE
 from flowspec.wire.codec import decode
 
 WAIT_S = 30.0
@@ -32,6 +34,22 @@ def plan_for(folder: Path, daemons: Sequence[LocalDaemon], context: int = 300) -
     return ClusterPlan(
         model=str(folder), fingerprint=files.fingerprint(), dtype="float32", context=context, stages=tuple(split_layers(devices, 8, None))
     )
+
+
+def drafter_for(folder: Path, daemon: LocalDaemon, context: int = 300) -> PlacedDrafter:
+    """A drafter that is planned for a daemon."""
+    files = ModelFiles(str(folder))
+    stage = StagePlan(name=daemon.name, address=daemon.address, first=0, end=files.raw_config()["num_hidden_layers"])
+    plan = ClusterPlan(
+        model=str(folder),
+        fingerprint=files.fingerprint(),
+        dtype="float32",
+        context=context,
+        stages=(stage,),
+        vocabulary=VOCABULARY_SIZE,
+        drafting=Drafting(vocabulary=VOCABULARY_SIZE, coupled=True),
+    )
+    return PlacedDrafter(name=folder.name, plan=plan)
 
 
 def submit(

@@ -16,14 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.core.cluster_messages import Assign, Drafting, Error, Ready
+from flowspec.core.cluster_messages import Assign, Error, Ready
 from flowspec.core.events import Drafted, HeadCommand, HeadEvent
 from flowspec.core.messages import Commit, Expand, Open, Part, Proposed, Release, Sampling, Segment
 from flowspec.core.methods import make_method
 from flowspec.errors import ClusterError
-from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
-from flowspec.plan.placement import ClusterPlan, StagePlan
+from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.cluster import Device
@@ -34,7 +33,7 @@ from flowspec.runtime.remote_drafter import PlacedDrafter, RemoteDrafter
 from flowspec.runtime.session import replan
 from flowspec.testbed.checkpoints import VOCABULARY_SIZE, make_variant
 from tests import warm
-from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, wait_until
+from tests.runtime.clusters import PROMPT, Peer, drafter_for, plan_for, submit, tokens_of, wait_until
 
 COUNT = 120
 CONTEXT = 300
@@ -61,21 +60,6 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeouts, "SILENT_S", 2.0)
     monkeypatch.setattr(timeouts, "PROBE_EVERY_S", 0.5)
     monkeypatch.setattr(timeouts, "BACK_S", 0.5)
-
-
-def placed(folder: Path, daemon: LocalDaemon) -> PlacedDrafter:
-    files = ModelFiles(str(folder))
-    stage = StagePlan(name=daemon.name, address=daemon.address, first=0, end=files.raw_config()["num_hidden_layers"])
-    plan = ClusterPlan(
-        model=str(folder),
-        fingerprint=files.fingerprint(),
-        dtype="float32",
-        context=CONTEXT,
-        stages=(stage,),
-        vocabulary=VOCABULARY_SIZE,
-        drafting=Drafting(vocabulary=VOCABULARY_SIZE, coupled=True),
-    )
-    return PlacedDrafter(name=folder.name, plan=plan)
 
 
 def surviving(plan: ClusterPlan, notes: list[str]) -> Recovery:
@@ -122,7 +106,7 @@ def test_four_at_once_with_three_drafters_one_of_which_is_killed_and_comes_back(
     five: list[LocalDaemon], folder: Path, folders: list[Path], expected: list[list[int]]
 ) -> None:
     notes: list[str] = []
-    drafters = [placed(each, daemon) for each, daemon in zip(folders, five[2:], strict=True)]
+    drafters = [drafter_for(each, daemon) for each, daemon in zip(folders, five[2:], strict=True)]
     victim, heard = five[2], Counter[int]()
     with head_of(folder, five[:2], drafters, notes, heard) as head:
         answers = ask_all(head)
@@ -159,7 +143,7 @@ def test_a_drafter_and_a_stage_lost_together(five: list[LocalDaemon], folder: Pa
         os.kill(five[3].pid, signal.SIGSTOP)
         os.kill(five[1].pid, signal.SIGKILL)
 
-    with head_of(folder, five[:3], [placed(folder, five[3]), placed(folders[1], five[4])], notes) as head:
+    with head_of(folder, five[:3], [drafter_for(folder, five[3]), drafter_for(folders[1], five[4])], notes) as head:
         try:
             assert disturbed(ask_all(head), 20, strike) == expected
             wait_until(lambda: any("local-3 is lost (no sign of life" in text for text in notes), "silence is noticed")
@@ -175,7 +159,7 @@ def test_a_drafter_that_is_not_there_at_first_is_named(
 ) -> None:
     monkeypatch.setattr(timeouts, "CONNECT_S", 0.5)
     with pytest.raises(ClusterError, match=r"nobody at 127\.0\.0\.1:9 did not answer"):
-        head_of(folder, cluster.wait()[:2], [placed(folders[1], LocalDaemon(name="nobody", port=9, pid=0))], [])
+        head_of(folder, cluster.wait()[:2], [drafter_for(folders[1], LocalDaemon(name="nobody", port=9, pid=0))], [])
     with Head(plan_for(folder, cluster.wait())) as head:
         assert len(tokens_of(submit(head))) == 20, "the stages are free again"
 
@@ -187,7 +171,7 @@ def test_weights_are_sent_to_a_daemon_that_lacks_the_drafter(
     with LocalCluster(2, family="llama", log_level="CRITICAL", cache_dir=tmp_path) as started:
         daemons = started.wait()
         monkeypatch.chdir(folder.parent)
-        away = placed(folder, daemons[1])
+        away = drafter_for(folder, daemons[1])
         away = PlacedDrafter(name=away.name, plan=replace(away.plan, model=folder.name))
         with head_of(folder, daemons[:1], [away], []) as head:
             (remote,) = head.drafters
@@ -213,7 +197,7 @@ def part(request: int, tokens: Sequence[int]) -> Part:
 
 
 def assigned(peer: Peer, folder: Path) -> None:
-    plan = placed(folder, LocalDaemon(name="", port=1, pid=0)).plan
+    plan = drafter_for(folder, LocalDaemon(name="", port=1, pid=0)).plan
     peer.greet()
     peer.link.send(
         Assign(

@@ -11,6 +11,7 @@ import pytest
 
 from flowspec.core.cluster_messages import Error
 from flowspec.core.messages import Sampling
+from flowspec.core.methods import make_method
 from flowspec.errors import ClusterError
 from flowspec.model.reference import Reference
 from flowspec.runtime import timeouts
@@ -23,7 +24,7 @@ from flowspec.runtime.security.keyfiles import device_keyring, head_keyring, mak
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.testbed.intrusion import try_everything
 from flowspec.testbed.wiretap import Wiretap, play
-from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of
+from tests.runtime.clusters import PROMPT, Peer, drafter_for, plan_for, submit, tokens_of
 
 STAGES = 3
 
@@ -53,6 +54,15 @@ def devices_of(daemons: list[LocalDaemon]) -> list[Device]:
 def test_an_encrypted_cluster_gives_the_same_answer(keyed: LocalCluster, keys: Keyring, folder: Path, reference: Reference) -> None:
     with Head(plan_for(folder, keyed.wait()), keys=keys) as head:
         assert tokens_of(submit(head)) == reference.generate(PROMPT, Sampling(), 20, frozenset())
+
+
+def test_a_drafter_is_spoken_to_in_secret_too(keyed: LocalCluster, keys: Keyring, folder: Path, reference: Reference) -> None:
+    *stages, drafter = keyed.wait()
+    with Head(plan_for(folder, stages), method=make_method("continuous"), drafters=[drafter_for(folder, drafter)], keys=keys) as head:
+        answer = submit(head)
+        assert tokens_of(answer) == reference.generate(PROMPT, Sampling(), 20, frozenset())
+        assert answer.end is not None
+        assert answer.end.statistics["draft_passes"] > 0
 
 
 def test_every_break_in_fails_and_the_same_ones_succeed_without_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from flowspec.wire.codec import KINDS, decode
 from tests.broken_builds import keeps_the_flights, sends_only_the_root_again
 
 FRAMES = "2500"
+"""With the seed below some of the few cases that are traced are clusters."""
 WORLDS_TO_FIND = 60
 
 
@@ -33,7 +34,7 @@ def test_the_samples_are_valid_and_of_every_kind() -> None:
 
 
 def test_a_few_thousand_frames_bring_nothing_unexpected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--frames", FRAMES, "--seed", "5", "--folder", str(tmp_path), "--json"]) == 0
+    assert main(["--frames", FRAMES, "--seed", "4", "--folder", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["findings"] == [] == list(tmp_path.iterdir())
     assert found["frames"] >= int(FRAMES)
