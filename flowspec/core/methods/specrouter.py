@@ -43,9 +43,9 @@ PROBE_TOKENS_MIN, PROBE_TOKENS_MAX = 32, 1024
 """Tokens from one probe to the next, each time twice as many: then the chain that was tried least has a turn, where it might be the fastest."""
 MIGHT_BE_FASTEST = 1.5
 """Times the best prediction, up to which a chain is worth a probe."""
-SHARE_NEW = 0.1
+SHARE_NEW = 0.05
 """Weight of the newest timing in a chain's correction; some tokens tell little."""
-DOUBT = 3
+DOUBT = 5
 """Timings that the prediction as it is counts for."""
 SHARE_NEW_SIMILARITY = 0.1
 SIMILARITY_AT_FIRST = 0.6
@@ -68,12 +68,15 @@ class Route:
 
 @dataclass(slots=True)
 class Measured:
-    """What is learnt of models and chains: who is worth what, how alike two models are, how often each chain was timed, and what it took as
-    a share of what was predicted, as a logarithm."""
+    """What is learnt of models and chains: who is worth what, how alike two models are, how often each chain was timed.
+
+    What a chain takes as a share of what is predicted is, as a logarithm, `common` to all plus its own `correction`.
+    """
 
     expertise: Expertise
     similar: dict[tuple[int, int], float] = field(default_factory=dict)
     times: dict[Chain, int] = field(default_factory=dict)
+    common: float = 0.0
     correction: dict[Chain, float] = field(default_factory=dict)
 
     def compare(self, offers: Mapping[int, Offers]) -> None:
@@ -86,13 +89,16 @@ class Measured:
         return self.similar.get((min(low, high), max(low, high)), SIMILARITY_AT_FIRST)
 
     def learn(self, chain: Chain, share: float) -> None:
-        seen = self.times.get(chain, 0)
-        before = self.correction.get(chain, 0.0)
+        """A chain was timed: it took `share` of what was predicted. What all chains have in common says nothing of one against another."""
+        seen, total = self.times.get(chain, 0), sum(self.times.values())
+        error = math.log(share)
+        apart = error - self.common - self.correction.get(chain, 0.0)
+        self.common += max(SHARE_NEW, 1 / (total + 1)) * (error - self.common)
+        self.correction[chain] = self.correction.get(chain, 0.0) + max(SHARE_NEW, 1 / (seen + 1 + DOUBT)) * apart
         self.times[chain] = seen + 1
-        self.correction[chain] = before + max(SHARE_NEW, 1 / (seen + 1 + DOUBT)) * (math.log(share) - before)
 
     def corrected(self, chain: Chain, seconds: float) -> float:
-        return seconds * math.exp(self.correction.get(chain, 0.0))
+        return seconds * math.exp(self.common + self.correction.get(chain, 0.0))
 
 
 def chains(traits: Sequence[DrafterTraits]) -> list[Chain]:
@@ -190,7 +196,7 @@ class SpecRouter(Continuous):
     def _choose(self, view: View, request: Request, seconds: Mapping[Chain, float]) -> None:
         """The fastest chain, or the one that is there if it is about as fast; now and then one of which little is known."""
         route: Route = request.plan
-        best = min(seconds, key=lambda chain: (seconds[chain], chain), default=PLAIN)
+        best = min(seconds, key=lambda chain: (seconds[chain], -len(chain), chain), default=PLAIN)  # a judge that costs nothing may help
         likely = [chain for chain in seconds if seconds[chain] <= MIGHT_BE_FASTEST * seconds[best] and chain != route.chain]
         if route.chain not in seconds:
             self._change(view, request, best, "predicted to be the fastest" if route.began == 0 and not route.chain else "a model is gone")
