@@ -13,8 +13,8 @@ from typing import Any
 from flowspec.core.messages import Sampling
 from flowspec.model.text import StopStrings, TextStream, Tokenizer
 from flowspec.plan.memory import mib
-from flowspec.runtime.answer import Answer
-from flowspec.runtime.session import Limits, Session, Timing, timed
+from flowspec.runtime.answer import Answer, Timing, timed
+from flowspec.runtime.session import Limits, Session
 
 Keep = Callable[[Sequence[int]], None]
 """Takes an answer's new tokens, to have them when this process is no more."""
@@ -163,5 +163,6 @@ def record(session: Session, question: Question, outcome: Outcome) -> dict[str, 
         "statistics": outcome.statistics,
         "stages": session.stages_report(),
         "drafters": session.drafters_report(),
+        "expertise": session.expertise_report(),
         "plan": None if session.chosen is None else session.chosen.report(),
     }

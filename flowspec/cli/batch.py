@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from flowspec.cli.answer import Asked, Outcome, Question, record
+from flowspec.cli.expertise import expertise_table
 from flowspec.cli.options import note
 from flowspec.core.limits import REQUESTS_MAX
 from flowspec.errors import FlowSpecError, InputError
@@ -106,6 +107,8 @@ def run(
         except FlowSpecError:
             batch.stop()
             raise
+    if not is_json and (known := expertise_table(session, question.tokenizer)) is not None:
+        console.print(known)
     return 0
 
 

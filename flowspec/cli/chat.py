@@ -21,6 +21,7 @@ from rich.table import Table
 from flowspec.cli import resume, statistics
 from flowspec.cli.answer import Outcome, Question, ask, drafter_lines, from_head, record
 from flowspec.cli.diary import Diary
+from flowspec.cli.expertise import expertise_table
 from flowspec.cli.options import (
     add_decoding_arguments,
     add_model_arguments,
@@ -302,7 +303,7 @@ class Chat:
         if self.last is not None:
             question, outcome = self.last
             self.console.print(f"last answer: {len(question.prompt)} prompt tokens ({outcome.reused} reused), {outcome.figures}")
-            for line in statistics.lines(outcome.statistics):
+            for line in statistics.lines(outcome.statistics, self.session.drafters if self.session else ()):
                 self.console.print(line, markup=False)
         if self.session is None:
             self.console.print("(no cluster: it was lost)")
@@ -322,6 +323,8 @@ class Chat:
             f"[dim]means over {len(hops)} segments (passes of tokens through all stages); waiting: behind other segments; "
             "own work: FlowSpec's, beside computing[/]"
         )
+        if (known := expertise_table(self.session, self.tokenizer)) is not None:
+            self.console.print(known)
 
 
 @contextlib.contextmanager

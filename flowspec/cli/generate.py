@@ -197,4 +197,4 @@ def figures(session: Session, question: Question, outcome: Outcome, *, is_verbos
     lines += [f"  {line}" for line in drafter_lines(session)]
     if session.chosen is not None:
         lines += [f"  {line}" for line in session.chosen.lines()]
-    return "\n".join([*lines, *(statistics.lines(outcome.statistics) if is_verbose else ())])
+    return "\n".join([*lines, *(statistics.lines(outcome.statistics, session.drafters) if is_verbose else ())])

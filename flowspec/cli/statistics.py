@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 WIDTH = 80
+CHAINS_SHOWN = 4
 WAITED_SHOWN_S = 0.01
 """A wait for room that is told."""
 
 
-def lines(found: dict[str, Any]) -> list[str]:
-    """`core.statistics.Statistics.report()` as a few lines of text."""
+def lines(found: dict[str, Any], models: Sequence[str] = ()) -> list[str]:
+    """`core.statistics.Statistics.report()` as a few lines of text; `models` are the names of those beside the target."""
     if not found["segments"]:
         return ["no segments were sent after the prompt"]
     busy = " ".join(f"{100 * share:.0f}%" for share in found["stage_busy"])
@@ -29,9 +31,19 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"calibration error {found['calibration_error']:.3f}",
         f"seconds    first token {found['prefill_s']:.2f}, the rest {found['decode_s']:.2f}; computing {found['compute_s']:.2f} (all stages),",
         f"           queues {found['queued_s']:.2f}, links {found['link_s']:.2f}, head {found['head_s']:.2f}",
+        *_chains(found, models),
         *_waiting(found),
         *_recoveries(found),
     ]
+
+
+def _chains(found: dict[str, Any], models: Sequence[str]) -> list[str]:
+    """Which models drafted and judged, from which token on, and why; the last few."""
+    told: list[str] = []
+    for token, _, chain, reason in found["chains"][-CHAINS_SHOWN:]:
+        names = " > ".join([*(models[model] for model in chain), "target"])
+        told.append(f"{'chain' if not told else '':10} from token {token}: {names} ({reason})")
+    return told
 
 
 def _waiting(found: dict[str, Any]) -> list[str]:

@@ -27,6 +27,7 @@ BUCKETS = 4096
 DOMAINS_MAX = 32
 ALIKE = 0.15
 """Cosine from which on two prompts are taken to be about the same."""
+EXAMPLE_TOKENS = 48
 EVERYWHERE = 0.2
 """What keeps a word that all prompts use from counting for nothing: the same prompt twice is the same domain."""
 
@@ -40,8 +41,12 @@ def sketch(tokens: Sequence[int]) -> Sketch:
 
 @dataclass(slots=True)
 class Domain:
-    """Prompts that are alike: the sum of their sketches, what each drafter was worth in the answers to them, and from how many matches."""
+    """Prompts that are alike: the sum of their sketches, what each drafter was worth in the answers to them, and from how many matches.
 
+    `example` is how the first of them ends.
+    """
+
+    example: tuple[int, ...]
     centre: Sketch
     worth: list[float]
     seen: list[int]
@@ -81,7 +86,7 @@ class Expertise:
             ((at, self._likeness(domain.centre, found)) for at, domain in enumerate(self.domains)), key=_second, default=(-1, 0.0)
         )
         if best < 0 or (likeness < ALIKE and len(self.domains) < DOMAINS_MAX):
-            self.domains.append(Domain(centre={}, worth=self._overall(), seen=[0] * self.drafters))
+            self.domains.append(Domain(example=tuple(prompt[-EXAMPLE_TOKENS:]), centre={}, worth=self._overall(), seen=[0] * self.drafters))
             best = len(self.domains) - 1
         domain = self.domains[best]
         domain.add(found)

@@ -1,9 +1,9 @@
-"""An answer on its way from the head's thread to whoever asked."""
+"""An answer on its way from the head's thread to whoever asked, and when its tokens came."""
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,3 +46,36 @@ class Answer:
                 self.end = item
             else:
                 yield item
+
+
+@dataclass(slots=True)
+class Timing:
+    """When an answer's tokens came, in seconds from its submission; the first `resumed` of them were there before."""
+
+    first_s: float = 0.0
+    last_s: float = 0.0
+    new_tokens: list[int] = field(default_factory=list)
+    resumed: int = 0
+
+    def add(self, tokens: Sequence[int], after_s: float) -> None:
+        if len(self.new_tokens) == self.resumed:
+            self.first_s = after_s
+        self.last_s = after_s
+        self.new_tokens += tokens
+
+    @property
+    def decode_s(self) -> float:
+        """From the first to the last token."""
+        return self.last_s - self.first_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """`(new_tokens - 1) / decode_s` of those that were computed; 0 for answers too short to tell."""
+        return (len(self.new_tokens) - self.resumed - 1) / self.decode_s if self.decode_s > 0 else 0.0
+
+
+def timed(answer: Answer, timing: Timing) -> Iterator[tuple[int, ...]]:
+    """The tokens of an answer as they come, noting their times."""
+    for batch in answer:
+        timing.add(batch.tokens, batch.at_s - answer.submitted_s)
+        yield batch.tokens

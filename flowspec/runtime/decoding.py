@@ -21,7 +21,9 @@ BUNDLED_CHAIN = ("draft", "mid")
 
 def default_method(drafters: Sequence[str], chain: str | None) -> str:
     """The method where none is given."""
-    return CHAINING if chain is not None else METHODS[0]
+    if chain is not None:
+        return CHAINING
+    return "cosine" if len(drafters) > 1 else METHODS[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

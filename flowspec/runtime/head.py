@@ -35,6 +35,7 @@ from flowspec.core.events import (
     ToStages,
     VerifiedArrived,
 )
+from flowspec.core.expertise import Domain
 from flowspec.core.head import HeadCore
 from flowspec.core.membership import Tick
 from flowspec.core.messages import Hop
@@ -145,6 +146,12 @@ class Head:
     def drafters(self) -> list[DraftThread | RemoteDrafter]:
         """The models beside the target, by number."""
         return self._drafting
+
+    @property
+    def domains(self) -> list[Domain]:
+        """What the method learnt of the models beside the target, by what prompts are about; empty if it does not go by that."""
+        expertise = self._core.method.expertise
+        return [] if expertise is None else list(expertise.domains)
 
     @property
     def plan(self) -> ClusterPlan:

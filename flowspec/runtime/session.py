@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from flowspec.model.support import context_max, family_of
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.shape import shape_of
 from flowspec.plan.sites import Wish
-from flowspec.runtime.answer import Answer
+from flowspec.runtime.answer import Answer, Timing, timed
 from flowspec.runtime.cluster import HEAD, Device, pick_context, read_cluster, read_drafters, split_layers, stage_devices
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.emulation import Emulation
@@ -73,32 +73,6 @@ class Limits:
 
     new_tokens_max: int
     stop_ids: frozenset[int]
-
-
-@dataclass(slots=True)
-class Timing:
-    """When an answer's tokens came, in seconds from its submission; the first `resumed` of them were there before."""
-
-    first_s: float = 0.0
-    last_s: float = 0.0
-    new_tokens: list[int] = field(default_factory=list)
-    resumed: int = 0
-
-    def add(self, tokens: Sequence[int], after_s: float) -> None:
-        if len(self.new_tokens) == self.resumed:
-            self.first_s = after_s
-        self.last_s = after_s
-        self.new_tokens += tokens
-
-    @property
-    def decode_s(self) -> float:
-        """From the first to the last token."""
-        return self.last_s - self.first_s
-
-    @property
-    def tokens_per_s(self) -> float:
-        """`(new_tokens - 1) / decode_s` of those that were computed; 0 for answers too short to tell."""
-        return (len(self.new_tokens) - self.resumed - 1) / self.decode_s if self.decode_s > 0 else 0.0
 
 
 class Session:
@@ -180,12 +154,18 @@ class Session:
         """Where each model beside the target runs, as `--json` shows it; `device` is `head` for those in this process."""
         return [{"name": name, **drafter.report()} for name, drafter in zip(self.drafters, self.head.drafters, strict=True)]
 
+    def expertise_report(self) -> list[dict[str, Any]]:
+        """What each model beside the target was worth so far, by what prompts are about, as `--json` shows it.
 
-def timed(answer: Answer, timing: Timing) -> Iterator[tuple[int, ...]]:
-    """The tokens of an answer as they come, noting their times."""
-    for batch in answer:
-        timing.add(batch.tokens, batch.at_s - answer.submitted_s)
-        yield batch.tokens
+        `worth` is 0 to 1 by name, `best` the name of the one worth most; `example` are the last token ids of one of the prompts.
+        """
+        found = []
+        for domain in self.head.domains:
+            worth = {name: round(value, 4) for name, value in zip(self.drafters, domain.worth, strict=True)}
+            found.append(
+                {"answers": domain.answers, "best": max(worth, key=worth.__getitem__), "worth": worth, "example": list(domain.example)}
+            )
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

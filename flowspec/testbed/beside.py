@@ -24,8 +24,9 @@ from flowspec.core.methods import METHODS
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.files import BUNDLED, bundled_folder
 from flowspec.model.text import Tokenizer, recommended
+from flowspec.runtime.answer import Timing, timed
 from flowspec.runtime.decoding import Decoding
-from flowspec.runtime.session import Cluster, ClusterOptions, Limits, Session, Timing, open_cluster, timed
+from flowspec.runtime.session import Cluster, ClusterOptions, Limits, Session, open_cluster
 from flowspec.testbed.command import Parser, progress, run_command, show, whole
 from flowspec.testbed.plain import DTYPE, first_of_each
 from flowspec.testbed.prompts import Prompt, read_prompts

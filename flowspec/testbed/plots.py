@@ -28,10 +28,12 @@ COLOURS = {
     "pipedec": "#009e73",
     "flowspec-paper": "#cc79a7",
     "continuous": "#0072b2",
+    "cosine": "#d55e00",
+    "specrouter": "#332288",
 }
 """Okabe and Ito's palette, which colour-blind people can tell apart."""
-OTHER_COLOUR = "#d55e00"
-OTHER_COLOURS = (OTHER_COLOUR, "#332288", "#882255", "#117733", "#aa4499", "#999933")
+OTHER_COLOUR = "#000000"
+OTHER_COLOURS = (OTHER_COLOUR, "#882255", "#117733", "#aa4499", "#999933")
 HATCHES = {"": "", " (published)": "///", " tuned": "..."}
 OTHER_HATCH = "xxx"
 

@@ -15,8 +15,9 @@ import torch
 
 from flowspec.core.messages import Sampling
 from flowspec.model.slice import DTYPES
+from flowspec.runtime.answer import Timing, timed
 from flowspec.runtime.decoding import Decoding
-from flowspec.runtime.session import ClusterOptions, Limits, Timing, open_session, timed
+from flowspec.runtime.session import ClusterOptions, Limits, open_session
 
 PROMPT_TOKENS = 32
 

@@ -17,14 +17,14 @@ def test_the_drafters_weights_go_with_the_session_and_the_rest_with_the_next_one
         gc.collect()
         gc.disable()
         try:
-            with cluster.session(Decoding(drafter=str(folder)), lambda text, share: None) as session:
+            with cluster.session(Decoding(drafters=(str(folder),)), lambda text, share: None) as session:
                 session.ask(PROMPT, Sampling(), Limits(new_tokens_max=4, stop_ids=frozenset()))
-                assert session.head._drafting is not None
-                drafter = weakref.ref(session.head._drafting.drafter)
+                assert session.head.drafters
+                drafter = weakref.ref(session.head.drafters[0].drafter)
                 first = weakref.ref(session.head)
             del session
             assert drafter() is None
-            with cluster.session(Decoding(drafter="none"), lambda text, share: None):
+            with cluster.session(Decoding(drafters=("none",)), lambda text, share: None):
                 assert first() is None
         finally:
             gc.enable()

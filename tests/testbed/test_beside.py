@@ -11,7 +11,8 @@ import pytest
 
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
-from flowspec.runtime.session import ClusterOptions, Session, Timing
+from flowspec.runtime.answer import Timing
+from flowspec.runtime.session import ClusterOptions, Session
 from flowspec.testbed import beside
 from flowspec.testbed.beside import Timed
 from flowspec.testbed.prompts import Prompt

@@ -302,9 +302,9 @@ def test_a_cluster_of_flags_is_not_the_experiments(tiny: str, tmp_path: Path) ->
         (["--world", "emulated", "--tune"], "--tune works in virtual time: expected --world simulated, got emulated"),
         (["--model", "bundled", "--drafter", "draft", "--drafter", "mid", "--tune"], "--tune finds parameters for one drafter; expected"),
         (["--jobs", "65"], "--jobs: expected at most 64, got 65"),
-        (["--model", "bundled", "--drafter", "/no/such"], "--drafter: expected bundled, ngram, none, a model folder or a hub id"),
+        (["--model", "bundled", "--drafter", "/no/such"], "--drafter: expected bundled, ngram, none, one of draft, draft-code"),
         (["--model", "bundled", "--drafter", "none", "--drafter", "ngram"], "--drafter: expected none alone, got none, ngram"),
-        (["--model", "bundled", "--drafter", "synthetic"], "--drafter: expected bundled, ngram, none, a model folder or a hub id"),
+        (["--model", "bundled", "--drafter", "synthetic"], "--drafter: expected bundled, ngram, none, one of draft, draft-code"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

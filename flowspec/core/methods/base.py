@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from flowspec.core.costs import Costs
+from flowspec.core.expertise import Expertise
 from flowspec.core.mirror import DrafterTraits, expandable
 from flowspec.core.request import Request
 from flowspec.core.trust import Offers
@@ -78,6 +79,8 @@ class Method(Protocol):
     """Proposals worth less do not become nodes (yet)."""
     drafters_max: int
     """Models beside the target that it can make use of."""
+    expertise: Expertise | None
+    """What it learnt of them by domain, if that is what it goes by."""
 
     def window(self, view: View) -> int:
         """Living segments that may be in flight."""
@@ -135,6 +138,7 @@ class Plain:
     overfills = False
     value_min = 0.0
     drafters_max = 1
+    expertise: Expertise | None = None
 
     def window(self, view: View) -> int:
         return view.stage_count + 1

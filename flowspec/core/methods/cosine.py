@@ -45,7 +45,7 @@ class Cosine(Continuous):
     def __init__(self, *, routing: bool = True, fusion: bool = True, count: int | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.fuses = fusion
-        self.expertise = Expertise(0)
+        self._known = Expertise(0)
         self._routing = routing
         self._count = count
         self._counted = 1
@@ -53,31 +53,31 @@ class Cosine(Continuous):
 
     def begin(self, request: Request) -> None:
         super().begin(request)
-        if self.expertise.drafters != len(request.mirrors):
-            self.expertise = Expertise(len(request.mirrors))
+        if self._known.drafters != len(request.mirrors):
+            self._known = self.expertise = Expertise(len(request.mirrors))
         if request.plan is None:
             assert request.submit is not None
-            request.plan = Route(record=self.expertise.begin(request.submit.prompt))
+            request.plan = Route(record=self._known.begin(request.submit.prompt))
         self._weigh(request)
 
     def observed(self, request: Request, seen: Seen) -> None:
         for drafter, chance in seen.chances.items():
-            self.expertise.observe(request.plan.record, drafter, chance)
+            self._known.observe(request.plan.record, drafter, chance)
         self._weigh(request)
 
     def ended(self, request: Request) -> None:
-        self.expertise.end(request.plan.record)
+        self._known.end(request.plan.record)
 
     def learnt(self) -> Expertise:
-        return self.expertise
+        return self._known
 
     def take(self, learnt: object) -> None:
         assert isinstance(learnt, Expertise)
-        self.expertise = learnt
+        self._known = self.expertise = learnt
 
     def _weigh(self, request: Request) -> None:
         if self._routing:
-            request.weights = self.expertise.weights(request.plan.record)
+            request.weights = self._known.weights(request.plan.record)
 
     def expand(self, view: View, drafter: int) -> list[Choice]:
         """See `Continuous`; for those requests that the drafter works for."""
@@ -104,7 +104,7 @@ class Cosine(Continuous):
         there = [drafter for drafter, mirror in enumerate(request.mirrors) if mirror.opening is not None]
         if len(request.new_tokens) >= route.until or not set(route.chosen) <= set(there):
             if self._routing:
-                route.chosen = self.expertise.choose(route.record, count, there)
+                route.chosen = self._known.choose(route.record, count, there)
             else:
                 route.chosen = tuple(there[(request.number + turn) % len(there)] for turn in range(min(count, len(there))))
             route.until = len(request.new_tokens) + CHOOSE_TOKENS

@@ -131,6 +131,7 @@ class SpecRouter(Continuous):
         super().begin(request)
         if self.measured.expertise.drafters != len(request.mirrors):
             self.measured = Measured(Expertise(len(request.mirrors)))
+            self.expertise = self.measured.expertise
         if request.plan is None:
             assert request.submit is not None
             request.plan = Route(record=self.measured.expertise.begin(request.submit.prompt))
@@ -150,6 +151,7 @@ class SpecRouter(Continuous):
     def take(self, learnt: object) -> None:
         assert isinstance(learnt, Measured)
         self.measured = learnt
+        self.expertise = learnt.expertise
 
     def walked(self, request: Request, emitted: int) -> None:
         super().walked(request, emitted)
@@ -196,7 +198,11 @@ class SpecRouter(Continuous):
     def _choose(self, view: View, request: Request, seconds: Mapping[Chain, float]) -> None:
         """The fastest chain, or the one that is there if it is about as fast; now and then one of which little is known."""
         route: Route = request.plan
-        best = min(seconds, key=lambda chain: (seconds[chain], -len(chain), chain), default=PLAIN)  # a judge that costs nothing may help
+        if not seconds:
+            if route.chain != PLAIN:
+                self._change(view, request, PLAIN, "no model is there")
+            return
+        best = min(seconds, key=lambda chain: (seconds[chain], -len(chain), chain))  # a judge that costs nothing may help
         likely = [chain for chain in seconds if seconds[chain] <= MIGHT_BE_FASTEST * seconds[best] and chain != route.chain]
         if route.chain not in seconds:
             self._change(view, request, best, "predicted to be the fastest" if route.began == 0 and not route.chain else "a model is gone")
