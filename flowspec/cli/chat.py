@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         content = None if args.resume is None else take_up(args, diary)
         last = None if content is None else content.last
         check_flags(args)
-        decoding = decoding_options(args, args.method, joined(args.drafter))
+        decoding = decoding_options(args, args.method, joined(args.drafter), args.chain)
         loaded: list[Tokenizer] = []
 
         def load(files: ModelFiles) -> None:

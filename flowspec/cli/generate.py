@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _answer(args: argparse.Namespace, stack: contextlib.ExitStack, journal: Journal | None, content: Content | None) -> int:
     """Asks what the flags or the journal say, and shows the answers."""
-    decoding = decoding_options(args, args.method, joined(args.drafter))
+    decoding = decoding_options(args, args.method, joined(args.drafter), args.chain)
     prompts = [prompt for path in args.prompts or [] for prompt in read_prompts(path)]
     loaded: list[Tokenizer] = []
     last = None if content is None else content.last

@@ -74,7 +74,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, local_list: bool = F
 
 
 def add_decoding_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """`--method` and what goes with it; with `several`, methods may be repeated, and drafters that are repeated are alternatives."""
+    """`--method` and what goes with it; with `several`, methods and chains may be repeated, and drafters that are repeated are alternatives."""
     group = parser.add_argument_group("decoding (changes the speed, never the answer)")
     names, default = ", ".join(METHODS), f"default: {default_method((), None)}; {default_method((), AUTO)} with --chain"
     if several:
@@ -98,8 +98,10 @@ def add_decoding_arguments(parser: argparse.ArgumentParser, *, several: bool = F
     )
     group.add_argument(
         "--chain",
+        action="append" if several else "store",
         metavar="auto|NAME,NAME...",
-        help="verify in steps, through these models, lowest first, before the target; auto: chosen as it goes",
+        help="verify in steps, through these models, lowest first, before the target; auto: chosen as it goes"
+        + ("; may be repeated" if several else ""),
     )
     group.add_argument("--tree-nodes", type=positive, metavar="N", help="largest tree or segment (default: the method's)")
     group.add_argument("--tree-depth", type=positive, metavar="N", help="depth of the trees of tree-sd, chunk-pp and flowspec-paper")
@@ -118,14 +120,14 @@ def joined(sets: Sequence[tuple[str, ...]] | None) -> tuple[str, ...]:
     return tuple(name for names in sets or () for name in names)
 
 
-def decoding_options(args: argparse.Namespace, method: str | None, drafters: tuple[str, ...]) -> Decoding:
+def decoding_options(args: argparse.Namespace, method: str | None, drafters: tuple[str, ...], chain: str | None = None) -> Decoding:
     if args.tree_nodes is not None and args.tree_nodes > TREE_NODES_MAX:
         raise InputError(f"--tree-nodes: expected at most {TREE_NODES_MAX}, got {args.tree_nodes}")
     names = drafters or (() if args.cluster is None else tuple(read_drafters(args.cluster)))
     return Decoding(
-        method=method or default_method(names, args.chain),
+        method=method or default_method(names, chain),
         drafters=drafters,
-        chain=args.chain,
+        chain=chain,
         nodes=args.tree_nodes,
         depth=args.tree_depth,
     )

@@ -1,7 +1,7 @@
 """Check that a cluster's answers equal the plain model's, token by token.
 
-Runs prompts on the cluster, with every method and drafter that is asked for, and through transformers in this process with
-the same sampling. Says where they differ and by what margin. Exit status 0: exact, or near-ties of rounding only; 1: a wrong
+Runs prompts on the cluster, with every method, set of drafters, chain and number of users that is asked for, and through transformers in this
+process with the same sampling. Says where they differ and by what margin. Exit status 0: exact, or near-ties of rounding only; 1: a wrong
 token.
 """
 
@@ -11,7 +11,9 @@ import argparse
 import contextlib
 import json
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +31,14 @@ from flowspec.cli.options import (
     number_list,
     positive,
 )
+from flowspec.core.limits import REQUESTS_MAX
 from flowspec.core.messages import Sampling
 from flowspec.core.methods import METHODS, make_method
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime.cluster import read_drafters
-from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.decoding import AUTO, CHAINING, Decoding
 from flowspec.runtime.session import Limits, Session, open_cluster
 from flowspec.testbed.prompts import read_prompts
 
@@ -71,6 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="1,5,9",
         help="a prompt as token ids, without a tokenizer; may be repeated",
     )
+    group.add_argument(
+        "--parallel", type=number_list, default=(1,), metavar="N[,N...]", help="so many answers at a time, for each N (default: 1)"
+    )
     group.add_argument("--limit", type=positive, default=6, metavar="N", help="prompts per file (default: %(default)s)")
     group.add_argument("--temperatures", type=float_list, default=(0.0, 1.0), metavar="0,1", help="temperatures to try (default: 0,1)")
     group.add_argument("--seeds", type=number_list, default=(1,), metavar="1,2", help="seeds to try at temperatures above 0 (default: 1)")
@@ -87,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--layers forces the split of one cluster; expected one number for --local")
     if any(count < 1 for count in counts):
         raise InputError("--local: expected whole numbers from 1")
+    if not all(1 <= users <= REQUESTS_MAX for users in args.parallel):
+        raise InputError(f"--parallel: expected whole numbers from 1 to {REQUESTS_MAX}, got {','.join(map(str, args.parallel))}")
     samplings, prompts, decodings = read_samplings(args), read_files(args), read_decodings(args)
     placed = () if args.cluster is None else tuple(read_drafters(args.cluster))
     for decoding in decodings:
@@ -107,8 +115,11 @@ def run(args: argparse.Namespace) -> int:
                     limits = Limits(new_tokens_max=args.max_new_tokens, stop_ids=recommended(files, session.config).stop_ids)
                     cases = make_cases(args, samplings, prompts, files)
                     bar = stack.enter_context(Progress(console=console, transient=True, disable=args.json or not console.is_terminal))
-                    for case in bar.track(cases, description=_describe(session)):
-                        found.append(answer(session, case, limits))
+                    for users in args.parallel:
+                        pool = ThreadPoolExecutor(users)
+                        stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # answers under way end with the session
+                        answers = pool.map(partial(answer, session, limits=limits, users=users), cases)
+                        found += bar.track(answers, total=len(cases), description=_describe(session, users))
     reference = Reference(files, dtype)
     with Progress(console=console, transient=True, disable=args.json or not console.is_terminal) as bar:
         for one in bar.track(found, description="plain model"):
@@ -121,16 +132,27 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any(verdict.kind == "wrong" for verdict in verdicts) else 0
 
 
-def _describe(session: Session) -> str:
-    return f"{len(session.head.stages)} stages, {session.decoding.method}, {session.drafter}"
+def _describe(session: Session, users: int) -> str:
+    return f"{len(session.head.stages)} stages, {session.decoding.method}, {session.drafter}, {users} at a time"
 
 
 def read_decodings(args: argparse.Namespace) -> list[Decoding]:
-    """Every method with every set of drafters that it can make use of; methods that draft nothing once."""
+    """Every method with every set of drafters and every chain that it can make use of; methods that draft nothing once."""
     chosen = args.method or [None]
     methods = METHODS if "all" in chosen else tuple(dict.fromkeys(chosen))
     sets = list(dict.fromkeys(args.drafter or [()]))
-    found = [decoding_options(args, method, names) for method in methods for names in (sets if method != "ar" else [()])]
+    chains = [(names, chain) for chain in dict.fromkeys(args.chain or ()) for names in (sets if chain == AUTO else [()])]
+    if chains and not {None, CHAINING} & set(methods):
+        raise InputError(f"--chain goes with method {CHAINING}, got {', '.join(methods)}")
+    found = []
+    for method in methods:
+        if method == "ar":
+            found.append(decoding_options(args, method, ()))
+        elif chains and (method == CHAINING or not args.drafter):
+            found += [decoding_options(args, method, names, chain) for names, chain in chains]
+        else:
+            found += [decoding_options(args, method, names) for names in sets]
+            found += [decoding_options(args, method, names, chain) for names, chain in chains if method is None]
     if "all" in chosen:  # asked for by name, one that cannot take so many is an error
         found = [each for each in found if len(each.drafters) <= make_method(each.method).drafters_max] or found
     return found
@@ -181,6 +203,8 @@ def report(verdicts: list[Verdict], reference: Reference) -> dict[str, Any]:
                 "prompt": verdict.found.case.prompt_id,
                 "method": verdict.found.method,
                 "drafter": verdict.found.drafter,
+                "chain": verdict.found.chain,
+                "users": verdict.found.users,
                 "stages": verdict.found.stages,
                 "temperature": verdict.found.case.sampling.temperature,
                 "seed": verdict.found.case.sampling.seed,
@@ -194,21 +218,22 @@ def report(verdicts: list[Verdict], reference: Reference) -> dict[str, Any]:
 
 
 def show(verdicts: list[Verdict], reference: Reference) -> None:
-    table = Table("method", "drafter", "stages", "temp", "answers", "tokens", "exact", "near-tie", "wrong", box=None)
-    groups: dict[tuple[str, str, int, float], list[Verdict]] = {}
+    table = Table("method", "drafter", "stages", "users", "temp", "answers", "tokens", "exact", "near-tie", "wrong", box=None)
+    groups: dict[tuple[str, str, int, int, float], list[Verdict]] = {}
     for verdict in verdicts:
         found = verdict.found
-        groups.setdefault((found.method, found.drafter, found.stages, found.case.sampling.temperature), []).append(verdict)
-    for (method, drafter, stages, temperature), group in groups.items():
+        method = f"{found.method} {AUTO}" if found.chain == AUTO else found.method
+        groups.setdefault((method, found.drafter, found.stages, found.users, found.case.sampling.temperature), []).append(verdict)
+    for (method, drafter, stages, users, temperature), group in groups.items():
         counts = Counter(verdict.kind for verdict in group)
         numbers = (len(group), sum(len(v.found.tokens) for v in group), counts["exact"], counts["near-tie"], counts["wrong"])
-        table.add_row(method, Path(drafter).name, str(stages), f"{temperature:g}", *map(str, numbers))
+        table.add_row(method, Path(drafter).name, str(stages), str(users), f"{temperature:g}", *map(str, numbers))
     Console().print(table)
     for verdict in verdicts:
         for difference in verdict.differences[:3]:
             print(
-                f"{verdict.kind}: {verdict.found.case.prompt_id}, {verdict.found.method}, {verdict.found.stages} stages, temperature {verdict.found.case.sampling.temperature:g}, "
-                f"seed {verdict.found.case.sampling.seed}: token {difference.index} is {difference.found}, the model draws "
+                f"{verdict.kind}: {verdict.found.case.prompt_id}, {verdict.found.method}, {verdict.found.stages} stages, {verdict.found.users} at a time, "
+                f"temperature {verdict.found.case.sampling.temperature:g}, seed {verdict.found.case.sampling.seed}: token {difference.index} is {difference.found}, the model draws "
                 f"{difference.expected}, margin {difference.margin:.2e}"
             )
     wrong = sum(verdict.kind == "wrong" for verdict in verdicts)

@@ -29,7 +29,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a cluster of `stages` answered: its new tokens, and -1 at the end where a stop token ended them."""
+    """What a cluster of `stages` answered: its new tokens, and -1 at the end where a stop token ended them.
+
+    `users` is how many answers at most were under way at once, `chain` as in `Decoding`.
+    """
 
     case: Case
     method: str
@@ -37,6 +40,8 @@ class Found:
     stages: int
     new_tokens_max: int
     tokens: tuple[int, ...]
+    users: int = 1
+    chain: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +53,8 @@ class Verdict:
     differences: tuple[Difference, ...] = field(default=())
 
 
-def answer(session: Session, case: Case, limits: Limits) -> Found:
-    """Asks the cluster one case."""
+def answer(session: Session, case: Case, limits: Limits, users: int = 1) -> Found:
+    """Asks the cluster one case, as one of so many users."""
     running, timing = session.ask(case.prompt, case.sampling, limits)
     assert running.end is not None
     return Found(
@@ -59,6 +64,8 @@ def answer(session: Session, case: Case, limits: Limits) -> Found:
         stages=len(session.head.stages),
         new_tokens_max=min(limits.new_tokens_max, session.head.plan.context - len(case.prompt)),
         tokens=(*timing.new_tokens, *((STOPPED,) if running.end.reason == "stop" else ())),
+        users=users,
+        chain=session.decoding.chain,
     )
 
 

@@ -112,6 +112,8 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
             "expected a model folder, a GGUF file or a hub id such as owner/name, but there is no folder '/no/model'",
         ),
         (["verify", "--local", "2,0"], "--local: expected whole numbers from 1"),
+        (["verify", "--parallel", "1,0"], "--parallel: expected whole numbers from 1 to"),
+        (["verify", "--method", "cosine", "--chain", "auto"], "--chain goes with method specrouter, got cosine"),
         (["verify", "--layers", "4,4", "--local", "2,4"], "--layers forces the split of one cluster; expected one number for --local"),
         (["verify", "--temperatures", "0,nan"], "sampling: temperature: expected 0, or 0.001 to 100.0, got nan"),
         (

@@ -68,6 +68,25 @@ def test_verify_takes_sets_of_drafters(cluster: Path, capsys: pytest.CaptureFixt
     assert [answer["drafter"] for answer in found["answers"]] == ["draft-math, ngram", "draft-code, draft"]
 
 
+def test_verify_takes_chains_and_users(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever goes together: sets of drafters without a chain, each chain that is named, and a chosen one from each set."""
+    sets = ("--drafter=draft,draft-code", "--chain=draft,mid", "--chain=auto")
+    few = ("--limit=3", "--temperatures=0.7", "--max-new-tokens=8", "--context=300", "--dtype=float32")
+    status = main(["verify", "--json", "--local=2", *sets, "--parallel=1,3", *few])
+    found = json.loads(capsys.readouterr().out)
+    assert (status, found["exact"]) == (0, 18)
+    asked = [(answer["method"], answer["drafter"], answer["chain"], answer["users"]) for answer in found["answers"]]
+    assert asked == [
+        (*what, users)
+        for what in (
+            ("cosine", "draft, draft-code", None),
+            ("specrouter", "draft, mid", "draft,mid"),
+            ("specrouter", "draft, draft-code", "auto"),
+        )
+        for users in (1, 1, 1, 3, 3, 3)
+    ]
+
+
 def test_the_doctor_looks_at_a_drafters_device_and_gives_it_no_layers(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = main(["doctor", "--json", "--context=64", f"--cluster={cluster}"])
     found = json.loads(capsys.readouterr().out)
