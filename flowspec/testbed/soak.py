@@ -4,8 +4,10 @@ Daemons of their own on this machine, the head in this process. Before an answer
 started again at once) or `stop` (SIGSTOP, SIGCONT when the answer is there). Every answer is compared with plain decoding's; resident memory,
 file descriptors, threads and sockets of every process are sampled.
 
-What grows is told by a straight line through the samples of a process from when it is warm, one slope for all the lives of all daemons and one for
-the head. Its noise is twice the standard error, for which samples count as fewer the more each resembles the one before it.
+What grows is told by a straight line through a process from when it is warm, one slope for all the lives of all daemons and one for the head. A
+daemon that takes over a lost one's layers has more to hold, so each life has a level of its own for each number of layers, and the head for each
+number of stages. What malloc keeps free differs from session to session and from recovery to recovery, so the line is through the means of as
+many answers as a session has; its noise is twice the standard error, for which means count as fewer the more each resembles the one before it.
 `flat`: the slope is, with its noise, below what is allowed; `grows`: above it even without; `unclear`: more answers would tell.
 """
 
@@ -53,14 +55,20 @@ EVERY = 20
 """Answers from sample to sample: with samples oftener, the soak itself would grow by a third of what it allows."""
 SESSION_ANSWERS = 250
 """After so many the head lets go of the devices and connects anew, as one command follows another."""
+BLOCKS_MIN = 6
+"""Means of so many answers that a slope needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A process after so many answers of its life; `life` names the process, and with a restart another one."""
+    """A process after so many answers of its life; `life` names the process, and with a restart another one.
+
+    `holds` is how many layers a daemon had, or how many stages the head; without any, a process waits, and its memory says nothing.
+    """
 
     life: str
     answers: int
+    holds: int
     values: Mapping[str, float]
 
 
@@ -70,7 +78,7 @@ class Slope:
 
     whose: str
     quantity: str
-    samples: int
+    means: int
     first: float
     last: float
     per_thousand: float
@@ -96,15 +104,15 @@ class Found:
 
 def slope_of(samples: Sequence[Sample], whose: str, quantity: str, warm: int) -> Slope | None:
     """The slope of a quantity of the head or of all daemons; None where too little of any life is warm."""
-    lives: dict[str, list[Sample]] = {}
+    blocks: dict[tuple[str, int], dict[int, list[Sample]]] = {}
     for sample in samples:
-        if (sample.life == "head") == (whose == "head") and sample.answers >= warm:
-            lives.setdefault(sample.life, []).append(sample)
-    long = [life for life in lives.values() if len(life) >= 3]
-    if not long:
+        if (sample.life == "head") == (whose == "head") and sample.answers >= warm and sample.holds:
+            blocks.setdefault((sample.life, sample.holds), {}).setdefault(sample.answers // SESSION_ANSWERS, []).append(sample)
+    long = [list(each.values()) for each in blocks.values() if len(each) >= 2]
+    if sum(map(len, long)) < BLOCKS_MIN:
         return None
-    along = [np.array([sample.answers / 1000 for sample in life]) for life in long]
-    values = [np.array([sample.values[quantity] for sample in life]) for life in long]
+    along = [np.array([np.mean([sample.answers / 1000 for sample in block]) for block in life]) for life in long]
+    values = [np.array([np.mean([sample.values[quantity] for sample in block]) for block in life]) for life in long]
     x, y = (np.concatenate([line - line.mean() for line in lines]) for lines in (along, values))  # each life has a level of its own
     slope = float(x @ y / (x @ x))
     rest = [line - line.mean() - slope * (at - at.mean()) for at, line in zip(along, values, strict=True)]
@@ -117,7 +125,7 @@ def slope_of(samples: Sequence[Sample], whose: str, quantity: str, warm: int) ->
     return Slope(
         whose=whose,
         quantity=quantity,
-        samples=len(x),
+        means=len(x),
         first=float(np.mean([line[0] for line in values])),
         last=float(np.mean([line[-1] for line in values])),
         per_thousand=slope,
@@ -215,7 +223,7 @@ class Soak:
         expected = self._expected(case)
         self.found.verdicts[compare(self._reference, case.prompt, case.sampling, expected, said, self._limits.stop_ids)[0]] += 1
         if self.found.answers % EVERY == 0:
-            self._sample()
+            self._sample(session)
 
     def _expected(self, case: Case) -> list[int]:
         """What plain decoding says; computed once."""
@@ -230,15 +238,18 @@ class Soak:
             daemon.kill()
             self._start(daemon)
 
-    def _sample(self) -> None:
-        self.found.samples.append(_sample("head", os.getpid(), self.found.answers))
+    def _sample(self, session: Session) -> None:
+        layers = {stage.plan.name: stage.plan.end - stage.plan.first for stage in session.head.stages}
+        self.found.samples.append(_sample("head", os.getpid(), self.found.answers, len(layers)))
         for daemon in self.daemons:
             with contextlib.suppress(psutil.NoSuchProcess):
                 life = f"{daemon.name}.{self._lives[daemon.name]}"
-                self.found.samples.append(_sample(life, daemon.pid, self.found.answers - self._born[daemon.name]))
+                self.found.samples.append(
+                    _sample(life, daemon.pid, self.found.answers - self._born[daemon.name], layers.get(daemon.name, 0))
+                )
 
 
-def _sample(life: str, pid: int, answers: int) -> Sample:
+def _sample(life: str, pid: int, answers: int, holds: int) -> Sample:
     process = psutil.Process(pid)
     values = {
         "rss_mib": process.memory_info().rss / 2**20,
@@ -246,7 +257,7 @@ def _sample(life: str, pid: int, answers: int) -> Sample:
         "threads": process.num_threads(),
         "sockets": len(process.net_connections()),
     }
-    return Sample(life=life, answers=answers, values=values)
+    return Sample(life=life, answers=answers, holds=holds, values=values)
 
 
 def command(args: argparse.Namespace) -> int:
@@ -279,13 +290,15 @@ def report(found: Found, lines: Sequence[Slope]) -> dict[str, Any]:
         "spent_s": round(found.spent_s, 1),
         "ended": found.ended,
         "slopes": [asdict(line) for line in lines],
-        "samples": [[each.life, each.answers, *each.values.values()] for each in found.samples],  # rss_mib, fds, threads, sockets
+        "samples": [
+            [each.life, each.answers, each.holds, *each.values.values()] for each in found.samples
+        ],  # rss_mib, fds, threads, sockets
     }
 
 
 def tell(found: Found, lines: Sequence[Slope]) -> None:
-    columns = ["process", "quantity", "samples", "first", "last", "in 1000 answers", "noise", "verdict"]
-    rows = [[line.whose, line.quantity, line.samples, line.first, line.last, line.per_thousand, line.noise, line.verdict] for line in lines]
+    columns = ["process", "quantity", "means", "first", "last", "in 1000 answers", "noise", "verdict"]
+    rows = [[line.whose, line.quantity, line.means, line.first, line.last, line.per_thousand, line.noise, line.verdict] for line in lines]
     show(f"{found.answers} answers in {found.spent_s:.0f} s", columns, rows)
     print(f"\nanswers: {dict(found.verdicts)}; faults: {dict(found.faults)}; {found.recoveries} recoveries")
     if not lines:

@@ -10,12 +10,14 @@ import pytest
 from flowspec.testbed.soak import ALLOWED, Sample, main, slope_of, slopes
 
 
-def samples(life: str, growth: float, *, noise: float = 0.0, level: float = 100.0, count: int = 200, seed: int = 0) -> list[Sample]:
-    """A process sampled at every fifth answer, that grows so much in a thousand."""
+def samples(
+    life: str, growth: float, *, noise: float = 0.0, level: float = 100.0, count: int = 200, seed: int = 0, start: int = 0, holds: int = 3
+) -> list[Sample]:
+    """A process sampled at every twentieth answer, that grows so much in a thousand."""
     rng = random.Random(seed)
     return [
-        Sample(life=life, answers=at, values=dict.fromkeys(ALLOWED, level + growth * at / 1000 + rng.gauss(0, noise)))
-        for at in range(0, 5 * count, 5)
+        Sample(life=life, answers=at, holds=holds, values=dict.fromkeys(ALLOWED, level + growth * at / 1000 + rng.gauss(0, noise)))
+        for at in range(start, start + 20 * count, 20)
     ]
 
 
@@ -34,18 +36,25 @@ def test_a_line_that_rises_grows(growth: float, expected: str) -> None:
 
 
 def test_few_samples_that_jump_about_tell_nothing() -> None:
-    assert verdict(samples("head", 0.0, noise=5.0, count=8, seed=3))[0] == "unclear"
+    assert verdict(samples("head", 0.0, noise=20.0, count=100, seed=3))[0] == "unclear"
 
 
-def test_steps_are_no_independent_samples() -> None:
-    """What rises once and stays would be a sure slope if each sample told something new."""
-    found = [
-        *samples("head", 0.0, count=100),
-        *(Sample(life="head", answers=s.answers + 500, values={"rss_mib": 101.0}) for s in samples("head", 0.0, count=100)),
-    ]
-    slope = slope_of(found, "head", "rss_mib", 0)
-    assert slope is not None
-    assert slope.verdict == "unclear"
+def test_steps_are_no_independent_means() -> None:
+    """What rises once and stays would be a sure slope if each mean told something new."""
+    found = [*samples("head", 0.0, count=50), *samples("head", 0.0, level=101.5, count=50, start=1000)]
+    assert verdict(found)[0] == "unclear"
+
+
+def test_a_level_that_comes_with_more_layers_is_no_growth() -> None:
+    """A daemon that takes over a lost one's layers and keeps them; one that grows while it has them does."""
+    taken = [*samples("a.1", 0.0, count=100), *samples("a.1", 0.0, level=200.0, count=100, start=2000, holds=6)]
+    assert verdict(taken, "daemons") == ("flat", pytest.approx(0.0))
+    grown = [*samples("a.1", 0.0, count=100), *samples("a.1", 9.0, level=200.0, count=100, start=2000, holds=6)]
+    assert verdict(grown, "daemons")[0] != "flat"
+
+
+def test_a_daemon_that_waits_says_nothing() -> None:
+    assert slope_of(samples("a.1", 50.0, holds=0), "a.1", "rss_mib", 0) is None
 
 
 def test_lives_have_levels_of_their_own_and_a_slope_in_common() -> None:
@@ -55,11 +64,11 @@ def test_lives_have_levels_of_their_own_and_a_slope_in_common() -> None:
 
 
 def test_what_is_not_warm_does_not_count() -> None:
-    rising = [Sample(life="head", answers=s.answers, values={"rss_mib": min(s.answers, 300.0)}) for s in samples("head", 0.0)]
-    slope = slope_of(rising, "head", "rss_mib", 300)
+    rising = [Sample(life="head", answers=s.answers, holds=3, values={"rss_mib": min(s.answers, 500.0)}) for s in samples("head", 0.0)]
+    slope = slope_of(rising, "head", "rss_mib", 500)
     assert slope is not None
     assert (slope.verdict, slope.per_thousand) == ("flat", pytest.approx(0.0))
-    assert slope_of(rising, "head", "rss_mib", 990) is None
+    assert slope_of(rising, "head", "rss_mib", 3000) is None
     assert slope_of(rising, "daemons", "rss_mib", 0) is None
 
 
