@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from flowspec.core.messages import Sampling
-from flowspec.core.methods import METHODS
+from flowspec.core.methods import METHODS, make_method
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer, recommended
@@ -73,7 +73,7 @@ def test_every_pair_of_values_meets_in_few_cases() -> None:
     for first, second in itertools.combinations(FACTORS, 2):
         met = [(case[first], case[second]) for case in CASES]
         assert all(pair in met for pair in itertools.product(FACTORS[first], FACTORS[second])), f"{first} and {second}"
-    assert len(CASES) <= 30
+    assert len(CASES) <= len(METHODS) * len(FACTORS["drafter"]) + 4
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_no_answer_holds_a_wrong_token(
                             tokens=(*tokens, *stop),
                         )
                     )
-                    if method != "ar":
+                    if method != "ar" and not (drafter == RANDOM and make_method(method).is_calibrated):  # those soon stop listening to it
                         drafted[drafter] = drafted.get(drafter, 0) + answer.end.statistics["nodes_sent"] - answer.end.statistics["segments"]
     for one in found:
         reference.generate(one.case.prompt, one.case.sampling, one.new_tokens_max, limits.stop_ids)

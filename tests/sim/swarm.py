@@ -122,7 +122,7 @@ def _add_drafters(rng: random.Random, schedule: Schedule) -> None:
     boards = _boards(rng, len(times), schedule.captures)
     schedule.experiment = replace(schedule.experiment, drafting=times, levels=levels, boards=boards, options=options)
     if rng.random() < 0.3:
-        schedule.lost = (rng.randrange(len(times)), rng.uniform(0, 4))
+        schedule.lost = (rng.randrange(1 if schedule.captures else 0, len(times)), rng.uniform(0, 4))  # features come only once
 
 
 def _boards(rng: random.Random, count: int, captures: tuple[int, ...]) -> tuple[BoardSpec, ...]:

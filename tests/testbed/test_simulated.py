@@ -34,8 +34,10 @@ AR = Setup(name="ar", method="ar")
 OURS = Setup(name="a", method="continuous")
 STAGES = (1, 2, 4, 8)
 TEXT = "Continue the play:\nDUKE:\nWho comes so late to our gate?"
-LARGEST = {"value_min": 1.0, "window_slack": 16.0, "width": 16}
-"""Of the parameters that an experiment may give; 256 of all others."""
+LEAST: dict[str, Any] = {"chain": ()}
+"""Of the parameters that an experiment may give; 1 of all others."""
+LARGEST: dict[str, Any] = {"value_min": 1.0, "window_slack": 16.0, "width": 16, "chain": (0,)}
+"""256 of all others."""
 
 
 def plain_or_published(setup: Setup) -> list[Setup]:
@@ -91,7 +93,7 @@ def test_every_method_is_exact_with_the_bundled_drafter(bundled: list[Case], at:
 @pytest.mark.parametrize("method", [method for method in METHODS if OPTIONS[method]])
 def test_every_method_is_exact_with_the_least_and_the_most_that_an_experiment_may_ask_for(method: str) -> None:
     (case,) = synthetic_cases(1, [Sampling()], NEW_TOKENS)
-    for options in ({name: 1 for name in OPTIONS[method]}, {name: LARGEST.get(name, 256) for name in OPTIONS[method]}):
+    for options in ({name: LEAST.get(name, 1) for name in OPTIONS[method]}, {name: LARGEST.get(name, 256) for name in OPTIONS[method]}):
         setup = Setup(name="a", method=method, options=options)
         assert run(BENCH, boards(3), setup, case, drafters(setup, Synthetic(0.6, 1024).begin(case))).record.agreement == EXACT
 

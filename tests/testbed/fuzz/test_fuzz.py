@@ -48,7 +48,7 @@ def test_a_few_thousand_frames_bring_nothing_unexpected(tmp_path: Path, capsys: 
 def test_a_defect_of_the_codec_is_found_and_its_frames_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(frames: Any) -> Any:
         envelope = decode(frames)
-        if type(envelope.message).__name__ == "Pong":
+        if type(envelope.message).__name__ != "Segment":  # not one kind alone: which the hunt comes to first depends on its seed
             raise KeyError("no such thing")
         return envelope
 
