@@ -25,7 +25,7 @@ EXPLORE = 0.25
 """Times the confidence bound, while few proposals of late came true; less, as more did."""
 BUCKETS = 4096
 DOMAINS_MAX = 32
-ALIKE = 0.15
+ALIKE = 0.25
 """Cosine from which on two prompts are taken to be about the same."""
 EXAMPLE_TOKENS = 48
 EVERYWHERE = 0.2
@@ -95,8 +95,12 @@ class Expertise:
         )
 
     def _likeness(self, centre: Sketch, found: Sketch) -> float:
-        """Their cosine, in which a bucket counts the less the more prompts use it."""
-        rarity = {bucket: math.log((self._prompts + EVERYWHERE) / self._used[bucket]) for bucket in (*centre, *found)}
+        """Their cosine, in which a bucket counts the less the more prompts use it, and little where only one does: it tells of no other."""
+        rarity = {
+            bucket: math.log((self._prompts + EVERYWHERE) / used) * math.log(1 + used)
+            for bucket in (*centre, *found)
+            for used in (self._used[bucket],)
+        }
         dot = sum(weight * centre.get(bucket, 0.0) * rarity[bucket] ** 2 for bucket, weight in found.items())
         squares = [sum((weight * rarity[bucket]) ** 2 for bucket, weight in each.items()) for each in (centre, found)]
         return dot / math.sqrt(squares[0] * squares[1]) if min(squares) > 0 else 0.0
@@ -130,13 +134,17 @@ class Expertise:
         most = max(record.worth, default=0.0)
         return [worth / most if most > 0 else 1.0 for worth in record.worth]
 
-    def choose(self, record: Record, count: int, among: Iterable[int]) -> tuple[int, ...]:
-        """The `count` drafters that suit the request best, or of which too little is known; best first."""
+    def choose(self, record: Record, count: int, among: Iterable[int], delays: Sequence[float]) -> tuple[int, ...]:
+        """The `count` drafters that suit the request best, or of which too little is known; best first.
+
+        `delays` is how long each takes for a level, in trips of the pipeline: a miss costs a trip, so this is the share of misses that a
+        slower drafter must save.
+        """
         total = 1 + sum(record.seen)
         eagerness = EXPLORE * (1 - max(record.worth, default=0.0))
 
         def bound(drafter: int) -> float:
-            return record.worth[drafter] + eagerness * math.sqrt(math.log(total) / (1 + record.seen[drafter]))
+            return record.worth[drafter] - delays[drafter] + eagerness * math.sqrt(math.log(total) / (1 + record.seen[drafter]))
 
         return tuple(sorted(among, key=lambda drafter: (-bound(drafter), drafter))[:count])
 

@@ -20,7 +20,7 @@ from flowspec.core.trust import Trust
 
 DRAFT_ROWS_MAX = 256
 """Rows of one drafting job; a prompt takes several."""
-USUAL_ROWS_MAX = 32
+USUAL_ROWS_MAX = 64
 """Jobs of more rows bring a model up to date and say nothing of how fast it answers."""
 SHARE_NEW = 0.1
 """Weight of the newest job in how fast a model answers."""

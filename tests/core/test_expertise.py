@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from flowspec.core.expertise import DOMAINS_MAX, UNKNOWN, Expertise, Record, sketch
 
+EQUAL = (0.0, 0.0, 0.0)
 TEMPLATE = tuple(range(1, 20))
 """What every prompt begins with."""
 CODE, PLAYS = (100, 101, 102, 103), (200, 201, 202, 203)
@@ -58,11 +59,11 @@ def test_a_request_goes_its_own_way_within_some_tokens() -> None:
     for _ in range(5):
         answered(expertise, CODE, (0.9, 0.3))
     record = expertise.begin(CODE)
-    assert expertise.choose(record, 1, (0, 1)) == (0,)
+    assert expertise.choose(record, 1, (0, 1), EQUAL) == (0,)
     for _ in range(30):
         expertise.observe(record, 0, 0.1)
         expertise.observe(record, 1, 0.8)
-    assert expertise.choose(record, 1, (0, 1)) == (1,)
+    assert expertise.choose(record, 1, (0, 1), EQUAL) == (1,)
 
 
 def test_the_less_comes_true_the_sooner_the_unknown_has_a_turn() -> None:
@@ -72,16 +73,25 @@ def test_the_less_comes_true_the_sooner_the_unknown_has_a_turn() -> None:
         record.worth[1] = 0.4
         for _ in range(50):
             expertise.observe(record, 0, chance)
-        return expertise.choose(record, 1, (0, 1))
+        return expertise.choose(record, 1, (0, 1), EQUAL)
 
     assert (chosen_after(0.95), chosen_after(0.45)) == ((0,), (1,))
+
+
+def test_a_drafter_that_takes_longer_must_save_as_many_misses() -> None:
+    expertise = Expertise(2)
+    for _ in range(5):
+        answered(expertise, CODE, (0.7, 0.8))
+    record = expertise.begin(CODE)
+    assert expertise.choose(record, 1, (0, 1), (0.05, 0.1)) == (1,)
+    assert expertise.choose(record, 1, (0, 1), (0.05, 0.25)) == (0,)
 
 
 def test_only_those_that_are_there_are_chosen() -> None:
     expertise = Expertise(3)
     record = expertise.begin(CODE)
-    assert expertise.choose(record, 2, (2,)) == (2,)
-    assert expertise.choose(record, 2, ()) == ()
+    assert expertise.choose(record, 2, (2,), EQUAL) == (2,)
+    assert expertise.choose(record, 2, (), EQUAL) == ()
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.floats(0, 1)), max_size=60), st.integers(1, 4))
@@ -95,7 +105,7 @@ def test_worth_is_a_mean_of_chances_and_the_best_weighs_one(matches: list[tuple[
         assert all(0 <= worth <= 1 for worth in record.worth)
         assert all(0 <= weight <= 1 for weight in weights)
         assert max(weights) == 1
-        assert set(expertise.choose(record, 3, range(3))) == {0, 1, 2}
+        assert set(expertise.choose(record, 3, range(3), EQUAL)) == {0, 1, 2}
         expertise.end(record)
     assert sum(domain.answers for domain in expertise.domains) == answers
     assert all(0 <= worth <= 1 for domain in expertise.domains for worth in domain.worth)

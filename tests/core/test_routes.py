@@ -14,6 +14,7 @@ from flowspec.core.methods.cosine import Cosine
 from flowspec.core.methods.specrouter import SpecRouter, chains, similarity
 from flowspec.core.mirror import DrafterTraits
 from flowspec.plan.timing import Curve
+from flowspec.sim.board import BoardSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.experiment import Experiment
@@ -40,13 +41,19 @@ class Run:
         answers: int = 4,
         at_once: bool = False,
         lost: int | None = None,
+        boards: tuple[BoardSpec, ...] = (),
         **options: Any,
     ) -> None:
         self.asked: Counter[int] = Counter()
         self.jobs: list[tuple[float, int]] = []
         stages = (DeviceSpec(curve=Curve(base_s=0.01, row_s=0.0005)),) * 4
         experiment = Experiment(
-            devices=stages, method=method, options=options, drafting=tuple(drafting) or (FAST,) * len(qualities), levels=levels
+            devices=stages,
+            method=method,
+            options=options,
+            drafting=tuple(drafting) or (FAST,) * len(qualities),
+            levels=levels,
+            boards=boards,
         )
         self.world: World = experiment.build(
             LANGUAGE, [FakeDrafter(LANGUAGE, quality, 90 + at) for at, quality in enumerate(qualities)], self._watch
@@ -112,10 +119,11 @@ def test_without_fusion_a_drafter_goes_on_from_its_own_guesses_alone() -> None:
     assert sum(drafter.rows for drafter in run.world.drafters) < sum(drafter.rows for drafter in fused.world.drafters)
 
 
-@pytest.mark.parametrize(("drafting", "count"), [(FAST, 3), (SLOW, 1)], ids=["idle", "overloaded"])
-def test_as_many_work_for_each_request_as_keep_up_with_the_slots(drafting: Curve, count: int) -> None:
-    run = Run("cosine", (0.7, 0.7, 0.7), drafting=(drafting,) * 3, answers=6, at_once=True)
-    assert run.method._counted == count
+def test_a_board_that_others_wait_for_keeps_its_drafters_apart() -> None:
+    """Three that are as good, on one board, where each slows the others down: a second one is tried and let go."""
+    run = Run("cosine", (0.9, 0.9, 0.9), drafting=(Curve(base_s=0.02),) * 3, answers=6, boards=(BoardSpec(drafters=(0, 1, 2)),))
+    assert run.method._teams.size == 1
+    assert len(run.asked) > 1
 
 
 # -------------------------------------------------------------------------------------------------------- specrouter

@@ -30,6 +30,8 @@ SEGMENT_NODES_UNKNOWN = 8
 AGE_WEIGHT = 0.25
 """What a request's values gain for each segment that went out without it."""
 WINDOW_SLACK = 0.5
+NODES_PER_ANSWER = 3
+"""Nodes in a drafting job for each answer under way, where that is more than a job's usual size."""
 BACKLOG_SEGMENTS = 2
 """The drafter rests when this many next segments are drafted with better nodes than any it could expand."""
 
@@ -131,6 +133,7 @@ class Continuous(Plain):
     def expand(self, view: View, drafter: int) -> list[Choice]:
         if self._governor.is_resting:
             return []
+        batch = max(self.batch, NODES_PER_ANSWER * len(view.requests))
         enough = BACKLOG_SEGMENTS * max(4, round(self._typical_rows))
         offers: list[tuple[float, int, int]] = []
         for order, request in enumerate(view.requests):
@@ -143,7 +146,7 @@ class Continuous(Plain):
                     if tree.value(node) >= bar and self.may_ask(request, drafter, node):
                         offers.append((-weight * tree.value(node), order, node))
         chosen: dict[int, list[int]] = {}
-        for _, order, node in heapq.nsmallest(self.batch, offers):
+        for _, order, node in heapq.nsmallest(batch, offers):
             chosen.setdefault(order, []).append(node)
         return [(view.requests[order], sorted(nodes)) for order, nodes in chosen.items()]
 

@@ -1,15 +1,15 @@
 """`cosine`: `continuous` with several drafters that work together (CoSine, arXiv 2503.10325; ALGORITHMS section 5).
 
-- Routing: a request is drafted for by the few that suit it, by what came true of what they proposed, in it and in others of its domain;
-  the choice is looked at again every few tokens. A drafter that is chosen later catches up by itself.
+- Routing: a request is drafted for by the few that suit it, by what came true of what they proposed, in it and in others of its domain,
+  and by how long they take; the choice is looked at again every few tokens. A drafter that is chosen later catches up by itself.
 - Fusion: what they propose below a node is one ranking (`core.trust`), so that the branch on which they agree goes first and each goes
   on from the others' guesses. Without, each goes on from its own alone, and a token is worth what the surest says.
-- How many draft for a request follows how much there is to do for them: while drafters rest, more look at each request;
-  when they do not keep up with the slots, fewer do.
+- How many draft for a request is measured (`core.teams`): one more while what it finds saves more than its share of the boards costs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,15 +17,10 @@ from flowspec.core.expertise import Expertise, Record
 from flowspec.core.methods.base import Choice, Seen, View
 from flowspec.core.methods.continuous import Continuous
 from flowspec.core.request import Request
+from flowspec.core.teams import Teams
 
 CHOOSE_TOKENS = 8
 """Tokens of an answer between two looks at who drafts for it."""
-NODES_PER_LEVEL = 3
-"""Nodes of a request that a drafter is asked about for each token that the answer goes ahead."""
-IDLE, OVERLOADED = 0.9, 1.1
-"""Drafting time of a level as a share of a slot, below which more drafters work for each request and above which fewer do."""
-LOOK_SEGMENTS = 8
-"""Segments between two changes of that number."""
 
 
 @dataclass(slots=True)
@@ -48,13 +43,14 @@ class Cosine(Continuous):
         self._known = Expertise(0)
         self._routing = routing
         self._count = count
-        self._counted = 1
-        self._looked = 0
+        self._teams = Teams(1)
+        self._tokens = 0.0
 
     def begin(self, request: Request) -> None:
         super().begin(request)
         if self._known.drafters != len(request.mirrors):
             self._known = self.expertise = Expertise(len(request.mirrors))
+            self._teams = Teams(len(request.mirrors))
         if request.plan is None:
             assert request.submit is not None
             request.plan = Route(record=self._known.begin(request.submit.prompt))
@@ -63,7 +59,12 @@ class Cosine(Continuous):
     def observed(self, request: Request, seen: Seen) -> None:
         for drafter, chance in seen.chances.items():
             self._known.observe(request.plan.record, drafter, chance)
+        self._teams.observe(request.plan.chosen, seen.offers, seen.token)
         self._weigh(request)
+
+    def walked(self, request: Request, emitted: int) -> None:
+        super().walked(request, emitted)
+        self._tokens += emitted / self._answers
 
     def ended(self, request: Request) -> None:
         self._known.end(request.plan.record)
@@ -82,29 +83,27 @@ class Cosine(Continuous):
     def expand(self, view: View, drafter: int) -> list[Choice]:
         """See `Continuous`; for those requests that the drafter works for."""
         count = self._count or self._adapted(view)
-        wanted = [request for request in view.requests if drafter in self._drafters_of(request, count)]
+        trip_s = self._trip_s(view) if view.costs.is_known else 0.0
+        delays = [turnaround_s / trip_s if trip_s else 0.0 for turnaround_s in view.turnaround_s]
+        wanted = [request for request in view.requests if drafter in self._drafters_of(request, count, delays)]
         return super().expand(replace(view, requests=wanted), drafter)
 
     def _adapted(self, view: View) -> int:
-        """How many drafters work for each request: one more or one fewer now and then, by how drafting keeps up with verification."""
-        slot_s = view.costs.slot_s(round(self._typical_rows))
-        known = [turnaround_s for turnaround_s in view.turnaround_s if turnaround_s]
-        if self._sent >= self._looked + LOOK_SEGMENTS and slot_s and known:
-            self._looked = self._sent
-            jobs = max(1.0, len(view.requests) * self._counted / len(view.traits) * NODES_PER_LEVEL / self.batch)
-            busy = jobs * sum(known) / len(known) / slot_s
-            if busy < IDLE:
-                self._counted = min(self._counted + 1, len(view.traits))
-            elif busy > OVERLOADED:
-                self._counted = max(self._counted - 1, 1)
-        return self._counted
+        """How many drafters work for each request: as many as pay."""
+        known = [view.turnaround_s[drafter] for request in view.requests for drafter in request.plan.chosen if view.turnaround_s[drafter]]
+        if known and view.costs.is_known:
+            self._teams.look(self._tokens, sum(known) / len(known), self._trip_s(view))
+        return self._teams.size
 
-    def _drafters_of(self, request: Request, count: int) -> tuple[int, ...]:
+    def _trip_s(self, view: View) -> float:
+        return view.costs.trip_s(max(1, round(self._typical_rows)))
+
+    def _drafters_of(self, request: Request, count: int, delays: Sequence[float]) -> tuple[int, ...]:
         route: Route = request.plan
         there = [drafter for drafter, mirror in enumerate(request.mirrors) if mirror.opening is not None]
         if len(request.new_tokens) >= route.until or not set(route.chosen) <= set(there):
             if self._routing:
-                route.chosen = self._known.choose(route.record, count, there)
+                route.chosen = self._known.choose(route.record, count, there, delays)
             else:
                 route.chosen = tuple(there[(request.number + turn) % len(there)] for turn in range(min(count, len(there))))
             route.until = len(request.new_tokens) + CHOOSE_TOKENS

@@ -70,7 +70,7 @@ class Route:
 class Measured:
     """What is learnt of models and chains: who is worth what, how alike two models are, how often each chain was timed.
 
-    What a chain takes as a share of what is predicted is, as a logarithm, `common` to all plus its own `correction`.
+    After `tokens`, the next probe is due at `probe_at`, and the one after it `probe_after` later. What a chain takes as a share of what is predicted is, as a logarithm, `common` to all plus its own `correction`.
     """
 
     expertise: Expertise
@@ -78,6 +78,9 @@ class Measured:
     times: dict[Chain, int] = field(default_factory=dict)
     common: float = 0.0
     correction: dict[Chain, float] = field(default_factory=dict)
+    tokens: int = 0
+    probe_at: int = PROBE_TOKENS_MIN
+    probe_after: int = PROBE_TOKENS_MIN
 
     def compare(self, offers: Mapping[int, Offers]) -> None:
         """What models proposed below one node."""
@@ -123,9 +126,6 @@ class SpecRouter(Continuous):
         super().__init__(**options)
         self.measured = Measured(Expertise(0))
         self._fixed = chain
-        self._tokens = 0
-        self._probe_at = PROBE_TOKENS_MIN
-        self._probe_after = PROBE_TOKENS_MIN
 
     def begin(self, request: Request) -> None:
         super().begin(request)
@@ -155,7 +155,7 @@ class SpecRouter(Continuous):
 
     def walked(self, request: Request, emitted: int) -> None:
         super().walked(request, emitted)
-        self._tokens += emitted
+        self.measured.tokens += emitted
 
     def send(self, view: View) -> list[Choice]:
         for request in view.requests:
@@ -206,9 +206,9 @@ class SpecRouter(Continuous):
         likely = [chain for chain in seconds if seconds[chain] <= MIGHT_BE_FASTEST * seconds[best] and chain != route.chain]
         if route.chain not in seconds:
             self._change(view, request, best, "predicted to be the fastest" if route.began == 0 and not route.chain else "a model is gone")
-        elif self._tokens >= self._probe_at and likely:
-            self._probe_after = min(2 * self._probe_after, PROBE_TOKENS_MAX)
-            self._probe_at = self._tokens + self._probe_after
+        elif self.measured.tokens >= self.measured.probe_at and likely:
+            self.measured.probe_after = min(2 * self.measured.probe_after, PROBE_TOKENS_MAX)
+            self.measured.probe_at = self.measured.tokens + self.measured.probe_after
             least = min(likely, key=lambda chain: (self.measured.times.get(chain, 0), seconds[chain]))
             self._change(view, request, least, "a probe")
         elif GAIN * seconds[best] < seconds[route.chain]:
