@@ -218,7 +218,9 @@ def report(verdicts: list[Verdict], reference: Reference) -> dict[str, Any]:
 
 
 def show(verdicts: list[Verdict], reference: Reference) -> None:
-    table = Table("method", "drafter", "stages", "users", "temp", "answers", "tokens", "exact", "near-tie", "wrong", box=None)
+    table = Table("method: drafter", box=None, pad_edge=False)
+    for name in ("stages", "users", "temp", "answers", "tokens", "exact", "near-tie", "wrong"):
+        table.add_column(name, no_wrap=True, justify="right")
     groups: dict[tuple[str, str, int, int, float], list[Verdict]] = {}
     for verdict in verdicts:
         found = verdict.found
@@ -227,7 +229,7 @@ def show(verdicts: list[Verdict], reference: Reference) -> None:
     for (method, drafter, stages, users, temperature), group in groups.items():
         counts = Counter(verdict.kind for verdict in group)
         numbers = (len(group), sum(len(v.found.tokens) for v in group), counts["exact"], counts["near-tie"], counts["wrong"])
-        table.add_row(method, Path(drafter).name, str(stages), str(users), f"{temperature:g}", *map(str, numbers))
+        table.add_row(f"{method}: {Path(drafter).name}", str(stages), str(users), f"{temperature:g}", *map(str, numbers))
     Console().print(table)
     for verdict in verdicts:
         for difference in verdict.differences[:3]:
