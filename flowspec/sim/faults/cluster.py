@@ -226,7 +226,15 @@ class Cluster:
         self._drafter_lives[drafter] += 1
         self._lost_drafters.add(drafter)
         self._drafters[drafter].restart()
-        self._do(lambda: self._step(DrafterLost(drafter=drafter)))
+
+        def heard() -> None:
+            """A stopped head may hear of the drafter's return, and ask it, before it hears of the next loss: that is lost, too."""
+            self._drafter_lives[drafter] += 1
+            self._lost_drafters.add(drafter)
+            self._drafters[drafter].restart()
+            self._step(DrafterLost(drafter=drafter))
+
+        self._do(heard)
 
     def return_drafter(self, drafter: int) -> None:
         def back() -> None:
