@@ -17,9 +17,6 @@ from flowspec.core.cluster_messages import Assign, Error, Hello, Ping, Pong, Rea
 from flowspec.core.events import (
     Cancel,
     Draft,
-    Drafted,
-    DrafterBack,
-    DrafterLost,
     Emit,
     Finished,
     Forget,
@@ -59,6 +56,7 @@ from flowspec.plan.timing import Curve
 from flowspec.sim.clock import Alarm, Clock
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.faults.daemon import SimDaemon
+from flowspec.sim.faults.drafters import SimDrafters
 from flowspec.sim.faults.network import Connection, Network
 from flowspec.sim.link import Frames
 from flowspec.sim.record import Answer
@@ -115,9 +113,7 @@ class Cluster:
         self.is_stopped = False
         self._layer_count = layer_count
         self._drafters = drafters
-        self._drafting = drafting
-        self._drafter_lives = [0] * len(drafters)
-        self._lost_drafters: set[int] = set()
+        self.drafters = SimDrafters(clock, drafters, drafting, self._do, self._step)
         self._expect = expect
         self._tell = tell
         self._expected: dict[int, Sequence[int]] = {}
@@ -173,10 +169,9 @@ class Cluster:
                 self._tell(f"{[part.commit.request for part in command.segment.parts]}", f"sends {command.segment.row_count} rows")
                 self._formed().data[self._formed().devices[0]].send(HEAD, command.segment)
             elif isinstance(command, Draft):
-                self._draft(command)
+                self.drafters.draft(command, self.now_s)
             elif isinstance(command, ToDrafter):
-                if command.drafter not in self._lost_drafters:
-                    self._drafters[command.drafter].release(command.message)
+                self.drafters.release(command)
             elif isinstance(command, SetTimer):
                 if self._timer is not None:
                     self._timer.cancel()
@@ -205,43 +200,6 @@ class Cluster:
         assert self._pipeline is not None, "something is sent, but there is no pipeline"
         assert len(self._pipeline.ready) == len(self._pipeline.devices), "something is sent, but the pipeline is not formed"
         return self._pipeline
-
-    def _draft(self, draft: Draft) -> None:
-        started_s = self.now_s
-        if draft.drafter in self._lost_drafters:
-            return
-        life = self._drafter_lives[draft.drafter]
-        seconds = self._drafting[draft.drafter].seconds(draft.segment.row_count, draft.context)
-        proposals = self._drafters[draft.drafter].draft(draft.segment, draft.width)
-        done = Drafted(drafter=draft.drafter, job=draft.job, proposals=proposals, started_s=started_s, ended_s=started_s + seconds)
-
-        def come() -> None:
-            if self._drafter_lives[draft.drafter] == life:
-                self._step(done)
-
-        self.clock.at(self.clock.now_s + seconds, lambda: self._do(come))
-
-    def lose_drafter(self, drafter: int) -> None:
-        """A model beside the target is gone, with the job that it was at and all that it held; what it is asked before the head hears is lost."""
-        self._drafter_lives[drafter] += 1
-        self._lost_drafters.add(drafter)
-        self._drafters[drafter].restart()
-
-        def heard() -> None:
-            """A stopped head may hear of the drafter's return, and ask it, before it hears of the next loss: that is lost, too."""
-            self._drafter_lives[drafter] += 1
-            self._lost_drafters.add(drafter)
-            self._drafters[drafter].restart()
-            self._step(DrafterLost(drafter=drafter))
-
-        self._do(heard)
-
-    def return_drafter(self, drafter: int) -> None:
-        def back() -> None:
-            self._lost_drafters.discard(drafter)
-            self._step(DrafterBack(drafter=drafter, cache_slots=self._drafters[drafter].cache_slots))
-
-        self._do(back)
 
     # --------------------------------------------------------------------------------------------- membership
 

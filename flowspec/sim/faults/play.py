@@ -184,7 +184,7 @@ class Play:
             drafter = int(fault.where[0])
             if drafter not in self._lost_drafters:
                 self._lost_drafters.add(drafter)
-                self.cluster.lose_drafter(drafter)
+                self.cluster.drafters.lose(drafter)
                 self.clock.at(until_s, lambda: self._return_drafter(drafter))
         elif fault.where == (HEAD,):
             if fault.kind == "clock":
@@ -198,7 +198,7 @@ class Play:
     def _return_drafter(self, drafter: int) -> None:
         if drafter in self._lost_drafters:
             self._lost_drafters.discard(drafter)
-            self.cluster.return_drafter(drafter)
+            self.cluster.drafters.give_back(drafter)
 
     def _begin_at(self, daemon: SimDaemon, kind: str, until_s: float) -> None:
         if kind in ("crash", "restart"):
