@@ -79,6 +79,14 @@ def test_the_local_daemons_of_a_warm_command_are_its_own() -> None:
     assert (daemons, "tests.warm_server" in command) == ("2", True)
 
 
+def test_a_process_leads_its_session_from_the_start() -> None:
+    """As with a fresh one, whoever started it can signal its group at once."""
+    for _ in range(20):
+        with warm.start_pool(["--count=1"]) as pool:
+            os.killpg(pool.pid, signal.SIGKILL)
+        assert pool.returncode == -signal.SIGKILL
+
+
 def test_the_server_ends_with_who_asks_it() -> None:
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     code = "from tests import warm_server\nwarm_server._preload = lambda: None\nwarm_server.main()"

@@ -65,7 +65,10 @@ def _receive(control: socket.socket) -> tuple[warm.Start, Sequence[int]] | None:
 
 
 def _fork_twice() -> int:
-    """The pid of a grandchild that is an orphan, and so has been adopted by who asked; 0 in the grandchild."""
+    """The pid of a grandchild that is an orphan, and so has been adopted by who asked; 0 in the grandchild.
+
+    It returns once `_become` has closed the grandchild's end of the pipe: who asked can then signal its session.
+    """
     read, write = os.pipe()
     if not os.fork():
         between = os.getpid()
@@ -77,7 +80,7 @@ def _fork_twice() -> int:
         return 0
     os.close(write)
     pid = int(os.read(read, 32))
-    os.close(read)
+    _wait_for_end(read)
     os.wait()
     return pid
 
@@ -85,11 +88,21 @@ def _fork_twice() -> int:
 def _fork_self(start: warm.Start, streams: Sequence[int]) -> int:
     """`warm.fork` for the processes of this server: a pool is forked from the command that wants it."""
     sys.stdout.flush()  # what is in its buffer is said once
+    read, write = os.pipe()
     pid = os.fork()
     if not pid:
         _become(start, [os.dup(stream) for stream in streams])
         _finish(start.arguments)
+    os.close(write)
+    _wait_for_end(read)
     return pid
+
+
+def _wait_for_end(read: int) -> None:
+    """Waits until nobody holds the other end of a pipe any more, and closes this one."""
+    while os.read(read, 32):
+        pass
+    os.close(read)
 
 
 def _become(start: warm.Start, streams: Sequence[int]) -> None:
