@@ -79,8 +79,11 @@ class Method(Protocol):
     """Proposals worth less do not become nodes (yet)."""
     drafters_max: int
     """Models beside the target that it can make use of."""
-    expertise: Expertise | None
-    """What it learnt of them by domain, if that is what it goes by."""
+
+    @property
+    def expertise(self) -> Expertise | None:
+        """What it learnt of them by domain, if that is what it goes by."""
+        ...
 
     def window(self, view: View) -> int:
         """Living segments that may be in flight."""

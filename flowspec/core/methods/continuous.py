@@ -13,6 +13,7 @@ Values are calibrated, so a drafter that is of no use stops costing anything but
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 
 from flowspec.core import limits
 from flowspec.core.methods.base import Choice, Plain, View
@@ -136,7 +137,8 @@ class Continuous(Plain):
         batch = max(self.batch, NODES_PER_ANSWER * len(view.requests))
         enough = BACKLOG_SEGMENTS * max(4, round(self._typical_rows))
         offers: list[tuple[float, int, int]] = []
-        for order, request in enumerate(view.requests):
+        requests = self.requests_of(view, drafter)
+        for order, request in enumerate(requests):
             tree, weight = request.tree, self._weight(request) if len(view.requests) > 1 else 1.0
             if view.can_expand(request, tree.root, drafter):
                 offers.append((-weight, order, tree.root))
@@ -148,7 +150,11 @@ class Continuous(Plain):
         chosen: dict[int, list[int]] = {}
         for _, order, node in heapq.nsmallest(batch, offers):
             chosen.setdefault(order, []).append(node)
-        return [(view.requests[order], sorted(nodes)) for order, nodes in chosen.items()]
+        return [(requests[order], sorted(nodes)) for order, nodes in chosen.items()]
+
+    def requests_of(self, view: View, drafter: int) -> Sequence[Request]:
+        """Those that a drafter works for."""
+        return view.requests
 
     def may_ask(self, request: Request, drafter: int, node: int) -> bool:
         """Whether a drafter may be asked about a node below the root."""

@@ -10,11 +10,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from flowspec.core.expertise import Expertise, Record
-from flowspec.core.methods.base import Choice, Seen, View
+from flowspec.core.methods.base import Seen, View
 from flowspec.core.methods.continuous import Continuous
 from flowspec.core.request import Request
 from flowspec.core.teams import Teams
@@ -36,11 +36,12 @@ class Cosine(Continuous):
     """See the module. `count` drafters work for each request (None: as many as pays)."""
 
     name = "cosine"
+    expertise: Expertise
 
     def __init__(self, *, routing: bool = True, fusion: bool = True, count: int | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.fuses = fusion
-        self._known = Expertise(0)
+        self.expertise = Expertise(0)
         self._routing = routing
         self._count = count
         self._teams = Teams(1)
@@ -48,17 +49,17 @@ class Cosine(Continuous):
 
     def begin(self, request: Request) -> None:
         super().begin(request)
-        if self._known.drafters != len(request.mirrors):
-            self._known = self.expertise = Expertise(len(request.mirrors))
+        if self.expertise.drafters != len(request.mirrors):
+            self.expertise = Expertise(len(request.mirrors))
             self._teams = Teams(len(request.mirrors))
         if request.plan is None:
             assert request.submit is not None
-            request.plan = Route(record=self._known.begin(request.submit.prompt))
+            request.plan = Route(record=self.expertise.begin(request.submit.prompt))
         self._weigh(request)
 
     def observed(self, request: Request, seen: Seen) -> None:
         for drafter, chance in seen.chances.items():
-            self._known.observe(request.plan.record, drafter, chance)
+            self.expertise.observe(request.plan.record, drafter, chance)
         self._teams.observe(request.plan.chosen, seen.offers, seen.token)
         self._weigh(request)
 
@@ -67,26 +68,24 @@ class Cosine(Continuous):
         self._tokens += emitted / self._answers
 
     def ended(self, request: Request) -> None:
-        self._known.end(request.plan.record)
+        self.expertise.end(request.plan.record)
 
     def learnt(self) -> Expertise:
-        return self._known
+        return self.expertise
 
     def take(self, learnt: object) -> None:
         assert isinstance(learnt, Expertise)
-        self._known = self.expertise = learnt
+        self.expertise = learnt
 
     def _weigh(self, request: Request) -> None:
         if self._routing:
-            request.weights = self._known.weights(request.plan.record)
+            request.weights = self.expertise.weights(request.plan.record)
 
-    def expand(self, view: View, drafter: int) -> list[Choice]:
-        """See `Continuous`; for those requests that the drafter works for."""
+    def requests_of(self, view: View, drafter: int) -> list[Request]:
         count = self._count or self._adapted(view)
         trip_s = self._trip_s(view) if view.costs.is_known else 0.0
         delays = [turnaround_s / trip_s if trip_s else 0.0 for turnaround_s in view.turnaround_s]
-        wanted = [request for request in view.requests if drafter in self._drafters_of(request, count, delays)]
-        return super().expand(replace(view, requests=wanted), drafter)
+        return [request for request in view.requests if drafter in self._drafters_of(request, count, delays)]
 
     def _adapted(self, view: View) -> int:
         """How many drafters work for each request: as many as pay."""
@@ -103,7 +102,7 @@ class Cosine(Continuous):
         there = [drafter for drafter, mirror in enumerate(request.mirrors) if mirror.opening is not None]
         if len(request.new_tokens) >= route.until or not set(route.chosen) <= set(there):
             if self._routing:
-                route.chosen = self._known.choose(route.record, count, there, delays)
+                route.chosen = self.expertise.choose(route.record, count, there, delays)
             else:
                 route.chosen = tuple(there[(request.number + turn) % len(there)] for turn in range(min(count, len(there))))
             route.until = len(request.new_tokens) + CHOOSE_TOKENS

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -162,11 +162,10 @@ class SpecRouter(Continuous):
             self._route(view, request)
         return super().send(view)
 
-    def expand(self, view: View, drafter: int) -> list[Choice]:
-        """See `Continuous`; for those requests whose chain the model is in."""
+    def requests_of(self, view: View, drafter: int) -> list[Request]:
         for request in view.requests:
             self._route(view, request)
-        return super().expand(replace(view, requests=[each for each in view.requests if drafter in each.plan.chain]), drafter)
+        return [request for request in view.requests if drafter in request.plan.chain]
 
     def _route(self, view: View, request: Request) -> None:
         """Decides on a request's chain where that is due."""
