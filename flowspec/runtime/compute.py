@@ -168,10 +168,13 @@ class ComputeThread:
             self._slice.clear_slots(work.request, work.slots)
         else:
             self._slice.close_cache(work.request)
+            give_back()
 
     def _draft(self, drafter: LanguageModelDrafter, work: Expand | Release) -> None:
         if isinstance(work, Release):
-            return drafter.release(work)
+            drafter.release(work)
+            give_back()
+            return
         started_s = time.monotonic()
         proposals = drafter.draft(work.segment, work.width)
         self._tell(Proposed(job=work.segment.segment, proposals=proposals, compute_s=time.monotonic() - started_s))
@@ -226,6 +229,7 @@ class ComputeThread:
                 self._slice = Slice.load(files, span, assign.dtype, device, partial(self.line.show, "loading"), rounded)
         finally:
             self.line.end()
+            give_back()
         self._take_on(self._slice, assign, cache_bytes_max)
         self._files, self._loaded_as = files, wanted
         self._tell(_loaded(self._slice, reused=False, received_bytes=received_bytes))

@@ -25,6 +25,7 @@ from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import HEAD
 from flowspec.runtime.compute import SWITCH_INTERVAL_S, Crashed, Failed, is_out_of_memory, to_torch
 from flowspec.runtime.emulation import DraftPacer
+from flowspec.runtime.heap import give_back
 from flowspec.runtime.transport import Wake
 from flowspec.wire.codec import Tensor
 
@@ -96,6 +97,7 @@ class DraftThread:
             self._tell(Drafted(drafter=self.number, job=work.job, proposals=proposals, started_s=started_s, ended_s=ended_s))
         elif isinstance(work, ToDrafter):
             self.drafter.release(work.message)
+            give_back()
         else:
             features = to_torch(work.tensor, tuple(range(work.tensor.rows)))  # [rows, hidden * captures]
             first = 0
