@@ -328,6 +328,8 @@ class Daemon:
         if self._compute.waiting > limits.WORK_QUEUED_MAX:
             raise PeerError(f"expected at most {limits.WORK_QUEUED_MAX} pieces of work for the compute thread, one more came")
         for command in hold.core.handle(event, now_s):
+            if self._hold is not hold:
+                return  # what was to be sent could not be, and the hold ended: its caches are closed
             self._execute(hold, command)
 
     def _execute(self, hold: Hold, command: StageCommand | DrafterEvent) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import zmq
 
 from flowspec import __version__
-from flowspec.core.cluster_messages import Drafting, Hello, Welcome
+from flowspec.core.cluster_messages import Assign, Drafting, Hello, Welcome
 from flowspec.core.events import Submit
 from flowspec.core.messages import Message, Sampling
 from flowspec.model.files import ModelFiles
@@ -33,6 +33,23 @@ def plan_for(folder: Path, daemons: Sequence[LocalDaemon], context: int = 300) -
     devices = [Device(name=daemon.name, address=daemon.address) for daemon in daemons]
     return ClusterPlan(
         model=str(folder), fingerprint=files.fingerprint(), dtype="float32", context=context, stages=tuple(split_layers(devices, 8, None))
+    )
+
+
+def whole_model(plan: ClusterPlan) -> Assign:
+    """All layers for one daemon."""
+    return Assign(
+        model=plan.model,
+        fingerprint=plan.fingerprint,
+        stage=0,
+        stages=1,
+        first_layer=0,
+        end_layer=8,
+        layer_count=8,
+        next_hop="",
+        next_name="",
+        dtype="float32",
+        context=100,
     )
 
 

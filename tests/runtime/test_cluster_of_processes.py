@@ -19,7 +19,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from flowspec.core import limits
-from flowspec.core.cluster_messages import Assign, Error
+from flowspec.core.cluster_messages import Error
 from flowspec.core.messages import Sampling
 from flowspec.core.weight_messages import AskModel
 from flowspec.errors import ClusterError, InputError
@@ -32,7 +32,7 @@ from flowspec.runtime.stages import Stages
 from flowspec.runtime.transport import Wake
 from flowspec.testbed.checkpoints import make_variant
 from tests import warm
-from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, wait_until
+from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, wait_until, whole_model
 
 
 def test_answers_are_exact_and_heads_follow_one_another(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
@@ -197,23 +197,6 @@ def test_a_daemon_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, fo
     monkeypatch.setattr(timeouts, "CONNECT_S", 0.5)
     with pytest.raises(ClusterError, match=r"nobody at 127\.0\.0\.1:9 did not answer"):
         Head(plan_for(folder, [LocalDaemon(name="nobody", port=9, pid=0)]))
-
-
-def whole_model(plan: ClusterPlan) -> Assign:
-    """All layers for one daemon."""
-    return Assign(
-        model=plan.model,
-        fingerprint=plan.fingerprint,
-        stage=0,
-        stages=1,
-        first_layer=0,
-        end_layer=8,
-        layer_count=8,
-        next_hop="",
-        next_name="",
-        dtype="float32",
-        context=100,
-    )
 
 
 def test_an_assignment_to_a_daemon_that_is_held_says_by_whom(cluster: LocalCluster, folder: Path) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 import psutil
 
 from flowspec.core import limits
-from flowspec.core.cluster_messages import Error, Ping, Welcome
-from flowspec.core.messages import Sampling, Segment
+from flowspec.core.cluster_messages import Error, Loading, Ping, Ready, Welcome
+from flowspec.core.messages import Commit, Open, Part, Sampling, Segment
 from flowspec.model.reference import Reference
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster
 from flowspec.wire.codec import Envelope, Tensor, encode
-from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of
+from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, whole_model
 
 
 def test_malformed_frames_are_refused_and_the_daemon_keeps_serving(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
@@ -79,3 +79,33 @@ def test_gaps_in_sequence_are_noticed(cluster: LocalCluster) -> None:
             refused = peer.answer()
             assert isinstance(refused, Error)
             assert f"expected message {welcome.count} " in refused.text
+
+
+def test_a_segment_that_cannot_go_on_ends_the_hold_and_what_waits_behind_it(
+    cluster: LocalCluster, folder: Path, reference: Reference
+) -> None:
+    """The next one in the queue would otherwise be run on caches that were closed with the hold, and end the daemon."""
+    daemons = cluster.wait()[:1]
+    plan = plan_for(folder, daemons)
+    rows = tuple(range(90))
+
+    def prompt(request: int) -> Part:
+        opening = Open(request=request, epoch=0, keep=0, length=len(rows), root=rows[-1], slots=100, sampling=Sampling())
+        commit = Commit(request=request, epoch=0, base=len(rows), path=())
+        return Part(commit=commit, opening=opening, ids=rows, parents=(-1, *rows[:-1]), tokens=rows, positions=rows, committed=(True,) * 90)
+
+    with Peer(daemons[0].address) as control, Peer(daemons[0].address, role="stage") as before:
+        control.greet()
+        before.greet()
+        control.link.send(whole_model(plan))
+        while not isinstance(said := control.answer(), Ready):
+            assert isinstance(said, Loading)
+        for number in range(2):
+            before.link.send(Segment(segment=number, parts=(prompt(number),)))
+        lost = control.answer()  # there is no data connection on which to answer
+        assert isinstance(lost, Error)
+        assert "data connection" in lost.text
+        control.link.send(whole_model(plan))
+        assert isinstance(control.answer(), Ready), "the daemon lives, and takes the next head"
+    with Head(plan) as head:
+        assert tokens_of(submit(head)) == reference.generate(PROMPT, Sampling(), 20, frozenset())
