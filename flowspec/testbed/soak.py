@@ -53,6 +53,8 @@ ALLOWED = {"rss_mib": 1.0, "fds": 0.5, "threads": 0.5, "sockets": 0.5}
 """What may come in a thousand answers and still be called flat."""
 EVERY = 20
 """Answers from sample to sample: with samples oftener, the soak itself would grow by a third of what it allows."""
+SETTLE_S = 0.2
+"""From an answer to a sample: its caches are closed by then, and what they took is given back."""
 SESSION_ANSWERS = 250
 """After so many the head lets go of the devices and connects anew, as one command follows another."""
 BLOCKS_MIN = 6
@@ -223,6 +225,7 @@ class Soak:
         expected = self._expected(case)
         self.found.verdicts[compare(self._reference, case.prompt, case.sampling, expected, said, self._limits.stop_ids)[0]] += 1
         if self.found.answers % EVERY == 0:
+            time.sleep(SETTLE_S)
             self._sample(session)
 
     def _expected(self, case: Case) -> list[int]:
