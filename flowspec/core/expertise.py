@@ -1,28 +1,37 @@
 """Which drafters suit which request: learnt from exact matches, for each request and across requests for each domain.
 
-A drafter's expertise in a request is a moving average of the chance that it gave to what came true, started from what it was worth in the
-request's domain. Nobody says what a request is about, so domains are found: prompts that use the same tokens, of those that not every
-prompt uses, belong together (leader clustering by the cosine of tf-idf vectors). A choice of drafters weighs expertise against
-ignorance by an upper confidence bound (ALGORITHMS section 5). Pure; knows no sockets and no models.
+A drafter's expertise in a request is a mean of the chances that it gave to what came true: in that request, shrunk towards what it was worth
+in all requests of the domain so far, and this towards all requests whatever. Those under way count at once, so that users who ask the same
+kind of thing at the same time learn from each other. Nobody says what a request is about, so domains are found: prompts that use the same
+tokens, of those that not every prompt uses, belong together (leader clustering by the cosine of tf-idf vectors).
+
+A drafter that might be better by an upper confidence bound (ALGORITHMS section 5) works beside those that were chosen for a few tokens, so that
+a trial costs an answer nothing but the drafter's time. It is judged by these tokens alone, so by how much better it is there than the best of
+the chosen: some tokens are harder than others. One that is being tried counts as if the trial were over: one request tries it for all.
+Pure; knows no sockets and no models.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 SHARE_NEW = 0.06
 """Weight of the newest match in a request's moving average, once there have been some; the first ones count as a plain mean."""
-SHARE_DOMAIN = 0.2
-"""Weight of the newest answer in a domain's."""
+SHARE_DOMAIN = 0.01
+"""The same in a domain's and in the overall one."""
 UNKNOWN = 0.5
 """Expertise of a drafter of which nothing is known."""
-TRUSTED_MAX = 12
-"""Matches that what is known of a domain counts for, at most, when a request begins."""
+OVERALL_MAX, TRUSTED_MAX = 4, 12
+"""Matches that what is known of all requests, and of a domain, counts for at most beside a domain's own, and a request's."""
 EXPLORE = 0.25
 """Times the confidence bound, while few proposals of late came true; less, as more did."""
+TRIAL = 8
+"""Matches that a drafter which works for a request counts for in advance; with fewer in a domain, one request at a time tries it."""
+STAY = 0.04
+"""What another drafter must be worth more than one that has the request's text already."""
 BUCKETS = 4096
 DOMAINS_MAX = 32
 ALIKE = 0.25
@@ -40,16 +49,38 @@ def sketch(tokens: Sequence[int]) -> Sketch:
 
 
 @dataclass(slots=True)
-class Domain:
-    """Prompts that are alike: the sum of their sketches, what each drafter was worth in the answers to them, and from how many matches.
+class Tally:
+    """What each drafter was worth, from how many matches: moving averages in which the newest weighs `share` at least."""
 
-    `example` is how the first of them ends.
+    worth: list[float]
+    seen: list[int]
+    share: float
+
+    @staticmethod
+    def empty(drafters: int, share: float) -> Tally:
+        return Tally([UNKNOWN] * drafters, [0] * drafters, share)
+
+    def observe(self, drafter: int, chance: float) -> None:
+        self.seen[drafter] += 1
+        self.worth[drafter] += max(self.share, 1 / self.seen[drafter]) * (chance - self.worth[drafter])
+
+    def beside(self, drafter: int, prior: float, weight: int) -> float:
+        """A drafter's worth where something known beforehand counts for `weight` matches."""
+        seen = min(self.seen[drafter], round(1 / self.share))
+        return (weight * prior + seen * self.worth[drafter]) / (weight + seen)
+
+
+@dataclass(slots=True)
+class Domain:
+    """Prompts that are alike: the sum of their sketches, and what drafters were worth in the answers to them, of which so many ended.
+
+    `example` is how the first of them ends, `working` how many requests each drafter works for now.
     """
 
     example: tuple[int, ...]
     centre: Sketch
-    worth: list[float]
-    seen: list[int]
+    tally: Tally
+    working: list[int]
     answers: int = 0
 
     def add(self, found: Sketch) -> None:
@@ -59,13 +90,11 @@ class Domain:
 
 @dataclass(slots=True)
 class Record:
-    """What is known of the drafters in one request: `worth` of each, from so many matches (`seen`), and the number of its domain."""
+    """What is known of the drafters from one request alone, the number of its domain, and who works for it."""
 
     domain: int
-    worth: list[float]
-    seen: list[int]
-    matched: list[int] = field(default_factory=list)
-    """Matches in this request alone."""
+    tally: Tally
+    chosen: tuple[int, ...] = ()
 
 
 class Expertise:
@@ -75,10 +104,11 @@ class Expertise:
         self.drafters = drafters
         self._prompts = 0
         self._used: Counter[int] = Counter()  # prompts that use a bucket
+        self._overall = Tally.empty(drafters, SHARE_DOMAIN)
         self.domains: list[Domain] = []
 
     def begin(self, prompt: Sequence[int]) -> Record:
-        """A new answer: begins with what is known of its domain, or of all where it is a new one."""
+        """A new answer, which belongs to the domain most like it or to a new one."""
         found = sketch(prompt)
         self._prompts += 1
         self._used.update(found.keys())
@@ -86,13 +116,11 @@ class Expertise:
             ((at, self._likeness(domain.centre, found)) for at, domain in enumerate(self.domains)), key=_second, default=(-1, 0.0)
         )
         if best < 0 or (likeness < ALIKE and len(self.domains) < DOMAINS_MAX):
-            self.domains.append(Domain(example=tuple(prompt[-EXAMPLE_TOKENS:]), centre={}, worth=self._overall(), seen=[0] * self.drafters))
+            tally = Tally.empty(self.drafters, SHARE_DOMAIN)
+            self.domains.append(Domain(example=tuple(prompt[-EXAMPLE_TOKENS:]), centre={}, tally=tally, working=[0] * self.drafters))
             best = len(self.domains) - 1
-        domain = self.domains[best]
-        domain.add(found)
-        return Record(
-            domain=best, worth=list(domain.worth), seen=[min(TRUSTED_MAX, seen) for seen in domain.seen], matched=[0] * self.drafters
-        )
+        self.domains[best].add(found)
+        return Record(domain=best, tally=Tally.empty(self.drafters, SHARE_NEW))
 
     def _likeness(self, centre: Sketch, found: Sketch) -> float:
         """Their cosine, in which a bucket counts the less the more prompts use it, and little where only one does: it tells of no other."""
@@ -105,48 +133,79 @@ class Expertise:
         squares = [sum((weight * rarity[bucket]) ** 2 for bucket, weight in each.items()) for each in (centre, found)]
         return dot / math.sqrt(squares[0] * squares[1]) if min(squares) > 0 else 0.0
 
-    def _overall(self) -> list[float]:
-        """What each drafter was worth in all answers so far."""
-        answers = sum(domain.answers for domain in self.domains)
-        if not answers:
-            return [UNKNOWN] * self.drafters
-        return [sum(domain.answers * domain.worth[drafter] for domain in self.domains) / answers for drafter in range(self.drafters)]
-
-    def observe(self, record: Record, drafter: int, chance: float) -> None:
-        """A drafter had given `chance` to the token that came true (0: it had not proposed it)."""
-        record.seen[drafter] += 1
-        record.matched[drafter] += 1
-        share = max(SHARE_NEW, 1 / (1 + record.seen[drafter]))
-        record.worth[drafter] += share * (chance - record.worth[drafter])
+    def observe(self, record: Record, chances: Mapping[int, float]) -> None:
+        """Drafters had given these chances to the token that came true (0: they had not proposed it)."""
+        best = next((drafter for drafter in record.chosen if drafter in chances), None)
+        for tally in (record.tally, self.domains[record.domain].tally, self._overall):
+            usual = 0.0 if best is None or not tally.seen[best] else tally.worth[best] - chances[best]
+            for drafter, chance in chances.items():
+                is_compared = drafter != best and drafter in record.chosen
+                tally.observe(drafter, min(1.0, max(0.0, chance + usual)) if is_compared else chance)
 
     def end(self, record: Record) -> None:
-        """The answer is over: its domain learns from what was seen."""
+        """The answer is over: nobody works for it any more."""
+        self._put(record, ())
+        self.domains[record.domain].answers += 1
+
+    def in_domain(self, domain: Domain) -> list[float]:
+        """What each drafter is worth in a domain, from 0 to 1."""
+        return [self._in_domain(domain, drafter) for drafter in range(self.drafters)]
+
+    def _in_domain(self, domain: Domain, drafter: int) -> float:
+        overall = self._overall
+        return domain.tally.beside(drafter, overall.worth[drafter], max(1, min(OVERALL_MAX, overall.seen[drafter])))
+
+    def worth(self, record: Record) -> list[float]:
+        """What each drafter is worth in a request, from 0 to 1."""
         domain = self.domains[record.domain]
-        domain.answers += 1
-        for drafter, (worth, matched) in enumerate(zip(record.worth, record.matched, strict=True)):
-            if matched:
-                share = max(SHARE_DOMAIN, matched / (matched + domain.seen[drafter]))
-                domain.worth[drafter] += share * (worth - domain.worth[drafter])
-                domain.seen[drafter] += matched
+        weights = (max(1, min(TRUSTED_MAX, seen)) for seen in domain.tally.seen)
+        return [record.tally.beside(drafter, self._in_domain(domain, drafter), weight) for drafter, weight in enumerate(weights)]
 
     def weights(self, record: Record) -> list[float]:
         """Each drafter's worth as a share of the best one's."""
-        most = max(record.worth, default=0.0)
-        return [worth / most if most > 0 else 1.0 for worth in record.worth]
+        worth = self.worth(record)
+        most = max(worth, default=0.0)
+        return [each / most if most > 0 else 1.0 for each in worth]
 
     def choose(self, record: Record, count: int, among: Iterable[int], delays: Sequence[float]) -> tuple[int, ...]:
-        """The `count` drafters that suit the request best, or of which too little is known; best first.
+        """The drafters that are to work for the request now: the `count` that suit it best, best first, and perhaps one on trial.
 
         `delays` is how long each takes for a level, in trips of the pipeline: a miss costs a trip, so this is the share of misses that a
         slower drafter must save.
         """
-        total = 1 + sum(record.seen)
-        eagerness = EXPLORE * (1 - max(record.worth, default=0.0))
+        before = record.chosen
+        self._put(record, ())
+        domain = self.domains[record.domain]
+        gains = [
+            worth - delay + STAY * (drafter in before)
+            for drafter, (worth, delay) in enumerate(zip(self.worth(record), delays, strict=True))
+        ]
+        known = [
+            min(OVERALL_MAX, overall) + seen + TRIAL * working
+            for overall, seen, working in zip(self._overall.seen, domain.tally.seen, domain.working, strict=True)
+        ]
+        eagerness = EXPLORE * (1 - max(self.worth(record), default=0.0)) * math.sqrt(math.log(1 + sum(known)))
 
         def bound(drafter: int) -> float:
-            return record.worth[drafter] - delays[drafter] + eagerness * math.sqrt(math.log(total) / (1 + record.seen[drafter]))
+            return gains[drafter] + eagerness / math.sqrt(1 + known[drafter])
 
-        return tuple(sorted(among, key=lambda drafter: (-bound(drafter), drafter))[:count])
+        order = sorted(among, key=lambda drafter: (not self._overall.seen[drafter], -gains[drafter], drafter))  # the unknown are tried
+        chosen = order[:count]
+        others = (drafter for drafter in order[count:] if domain.tally.seen[drafter] >= TRIAL or not domain.working[drafter])
+        rival = max(others, key=bound, default=None)
+        if rival is not None and chosen and bound(rival) > gains[chosen[-1]]:
+            chosen.append(rival)
+        self._put(record, tuple(chosen))
+        return record.chosen
+
+    def _put(self, record: Record, chosen: tuple[int, ...]) -> None:
+        """These work for the request from now on."""
+        working = self.domains[record.domain].working
+        for drafter in record.chosen:
+            working[drafter] -= 1
+        for drafter in chosen:
+            working[drafter] += 1
+        record.chosen = chosen
 
 
 def _second(pair: tuple[int, float]) -> float:

@@ -32,10 +32,11 @@ MARGIN = 0.9
 
 
 class Teams:
-    """See the module. `size` is how many drafters of `most` work for each request now."""
+    """See the module. `size` is how many drafters of `most` work for each request now, `tokens` how many an answer has got since."""
 
     def __init__(self, most: int) -> None:
         self.size = 1
+        self.tokens = 0.0
         self._most = most
         self._gains = [0.0] * most
         self._seen = [0] * most
@@ -57,15 +58,15 @@ class Teams:
                 self._gains[size] += max(SHARE_NEW, 1 / self._seen[size]) * (is_found - was_found - self._gains[size])
             was_found = is_found
 
-    def look(self, tokens: float, level_s: float, trip_s: float) -> None:
-        """Decides anew where that is due: so many tokens are known, a level takes `level_s` with the present teams."""
-        if tokens < self._decide_at - STAY_TOKENS + SETTLING_TOKENS:
+    def look(self, level_s: float, trip_s: float) -> None:
+        """Decides anew where that is due; a level takes `level_s` with the present teams."""
+        if self.tokens < self._decide_at - STAY_TOKENS + SETTLING_TOKENS:
             return
         before_s = self._levels_s[self.size]
         self._levels_s[self.size] = before_s + SHARE_NEW_LEVEL * (level_s - before_s) if before_s else level_s
-        if tokens < self._decide_at:
+        if self.tokens < self._decide_at:
             return
-        self._decide_at = tokens + STAY_TOKENS
+        self._decide_at = self.tokens + STAY_TOKENS
         more = self.size + 1
         if self.size > 1 and self._costs_s(self.size) >= self._gains[self.size - 1] * trip_s:
             self.size -= 1
@@ -73,10 +74,10 @@ class Teams:
             return
         elif self._levels_s[more] and self._costs_s(more) < MARGIN * self._gains[self.size] * trip_s:
             self.size = more
-        elif tokens >= self._trial_at:
+        elif self.tokens >= self._trial_at:
             self.size = more
             self._trial_after = min(2 * self._trial_after, TRIAL_AFTER_MAX)
-            self._trial_at = tokens + self._trial_after
+            self._trial_at = self.tokens + self._trial_after
 
     def _costs_s(self, size: int) -> float:
         """What the last of so many drafters adds to a level."""

@@ -35,7 +35,7 @@ from flowspec.core.events import (
     ToStages,
     VerifiedArrived,
 )
-from flowspec.core.expertise import Domain
+from flowspec.core.expertise import Expertise
 from flowspec.core.head import HeadCore
 from flowspec.core.membership import Tick
 from flowspec.core.messages import Hop
@@ -148,10 +148,9 @@ class Head:
         return self._drafting
 
     @property
-    def domains(self) -> list[Domain]:
-        """What the method learnt of the models beside the target, by what prompts are about; empty if it does not go by that."""
-        expertise = self._core.method.expertise
-        return [] if expertise is None else list(expertise.domains)
+    def expertise(self) -> Expertise | None:
+        """What the method learnt of the models beside the target, by what prompts are about, if it goes by that."""
+        return self._core.method.expertise
 
     @property
     def plan(self) -> ClusterPlan:

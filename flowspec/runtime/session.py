@@ -159,9 +159,12 @@ class Session:
 
         `worth` is 0 to 1 by name, `best` the name of the one worth most; `example` are the last token ids of one of the prompts.
         """
+        expertise = self.head.expertise
+        if expertise is None:
+            return []
         found = []
-        for domain in self.head.domains:
-            worth = {name: round(value, 4) for name, value in zip(self.drafters, domain.worth, strict=True)}
+        for domain in list(expertise.domains):
+            worth = {name: round(value, 4) for name, value in zip(self.drafters, expertise.in_domain(domain), strict=True)}
             found.append(
                 {"answers": domain.answers, "best": max(worth, key=worth.__getitem__), "worth": worth, "example": list(domain.example)}
             )

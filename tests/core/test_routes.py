@@ -97,7 +97,8 @@ def test_requests_go_to_the_drafter_whose_guesses_come_true() -> None:
     run = Run("cosine", (0.0, 0.95, 0.0), count=1)
     assert run.asked[1] > 2 * (run.asked[0] + run.asked[2])
     assert isinstance(run.method, Cosine)
-    assert all(max(domain.worth) == domain.worth[1] for domain in run.method.expertise.domains)
+    found = [run.method.expertise.in_domain(domain) for domain in run.method.expertise.domains]
+    assert all(max(worth) == worth[1] for worth in found)
 
 
 def test_without_routing_drafters_take_turns() -> None:
@@ -113,10 +114,20 @@ def test_two_that_see_different_halves_are_faster_together() -> None:
     assert seconds(0.6, 0.6, count=2) < 0.97 * seconds(0.6, count=1)
 
 
-def test_without_fusion_a_drafter_goes_on_from_its_own_guesses_alone() -> None:
-    run = Run("cosine", (0.5, 0.6), count=2, fusion=False, answers=2)
-    fused = Run("cosine", (0.5, 0.6), count=2, answers=2)
-    assert sum(drafter.rows for drafter in run.world.drafters) < sum(drafter.rows for drafter in fused.world.drafters)
+def test_each_of_several_goes_on_from_its_own_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run("cosine", (0.5, 0.6), count=2, answers=2)
+    monkeypatch.setattr(Cosine, "may_ask", lambda *_: True)
+    free = Run("cosine", (0.5, 0.6), count=2, answers=2)
+    assert sum(drafter.rows for drafter in run.world.drafters) < sum(drafter.rows for drafter in free.world.drafters)
+
+
+def test_the_one_that_is_replaced_goes_on_until_the_next_has_the_text() -> None:
+    """The second needs a second for a prompt's worth of rows; the answer does not wait for it."""
+    late = Curve(base_s=0.002, row_s=0.02)
+    run = Run("cosine", (0.3, 0.95), drafting=(FAST, late), count=1, answers=6)
+    alone = Run("cosine", (0.3,), count=1, answers=6)
+    assert run.asked[1] > 0
+    assert run.world.clock.now_s < 1.1 * alone.world.clock.now_s
 
 
 def test_a_board_that_others_wait_for_keeps_its_drafters_apart() -> None:

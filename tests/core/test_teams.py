@@ -21,7 +21,8 @@ def run(chances: tuple[float, ...], level_s: dict[int, float], tokens: int = 200
         offers = {drafter: ((token if chance.random() < found else -1, 0.5),) for drafter, found in enumerate(chances)}
         team = range(teams.size)
         teams.observe(team, {drafter: offers[drafter] for drafter in team}, token)
-        teams.look(token, level_s[teams.size], TRIP_S)
+        teams.tokens = token
+        teams.look(level_s[teams.size], TRIP_S)
     return sizes
 
 
@@ -49,5 +50,6 @@ def test_one_drafter_alone_is_a_team_of_one(offers: dict[int, tuple[tuple[int, f
     teams = Teams(1)
     for token in range(500):
         teams.observe((0,), offers, token)
-        teams.look(token, 0.01, TRIP_S)
+        teams.tokens = token
+        teams.look(0.01, TRIP_S)
     assert teams.size == 1

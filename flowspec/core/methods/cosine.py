@@ -1,9 +1,11 @@
 """`cosine`: `continuous` with several drafters that work together (CoSine, arXiv 2503.10325; ALGORITHMS section 5).
 
 - Routing: a request is drafted for by the few that suit it, by what came true of what they proposed, in it and in others of its domain,
-  and by how long they take; the choice is looked at again every few tokens. A drafter that is chosen later catches up by itself.
-- Fusion: what they propose below a node is one ranking (`core.trust`), so that the branch on which they agree goes first and each goes
-  on from the others' guesses. Without, each goes on from its own alone, and a token is worth what the surest says.
+  and by how long they take; the choice is looked at again every few tokens. A drafter that is chosen later catches up by itself, and those
+  that it replaces go on until it has.
+- Fusion: what they propose below a node is one ranking (`core.trust`), so that the branch on which they agree goes first. Without, a token
+  is worth what the surest says. Each of several drafters goes on from what it proposed itself, whoever else did: what it would not have
+  said it does not go on with well, and it keeps the others waiting.
 - How many draft for a request is measured (`core.teams`): one more while what it finds saves more than its share of the boards costs.
 """
 
@@ -21,14 +23,17 @@ from flowspec.core.teams import Teams
 
 CHOOSE_TOKENS = 8
 """Tokens of an answer between two looks at who drafts for it."""
+BEHIND_MAX = 16
+"""Tokens that a drafter takes in beside its next job; who lacks more is behind, and those that it replaces go on meanwhile."""
 
 
 @dataclass(slots=True)
 class Route:
-    """Who drafts for a request: `chosen` until it has `until` tokens."""
+    """Who drafts for a request: `chosen` until it has `until` tokens, and those `before` them until they have its text."""
 
     record: Record
     chosen: tuple[int, ...] = ()
+    before: tuple[int, ...] = ()
     until: int = 0
 
 
@@ -45,7 +50,6 @@ class Cosine(Continuous):
         self._routing = routing
         self._count = count
         self._teams = Teams(1)
-        self._tokens = 0.0
 
     def begin(self, request: Request) -> None:
         super().begin(request)
@@ -58,24 +62,23 @@ class Cosine(Continuous):
         self._weigh(request)
 
     def observed(self, request: Request, seen: Seen) -> None:
-        for drafter, chance in seen.chances.items():
-            self.expertise.observe(request.plan.record, drafter, chance)
+        self.expertise.observe(request.plan.record, seen.chances)
         self._teams.observe(request.plan.chosen, seen.offers, seen.token)
         self._weigh(request)
 
     def walked(self, request: Request, emitted: int) -> None:
         super().walked(request, emitted)
-        self._tokens += emitted / self._answers
+        self._teams.tokens += emitted / self._answers
 
     def ended(self, request: Request) -> None:
         self.expertise.end(request.plan.record)
 
-    def learnt(self) -> Expertise:
-        return self.expertise
+    def learnt(self) -> tuple[Expertise, Teams]:
+        return self.expertise, self._teams
 
     def take(self, learnt: object) -> None:
-        assert isinstance(learnt, Expertise)
-        self.expertise = learnt
+        assert isinstance(learnt, tuple)
+        self.expertise, self._teams = learnt
 
     def _weigh(self, request: Request) -> None:
         if self._routing:
@@ -91,7 +94,7 @@ class Cosine(Continuous):
         """How many drafters work for each request: as many as pay."""
         known = [view.turnaround_s[drafter] for request in view.requests for drafter in request.plan.chosen if view.turnaround_s[drafter]]
         if known and view.costs.is_known:
-            self._teams.look(self._tokens, sum(known) / len(known), self._trip_s(view))
+            self._teams.look(sum(known) / len(known), self._trip_s(view))
         return self._teams.size
 
     def _trip_s(self, view: View) -> float:
@@ -101,16 +104,23 @@ class Cosine(Continuous):
         route: Route = request.plan
         there = [drafter for drafter, mirror in enumerate(request.mirrors) if mirror.opening is not None]
         if len(request.new_tokens) >= route.until or not set(route.chosen) <= set(there):
+            route.before = route.chosen
             if self._routing:
                 route.chosen = self.expertise.choose(route.record, count, there, delays)
             else:
                 route.chosen = tuple(there[(request.number + turn) % len(there)] for turn in range(min(count, len(there))))
             route.until = len(request.new_tokens) + CHOOSE_TOKENS
-        return route.chosen
+        if route.before and not any(_is_behind(request, drafter) for drafter in route.chosen):
+            route.before = ()
+        return route.chosen + route.before
 
     def may_ask(self, request: Request, drafter: int, node: int) -> bool:
-        """Without fusion a drafter goes on from what it proposed itself."""
-        if self.fuses or node == request.tree.root:
+        """Each of several drafters goes on from what it proposed itself."""
+        if node == request.tree.root or len(request.plan.chosen) == 1:
             return True
         offers = request.growth.found.get(request.tree.parent(node), {}).get(drafter, ())
         return any(token == request.tree.token(node) for token, _ in offers)
+
+
+def _is_behind(request: Request, drafter: int) -> bool:
+    return len(request.tree.path) - request.mirrors[drafter].filled > BEHIND_MAX

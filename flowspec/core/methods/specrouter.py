@@ -138,8 +138,8 @@ class SpecRouter(Continuous):
         request.plan.timed_s = None
 
     def observed(self, request: Request, seen: Seen) -> None:
-        for model, offers in seen.offers.items():
-            self.measured.expertise.observe(request.plan.record, model, float(any(token == seen.token for token, _ in offers[:FEW])))
+        found = {model: float(any(token == seen.token for token, _ in offers[:FEW])) for model, offers in seen.offers.items()}
+        self.measured.expertise.observe(request.plan.record, found)
         self.measured.compare(seen.offers)
 
     def ended(self, request: Request) -> None:
@@ -224,5 +224,6 @@ class SpecRouter(Continuous):
         for low, high in pairwise(chain):
             level_s = max(level_s, view.turnaround_s[high] * (1 - min(SIMILARITY_MAX, self.measured.similarity(low, high))))
         route: Route = request.plan
-        chance = max(route.record.worth[model] for model in chain)
+        worth = self.measured.expertise.worth(route.record)
+        chance = max(worth[model] for model in chain)
         return level_s + (1 - chance) * view.costs.trip_s(max(1, round(self._typical_rows)))
