@@ -152,6 +152,7 @@ class Soak:
         self._rng = random.Random(seed)
         self._faults = faults
         self._rate = rate
+        self._due = EVERY
         self._limits = Limits(new_tokens_max=tokens, stop_ids=recommended(files, files.config()).stop_ids)
         self._reference = Reference(files, "float32")
         tokenizer = Tokenizer(files)
@@ -208,6 +209,7 @@ class Soak:
         case = self._rng.choice(self._cases)
         fault = self._rng.choice(self._faults) if self._faults and self._rng.random() < self._rate else ""
         daemon, moment = self._rng.choice(self.daemons), self._rng.randrange(self._limits.new_tokens_max // 2)
+        is_calm = not fault
         request = session.head.new_request()
         running = session.submit(case.prompt, case.sampling, self._limits, request=request)
         tokens: list[int] = []
@@ -218,13 +220,15 @@ class Soak:
             tokens += batch.tokens
         assert running.end is not None
         session.head.forget(request)
-        self.found.recoveries += running.end.statistics["recoveries"]
+        recoveries = running.end.statistics["recoveries"]
+        self.found.recoveries += recoveries
         if self._stopped:
             os.kill(self._stopped.pop().pid, signal.SIGCONT)
         said = (*tokens, *((STOPPED,) if running.end.reason == "stop" else ()))
         expected = self._expected(case)
         self.found.verdicts[compare(self._reference, case.prompt, case.sampling, expected, said, self._limits.stop_ids)[0]] += 1
-        if self.found.answers % EVERY == 0:
+        if self.found.answers >= self._due and not recoveries and is_calm:  # else layers may be on their way, and not there yet
+            self._due = self.found.answers + EVERY
             time.sleep(SETTLE_S)
             self._sample(session)
 
