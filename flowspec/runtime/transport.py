@@ -10,6 +10,7 @@ import contextlib
 import ipaddress
 import os
 import socket as sockets
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -208,16 +209,22 @@ def patience_ms(due_s: float, now_s: float, most_ms: int) -> int:
 
 
 class Wake:
-    """Lets another thread (or a signal handler) end a poll: a pipe with at most a few bytes in it."""
+    """Lets another thread (or a signal handler) end a poll: a pipe with at most a few bytes in it.
+
+    Whoever sets it may come after its reader has closed it, and is not heard then: the descriptor may be somebody else's by now.
+    """
 
     def __init__(self) -> None:
         self.read_fd, self._write_fd = os.pipe()
         os.set_blocking(self.read_fd, False)
         os.set_blocking(self._write_fd, False)
+        self._lock = threading.RLock()  # a signal handler interrupts the thread that holds it
+        self._is_closed = False
 
     def set(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: the reader has been woken already
-            os.write(self._write_fd, b"!")
+        with self._lock, contextlib.suppress(BlockingIOError):  # full: the reader has been woken already
+            if not self._is_closed:
+                os.write(self._write_fd, b"!")
 
     def clear(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -225,8 +232,10 @@ class Wake:
                 pass
 
     def close(self) -> None:
-        os.close(self.read_fd)
-        os.close(self._write_fd)
+        with self._lock:
+            self._is_closed = True
+            os.close(self.read_fd)
+            os.close(self._write_fd)
 
 
 def ready_sources(ready: Sequence[tuple[Any, int]]) -> set[Any]:

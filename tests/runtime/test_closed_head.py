@@ -1,14 +1,18 @@
-"""What a head held goes when it is closed, though heads are parts of reference cycles, which Python looks for very seldom."""
+"""A head that is closed: what it held goes, though it is a part of reference cycles, and its thread may leave before it is told to."""
 
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 from pathlib import Path
 
+import pytest
+
 from flowspec.core.messages import Sampling
 from flowspec.runtime.session import ClusterOptions, Decoding, Limits, open_cluster
-from tests.runtime.clusters import PROMPT
+from flowspec.runtime.transport import Wake
+from tests.runtime.clusters import PROMPT, WAIT_S
 
 
 def test_the_drafters_weights_go_with_the_session_and_the_rest_with_the_next_one(folder: Path) -> None:
@@ -28,3 +32,32 @@ def test_the_drafters_weights_go_with_the_session_and_the_rest_with_the_next_one
                 assert first() is None
         finally:
             gc.enable()
+
+
+def test_a_head_whose_thread_leaves_before_it_is_woken_closes_all_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else had woken it: the thread sees that it is to stop, and is through before `close` gets to wake it."""
+    options = ClusterOptions(model=str(folder), dtype="float32", local=1, context=300, log_level="CRITICAL")
+    with open_cluster(options) as cluster, cluster.session(Decoding(drafters=("none",)), lambda text, share: None) as session:
+        head = session.head
+        wake = head._wake.set
+
+        def too_late() -> None:
+            head._thread.join(WAIT_S)
+            wake()
+
+        monkeypatch.setattr(head._wake, "set", too_late)
+    assert not head._thread.is_alive()
+
+
+def test_a_wake_that_is_closed_writes_into_nobodys_pipe() -> None:
+    wake = Wake()
+    wake.close()
+    read, write = os.pipe()  # of the same numbers
+    try:
+        wake.set()
+        os.set_blocking(read, False)
+        with pytest.raises(BlockingIOError):
+            os.read(read, 1)
+    finally:
+        os.close(read)
+        os.close(write)
