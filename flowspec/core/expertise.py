@@ -5,8 +5,8 @@ in all requests of the domain so far, and this towards all requests whatever. Th
 kind of thing at the same time learn from each other. Nobody says what a request is about, so domains are found: prompts that use the same
 tokens, of those that not every prompt uses, belong together (leader clustering by the cosine of tf-idf vectors).
 
-A drafter that might be better by an upper confidence bound (ALGORITHMS section 5) works beside those that were chosen for a few tokens, so that
-a trial costs an answer nothing but the drafter's time. It is judged by these tokens alone, so by how much better it is there than the best of
+A drafter that is new to a domain, or might be better by an upper confidence bound (ALGORITHMS section 5), works beside those that were chosen
+for a few tokens, so that a trial costs an answer nothing but the drafter's time. It is judged by these tokens alone, so by how much better it is there than the best of
 the chosen: some tokens are harder than others. One that is being tried counts as if the trial were over: one request tries it for all.
 Pure; knows no sockets and no models.
 """
@@ -192,8 +192,8 @@ class Expertise:
         order = sorted(among, key=lambda drafter: (not self._overall.seen[drafter], -gains[drafter], drafter))  # the unknown are tried
         chosen = order[:count]
         others = (drafter for drafter in order[count:] if domain.tally.seen[drafter] >= TRIAL or not domain.working[drafter])
-        rival = max(others, key=bound, default=None)
-        if rival is not None and chosen and bound(rival) > gains[chosen[-1]]:
+        rival = max(others, key=lambda drafter: (domain.tally.seen[drafter] < TRIAL, bound(drafter)), default=None)
+        if rival is not None and chosen and (domain.tally.seen[rival] < TRIAL or bound(rival) > gains[chosen[-1]]):
             chosen.append(rival)
         self._put(record, tuple(chosen))
         return record.chosen

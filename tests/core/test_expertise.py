@@ -82,7 +82,7 @@ def test_the_less_comes_true_the_sooner_the_unknown_is_tried() -> None:
     def chosen_after(chance: float) -> tuple[int, ...]:
         expertise = Expertise(2)
         for _ in range(3):
-            answered(expertise, CODE, (chance, chance - 0.05), tokens=1)
+            answered(expertise, CODE, (chance, chance - 0.05), tokens=3)
         answered(expertise, CODE, (chance,), tokens=40)
         return expertise.choose(expertise.begin(CODE), 1, (0, 1), EQUAL)
 
@@ -96,6 +96,14 @@ def test_one_request_tries_a_drafter_for_all() -> None:
     assert [expertise.choose(record, 1, (0, 1), EQUAL) for record in records] == [(0, 1), (0,), (0,), (0,)]
     expertise.end(records[0])
     assert expertise.choose(records[1], 1, (0, 1), EQUAL) == (0, 1), "the trial ended with the answer, and nothing was learnt"
+
+
+def test_whoever_is_new_to_a_domain_is_tried_there_however_little_it_is_worth_elsewhere() -> None:
+    expertise = Expertise(2)
+    for _ in range(5):
+        answered(expertise, CODE, (0.9, 0.01), tokens=50)
+    assert expertise.choose(expertise.begin(CODE), 1, (0, 1), EQUAL) == (0,)
+    assert expertise.choose(expertise.begin(PLAYS), 1, (0, 1), EQUAL) == (0, 1)
 
 
 def test_one_on_trial_is_compared_on_the_tokens_that_it_was_there_for() -> None:
