@@ -144,7 +144,7 @@ class Expertise:
 
     def end(self, record: Record) -> None:
         """The answer is over: nobody works for it any more."""
-        self._put(record, ())
+        self.put(record, ())
         self.domains[record.domain].answers += 1
 
     def in_domain(self, domain: Domain) -> list[float]:
@@ -174,7 +174,7 @@ class Expertise:
         slower drafter must save.
         """
         before = record.chosen
-        self._put(record, ())
+        self.put(record, ())
         domain = self.domains[record.domain]
         gains = [
             worth - delay + STAY * (drafter in before)
@@ -195,10 +195,10 @@ class Expertise:
         rival = max(others, key=lambda drafter: (domain.tally.seen[drafter] < TRIAL, bound(drafter)), default=None)
         if rival is not None and chosen and (domain.tally.seen[rival] < TRIAL or bound(rival) > gains[chosen[-1]]):
             chosen.append(rival)
-        self._put(record, tuple(chosen))
+        self.put(record, tuple(chosen))
         return record.chosen
 
-    def _put(self, record: Record, chosen: tuple[int, ...]) -> None:
+    def put(self, record: Record, chosen: tuple[int, ...]) -> None:
         """These work for the request from now on."""
         working = self.domains[record.domain].working
         for drafter in record.chosen:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from flowspec.cli.main import main
-from flowspec.core.cluster_messages import Assign, Error
+from flowspec.core.cluster_messages import Error
 from flowspec.core.facts import AskFacts, Facts
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.health.examine import ask_all
 from flowspec.runtime.links import measure_links
 from tests.daemons import DaemonProcess, daemon_process, slow_wire
-from tests.runtime.clusters import Peer
+from tests.runtime.clusters import Peer, whole_model
 
 BUNDLED_FOLDER = str(Path(__file__).parents[2] / "flowspec/demo/target")
 
@@ -145,22 +145,9 @@ def test_a_daemon_keeps_listening_while_it_gathers_facts_and_limits_who_waits(he
 
 
 def test_a_daemon_that_a_head_holds_says_so() -> None:
-    assign = Assign(
-        model=BUNDLED_FOLDER,
-        fingerprint="another",
-        stage=0,
-        stages=1,
-        first_layer=0,
-        end_layer=8,
-        layer_count=8,
-        next_hop="",
-        next_name="",
-        dtype="float32",
-        context=64,
-    )
     with daemon_process("busy", is_warm=False) as daemon, Peer(daemon.address) as peer:
         peer.greet()
-        peer.link.send(assign)
+        peer.link.send(whole_model(BUNDLED_FOLDER, "another"))
         peer.link.send(AskFacts())  # answered long before torch is imported
         answer = peer.answer()
         assert isinstance(answer, Facts)

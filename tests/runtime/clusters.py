@@ -36,11 +36,11 @@ def plan_for(folder: Path, daemons: Sequence[LocalDaemon], context: int = 300) -
     )
 
 
-def whole_model(plan: ClusterPlan) -> Assign:
+def whole_model(model: str, fingerprint: str) -> Assign:
     """All layers for one daemon."""
     return Assign(
-        model=plan.model,
-        fingerprint=plan.fingerprint,
+        model=model,
+        fingerprint=fingerprint,
         stage=0,
         stages=1,
         first_layer=0,

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -201,9 +200,10 @@ def test_a_daemon_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, fo
 
 def test_an_assignment_to_a_daemon_that_is_held_says_by_whom(cluster: LocalCluster, folder: Path) -> None:
     daemons = cluster.wait()
-    with Head(plan_for(folder, daemons)), Peer(daemons[0].address) as peer:
+    plan = plan_for(folder, daemons)
+    with Head(plan), Peer(daemons[0].address) as peer:
         peer.greet()
-        peer.link.send(whole_model(plan_for(folder, daemons[:1])))
+        peer.link.send(whole_model(plan.model, plan.fingerprint))
         refused = peer.answer()
         assert isinstance(refused, Error)
         assert "held by head" in refused.text
@@ -247,7 +247,7 @@ def test_a_head_that_breaks_its_own_limits_does_not_stop_the_daemon(cluster: Loc
     plan = plan_for(folder, daemons[:1])
     with Peer(daemons[0].address) as peer, Peer(daemons[0].address, "head-weights") as weights:
         peer.greet()
-        peer.link.send(replace(whole_model(plan), model="nowhere"))
+        peer.link.send(whole_model("nowhere", plan.fingerprint))
         assert isinstance(peer.answer(), AskModel)
         weights.greet()
         weights.link.send(Error(text="x" * limits.TEXT_CHARS_MAX))

@@ -97,7 +97,7 @@ def test_a_segment_that_cannot_go_on_ends_the_hold_and_what_waits_behind_it(
     with Peer(daemons[0].address) as control, Peer(daemons[0].address, role="stage") as before:
         control.greet()
         before.greet()
-        control.link.send(whole_model(plan))
+        control.link.send(whole_model(plan.model, plan.fingerprint))
         while not isinstance(said := control.answer(), Ready):
             assert isinstance(said, Loading)
         for number in range(2):
@@ -105,7 +105,7 @@ def test_a_segment_that_cannot_go_on_ends_the_hold_and_what_waits_behind_it(
         lost = control.answer()  # there is no data connection on which to answer
         assert isinstance(lost, Error)
         assert "data connection" in lost.text
-        control.link.send(whole_model(plan))
+        control.link.send(whole_model(plan.model, plan.fingerprint))
         assert isinstance(control.answer(), Ready), "the daemon lives, and takes the next head"
     with Head(plan) as head:
         assert tokens_of(submit(head)) == reference.generate(PROMPT, Sampling(), 20, frozenset())

@@ -29,12 +29,15 @@ BEHIND_MAX = 16
 
 @dataclass(slots=True)
 class Route:
-    """Who drafts for a request: `chosen` until it has `until` tokens, and those `before` them until they have its text."""
+    """Who drafts for a request: those of its record until it has `until` tokens, and those `before` them until they have its text."""
 
     record: Record
-    chosen: tuple[int, ...] = ()
     before: tuple[int, ...] = ()
     until: int = 0
+
+    @property
+    def chosen(self) -> tuple[int, ...]:
+        return self.record.chosen
 
 
 class Cosine(Continuous):
@@ -106,9 +109,10 @@ class Cosine(Continuous):
         if len(request.new_tokens) >= route.until or not set(route.chosen) <= set(there):
             route.before = route.chosen
             if self._routing:
-                route.chosen = self.expertise.choose(route.record, count, there, delays)
+                self.expertise.choose(route.record, count, there, delays)
             else:
-                route.chosen = tuple(there[(request.number + turn) % len(there)] for turn in range(min(count, len(there))))
+                turns = range(request.number, request.number + min(count, len(there)))
+                self.expertise.put(route.record, tuple(there[turn % len(there)] for turn in turns))
             route.until = len(request.new_tokens) + CHOOSE_TOKENS
         if route.before and not any(_is_behind(request, drafter) for drafter in route.chosen):
             route.before = ()
