@@ -1,0 +1,164 @@
+// The chat box: talks to /v1/chat/completions, keeps the dialogue, and shows errors as one line.
+
+import { ApiError, lineOf } from "./api.js";
+import { eventsOf } from "./stream.js";
+
+const BOTTOM_PX = 40; // so near to the end of the dialogue the view follows it
+
+const byId = (id) => document.getElementById(id);
+
+export class Chat {
+  constructor(api) {
+    this.api = api;
+    this.messages = [];
+    this.model = null;
+    this.abort = null;
+    this.dialogue = byId("dialogue");
+    this.question = byId("question");
+    this.trouble = byId("chat-trouble");
+    byId("ask").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.send();
+    });
+    this.question.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        this.send();
+      }
+    });
+    this.question.addEventListener("input", () => this._fit());
+    byId("stop").addEventListener("click", () => this.stop());
+    byId("new").addEventListener("click", () => this.renew());
+    this.renew();
+  }
+
+  get answering() {
+    return this.abort !== null;
+  }
+
+  stop() {
+    this.abort?.abort();
+  }
+
+  renew() {
+    this.stop();
+    this.messages = [];
+    this.trouble.hidden = true;
+    const empty = this._element("p", "empty", "Ask something, and watch the devices answer it.");
+    this.dialogue.replaceChildren(empty);
+  }
+
+  async send() {
+    const text = this.question.value.trim();
+    if (!text || this.answering) return;
+    this.question.value = "";
+    this._fit();
+    this.trouble.hidden = true;
+    this.dialogue.querySelector(".empty")?.remove();
+    const asked = this._element("div", "turn user", text);
+    const answer = this._element("div", "turn assistant running", "");
+    this.dialogue.append(asked, answer);
+    this.dialogue.scrollTop = this.dialogue.scrollHeight;
+    const messages = [...this.messages, { role: "user", content: text }];
+    const said = { text: "", reason: null, usage: null };
+    const startedMs = performance.now();
+    const abort = new AbortController();
+    this._running(abort);
+    let failed = null;
+    try {
+      await this._stream(messages, abort.signal, answer, said);
+    } catch (error) {
+      if (!(error instanceof ApiError || error instanceof TypeError || error.name === "AbortError")) throw error;
+      failed = error;
+    } finally {
+      answer.classList.remove("running");
+      this._running(null);
+    }
+    if (!asked.isConnected) return; // a new dialogue was begun meanwhile
+    if (said.text) this.messages = [...messages, { role: "assistant", content: said.text }];
+    if (failed && failed.name !== "AbortError") this._fail(failed, asked, answer, said, text);
+    else this._note(answer, failed ? "stopped" : noteOf(said, performance.now() - startedMs));
+  }
+
+  async _stream(messages, signal, answer, said) {
+    const model = (this.model ??= await this._firstModel(signal));
+    const body = JSON.stringify({ model, messages, stream: true, stream_options: { include_usage: true } });
+    const headers = { "Content-Type": "application/json", Accept: "text/event-stream" };
+    const response = await this.api.call("/v1/chat/completions", { method: "POST", headers, body, signal });
+    const written = document.createTextNode("");
+    answer.append(written);
+    for await (const { data } of eventsOf(response.body)) {
+      if (data === "[DONE]") return;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new ApiError(lineOf(chunk, "the answer broke off"));
+      said.usage = chunk.usage ?? said.usage;
+      const choice = chunk.choices?.[0];
+      said.reason = choice?.finish_reason ?? said.reason;
+      const more = choice?.delta?.content;
+      if (!more) continue;
+      said.text += more;
+      const follow = this._atEnd();
+      written.appendData(more);
+      if (follow) this.dialogue.scrollTop = this.dialogue.scrollHeight;
+    }
+    if (said.reason === null) throw new ApiError("the answer broke off: the server closed the connection");
+  }
+
+  async _firstModel(signal) {
+    const found = await (await this.api.call("/v1/models", { signal })).json();
+    const first = found?.data?.[0]?.id;
+    if (typeof first !== "string") throw new ApiError("the server names no model");
+    return first;
+  }
+
+  _fail(error, asked, answer, said, text) {
+    const wait = error.status === 429 && error.retryS !== null ? ` Try again in ${Math.max(1, Math.ceil(error.retryS))} s.` : "";
+    const line = error instanceof TypeError ? "the server cannot be reached" : error.message.replace(/\.$/, "");
+    this.trouble.textContent = `${line[0].toUpperCase()}${line.slice(1)}.${wait}`;
+    this.trouble.hidden = false;
+    if (said.text) return;
+    asked.remove();
+    answer.remove();
+    if (!this.question.value) this.question.value = text;
+    this._fit();
+    this.question.focus();
+  }
+
+  _note(answer, text) {
+    if (!text) return;
+    const follow = this._atEnd();
+    answer.after(this._element("p", "turn-note", text));
+    if (follow) this.dialogue.scrollTop = this.dialogue.scrollHeight;
+  }
+
+  _running(abort) {
+    this.abort = abort;
+    byId("stop").hidden = !abort;
+    byId("send").hidden = Boolean(abort);
+    this.dialogue.setAttribute("aria-busy", String(Boolean(abort)));
+  }
+
+  _atEnd() {
+    const { scrollHeight, scrollTop, clientHeight } = this.dialogue;
+    return scrollHeight - scrollTop - clientHeight < BOTTOM_PX;
+  }
+
+  _fit() {
+    const lines = this.question.value.split("\n").length;
+    this.question.rows = Math.min(8, Math.max(2, lines));
+  }
+
+  _element(tag, className, text) {
+    const found = document.createElement(tag);
+    found.className = className;
+    found.textContent = text;
+    return found;
+  }
+}
+
+function noteOf(said, tookMs) {
+  const cut = said.reason === "length" ? "cut off: the limit of tokens is reached" : "";
+  const tokens = said.usage?.completion_tokens;
+  const count = tokens ? `${tokens} tokens in ${(tookMs / 1000).toFixed(1)} s` : "";
+  return [count, cut].filter(Boolean).join("; ");
+}

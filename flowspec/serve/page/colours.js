@@ -1,0 +1,42 @@
+// The style sheet's colours for what is drawn on a canvas; read again when the person's scheme changes.
+
+const NAMES = ["text", "muted", "edge", "panel", "lane", "alive-a", "alive-b", "dead", "drafting", "waiting", "link", "tokens", "wrong", "committed", "on-committed", "guess", "on-guess"];
+
+export const colours = {};
+
+function read() {
+  const style = getComputedStyle(document.documentElement);
+  for (const name of NAMES) colours[name] = style.getPropertyValue(`--${name}`).trim();
+  colours.font = style.fontFamily;
+}
+
+// Calls `changed` after each change of the scheme.
+export function watchColours(changed) {
+  read();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    read();
+    changed();
+  });
+}
+
+// A canvas that keeps its size in points in step with the page's layout, without asking for it while drawing.
+export class Surface {
+  constructor(canvas, resized) {
+    this.canvas = canvas;
+    this.context = canvas.getContext("2d");
+    this.width = 0;
+    this.height = 0;
+    this.resized = resized;
+    new ResizeObserver(([entry]) => this._fit(entry.contentRect)).observe(canvas);
+  }
+
+  _fit({ width, height }) {
+    this.width = width;
+    this.height = height;
+    const scale = Math.min(2, devicePixelRatio || 1);
+    this.canvas.width = Math.round(width * scale);
+    this.canvas.height = Math.round(height * scale);
+    this.context.setTransform(scale, 0, 0, scale, 0, 0);
+    this.resized();
+  }
+}

@@ -1,0 +1,193 @@
+// The token tree of a request: the committed path from the left, guesses to its right, the likelier the more opaque; wrong ones fade out in red.
+
+import { Surface, colours } from "./colours.js";
+import { clipped, visible } from "./lanes.js";
+
+const ROW_PX = 26;
+const CHIP_PX = 20;
+const COLUMN_PX = [64, 92]; // at least and at most
+const COLUMNS_WANTED = 10;
+const GAP_PX = 14;
+const FADE_MS = 550;
+const EASE_MS = 90; // a node covers most of its way in so long
+const SETTLED_PX = 0.4;
+
+export class Tree {
+  constructor(canvas, resized, still) {
+    this.surface = new Surface(canvas, resized);
+    this.still = still; // asks whether the person wants little motion
+    this.forget();
+  }
+
+  // Starts from nothing, without fading what was there: another request, or a jump in time.
+  forget() {
+    this.shown = new Map(); // id -> {x, y, toX, toY, node, leftMs, wrong}
+    this.laid = null;
+    this.seenMs = 0;
+    this.moving = false;
+  }
+
+  draw(request, nowMs) {
+    const { context, width, height } = this.surface;
+    const passedMs = Math.min(100, nowMs - this.seenMs);
+    this.seenMs = nowMs;
+    if (request !== this.request) this.forget();
+    this.request = request;
+    if (request && (this.laid?.version !== request.version || this.laid.width !== width || this.laid.height !== height)) this._aim(request, nowMs);
+    this._move(nowMs, this.still() ? Infinity : passedMs);
+    context.clearRect(0, 0, width, height);
+    if (!request) return;
+    this._lines(context);
+    for (const each of this.shown.values()) if (each.leftMs !== null) this._chip(context, each, nowMs);
+    for (const each of this.shown.values()) if (each.leftMs === null) this._chip(context, each, nowMs);
+    if (this.laid?.hidden) this._more(context, width, height);
+  }
+
+  _aim(request, nowMs) {
+    const { width, height } = this.surface;
+    this.laid = { ...layout(request, width, height), version: request.version, width, height };
+    for (const [id, { x, y }] of this.laid.places) {
+      const node = request.nodes.get(id);
+      const before = this.shown.get(id);
+      const parent = this.shown.get(node.parent);
+      if (before) Object.assign(before, { toX: x, toY: y, node, leftMs: null });
+      else this.shown.set(id, { x: parent ? parent.x + 12 : x, y: parent?.y ?? y, toX: x, toY: y, node, leftMs: null });
+    }
+    const path = new Set(request.path);
+    for (const [id, each] of this.shown) {
+      if (this.laid.places.has(id) || each.leftMs !== null) continue;
+      each.leftMs = nowMs;
+      each.wrong = !request.nodes.has(id) && !path.has(id);
+      if (path.has(id)) each.toX = -2 * this.laid.columnPx;
+    }
+  }
+
+  _move(nowMs, passedMs) {
+    const part = 1 - Math.exp(-passedMs / EASE_MS);
+    this.moving = false;
+    for (const [id, each] of this.shown) {
+      const fade = this.still() ? 0 : FADE_MS;
+      if (each.leftMs !== null && nowMs - each.leftMs >= (each.wrong ? fade : fade / 3)) {
+        this.shown.delete(id);
+        continue;
+      }
+      each.x += part * (each.toX - each.x);
+      each.y += part * (each.toY - each.y);
+      if (each.leftMs !== null || Math.abs(each.toX - each.x) + Math.abs(each.toY - each.y) > SETTLED_PX) this.moving = true;
+    }
+  }
+
+  _lines(context) {
+    context.lineWidth = 1.4;
+    for (const { x, y, node, leftMs } of this.shown.values()) {
+      const parent = this.shown.get(node.parent);
+      if (!parent || leftMs !== null || parent.leftMs !== null) continue;
+      const from = parent.x + this.laid.columnPx - GAP_PX;
+      context.strokeStyle = node.committed ? colours.committed : `rgb(${colours.guess} / ${0.25 + 0.6 * node.value})`;
+      context.beginPath();
+      context.moveTo(from, parent.y);
+      context.bezierCurveTo(from + GAP_PX / 2, parent.y, x - GAP_PX / 2, y, x, y);
+      context.stroke();
+    }
+  }
+
+  _chip(context, each, nowMs) {
+    const { x, y, node, leftMs, wrong } = each;
+    const room = this.laid.columnPx - GAP_PX;
+    const left = leftMs === null ? 1 : Math.max(0, 1 - (nowMs - leftMs) / FADE_MS);
+    context.globalAlpha = left;
+    context.beginPath();
+    context.roundRect(x, y - CHIP_PX / 2, room, CHIP_PX, 5);
+    context.fillStyle = colours.panel;
+    context.fill();
+    if (leftMs !== null && wrong) {
+      context.strokeStyle = colours.wrong;
+      context.lineWidth = 1.6;
+      context.stroke();
+    } else if (node.committed) {
+      context.fillStyle = colours.committed;
+      context.fill();
+    } else {
+      context.fillStyle = `rgb(${colours.guess} / ${node.sent ? 0.12 + 0.5 * node.value : 0.1 * node.value})`;
+      context.fill();
+      context.strokeStyle = `rgb(${colours.guess} / ${0.35 + 0.65 * node.value})`;
+      context.lineWidth = 1.3;
+      context.setLineDash(node.sent ? [] : [3, 3]);
+      context.stroke();
+      context.setLineDash([]);
+    }
+    context.font = `12px ui-monospace, "DejaVu Sans Mono", monospace`;
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    context.fillStyle = leftMs !== null && wrong ? colours.wrong : node.committed ? colours["on-committed"] : colours["on-guess"];
+    if (leftMs === null && !node.committed) context.globalAlpha = 0.7 + 0.3 * node.value;
+    const text = clipped(context, visible(node.token), room - 8);
+    context.fillText(text, x + room / 2, y + 0.5);
+    if (leftMs !== null && wrong) {
+      const half = context.measureText(text).width / 2;
+      context.fillRect(x + room / 2 - half, y, 2 * half, 1.2);
+    }
+    context.globalAlpha = 1;
+    context.textBaseline = "alphabetic";
+  }
+
+  _more(context, width, height) {
+    context.font = `11px ${colours.font}`;
+    context.fillStyle = colours.muted;
+    context.textAlign = "right";
+    context.fillText(`and ${this.laid.hidden} more`, width - 2, height - 4);
+  }
+}
+
+// Places for the end of the committed path and for the most valuable guesses that there is room for.
+function layout(request, width, height) {
+  const columnPx = Math.max(COLUMN_PX[0], Math.min(COLUMN_PX[1], width / COLUMNS_WANTED));
+  const columns = Math.max(2, Math.floor((width + GAP_PX) / columnPx));
+  const rows = Math.max(1, Math.floor(height / ROW_PX));
+  const kept = Math.min(request.path.length, Math.max(1, Math.round(columns / 4)));
+  const places = new Map();
+  request.path.slice(-kept).forEach((id, column) => places.set(id, { x: column * columnPx, y: ROW_PX / 2 }));
+  const { children, guesses } = chosen(request, columns - kept, rows);
+  let free = 1;
+  const place = (id, depth, row) => {
+    (children.get(id) ?? []).forEach((child, index) => {
+      const at = index === 0 ? row : free++;
+      places.set(child, { x: (kept + depth) * columnPx, y: (at + 0.5) * ROW_PX });
+      place(child, depth + 1, at);
+    });
+  };
+  if (request.root !== null) place(request.root, 0, 0);
+  return { places, columnPx, hidden: guesses - [...children.values()].reduce((sum, each) => sum + each.length, 0) };
+}
+
+// By parent, the guesses to show: in order of value while the rows and columns suffice.
+function chosen(request, columns, rows) {
+  const depths = new Map([[request.root, 0]]);
+  const children = new Map();
+  const guesses = [...request.nodes.values()].filter((node) => !node.committed);
+  const ordered = [...guesses].sort((one, other) => other.value - one.value);
+  let used = 1;
+  let again = ordered;
+  while (again.length) {
+    const waiting = [];
+    for (const node of again) {
+      const depth = depths.get(node.parent);
+      if (depth === undefined) {
+        waiting.push(node);
+        continue;
+      }
+      const siblings = children.get(node.parent);
+      if (depth >= columns || (siblings && used >= rows)) continue;
+      if (siblings) {
+        siblings.push(node.id);
+        used += 1;
+      } else {
+        children.set(node.parent, [node.id]);
+      }
+      depths.set(node.id, depth + 1);
+    }
+    if (waiting.length === again.length) break;
+    again = waiting;
+  }
+  return { children, guesses: guesses.length };
+}
