@@ -77,7 +77,7 @@ class Maker:
                 guesses.append([below, wrong, " thing", round(value * (1 - chance) * 0.4, 4)])
                 ids.append(node)
                 parent, value = node, value * chance
-            self.add(at_s, "draft", drafter="draft", started_s=round(at_s - 0.015, 6), ended_s=round(at_s, 6))
+            self.add(at_s, "draft", drafter=0, started_s=round(at_s - 0.015, 6), ended_s=round(at_s, 6))
             self.add(at_s, "nodes", request=self.request, nodes=guesses)
             sent = [guess[0] for guess in guesses]
             self.add(at_s, "sent", segment=segment, parts=[[self.request, sent]], prompt_rows=0)

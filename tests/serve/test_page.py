@@ -187,6 +187,7 @@ BROKEN = {
     "another JSON": ("[1, 2]", "this is another JSON file"),
     "another version": (document([], version=2), "expected a recording of version 1, got 2"),
     "no frames": (document([]), "there is nothing in this recording"),
+    "an unknown kind": (document([{"t": 1, "kind": "<b>new</b>"}]), 'frame 0 is of the unknown kind "<b>new</b>"'),
     "no stages": (document([], stages=None), '"stages" is missing or wrong'),
     "a trip without stays": (without(recording(), "trip", "stays"), '(trip) has no right "stays"'),
     "backwards": (document([{"t": 1, "kind": "lost", "silent_s": 1}, {"t": 0, "kind": "lost", "silent_s": 1}]), "frame 1 is earlier"),

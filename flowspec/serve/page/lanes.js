@@ -153,8 +153,8 @@ function drawLinks({ context, x, names, lanePx, firstStage, nowS }, trips) {
 function drawDrafts({ context, x, lanePx, nowS }, drafts, world) {
   const boxes = [];
   for (const draft of drafts) {
-    if (draft.started_s >= nowS) continue;
-    const lane = typeof draft.drafter === "number" ? draft.drafter : Math.max(0, world.drafters.indexOf(draft.drafter));
+    const lane = draft.drafter;
+    if (draft.started_s >= nowS || lane >= Math.max(1, world.drafters.length)) continue;
     const from = x(draft.started_s);
     boxes.push([from, (lane + BAR_TOP) * lanePx, Math.max(FEW_PX, x(Math.min(nowS, draft.ended_s)) - from), (BAR_BOTTOM - BAR_TOP) * lanePx]);
   }
@@ -169,13 +169,11 @@ function drawStays({ context, x, lanePx, firstStage, startS, nowS }, trips, stag
   const crosses = [];
   const busyS = new Array(stages).fill(0);
   const height = (BAR_BOTTOM - BAR_TOP) * lanePx;
-  let number = 0;
   for (const { segment, stays } of trips) {
-    const shade = typeof segment === "number" ? Math.abs(segment) % 2 : (number += 1) % 2;
     for (const stay of stays) {
       if (stay.stage >= stages || stay.arrived_s >= nowS) continue;
       const top = (firstStage + stay.stage) * lanePx;
-      if (stay.dropped && x(stay.started_s) >= 0) crosses.push([x(Math.min(nowS, stay.started_s)), top + WAIT_AT * lanePx]);
+      if (stay.dropped) crosses.push([x(Math.min(nowS, stay.started_s)), top + WAIT_AT * lanePx]);
       const rows = stay.alive + stay.dead;
       if (!rows) continue;
       if (stay.started_s - stay.arrived_s > 1e-4) waits.push([x(stay.arrived_s), top + WAIT_AT * lanePx, x(Math.min(nowS, stay.started_s)), top + WAIT_AT * lanePx]);
@@ -184,7 +182,7 @@ function drawStays({ context, x, lanePx, firstStage, startS, nowS }, trips, stag
       const width = Math.max(FEW_PX, x(Math.min(nowS, stay.ended_s)) - from);
       const lost = (height * stay.dead) / rows;
       if (stay.dead) dead.push([from, top + BAR_TOP * lanePx, width, lost]);
-      if (stay.alive) alive[shade].push([from, top + BAR_TOP * lanePx + lost, width, height - lost]);
+      if (stay.alive) alive[segment % 2].push([from, top + BAR_TOP * lanePx + lost, width, height - lost]);
       busyS[stay.stage] += Math.max(0, Math.min(nowS, stay.ended_s) - Math.max(startS, stay.started_s));
     }
   }

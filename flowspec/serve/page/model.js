@@ -167,14 +167,19 @@ class Request {
     }
   }
 
+  // A guess and what is below it.
   _remove(id) {
-    const node = this.nodes.get(id);
-    if (!node || node.committed) return;
-    for (const child of this.children.get(id) ?? []) this._remove(child);
-    this.children.delete(id);
-    this.nodes.delete(id);
-    const siblings = this.children.get(node.parent);
-    if (siblings) this.children.set(node.parent, siblings.filter((each) => each !== id));
+    const first = this.nodes.get(id);
+    if (!first || first.committed) return;
+    const siblings = this.children.get(first.parent);
+    if (siblings) this.children.set(first.parent, siblings.filter((each) => each !== id));
+    const waiting = [id];
+    while (waiting.length) {
+      const next = waiting.pop();
+      waiting.push(...(this.children.get(next) ?? []));
+      this.children.delete(next);
+      this.nodes.delete(next);
+    }
   }
 }
 
@@ -203,6 +208,9 @@ export class World {
         break;
       case "lost":
         this.lost = true;
+        break;
+      case "missed":
+        for (const id of this.running) this._forget(id);
         break;
       case "begin":
         this._new(frame.request).begin(frame);
@@ -251,11 +259,13 @@ export class World {
     this.requests.set(id, request);
     this.order = [...this.order.filter((each) => each !== id), id];
     const ended = this.order.filter((each) => !this.requests.get(each).running && each !== this.chosen);
-    for (const old of ended.slice(0, -ENDED_KEPT)) {
-      this.requests.delete(old);
-      this.order.splice(this.order.indexOf(old), 1);
-    }
+    for (const old of ended.slice(0, -ENDED_KEPT)) this._forget(old);
     return request;
+  }
+
+  _forget(id) {
+    this.requests.delete(id);
+    this.order.splice(this.order.indexOf(id), 1);
   }
 
   // A request whose beginning was not seen, for the page was opened later, is taken as it comes.
