@@ -12,17 +12,25 @@ import { Replay } from "./replay.js";
 import { Live } from "./stream.js";
 import { Tree } from "./tree.js";
 
-const FRAME_MS = 1000 / 31; // drawn at most so often: the devices' own work comes first
+const FRAME_MS = 1000 / 30; // drawn at most so often
+const SHARED_FRAME_MS = 1000 / 12; // and on the head's own machine, if it is small: the answer's work comes first
+const SHARED_CORES = 4;
 const STILL_MS = 1000; // and for those who want little motion
 const LAG_S = [0.2, 3]; // of the live timeline: a trip is known when it is back
 const DRIFT_S = 0.0005; // per batch, by which the least delay that was seen is forgotten
 const SAID_MS = 2000;
+
+const AHEAD_MS = 12; // asked for before it is due: the screen's frames come when they come
+const CONTROLS_MS = 100;
 
 const NOTHING = { model: "", method: "", drafters: [], world: "", stages: [], frames: [] };
 
 const byId = (id) => document.getElementById(id);
 const motion = matchMedia("(prefers-reduced-motion: reduce)");
 const still = () => motion.matches;
+
+const shared = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname) && navigator.hardwareConcurrency <= SHARED_CORES;
+const frameMs = shared ? SHARED_FRAME_MS : FRAME_MS;
 
 const key = new Key(() => replay || live.open());
 const api = new Api(key);
@@ -37,10 +45,12 @@ let shown = { timeline: new Timeline(), world: new World(NOTHING) }; // live
 let behindS = null; // the person's clock less the recording's, at the quickest
 let lagS = LAG_S[0];
 let replay = null;
-let waiting = 0; // for the next frame of the screen
+let timer = 0; // until the next drawing
+let frame = 0; // of the screen that it waits for
 let drawnMs = 0;
 let dirty = true; // there is something new beside the clock
 let saidMs = 0;
+let toldMs = 0;
 
 const world = () => (replay ?? shown).world;
 
@@ -85,20 +95,24 @@ function choose(value) {
   wake();
 }
 
-// Draws soon, if anybody can see it.
+// Draws soon, if anybody can see it. Between two drawings nothing is asked of the browser, not even a frame of the screen.
 function wake() {
   dirty = true;
-  if (!waiting && !document.hidden) waiting = requestAnimationFrame(tick);
+  if (!frame && !document.hidden) soon(frameMs);
+}
+
+function soon(everyMs) {
+  clearTimeout(timer);
+  const waitMs = Math.max(0, drawnMs + everyMs - performance.now() - AHEAD_MS);
+  timer = setTimeout(() => (frame ||= requestAnimationFrame(tick)), waitMs);
 }
 
 function tick(nowMs) {
-  waiting = 0;
+  frame = 0;
   if (document.hidden) return;
-  if (nowMs - drawnMs >= (still() && !dirty ? STILL_MS : FRAME_MS)) {
-    drawnMs = nowMs;
-    draw(nowMs);
-  }
-  if (dirty || moves()) waiting = requestAnimationFrame(tick);
+  drawnMs = nowMs;
+  draw(nowMs);
+  if (moves() || dirty) soon(still() && !dirty ? STILL_MS : frameMs);
 }
 
 function moves() {
@@ -116,7 +130,7 @@ function draw(nowMs) {
   if (replay) {
     replay.advance(nowMs);
     lanes.draw(replay.timeline, replay.world, replay.nowS, replay.speed);
-    controls();
+    if (!replay.playing || nowMs - toldMs > CONTROLS_MS) controls(nowMs);
   } else {
     const wanted = Math.min(LAG_S[1], Math.max(LAG_S[0], 1.5 * shown.timeline.recentS));
     lagS += 0.02 * (wanted - lagS);
@@ -145,7 +159,8 @@ function say(now) {
 
 // Replay
 
-function controls() {
+function controls(nowMs) {
+  toldMs = nowMs;
   const play = replay.playing ? "Pause" : "Play";
   if (byId("play").textContent !== play) byId("play").textContent = play;
   byId("scrub").value = replay.nowS;
@@ -181,7 +196,7 @@ async function openFile(file) {
 function toggle(play = !replay.playing) {
   if (play) replay.play();
   else replay.pause();
-  controls();
+  controls(performance.now());
   wake();
 }
 

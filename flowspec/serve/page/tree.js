@@ -25,14 +25,20 @@ export class Tree {
     this.laid = null;
     this.seenMs = 0;
     this.moving = false;
+    this.drawn = null;
   }
 
   draw(request, nowMs) {
     const { context, width, height } = this.surface;
+    const drawn = `${request?.id} ${request?.version} ${width} ${height} ${colours.panel}`;
+    if (drawn === this.drawn && request === this.request && !this.moving) return; // as it is
+    this.drawn = drawn;
     const passedMs = Math.min(100, nowMs - this.seenMs);
     this.seenMs = nowMs;
-    if (request !== this.request) this.forget();
-    this.request = request;
+    if (request !== this.request) {
+      this.forget();
+      this.request = request;
+    }
     if (request && (this.laid?.version !== request.version || this.laid.width !== width || this.laid.height !== height)) this._aim(request, nowMs);
     this._move(nowMs, this.still() ? Infinity : passedMs);
     context.clearRect(0, 0, width, height);
