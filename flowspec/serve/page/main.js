@@ -87,7 +87,8 @@ function about() {
   const { model, method, drafters, kind } = world();
   const with_ = drafters.length ? ` with ${drafters.join(", ")}` : "";
   const where = { cluster: "", emulated: ", emulated devices", simulated: ", simulated (virtual time)" }[kind] ?? "";
-  byId("model").textContent = model ? `${model}: ${method}${with_}${where}` : "";
+  const name = model.startsWith("/") ? model.split("/").pop() : model;
+  byId("model").textContent = name ? `${name}: ${method}${with_}${where}` : "";
 }
 
 function choose(value) {
