@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 from collections.abc import Iterator
@@ -11,7 +12,6 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from starlette.testclient import TestClient
 
 from flowspec.serve.page import page_routes
 from tests.serve.browsers import WAIT_MS, Watched, browser  # noqa: F401
@@ -404,8 +404,19 @@ def test_a_hidden_tab_draws_nothing(page: Page) -> None:
     page.wait_for_function("at => document.getElementById('scrub').value > at", arg=float(at))
 
 
-def test_the_pages_files_and_no_others_are_served_with_what_keeps_them_safe(script: Script) -> None:
-    client = TestClient(script.app())
+def called(origin: str, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str]]:
+    """A response's status and headers, of a path that no client has tidied up."""
+    line = http.client.HTTPConnection(origin.removeprefix("http://"), timeout=60)
+    try:
+        line.request(method, path, headers=headers)
+        found = line.getresponse()
+        found.read()
+        return found.status, {name.lower(): value for name, value in found.getheaders()}
+    finally:
+        line.close()
+
+
+def test_the_pages_files_and_no_others_are_served_with_what_keeps_them_safe(watched: Watched) -> None:
     names = sorted(each.name for each in resources.files("flowspec.serve").joinpath("page").iterdir())
     assert {"index.html", "style.css", "main.js"} <= set(names)
     types = {
@@ -415,18 +426,15 @@ def test_the_pages_files_and_no_others_are_served_with_what_keeps_them_safe(scri
         "svg": "image/svg+xml",
     }
     for path in ["/", *(f"/page/{name}" for name in names)]:
-        found = client.get(path)
-        assert found.status_code == 200
-        assert found.headers["content-type"] == types[path.rpartition(".")[2] if path != "/" else "html"]
-        assert found.headers["cache-control"] == "no-cache"
-        assert found.headers["content-security-policy"].startswith(
-            "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
-        )
-        assert (found.headers["x-content-type-options"], found.headers["referrer-policy"]) == ("nosniff", "no-referrer")
-        assert client.get(path, headers={"if-none-match": found.headers["etag"]}).status_code == 304
-    for path in ["/page/", "/page/../page.py", "/page/%2e%2e/page.py", "/page/..%2fpage.py", "/page/none.js", "/page/page.py"]:
-        assert client.get(path).status_code == 404
-    assert client.post("/").status_code == 405
+        status, headers = called(watched.origin, path)
+        assert (status, headers["content-type"]) == (200, types[path.rpartition(".")[2] if path != "/" else "html"])
+        assert headers["cache-control"] == "no-cache"
+        assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';")
+        assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
+        assert called(watched.origin, path, **{"If-None-Match": headers["etag"]})[0] == 304
+    for path in ["/page/", "/page/../page.py", "/page/%2e%2e/page.py", "/page/..%2fpage.py", "/page/none.js", "/page/page.py", "/page"]:
+        assert called(watched.origin, path)[0] == 404
+    assert called(watched.origin, "/", "POST")[0] == 405
 
 
 def test_the_page_names_no_other_place_and_writes_no_markup() -> None:

@@ -11,7 +11,7 @@ const mean = (values) => {
 };
 
 const TILES = [
-  { name: "tokens_per_s", title: "Tokens per second", value: (found) => number(found.tokens_per_s, found.tokens_per_s < 100 ? 1 : 0), note: () => "committed, last seconds" },
+  { name: "tokens_per_s", title: "Tokens/s", value: (found) => number(found.tokens_per_s, found.tokens_per_s < 100 ? 1 : 0), note: () => "committed, last seconds" },
   { name: "S", title: "S", value: (found) => number(found.S, 2), note: () => "tokens per useful segment" },
   { name: "rho", title: "ρ (rho)", value: (found) => share(found.rho), note: () => "tokens already in flight" },
   { name: "acceptance", title: "Acceptance", value: (found) => number(found.acceptance, 2), note: () => "tokens per segment" },

@@ -101,14 +101,14 @@ export class Tree {
     const { x, y, node, leftMs, wrong } = each;
     const room = this.laid.columnPx - GAP_PX;
     const left = leftMs === null ? 1 : Math.max(0, 1 - (nowMs - leftMs) / FADE_MS);
-    context.globalAlpha = left;
+    context.globalAlpha = wrong ? 0.85 * left : left;
     context.beginPath();
     context.roundRect(x, y - CHIP_PX / 2, room, CHIP_PX, 5);
     context.fillStyle = colours.panel;
     context.fill();
     if (leftMs !== null && wrong) {
       context.strokeStyle = colours.wrong;
-      context.lineWidth = 1.6;
+      context.lineWidth = 1.2;
       context.stroke();
     } else if (node.committed) {
       context.fillStyle = colours.committed;
