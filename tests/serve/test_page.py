@@ -208,6 +208,34 @@ def test_a_broken_recording_is_refused_with_one_line_and_the_page_stays_live(pag
     expect(page.locator("#trouble")).to_be_hidden()
 
 
+def merged(*all_frames: list[dict[str, Any]]) -> dict[str, Any]:
+    return document(sorted((frame for frames in all_frames for frame in frames), key=lambda frame: frame["t"]))
+
+
+def test_of_several_answers_the_chosen_one_is_shown(page: Page) -> None:
+    one, other = recording(["Red"] * 6, request=4), recording(["Green"] * 9, request=7, seed=2)
+    replayed(page, merged(one["frames"], other["frames"]))
+    scrub(page, 1)
+    expect(page.locator("#request option")).to_have_text(["the newest", "4", "7"])
+    for label, found in (("4", one), ("7", other)):
+        page.locator("#request").select_option(label=label)
+        expect(page.locator("#strip-text")).to_have_text(text_of(found))
+
+
+def test_a_lost_stage_and_a_watcher_that_came_too_late_are_told(page: Page) -> None:
+    frames = recording(request=4)["frames"]
+    half_s = frames[-1]["t"] / 2
+    before = [frame for frame in frames if frame["t"] <= half_s]
+    replayed(page, document([*before, {"t": half_s, "kind": "lost", "silent_s": 0.4}]))
+    scrub(page, 1)
+    expect(page.locator("#summary")).to_contain_text("A stage is lost")
+    expect(page.locator("#rows td:last-child").first).to_have_text("waiting")
+    replayed(page, document([*before, {"t": half_s, "kind": "missed"}]))
+    scrub(page, 1)
+    expect(page.locator("#summary")).to_have_text("No answer has run yet.")
+    expect(page.locator("#strip-text")).to_have_text("")
+
+
 def test_markup_in_tokens_and_answers_stays_text(page: Page, script: Script) -> None:
     script.found = recording(EVIL)
     ask(page, "<i>hello</i>")

@@ -112,7 +112,8 @@ export class Chat {
   }
 
   _fail(error, asked, answer, said, text) {
-    const wait = error.status === 429 && error.retryS !== null ? ` Try again in ${Math.max(1, Math.ceil(error.retryS))} s.` : "";
+    const told = /try again in/i.test(error.message);
+    const wait = error.status === 429 && error.retryS !== null && !told ? ` Try again in ${Math.max(1, Math.ceil(error.retryS))} s.` : "";
     const line = error instanceof TypeError ? "the server cannot be reached" : error.message.replace(/\.$/, "");
     this.trouble.textContent = `${line[0].toUpperCase()}${line.slice(1)}.${wait}`;
     this.trouble.hidden = false;

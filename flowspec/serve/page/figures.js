@@ -103,21 +103,22 @@ export class Answer {
     this.select.addEventListener("change", () => chosen(this.select.value));
     this.listed = "";
     this.request = null;
-    this.version = -1;
+    this.version = "";
   }
 
   show(world) {
     this._list(world);
     const request = world.shown;
-    if (request === this.request && (request?.version ?? 0) === this.version) return;
+    const version = `${request?.version} ${world.lost}`;
+    if (request === this.request && version === this.version) return;
     this.request = request;
-    this.version = request?.version ?? 0;
+    this.version = version;
     const fresh = request?.running ? request.fresh : "";
     const before = request ? request.text.slice(0, request.text.length - fresh.length) : "";
     put(this.parts[0], request ? request.prompt : "");
     put(this.parts[1], before.length > 1200 ? `…${before.slice(-1200)}` : before);
     put(this.parts[2], fresh);
-    put(this.summary, request ? summaryOf(request) : "No answer has run yet.");
+    put(this.summary, request ? summaryOf(request, world.lost) : "No answer has run yet.");
   }
 
   _list(world) {
@@ -133,7 +134,8 @@ export class Answer {
   }
 }
 
-function summaryOf(request) {
+function summaryOf(request, lost) {
+  if (request.running && lost) return `${request.tokens} tokens committed. A stage is lost: the answer goes on when others have its layers.`;
   const guesses = [...request.nodes.values()].filter((node) => !node.committed).length;
   if (request.running) return `${request.tokens} tokens committed, ${guesses} guesses in the tree.`;
   const { reason, statistics } = request.end;

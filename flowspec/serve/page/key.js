@@ -9,6 +9,9 @@ export class Key {
     this.dialog = document.getElementById("key");
     this.input = document.getElementById("key-value");
     this.reason = document.getElementById("key-reason");
+    this.change = document.getElementById("change-key");
+    this.change.hidden = !this.value;
+    this.change.addEventListener("click", () => this.ask("The key that calls of this server's API carry."));
     this.asked = null;
     document.getElementById("key-form").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -25,6 +28,7 @@ export class Key {
   // Opens the form; resolves to whether a key was given. Those who ask meanwhile wait for the same answer.
   ask(reason) {
     if (!this.asked) {
+      this.change.hidden = false;
       this.reason.textContent = reason;
       this.input.value = "";
       this.asked = deferred();

@@ -254,7 +254,6 @@ byId("window").addEventListener("change", () => {
   lanes.windowS = Number(byId("window").value);
   wake();
 });
-byId("change-key").addEventListener("click", () => key.ask("The key that calls of this server's API carry."));
 
 document.addEventListener("keydown", (event) => {
   if (key.dialog.open || event.altKey || event.ctrlKey || event.metaKey) return;
