@@ -7,6 +7,7 @@ const LANE_LEAST_PX = 20;
 const LANES_PX = 330; // all of them, where there are many
 const AXIS_PX = 18;
 const NARROW_PX = 560;
+const WIDE_PX = 800; // from here on so many trips are shown:
 const BAR_TOP = 0.2; // parts of a lane, downwards; above it are waits and drops
 const BAR_BOTTOM = 0.88;
 const WAIT_AT = 0.11;
@@ -24,7 +25,7 @@ export class Lanes {
 
   spanS(timeline, speed) {
     if (this.windowS) return this.windowS;
-    const wanted = Math.min(WINDOW_S[1], Math.max(WINDOW_S[0], TRIPS_SHOWN * timeline.recentS));
+    const wanted = Math.min(WINDOW_S[1], Math.max(WINDOW_S[0], TRIPS_SHOWN * timeline.recentS * Math.min(1, this.surface.width / WIDE_PX)));
     return wanted * Math.min(1, speed);
   }
 

@@ -52,19 +52,18 @@ export class Tree {
   _aim(request, nowMs) {
     const { width, height } = this.surface;
     this.laid = { ...layout(request, width, height), version: request.version, width, height };
+    const known = request.path.findLast((id) => this.shown.has(id));
+    const shift = known === undefined ? 0 : this.shown.get(known).x - this.laid.places.get(known).x; // what is new moves along with the rest
     for (const [id, { x, y }] of this.laid.places) {
-      const node = request.nodes.get(id);
       const before = this.shown.get(id);
-      const parent = this.shown.get(node.parent);
-      if (before) Object.assign(before, { toX: x, toY: y, node, leftMs: null });
-      else this.shown.set(id, { x: parent ? parent.x + 12 : x, y: parent?.y ?? y, toX: x, toY: y, node, leftMs: null });
+      if (before) Object.assign(before, { toX: x, toY: y, node: request.nodes.get(id), leftMs: null });
+      else this.shown.set(id, { x: x + shift, y, toX: x, toY: y, node: request.nodes.get(id), leftMs: null });
     }
-    const path = new Set(request.path);
     for (const [id, each] of this.shown) {
       if (this.laid.places.has(id) || each.leftMs !== null) continue;
       each.leftMs = nowMs;
-      each.wrong = !request.nodes.has(id) && !path.has(id);
-      if (path.has(id)) each.toX = -2 * this.laid.columnPx;
+      each.wrong = !each.node.committed && !request.nodes.has(id);
+      each.toX -= shift;
     }
   }
 
@@ -87,7 +86,7 @@ export class Tree {
     context.lineWidth = 1.4;
     for (const { x, y, node, leftMs } of this.shown.values()) {
       const parent = this.shown.get(node.parent);
-      if (!parent || leftMs !== null || parent.leftMs !== null) continue;
+      if (!parent || x < 0 || leftMs !== null || parent.leftMs !== null) continue;
       const from = parent.x + this.laid.columnPx - GAP_PX;
       context.strokeStyle = node.committed ? colours.committed : `rgb(${colours.guess} / ${0.25 + 0.6 * node.value})`;
       context.beginPath();
@@ -100,6 +99,7 @@ export class Tree {
   _chip(context, each, nowMs) {
     const { x, y, node, leftMs, wrong } = each;
     const room = this.laid.columnPx - GAP_PX;
+    if (x < -room) return;
     const left = leftMs === null ? 1 : Math.max(0, 1 - (nowMs - leftMs) / FADE_MS);
     context.globalAlpha = wrong ? 0.85 * left : left;
     context.beginPath();
@@ -152,7 +152,8 @@ function layout(request, width, height) {
   const rows = Math.max(1, Math.floor(height / ROW_PX));
   const kept = Math.min(request.path.length, Math.max(1, Math.round(columns / 4)));
   const places = new Map();
-  request.path.slice(-kept).forEach((id, column) => places.set(id, { x: column * columnPx, y: ROW_PX / 2 }));
+  const before = request.path.length - kept; // these have left to the left, and are drawn while they go
+  request.path.forEach((id, at) => places.set(id, { x: (at - before) * columnPx, y: ROW_PX / 2 }));
   const { children, guesses } = chosen(request, columns - kept, rows);
   let free = 1;
   const place = (id, depth, row) => {
