@@ -15,6 +15,7 @@ FILES = sorted((ROOT / "flowspec").rglob("*.py"))
 LAYERS = [
     {"cli"},
     {"testbed", "runtime", "sim"},
+    {"watch"},
     {"draft", "model", "plan", "wire"},
     {"core"},
     {"tree", "noise", "errors", "interruption"},
