@@ -25,6 +25,8 @@ from flowspec.watch.spelling import Decode
 WATCHERS_MAX = 16
 BATCHES_MAX = 100
 """Batches that wait for one watcher: ten seconds."""
+MISSES_MAX = 6
+"""A watcher that has missed so many full queues without a look is taken off the list."""
 EVERY_S = 0.1
 DEVICES_EVERY_S = 1.0
 KEPT_CHARS_MAX = 32 << 20
@@ -56,9 +58,16 @@ class Watcher:
 
     def __init__(self) -> None:
         self._batches: deque[Batch] = deque()
+        self._misses = 0
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has taken nothing for so long that nobody can be there."""
+        return self._misses >= MISSES_MAX
 
     def take(self) -> list[Batch]:
         """What came since the last call."""
+        self._misses = 0
         found = []
         while self._batches:
             found.append(self._batches.popleft())
@@ -69,6 +78,7 @@ class Watcher:
         if len(self._batches) < BATCHES_MAX:
             self._batches.append(batch)
             return
+        self._misses += 1
         self._batches.clear()
         self._batches.append(Batch([{"t": present.t, "kind": "missed"}, *present.frames()]))
 
@@ -163,6 +173,10 @@ class Watch:
             if not self._watchers:
                 self._end()
 
+    def has(self, watcher: Watcher) -> bool:
+        """Whether somebody watches still."""
+        return watcher in self._watchers
+
     def close(self) -> None:
         """Nobody watches any more."""
         with self._lock:
@@ -232,8 +246,10 @@ class Watch:
             for frame in frames:
                 self._kept.take(frame, recorder.present)
         batch = Batch(frames)
-        for watcher in self._watchers:
+        for watcher in list(self._watchers):
             watcher.give(batch, recorder.present)
+            if watcher.is_gone:
+                self.leave(watcher)
 
     def _look_at_devices(self) -> list[dict[str, Any]]:
         """What each device last said of itself, those of earlier pipelines included."""

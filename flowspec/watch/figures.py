@@ -22,8 +22,6 @@ class Figures:
         self._busy: list[deque[tuple[float, float]]] = []
         self._begun_s = 0.0
         self._first_s: float | None = None
-        self._ended_s = 0.0
-        self._is_told = True
 
     def take(self, frame: Frame) -> None:
         t, kind = frame["t"], frame["kind"]
@@ -33,7 +31,6 @@ class Figures:
             self._answers[frame["request"]] = set()
         elif kind == "end":
             self._answers.pop(frame["request"], None)
-            self._ended_s, self._is_told = t, False
         elif kind == "sent":
             for request, nodes in frame["parts"]:
                 self._answers.get(request, set()).update(nodes)
@@ -65,14 +62,10 @@ class Figures:
         self._begun_s, self._first_s = now_s, None
 
     def frame(self, t: float) -> Frame | None:
-        """The figures at `t`; None where nothing is under way and the last ones have been told."""
-        if self._answers:
-            at_s, self._is_told = t, False
-        elif not self._is_told:
-            at_s, self._is_told = min(t, self._ended_s), True
-        else:
+        """The figures at `t`; None where nothing is under way."""
+        if not self._answers:
             return None
-        since_s = at_s - WINDOW_S
+        since_s = t - WINDOW_S
         for past in (self._tokens, self._sent, self._dropped):
             while past and past[0][0] < since_s:
                 past.popleft()
@@ -84,11 +77,11 @@ class Figures:
         return {
             "t": t,
             "kind": "figures",
-            "tokens_per_s": self._rate(at_s, since_s),
+            "tokens_per_s": self._rate(t, since_s),
             "S": _ratio(tokens, len(self._tokens)),
             "rho": _ratio(sum(known for _, _, known in self._tokens), tokens),
             "acceptance": _ratio(tokens, segments),
-            "busy": [self._share(lane, max(since_s, self._begun_s), at_s) for lane in self._busy],
+            "busy": [self._share(lane, max(since_s, self._begun_s), t) for lane in self._busy],
             "dropped_rows": sum(rows for _, rows in self._dropped),
         }
 

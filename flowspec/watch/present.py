@@ -11,6 +11,8 @@ from typing import Any
 
 from flowspec.watch.figures import Frame
 
+TEXT_KEPT = 200
+
 
 @dataclass(slots=True)
 class Living:
@@ -20,6 +22,8 @@ class Living:
     root: Frame | None = None
     nodes: dict[int, list[Any]] = field(default_factory=dict)
     tokens: int = 0
+    text: str = ""
+    """The end of what it has said by now."""
 
     def advance(self, committed: list[list[Any]]) -> None:
         """The last of these is the root now; what is not below it is dead."""
@@ -27,6 +31,7 @@ class Living:
         node, text = committed[-1]
         self.root = {**self.root, "node": node, "token": text, "position": self.root["position"] + len(committed)}
         self.tokens += len(committed)
+        self.text = (self.text + "".join(text for _, text in committed))[-TEXT_KEPT:]
         below = {node}
         nodes = {}
         for each, row in self.nodes.items():

@@ -190,7 +190,7 @@ class Recorder:
         out.append(frame)
 
     def _tick(self, now_s: float, out: list[Frame]) -> None:
-        """The figures that are due by now; of a time in which nothing happened only the first ones are told."""
+        """The figures that are due by now, while an answer is under way."""
         while self._figures_due_s <= self._at(now_s):
             self._t = max(self._t, round(self._figures_due_s, 6))
             frame = self._figures.frame(self._t)
@@ -219,6 +219,8 @@ class Recorder:
         for look in moment.looks:
             self._read_look(look, out)
         for request, reason, statistics in moment.reports:
+            if (figures := self._figures.frame(self._t)) is not None:
+                self._tell(out, figures)
             self._running.pop(request, None)
             self._tell(out, {"kind": "end", "request": request, "reason": reason, "statistics": statistics})
         for command in moment.commands:

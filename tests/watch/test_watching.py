@@ -9,7 +9,7 @@ import pytest
 
 from flowspec.core.cluster_messages import Pong
 from flowspec.runtime import watching
-from flowspec.runtime.watching import BATCHES_MAX, WATCHERS_MAX, Batch, TooManyError, Watcher
+from flowspec.runtime.watching import BATCHES_MAX, MISSES_MAX, WATCHERS_MAX, Batch, TooManyError, Watcher
 from flowspec.watch.figures import Frame
 from flowspec.watch.present import Present
 from flowspec.watch.recording import wrong_document
@@ -81,6 +81,21 @@ def test_a_slow_watcher_misses_what_waits_and_goes_on_with_the_present() -> None
     assert kinds[0] == "missed"
     assert shown(found) == shown(present)
     assert found.stages == present.stages
+
+
+def test_a_watcher_that_never_looks_is_taken_off_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "BATCHES_MAX", 2)
+    head = VirtualHead(1)
+    watch = watched(head)
+    gone, there = watch.join(), watch.join()
+    for _ in range(2 * MISSES_MAX + 3):
+        assert watch._recorder is not None
+        watch._devices_due_s = 0.0
+        watch._turn(watch._recorder)
+        assert there.take()
+    assert (watch.has(gone), watch.has(there)) == (False, True)
+    watch.leave(there)
+    assert head.observers == []
 
 
 def test_only_so_many_may_watch() -> None:
