@@ -45,6 +45,8 @@ class TokenTree:
         self._ready: set[int] = set()
         self._unsent: list[float] = []
         self.path: list[int] = []
+        self.dropped: list[int] = []
+        """Every node that was dropped (`drop`), in order; what else dies follows from the path."""
         self.sent_alive = 0
 
     def __len__(self) -> int:
@@ -98,6 +100,10 @@ class TokenTree:
         if rank > len(self._unsent):
             return 0.0
         return math.exp(min(0.0, self._unsent[-rank] - self._log_value[self.path[-1]]))
+
+    def table(self, first: int) -> tuple[list[int], list[int], list[float]]:
+        """Parents, tokens and log values of all nodes from id `first` on, whatever became of them."""
+        return self._parent[first:], self._token[first:], self._log_value[first:]
 
     def state(self, node: int) -> NodeState:
         return self._state[node]
@@ -165,6 +171,7 @@ class TokenTree:
         dead = self._subtree(node)
         del self._children[self._parent[node]][self._token[node]]
         self._kill(dead)
+        self.dropped += dead
         return sorted(dead)
 
     def best_unsent(self, count_max: int, value_min: float = 0.0) -> list[int]:

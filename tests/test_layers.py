@@ -16,6 +16,7 @@ LAYERS = [
     {"cli"},
     {"serve"},
     {"testbed", "runtime", "sim"},
+    {"watch"},
     {"draft", "model", "plan", "wire"},
     {"core"},
     {"tree", "noise", "errors", "interruption"},

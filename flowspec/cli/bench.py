@@ -1,7 +1,7 @@
 """Run an experiment: methods x prompts x testbeds, on real, emulated or simulated devices.
 
-Writes results.jsonl while it runs, then summary.json, summary.md, speedup.png, timeline.png and trace.json; with users loads.jsonl, then
-summary.json, summary.md and load.png; with chains of models chains.png, too. Interrupted, it goes on where it was when it is started again. Exit status 1 if an answer differs
+Writes results.jsonl while it runs, then summary.json, summary.md, speedup.png, timeline.png and trace.json, and of virtual time a recording
+of an answer by each of a few methods; with users loads.jsonl, then summary.json, summary.md and load.png; with chains of models chains.png, too. Interrupted, it goes on where it was when it is started again. Exit status 1 if an answer differs
 from plain decoding's.
 """
 
@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from flowspec.cli.options import note, number_list, positive
 from flowspec.core.limits import DRAFTERS_MAX
 from flowspec.draft.choose import NONE, check_drafter
 from flowspec.errors import InputError
-from flowspec.model.files import BUNDLED
+from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.testbed import chain_report, chains, load_report, load_summary, plots, timeline
 from flowspec.testbed.bench import ANSWERS, LOADS, TUNED_FILE, Step, in_order, open_out, read_cases, run_simulated, total, warm_up_cases
 from flowspec.testbed.command import reals, wholes
@@ -36,11 +37,14 @@ from flowspec.testbed.load_runs import total as load_total
 from flowspec.testbed.outcome import WRONG, Record
 from flowspec.testbed.plain import Case, make_samplings
 from flowspec.testbed.report import markdown, show
+from flowspec.testbed.simulated import stages_of
 from flowspec.testbed.summary import summarise
 from flowspec.testbed.trace import Trace
 from flowspec.testbed.tune import Start, tune
 from flowspec.testbed.validation import show_validation, validate
 from flowspec.testbed.virtual_runs import VirtualRuns
+from flowspec.watch.recording import About, record_document, write_recording
+from flowspec.watch.spelling import Decode, as_numbers
 
 DEFAULT = "paper-bundled"
 JOBS_MAX = 64
@@ -278,19 +282,36 @@ def _write(bench: Bench, cases: Sequence[Case], summary: dict[str, Any], traces:
     (out / "summary.md").write_text(markdown(summary) + chain_report.markdown(summary.get("chains", ()), bench.world), "utf-8")
     plots.speedup(summary, out / "speedup.png")
     if bench.world == SIMULATED:
-        traces = _simulated_traces(bench, cases)
+        traces = _recorded(bench, cases, out)
     if traces:
         stages = max(len(trip.hops) for trace in traces.values() for trip in trace.trips)
         timeline.draw(traces, out / "timeline.png", title=f"{bench.name} ({bench.world})", stages=stages)
         (out / "trace.json").write_text(json.dumps(timeline.chrome(traces)), "utf-8")
 
 
-def _simulated_traces(bench: Bench, cases: Sequence[Case]) -> dict[str, Trace]:
-    """One answer of the first testbed with each of a few methods: the longest at the first temperature."""
+def _recorded(bench: Bench, cases: Sequence[Case], out: Path) -> dict[str, Trace]:
+    """One answer of the first testbed with each of a few methods: the longest at the first temperature. Writes a recording of each, too."""
     testbed = bench.testbeds[0]
     here = [setup for setup in bench.setups if setup.runs_on(testbed.name)]
     chosen = [setup for name in DRAWN for setup in here if setup.name == name]
     drawn: list[Setup] = (chosen if len(chosen) > 1 else here)[-PANELS_MAX:]
     case = max((case for case in cases if case.sampling.temperature == bench.temperatures[0]), key=lambda case: len(case.answer))
     runs = VirtualRuns(bench, warm_up_cases(cases))
-    return {setup.name: runs.trace(testbed, setup, case) for setup in drawn}
+    decode = _decode(bench)
+    traces = {}
+    for setup in drawn:
+        run = runs.recorded(testbed, setup, case, decode)
+        about = About(world=SIMULATED, model=bench.model, method=setup.name, drafters=bench.drafters_of(setup), stages=stages_of(testbed))
+        slug = re.sub("[^a-z0-9]+", "-", setup.name.lower()).strip("-")
+        write_recording(out / f"recording-{slug}.json", record_document(about, run.frames))
+        traces[setup.name] = run.trace
+    return traces
+
+
+def _decode(bench: Bench) -> Decode:
+    """What tokens of the experiment's model read as."""
+    if bench.is_synthetic or not (files := ModelFiles(bench.model)).has_tokenizer:
+        return as_numbers
+    from flowspec.model.text import Tokenizer  # which takes seconds to import
+
+    return Tokenizer(files).decode

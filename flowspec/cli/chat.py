@@ -9,7 +9,7 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from flowspec.cli import resume, statistics
 from flowspec.cli.answer import Outcome, Question, ask, drafter_lines, from_head, record
 from flowspec.cli.diary import Diary
 from flowspec.cli.expertise import expertise_table
+from flowspec.cli.history import line_history
 from flowspec.cli.options import (
     add_decoding_arguments,
     add_model_arguments,
@@ -35,6 +36,9 @@ from flowspec.cli.options import (
     pick_limits,
     pick_sampling,
 )
+from flowspec.cli.recorded import check_recording, recorded
+from flowspec.cli.screen import blocks_of, strip_line
+from flowspec.cli.strip import Strip
 from flowspec.cli.wrap import WordWrap
 from flowspec.core.messages import Sampling
 from flowspec.errors import ClusterError, InputError, PeerError
@@ -43,8 +47,10 @@ from flowspec.model.text import Messages, Tokenizer, recommended
 from flowspec.plan.memory import mib
 from flowspec.runtime.journal.lines import Content, Entry
 from flowspec.runtime.session import Limits, Session, Survival, open_session
+from flowspec.runtime.watching import watch_session
 
-HISTORY_LINES_MAX = 1000
+ROWS_MIN = 6
+"""A lower terminal has no room for a live line."""
 LAST = Path()
 """What `--resume` without a file means."""
 HELP = """\
@@ -52,6 +58,8 @@ HELP = """\
 /reset          forget the dialogue and begin again
 /system [TEXT]  set the system text; without TEXT, remove it
 /stats          figures of the last answer and of the stages
+/watch          show a live line of the stages under answers; again: no more
+/record FILE    save a recording of the next answer, for flowspec top --replay
 /save FILE      write the dialogue to FILE as JSON
 /quit           leave (Ctrl-D does, too)
 Ctrl-C          stop the answer"""
@@ -83,6 +91,10 @@ def run(args: argparse.Namespace) -> int:
         check_flags(args)
         decoding = decoding_options(args, args.method, joined(args.drafter), args.chain)
         loaded: list[Tokenizer] = []
+        chats: list[Chat] = []
+
+        def tell(text: str) -> None:
+            (chats[0].tell if chats else note)(text)
 
         def load(files: ModelFiles) -> None:
             if content is not None:
@@ -93,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
             """The cluster as the flags say; what an earlier call opened is closed."""
             stack.close()
             with loading_bar(quiet=args.json) as progress:
-                survival = Survival(on_note=lambda text: note(f"\n({text})"))
+                survival = Survival(on_note=lambda text: tell(f"\n({text})"))
                 return stack.enter_context(open_session(cluster_options(args, args.local), decoding, progress, meanwhile, survival))
 
         session = connect(load)
@@ -114,6 +126,7 @@ def run(args: argparse.Namespace) -> int:
             diary=diary,
             messages=[] if content is None else content.messages(),
         )
+        chats.append(chat)
         if not args.json:
             chat.greet()
         with line_history():
@@ -153,6 +166,9 @@ class Chat:
     diary: Diary
     messages: Messages = field(default_factory=list)
     last: tuple[Question, Outcome] | None = None
+    is_watching: bool = False
+    strip: Strip | None = None
+    record_to: Path | None = None
 
     def greet(self) -> None:
         assert self.session is not None
@@ -222,6 +238,8 @@ class Chat:
             "/system": self.set_system,
             "/stats": lambda text: self.show_stats(),
             "/save": self.save,
+            "/watch": self.toggle_watch,
+            "/record": self.record,
         }
         if name in ("/quit", "/exit"):
             return False
@@ -257,6 +275,35 @@ class Chat:
             return
         self.console.print(f"(saved {len(self.messages)} messages to {escape(text)})")
 
+    def toggle_watch(self, text: str) -> None:
+        if self.is_json or not self.console.is_terminal:
+            self.console.print("(/watch draws in a terminal, which this output is not; nothing is shown)")
+            return
+        self.is_watching = not self.is_watching
+        self.console.print("(a live line under answers: on)" if self.is_watching else "(a live line under answers: off)")
+
+    def record(self, text: str) -> None:
+        """The next answer is recorded."""
+        if not text:
+            self.console.print("[red]expected a file: /record answer.json[/]")
+            return
+        try:
+            path = Path(text).expanduser()
+            check_recording(path)
+        except (InputError, RuntimeError) as error:
+            self.console.print(f"[red]{escape(str(error))}[/]")
+            return
+        self.record_to = path
+        self.console.print(f"(the next answer is recorded in {escape(text)})")
+
+    def tell(self, text: str) -> None:
+        """What happens beside the answer, on lines of its own."""
+        strip = self.strip
+        if strip is None:
+            note(text)
+        else:
+            strip.aside(lambda: note(text))
+
     def answer(self, line: str) -> None:
         if self.session is None:
             self.session = self.connect()
@@ -285,9 +332,12 @@ class Chat:
     def follow(self, session: Session, question: Question) -> None:
         """Shows an answer up to its end."""
         wrap = WordWrap(self.console.width if sys.stdout.isatty() else 0)
-        outcome = ask(session, question, lambda text: self.show(wrap.push(text)), self.diary.tokens)
-        self.diary.end(outcome)
-        self.show(wrap.finish())
+        path, self.record_to = self.record_to, None
+        with recorded(session, self.tokenizer, path):
+            with self.watching(session):
+                outcome = ask(session, question, lambda text: self.show(wrap.push(text)), self.diary.tokens)
+                self.show(wrap.finish())
+            self.diary.end(outcome)
         self.last = (question, outcome)
         self.messages.append({"role": "assistant", "content": outcome.text or ""})
         if self.is_json:
@@ -295,8 +345,29 @@ class Chat:
             return
         self.console.print(f"\n[dim]{outcome.figures}[/]\n")
 
+    @contextlib.contextmanager
+    def watching(self, session: Session) -> Iterator[None]:
+        """Under what is shown meanwhile there is a live line, if that is wanted and there is room."""
+        if not self.is_watching or self.console.height < ROWS_MIN:
+            yield
+            return
+        watch = watch_session(session, self.tokenizer.decode)
+        watch.join()
+        blocks = blocks_of(self.console)
+        self.strip = Strip(sys.stdout, lambda: strip_line(watch.present, self.console.width, blocks=blocks))
+        self.strip.start()
+        try:
+            yield
+        finally:
+            self.strip.stop()
+            self.strip = None
+            watch.close()
+
     def show(self, text: str) -> None:
-        if not self.is_json:
+        if self.strip is not None:
+            if text:
+                self.strip.show(text)
+        elif not self.is_json:
             print(text, end="", flush=True)
 
     def show_stats(self) -> None:
@@ -325,27 +396,3 @@ class Chat:
         )
         if (known := expertise_table(self.session, self.tokenizer)) is not None:
             self.console.print(known)
-
-
-@contextlib.contextmanager
-def line_history():  # type: ignore[no-untyped-def]
-    """Line editing with a history that lasts from chat to chat, where the terminal has it."""
-    try:
-        import readline
-    except ImportError:
-        yield
-        return
-    if not sys.stdin.isatty():
-        yield
-        return
-    path = resume.state_folder() / "history"
-    readline.set_history_length(HISTORY_LINES_MAX)
-    with contextlib.suppress(OSError):
-        readline.read_history_file(path)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch(mode=0o600)
-            readline.write_history_file(path)

@@ -29,6 +29,7 @@ from flowspec.cli.options import (
     pick_sampling,
     positive,
 )
+from flowspec.cli.recorded import check_recording, recorded
 from flowspec.errors import ClusterError, InputError
 from flowspec.interruption import INTERRUPTED
 from flowspec.model.files import ModelFiles
@@ -57,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object per answer")
     parser.add_argument("--journal", type=Path, metavar="FILE", help="keep the answer in FILE as it comes, for --resume")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="go on with the answer of this journal; prints all of it")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="save a recording of the answer in FILE, for flowspec top --replay")
     add_model_arguments(parser)
     add_decoding_arguments(parser)
     add_sampling_arguments(parser)
@@ -69,9 +71,11 @@ def run(args: argparse.Namespace) -> int:
         if args.resume is None:
             check_prompt(args)
             check_journal(args)
+            check_record(args)
             check_flags(args)
         else:
             resume.refuse_fixed(args)
+            check_record(args)
             journal, content = Journal.open(args.resume, note)
             stack.enter_context(journal)
             resume.follow_setting(args, content.setting)
@@ -119,7 +123,8 @@ def _answer(args: argparse.Namespace, stack: contextlib.ExitStack, journal: Jour
         journal = stack.enter_context(Journal.start(args.journal, resume.setting_of(args.command, session), note))
         journal.ask(resume.entry_of(question))
     try:
-        outcome = ask(session, question, (lambda text: None) if args.json else _show, keep=None if journal is None else journal.tokens)
+        with recorded(session, tokenizer, args.record):
+            outcome = ask(session, question, (lambda text: None) if args.json else _show, keep=None if journal is None else journal.tokens)
     except ClusterError:
         _show("" if args.json else "\n")  # the error gets a line of its own
         raise
@@ -152,6 +157,14 @@ def check_journal(args: argparse.Namespace) -> None:
     if args.journal.exists() or not os.access(args.journal.parent, os.W_OK):
         why = "exists; --resume goes on with it" if args.journal.exists() else "is in no folder that can be written"
         raise InputError(f"--journal: expected a new file, but {args.journal} {why}")
+
+
+def check_record(args: argparse.Namespace) -> None:
+    """Whether a recording can be written where `--record` says, before anything is started."""
+    if args.record is not None:
+        if args.prompts:
+            raise InputError("--record saves one answer; with --prompts, which has many, leave it out")
+        check_recording(args.record)
 
 
 def check_prompt(args: argparse.Namespace) -> None:

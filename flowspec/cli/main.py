@@ -14,7 +14,7 @@ import sys
 from typing import Any, NoReturn
 
 from flowspec import __version__
-from flowspec.cli import bench, chat, daemon, devices, doctor, generate, keygen, plan, profile, verify
+from flowspec.cli import bench, chat, daemon, devices, doctor, generate, keygen, plan, profile, top, verify
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.interruption import INTERRUPTED, hear_signals
 from flowspec.plan.refusal import Refused
@@ -25,6 +25,7 @@ COMMANDS = {
     "generate": generate,
     "verify": verify,
     "bench": bench,
+    "top": top,
     "plan": plan,
     "profile": profile,
     "devices": devices,

@@ -174,16 +174,22 @@ class Ping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pong:
-    """A daemon's sign of life: segments waiting and run so far, how long it has been at the one that runs (0: idle), resident memory."""
+    """A daemon's sign of life: segments waiting and run so far, how long it has been at the one that runs (0: idle), resident memory.
+
+    `temperature_c` is that of its device's hottest part, None where nothing tells it.
+    """
 
     queued: int
     done: int
     memory_bytes: int
     running_s: float = 0.0
+    temperature_c: float | None = None
 
     def __post_init__(self) -> None:
         for field in ("queued", "done", "memory_bytes", "running_s"):
             check_range(field, getattr(self, field), 0, limits.ID_MAX)
+        if self.temperature_c is not None:
+            check_range("temperature_c", self.temperature_c, *limits.CELSIUS_RANGE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,8 @@ TEMPERATURE_MIN = 1e-3
 TEMPERATURE_MAX = 100.0
 VOCABULARY_MAX = 1 << 22
 ID_MAX = (1 << 62) - 1
+CELSIUS_RANGE = (-100.0, 300.0)
+"""Degrees that a device may have; what a sensor says beyond is none."""
 NAME_CHARS_MAX = 200
 TEXT_CHARS_MAX = 4096
 HEADER_BYTES_MAX = 1 << 20

@@ -42,6 +42,7 @@ from flowspec.runtime import timeouts
 from flowspec.runtime.compute import ComputeThread, Crashed, Failed, Loaded, Machine, Result
 from flowspec.runtime.emulation import DeviceEmulation
 from flowspec.runtime.health.clerk import Clerk
+from flowspec.runtime.health.thermometer import Thermometer
 from flowspec.runtime.heap import share_one_heap
 from flowspec.runtime.hold import Hold, core_of
 from flowspec.runtime.peers import Peer, Peers
@@ -89,6 +90,7 @@ class Daemon:
         self._compute = ComputeThread(machine, self._wake, emulation)
         self._emulation = emulation
         self._clerk = Clerk(machine, self._wake, keys)
+        self._thermometer = Thermometer()
         self._peers = Peers(self._port.router, name)
         self._poller = zmq.Poller()
         self._hold: Hold | None = None
@@ -121,6 +123,7 @@ class Daemon:
         finally:
             self._let_go(f"the daemon stops ({self._stopping or 'error'})", cause="gone")
             self._compute.stop(timeouts.COMPUTE_STOP_S)
+            self._thermometer.stop()
             self._context.destroy(linger=200)
             log.info("%s stopped (%s)", self.name, self._stopping or "error")
 
@@ -234,7 +237,15 @@ class Daemon:
         self._lease.renew(now_s)
         if isinstance(message, Ping):
             resident, core = psutil.Process().memory_info().rss, hold.core
-            peer.link.send(Pong(queued=core.queued, done=core.done, memory_bytes=resident, running_s=core.running_s(now_s)))
+            peer.link.send(
+                Pong(
+                    queued=core.queued,
+                    done=core.done,
+                    memory_bytes=resident,
+                    running_s=core.running_s(now_s),
+                    temperature_c=self._thermometer.last_c(),
+                )
+            )
         elif isinstance(message, Open | Commit | Release) and isinstance(hold.core, StageCore):
             self._step(hold, ControlArrived(message=message), now_s)
         elif isinstance(message, Expand | Release) and isinstance(hold.core, DrafterCore):

@@ -42,6 +42,7 @@ from flowspec.core.messages import Hop
 from flowspec.core.methods import make_method
 from flowspec.core.methods.base import Method
 from flowspec.core.mirror import DrafterTraits
+from flowspec.core.request import Request
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError, PeerError
 from flowspec.plan.placement import ClusterPlan
@@ -114,7 +115,8 @@ class Head:
         self._progress = progress
         self._drafting: list[DraftThread | RemoteDrafter] = []
         self._absent: set[int] = set()
-        self._on_event = on_event
+        self._observers: tuple[OnEvent, ...] = () if on_event is None else (on_event,)
+        self._observing = threading.Lock()
         self._timer_s: float | None = None
         self._core_s = 0.0
         self._inbox: deque[tuple[HeadEvent, Answer | None]] = deque()
@@ -141,6 +143,25 @@ class Head:
     def stages(self) -> list[Stage]:
         """The stages as they introduced themselves, in pipeline order; those of the last pipeline while there is none."""
         return self._stages_shown
+
+    @property
+    def is_formed(self) -> bool:
+        """Whether there is a pipeline now."""
+        return self._pipelines.stages is not None
+
+    def observe(self, observer: OnEvent) -> None:
+        """Has an observer told of every event from the next one on."""
+        with self._observing:
+            self._observers = (*self._observers, observer)
+
+    def unobserve(self, observer: OnEvent) -> None:
+        """An observer is told no more; it may be in the middle of a last event."""
+        with self._observing:
+            self._observers = tuple(each for each in self._observers if each is not observer)
+
+    def requests(self) -> list[Request]:
+        """Every conversation as the core has it: for observers, which run in the head's thread."""
+        return self._core.requests()
 
     @property
     def drafters(self) -> list[DraftThread | RemoteDrafter]:
@@ -343,8 +364,8 @@ class Head:
                 report = {**command.statistics.report(), "head_s": round(answer.core_s + self._core_s, 6)}
                 answer.items.put(End(reason=command.reason, reused=command.reused, statistics=report))
 
-        if self._on_event is not None:
-            self._on_event(event, commands, now_s)
+        for observer in self._observers:
+            observer(event, commands, now_s)
 
     def _disconnect(self) -> None:
         for thread in self._drafting:

@@ -68,6 +68,7 @@ class Stage:
     data_monitor: Monitor | None = None
     welcome: Welcome | None = None
     ready: Ready | None = None
+    pong: Pong | None = None
 
     def describe(self) -> str:
         return described(self.plan)
@@ -221,7 +222,9 @@ class Stages:
         elif isinstance(message, Error):
             self._blame_the_lost()
             raise error_of(self.plan, self.all.index(stage), message)
-        elif not isinstance(message, Pong):
+        elif isinstance(message, Pong):
+            stage.pong = message
+        else:
             raise PeerError(f"{stage.describe()} sent an unexpected {type(message).__name__}")
 
     def _serve_weights(self, stage: Stage) -> None:

@@ -176,8 +176,13 @@ def command(args: argparse.Namespace) -> int:
 
 def add_run_arguments(parser: argparse.ArgumentParser, *, local: int, rounds: int) -> None:
     """How many processes, rounds and tokens, and which prompts."""
-    parser.add_argument("--local", type=whole, default=local, metavar="N", help="local processes (default: %(default)s)")
+    add_prompt_arguments(parser, local=local)
     parser.add_argument("--rounds", type=whole, default=rounds, metavar="N", help="default: %(default)s")
+
+
+def add_prompt_arguments(parser: argparse.ArgumentParser, *, local: int) -> None:
+    """How many processes and tokens, and which prompts."""
+    parser.add_argument("--local", type=whole, default=local, metavar="N", help="local processes (default: %(default)s)")
     parser.add_argument("--tokens", type=whole, default=96, metavar="N", help="longest answer (default: %(default)s)")
     parser.add_argument(
         "--prompts", type=Path, default=bundled_folder("prompts.jsonl"), metavar="FILE", help="jsonl in Spec-Bench form (default: shipped)"

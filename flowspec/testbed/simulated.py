@@ -10,6 +10,7 @@ What a method costs as the papers' code does it (`Setup.published`, arXiv 2507.0
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,9 @@ from flowspec.testbed.outcome import EXACT, WRONG, Record
 from flowspec.testbed.plain import Case
 from flowspec.testbed.recording import Answered, energy_of, is_plain, record_of
 from flowspec.testbed.trace import Trace
+from flowspec.watch.figures import EVERY_S, Frame
+from flowspec.watch.recorder import Recorder, StageRows
+from flowspec.watch.spelling import Decode
 
 LOCK_STEP = ("pipedec", "flowspec-paper")
 """Methods whose stages wait for the head every turn, as published."""
@@ -102,24 +106,55 @@ def _copy_s(testbed: Testbed, layers: int, index: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """An answer in virtual time: its record, what happened, and what the head learnt."""
+    """An answer in virtual time: its record, what happened (as frames, if these were asked for), and what the head learnt."""
 
     record: Record
     trace: Trace
     learnt: Learnt
+    frames: tuple[Frame, ...] = ()
 
 
-def run(bench: Bench, testbed: Testbed, setup: Setup, case: Case, drafters: Drafters, learnt: Learnt | None = None) -> Run:
-    """Answers a case in a world of its own, with what is `learnt` so far (which is learnt from on, so give a copy)."""
+def run(
+    bench: Bench,
+    testbed: Testbed,
+    setup: Setup,
+    case: Case,
+    drafters: Drafters,
+    learnt: Learnt | None = None,
+    decode: Decode | None = None,
+) -> Run:
+    """Answers a case in a world of its own, with what is `learnt` so far (which is learnt from on, so give a copy).
+
+    With a `decode`, which gives tokens' text, it is recorded.
+    """
     trace = Trace()
+    frames: list[Frame] = []
+    world = build(testbed, setup, [case], drafters, bench.context, learnt)
+    recorder = None if decode is None else Recorder(world.head.requests, lambda: stages_of(testbed), decode, 0.0)
 
     def watch(handled: Handled) -> None:
         if handled.place == HEAD:
             trace.watch(handled.event, handled.commands, handled.now_s)  # type: ignore[arg-type]
+            if recorder is not None:
+                recorder(handled.event, handled.commands, handled.now_s)  # type: ignore[arg-type]
+                frames.extend(recorder.frames())
 
-    world = run_many(testbed, setup, [case], drafters, bench.context, learnt, watch)
+    world.on_event = watch
+    world.at(0.0, submit_of(case))
+    world.run()
+    if recorder is not None:
+        frames.extend(recorder.frames(world.clock.now_s + EVERY_S))
     record = _record(bench, testbed, setup, case, drafters, world, trace)
-    return Run(record=record, trace=trace, learnt=world.head.learnt())
+    return Run(record=record, trace=trace, learnt=world.head.learnt(), frames=tuple(frames))
+
+
+def stages_of(testbed: Testbed) -> StageRows:
+    """The boards and their layers."""
+    ends = list(itertools.accumulate(testbed.layers))
+    return [
+        {"name": f"{index + 1}: {device.name}", "layers": [end - count, end]}
+        for index, (device, count, end) in enumerate(zip(testbed.devices, testbed.layers, ends, strict=True))
+    ]
 
 
 def run_many(

@@ -22,8 +22,8 @@ from flowspec.testbed.outcome import Record
 from flowspec.testbed.plain import Case
 from flowspec.testbed.simulated import Drafters, Run, run
 from flowspec.testbed.synthetic import Synthetic
-from flowspec.testbed.trace import Trace
 from flowspec.testbed.workers import interrupted_later, open_pool
+from flowspec.watch.spelling import Decode
 
 Job = tuple[Testbed, Setup]
 Makers = dict[tuple[Case, str, bool], Maker]
@@ -71,9 +71,12 @@ class VirtualRuns:
         if not self._keeps:
             self._makers.clear()
 
-    def trace(self, testbed: Testbed, setup: Setup, case: Case) -> Trace:
-        """What happened in one answer."""
-        return self.runs(Work(number=0, case=case, jobs=((testbed, setup),)))[0].trace
+    def recorded(self, testbed: Testbed, setup: Setup, case: Case, decode: Decode) -> Run:
+        """One answer with all that happened in it; `decode` gives tokens' text."""
+        learnt = self.learnt_by(testbed, setup, case.sampling.temperature)
+        found = run(self.bench, testbed, setup, case, self.drafters(setup, case), learnt, decode)
+        self.end()
+        return found
 
     def learnt_by(self, testbed: Testbed, setup: Setup, temperature: float) -> Learnt | None:
         """What a head has learnt from the warm-up; a copy, from which it may learn on."""

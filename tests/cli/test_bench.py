@@ -22,6 +22,7 @@ from flowspec.errors import InputError
 from flowspec.testbed import tune as tune_module
 from flowspec.testbed.bench import EXPERIMENT, RESULTS, TUNED_FILE, open_out
 from flowspec.testbed.outcome import NEAR_TIE, WRONG, read_records, write_records
+from flowspec.watch.recording import read_recording
 from tests import warm
 from tests.testbed.benches import TOML
 from tests.testbed.records import record
@@ -50,6 +51,7 @@ def test_an_experiment_becomes_records_tables_and_pictures(tiny: Path, tmp_path:
     assert [row["method"] for row in summary["validation"]] == ["ar", "continuous"]
     assert {path.name for path in out.iterdir()} == {
         *(EXPERIMENT, RESULTS, "summary.json", "summary.md", "speedup.png", "timeline.png", "trace.json"),
+        *("recording-ar.json", "recording-continuous.json"),
     }
     records = read_records(out / RESULTS)
     assert len(records) == 8
@@ -58,6 +60,12 @@ def test_an_experiment_becomes_records_tables_and_pictures(tiny: Path, tmp_path:
     for picture in ("speedup.png", "timeline.png"):
         assert (out / picture).read_bytes().startswith(b"\x89PNG")
     assert json.loads((out / "trace.json").read_text())
+    for method in ("ar", "continuous"):
+        document = read_recording(out / f"recording-{method}.json")
+        assert (document["world"], document["method"], len(document["stages"])) == ("simulated", method, 2)
+        kinds = [frame["kind"] for frame in document["frames"]]
+        assert (kinds[:3], kinds.count("begin"), kinds.count("end")) == (["stages", "begin", "root"], 1, 1)
+        assert "draft" in kinds or method == "ar"
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from flowspec.testbed import simulated, timeline
 from flowspec.testbed.config import Bench, Setup, Testbed
 from flowspec.testbed.lanes import Bar, Flight, busy_share, lanes_of
 from flowspec.testbed.synthetic import Synthetic, synthetic_cases
-from flowspec.testbed.trace import Pass, Trace, Trip
+from flowspec.testbed.trace import Pass, Trace
+from flowspec.watch.trips import Trip
 from tests.testbed.benches import drafters
 from tests.testbed.test_plots import assert_is_drawn
 

@@ -158,7 +158,7 @@ def messages_of(cls: type) -> st.SearchStrategy[Any]:
         return assigns(cls)
     if cls.__name__ in SPECIAL:
         return SPECIAL[cls.__name__]
-    return build(cls, role=st.sampled_from(ROLES), doing=st.sampled_from(LOADING_STEPS))
+    return build(cls, role=st.sampled_from(ROLES), doing=st.sampled_from(LOADING_STEPS), temperature_c=DEGREES)
 
 
 @st.composite

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flowspec.core.facts import Board
-from flowspec.core.limits import NAME_CHARS_MAX
+from flowspec.core.limits import CELSIUS_RANGE, NAME_CHARS_MAX
 
 TOOL_S = 2.0
 """How long a board's own tool may take to answer."""
-_CELSIUS_RANGE = (-100.0, 300.0)
 _TRIPS_MAX = 16
 
 RunTool = Callable[[str, str], str]
@@ -37,6 +36,11 @@ def read_board(root: Path = Path("/"), run_tool: RunTool | None = None) -> Board
         cpu_mhz=cap_mhz,
         cpu_max_mhz=max_mhz,
     )
+
+
+def read_celsius(root: Path = Path("/")) -> float | None:
+    """The hottest thermal zone in degrees Celsius, None without any."""
+    return max((celsius for zone in _zones(root) if (celsius := _degrees(zone / "temp")) is not None), default=None)
 
 
 def read_text(path: Path) -> str:
@@ -83,10 +87,14 @@ def _power_mode(shown: str) -> str:
     return ""
 
 
+def _zones(root: Path) -> list[Path]:
+    return sorted((root / "sys/class/thermal").glob("thermal_zone*"))
+
+
 def _hottest(root: Path) -> tuple[float | None, float | None]:
     """The hottest thermal zone in degrees Celsius, and where that zone begins to throttle."""
     found: list[tuple[float, float | None]] = []
-    for zone in sorted((root / "sys/class/thermal").glob("thermal_zone*")):
+    for zone in _zones(root):
         celsius = _degrees(zone / "temp")
         if celsius is not None:
             trips = [
@@ -101,7 +109,7 @@ def _hottest(root: Path) -> tuple[float | None, float | None]:
 def _degrees(path: Path) -> float | None:
     milli = read_number(path)
     celsius = None if milli is None else milli / 1000
-    return celsius if celsius is not None and _CELSIUS_RANGE[0] <= celsius <= _CELSIUS_RANGE[1] else None
+    return celsius if celsius is not None and CELSIUS_RANGE[0] <= celsius <= CELSIUS_RANGE[1] else None
 
 
 def _clocks(root: Path) -> tuple[float | None, float | None]:

@@ -1,0 +1,41 @@
+"""Recording answers that a command asks for, to replay them later (`flowspec top --replay`, and the page of `flowspec serve`)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from flowspec.errors import InputError
+from flowspec.model.text import Tokenizer
+from flowspec.runtime.session import Session
+from flowspec.runtime.watching import watch_session
+from flowspec.watch.recording import write_recording
+from flowspec.watch.spelling import as_numbers
+
+
+def check_recording(path: Path) -> None:
+    """Whether a recording can be written there, before anything is started."""
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        why = "is a folder" if path.is_dir() else "is in no folder that can be written"
+        raise InputError(f"expected a file for the recording, but {path} {why}")
+
+
+@contextlib.contextmanager
+def recorded(session: Session, tokenizer: Tokenizer | None, path: Path | None) -> Iterator[None]:
+    """Writes what the head does in the meantime, one answer, to a file; nothing without one."""
+    if path is None:
+        yield
+        return
+    watch = watch_session(session, as_numbers if tokenizer is None else tokenizer.decode, keeps=True)
+    watch.join()
+    try:
+        yield
+        watch.settle()
+        document = watch.recording()
+    finally:
+        watch.close()
+    if document is None:
+        raise InputError("the answer was too long to be recorded; ask for fewer tokens")
+    write_recording(path, document)

@@ -1,0 +1,287 @@
+"""Those who watch a head: they come and go while it runs, and nothing is done for them while nobody watches.
+
+A thread makes frames ten times a second (`watch.recorder`), adds what the devices say of themselves, and puts the same batch into everybody's
+queue. Queues are bounded: who reads too slowly misses what waits, is told so, and goes on with the present.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from flowspec.errors import FlowSpecError
+from flowspec.runtime.head import Head
+from flowspec.runtime.session import Session
+from flowspec.watch.figures import Frame
+from flowspec.watch.present import Present
+from flowspec.watch.recorder import Recorder, StageRows
+from flowspec.watch.recording import About, as_text, rebased, record_document
+from flowspec.watch.spelling import Decode
+
+WATCHERS_MAX = 16
+BATCHES_MAX = 100
+"""Batches that wait for one watcher: ten seconds."""
+MISSES_MAX = 6
+"""A watcher that has missed so many full queues without a look is taken off the list."""
+EVERY_S = 0.1
+DEVICES_EVERY_S = 1.0
+KEPT_CHARS_MAX = 32 << 20
+"""Of the last recording; a longer one is given up."""
+SETTLE_S = 5.0
+
+
+class TooManyError(FlowSpecError):
+    """No more can watch."""
+
+
+class Batch:
+    """Frames that were made together, and their text once somebody wants it."""
+
+    def __init__(self, frames: list[Frame]) -> None:
+        self.frames = frames
+        self._text: str | None = None
+
+    @property
+    def text(self) -> str:
+        """A JSON list."""
+        if self._text is None:
+            self._text = as_text(self.frames)
+        return self._text
+
+
+class Watcher:
+    """One who watches; any one thread takes what is there."""
+
+    def __init__(self) -> None:
+        self._batches: deque[Batch] = deque()
+        self._misses = 0
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has taken nothing for so long that nobody can be there."""
+        return self._misses >= MISSES_MAX
+
+    def take(self) -> list[Batch]:
+        """What came since the last call."""
+        self._misses = 0
+        found = []
+        while self._batches:
+            found.append(self._batches.popleft())
+        return found
+
+    def give(self, batch: Batch, present: Present) -> None:
+        """Another batch; where too many wait, the present instead of them all."""
+        if len(self._batches) < BATCHES_MAX:
+            self._batches.append(batch)
+            return
+        self._misses += 1
+        self._batches.clear()
+        self._batches.append(Batch([{"t": present.t, "kind": "missed"}, *present.frames()]))
+
+
+class Kept:
+    """The frames of the last answer, or of those that were under way together, as text; nothing once they are too many."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._chars = 0
+        self._open: set[int] = set()
+        self.is_cut = False
+
+    def take(self, frame: Frame, present: Present) -> None:
+        """A frame, when `present` has it already."""
+        if frame["kind"] == "begin":
+            if not self._open:
+                self._begin(present, frame)
+            self._open.add(frame["request"])
+        elif not self._texts or not self._open:
+            return
+        self._add(frame)
+        if frame["kind"] == "end":
+            self._open.discard(frame["request"])
+        elif frame["kind"] == "missed":
+            self._open.clear()
+
+    def _begin(self, present: Present, frame: Frame) -> None:
+        self._texts, self._chars, self.is_cut = [], 0, False
+        self._add({"t": frame["t"], "kind": "stages", "stages": present.stages})
+        if present.devices is not None:
+            self._add({**present.devices, "t": frame["t"]})
+
+    def _add(self, frame: Frame) -> None:
+        text = "" if self.is_cut else as_text(frame)
+        self._chars += len(text)
+        if self._chars > KEPT_CHARS_MAX:
+            self._texts, self._chars, self.is_cut = [""], 0, True
+        elif not self.is_cut:
+            self._texts.append(text)
+
+    def frames(self) -> list[Frame]:
+        """All of them, on a clock of their own."""
+        texts = [] if self.is_cut else list(self._texts)
+        frames = [json.loads(text) for text in texts]
+        return rebased(frames, frames[0]["t"]) if frames else []
+
+
+class Watch:
+    """Lets others watch a head. `keeps` what it sees of the last answer for `recording`; `decode` gives tokens' text.
+
+    Any thread may call it.
+    """
+
+    def __init__(self, head: Head, about: About, decode: Decode, *, keeps: bool = False) -> None:
+        self._head = head
+        self._about = about
+        self._decode = decode
+        self._kept = Kept() if keeps else None
+        self._origin_s = time.monotonic()
+        self._lock = threading.RLock()
+        self._watchers: list[Watcher] = []
+        self._recorder: Recorder | None = None
+        self._stop = threading.Event()
+        self._devices: dict[str, dict[str, Any]] = {}
+        self._devices_due_s = 0.0
+
+    @property
+    def present(self) -> Present | None:
+        """What there is to see now, None while nobody watches. Its fields change while they are read."""
+        recorder = self._recorder
+        return None if recorder is None else recorder.present
+
+    def join(self) -> Watcher:
+        """Somebody begins to watch, with the present; raises `TooManyError`."""
+        with self._lock:
+            if len(self._watchers) >= WATCHERS_MAX:
+                raise TooManyError(f"{WATCHERS_MAX} watch already, and no more can; close one")
+            watcher = Watcher()
+            self._watchers.append(watcher)
+            if self._recorder is None:
+                self._start()
+            else:
+                watcher.give(Batch(self._recorder.present.frames()), self._recorder.present)
+            return watcher
+
+    def leave(self, watcher: Watcher) -> None:
+        """Somebody watches no more; with the last one all work for them ends."""
+        with self._lock:
+            if watcher in self._watchers:
+                self._watchers.remove(watcher)
+            if not self._watchers:
+                self._end()
+
+    def has(self, watcher: Watcher) -> bool:
+        """Whether somebody watches still."""
+        return watcher in self._watchers
+
+    def close(self) -> None:
+        """Nobody watches any more."""
+        with self._lock:
+            self._watchers.clear()
+            self._end()
+
+    def hello(self) -> dict[str, Any]:
+        """What a watcher must know before the first frame: a recording's document without frames."""
+        return {**self._described().document(), "live": True}
+
+    def recording(self) -> dict[str, Any] | None:
+        """The last answer's (of several at once, theirs), as far as somebody watched it; None without one, and where it became too long."""
+        assert self._kept is not None, "this watch keeps nothing"
+        with self._lock:
+            frames = self._kept.frames()
+        return record_document(self._described(), frames) if frames else None
+
+    def settle(self) -> None:
+        """Waits until all that happened by now has become frames, answers that have ended included."""
+        deadline_s = time.monotonic() + SETTLE_S
+        while time.monotonic() < deadline_s:
+            with self._lock:
+                if self._recorder is None:
+                    return
+                self._turn(self._recorder)
+                if not self._recorder.present.answers:
+                    return
+            time.sleep(EVERY_S / 10)
+
+    def _described(self) -> About:
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        about = self._about
+        return About(
+            world=about.world, model=about.model, method=about.method, drafters=about.drafters, stages=stages_of(self._head), created=now
+        )
+
+    # ------------------------------------------------------------------------------------------- the thread
+
+    def _start(self) -> None:
+        self._recorder = Recorder(self._head.requests, lambda: stages_of(self._head), self._decode, self._origin_s)
+        self._stop = threading.Event()
+        self._devices_due_s = 0.0
+        self._head.observe(self._recorder)
+        threading.Thread(target=self._run, args=(self._recorder, self._stop), name="watch", daemon=True).start()
+
+    def _end(self) -> None:
+        if self._recorder is not None:
+            self._stop.set()
+            self._head.unobserve(self._recorder)
+            self._recorder = None
+
+    def _run(self, recorder: Recorder, stop: threading.Event) -> None:
+        while not stop.wait(EVERY_S):
+            with self._lock:
+                if self._recorder is recorder:
+                    self._turn(recorder)
+
+    def _turn(self, recorder: Recorder) -> None:
+        now_s = time.monotonic()
+        frames = recorder.frames(now_s)
+        if now_s >= self._devices_due_s:
+            self._devices_due_s = now_s + DEVICES_EVERY_S
+            frames.append(recorder.tell({"kind": "devices", "devices": self._look_at_devices()}, now_s))
+        if not frames:
+            return
+        if self._kept is not None:
+            for frame in frames:
+                self._kept.take(frame, recorder.present)
+        batch = Batch(frames)
+        for watcher in list(self._watchers):
+            watcher.give(batch, recorder.present)
+            if watcher.is_gone:
+                self.leave(watcher)
+
+    def _look_at_devices(self) -> list[dict[str, Any]]:
+        """What each device last said of itself, those of earlier pipelines included."""
+        is_formed = self._head.is_formed
+        for row in self._devices.values():
+            row["present"] = False
+        for stage in self._head.stages:
+            pong, ready = stage.pong, stage.ready
+            self._devices[stage.plan.name] = {
+                "name": stage.plan.name,
+                "memory_bytes": pong.memory_bytes if pong is not None else ready.memory_bytes if ready is not None else 0,
+                "temperature_c": None if pong is None or pong.temperature_c is None else round(pong.temperature_c, 1),
+                "queued": 0 if pong is None else pong.queued,
+                "done": 0 if pong is None else pong.done,
+                "running_s": 0.0 if pong is None else round(pong.running_s, 3),
+                "present": is_formed,
+            }
+        return [dict(row) for row in self._devices.values()]
+
+
+def stages_of(head: Head) -> StageRows:
+    """What runs where."""
+    return [{"name": stage.name, "layers": [stage.first, stage.end]} for stage in head.plan.stages]
+
+
+def watch_session(session: Session, decode: Decode, *, keeps: bool = False) -> Watch:
+    """A watch over a session's head, until it is closed."""
+    about = About(
+        world="cluster",
+        model=session.head.plan.model,
+        method=session.decoding.method,
+        drafters=session.drafters,
+        stages=stages_of(session.head),
+    )
+    return Watch(session.head, about, decode, keeps=keeps)

@@ -1,0 +1,298 @@
+"""From what the head does to frames, things that happened, which people and pages look at (`docs/watching.md`).
+
+Two threads meet here. The head's calls the recorder with every event, and only copies what would change: rows of the trees' tables that are new,
+what was committed. Another one calls `frames` now and then, and does what takes time: text, values, instants of trips, figures.
+In virtual time both are one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flowspec.core.events import (
+    Drafted,
+    Finished,
+    HeadCommand,
+    HeadEvent,
+    PipelineLost,
+    Reformed,
+    Submit,
+    Timed,
+    ToPipeline,
+)
+from flowspec.core.messages import Segment
+from flowspec.core.request import Request
+from flowspec.watch.figures import EVERY_S, Figures, Frame
+from flowspec.watch.present import Present
+from flowspec.watch.spelling import Decode, Running, Spelling
+from flowspec.watch.trips import Trip
+
+MOMENTS_MAX = 20_000
+"""Events that wait for a reader; one that comes too late begins again with the present."""
+PROMPT_CHARACTERS = 200
+
+StageRows = list[dict[str, Any]]
+"""The pipeline: `{"name", "layers": [first, end]}` for each stage."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """How far an answer has been looked at: rows of its table, of what was dropped, of its path; and in which epoch."""
+
+    submit: Submit
+    epoch: int
+    rows: int
+    dropped: int
+    length: int
+
+
+@dataclass(slots=True)
+class _Look:
+    """What is new of an answer. With `begun` it is all new, and `living` are its guesses; with `is_again` the pipeline holds nothing of it now."""
+
+    request: int
+    root: tuple[int, int, int]
+    root_log_value: float
+    begun: Submit | None = None
+    reused: int = 0
+    is_again: bool = False
+    first: int = 0
+    table: tuple[list[int], list[int], list[float]] = ([], [], [])
+    dropped: list[int] = field(default_factory=list)
+    path: list[tuple[int, int]] = field(default_factory=list)
+    living: list[tuple[int, int, int, float]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Moment:
+    """An event, what came of it, and what there was to see."""
+
+    now_s: float
+    event: HeadEvent
+    commands: Sequence[HeadCommand]
+    looks: list[_Look]
+    reports: list[tuple[int, str, dict[str, Any]]]
+    stages: StageRows | None
+    has_missed: bool
+
+
+class Recorder:
+    """See the module. `requests` are the head core's, `stages` tells what runs where; both are called in the head's thread only.
+
+    Instants of frames count from `origin_s` of the head's clock, None: from the first event.
+    """
+
+    def __init__(
+        self, requests: Callable[[], Iterable[Request]], stages: Callable[[], StageRows], decode: Decode, origin_s: float | None = None
+    ) -> None:
+        self.present = Present()
+        self._requests = requests
+        self._stages = stages
+        self._first_stages: StageRows | None = stages()
+        self._origin_s = origin_s
+        self._moments: deque[_Moment] = deque()
+        self._seen: dict[int, _Seen] = {}
+        self._spelling = Spelling(decode)
+        self._figures = Figures()
+        self._running: dict[int, Running] = {}
+        self._sent: set[int] = set()
+        self._t = 0.0
+        self._figures_due_s = EVERY_S
+
+    # ------------------------------------------------------------------------------------- the head's thread
+
+    def __call__(self, event: HeadEvent, commands: Sequence[HeadCommand], now_s: float) -> None:
+        has_missed = len(self._moments) >= MOMENTS_MAX
+        if has_missed:
+            self._moments.clear()
+            self._seen.clear()
+        looks = []
+        for request in self._requests():
+            if request.submit is not None or request.number in self._seen:
+                look = self._look(request)
+                if look is not None:
+                    looks.append(look)
+        reports = []
+        for command in commands:
+            if isinstance(command, Finished):
+                self._seen.pop(command.request, None)
+                reports.append((command.request, command.reason, command.statistics.report()))
+        stages = self._stages() if has_missed or isinstance(event, Reformed) else None
+        self._moments.append(_Moment(now_s, event, commands, looks, reports, stages, has_missed))
+
+    def _look(self, request: Request) -> _Look | None:
+        tree, submit, number = request.tree, request.submit, request.number
+        seen = self._seen.get(number)
+        if submit is not None and (seen is None or seen.submit is not submit):
+            self._seen[number] = _Seen(submit, request.opening.epoch, len(tree), len(tree.dropped), tree.committed_length)
+            return _Look(
+                number,
+                (tree.root, tree.token(tree.root), tree.position(tree.root)),
+                tree.log_value(tree.root),
+                begun=submit,
+                reused=request.reused,
+                living=_living(request),
+            )
+        assert seen is not None
+        rows, dropped, length, epoch = len(tree), len(tree.dropped), tree.committed_length, request.opening.epoch
+        if (rows, dropped, length, epoch) == (seen.rows, seen.dropped, seen.length, seen.epoch):
+            return None
+        look = _Look(number, (tree.root, tree.token(tree.root), tree.position(tree.root)), tree.log_value(tree.root))
+        look.first, look.table = seen.rows, tree.table(seen.rows)
+        look.dropped = tree.dropped[seen.dropped :]
+        look.path = [(node, tree.token(node)) for node in tree.path[seen.length :]]
+        if epoch != seen.epoch:
+            look.is_again, look.living = True, _living(request)
+        seen.rows, seen.dropped, seen.length, seen.epoch = rows, dropped, length, epoch
+        return look
+
+    # ------------------------------------------------------------------------------------ the reader's thread
+
+    def frames(self, until_s: float | None = None) -> list[Frame]:
+        """What happened since the last call, up to now, and figures up to `until_s` of the head's clock."""
+        out: list[Frame] = []
+        if self._first_stages is not None:
+            self._tell(out, {"kind": "stages", "stages": self._first_stages})
+            self._first_stages = None
+        while True:
+            try:
+                moment = self._moments.popleft()
+            except IndexError:
+                break
+            if self._origin_s is None:
+                self._origin_s = moment.now_s
+            self._tick(moment.now_s, out)
+            self._t = max(self._t, self._at(moment.now_s))
+            self._read(moment, out)
+        if until_s is not None:
+            self._tick(until_s, out)
+        return out
+
+    def tell(self, frame: Frame, now_s: float) -> Frame:
+        """A frame that others have to add, with its instant."""
+        self._t = max(self._t, self._at(now_s))
+        out: list[Frame] = []
+        self._tell(out, frame)
+        return out[0]
+
+    def _at(self, instant_s: float) -> float:
+        """Seconds since the recording began; what was before it is its beginning."""
+        return max(0.0, round(instant_s - (self._origin_s or 0.0), 6))
+
+    def _tell(self, out: list[Frame], frame: Frame) -> None:
+        frame = {"t": self._t, **frame}
+        self.present.take(frame)
+        self._figures.take(frame)
+        out.append(frame)
+
+    def _tick(self, now_s: float, out: list[Frame]) -> None:
+        """The figures that are due by now, while an answer is under way."""
+        while self._figures_due_s <= self._at(now_s):
+            self._t = max(self._t, round(self._figures_due_s, 6))
+            frame = self._figures.frame(self._t)
+            if frame is None:
+                self._figures_due_s = math.floor(self._at(now_s) / EVERY_S) * EVERY_S
+            else:
+                self._tell(out, frame)
+            self._figures_due_s += EVERY_S
+
+    def _read(self, moment: _Moment, out: list[Frame]) -> None:
+        event = moment.event
+        if moment.has_missed:
+            self._tell(out, {"kind": "missed"})
+        if isinstance(event, Drafted):
+            started_s, ended_s = self._at(event.started_s), self._at(event.ended_s)
+            self._tell(out, {"kind": "draft", "drafter": event.drafter, "started_s": started_s, "ended_s": ended_s})
+        elif isinstance(event, PipelineLost):
+            self._sent.clear()
+            self._tell(out, {"kind": "lost", "silent_s": round(event.silent_s, 6)})
+        if moment.stages is not None:
+            self._tell(out, {"kind": "stages", "stages": moment.stages})
+        for command in moment.commands:
+            if isinstance(command, Timed) and command.segment in self._sent:
+                self._sent.discard(command.segment)
+                self._tell(out, self._trip(command, moment.now_s))
+        for look in moment.looks:
+            self._read_look(look, out)
+        for request, reason, statistics in moment.reports:
+            if (figures := self._figures.frame(self._t)) is not None:
+                self._tell(out, figures)
+            self._running.pop(request, None)
+            self._tell(out, {"kind": "end", "request": request, "reason": reason, "statistics": statistics})
+        for command in moment.commands:
+            if isinstance(command, ToPipeline):
+                self._sent.add(command.segment.segment)
+                self._tell(out, _sent(command.segment))
+
+    def _trip(self, timed: Timed, now_s: float) -> Frame:
+        trip = Trip(segment=timed.segment, rows=timed.rows, sent_s=timed.sent_s, back_s=now_s, hops=timed.hops)
+        stays = [
+            {
+                "stage": stay.stage,
+                "arrived_s": self._at(stay.arrived_s),
+                "started_s": self._at(stay.started_s),
+                "ended_s": self._at(stay.ended_s),
+                "left_s": self._at(stay.left_s),
+                "alive": stay.alive,
+                "dead": stay.dead,
+                "dropped": stay.dropped,
+            }
+            for stay in trip.stays()
+        ]
+        return {"kind": "trip", "segment": timed.segment, "sent_s": self._at(timed.sent_s), "back_s": self._at(now_s), "stays": stays}
+
+    def _read_look(self, look: _Look, out: list[Frame]) -> None:
+        request, piece = look.request, self._spelling.piece
+        if look.begun is not None:
+            self._running[request] = Running(self._spelling)
+            about = {"prompt_tokens": len(look.begun.prompt), "reused": look.reused}
+            text = self._spelling.tail(look.begun.prompt, PROMPT_CHARACTERS)
+            self._tell(out, {"kind": "begin", "request": request, **about, "text": text})
+        if look.dropped:
+            self._tell(out, {"kind": "dead", "request": request, "nodes": look.dropped})
+        nodes = [
+            [look.first + at, parent, piece(token), _value(log_value, look.root_log_value)]
+            for at, (parent, token, log_value) in enumerate(zip(*look.table, strict=True))
+        ]
+        if nodes:
+            self._tell(out, {"kind": "nodes", "request": request, "nodes": nodes})
+        if look.path:
+            running = self._running[request]
+            self._tell(out, {"kind": "tokens", "request": request, "nodes": [[node, running.push(token)] for node, token in look.path]})
+        if look.begun is not None or look.is_again:
+            self._read_root(look, out)
+
+    def _read_root(self, look: _Look, out: list[Frame]) -> None:
+        """An answer begins, or begins again: what was guessed is dead, and the tree is its root with what is below it by now."""
+        request, piece = look.request, self._spelling.piece
+        dead = list(self.present.answers[request].nodes)
+        if dead:
+            self._tell(out, {"kind": "dead", "request": request, "nodes": dead})
+        node, token, position = look.root
+        self._tell(out, {"kind": "root", "request": request, "node": node, "token": piece(token), "position": position})
+        if look.living:
+            nodes = [[each, parent, piece(token), _value(log_value, look.root_log_value)] for each, parent, token, log_value in look.living]
+            self._tell(out, {"kind": "nodes", "request": request, "nodes": nodes})
+
+
+def _living(request: Request) -> list[tuple[int, int, int, float]]:
+    tree = request.tree
+    return [(node, tree.parent(node), tree.token(node), tree.log_value(node)) for node in sorted(tree.living())]
+
+
+def _value(log_value: float, root_log_value: float) -> float:
+    return round(math.exp(min(0.0, log_value - root_log_value)), 6)
+
+
+def _sent(segment: Segment) -> Frame:
+    """What left the head; rows of prompts are only counted."""
+    parts = [
+        [part.commit.request, [node for node, is_prompt in zip(part.ids, part.committed, strict=True) if not is_prompt]]
+        for part in segment.parts
+    ]
+    prompt_rows = sum(sum(part.committed) for part in segment.parts)
+    return {"kind": "sent", "segment": segment.segment, "parts": parts, "prompt_rows": prompt_rows}

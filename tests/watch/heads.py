@@ -1,0 +1,58 @@
+"""A head in virtual time that can be watched like a running one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from flowspec.core.request import Request
+from flowspec.runtime.head import OnEvent
+from flowspec.runtime.watching import Watch
+from flowspec.sim.record import HEAD
+from flowspec.sim.world import Handled
+from flowspec.watch.recording import About
+from flowspec.watch.spelling import as_numbers
+from tests.sim.swarm import Play, draw
+
+
+class VirtualHead:
+    """What a `Watch` needs of `runtime.head.Head`, over a simulated schedule that goes on when it is told to."""
+
+    def __init__(self, seed: int) -> None:
+        self.play = Play(draw(seed), checks=False)
+        self.observers: list[OnEvent] = []
+        self.is_formed = True
+        self.pongs: dict[int, Any] = {}
+        count = len(self.play.world.stages)
+        plans = [SimpleNamespace(name=f"board-{index}", first=index, end=index + 1) for index in range(count)]
+        self.plan = SimpleNamespace(model="made", stages=plans)
+        self.stages = [SimpleNamespace(plan=plan, pong=None, ready=None) for plan in plans]
+        go_on = self.play.world.on_event
+        assert go_on is not None
+
+        def look(handled: Handled) -> None:
+            go_on(handled)
+            if handled.place == HEAD:
+                for observer in list(self.observers):
+                    observer(handled.event, handled.commands, handled.now_s)  # type: ignore[arg-type]
+
+        self.play.world.on_event = look
+
+    def observe(self, observer: OnEvent) -> None:
+        self.observers.append(observer)
+
+    def unobserve(self, observer: OnEvent) -> None:
+        self.observers.remove(observer)
+
+    def requests(self) -> list[Request]:
+        return self.play.world.head.requests()
+
+    def run(self, until_s: float = float("inf")) -> None:
+        self.play.world.run(until_s=until_s, events_max=20_000)
+
+
+def watched(head: VirtualHead, *, keeps: bool = False) -> Watch:
+    about = About(world="simulated", model="made", method="any", drafters=(), stages=[])
+    watch = Watch(head, about, as_numbers, keeps=keeps)  # type: ignore[arg-type]
+    watch._origin_s = 0.0  # the virtual clock's
+    return watch
