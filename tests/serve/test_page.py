@@ -14,9 +14,12 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from flowspec.serve.page import page_routes
+from flowspec.watch.recording import wrong_document
 from tests.serve.browsers import WAIT_MS, Watched, browser  # noqa: F401
 from tests.serve.recordings import document, recording, text_of
 from tests.serve.scripted import Script, serving
+from tests.watch.heads import VirtualHead
+from tests.watch.heads import watched as watched_head
 
 DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 EVIL = ["<img src=x onerror=alert(1)>", "<script>document.title='owned'</script>", " <b>bold</b>", " &amp;", " \u202eright"]
@@ -98,6 +101,7 @@ def test_a_chat_shows_the_answer_and_moves_timeline_tree_and_tiles(page: Page, s
     expect(page.locator("#summary")).to_contain_text("tokens, ended by stop")
     assert committed(page) == text_of(script.found)
     expect(page.locator("#rows tr").first).to_contain_text("jetson-a0–21.0 GiB49 °C")
+    expect(page.locator("#rows tr").first).to_contain_text("idle")
     expect(page.locator("#lanes")).to_have_attribute("aria-label", re.compile(r"jetson-a \d+% busy"))
     expect(page.locator(".turn-note")).to_contain_text("tokens in")
 
@@ -210,6 +214,29 @@ def test_a_broken_recording_is_refused_with_one_line_and_the_page_stays_live(pag
 
 def merged(*all_frames: list[dict[str, Any]]) -> dict[str, Any]:
     return document(sorted((frame for frames in all_frames for frame in frames), key=lambda frame: frame["t"]))
+
+
+def test_a_recording_made_in_virtual_time_replays_to_its_text(page: Page) -> None:
+    head = VirtualHead(3)
+    watch = watched_head(head, keeps=True)
+    watch.join()
+    head.run()
+    watch.settle()
+    made = watch.recording()
+    watch.close()
+    assert made is not None
+    begun = [(at, frame["request"]) for at, frame in enumerate(made["frames"]) if frame["kind"] == "begin"]
+    since, last = begun[-1]
+    text = text_of({"frames": [frame for frame in made["frames"][since:] if frame.get("request") == last]})
+    assert text
+    replayed(page, made)
+    expect(page.locator("#model")).to_contain_text("simulated (virtual time)")
+    scrub(page, 1)
+    expect(page.locator("#strip-text")).to_have_text(text)
+
+
+def test_the_recordings_of_these_tests_are_such_as_flowspec_reads() -> None:
+    assert [wrong_document(recording(seed=seed, request=seed)) for seed in range(4)] == [""] * 4
 
 
 def test_of_several_answers_the_chosen_one_is_shown(page: Page) -> None:

@@ -68,10 +68,11 @@ export class Figures {
       made("th", "", row).scope = "row";
       for (let cell = 0; cell < 5; cell += 1) made("td", "", row);
     }
-    wanted.forEach((each, at) => this._row(this.rows.children[at].children, each, world.lost));
+    const state = world.lost ? "waiting" : world.running.length ? "working" : "idle";
+    wanted.forEach((each, at) => this._row(this.rows.children[at].children, each, state));
   }
 
-  _row([name, layers, memory, temperature, busy, state], found, lost) {
+  _row([name, layers, memory, temperature, busy, state], found, doing) {
     const { device } = found;
     put(name, found.name);
     put(layers, found.layers ? `${found.layers[0]}–${found.layers[1] - 1}` : NONE);
@@ -81,9 +82,9 @@ export class Figures {
     temperature.className = celsius !== null && celsius >= HOT_C ? "gone" : "";
     put(busy, share(found.busy));
     const gone = device && !device.present;
-    const queued = device?.queued ?? 0;
-    put(state, gone ? "lost" : !found.layers ? "not used" : lost ? "waiting" : found.busy ? (queued ? `working, ${queued} queued` : "working") : "idle");
-    state.className = gone ? "gone" : found.busy && !lost ? "working" : "";
+    const queued = device?.queued && doing === "working" ? `, ${device.queued} queued` : "";
+    put(state, gone ? "lost" : found.layers ? `${doing}${queued}` : "not used");
+    state.className = gone ? "gone" : found.layers && doing === "working" ? "working" : "";
   }
 }
 
