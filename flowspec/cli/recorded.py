@@ -37,5 +37,5 @@ def recorded(session: Session, tokenizer: Tokenizer | None, path: Path | None) -
     finally:
         watch.close()
     if document is None:
-        raise InputError("the answer was too long to be recorded; ask for fewer tokens")
+        raise InputError("nothing is recorded: the answer was too long for it, or was known before it began")
     write_recording(path, document)

@@ -15,6 +15,7 @@ from typing import Any
 
 from flowspec.core.events import (
     Drafted,
+    Emit,
     Finished,
     HeadCommand,
     HeadEvent,
@@ -75,7 +76,7 @@ class _Moment:
     event: HeadEvent
     commands: Sequence[HeadCommand]
     looks: list[_Look]
-    reports: list[tuple[int, str, dict[str, Any]]]
+    reports: dict[int, dict[str, Any]]
     stages: StageRows | None
     has_missed: bool
 
@@ -116,11 +117,10 @@ class Recorder:
                 look = self._look(request)
                 if look is not None:
                     looks.append(look)
-        reports = []
+        reports = {}  # of one that had ended before it began, all of it being known, nothing is told
         for command in commands:
-            if isinstance(command, Finished):
-                self._seen.pop(command.request, None)
-                reports.append((command.request, command.reason, command.statistics.report()))
+            if isinstance(command, Finished) and self._seen.pop(command.request, None) is not None:
+                reports[command.request] = command.statistics.report()
         stages = self._stages() if has_missed or isinstance(event, Reformed) else None
         self._moments.append(_Moment(now_s, event, commands, looks, reports, stages, has_missed))
 
@@ -218,15 +218,27 @@ class Recorder:
                 self._tell(out, self._trip(command, moment.now_s))
         for look in moment.looks:
             self._read_look(look, out)
-        for request, reason, statistics in moment.reports:
-            if (figures := self._figures.frame(self._t)) is not None:
-                self._tell(out, figures)
-            self._running.pop(request, None)
-            self._tell(out, {"kind": "end", "request": request, "reason": reason, "statistics": statistics})
+        paths = {look.request: look.path for look in moment.looks if look.path}
         for command in moment.commands:
-            if isinstance(command, ToPipeline):
+            if isinstance(command, Emit) and command.request in paths:
+                count = len(command.tokens)
+                self._read_tokens(command.request, paths[command.request][:count], out)
+                del paths[command.request][:count]
+            elif isinstance(command, ToPipeline):
                 self._sent.add(command.segment.segment)
                 self._tell(out, _sent(command.segment))
+            elif isinstance(command, Finished) and command.request in moment.reports:
+                self._end(command, moment.reports[command.request], out)
+
+    def _read_tokens(self, request: int, path: Sequence[tuple[int, int]], out: list[Frame]) -> None:
+        running = self._running[request]
+        self._tell(out, {"kind": "tokens", "request": request, "nodes": [[node, running.push(token)] for node, token in path]})
+
+    def _end(self, finished: Finished, statistics: dict[str, Any], out: list[Frame]) -> None:
+        if (figures := self._figures.frame(self._t)) is not None:
+            self._tell(out, figures)
+        self._running.pop(finished.request, None)
+        self._tell(out, {"kind": "end", "request": finished.request, "reason": finished.reason, "statistics": statistics})
 
     def _trip(self, timed: Timed, now_s: float) -> Frame:
         trip = Trip(segment=timed.segment, rows=timed.rows, sent_s=timed.sent_s, back_s=now_s, hops=timed.hops)
@@ -260,9 +272,6 @@ class Recorder:
         ]
         if nodes:
             self._tell(out, {"kind": "nodes", "request": request, "nodes": nodes})
-        if look.path:
-            running = self._running[request]
-            self._tell(out, {"kind": "tokens", "request": request, "nodes": [[node, running.push(token)] for node, token in look.path]})
         if look.begun is not None or look.is_again:
             self._read_root(look, out)
 

@@ -1,0 +1,316 @@
+"""The live view in a terminal: it fits 80 columns whatever is shown, tells what is known, and refuses in one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from flowspec.cli import top
+from flowspec.cli.live_source import played
+from flowspec.cli.main import main
+from flowspec.cli.screen import level, meter, report, screen, strip_line
+from flowspec.cli.strip import Strip
+from flowspec.cli.wrap import WordWrap
+from flowspec.watch.figures import Frame
+from flowspec.watch.present import Present
+from flowspec.watch.recording import as_text, record_document, write_recording
+from tests.cli.terminal import Terminal
+from tests.watch.test_recorder import ABOUT, watch_schedule
+
+WIDTH = 80
+HOSTILE = "a\x1b[2J\x07\n[red]b[/red]" + "长" * 60
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    """A schedule with several answers, and what devices said meanwhile."""
+    frames = list(watch_schedule(17)[0].frames)
+    stages = next(frame["stages"] for frame in frames if frame["kind"] == "stages")
+    rows = [device(stage["name"]) for stage in stages]
+    return record_document(ABOUT, [frames[0], {"t": 0.0, "kind": "devices", "devices": rows}, *frames[1:]])
+
+
+def device(name: str, **changes: Any) -> dict[str, Any]:
+    plain = {"name": name, "memory_bytes": 5 << 30, "temperature_c": 61.4, "queued": 2, "done": 9, "running_s": 0.1, "present": True}
+    return {**plain, **changes}
+
+
+def drawn(present: Present, about: dict[str, Any], width: int = WIDTH, **options: Any) -> str:
+    console = Console(file=io.StringIO(), width=width, height=24, force_terminal=False, color_system=None)
+    console.print(screen(present, about, **options))
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def full(stages: int, name: str = "board") -> Present:
+    """Everything at its widest."""
+    present = Present()
+    present.t = 123456.7
+    present.stages = [{"name": f"{name}-{index}", "layers": [4000 + index, 4001 + index]} for index in range(stages)]
+    rows = [device(stage["name"], memory_bytes=1000 << 30, temperature_c=-99.0, queued=1000) for stage in present.stages]
+    present.devices = {"t": 1.0, "kind": "devices", "devices": [*rows, device("spare", present=False)]}
+    present.figures = {
+        **{"t": 1.0, "kind": "figures", "tokens_per_s": 99999.9, "S": 999.99, "rho": 1.0, "acceptance": 999.99},
+        **{"busy": [1.0] * stages, "dropped_rows": 123456789},
+    }
+    for number in range(6):
+        begin: Frame = {"t": 1.0, "kind": "begin", "request": number, "prompt_tokens": 12, "reused": 0, "text": ""}
+        present.take(begin)
+        present.answers[number].text = HOSTILE
+    return present
+
+
+ABOUT_WIDE = {"world": "simulated", "model": HOSTILE, "method": "flowspec-paper", "drafters": ["a" * 60, "b" * 60], "stages": []}
+
+
+@pytest.mark.parametrize("stages", [1, 4, 24])
+@pytest.mark.parametrize("blocks", [True, False])
+def test_the_widest_screen_fits_eighty_columns(stages: int, blocks: bool) -> None:
+    from rich.cells import cell_len
+
+    for name in ("board", HOSTILE):
+        text = drawn(full(stages, name), ABOUT_WIDE, blocks=blocks)
+        assert [line for line in text.splitlines() if cell_len(line) > WIDTH] == []
+        assert "\x1b" not in text
+        assert "\x07" not in text
+        assert len(text.splitlines()) == 3 + 1 + stages + 1 + 1 + 5, "no line wraps"
+
+
+def test_what_is_known_is_shown() -> None:
+    present = full(2)
+    present.answers[3].tokens = 45
+    text = drawn(present, {**ABOUT_WIDE, "model": "bundled", "drafters": ["draft"]})
+    assert "bundled  flowspec-paper, drafter draft, simulated" in text
+    lines = {line.split()[0]: " ".join(line.split()) for line in text.splitlines() if line.strip()}
+    assert lines["device"] == "device layers state memory heat queued busy"
+    assert lines["board-1"].startswith("board-1 4001-4001 here 1000 GiB -99 C 1000 ████████████ 100%") or "here" in lines["board-1"]
+    assert "unused" in lines["spare"]
+    assert "answer 3: 45 tokens" in text
+    present.take({"t": 2.0, "kind": "lost", "silent_s": 1.0})
+    present.devices = {"t": 1.0, "kind": "devices", "devices": [device("board-0", present=False)]}
+    text = drawn(present, ABOUT_WIDE)
+    assert "the pipeline was lost" in text
+    assert "lost" in text.split("board-0")[1].splitlines()[0]
+
+
+def test_of_too_many_devices_the_first_are_shown() -> None:
+    text = drawn(full(24), ABOUT_WIDE, rows_max=5)
+    assert "and 20 more devices" in text
+    assert "board-4" in text
+    assert "board-5" not in text
+
+
+def test_meters() -> None:
+    assert [meter(share, 2) for share in (-1, 0, 0.5, 0.75, 1, 7)] == ["  ", "  ", "█ ", "█▌", "██", "██"]
+    assert meter(0.5, 4, blocks=False) == "##.."
+    assert [level(share) for share in (0, 0.5, 0.999, 1)] == ["▁", "▅", "█", "█"]
+    assert [level(share, blocks=False) for share in (0, 0.55, 1)] == ["0", "5", "9"]
+
+
+def test_the_live_line_is_narrower_than_the_terminal() -> None:
+    for stages in (1, 8, 200):
+        for width in (20, 80):
+            assert len(strip_line(full(stages), width)) < width
+    line = strip_line(full(4), 80, blocks=False)
+    assert line.startswith("busy 9999  99999.9 tokens/s  tree 0  S 999.99  rho 1.00")
+    lost = full(1)
+    lost.take({"t": 2.0, "kind": "lost", "silent_s": 1.0})
+    assert "another is being formed" in strip_line(lost, 80)
+    assert strip_line(None, 80) == ""
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_live_line_does_not_disturb_the_text(seed: int) -> None:
+    """Any text in any pieces, from any row of the screen on: with the line in between, and without it, the same stays on the screen."""
+    chances = random.Random(seed)
+    words = ["a", "word", "x" * 30, "\n", "\n\n", " ", "longer-word"]
+    text = "".join(chances.choice(words) + chances.choice(["", " "]) for _ in range(120))
+    columns, lines = chances.choice([20, 30]), chances.choice([6, 9])
+    plain, with_line = Terminal(columns, lines), Terminal(columns, lines)
+    wraps = [WordWrap(columns), WordWrap(columns)]
+    before = "before\n" * chances.randrange(8)
+    plain.write(before)
+    with_line.write(before)
+    count = 0
+
+    def line() -> str:
+        nonlocal count
+        count += 1
+        return f"busy {count}"[: columns - 1]
+
+    strip = Strip(with_line, line)  # type: ignore[arg-type]
+    strip.start()
+    at = 0
+    while at < len(text):
+        end = at + chances.randint(1, 9)
+        plain.write(wraps[0].push(text[at:end]))
+        strip.show(wraps[1].push(text[at:end]))
+        assert any(row.startswith("busy ") for row in with_line.rows)
+        assert not any("busy" in row for row in with_line.past), "the line is left behind"
+        at = end
+    plain.write(wraps[0].finish())
+    strip.show(wraps[1].finish())
+    strip.aside(lambda: with_line.write("") and None)
+    strip.stop()
+    assert with_line.whole == plain.whole
+    assert with_line.column == plain.column
+    assert count > 20
+
+
+def test_a_recording_is_shown_at_once_or_played(document: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "answer.json"
+    write_recording(path, document)
+    assert main(["top", "--replay", str(path), "--once", "--json"]) == 0
+    last = json.loads(capsys.readouterr().out)
+    present = Present()
+    for frame in document["frames"]:
+        present.take(frame)
+    assert last == report(present, document)
+    assert main(["top", "--replay", str(path), "--once"]) == 0
+    assert "no answer is under way" in capsys.readouterr().out
+    assert main(["top", "--replay", str(path), "--json", "--speed", "1000"]) == 0
+    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert shown[-1] == last
+    steps = list(played(document, 1000.0))
+    assert [frame for _, frames in steps for frame in frames] == document["frames"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--replay", "/no/file"], "/no/file: expected a recording in JSON"),
+        (["--url", "nonsense"], "--url: expected http://HOST:PORT of a running flowspec serve, got 'nonsense'"),
+        (["--url", "http://127.0.0.1:99999"], "--url: expected http://HOST:PORT"),
+        (["--url", "ftp://127.0.0.1"], "--url: expected http://HOST:PORT"),
+        (["--speed", "2"], "--speed is for --replay"),
+        (["--replay", "/no/file", "--speed", "0"], "--speed: expected a number above 0"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", *arguments]) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert message in told.err
+
+
+# --------------------------------------------------------------------------------------------- servers of all kinds
+
+
+class Server(ThreadingHTTPServer):
+    """Answers every request with one prepared answer."""
+
+    daemon_threads = True
+
+    def __init__(self, status: int, kind: str, body: bytes) -> None:
+        self.status, self.kind, self.body = status, kind, body
+        self.asked: list[tuple[str, str | None]] = []
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.asked.append((self.path, self.headers.get("Authorization")))
+        self.send_response(self.server.status)
+        self.send_header("Content-Type", self.server.kind)
+        self.end_headers()
+        self.wfile.write(self.server.body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def serve() -> Iterator[Any]:
+    started = []
+
+    def start(body: str, status: int = 200, kind: str = "text/event-stream; charset=utf-8") -> Server:
+        server = Server(status, kind, body.encode())
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        started.append((server, thread))
+        return server
+
+    yield start
+    for server, thread in started:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def stream(document: dict[str, Any]) -> str:
+    hello = {name: value for name, value in document.items() if name != "frames"} | {"live": True}
+    halves = document["frames"][:20], document["frames"][20:]
+    events = [("hello", hello), *(("frames", frames) for frames in halves)]
+    return ": hello\n\n" + "".join(f"event: {name}\ndata: {as_text(value)}\n\n" for name, value in events)
+
+
+def test_a_server_is_shown(
+    document: dict[str, Any], serve: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(stream(document))
+    monkeypatch.setenv("FLOWSPEC_API_KEY", "secret")
+    assert main(["top", "--url", server.url, "--json"]) == 0
+    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    present = Present()
+    for frame in document["frames"]:
+        present.take(frame)
+    assert shown[-1] == report(present, document)
+    assert server.asked == [("/live/events", "Bearer secret")]
+    assert main(["top", "--url", server.url + "/", "--once"]) == 0
+    assert "stage-0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "kind", "message"),
+    [
+        ("", 401, "application/json", "a key is wanted, or this one is wrong; set FLOWSPEC_API_KEY"),
+        ("<html>\x1b[2J", 200, "text/html", "expected a live view, got status 200: <html>[2J"),
+        ("busy", 503, "text/plain", "got status 503: busy"),
+        ("", 200, "text/event-stream", "ended the stream before it said anything"),
+        ("event: hello\ndata: {\n\n", 200, "text/event-stream", "an event that is no JSON"),
+        ("event: hello\ndata: []\n\n", 200, "text/event-stream", "what this FlowSpec does not know"),
+        ('event: frames\ndata: [{"t": 1, "kind": "else"}]\n\n', 200, "text/event-stream", "what this FlowSpec does not know"),
+        ("event: frames\ndata: 7\n\n", 200, "text/event-stream", "what this FlowSpec does not know"),
+    ],
+)
+def test_other_servers_are_one_line(
+    body: str, status: int, kind: str, message: str, serve: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = serve(body, status, kind)
+    assert main(["top", "--url", server.url, "--json"]) == 1
+    told = capsys.readouterr()
+    assert message in told.err
+    assert told.err.count("\n") == 1
+    assert "\x1b" not in told.err
+
+
+def test_nothing_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as free:
+        port = free.server_address[1]
+    assert main(["top", "--url", f"http://127.0.0.1:{port}"]) == 1
+    assert "nothing answers there" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_how_it_ends(document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "answer.json"
+    write_recording(path, document)
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(top, "lines", interrupt)
+    assert main(["top", "--replay", str(path)]) == 0

@@ -1,0 +1,155 @@
+"""Recordings come back as they were written, and a file that somebody else wrote is refused in one line, whatever is in it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowspec.errors import InputError
+from flowspec.watch import recording
+from flowspec.watch.recording import FRAMES_MAX, as_text, read_recording, rebased, record_document, write_recording, wrong_document
+from tests.watch.test_recorder import ABOUT, watch_schedule
+
+SEED = 4
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return record_document(ABOUT, watch_schedule(SEED)[0].frames)
+
+
+def frame(document: dict[str, Any], kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(each for each in document["frames"] if each["kind"] == kind)
+    return found
+
+
+def test_a_recording_comes_back_as_it_was_written(document: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "answer.json"
+    write_recording(path, document)
+    assert read_recording(path) == document
+    assert [each.name for each in tmp_path.iterdir()] == ["answer.json"], "nothing half-written is left"
+
+
+def test_a_recording_that_cannot_be_written_is_one_line(document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="cannot write the recording"):
+        write_recording(tmp_path / "none" / "answer.json", document)
+    monkeypatch.setattr(recording, "FILE_BYTES_MAX", 1000)
+    with pytest.raises(InputError, match="record a shorter answer"):
+        write_recording(tmp_path / "answer.json", document)
+
+
+def test_a_clock_can_begin_elsewhere(document: dict[str, Any]) -> None:
+    trip = frame(document, "trip")
+    moved = next(each for each in rebased(document["frames"], trip["sent_s"]) if each["kind"] == "trip")
+    assert moved["sent_s"] == 0.0
+    assert moved["back_s"] == pytest.approx(trip["back_s"] - trip["sent_s"], abs=2e-6)
+    assert moved["stays"][-1]["left_s"] == pytest.approx(trip["stays"][-1]["left_s"] - trip["sent_s"], abs=2e-6)
+    assert wrong_document({**document, "frames": rebased(document["frames"], trip["sent_s"])}) == ""
+    assert rebased(document["frames"], 0.0) == document["frames"]
+
+
+BROKEN_FILES = {
+    "no JSON": b"{",
+    "no text": b"\xff\xfe\x00",
+    "nested without end": b"[" * 100_000,
+    "a list": b"[]",
+    "another format": b'{"format": "else"}',
+    "a later version": b'{"format": "flowspec-recording", "version": 2}',
+    "a version that is none": b'{"format": "flowspec-recording", "version": true}',
+    "an endless number": b'{"format": "flowspec-recording", "version": 1, "world": ' + b"1" * 10_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("content", BROKEN_FILES.values(), ids=BROKEN_FILES)
+def test_files_that_are_no_recordings_are_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "broken.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as refused:
+        read_recording(path)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 400
+
+
+def test_a_file_that_is_missing_or_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        read_recording(tmp_path / "none.json")
+    with pytest.raises(InputError, match="directory"):
+        read_recording(tmp_path)
+    monkeypatch.setattr(recording, "FILE_BYTES_MAX", 1 << 20)
+    (tmp_path / "large.json").write_bytes(b" " * ((1 << 20) + 1))
+    with pytest.raises(InputError, match="at most 1 MiB"):
+        read_recording(tmp_path / "large.json")
+
+
+WRONG: dict[str, Any] = {
+    "an unknown kind": lambda d: frame(d, "sent").update(kind="else"),
+    "a kind that is none": lambda d: frame(d, "sent").update(kind=["sent"]),
+    "no instant": lambda d: frame(d, "sent").pop("t"),
+    "an instant that is none": lambda d: frame(d, "sent").update(t=float("nan")),
+    "frames out of order": lambda d: d["frames"][0].update(t=1e6),
+    "too many frames": lambda d: d.update(frames=[{}] * (FRAMES_MAX + 1)),
+    "a request that is none": lambda d: frame(d, "begin").update(request=-1),
+    "a text that is too long": lambda d: frame(d, "begin").update(text="x" * 5000),
+    "a text that is none": lambda d: frame(d, "root").update(token=5),
+    "a value above 1": lambda d: frame(d, "nodes")["nodes"][0].__setitem__(3, 1.5),
+    "a row that is short": lambda d: frame(d, "nodes")["nodes"][0].pop(),
+    "a stage out of range": lambda d: frame(d, "trip")["stays"][0].update(stage=1000),
+    "a share above 1": lambda d: frame(d, "figures").update(busy=[2.0]),
+    "layers without any": lambda d: frame(d, "stages")["stages"][0].update(layers=[3, 3]),
+    "another world": lambda d: d.update(world="moon"),
+    "no frames": lambda d: d.pop("frames"),
+    "a frame that is none": lambda d: d["frames"].insert(0, 7),
+    "statistics that are none": lambda d: frame(d, "end").update(statistics=[]),
+}
+
+
+@pytest.mark.parametrize("spoil", WRONG.values(), ids=WRONG)
+def test_every_field_is_checked(document: dict[str, Any], spoil: Any) -> None:
+    spoilt = copy.deepcopy(document)
+    assert wrong_document(spoilt) == ""
+    spoil(spoilt)
+    assert wrong_document(spoilt) != ""
+
+
+def test_values_of_any_other_type_are_refused_and_never_raise(document: dict[str, Any]) -> None:
+    """Each field of each kind of frame, replaced by what it must not be."""
+    kinds = {each["kind"]: each for each in document["frames"]}
+    refused = 0
+    for kind, one in kinds.items():
+        for name in one:
+            for value in (None, True, -1, 1e400, "x" * 5000, [[[]]], {"a": {}}, [None]):
+                frames = [{**one, name: value}]
+                wrong = wrong_document({**document, "frames": frames})
+                assert wrong != "" or (kind == "end" and name == "statistics"), f"{kind}: {name} as {value!r:.40}"
+                assert "\n" not in wrong
+                refused += 1
+    assert refused > 100
+
+
+def test_mutated_recordings_are_valid_or_refused(document: dict[str, Any]) -> None:
+    """What passes can be shown: nothing in the terminal's view breaks on it."""
+    from flowspec.cli.screen import report, screen
+    from flowspec.watch.present import Present
+
+    chances, passed = random.Random(1), 0
+    texts = [as_text(each) for each in document["frames"]]
+    for _ in range(400):
+        frames = [json.loads(text) for text in chances.sample(texts, 12)]
+        frames.sort(key=lambda each: each["t"])
+        one = chances.choice(frames)
+        one[chances.choice(list(one))] = chances.choice([0, 1, 7, [], [[0, 1]], "x", None, {}])
+        whole = {**document, "frames": frames}
+        if wrong_document(whole):
+            continue
+        passed += 1
+        present = Present()
+        for each in frames:
+            present.take(each)
+        report(present, whole)
+        screen(present, whole)
+    assert passed > 40
