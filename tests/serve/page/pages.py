@@ -1,18 +1,22 @@
-"""One headless Chromium for all tests of the page; each has a context of its own in it, and what the page must never do is looked for in all."""
+"""What tests do with a page in a browser, and what a page must never do."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from playwright.sync_api import Browser, Page, Response, sync_playwright
+from playwright.sync_api import Page, Response, ViewportSize, expect
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 """As `launch/browser` looks for them."""
-WAIT_MS = 15_000
+WAIT_MS = 30_000
+
+DESKTOP: ViewportSize = {"width": 1280, "height": 800}
+TABLET: ViewportSize = {"width": 768, "height": 1024}
+PHONE: ViewportSize = {"width": 390, "height": 844}
 
 
 def installed() -> str:
@@ -54,11 +58,38 @@ class Watched:
             self.wrong.append(f"{kind}: {text}")
 
 
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    path = installed()
-    with sync_playwright() as playwright:
-        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=path, args=flags)
-        yield browser
-        browser.close()
+def is_live(page: Page) -> None:
+    expect(page.locator("#state")).to_have_text("live")
+
+
+def ask(page: Page, text: str = "Why is the pipeline full?") -> None:
+    page.locator("#question").fill(text)
+    page.locator("#send").click()
+
+
+def answered(page: Page, text: str) -> None:
+    expect(page.locator(".turn.assistant:not(.running)").last).to_have_text(text, use_inner_text=False)
+
+
+def replayed(page: Page, found: object, name: str = "answer.json") -> None:
+    content = found if isinstance(found, str) else json.dumps(found)
+    page.locator("#file").set_input_files({"name": name, "mimeType": "application/json", "buffer": content.encode()})
+
+
+def picture(page: Page, canvas: str) -> str:
+    return str(page.evaluate("id => document.getElementById(id).toDataURL()", canvas))
+
+
+def until_changed(page: Page, canvas: str, before: str) -> None:
+    page.wait_for_function("([id, before]) => document.getElementById(id).toDataURL() !== before", arg=[canvas, before])
+
+
+def committed(page: Page) -> str:
+    return (page.locator("#strip-text").text_content() or "") + (page.locator("#strip-new").text_content() or "")
+
+
+def scrub(page: Page, share: float) -> None:
+    page.locator("#scrub").evaluate(
+        "(slider, share) => { slider.value = +slider.min + share * (slider.max - slider.min); slider.dispatchEvent(new Event('input')); }",
+        share,
+    )

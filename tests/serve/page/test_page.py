@@ -1,0 +1,167 @@
+"""The live view in a headless Chromium, before a server whose API is scripted: a chat, refusals, keys, and the keyboard alone."""
+
+from __future__ import annotations
+
+import re
+
+from playwright.sync_api import Page, expect
+
+from tests.runtime.clusters import wait_until
+from tests.serve.page.pages import Watched, answered, ask, committed, is_live, picture, replayed, until_changed
+from tests.serve.page.recordings import recording, text_of
+from tests.serve.page.scripted import Script
+
+EVIL = ["<img src=x onerror=alert(1)>", "<script>document.title='owned'</script>", " <b>bold</b>", " &amp;", " \u202eright"]
+
+
+def test_a_chat_shows_the_answer_and_moves_timeline_tree_and_tiles(page: Page, script: Script) -> None:
+    is_live(page)
+    before = {canvas: picture(page, canvas) for canvas in ("lanes", "tree")}
+    expect(page.locator("[data-figure=tokens_per_s]")).to_have_text("–")
+    ask(page)
+    for canvas, earlier in before.items():
+        until_changed(page, canvas, earlier)
+    answered(page, text_of(script.found))
+    expect(page.locator("[data-figure=tokens_per_s]")).to_have_text(re.compile(r"^\d+\.\d$"))
+    expect(page.locator("[data-figure=rho]")).to_have_text("80%")
+    expect(page.locator("#summary")).to_contain_text("tokens, ended by stop")
+    assert committed(page) == text_of(script.found)
+    expect(page.locator("#rows tr").first).to_contain_text("jetson-a0–21.0 GiB49 °C")
+    expect(page.locator("#rows tr").first).to_contain_text("idle")
+    expect(page.locator("#lanes")).to_have_attribute("aria-label", re.compile(r"jetson-a \d+% busy"))
+    expect(page.locator(".turn-note")).to_contain_text("tokens in")
+
+
+def test_the_next_question_carries_the_dialogue_and_a_new_dialogue_does_not(page: Page, script: Script) -> None:
+    script.found = recording(["Yes", "."])
+    ask(page, "Is it exact?")
+    answered(page, "Yes.")
+    ask(page, "Really?")
+    expect(page.locator(".turn.assistant:not(.running)")).to_have_count(2)
+    said = [("user", "Is it exact?"), ("assistant", "Yes."), ("user", "Really?")]
+    assert script.asked[1]["messages"] == [{"role": role, "content": content} for role, content in said]
+    assert script.asked[1]["model"] == "bundled"
+    page.locator("#new").click()
+    expect(page.locator(".turn")).to_have_count(0)
+    ask(page, "Hello")
+    answered(page, "Yes.")
+    assert script.asked[2]["messages"] == [{"role": "user", "content": "Hello"}]
+
+
+def test_markup_in_tokens_and_answers_stays_text(page: Page, script: Script) -> None:
+    script.found = recording(EVIL)
+    ask(page, "<i>hello</i>")
+    answered(page, "".join(EVIL))
+    assert committed(page) == "".join(EVIL)
+    expect(page.locator(".turn.user")).to_have_text("<i>hello</i>")
+    assert page.locator("#dialogue img, #dialogue script, #dialogue b, #dialogue i, #strip img, #strip script").count() == 0
+    assert page.title() == "FlowSpec"
+
+
+def test_refusals_are_one_readable_line_and_the_question_is_not_lost(page: Page, script: Script, watched: Watched) -> None:
+    watched.expected = {400, 429}
+    script.refusals = [
+        (400, "This model's maximum context length is 512 tokens.\nYour messages have 900.", {}),
+        (429, "The server is busy.", {"Retry-After": "7"}),
+    ]
+    trouble = page.locator("#chat-trouble")
+    ask(page, "A long question")
+    expect(trouble).to_have_text("This model's maximum context length is 512 tokens. Your messages have 900.")
+    expect(page.locator("#question")).to_have_value("A long question")
+    expect(page.locator(".turn")).to_have_count(0)
+    page.locator("#send").click()
+    expect(trouble).to_have_text("The server is busy. Try again in 7 s.")
+    page.locator("#send").click()
+    answered(page, text_of(script.found))
+    expect(trouble).to_be_hidden()
+    assert [each["messages"] for each in script.asked] == [[{"role": "user", "content": "A long question"}]] * 3
+
+
+def test_a_key_is_asked_for_and_a_wrong_one_again(page: Page, script: Script, watched: Watched) -> None:
+    is_live(page)
+    watched.expected = {401}
+    script.key = "sesame"
+    page.reload()
+    dialog, value = page.locator("#key"), page.locator("#key-value")
+    expect(page.locator("#key-reason")).to_have_text("This server asks for a key.")
+    value.fill("wrong")
+    value.press("Enter")
+    expect(page.locator("#key-reason")).to_have_text("This key was refused: Incorrect API key provided.")
+    value.fill("söme")
+    value.press("Enter")
+    expect(page.locator("#key-reason")).to_contain_text("ASCII")
+    value.fill("sesame")
+    value.press("Enter")
+    expect(dialog).to_be_hidden()
+    is_live(page)
+    ask(page)
+    answered(page, text_of(script.found))
+    assert page.evaluate("[sessionStorage.length, localStorage.length, document.cookie]") == [1, 0, ""]
+
+
+def test_without_a_key_the_page_says_so_and_asks_again_for_a_chat(page: Page, script: Script, watched: Watched) -> None:
+    is_live(page)
+    watched.expected = {401}
+    script.key = "sesame"
+    page.reload()
+    expect(page.locator("#key")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#state")).to_have_text("no key")
+    ask(page)
+    page.locator("#key-value").fill("sesame")
+    page.locator("#key-form button[type=submit]").click()
+    answered(page, text_of(script.found))
+    is_live(page)
+
+
+def test_an_answer_is_stopped_and_what_came_is_kept(page: Page, script: Script) -> None:
+    script.hold = True
+    ask(page)
+    expect(page.locator(".turn.assistant.running")).to_contain_text("The")
+    page.locator("#stop").click()
+    expect(page.locator(".turn-note")).to_have_text("stopped")
+    expect(page.locator(".turn.assistant")).to_contain_text("The")
+    expect(page.locator("#send")).to_be_visible()
+    wait_until(lambda: script.gone == 1, "the server is told")
+
+
+def test_everything_can_be_done_with_the_keyboard(page: Page, script: Script) -> None:
+    is_live(page)
+    seen: list[str] = []
+    while "send" not in seen:
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate("document.activeElement.id || document.activeElement.className"))
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline != "none", seen[-1]
+    assert [each for each in seen if each in ("skip", "save", "open", "window", "new", "question", "send")] == [
+        "skip",
+        "save",
+        "open",
+        "window",
+        "new",
+        "question",
+        "send",
+    ]
+    script.hold = True
+    page.locator("#question").focus()
+    page.keyboard.type("One")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("two three")
+    page.keyboard.press("Enter")
+    expect(page.locator(".turn.user")).to_have_text("One\ntwo three", use_inner_text=True)
+    expect(page.locator(".turn.assistant.running")).to_contain_text("The")
+    page.keyboard.press("Escape")
+    expect(page.locator(".turn-note")).to_have_text("stopped")
+    replayed(page, recording())
+    expect(page.locator("#play")).to_be_focused()
+    page.keyboard.press("Space")
+    expect(page.locator("#play")).to_have_text("Play")
+    page.locator("#scrub").focus()
+    page.keyboard.press("Space")
+    expect(page.locator("#play")).to_have_text("Pause")
+    page.locator("#scrub").focus()
+    page.keyboard.press("End")
+    expect(page.locator("#summary")).to_contain_text("ended by stop")
+    page.locator("#question").focus()
+    page.keyboard.type(" ")
+    expect(page.locator("#play")).to_have_text("Play")

@@ -1,0 +1,166 @@
+"""Recordings in the page: saved, opened, dropped, played, scrubbed, and refused when they are broken."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Page, expect
+
+from flowspec.watch.recording import wrong_document
+from tests.serve.page.pages import committed, is_live, picture, replayed, scrub, until_changed
+from tests.serve.page.recordings import document, recording, text_of
+from tests.serve.page.scripted import Script
+from tests.watch.heads import VirtualHead
+from tests.watch.heads import watched as watched_head
+
+
+def test_a_saved_recording_replays_to_the_same_text(page: Page, script: Script) -> None:
+    is_live(page)
+    with page.expect_download() as started:
+        page.locator("#save").click()
+    path = Path(started.value.path())
+    assert started.value.suggested_filename.startswith("flowspec-bundled-")
+    assert json.loads(path.read_text()) == script.found
+    replayed(page, path.read_text(), "sent.json")
+    expect(page.locator("#state")).to_have_text("replay of sent.json")
+    scrub(page, 1)
+    expect(page.locator("#strip-text")).to_have_text(text_of(script.found), use_inner_text=False)
+
+
+def test_a_replay_plays_pauses_and_is_scrubbed_to_its_end_and_back(page: Page, script: Script) -> None:
+    script.found = recording(["Yes"])
+    whole = recording(seed=3)
+    replayed(page, whole)
+    expect(page.locator("#play")).to_have_text("Pause")
+    page.locator("#speed").select_option("0.1")
+    page.wait_for_function("() => document.getElementById('scrub').value > 0.05")
+    page.locator("#play").click()
+    expect(page.locator("#play")).to_have_text("Play")
+    at = page.locator("#scrub").input_value()
+    still = picture(page, "lanes")
+    assert page.locator("#scrub").input_value() == at
+    scrub(page, 0.5)
+    until_changed(page, "lanes", still)
+    half = committed(page)
+    assert text_of(whole).startswith(half)
+    assert 0 < len(half) < len(text_of(whole))
+    expect(page.locator("#tree")).to_have_attribute("aria-label", re.compile(r"\d guesses, the likeliest: "))
+    scrub(page, 1)
+    expect(page.locator("#summary")).to_contain_text("ended by stop")
+    assert committed(page) == text_of(whole)
+    scrub(page, 0.5)
+    expect(page.locator("#summary")).to_contain_text("guesses in the tree")
+    assert committed(page) == half
+    page.locator("#speed").select_option("4")
+    page.locator("#play").click()
+    expect(page.locator("#play")).to_have_text("Play")  # at its end by itself
+    assert committed(page) == text_of(whole)
+    page.locator("#back").click()
+    is_live(page)
+    expect(page.locator("#replay")).to_be_hidden()
+    expect(page.locator("#strip-text")).to_have_text("")
+
+
+def test_a_recording_can_be_dropped_on_the_page(page: Page) -> None:
+    found = recording(seed=5)
+    dropped = page.evaluate_handle(
+        "text => { const all = new DataTransfer(); all.items.add(new File([text], 'dropped.json')); return all; }", json.dumps(found)
+    )
+    page.dispatch_event("body", "dragenter", {"dataTransfer": dropped})
+    expect(page.locator("#drop")).to_be_visible()
+    page.dispatch_event("body", "drop", {"dataTransfer": dropped})
+    expect(page.locator("#state")).to_have_text("replay of dropped.json")
+    expect(page.locator("#drop")).to_be_hidden()
+
+
+def without(found: dict[str, Any], kind: str, field: str) -> dict[str, Any]:
+    frames = [{name: value for name, value in frame.items() if (frame["kind"], name) != (kind, field)} for frame in found["frames"]]
+    return found | {"frames": frames}
+
+
+BROKEN = {
+    "no JSON": (json.dumps(recording())[:-40], "which is JSON; this is not"),
+    "another JSON": ("[1, 2]", "this is another JSON file"),
+    "another version": (document([], version=2), "expected a recording of version 1, got 2"),
+    "no frames": (document([]), "there is nothing in this recording"),
+    "an unknown kind": (document([{"t": 1, "kind": "<b>new</b>"}]), 'frame 0 is of the unknown kind "<b>new</b>"'),
+    "no stages": (document([], stages=None), '"stages" is missing or wrong'),
+    "a trip without stays": (without(recording(), "trip", "stays"), '(trip) has no right "stays"'),
+    "backwards": (document([{"t": 1, "kind": "lost", "silent_s": 1}, {"t": 0, "kind": "lost", "silent_s": 1}]), "frame 1 is earlier"),
+}
+
+
+def test_a_broken_recording_is_refused_with_one_line_and_the_page_stays_live(page: Page) -> None:
+    is_live(page)
+    for found, said in BROKEN.values():
+        replayed(page, found, "broken.json")
+        expect(page.locator("#trouble")).to_contain_text(said)
+        line = page.locator("#trouble").text_content() or ""
+        assert line.startswith("broken.json: ")
+        assert "\n" not in line
+        expect(page.locator("#replay")).to_be_hidden()
+    is_live(page)
+    replayed(page, recording())
+    expect(page.locator("#trouble")).to_be_hidden()
+
+
+def merged(*all_frames: list[dict[str, Any]]) -> dict[str, Any]:
+    return document(sorted((frame for frames in all_frames for frame in frames), key=lambda frame: frame["t"]))
+
+
+def test_a_recording_made_in_virtual_time_replays_to_its_text(page: Page) -> None:
+    head = VirtualHead(3)
+    watch = watched_head(head, keeps=True)
+    watch.join()
+    head.run()
+    watch.settle()
+    made = watch.recording()
+    watch.close()
+    assert made is not None
+    begun = [(at, frame["request"]) for at, frame in enumerate(made["frames"]) if frame["kind"] == "begin"]
+    since, last = begun[-1]
+    text = text_of({"frames": [frame for frame in made["frames"][since:] if frame.get("request") == last]})
+    assert text
+    replayed(page, made)
+    expect(page.locator("#model")).to_contain_text("simulated (virtual time)")
+    scrub(page, 1)
+    expect(page.locator("#strip-text")).to_have_text(text)
+
+
+def test_the_recordings_of_these_tests_are_such_as_flowspec_reads() -> None:
+    assert [wrong_document(recording(seed=seed, request=seed)) for seed in range(4)] == [""] * 4
+
+
+def test_of_several_answers_the_chosen_one_is_shown(page: Page) -> None:
+    one, other = recording(["Red"] * 6, request=4), recording(["Green"] * 9, request=7, seed=2)
+    replayed(page, merged(one["frames"], other["frames"]))
+    scrub(page, 1)
+    expect(page.locator("#request option")).to_have_text(["the newest", "4", "7"])
+    for label, found in (("4", one), ("7", other)):
+        page.locator("#request").select_option(label=label)
+        expect(page.locator("#strip-text")).to_have_text(text_of(found))
+
+
+def test_a_lost_stage_and_a_watcher_that_came_too_late_are_told(page: Page) -> None:
+    frames = recording(request=4)["frames"]
+    half_s = frames[-1]["t"] / 2
+    before = [frame for frame in frames if frame["t"] <= half_s]
+    replayed(page, document([*before, {"t": half_s, "kind": "lost", "silent_s": 0.4}]))
+    scrub(page, 1)
+    expect(page.locator("#summary")).to_contain_text("A stage is lost")
+    expect(page.locator("#rows td:last-child").first).to_have_text("waiting")
+    replayed(page, document([*before, {"t": half_s, "kind": "missed"}]))
+    scrub(page, 1)
+    expect(page.locator("#summary")).to_have_text("No answer has run yet.")
+    expect(page.locator("#strip-text")).to_have_text("")
+
+
+def test_with_little_motion_wanted_a_replay_still_ends_at_its_text(page: Page) -> None:
+    page.emulate_media(reduced_motion="reduce")
+    found = recording(seed=4)
+    replayed(page, found)
+    scrub(page, 1)
+    expect(page.locator("#strip-text")).to_have_text(text_of(found), use_inner_text=False)
