@@ -1,0 +1,66 @@
+"""Answers are recorded by those who ask for it, and a chat that writes to no terminal draws nothing into its text."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from flowspec.cli.main import main
+from flowspec.cli.recorded import check_recording
+from flowspec.errors import InputError
+from flowspec.watch.recording import read_recording
+from tests import warm
+from tests.cli.test_commands import flowspec
+
+
+def test_generate_saves_a_recording_of_its_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "answer.json"
+    answer = json.loads(flowspec("generate", "--json", "--local", "2", "--temperature", "0", "--record", str(path), "What is 17 + 25?"))
+    document = read_recording(path)
+    frames = document["frames"]
+    text = "".join(text for frame in frames if frame["kind"] == "tokens" for _, text in frame["nodes"])
+    assert text == answer["text"]
+    assert (document["world"], document["model"], document["method"], document["drafters"]) == (
+        "cluster",
+        "bundled",
+        "continuous",
+        ["bundled"],
+    )
+    assert [stage["name"] for stage in document["stages"]] == [stage["name"] for stage in answer["stages"]]
+    end = frames[-1]
+    assert (end["kind"], end["reason"]) == ("end", "stop")
+    assert {**end["statistics"], "head_s": answer["statistics"]["head_s"]} == answer["statistics"]
+    assert "What is 17 + 25?" in next(frame["text"] for frame in frames if frame["kind"] == "begin")
+    assert main(["top", "--replay", str(path), "--once", "--json"]) == 0
+    assert [row["layers"] for row in json.loads(capsys.readouterr().out)["devices"]] == [[0, 4], [4, 8]]
+
+
+def test_a_recording_that_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--record", str(tmp_path), "hello"]) == 2
+    assert "is a folder" in capsys.readouterr().err
+    assert main(["generate", "--record", str(tmp_path / "none" / "a.json"), "hello"]) == 2
+    assert "in no folder that can be written" in capsys.readouterr().err
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("hello\n")
+    assert main(["generate", "--record", str(tmp_path / "a.json"), "--prompts", str(prompts)]) == 2
+    assert "--record saves one answer" in capsys.readouterr().err
+    with pytest.raises(InputError):
+        check_recording(tmp_path)
+
+
+def test_a_chat_records_the_next_answer_and_draws_nothing_into_a_pipe(tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    lines = f"/watch\n/record\n/record {tmp_path}\n/record {path}\nWhat is 2 + 3?\nWhat is 3 + 4?\n/help\n/quit\n"
+    command = [sys.executable, "-m", "flowspec.cli.main", "chat", "--local", "2", "--temperature", "0", "--no-journal"]
+    done = warm.run(command, input=lines, capture_output=True, text=True, timeout=120, check=True)
+    assert "\x1b" not in done.stdout
+    assert "/watch draws in a terminal, which this output is not" in " ".join(done.stdout.split())
+    assert "expected a file: /record answer.json" in done.stdout
+    assert "is a folder" in done.stdout
+    assert "/watch          show a live line" in done.stdout
+    document = read_recording(path)
+    (begin,) = (frame for frame in document["frames"] if frame["kind"] == "begin")
+    assert "What is 2 + 3?" in begin["text"], "the next answer, and no other"

@@ -1,0 +1,146 @@
+"""The live view over HTTP: a real server, `flowspec top` and plain clients at its stream; nothing is left when they go."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+
+from flowspec.cli.live_source import events, served
+from flowspec.cli.main import main
+from flowspec.runtime.watching import WATCHERS_MAX, Watch
+from flowspec.serve import live
+from flowspec.watch.present import Present
+from flowspec.watch.recording import wrong_document
+from tests.runtime.clusters import wait_until
+from tests.watch.heads import VirtualHead, watched
+from tests.watch.test_watching import shown
+
+
+class Served:
+    """A server over a virtual head, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.head = VirtualHead(12)
+        self.watch: Watch = watched(self.head, keeps=True)
+        app = Starlette(routes=live.live_routes(self.watch, lambda: self.server.should_exit))
+        self.server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off", ws="none"))
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+        wait_until(lambda: self.server.started, "the server is there")
+        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def close(self) -> None:
+        self.server.should_exit = True
+        self.thread.join()
+        self.watch.close()
+
+    def get(self, path: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection.request("GET", path)
+        return connection, connection.getresponse()
+
+
+@pytest.fixture
+def running() -> Iterator[Served]:
+    served = Served()
+    yield served
+    served.close()
+
+
+def test_a_stream_tells_all_of_an_answer_and_its_place_is_free_again(running: Served) -> None:
+    assert running.head.observers == []
+    connection, response = running.get("/live/events")
+    assert response.getheader("Content-Type", "").startswith("text/event-stream")
+    assert response.getheader("Cache-Control") == "no-store"
+    steps = events(response)
+    hello, _ = next(steps)
+    assert hello is not None
+    assert (hello["format"], hello["live"], hello["world"], "frames" in hello) == ("flowspec-recording", True, "simulated", False)
+    assert len(running.head.observers) == 1
+    running.head.run()
+    present, ended = Present(), 0
+    kinds = set()
+    for _, frames in steps:
+        for frame in frames:
+            present.take(frame)
+            kinds.add(frame["kind"])
+            ended += frame["kind"] == "end"
+        if ended and not present.answers:
+            break
+    assert kinds >= {"stages", "devices", "begin", "root", "sent", "trip", "tokens", "end", "figures"}
+    assert shown(present) == {}
+    response.close()
+    connection.close()
+    wait_until(lambda: running.head.observers == [], "its place is free")
+
+
+def test_the_last_answer_is_downloaded_as_a_recording(running: Served) -> None:
+    connection, response = running.get("/live/recording")
+    assert response.status == 404
+    assert "while somebody watches" in json.loads(response.read())["error"]["message"]
+    connection.close()
+    watcher = running.watch.join()
+    running.head.run()
+    running.watch.settle()
+    connection, response = running.get("/live/recording")
+    assert response.status == 200
+    assert response.getheader("Content-Disposition") == 'attachment; filename="flowspec-recording.json"'
+    document = json.loads(response.read())
+    connection.close()
+    assert wrong_document(document) == ""
+    assert document["frames"][-1]["kind"] == "end"
+    running.watch.leave(watcher)
+    connection, response = running.get("/live/recording")
+    assert response.status == 200, "it is there still"
+    connection.close()
+
+
+def test_no_more_than_so_many_may_watch(running: Served) -> None:
+    for _ in range(WATCHERS_MAX):
+        running.watch.join()
+    connection, response = running.get("/live/events")
+    assert response.status == 503
+    assert response.getheader("Retry-After") == "10"
+    assert json.loads(response.read())["error"]["code"] == "too_many_watchers"
+    connection.close()
+
+
+def test_a_quiet_stream_says_that_it_is_there(running: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "HEARTBEAT_S", 0.0)
+    connection, response = running.get("/live/events")
+    lines = [response.readline() for _ in range(40)]
+    assert b": here\n" in lines
+    connection.close()
+
+
+def test_a_server_that_ends_ends_its_streams(running: Served) -> None:
+    steps = served(running.url, "")
+    next(steps)
+    running.server.should_exit = True
+    for _ in steps:
+        pass
+    running.thread.join(10)
+    assert not running.thread.is_alive()
+
+
+def test_top_shows_a_server(running: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "--url", running.url, "--once", "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in found["devices"]] == [stage.name for stage in running.head.plan.stages]
+    assert found["answers"] == []
+    assert all(row["present"] for row in found["devices"])
+    assert main(["top", "--url", running.url, "--once"]) == 0
+    assert "no answer is under way" in capsys.readouterr().out
+    deadline_s = time.monotonic() + 10
+    while running.head.observers and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    assert running.head.observers == [], "top's place is free"
