@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "flowspec").rglob("*.py"))
 LAYERS = [
     {"cli"},
+    {"serve"},
     {"testbed", "runtime", "sim"},
     {"draft", "model", "plan", "wire"},
     {"core"},

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible API on the head; asyncio is here and nowhere else."""
