@@ -14,7 +14,7 @@ import sys
 from typing import Any, NoReturn
 
 from flowspec import __version__
-from flowspec.cli import bench, chat, daemon, devices, doctor, generate, keygen, plan, profile, top, verify
+from flowspec.cli import bench, chat, daemon, devices, doctor, generate, keygen, plan, profile, serve, top, verify
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.interruption import INTERRUPTED, hear_signals
 from flowspec.plan.refusal import Refused
@@ -23,6 +23,7 @@ COMMANDS = {
     "daemon": daemon,
     "chat": chat,
     "generate": generate,
+    "serve": serve,
     "verify": verify,
     "bench": bench,
     "top": top,

@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
@@ -23,12 +21,11 @@ from flowspec.model.files import BUNDLED, bundled_models
 from flowspec.model.text import Recommended
 from flowspec.runtime.cluster import read_drafters
 from flowspec.runtime.decoding import AUTO, Decoding, default_method
+from flowspec.runtime.defaults import choose_limits, choose_sampling
 from flowspec.runtime.session import ClusterOptions, Limits
 from flowspec.runtime.stages import Progress as ProgressCall
 
 NEW_TOKENS_DEFAULT = 256
-Number = TypeVar("Number", int, float)
-SEED_BITS = 31
 
 
 def number_list(text: str) -> tuple[int, ...]:
@@ -164,25 +161,8 @@ def cluster_options(args: argparse.Namespace, local: int) -> ClusterOptions:
 
 
 def pick_sampling(args: argparse.Namespace, model: Recommended) -> Sampling:
-    """Flags win; where no temperature is given, the model's recommendation holds, else temperature 0.
-
-    A seed that is not given is drawn.
-    """
-    follows = args.temperature is None and model.temperature is not None
-    if args.temperature is None and model.unsupported:
-        raise InputError(f"the model recommends {model.unsupported[0]}, which FlowSpec does not do; give --temperature to do without")
-    temperature = model.temperature if follows else args.temperature
-    drawn = args.seed is None and bool(temperature)
-    try:
-        return Sampling(
-            temperature=float(temperature or 0.0),
-            top_k=_first(args.top_k, model.top_k if follows else None, 0),
-            top_p=_first(args.top_p, model.top_p if follows else None, 1.0),
-            min_p=_first(args.min_p, model.min_p if follows else None, 0.0),
-            seed=secrets.randbits(SEED_BITS) if drawn else args.seed or 0,
-        )
-    except (ValueError, OverflowError) as error:
-        raise InputError(f"sampling: {error}") from None
+    """What the flags say, else the model, else temperature 0; a seed that is not given is drawn."""
+    return choose_sampling(model, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p, seed=args.seed)
 
 
 def check_flags(args: argparse.Namespace) -> None:
@@ -192,17 +172,11 @@ def check_flags(args: argparse.Namespace) -> None:
     pick_limits(args, nothing, None)
 
 
-def _first(given: Number | None, recommended: Number | None, default: Number) -> Number:
-    if given is not None:
-        return given
-    return default if recommended is None else recommended
-
-
 def pick_limits(args: argparse.Namespace, model: Recommended, eos_id: int | None) -> Limits:
-    own = set() if args.ignore_eos else set(model.stop_ids) | ({eos_id} if eos_id is not None else set())
     if any(not stop for stop in args.stop):
         raise InputError("--stop: expected a text, got an empty one")
-    return Limits(new_tokens_max=args.max_new_tokens or NEW_TOKENS_DEFAULT, stop_ids=frozenset(own | set(args.stop_token_ids)))
+    count = args.max_new_tokens or NEW_TOKENS_DEFAULT
+    return choose_limits(model, eos_id, count, stop_ids=args.stop_token_ids, ignores_own=args.ignore_eos)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -40,6 +42,13 @@ _UNSUPPORTED = {
 """Features of a generation config that FlowSpec lacks, each with the value that switches it off."""
 _NUMBERS = ("temperature", "top_k", "top_p", "min_p")
 UNFINISHED = "\ufffd"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""How SentencePiece names a byte that is no character of its own."""
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_BYTES = {chr(byte): bytes([byte]) for byte in _PRINTABLE} | {
+    chr(0x100 + place): bytes([byte]) for place, byte in enumerate(byte for byte in range(0x100) if byte not in _PRINTABLE)
+}
+"""The characters by which byte-level BPE writes bytes: those that can be seen for themselves, the others from U+0100 on."""
 
 
 class Tokenizer:
@@ -63,6 +72,7 @@ class Tokenizer:
             except Exception as error:  # noqa: BLE001 - tokenizers raises just that, transformers whatever it meets in a broken file
                 text = " ".join(str(error).split())
                 raise InputError(f"cannot read the tokenizer of {files.model!r}: {text:.200}") from None
+        self._steps: set[str] | None = None
         self._tokenizer.model_max_length = limits.ID_MAX  # only compared with a text's length, to warn; the context is checked by the head
 
     @property
@@ -111,6 +121,33 @@ class Tokenizer:
         """Text of new tokens, special ones left out."""
         with self._used():
             return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token adds to the text's UTF-8; a special one its name, an id that stands for nothing no bytes.
+
+        A character may take several tokens, so the bytes of one need be no text.
+        """
+        with self._used():
+            piece = self._tokenizer.convert_ids_to_tokens(token)
+            if piece is None:
+                return b""
+            if token in self._tokenizer.added_tokens_decoder:
+                return str(piece).encode()
+            if self._decoders() & {"ByteLevel"}:
+                return b"".join(_BYTES[character] if character in _BYTES else character.encode() for character in piece)
+            if found := _BYTE_TOKEN.fullmatch(piece):
+                return bytes.fromhex(found[1])
+            if self._decoders():
+                return str(piece).replace("\u2581", " ").encode()
+            return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False)).encode()
+
+    def _decoders(self) -> set[str]:
+        """The kinds of the steps by which the tokenizers library makes text of tokens; none for a tokenizer of another library."""
+        if self._steps is None:
+            decoder = getattr(getattr(self._tokenizer, "backend_tokenizer", None), "decoder", None)
+            state = {} if decoder is None else json.loads(decoder.__getstate__())
+            self._steps = {str(step.get("type")) for step in [state, *state.get("decoders", ())] if step}
+        return self._steps
 
     @contextlib.contextmanager
     def _used(self) -> Iterator[None]:

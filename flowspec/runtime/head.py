@@ -122,6 +122,7 @@ class Head:
         self._inbox: deque[tuple[HeadEvent, Answer | None]] = deque()
         self._answers: dict[int, Answer] = {}
         self._stopping = False
+        self._failure: FlowSpecError | None = None
         self._requests_begun = 0
         try:
             self._begin_drafters(drafters, pace)
@@ -177,6 +178,16 @@ class Head:
     def plan(self) -> ClusterPlan:
         """What runs where, now or last."""
         return self._pipelines.plan
+
+    @property
+    def is_formed(self) -> bool:
+        """Whether there is a pipeline now."""
+        return self._core.is_formed
+
+    @property
+    def failure(self) -> FlowSpecError | None:
+        """Why the head answers nothing any more, if it does not."""
+        return self._failure
 
     def new_request(self) -> int:
         """An id for a new conversation."""
@@ -314,6 +325,7 @@ class Head:
 
     def _fail(self, error: FlowSpecError) -> None:
         """Ends every answer with the error, also those that are asked for until the head is closed."""
+        self._failure = error
         self._end_answers(error)
         while not self._stopping:
             while self._inbox:

@@ -113,6 +113,34 @@ def test_plain_text_survives_the_way_through_tokens(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
 
 
+@given(TEXTS)
+def test_the_bytes_of_tokens_are_those_of_the_text(text: str) -> None:
+    assert b"".join(map(TOKENIZER.token_bytes, tokens_of(text))) == text.encode()
+
+
+def test_a_special_token_has_its_name_and_an_id_beyond_all_has_nothing() -> None:
+    assert [TOKENIZER.token_bytes(token) for token in (2, 1 << 20)] == [b"<|end|>", b""]
+
+
+def test_the_bytes_of_a_vocabulary_with_words_and_single_bytes(tmp_path: Path) -> None:
+    """As SentencePiece makes them: a space is a character of its own, and a byte that is in no word has a token."""
+    vocabulary = {"<unk>": 0, "\u2581hi": 1, "hi": 2, "<0xE2>": 3, "<0x0A>": 4, "</s>": 5}
+    steps = [{"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    content = {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": 5, "content": "</s>", "special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        ],
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": [], "unk_token": "<unk>", "byte_fallback": True},
+        "decoder": {"type": "Sequence", "decoders": steps},
+    }
+    shutil.copy(bundled_folder("target") / "config.json", tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), "utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}), "utf-8")
+    tokenizer = Tokenizer(ModelFiles(str(tmp_path)))
+    assert [tokenizer.token_bytes(token) for token in (1, 2, 3, 4, 5)] == [b" hi", b"hi", b"\xe2", b"\n", b"</s>"]
+
+
 def test_what_is_not_utf8_is_refused() -> None:
     """As the command line hands over bytes that are no text."""
     for ask in (TOKENIZER.encode, lambda text: TOKENIZER.encode_chat([{"role": "user", "content": text}])):

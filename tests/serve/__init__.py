@@ -1,0 +1,1 @@
+"""The API: requests and answers as documents, and the server as clients meet it."""

@@ -1,0 +1,147 @@
+"""Serve the model by an OpenAI-compatible API, for editors, agents and programs.
+
+Prints its address when it is ready, and runs until it is stopped (Ctrl-C, SIGTERM). See docs/serving.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+from pathlib import Path
+
+from flowspec.cli.options import (
+    add_decoding_arguments,
+    add_model_arguments,
+    cluster_options,
+    decoding_options,
+    joined,
+    loading_bar,
+    note,
+    positive,
+)
+from flowspec.errors import InputError
+from flowspec.interruption import hear_signals
+from flowspec.model.text import Tokenizer
+from flowspec.runtime.session import Survival, open_session
+from flowspec.runtime.transport import is_loopback
+
+NEEDED = "flowspec serve needs packages that are not installed ({name}); run: pip install -c constraints.txt -e '.[serve]'"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", metavar="NAME", help="address to listen on (default: %(default)s, this machine only)")
+    group.add_argument("--port", type=port_number, default=8000, metavar="N", help="(default: %(default)s; 0 takes a free one)")
+    group.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="file with the API keys, one in each line; or set FLOWSPEC_API_KEY (needed beyond this machine)",
+    )
+    group.add_argument(
+        "--cors",
+        action="append",
+        default=[],
+        type=origin,
+        metavar="ORIGIN",
+        help="let web pages of this origin use the API; may be repeated (default: none)",
+    )
+    group.add_argument("--parallel", type=positive, default=8, metavar="N", help="answers at a time (default: %(default)s)")
+    group.add_argument(
+        "--queue", type=count, default=32, metavar="N", help="answers that wait; others are told to try later (default: %(default)s)"
+    )
+    group.add_argument(
+        "--max-new-tokens",
+        type=positive,
+        default=1024,
+        metavar="N",
+        help="longest answer of a chat that names no length (default: %(default)s)",
+    )
+    group.add_argument("--model-name", default="", metavar="NAME", help="what clients call the model (default: its own name)")
+    group.add_argument("--json", action="store_true", help="print the address as a JSON object")
+    add_model_arguments(parser)
+    add_decoding_arguments(parser)
+
+
+def port_number(text: str) -> int:
+    """A TCP port, for argparse."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text!r}")
+    return int(text)
+
+
+def count(text: str) -> int:
+    """A whole number from 0, for argparse."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0, got {text!r}")
+    return int(text)
+
+
+def origin(text: str) -> str:
+    """`https://name:port` as browsers send it, for argparse."""
+    scheme, _, host = text.partition("://")
+    if scheme not in ("http", "https") or not host or "/" in host or text != text.lower():
+        raise argparse.ArgumentTypeError(f"expected an origin such as http://localhost:3000, got {text!r}")
+    return text
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        from flowspec.serve.app import Doors
+        from flowspec.serve.guard import KEY_VARIABLE, LOCAL_NAMES, read_keys
+        from flowspec.serve.server import Stop, bind, serve, url_of
+        from flowspec.serve.service import PARALLEL_MAX, QUEUE_MAX, Service, ServiceOptions
+        from flowspec.serve.tally import Tally
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "flowspec":
+            raise
+        raise InputError(NEEDED.format(name=error.name)) from None
+
+    for name, given, most in (("parallel", args.parallel, PARALLEL_MAX), ("queue", args.queue, QUEUE_MAX)):
+        if given > most:
+            raise InputError(f"--{name}: expected at most {most}, got {given}")
+    keys = read_keys(args.api_key_file)
+    local = is_loopback(args.host)
+    if not keys and not local:
+        raise InputError(f"beyond this machine others could use the model: give --api-key-file or {KEY_VARIABLE}, or leave out --host")
+    doors = Doors(keys=keys, names=(*LOCAL_NAMES, args.host.lower()), origins=args.cors)
+    decoding = decoding_options(args, args.method, joined(args.drafter), args.chain)
+    options = ServiceOptions(parallel=args.parallel, queue=args.queue, new_tokens=args.max_new_tokens, model_name=args.model_name)
+    tally = Tally()
+    loaded: list[Tokenizer] = []
+
+    def noted(text: str) -> None:
+        note(f"({text})")
+        tally.note(text)
+
+    def ready(service: Service, stop: Stop) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, stop)
+        url = url_of(args.host, bound)
+        if args.json:
+            print(json.dumps({"url": url, "model": service.model, "needs_key": bool(keys)}), flush=True)
+        else:
+            print(f"serving {service.model} at {url}" + (" (with an API key)" if keys else ""), flush=True)
+
+    with contextlib.ExitStack() as stack:
+        bound = stack.enter_context(contextlib.closing(bind(args.host, args.port)))
+        with loading_bar(quiet=args.json) as progress:
+            session = stack.enter_context(
+                open_session(
+                    cluster_options(args, args.local),
+                    decoding,
+                    progress,
+                    lambda files: loaded.append(Tokenizer(files)),
+                    Survival(on_note=noted),
+                    tally.on_event,
+                )
+            )
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        asyncio.run(serve(session, loaded[0], bound, options=options, doors=doors, tally=tally, on_ready=ready))
+        hear_signals()  # the loop's end has forgotten them
+    return 0

@@ -1,0 +1,223 @@
+"""The routes of the API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from flowspec.errors import FlowSpecError
+from flowspec.serve import metrics, sse
+from flowspec.serve.answers import Answers, Over, Question
+from flowspec.serve.documents import Choice, Form, usage_of
+from flowspec.serve.fields import parse
+from flowspec.serve.guard import Counted, Guard, read_body, refused, while_there
+from flowspec.serve.refusals import SERVER, ApiError, of_error, unavailable
+from flowspec.serve.service import Service
+from flowspec.serve.wanted import Wanted, chat_wanted, completion_wanted
+
+KEEP_ALIVE_S = 10.0
+"""How often a stream that has nothing to say says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doors:
+    """Who may come in: API keys, else the names by which this server is called (none: any), and the origins of web pages that may.
+
+    `free` are paths that need no key, as `Guard` takes them.
+    """
+
+    keys: Sequence[bytes] = ()
+    names: Sequence[str] = ()
+    origins: Sequence[str] = ()
+    free: Sequence[str] = ()
+
+
+class AnswerRoute:
+    """`/v1/chat/completions` or `/v1/completions`, an ASGI app."""
+
+    def __init__(self, service: Service, read: Callable[[dict[str, Any]], Wanted]) -> None:
+        self._service = service
+        self._read = read
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asked_s = time.monotonic()
+        try:
+            body = await read_body(Request(scope, receive))
+        except ClientDisconnect:
+            return
+        wanted = await self._service.off_loop(lambda: self._read(parse(body)))
+        self._service.check_alive()
+        await while_there(receive, self._answer(wanted, asked_s, scope, receive, send))
+
+    async def _answer(self, wanted: Wanted, asked_s: float, scope: Scope, receive: Receive, send: Send) -> None:
+        questions = await self._service.questions(wanted)
+        form = Form(
+            self._service.model,
+            self._service.fingerprint,
+            is_chat=self._read is chat_wanted,
+            has_logprobs=wanted.top_logprobs >= 0,
+            has_usage=wanted.includes_usage,
+        )
+        async with self._asked(questions, asked_s) as asking:
+            if wanted.is_streamed:
+                await self._stream(wanted, questions, asking, form, send)
+            else:
+                found = await self._whole(wanted, questions, await asking, form)
+                await JSONResponse(found)(scope, receive, send)
+
+    @contextlib.asynccontextmanager
+    async def _asked(self, questions: list[Question], asked_s: float) -> AsyncIterator[asyncio.Future[Answers]]:
+        """The answers, once there is room for them; at the end nobody waits for them any more."""
+        asking = asyncio.ensure_future(self._service.ask(questions, asked_s))
+        try:
+            yield asking
+        finally:
+            asking.cancel()
+            await asyncio.wait([asking])
+            if not asking.cancelled() and asking.exception() is None:
+                asking.result().close()
+
+    async def _whole(self, wanted: Wanted, questions: list[Question], answers: Answers, form: Form) -> dict[str, Any]:
+        choices = _choices(wanted, questions)
+        async for item in answers.events(KEEP_ALIVE_S):
+            if item is not None:
+                place, event = item
+                choices[place].add(self._checked(event))
+        return form.whole(choices, usage_of(_lengths(wanted, questions), choices))
+
+    async def _stream(self, wanted: Wanted, questions: list[Question], asking: asyncio.Future[Answers], form: Form, send: Send) -> None:
+        """Events as they come. What goes wrong before there is anything to say is refused with a status, later with an event."""
+        choices = _choices(wanted, questions)
+        has_begun = False
+
+        async def say(*frames: bytes) -> None:
+            nonlocal has_begun
+            if not has_begun:
+                has_begun = True
+                await send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
+                if form.is_chat:
+                    frames = (*(sse.data(form.begin(place)) for place in range(len(choices))), *frames)
+            await send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
+
+        try:
+            while not (await asyncio.wait([asking], timeout=KEEP_ALIVE_S))[0]:
+                await say(sse.KEEP_ALIVE)
+            async for item in asking.result().events(KEEP_ALIVE_S):
+                if item is None:
+                    await say(sse.KEEP_ALIVE)
+                    continue
+                place, found = item
+                event = self._checked(found)
+                if isinstance(event, Over):
+                    choices[place].add(event)
+                await say(sse.data(form.end(place, event) if isinstance(event, Over) else form.piece(place, event)))
+        except ApiError as error:
+            if not has_begun:
+                raise
+            await say(sse.data(error.document))
+        else:
+            if wanted.includes_usage:
+                await say(sse.data(form.usage(usage_of(_lengths(wanted, questions), choices))))
+            await say(sse.DONE)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _checked(self, event: Any) -> Any:
+        """The event; raises `ApiError` for an error, and for an answer that the server's end cut off."""
+        if isinstance(event, FlowSpecError):
+            raise of_error(event)
+        if isinstance(event, Over) and event.reason == "cancelled":
+            raise unavailable("the server is stopping")
+        return event
+
+
+def _choices(wanted: Wanted, questions: list[Question]) -> list[Choice]:
+    return [Choice(place // wanted.count) for place in range(len(questions))]
+
+
+def _lengths(wanted: Wanted, questions: list[Question]) -> list[int]:
+    return [len(question.prompt) for question in questions[:: wanted.count]]
+
+
+def build_app(service: Service, doors: Doors, more: Sequence[BaseRoute] = ()) -> Starlette:
+    """The whole server; `more` are routes beside the API's."""
+
+    async def models(request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": service.models()})
+
+    async def model(request: Request) -> Response:
+        found = next((each for each in service.models() if each["id"] == request.path_params["name"]), None)
+        if found is None:
+            name = request.path_params["name"]
+            raise ApiError(
+                404, f"the model {name!r:.120} does not exist here; this server has {service.model!r}", "model", "model_not_found"
+            )
+        return JSONResponse(found)
+
+    async def health(request: Request) -> Response:
+        status, found = service.health()
+        return JSONResponse(found, status)
+
+    async def cluster(request: Request) -> Response:
+        return JSONResponse(service.cluster())
+
+    async def measured(request: Request) -> Response:
+        return Response(service.metrics.text(), headers={"content-type": metrics.CONTENT_TYPE})
+
+    routes: list[BaseRoute] = [
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", model),
+        Route("/v1/chat/completions", AnswerRoute(service, chat_wanted), methods=["POST"]),
+        Route("/v1/completions", AnswerRoute(service, completion_wanted), methods=["POST"]),
+        Route("/v1/cluster", cluster),
+        Route("/health", health),
+        Route("/metrics", measured),
+        *more,
+    ]
+    known = {str(getattr(route, "path", "")) for route in routes}
+
+    def route_of(path: str) -> str:
+        if path in known:
+            return path
+        return "/v1/models/{name}" if path.startswith("/v1/models/") else "other"
+
+    middleware = [Middleware(Counted, route_of=route_of, on_response=service.metrics.requested)]
+    if doors.origins:
+        origins = list(doors.origins)
+        middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"]))
+    middleware.append(Middleware(Guard, keys=doors.keys, names=doors.names, free=doors.free))
+    return Starlette(
+        routes=routes,
+        middleware=middleware,
+        exception_handlers={ApiError: _refuse, HTTPException: _refuse_http, Exception: _fail},
+    )
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return refused(error)
+
+
+async def _refuse_http(request: Request, error: Exception) -> Response:
+    """What Starlette refuses by itself: unknown routes and methods."""
+    assert isinstance(error, HTTPException)
+    told = {404: f"there is no {request.url.path!r:.120} here", 405: f"{request.method} is not a method of {request.url.path!r:.120}"}
+    found = ApiError(error.status_code, told.get(error.status_code, error.detail), headers=error.headers or {})
+    return refused(found)
+
+
+async def _fail(request: Request, error: Exception) -> Response:
+    """A mistake of ours; the server logs it."""
+    return refused(ApiError(500, "the server failed; its log tells why", kind=SERVER))

@@ -1,0 +1,124 @@
+"""Answers as the API's documents, whole or in chunks, in the form of chats or of completions."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flowspec import __version__
+from flowspec.plan.placement import ClusterPlan
+from flowspec.serve.answers import Over, Piece
+from flowspec.serve.tokens import Entry, chat_logprobs, completion_logprobs
+
+
+def fingerprint_of(plan: ClusterPlan) -> str:
+    """`system_fingerprint`: of all that an answer depends on beside the request, so never of how many devices there are."""
+    text = f"{plan.fingerprint} {plan.dtype} {plan.context} {__version__}"
+    return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer as far as it has come; `prompt` is its prompt's place in the request."""
+
+    prompt: int
+    text: list[str] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    over: Over | None = None
+
+    def add(self, event: Piece | Over) -> None:
+        if isinstance(event, Over):
+            self.over = event
+        else:
+            self.text.append(event.text)
+            self.entries += event.entries
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request's prompts, of all choices, and of the prompts those that were there already."""
+
+    prompt: int
+    completion: int
+    cached: int
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+
+def usage_of(prompts: Sequence[int], choices: Sequence[Choice]) -> Usage:
+    """`prompts` are their lengths; a prompt counts once, however many choices it has, and its cached tokens as its first choice found them."""
+    overs = [choice.over for choice in choices if choice.over is not None]
+    first = {choice.prompt: choice.over.reused for choice in reversed(choices) if choice.over is not None}
+    return Usage(sum(prompts), sum(over.tokens for over in overs), sum(first.values()))
+
+
+class Form:
+    """What all documents of one answer have in common; `is_chat` says which of the two forms they have.
+
+    With `has_usage` each chunk has the field, which is null in all but the last, as in the API.
+    """
+
+    def __init__(self, model: str, fingerprint: str, *, is_chat: bool, has_logprobs: bool, has_usage: bool = False) -> None:
+        self.is_chat = is_chat
+        self._more: dict[str, Any] = {"usage": None} if has_usage else {}
+        self.has_logprobs = has_logprobs
+        self._head = {
+            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+        """All choices at once."""
+        kind = "chat.completion" if self.is_chat else "text_completion"
+        found = [self._choice(index, choice) for index, choice in enumerate(choices)]
+        return {**self._head, "object": kind, "choices": found, "usage": usage.document}
+
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        assert choice.over is not None
+        text = "".join(choice.text)
+        said = {"message": {"role": "assistant", "content": text, "refusal": None}} if self.is_chat else {"text": text}
+        return {"index": index, **said, "logprobs": self._logprobs(choice.entries), "finish_reason": choice.over.reason}
+
+    def begin(self, index: int) -> dict[str, Any]:
+        """A chat's first chunk of a choice, which says who speaks."""
+        return self._chunk(index, {"delta": {"role": "assistant", "content": ""}}, None, None)
+
+    def piece(self, index: int, piece: Piece) -> dict[str, Any]:
+        """A chunk with text."""
+        said: dict[str, Any] = {"delta": {"content": piece.text}} if self.is_chat else {"text": piece.text}
+        return self._chunk(index, said, self._logprobs(piece.entries), None)
+
+    def end(self, index: int, over: Over) -> dict[str, Any]:
+        """A choice's last chunk."""
+        said: dict[str, Any] = {"delta": {}} if self.is_chat else {"text": ""}
+        return self._chunk(index, said, None, over.reason)
+
+    def usage(self, usage: Usage) -> dict[str, Any]:
+        """The chunk behind all choices."""
+        return {**self._head, "object": self._kind, "choices": [], "usage": usage.document}
+
+    @property
+    def _kind(self) -> str:
+        return "chat.completion.chunk" if self.is_chat else "text_completion"
+
+    def _chunk(self, index: int, said: dict[str, Any], logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
+        choice = {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
+        return {**self._head, "object": self._kind, "choices": [choice], **self._more}
+
+    def _logprobs(self, entries: Sequence[Entry]) -> dict[str, Any] | None:
+        if not self.has_logprobs:
+            return None
+        return chat_logprobs(entries) if self.is_chat else completion_logprobs(entries)

@@ -1,0 +1,117 @@
+"""The fields of a JSON object from somebody else, taken one by one; what nobody took is refused.
+
+Each taker returns None for a field that is absent or null, and raises `ApiError` for one that is not what it should be.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from flowspec.serve.refusals import ApiError, invalid
+
+_ABSENT = object()
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """A request's body; raises `ApiError` for anything but one JSON object."""
+    try:
+        found = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"expected a JSON object as body, got something else: {error!s:.120}", code="invalid_json") from None
+    if not isinstance(found, dict):
+        raise ApiError(400, f"expected a JSON object as body, got {type(found).__name__}", code="invalid_json")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+class Fields:
+    """Takes the fields of `data`; `where` is the path to it, for messages (`messages[0].`)."""
+
+    def __init__(self, data: dict[str, Any], where: str = "") -> None:
+        self._data = data
+        self._left = dict.fromkeys(data)
+        self._where = where
+
+    def name(self, field: str) -> str:
+        """The full name of a field."""
+        return f"{self._where}{field}"
+
+    def take(self, field: str) -> Any:
+        """The field as it is."""
+        self._left.pop(field, None)
+        return self._data.get(field)
+
+    def needed(self, field: str) -> Any:
+        found = self.take(field)
+        if found is None:
+            raise ApiError(400, f"{self.name(field)}: expected a value, got none", self.name(field), "missing_required_parameter")
+        return found
+
+    def number(self, field: str, low: float, high: float) -> float | None:
+        found = self.take(field)
+        if found is None:
+            return None
+        if type(found) not in (int, float):
+            raise invalid(self.name(field), "a number", found, "invalid_type")
+        if not low <= found <= high or not math.isfinite(found):
+            raise invalid(self.name(field), f"a number from {low:g} to {high:g}", found)
+        return float(found)
+
+    def whole(self, field: str, low: int, high: int) -> int | None:
+        found = self.take(field)
+        if found is None:
+            return None
+        if type(found) is not int:
+            raise invalid(self.name(field), "a whole number", found, "invalid_type")
+        if not low <= found <= high:
+            raise invalid(self.name(field), f"a whole number from {low} to {high}", found)
+        return found
+
+    def flag(self, field: str) -> bool:
+        found = self.take(field)
+        if found is not None and type(found) is not bool:
+            raise invalid(self.name(field), "true or false", found, "invalid_type")
+        return bool(found)
+
+    def text(self, field: str) -> str | None:
+        found = self.take(field)
+        if found is not None and type(found) is not str:
+            raise invalid(self.name(field), "a string", found, "invalid_type")
+        return found
+
+    def inner(self, field: str) -> Fields:
+        """The fields of an object in here; none if it is absent."""
+        found = self.take(field)
+        if found is not None and type(found) is not dict:
+            raise invalid(self.name(field), "an object", found, "invalid_type")
+        return Fields(found or {}, self.name(f"{field}."))
+
+    def ignored(self, *fields: str) -> None:
+        """Fields that say nothing about the answer, whatever they hold."""
+        for field in fields:
+            self.take(field)
+
+    def neutral(self, field: str, *values: Any) -> None:
+        """A field that FlowSpec lacks: absent, null, or a value by which nothing is asked."""
+        found = self.take(field)
+        if found is None or any(type(found) is type(value) and found == value for value in values):
+            return
+        if type(found) in (int, float) and any(type(value) in (int, float) and found == value for value in values):
+            return
+        expected = " or ".join([*(json.dumps(value) for value in values), "nothing"])
+        raise ApiError(
+            400,
+            f"{self.name(field)}: FlowSpec does not support this; expected {expected}, got {found!r:.80}",
+            self.name(field),
+            "unsupported_parameter",
+        )
+
+    def finish(self) -> None:
+        """Raises `ApiError` for a field that nobody took."""
+        for field in self._left:
+            raise ApiError(400, f"unknown field {self.name(field)!r:.120}", self.name(field)[:120], "unknown_parameter")

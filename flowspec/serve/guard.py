@@ -1,0 +1,184 @@
+"""Who may come in: the API key, the name by which a browser believes to speak to us, and how much anybody may send.
+
+A web page may have its own name point to this machine (DNS rebinding) and would then read answers as if they were its own. A key stops
+that; where there is none, only requests to this machine's own names are answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+import stat
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from flowspec.errors import InputError
+from flowspec.serve.refusals import ApiError
+
+BODY_BYTES_MAX = 8 << 20
+BODY_S = 60.0
+"""How long a body may take to come."""
+DISCARDED_BYTES_MAX = 8 * BODY_BYTES_MAX
+"""Of a body that is too large, what is read before the refusal, for a client that listens only when it has said everything."""
+KEY_VARIABLE = "FLOWSPEC_API_KEY"
+_KEY_CHARS_MIN = 8
+_FREE = ("/health",)
+"""Paths that never need a key."""
+LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+
+log = logging.getLogger("flowspec.serve")
+
+
+def read_keys(path: Path | None) -> tuple[bytes, ...]:
+    """The keys of a file, one in each line, else that of the environment, else none; raises `InputError`. No message has a key in it."""
+    if path is None:
+        text, where = os.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE
+        if not text:
+            return ()
+    else:
+        where = str(path)
+        try:
+            if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise InputError(f"{path}: expected a key file that only its owner can read; run chmod 600 on it")
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"--api-key-file: expected a file with a key in each line, cannot read {path} ({error})") from None
+    keys = [line.strip() for line in text.splitlines() if line.strip()]
+    if not keys or not all(len(key) >= _KEY_CHARS_MIN and key.isascii() and key.isprintable() and " " not in key for key in keys):
+        raise InputError(f"{where}: expected keys of at least {_KEY_CHARS_MIN} characters without spaces, one in each line")
+    return tuple(key.encode() for key in keys)
+
+
+class Guard:
+    """Lets in who may; answers others in the API's form. Without `keys` it takes those who call us by one of the `names`.
+
+    Paths that are `free` need no key, nor does what is below those of them that end in a slash.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[bytes] = (), names: Iterable[str] = (), free: Sequence[str] = ()) -> None:
+        self._app = app
+        self._keys = tuple(keys)
+        self._names = frozenset(name.lower() for name in names)
+        self._free = frozenset((*_FREE, *free))
+        self._free_below = tuple(path for path in free if path.endswith("/") and path != "/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (refusal := self._refusal(scope)) is not None:
+            await refused(refusal)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        headers = Headers(scope=scope)
+        if not self._keys:
+            host = _name_in(headers.get("host", ""))
+            if self._names and host not in self._names:
+                return ApiError(403, f"this server has no key and answers to {', '.join(sorted(self._names))} only, not to {host!r:.80}")
+            return None
+        if scope["path"] in self._free or scope["path"].startswith(self._free_below):
+            return None
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        given = key.strip().encode("utf-8", "surrogateescape") if kind.lower() == "bearer" else b""
+        if any([hmac.compare_digest(given, known) for known in self._keys]):
+            return None
+        message = "expected an API key as Authorization: Bearer KEY, got " + ("another one" if given else "none")
+        return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _name_in(host: str) -> str:
+    """A Host header without its port."""
+    name, colon, port = host.rpartition(":")
+    return (name if colon and port.isdecimal() else host).lower()
+
+
+def refused(error: ApiError) -> JSONResponse:
+    return JSONResponse(error.document, error.status, headers=dict(error.headers))
+
+
+class Counted:
+    """Tells `on_response` the route, status and seconds of every response; `route_of` names a path, so that paths are not made up by clients."""
+
+    def __init__(self, app: ASGIApp, route_of: Callable[[str], str], on_response: Callable[[str, int], None]) -> None:
+        self._app = app
+        self._route_of = route_of
+        self._on_response = on_response
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began_s, status = time.monotonic(), 0
+
+        async def sent(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sent)
+        finally:
+            status = status or 499  # gone before there was a response
+            self._on_response(self._route_of(scope["path"]), status)
+            if log.isEnabledFor(logging.INFO):
+                client = scope["client"][0] if scope.get("client") else "-"
+                spent_s = time.monotonic() - began_s
+                log.info("%s %s %s: %d after %.3f s", client, scope["method"], self._route_of(scope["path"]), status, spent_s)
+
+
+async def read_body(request: Request) -> bytes:
+    """The body of a request that has JSON; raises `ApiError` for one that has not, is too large or too slow."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, f"expected a body of type application/json, got {kind or 'none'!r:.80}", code="unsupported_media_type")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError(415, "expected a body that is not compressed", code="unsupported_media_type")
+    try:
+        return await asyncio.wait_for(_read(request), BODY_S)
+    except asyncio.TimeoutError:
+        raise ApiError(408, f"the body did not come within {BODY_S:.0f} s", headers={"Connection": "close"}) from None
+
+
+async def _read(request: Request) -> bytes:
+    declared = request.headers.get("content-length", "")
+    is_large = declared.isdecimal() and int(declared) > BODY_BYTES_MAX
+    chunks, size = [], 0
+    if not (is_large and "expect" in request.headers):
+        async for chunk in request.stream():
+            size += len(chunk)
+            is_large = is_large or size > BODY_BYTES_MAX
+            if size > DISCARDED_BYTES_MAX:
+                break
+            if not is_large:
+                chunks.append(chunk)
+    if is_large:
+        message = f"expected a body of at most {BODY_BYTES_MAX} bytes"
+        raise ApiError(413, message, code="request_too_large", headers={"Connection": "close"})
+    return b"".join(chunks)
+
+
+async def while_there(receive: Receive, work: Awaitable[None]) -> None:
+    """Does the work, and gives it up when the client goes away."""
+    doing = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait([doing, gone], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (doing, gone):
+            task.cancel()
+        await asyncio.gather(doing, gone, return_exceptions=True)
+    if not doing.cancelled():
+        doing.result()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,96 @@
+"""What `/metrics` tells, in Prometheus' text format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import psutil
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from flowspec import __version__
+from flowspec.serve.answers import Over
+
+if TYPE_CHECKING:
+    from flowspec.serve.service import Service
+
+FIRST_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
+WHOLE_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class Metrics:
+    """Counts of a server, and how it is at the moment; nothing in it names a client or a prompt."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._registry = CollectorRegistry()
+        self._requests = Counter("flowspec_requests", "HTTP requests", ["route", "status"], registry=self._registry)
+        self._answers = Counter("flowspec_answers", "Answers by why they ended", ["reason"], registry=self._registry)
+        self._prompt = Counter("flowspec_prompt_tokens", "Tokens of prompts", registry=self._registry)
+        self._cached = Counter("flowspec_cached_prompt_tokens", "Of them those that were in the stages' caches", registry=self._registry)
+        self._made = Counter("flowspec_generated_tokens", "Tokens of answers", registry=self._registry)
+        self._recoveries = Counter(
+            "flowspec_answer_recoveries", "Losses of the pipeline that answers lived through", registry=self._registry
+        )
+        self._first = Histogram(
+            "flowspec_time_to_first_token_seconds", "From a request to an answer's first token", buckets=FIRST_S, registry=self._registry
+        )
+        self._whole = Histogram("flowspec_answer_seconds", "From a request to an answer's end", buckets=WHOLE_S, registry=self._registry)
+        for reason in ("stop", "length", "cancelled"):
+            self._answers.labels(reason)
+        self._registry.register(self)
+
+    def requested(self, route: str, status: int) -> None:
+        self._requests.labels(route, str(status)).inc()
+
+    def answered(self, prompt_tokens: int, over: Over, first_s: float | None, whole_s: float) -> None:
+        self._answers.labels(over.reason).inc()
+        self._prompt.inc(prompt_tokens)
+        self._cached.inc(over.reused)
+        self._made.inc(over.tokens)
+        self._recoveries.inc(over.statistics["recoveries"])
+        if first_s is not None:
+            self._first.observe(first_s)
+        self._whole.observe(whole_s)
+
+    def text(self) -> bytes:
+        """All of it."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """How things are now, for the registry."""
+        service, tally = self._service, self._service.tally
+        head = service.session.head
+        gauges = {
+            "flowspec_answers_running": ("Answers under way", service.gate.running),
+            "flowspec_answers_waiting": ("Answers that wait for a place", service.gate.waiting),
+            "flowspec_pipeline_formed": ("Whether there is a pipeline", int(head.is_formed)),
+            "flowspec_failed": ("Whether the head has failed for good", int(head.failure is not None)),
+            "flowspec_stages": ("Stages of the pipeline", len(head.stages)),
+            "flowspec_resident_bytes": ("Resident memory of the head's process", psutil.Process().memory_info().rss),
+        }
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(name, text, value)
+        counters = {
+            "flowspec_segments": ("Segments that came back", tally.segments),
+            "flowspec_rows_computed": ("Rows that began to run at a stage", tally.rows),
+            "flowspec_pipeline_losses": ("Pipelines that were lost", tally.losses),
+        }
+        for name, (text, value) in counters.items():
+            yield CounterMetricFamily(name, text, value)
+        dropped = CounterMetricFamily("flowspec_rows_dropped", "Rows dropped dead, by where", labels=["where"])
+        for where, count in (("queue", tally.dead_in_queue), ("between_layers", tally.dead_between_layers), ("late", tally.dead_late)):
+            dropped.add_metric([where], count)
+        yield dropped
+        busy = CounterMetricFamily("flowspec_stage_compute_seconds", "Time that a stage computed, by its place", labels=["stage"])
+        for place, seconds in enumerate(list(tally.compute_s)):
+            busy.add_metric([str(place)], seconds)
+        yield busy
+        info = GaugeMetricFamily("flowspec_info", "What runs", labels=["version", "model"])
+        info.add_metric([__version__, service.model], 1)
+        yield info

@@ -1,0 +1,55 @@
+"""Whatever a request is refused for, in the API's own form: a status and `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flowspec.errors import FlowSpecError, InputError
+
+INVALID = "invalid_request_error"
+SERVER = "server_error"
+
+
+@dataclass(slots=True)
+class ApiError(Exception):
+    """A refusal; `headers` go with it."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    kind: str = INVALID
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        param = None if self.param is None else self.param.encode("utf-8", "replace").decode()  # JSON may have halves of characters
+        return {"error": {"message": self.message, "type": self.kind, "param": param, "code": self.code}}
+
+
+def invalid(param: str, expected: str, got: object, code: str = "invalid_value") -> ApiError:
+    """A field that is not what it should be."""
+    return ApiError(400, f"{param}: expected {expected}, got {got!r:.80}", param, code)
+
+
+def unavailable(error: FlowSpecError | str) -> ApiError:
+    """The cluster cannot answer."""
+    return ApiError(503, str(error), code="unavailable", kind=SERVER)
+
+
+def of_error(error: FlowSpecError) -> ApiError:
+    """What the runtime says of a request: its own fault, or the cluster's."""
+    return ApiError(400, str(error), code="invalid_value") if isinstance(error, InputError) else unavailable(error)
+
+
+def busy(retry_after_s: int) -> ApiError:
+    """As many wait already as may."""
+    return ApiError(
+        429,
+        f"as many requests are being answered, and wait, as this server takes; try again in {retry_after_s} s",
+        code="rate_limit_exceeded",
+        kind="rate_limit_error",
+        headers={"Retry-After": str(retry_after_s)},
+    )

@@ -1,0 +1,164 @@
+"""The server itself: a socket, uvicorn, and how it begins and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.routing import BaseRoute
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from flowspec.errors import InputError
+from flowspec.model.text import Tokenizer
+from flowspec.runtime.session import Session
+from flowspec.serve.app import Doors, build_app
+from flowspec.serve.service import Service, ServiceOptions
+from flowspec.serve.tally import Tally
+
+CONNECTIONS_MAX = 512
+"""Beyond, a request is answered with 503."""
+BACKLOG = 128
+HEADER_S = 10.0
+"""How long a request's header may take to come, from a connection's beginning or the header's first byte."""
+KEEP_ALIVE_S = 60
+"""How long a connection may be idle between two requests."""
+GRACE_S = 2.0
+"""How long answers go on when the server is told to stop."""
+CLOSE_S = 5
+"""How long their connections may then take to close."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that has its port (0 takes a free one) and does not listen yet; raises `InputError`."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (socket.gaierror, UnicodeError):
+        raise InputError(f"--host: expected an address of this machine, got {host!r}") from None
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise _refusal(error, host, port) from None
+    return bound
+
+
+def _refusal(error: OSError, host: str, port: int) -> InputError:
+    if error.errno == errno.EADDRINUSE:
+        return InputError(f"port {port} on {host} is taken; stop what uses it or choose another with --port")
+    return InputError(f"cannot listen on {host}:{port}: {error.strerror}")
+
+
+def url_of(host: str, bound: socket.socket) -> str:
+    """Where clients find the API."""
+    name = f"[{host.strip('[]')}]" if ":" in host else host
+    return f"http://{name}:{bound.getsockname()[1]}/v1"
+
+
+class _Protocol(H11Protocol):
+    """uvicorn's own, with a limit to how long a header may take."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unwatch()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        is_waiting = self.conn.their_state is h11.IDLE
+        if is_waiting and self._deadline is None:
+            self._deadline = self.loop.call_later(HEADER_S, self._too_slow)
+        elif not is_waiting:
+            self._unwatch()
+
+    def _unwatch(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None
+
+    def _too_slow(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's own; signals are the caller's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Stop:
+    """Ends a server: from its own loop, or with `from_thread` from elsewhere. The second call does not wait for anybody."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, server: uvicorn.Server, service: Service) -> None:
+        self._loop = loop
+        self._server = server
+        self._service = service
+        self._count = 0
+
+    def __call__(self) -> None:
+        self._count += 1
+        if self._count > 1:
+            self._service.desk.cancel_all()
+            self._server.force_exit = True
+            return
+        self._service.stop()
+        self._server.should_exit = True
+        self._loop.call_later(GRACE_S, self._service.desk.cancel_all)
+
+    def from_thread(self) -> None:
+        self._loop.call_soon_threadsafe(self)
+
+
+async def serve(
+    session: Session,
+    tokenizer: Tokenizer,
+    bound: socket.socket,
+    *,
+    options: ServiceOptions,
+    doors: Doors,
+    tally: Tally,
+    on_ready: Callable[[Service, Stop], None],
+    more: Callable[[Service], Sequence[BaseRoute]] = lambda service: (),
+) -> None:
+    """Answers requests until `Stop`, which `on_ready` is given, is called; then no answer is under way any more."""
+    service = Service(session, tokenizer, options, tally)
+    settings: dict[str, Any] = {
+        "http": _Protocol,
+        "ws": "none",
+        "lifespan": "off",
+        "log_config": None,
+        "access_log": False,
+        "proxy_headers": False,
+        "server_header": False,
+        "limit_concurrency": CONNECTIONS_MAX,
+        "timeout_keep_alive": KEEP_ALIVE_S,
+        "timeout_graceful_shutdown": CLOSE_S,
+    }
+    server = _Server(uvicorn.Config(build_app(service, doors, more(service)), **settings))
+    try:
+        bound.listen(BACKLOG)  # who calls now is answered in a moment
+    except OSError as error:
+        raise _refusal(error, *bound.getsockname()[:2]) from None
+    on_ready(service, Stop(asyncio.get_running_loop(), server, service))
+    try:
+        await server.serve(sockets=[bound])
+    finally:
+        await service.close()

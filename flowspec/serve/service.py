@@ -1,0 +1,207 @@
+"""The model behind the API: turns what requests want into questions, and knows how the cluster is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flowspec import __version__
+from flowspec.core import limits
+from flowspec.errors import InputError
+from flowspec.model.files import BUNDLED
+from flowspec.model.text import Recommended, Tokenizer, recommended
+from flowspec.plan.placement import ClusterPlan
+from flowspec.runtime.defaults import choose_limits, choose_sampling
+from flowspec.runtime.session import Session
+from flowspec.serve.answers import Answers, Desk, Over, Question
+from flowspec.serve.documents import fingerprint_of
+from flowspec.serve.gate import Gate
+from flowspec.serve.metrics import Metrics
+from flowspec.serve.refusals import ApiError, unavailable
+from flowspec.serve.tally import Tally
+from flowspec.serve.wanted import Prompt, Wanted
+
+Found = TypeVar("Found")
+PARALLEL_MAX = limits.CONVERSATIONS_MAX // 2
+CONVERSATIONS_KEPT = limits.CONVERSATIONS_MAX * 3 // 4
+"""In use or idle; the others are room for those that are over and whose segments are still in the pipeline."""
+QUEUE_MAX = 4096
+ENCODERS = 2
+"""Threads that read requests and turn prompts into tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceOptions:
+    """How much is answered at once, and by what name the model goes (empty: its own)."""
+
+    parallel: int = 8
+    queue: int = 32
+    new_tokens: int = 1024
+    model_name: str = ""
+
+
+def name_of(plan: ClusterPlan) -> str:
+    """What clients call the model: a hub id as it is, a folder or file by its last name, the bundled one `flowspec-demo`."""
+    if plan.model == BUNDLED:
+        return "flowspec-demo"
+    return Path(plan.model).name if Path(plan.model).is_absolute() else plan.model
+
+
+class Service:
+    """What the routes stand on. Made in the event loop; `tally` counts what the head is told of."""
+
+    def __init__(self, session: Session, tokenizer: Tokenizer, options: ServiceOptions, tally: Tally) -> None:
+        plan = session.head.plan
+        self.session = session
+        self.options = options
+        self.tally = tally
+        self.model = options.model_name or name_of(plan)
+        self.fingerprint = fingerprint_of(plan)
+        self.context = plan.context
+        self.created = int(time.time())
+        self.gate = Gate(options.parallel, options.queue)
+        self.metrics = Metrics(self)
+        self.desk = Desk(session, tokenizer, self.gate, CONVERSATIONS_KEPT, self._answered)
+        self.stopping = asyncio.Event()
+        self._tokenizer = tokenizer
+        self._advice: Recommended = recommended(session.files, session.config)
+        self._encoders = ThreadPoolExecutor(ENCODERS, thread_name_prefix="encode")
+
+    # ------------------------------------------------------------------------------------------- requests
+
+    async def questions(self, wanted: Wanted) -> list[Question]:
+        """The answers that a request wants: all choices of its first prompt, then those of the next. Raises `ApiError`."""
+        if wanted.model != self.model:
+            message = f"the model {wanted.model!r:.120} does not exist here; this server has {self.model!r}"
+            raise ApiError(404, message, "model", "model_not_found")
+        found = []
+        for prompt in wanted.prompts:
+            ids = await self.off_loop(partial(self._encode, prompt))
+            found += self._choices(wanted, ids)
+        return found
+
+    async def off_loop(self, work: Callable[[], Found]) -> Found:
+        """Does what takes long where texts are long, in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._encoders, work)
+
+    async def ask(self, questions: list[Question], asked_s: float) -> Answers:
+        """Has them answered; raises `ApiError` where the server cannot now."""
+        self.check_alive()
+        return await self.desk.ask(questions, asked_s)
+
+    def check_alive(self) -> None:
+        """Raises `ApiError` when nothing can be answered any more."""
+        if self.stopping.is_set():
+            raise unavailable("the server is stopping")
+        if self.session.head.failure is not None:
+            raise unavailable(self.session.head.failure)
+
+    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
+        try:
+            if isinstance(prompt, str):
+                return tuple(self._tokenizer.encode(prompt))
+            if isinstance(prompt, list):
+                return tuple(self._tokenizer.encode_chat(prompt))
+        except InputError as error:
+            raise ApiError(400, str(error), "messages" if isinstance(prompt, list) else "prompt", "invalid_value") from None
+        size = self.session.config.vocab_size
+        if wrong := [token for token in prompt if token >= size]:
+            raise ApiError(400, f"prompt: expected token ids from 0 to {size - 1}, got {wrong[0]}", "prompt", "invalid_value")
+        return prompt
+
+    def _choices(self, wanted: Wanted, ids: tuple[int, ...]) -> list[Question]:
+        if not ids:
+            raise ApiError(400, "prompt: expected at least one token, got none", "prompt", "invalid_value")
+        if len(ids) >= self.context:
+            raise ApiError(
+                400,
+                f"this model's context holds {self.context} tokens with the answer, but the prompt has {len(ids)}; shorten it",
+                "prompt" if isinstance(wanted.prompts[0], str | tuple) else "messages",
+                "context_length_exceeded",
+            )
+        try:
+            sampling = choose_sampling(
+                self._advice,
+                temperature=wanted.temperature,
+                top_k=wanted.top_k,
+                top_p=wanted.top_p,
+                min_p=wanted.min_p,
+                seed=wanted.seed,
+            )
+        except InputError as error:
+            raise ApiError(400, str(error), "temperature", "invalid_value") from None
+        longest = min(wanted.tokens_max or self.options.new_tokens, self.context - len(ids))
+        question = Question(
+            prompt=ids,
+            sampling=sampling,
+            limits=choose_limits(self._advice, self._tokenizer.eos_id, longest, ignores_own=wanted.ignores_eos),
+            stops=wanted.stops,
+            top_logprobs=wanted.top_logprobs,
+        )
+        return [replace(question, sampling=replace(sampling, seed=sampling.seed + place)) for place in range(wanted.count)]
+
+    def _answered(self, question: Question, over: Over, first_s: float | None, whole_s: float) -> None:
+        self.metrics.answered(len(question.prompt), over, first_s, whole_s)
+
+    # --------------------------------------------------------------------------------------------- the end
+
+    def stop(self) -> None:
+        """Takes no requests any more; those that are being answered go on. Streams that have no end of their own wait for `stopping`."""
+        self.stopping.set()
+
+    async def close(self) -> None:
+        """Ends all answers."""
+        self.stop()
+        await self.desk.close()
+        self._encoders.shutdown()
+
+    # ---------------------------------------------------------------------------------------------- how it is
+
+    def health(self) -> tuple[int, dict[str, Any]]:
+        """Status and document: 200 while prompts can be answered, if only when the pipeline is formed anew."""
+        head = self.session.head
+        state, reason = "ok", None
+        if head.failure is not None:
+            state, reason = "failed", str(head.failure)
+        elif self.stopping.is_set():
+            state, reason = "stopping", "the server is stopping"
+        elif not head.is_formed:
+            state, reason = "reforming", "the pipeline is being formed anew; answers go on when it is there"
+        found = {
+            "status": state,
+            "reason": reason,
+            "model": self.model,
+            "version": __version__,
+            "running": self.gate.running,
+            "waiting": self.gate.waiting,
+            "notes": list(self.tally.notes),
+        }
+        return (503 if state in ("failed", "stopping") else 200), found
+
+    def cluster(self) -> dict[str, Any]:
+        """What runs where."""
+        session, plan = self.session, self.session.head.plan
+        return {
+            "model": self.model,
+            "fingerprint": self.fingerprint,
+            "dtype": plan.dtype,
+            "context": plan.context,
+            "layers": plan.layer_count,
+            "state": self.health()[1]["status"],
+            "method": session.decoding.method,
+            "stages": session.stages_report(),
+            "drafters": session.drafters_report(),
+            "plan": None if session.chosen is None else session.chosen.report(),
+            "losses": self.tally.losses,
+            "notes": list(self.tally.notes),
+        }
+
+    def models(self) -> list[dict[str, Any]]:
+        """The one model, as the API lists it."""
+        return [{"id": self.model, "object": "model", "created": self.created, "owned_by": "flowspec", "context_length": self.context}]

@@ -1,0 +1,230 @@
+"""What a request asks for, read from its JSON object; see docs/serving.md for what is accepted.
+
+The two forms, chat and completions, differ in the prompt and in how log-probabilities are asked for; the rest is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flowspec.core import limits
+from flowspec.model.text import Messages
+from flowspec.serve.fields import Fields
+from flowspec.serve.refusals import ApiError, invalid
+
+STOPS_MAX = 4
+STOP_CHARS_MAX = 256
+CHOICES_MAX = 64
+"""Of one request, over all of its prompts."""
+MESSAGES_MAX = 4096
+ALTERNATIVES_MAX = 20
+"""Likeliest tokens that may be asked for beside each token."""
+TEMPERATURE_MAX = 2.0
+COMPLETION_TOKENS_DEFAULT = 16
+"""The API's own default for completions."""
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+Prompt = Messages | str | tuple[int, ...]
+"""A dialogue, a text, or token ids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A request. `tokens_max` None: as many as the server gives by itself. `top_logprobs` is -1 where none are wanted.
+
+    `count` choices are wanted of each prompt; choice i is drawn with `seed` + i.
+    """
+
+    model: str
+    prompts: tuple[Prompt, ...]
+    tokens_max: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    seed: int | None
+    stops: tuple[str, ...]
+    ignores_eos: bool
+    count: int
+    top_logprobs: int
+    is_streamed: bool
+    includes_usage: bool
+
+
+def chat_wanted(body: dict[str, Any]) -> Wanted:
+    """A request to `/v1/chat/completions`; raises `ApiError`."""
+    fields = Fields(body)
+    messages = _messages(fields)
+    logprobs, alternatives = fields.flag("logprobs"), fields.whole("top_logprobs", 0, ALTERNATIVES_MAX)
+    if alternatives is not None and not logprobs:
+        raise ApiError(400, "top_logprobs: expected logprobs to be true beside it", "top_logprobs", "invalid_value")
+    longest = fields.whole("max_completion_tokens", 1, limits.CONTEXT_MAX)
+    older = fields.whole("max_tokens", 1, limits.CONTEXT_MAX)
+    if longest is not None and older not in (None, longest):
+        raise invalid("max_tokens", f"{longest}, as max_completion_tokens beside it", older)
+    fields.neutral("tools", [])
+    fields.neutral("tool_choice", "none", "auto")
+    fields.neutral("functions", [])
+    fields.neutral("function_call", "none", "auto")
+    fields.neutral("modalities", ["text"])
+    for field in ("audio", "prediction", "web_search_options", "reasoning_effort", "moderation"):
+        fields.neutral(field)
+    fields.neutral("verbosity", "medium")
+    _no_format(fields)
+    fields.ignored("parallel_tool_calls")  # there are no tools
+    top = -1 if not logprobs else alternatives or 0
+    return _wanted(fields, (messages,), longest if longest is not None else older, top)
+
+
+def completion_wanted(body: dict[str, Any]) -> Wanted:
+    """A request to `/v1/completions`; raises `ApiError`."""
+    fields = Fields(body)
+    prompts = _prompts(fields.needed("prompt"))
+    alternatives = fields.whole("logprobs", 0, ALTERNATIVES_MAX)
+    longest = fields.whole("max_tokens", 1, limits.CONTEXT_MAX)
+    fields.neutral("echo", False)
+    fields.neutral("suffix", "")
+    count = body.get("n")
+    fields.neutral("best_of", 1 if count is None else count)  # as many as are returned: none is left out
+    return _wanted(fields, prompts, COMPLETION_TOKENS_DEFAULT if longest is None else longest, -1 if alternatives is None else alternatives)
+
+
+def _wanted(fields: Fields, prompts: tuple[Prompt, ...], longest: int | None, top: int) -> Wanted:
+    """The fields that both forms have, and no others."""
+    model = fields.needed("model")
+    if not isinstance(model, str):
+        raise invalid("model", "a string", model, "invalid_type")
+    count = fields.whole("n", 1, CHOICES_MAX) or 1
+    if count * len(prompts) > CHOICES_MAX:
+        raise ApiError(400, f"n: expected at most {CHOICES_MAX} choices over all prompts, got {count * len(prompts)}", "n", "invalid_value")
+    is_streamed = fields.flag("stream")
+    if not is_streamed and fields.take("stream_options") is not None:
+        raise ApiError(400, "stream_options: expected stream to be true beside it", "stream_options", "invalid_value")
+    options = fields.inner("stream_options")
+    includes_usage = options.flag("include_usage")
+    options.flag("include_obfuscation")  # padding against listeners, which TLS in front of this server is not given
+    options.finish()
+    temperature = fields.number("temperature", 0, TEMPERATURE_MAX)
+    if temperature and temperature < limits.TEMPERATURE_MIN:
+        raise invalid("temperature", f"0, or {limits.TEMPERATURE_MIN:g} to {TEMPERATURE_MAX:g}", temperature)
+    top_p, min_p = fields.number("top_p", 0, 1), fields.number("min_p", 0, 1)
+    if top_p == 0:
+        raise invalid("top_p", "a number above 0 and at most 1", top_p)
+    if min_p == 1:
+        raise invalid("min_p", "a number from 0 and below 1", min_p)
+    found = Wanted(
+        model=model,
+        prompts=prompts,
+        tokens_max=longest,
+        temperature=temperature,
+        top_k=fields.whole("top_k", 0, limits.VOCABULARY_MAX),
+        top_p=top_p,
+        min_p=min_p,
+        seed=fields.whole("seed", 0, limits.ID_MAX - CHOICES_MAX),
+        stops=_stops(fields),
+        ignores_eos=fields.flag("ignore_eos"),
+        count=count,
+        top_logprobs=top,
+        is_streamed=is_streamed,
+        includes_usage=includes_usage,
+    )
+    for field in ("presence_penalty", "frequency_penalty"):
+        fields.neutral(field, 0)
+    fields.neutral("logit_bias", {})
+    fields.neutral("service_tier", "auto", "default")
+    fields.neutral("store", False)
+    fields.ignored("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options")
+    fields.finish()
+    return found
+
+
+def _stops(fields: Fields) -> tuple[str, ...]:
+    found = fields.take("stop")
+    stops = [] if found is None else [found] if isinstance(found, str) else found
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise invalid("stop", "a string or a list of them", found, "invalid_type")
+    if len(stops) > STOPS_MAX or not all(0 < len(stop) <= STOP_CHARS_MAX for stop in stops):
+        raise invalid("stop", f"at most {STOPS_MAX} strings of 1 to {STOP_CHARS_MAX} characters", found)
+    return tuple(stops)
+
+
+def _no_format(fields: Fields) -> None:
+    """Text is what there is."""
+    form = fields.inner("response_format")
+    form.neutral("type", "text")
+    form.finish()
+
+
+# ------------------------------------------------------------------------------------------------ prompts
+
+
+def _messages(fields: Fields) -> Messages:
+    found = fields.needed("messages")
+    if not isinstance(found, list) or not found:
+        raise invalid("messages", "a list of at least one message", found, "invalid_type")
+    if len(found) > MESSAGES_MAX:
+        raise invalid("messages", f"at most {MESSAGES_MAX} messages", len(found))
+    return [_message(message, f"messages[{place}]") for place, message in enumerate(found)]
+
+
+def _message(message: Any, where: str) -> dict[str, str]:
+    """A message as chat templates take it; also one that a client gives back as it got it."""
+    if not isinstance(message, dict):
+        raise invalid(where, "an object", message, "invalid_type")
+    fields = Fields(message, f"{where}.")
+    role = fields.needed("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise invalid(f"{where}.role", f"one of {', '.join(_ROLES)}", role)
+    content = _content(fields.needed("content"), f"{where}.content")
+    fields.neutral("tool_calls", [])
+    fields.neutral("annotations", [])
+    for field in ("name", "refusal", "audio", "function_call"):
+        fields.neutral(field)
+    fields.finish()
+    return {"role": _ROLES[role], "content": content}
+
+
+def _content(content: Any, where: str) -> str:
+    """A text, whole or in parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise invalid(where, "a string or a list of parts", content, "invalid_type")
+    texts = []
+    for place, part in enumerate(content):
+        at = f"{where}[{place}]"
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise invalid(at, "an object with a type", part, "invalid_type")
+        if part["type"] != "text":
+            raise ApiError(400, f"{at}: this model takes text, got a part of type {part['type']!r:.40}", at, "unsupported_content")
+        fields = Fields(part, f"{at}.")
+        fields.take("type")
+        text = fields.needed("text")
+        if not isinstance(text, str):
+            raise invalid(f"{at}.text", "a string", text, "invalid_type")
+        fields.ignored("cache_control")
+        fields.finish()
+        texts.append(text)
+    return "".join(texts)
+
+
+def _prompts(found: Any) -> tuple[Prompt, ...]:
+    """A text, token ids, or a list of either."""
+    if isinstance(found, str):
+        return (found,)
+    if isinstance(found, list) and found:
+        if len(found) > CHOICES_MAX and not _is_ids(found):
+            raise invalid("prompt", f"at most {CHOICES_MAX} prompts", len(found))
+        if _is_ids(found):
+            return (tuple(found),)
+        if all(isinstance(each, str) for each in found):
+            return tuple(found)
+        if all(isinstance(each, list) and each and _is_ids(each) for each in found):
+            return tuple(tuple(each) for each in found)
+    raise invalid("prompt", "a string, token ids, or a list of either", found, "invalid_type")
+
+
+def _is_ids(found: Sequence[Any]) -> bool:
+    return all(type(each) is int and 0 <= each <= limits.VOCABULARY_MAX for each in found)

@@ -1,0 +1,89 @@
+"""`flowspec serve` as people start and stop it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from flowspec.cli.main import build_parser, main
+from tests import warm
+
+SERVE = [sys.executable, "-m", "flowspec.cli.main", "serve"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_says_where_it_is_answers_and_ends_with_all_that_it_started(number: signal.Signals) -> None:
+    flags = ["--port", "0", "--local", "1", "--drafter", "ngram", "--json"]
+    with warm.Popen([*SERVE, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        assert (ready["model"], ready["needs_key"]) == ("flowspec-demo", False)
+        asked = {"model": "flowspec-demo", "messages": [{"role": "user", "content": "What is 17 + 25?"}]}
+        found = httpx.post(f"{ready['url']}/chat/completions", json=asked, timeout=60).json()
+        assert found["choices"][0]["message"]["content"].endswith("42.")
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert children
+        process.send_signal(number)
+        output, error = process.communicate(timeout=60)
+        assert (process.returncode, output, error) == (0, "", "")
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    """The one line that the command is refused with."""
+    try:
+        status: object = main(["serve", *flags])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2
+    output, error = capsys.readouterr()
+    assert output == ""
+    assert error.count("\n") == 1
+    return error
+
+
+def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert f"port {port} on 127.0.0.1 is taken; stop what uses it or choose another with --port" in refused(capsys, "--port", port)
+
+
+def test_what_the_flags_are_refused_for(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLOWSPEC_API_KEY", raising=False)
+    key = tmp_path / "key"
+    assert "beyond this machine others could use the model: give --api-key-file or FLOWSPEC_API_KEY" in refused(capsys, "--host", "0.0.0.0")
+    assert "cannot read" in refused(capsys, "--api-key-file", str(key))
+    key.write_text("secret-key\n")
+    key.chmod(0o644)
+    assert "run chmod 600 on it" in refused(capsys, "--api-key-file", str(key))
+    key.chmod(0o600)
+    key.write_text("two words here\n")
+    line = refused(capsys, "--api-key-file", str(key))
+    assert "expected keys of at least 8 characters without spaces" in line
+    assert "two words" not in line
+    assert "--parallel: expected at most 64, got 65" in refused(capsys, "--parallel", "65")
+    assert "expected a port from 0 to 65535" in refused(capsys, "--port", "70000")
+    assert "expected an origin such as http://localhost:3000" in refused(capsys, "--cors", "*")
+    assert "cannot find the host 'no.such.host.invalid'" in refused(capsys, "--host", "no.such.host.invalid")
+
+
+def test_what_is_not_installed_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("flowspec.serve")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "needs packages that are not installed (uvicorn); run: pip install -c constraints.txt -e '.[serve]'" in refused(capsys)
+
+
+def test_the_help_fits_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["serve", "--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80

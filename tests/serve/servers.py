@@ -1,0 +1,102 @@
+"""Real servers over real daemons: in this process, in a thread with an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+
+from flowspec.errors import FlowSpecError
+from flowspec.model.text import Tokenizer
+from flowspec.runtime.session import Session
+from flowspec.serve.app import Doors
+from flowspec.serve.server import Stop, bind, serve, url_of
+from flowspec.serve.service import Service, ServiceOptions
+from flowspec.serve.tally import Tally
+from tests.runtime.clusters import wait_until
+
+MODEL = "flowspec-demo"
+STORY = [{"role": "user", "content": "Tell me a story."}]
+ENDLESS: dict[str, Any] = {"model": MODEL, "messages": STORY, "max_tokens": 900, "extra_body": {"ignore_eos": True}}
+"""Answers that go on for as long as any test."""
+
+
+@dataclass(slots=True)
+class Running:
+    """A server that is there."""
+
+    url: str
+    service: Service
+    stop: Stop
+
+    def client(self, key: str = "none") -> openai.OpenAI:
+        """The official client; what it is refused it does not ask again by itself."""
+        return openai.OpenAI(base_url=self.url, api_key=key, max_retries=0, timeout=60)
+
+    def connect(self) -> socket.socket:
+        """A connection without a client library."""
+        return socket.create_connection(("127.0.0.1", int(self.url.rpartition(":")[2].partition("/")[0])), timeout=60)
+
+    def count(self, name: str) -> float:
+        """A metric that has this name and these labels."""
+        for line in self.service.metrics.text().decode().splitlines():
+            if line.rpartition(" ")[0] == name:
+                return float(line.rpartition(" ")[2])
+        raise AssertionError(f"there is no metric {name}")
+
+    def wait_idle(self) -> None:
+        """Until nothing is being answered, and nothing of any answer is in the pipeline."""
+        core = self.service.session.head._core
+        wait_until(lambda: not self.service.gate.running and not self.service.gate.waiting, "no answer is under way")
+        wait_until(lambda: not core.in_flight, "the pipeline is empty")
+
+
+@contextlib.contextmanager
+def running(
+    session: Session, tokenizer: Tokenizer, *, options: ServiceOptions | None = None, doors: Doors | None = None, tally: Tally | None = None
+) -> Iterator[Running]:
+    bound = bind("127.0.0.1", 0)
+    there = threading.Event()
+    found: list[Running] = []
+    failed: list[BaseException] = []
+
+    def ready(service: Service, stop: Stop) -> None:
+        found.append(Running(url_of("127.0.0.1", bound), service, stop))
+        there.set()
+
+    def work() -> None:
+        try:
+            asyncio.run(
+                serve(
+                    session,
+                    tokenizer,
+                    bound,
+                    options=options or ServiceOptions(),
+                    doors=doors or Doors(),
+                    tally=tally or Tally(),
+                    on_ready=ready,
+                )
+            )
+        except (FlowSpecError, OSError, RuntimeError) as error:
+            failed.append(error)
+            there.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert there.wait(30)
+    try:
+        if found:
+            yield found[0]
+    finally:
+        if found:
+            found[0].stop.from_thread()
+        thread.join(60)
+        bound.close()
+    assert not failed, failed
+    assert not thread.is_alive()

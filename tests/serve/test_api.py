@@ -1,0 +1,327 @@
+"""The official client against a real server over real stages."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from flowspec.core.messages import Sampling
+from flowspec.model.reference import Reference
+from flowspec.model.text import Tokenizer
+from flowspec.runtime.session import Session
+from flowspec.serve.app import Doors
+from flowspec.serve.guard import BODY_BYTES_MAX
+from flowspec.serve.service import ServiceOptions
+from tests.runtime.clusters import wait_until
+from tests.serve.servers import ENDLESS, MODEL, STORY, Running, running
+
+SUM = [{"role": "user", "content": "What is 17 + 25?"}]
+JSON = {"Content-Type": "application/json"}
+WARM: dict[str, Any] = {"temperature": 1.0, "seed": 4}
+
+
+def plain(reference: Reference, tokenizer: Tokenizer, prompt: list[int], sampling: Sampling, count: int = 1024) -> tuple[str, int]:
+    """What the plain model says, and in how many tokens."""
+    tokens = [token for token in reference.generate(tuple(prompt), sampling, count, frozenset([2])) if token != 2]
+    return tokenizer.decode(tokens), len(tokens)
+
+
+def ask(server: Running, **fields: Any) -> Any:
+    with server.client() as client:
+        return client.chat.completions.create(**{"model": MODEL, "messages": SUM, **fields})
+
+
+def ask_raw(server: Running, **fields: Any) -> Any:
+    with server.client() as client:
+        return client.completions.create(**{"model": MODEL, "prompt": "The cat", "max_tokens": 12, **fields})
+
+
+def streamed(server: Running, **fields: Any) -> list[Any]:
+    with server.client() as client:
+        return list(client.chat.completions.create(**{"model": MODEL, "messages": SUM, "stream": True, **fields}))
+
+
+def test_a_chat_says_what_the_plain_model_says(server: Running, reference: Reference, tokenizer: Tokenizer) -> None:
+    prompt = tokenizer.encode_chat(SUM)
+    text, count = plain(reference, tokenizer, prompt, Sampling(temperature=1.0, seed=4))
+    found = ask(server, **WARM)
+    choice = found.choices[0]
+    assert (choice.message.content, choice.finish_reason, choice.message.role) == (text, "stop", "assistant")
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (len(prompt), count)
+    assert (found.model, found.object) == (MODEL, "chat.completion")
+    assert found.id.startswith("chatcmpl-")
+    again = ask(server, **WARM)
+    assert (again.choices[0].message.content, again.system_fingerprint) == (text, found.system_fingerprint)
+    assert again.id != found.id
+
+
+def test_a_stream_is_the_same_in_pieces(server: Running) -> None:
+    whole = ask(server, **WARM)
+    chunks = streamed(server, stream_options={"include_usage": True}, **WARM)
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == whole.choices[0].message.content
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 2) + ["stop"]
+    assert (chunks[-1].choices, chunks[-1].usage.completion_tokens) == ([], whole.usage.completion_tokens)
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    assert all(chunk.usage is None for chunk in streamed(server, max_tokens=3)), "usage comes when asked for"
+
+
+def test_choices_are_drawn_with_seeds_of_their_own(server: Running) -> None:
+    several = ask(server, n=2, **WARM)
+    assert [choice.index for choice in several.choices] == [0, 1]
+    assert several.choices[0].message.content != several.choices[1].message.content
+    assert several.choices[1].message.content == ask(server, temperature=1.0, seed=5).choices[0].message.content
+    chunks = streamed(server, n=2, **WARM)
+    for place in range(2):
+        text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices[0].index == place)
+        assert text == several.choices[place].message.content
+
+
+def test_completions_of_texts_and_of_token_ids(server: Running, reference: Reference, tokenizer: Tokenizer) -> None:
+    prompts = ["The cat", "Once upon"]
+    expected = [plain(reference, tokenizer, tokenizer.encode(prompt), Sampling(), 12)[0] for prompt in prompts]
+    assert ask_raw(server, temperature=0).choices[0].text == expected[0]
+    assert ask_raw(server, temperature=0, prompt=tokenizer.encode(prompts[0])).choices[0].text == expected[0]
+    assert [choice.text for choice in ask_raw(server, temperature=0, prompt=prompts).choices] == expected
+    found = ask_raw(server, temperature=0, prompt=[tokenizer.encode(prompt) for prompt in prompts], n=2)
+    assert [(choice.index, choice.text) for choice in found.choices] == list(enumerate([expected[0]] * 2 + [expected[1]] * 2))
+    with server.client() as client:
+        chunks = list(client.completions.create(model=MODEL, prompt=prompts[0], max_tokens=12, temperature=0, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == expected[0]
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+def test_a_stop_string_that_spans_tokens_ends_the_answer_before_it(server: Running, tokenizer: Tokenizer) -> None:
+    whole = ask(server).choices[0].message.content
+    at = len(whole) // 2
+    stop = whole[at - 4 : at + 4]
+    assert len(tokenizer.encode(stop)) > 2
+    found = ask(server, stop=[stop, "never said"])
+    assert (found.choices[0].message.content, found.choices[0].finish_reason) == (whole[: whole.index(stop)], "stop")
+    chunks = streamed(server, stop=stop)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole[: whole.index(stop)]
+
+
+def test_the_length_ends_an_answer(server: Running) -> None:
+    found = ask(server, messages=STORY, max_completion_tokens=5)
+    assert (found.choices[0].finish_reason, found.usage.completion_tokens) == ("length", 5)
+
+
+def test_more_than_the_context_holds_is_cut_and_a_longer_prompt_refused(server: Running) -> None:
+    context = server.service.context
+    prompt = [50] * (context - 4)
+    found = ask_raw(server, prompt=prompt, max_tokens=100, extra_body={"ignore_eos": True})
+    assert (found.choices[0].finish_reason, found.usage.completion_tokens) == ("length", 4)
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask_raw(server, prompt=[50] * context)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+
+
+def test_the_next_turn_of_a_dialogue_finds_what_was_computed(server: Running) -> None:
+    first = ask(server, temperature=0)
+    turn = [*SUM, {"role": "assistant", "content": first.choices[0].message.content}, *SUM]
+    second = ask(server, messages=turn, temperature=0)
+    cached = second.usage.prompt_tokens_details.cached_tokens
+    assert first.usage.prompt_tokens < cached < second.usage.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"extra_body": {"wibble": 1}}, 400, "wibble"),
+        ({"presence_penalty": 1}, 400, "presence_penalty"),
+        ({"temperature": 3}, 400, "temperature"),
+        ({"model": "gpt-4"}, 404, "model"),
+    ],
+)
+def test_what_is_refused(server: Running, fields: dict[str, Any], status: int, param: str) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        ask(server, **fields)
+    assert (caught.value.status_code, caught.value.param, caught.value.type) == (status, param, "invalid_request_error")
+
+
+def test_what_is_wrong_with_token_ids_is_told(server: Running) -> None:
+    with pytest.raises(openai.BadRequestError, match="expected token ids from 0 to 4095, got 4096"):
+        ask_raw(server, prompt=[4096])
+
+
+def test_http_errors_have_the_same_form(server: Running) -> None:
+    url = f"{server.url}/chat/completions"
+    found = [
+        (httpx.get(url), 405),
+        (httpx.get(f"{server.url}/nothing"), 404),
+        (httpx.get(f"{server.url}/models/gpt-4"), 404),
+        (httpx.post(url, content=b"{"), 415),
+        (httpx.post(url, content=b"{", headers=JSON), 400),
+        (httpx.post(url, content=b"{}", headers={**JSON, "Content-Encoding": "gzip"}), 415),
+        (httpx.post(url, json={"model": MODEL, "messages": "x" * BODY_BYTES_MAX}), 413),
+        (httpx.post(url, content=json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "\ud800"}]}), headers=JSON), 400),
+        (httpx.post(url, content=json.dumps({"model": MODEL, "messages": SUM, "\ud800": 1}), headers=JSON), 400),
+    ]
+    for answer, status in found:
+        assert answer.status_code == status, answer.text
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert found[0][0].headers["allow"] == "POST"
+
+
+def test_models_health_cluster_and_metrics(server: Running, session: Session) -> None:
+    with server.client() as client:
+        assert [model.id for model in client.models.list()] == [MODEL]
+        assert client.models.retrieve(MODEL).created > 0
+    root = server.url.removesuffix("/v1")
+    health = httpx.get(f"{root}/health")
+    assert (health.status_code, health.json()["status"]) == (200, "ok")
+    cluster = httpx.get(f"{server.url}/cluster").json()
+    assert [stage["layers"] for stage in cluster["stages"]] == [stage["layers"] for stage in session.stages_report()]
+    assert (cluster["state"], cluster["drafters"][0]["name"]) == ("ok", "ngram")
+    before = server.count("flowspec_generated_tokens_total")
+    found = ask(server)
+    assert server.count("flowspec_generated_tokens_total") == before + found.usage.completion_tokens
+    metrics = httpx.get(f"{root}/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert 'flowspec_requests_total{route="/v1/chat/completions",status="200"}' in metrics.text
+    assert 'flowspec_stage_compute_seconds_total{stage="1"}' in metrics.text
+    assert 'route="other",status="404"' in metrics.text or "/nothing" not in metrics.text
+
+
+def test_a_client_that_goes_away_ends_its_answer(server: Running) -> None:
+    before = server.count('flowspec_answers_total{reason="cancelled"}')
+    with server.client() as client:
+        stream = client.chat.completions.create(stream=True, n=2, **ENDLESS)
+        for chunk in stream:
+            if chunk.choices[0].delta.content:
+                break
+        assert server.service.gate.running == 2
+        stream.close()
+        server.wait_idle()
+    assert server.count('flowspec_answers_total{reason="cancelled"}') == before + 2
+    assert ask(server).choices[0].finish_reason == "stop"
+
+
+def test_a_client_that_goes_away_before_its_answer_is_whole_ends_it_too(server: Running) -> None:
+    before = server.count('flowspec_answers_total{reason="cancelled"}')
+    with server.connect() as raw:
+        raw.sendall(request(b'{"model": "flowspec-demo", "prompt": "a", "max_tokens": 900, "ignore_eos": true}'))
+        wait_until(lambda: server.service.gate.running, "it is being answered")
+    server.wait_idle()
+    assert server.count('flowspec_answers_total{reason="cancelled"}') == before + 1
+
+
+def request(body: bytes, route: str = "/v1/completions") -> bytes:
+    lines = [f"POST {route} HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def test_who_is_too_many_is_told_to_come_again_and_who_waits_may_leave(session: Session, tokenizer: Tokenizer) -> None:
+    with running(session, tokenizer, options=ServiceOptions(parallel=1, queue=1)) as server, server.client() as client:
+        gate = server.service.gate
+        stream = client.chat.completions.create(stream=True, **ENDLESS)
+        assert next(iter(stream)).choices[0].delta.role == "assistant"
+        with server.connect() as raw:
+            raw.sendall(request(b'{"model": "flowspec-demo", "prompt": "a"}'))
+            wait_until(lambda: gate.waiting == 1, "it waits")
+            with pytest.raises(openai.RateLimitError) as caught:
+                ask(server)
+            assert int(caught.value.response.headers["Retry-After"]) >= 1
+            assert caught.value.code == "rate_limit_exceeded"
+            with pytest.raises(openai.BadRequestError):
+                ask(server, n=2)
+        wait_until(lambda: gate.waiting == 0, "it left")
+        texts: list[str] = []
+        waiting = threading.Thread(target=lambda: texts.append(ask(server).choices[0].message.content))
+        waiting.start()
+        wait_until(lambda: gate.waiting == 1, "another one waits")
+        stream.close()
+        waiting.join()
+        assert texts[0].endswith("So 17 + 25 = 42.")
+
+
+def test_a_server_that_stops_tells_those_whom_it_still_answers(session: Session, tokenizer: Tokenizer) -> None:
+    with running(session, tokenizer) as server, server.client() as client:
+        stream = client.chat.completions.create(stream=True, **ENDLESS)
+        next(iter(stream))
+        server.stop.from_thread()
+        with pytest.raises(openai.APIError, match="the server is stopping"):
+            for _ in stream:
+                pass
+
+
+def test_keys(session: Session, tokenizer: Tokenizer) -> None:
+    with running(
+        session, tokenizer, doors=Doors(keys=(b"sesame-1", b"sesame-2"), origins=("http://page",), free=("/", "/page/"))
+    ) as server:
+        for key in ("sesame-1", "sesame-2"):
+            with server.client(key) as client:
+                assert client.models.list().data[0].id == MODEL
+        with server.client("sesame-3") as client, pytest.raises(openai.AuthenticationError) as caught:
+            client.models.list()
+        assert (caught.value.code, caught.value.response.headers["www-authenticate"]) == ("invalid_api_key", "Bearer")
+        root = server.url.removesuffix("/v1")
+        assert [httpx.get(f"{root}{path}").status_code for path in ("/health", "/metrics", "/v1/cluster", "/", "/page/x", "/page")] == [
+            200,
+            401,
+            401,
+            404,
+            404,
+            401,
+        ]
+        asked = {"Origin": "http://page", "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+        allowed = httpx.options(f"{server.url}/models", headers=asked)
+        assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, "http://page")
+        other = httpx.get(f"{server.url}/models", headers={"Origin": "http://elsewhere", "Authorization": "Bearer sesame-1"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_without_a_key_only_this_machines_names_are_answered(session: Session, tokenizer: Tokenizer) -> None:
+    with running(session, tokenizer, doors=Doors(names=("localhost", "127.0.0.1", "[::1]"))) as server:
+        url = f"{server.url}/models"
+        found = [
+            httpx.get(url, headers={"Host": host}).status_code for host in ("localhost:8000", "127.0.0.1", "[::1]:5", "evil.example:8000")
+        ]
+        assert found == [200, 200, 200, 403]
+        assert "access-control-allow-origin" not in httpx.get(url, headers={"Origin": "http://page"}).headers
+
+
+def test_a_header_that_never_ends_is_not_waited_for(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowspec.serve.server.HEADER_S", 0.2)
+    with server.connect() as raw:
+        raw.sendall(b"GET /health HTTP/1.1\r\nHost: local")
+        assert raw.recv(100) == b"", "the server hung up"
+
+
+def test_logprobs_are_the_models_own(server: Running, reference: Reference, tokenizer: Tokenizer) -> None:
+    prompt = tuple(tokenizer.encode_chat(SUM))
+    tokens = [token for token in reference.generate(prompt, Sampling(temperature=1.0, seed=4), 1024, frozenset([2])) if token != 2]
+    found = ask(server, logprobs=True, top_logprobs=3, **WARM).choices[0]
+    assert len(found.logprobs.content) == len(tokens)
+    for entry, token, logits in zip(found.logprobs.content, tokens, reference.forced_logits(prompt, tokens[:-1]), strict=True):
+        own = logits - np.logaddexp.reduce(logits.astype(np.float64))
+        assert (bytes(entry.bytes), entry.token.encode()) == (tokenizer.token_bytes(token),) * 2
+        assert entry.logprob == pytest.approx(own[token], abs=1e-3)
+        assert [other.logprob for other in entry.top_logprobs] == pytest.approx(np.sort(own)[:-4:-1], abs=1e-3)
+    assert "".join(entry.token for entry in found.logprobs.content) == found.message.content
+    chunks = streamed(server, logprobs=True, top_logprobs=3, **WARM)
+    told = [entry for chunk in chunks if chunk.choices[0].logprobs for entry in chunk.choices[0].logprobs.content]
+    assert [entry.token for entry in told] == [entry.token for entry in found.logprobs.content]
+    assert [entry.logprob for entry in told] == pytest.approx([entry.logprob for entry in found.logprobs.content], abs=1e-3)
+    none = ask(server, logprobs=True, max_tokens=4, **WARM).choices[0].logprobs.content
+    assert [(entry.token, entry.top_logprobs) for entry in none] == [(entry.token, []) for entry in found.logprobs.content[:4]]
+
+
+def test_logprobs_of_a_completion(server: Running) -> None:
+    found = ask_raw(server, temperature=0, logprobs=2).choices[0]
+    offsets = [sum(map(len, found.logprobs.tokens[:place])) for place in range(len(found.logprobs.tokens))]
+    assert ("".join(found.logprobs.tokens), found.logprobs.text_offset) == (found.text, offsets)
+    for token, logprob, top in zip(found.logprobs.tokens, found.logprobs.token_logprobs, found.logprobs.top_logprobs, strict=True):
+        assert (len(top), max(top.values()), top[token]) == (2, logprob, logprob)
+    stop = found.text[offsets[len(offsets) // 2] :]
+    at = found.text.index(stop)
+    cut = ask_raw(server, temperature=0, logprobs=2, stop=stop).choices[0]
+    assert (cut.text, cut.logprobs.text_offset) == (found.text[:at], [offset for offset in offsets if offset < at])

@@ -1,0 +1,90 @@
+"""Which conversation answers a prompt."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.serve.conversations import Conversations
+
+
+class Pool:
+    """A pool, and what the head was told to forget."""
+
+    def __init__(self, bound: int) -> None:
+        self.forgotten: list[int] = []
+        numbers = count(1)
+        self.pool = Conversations(bound, lambda: next(numbers), self.forgotten.append)
+
+    def turn(self, prompt: list[int], answer: list[int]) -> int:
+        number = self.pool.take(prompt)
+        self.pool.give_back(number, [*prompt, *answer])
+        return number
+
+
+def test_the_next_turn_takes_its_conversation() -> None:
+    made = Pool(4)
+    first = made.turn([1, 2, 3], [4, 5])
+    other = made.turn([9, 8, 7], [6])
+    assert first != other
+    assert made.turn([1, 2, 3, 4, 5, 6, 7], [8]) == first
+    assert made.turn([9, 8, 7, 6, 5], [4]) == other
+    assert made.forgotten == []
+
+
+def test_the_longest_beginning_wins() -> None:
+    made = Pool(4)
+    short = made.turn([1, 2], [])
+    long = made.pool.take([1, 2, 3, 4])
+    assert long == short, "nothing else is there"
+    made.pool.give_back(long, [1, 2, 3, 4])
+    other = made.turn([5], [])
+    assert made.turn([1, 2, 3, 4, 5], []) == long
+    assert made.turn([5, 6], []) == other
+
+
+def test_a_dialogue_with_the_same_system_text_is_left_alone() -> None:
+    """It would lose its own turns for the few tokens that both begin with."""
+    made = Pool(4)
+    first = made.turn([1, 2], [3, 4, 5, 6, 7])
+    assert made.turn([1, 2, 9, 9, 9], [9]) != first
+    assert made.turn([1, 2, 3, 4, 5, 6, 7, 8], []) == first
+
+
+def test_two_requests_do_not_share_one() -> None:
+    made = Pool(4)
+    made.turn([1, 2, 3], [4])
+    assert made.pool.take([1, 2, 3, 4, 5]) != made.pool.take([1, 2, 3, 4, 5])
+
+
+def test_the_least_recently_used_is_forgotten() -> None:
+    made = Pool(2)
+    first, second = made.turn([1], []), made.turn([2], [])
+    assert made.turn([1, 1], []) == first
+    third = made.turn([3], [])
+    assert made.forgotten == [second]
+    assert made.pool.idle == [first, third]
+
+
+def test_one_that_failed_is_forgotten() -> None:
+    made = Pool(2)
+    number = made.pool.take([1])
+    made.pool.drop(number)
+    assert (made.forgotten, made.pool.idle) == ([number], [])
+
+
+@given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 2), min_size=1, max_size=6)), max_size=40), st.integers(1, 4))
+def test_there_are_never_more_than_the_bound_unless_all_are_used(steps: list[tuple[bool, list[int]]], bound: int) -> None:
+    made, used = Pool(bound), dict[int, list[int]]()
+    for ends, prompt in steps:
+        if ends and used:
+            number, asked = used.popitem()
+            made.pool.give_back(number, asked)
+        else:
+            number = made.pool.take(prompt)
+            assert number not in used
+            assert number not in made.forgotten
+            used[number] = prompt
+        assert len(used) + len(made.pool.idle) <= max(bound, len(used))

@@ -1,0 +1,123 @@
+"""How answers, streams and metrics are written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from flowspec.core.events import PipelineLost, Timed, TimerFired
+from flowspec.core.messages import Hop, Logprobs
+from flowspec.model.files import ModelFiles
+from flowspec.model.text import TextStream, Tokenizer
+from flowspec.plan.placement import ClusterPlan, StagePlan
+from flowspec.serve import sse
+from flowspec.serve.answers import Over, Piece
+from flowspec.serve.documents import Choice, Form, fingerprint_of, usage_of
+from flowspec.serve.service import name_of
+from flowspec.serve.tally import Tally
+from flowspec.serve.tokens import TokenLog
+from flowspec.serve.tokens import name_of as token_name
+
+TOKENIZER = Tokenizer(ModelFiles("bundled"))
+PLAN = ClusterPlan(
+    model="bundled", fingerprint="abc", dtype="float32", context=100, stages=(StagePlan(name="a", address="127.0.0.1:1", first=0, end=8),)
+)
+
+
+def over(reason: str = "stop", tokens: int = 3, reused: int = 0) -> Over:
+    return Over(reason=reason, tokens=tokens, reused=reused, statistics={})
+
+
+def test_an_event_is_one_line_whatever_is_in_it() -> None:
+    frame = sse.data({"text": "a\n\nb\r\u2028 ü \ud800"})
+    assert frame.startswith(b"data: {")
+    assert frame.endswith(b"}\n\n")
+    assert frame.count(b"\n") == 2
+    assert json.loads(frame[6:].decode("utf-8", "surrogatepass"))["text"] == "a\n\nb\r\u2028 ü \ud800"
+
+
+def test_a_prompt_counts_once_and_its_choices_each() -> None:
+    choices = [Choice(0), Choice(0), Choice(1), Choice(1)]
+    for choice, reused in zip(choices, (5, 0, 2, 2), strict=True):
+        choice.add(Piece(text="x"))
+        choice.add(over(reused=reused))
+    assert usage_of([10, 20], choices).document == {
+        "prompt_tokens": 30,
+        "completion_tokens": 12,
+        "total_tokens": 42,
+        "prompt_tokens_details": {"cached_tokens": 7},
+    }
+
+
+def test_chunks_put_together_are_the_whole() -> None:
+    form = Form("m", "fp", is_chat=True, has_logprobs=False, has_usage=True)
+    pieces = [Piece(text="a"), Piece(text="b")]
+    chunks = [form.begin(0), *(form.piece(0, piece) for piece in pieces), form.end(0, over())]
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert {chunk["usage"] for chunk in chunks} == {None}
+    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
+        {"role": "assistant", "content": ""},
+        {"content": "a"},
+        {"content": "b"},
+        {},
+    ]
+    choice = Choice(0)
+    for event in (*pieces, over()):
+        choice.add(event)
+    whole = form.whole([choice], usage_of([1], [choice]))
+    assert whole["choices"] == [
+        {"index": 0, "message": {"role": "assistant", "content": "ab", "refusal": None}, "logprobs": None, "finish_reason": "stop"}
+    ]
+    assert whole["id"] == chunks[0]["id"]
+
+
+def test_a_fingerprint_is_of_what_answers_depend_on() -> None:
+    other_split = replace(PLAN, stages=(replace(PLAN.stages[0], name="b", address="127.0.0.1:2"),))
+    assert fingerprint_of(PLAN) == fingerprint_of(other_split)
+    assert fingerprint_of(PLAN) != fingerprint_of(replace(PLAN, dtype="bfloat16"))
+
+
+def test_a_model_is_called_by_its_last_name_unless_it_is_on_the_hub() -> None:
+    names = [name_of(replace(PLAN, model=model)) for model in ("bundled", "/models/llama-3.2-1b", "Qwen/Qwen3-0.6B")]
+    assert names == ["flowspec-demo", "llama-3.2-1b", "Qwen/Qwen3-0.6B"]
+
+
+def logged(text: str, stops: tuple[str, ...] = ()) -> tuple[TokenLog, TextStream, str]:
+    tokens = TOKENIZER.encode(text)
+    stream = TextStream(TOKENIZER, stops)
+    log = TokenLog(TOKENIZER, stream)
+    found = [Logprobs(chosen=-0.5, ids=(token, 2), values=(-0.5, -2.0)) for token in tokens]
+    return log, stream, log.push(tokens, found)
+
+
+def test_tokens_are_told_with_the_text_that_they_made() -> None:
+    text = "What is 17 + 25? \u20ac \U0001f600"
+    log, stream, shown = logged(text)
+    entries = [*log.up_to(len(shown)), *log.rest()]
+    assert b"".join(entry.content for entry in entries) == text.encode()
+    assert shown + stream.finish() == text
+    for entry in entries:
+        assert text[entry.offset :].encode().startswith(entry.content) or token_name(entry.content).startswith("bytes:")
+        assert entry.alternatives == ((entry.content, -0.5), (b"<|end|>", -2.0))
+
+
+def test_tokens_of_a_stop_string_are_not_told() -> None:
+    log, stream, shown = logged("one two three", (" two",))
+    assert stream.is_stopped
+    entries = [*log.up_to(len(shown)), *log.rest()]
+    assert b"".join(entry.content for entry in entries) == b"one"
+
+
+def test_a_part_of_a_character_has_a_name_of_its_own() -> None:
+    assert token_name(b"\xe2\x80") == "bytes:\\xe2\\x80"
+
+
+def test_the_tally_counts_what_came_back() -> None:
+    tally = Tally()
+    hop = Hop(received_s=0, queued_s=0, compute_s=0.5, own_s=0, rows=4, dead_in_queue=3, dead_between_layers=2, dead_late=1)
+    timed = Timed(segment=1, rows=4, sent_s=0.0, hops=(hop, hop))
+    tally.on_event(TimerFired(), [timed], 0.0)
+    tally.on_event(PipelineLost(silent_s=1.0), [], 0.0)
+    tally.on_event(TimerFired(), [replace(timed, hops=(hop,))], 0.0)
+    assert (tally.compute_s, tally.segments, tally.losses) == ([1.0, 0.5], 2, 1)
+    assert (tally.rows, tally.dead_in_queue, tally.dead_between_layers, tally.dead_late) == (12, 9, 6, 3)

@@ -1,0 +1,115 @@
+"""A stage that is killed in the middle of a stream costs a pause: the text is whole, and the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from flowspec.model.files import BUNDLED
+from flowspec.model.text import Tokenizer
+from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.session import ClusterOptions, Session, Survival, open_session
+from flowspec.serve.service import ServiceOptions
+from flowspec.serve.tally import Tally
+from tests.runtime.clusters import wait_until
+from tests.serve.servers import ENDLESS, MODEL, STORY, Running, running
+
+ASKED: dict[str, Any] = {"model": MODEL, "messages": STORY, "temperature": 1.0, "seed": 11}
+
+
+def test_a_stage_that_is_killed_in_mid_stream_costs_a_pause(
+    server: Running, session: Session, tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowspec.serve.app.KEEP_ALIVE_S", 0.05)
+    root = server.url.removesuffix("/v1")
+    with server.client() as client:
+        expected = client.chat.completions.create(**ASKED).choices[0].message.content
+        pieces: list[str] = []
+        for chunk in client.chat.completions.create(stream=True, **ASKED):
+            pieces.append(chunk.choices[0].delta.content or "")
+            if len(pieces) == 5:
+                os.kill(session.stages_report()[1]["pid"], signal.SIGKILL)
+        assert "".join(pieces) == expected
+    assert (tally.losses, len(session.head.stages)) == (1, 1)
+    assert server.count("flowspec_answer_recoveries_total") == 1
+    wait_until(lambda: httpx.get(f"{root}/health").json()["status"] == "ok", "it is well again")
+    assert "device local-1 is lost" in httpx.get(f"{root}/health").json()["notes"][0]
+
+
+def test_a_stream_without_a_word_is_kept_alive(server: Running, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last stage is stopped for a moment."""
+    monkeypatch.setattr("flowspec.serve.app.KEEP_ALIVE_S", 0.05)
+    pid = session.stages_report()[-1]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    lines: list[str] = []
+    try:
+        with httpx.stream("POST", f"{server.url}/chat/completions", json={**ASKED, "stream": True}, timeout=60) as answer:
+            for line in answer.iter_lines():
+                lines.append(line)
+                if lines.count(": keep-alive") == 3:
+                    os.kill(pid, signal.SIGCONT)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert lines.count(": keep-alive") >= 3
+    assert [line for line in lines if line][-1] == "data: [DONE]"
+    chunks = [json.loads(line[6:]) for line in lines[: lines.index(": keep-alive")] if line]
+    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [{"role": "assistant", "content": ""}], "nothing was said before"
+
+
+def test_a_stream_that_waits_for_its_turn_is_kept_alive(session: Session, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowspec.serve.app.KEEP_ALIVE_S", 0.05)
+    with running(session, tokenizer, options=ServiceOptions(parallel=1, queue=1)) as server, server.client() as client:
+        first = client.chat.completions.create(stream=True, **ENDLESS)
+        next(iter(first))
+        asked = {"model": MODEL, "prompt": "a", "max_tokens": 3, "stream": True}
+        with httpx.stream("POST", f"{server.url}/completions", json=asked, timeout=60) as answer:
+            lines = answer.iter_lines()
+            assert next(lines) == ": keep-alive"
+            assert server.service.gate.waiting == 1
+            first.close()
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+
+
+def test_a_cluster_that_failed_is_told_to_all(tokenizer: Tokenizer) -> None:
+    """Its only stage is killed, and nobody waits for another one for long."""
+    options = ClusterOptions(model=BUNDLED, local=1, log_level="CRITICAL")
+    survival = Survival(on_note=lambda text: None, wait_s=0.5)
+    with (
+        open_session(options, Decoding(method="ar"), lambda text, share: None, survival=survival) as session,
+        running(session, tokenizer) as server,
+        server.client() as client,
+    ):
+        stream = client.chat.completions.create(stream=True, **ENDLESS)
+        next(iter(stream))
+        os.kill(session.stages_report()[0]["pid"], signal.SIGKILL)
+        with pytest.raises(openai.APIError, match="no device is left"):
+            for _ in stream:
+                pass
+        with pytest.raises(openai.InternalServerError) as caught:
+            client.chat.completions.create(**ENDLESS)
+        assert (caught.value.status_code, caught.value.type) == (503, "server_error")
+        health = httpx.get(f"{server.url.removesuffix('/v1')}/health")
+        assert (health.status_code, health.json()["status"]) == (503, "failed")
+        assert "no device is left" in health.json()["reason"]
+
+
+def test_a_mistake_of_ours_is_logged_and_takes_no_place(
+    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(self: Any, tokens: Any) -> str:
+        raise ZeroDivisionError
+
+    with server.client() as client:
+        with monkeypatch.context() as patch:
+            patch.setattr("flowspec.serve.answers.TextStream.push", broken)
+            with pytest.raises(openai.InternalServerError):
+                client.chat.completions.create(**ENDLESS)
+        server.wait_idle()
+        assert client.completions.create(model=MODEL, prompt="a", max_tokens=2).usage.completion_tokens == 2
+    assert "ZeroDivisionError" in caplog.text

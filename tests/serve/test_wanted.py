@@ -1,0 +1,215 @@
+"""Requests as they come: what is accepted, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from flowspec.errors import ClusterError, InputError
+from flowspec.serve.fields import parse
+from flowspec.serve.refusals import ApiError, busy, of_error
+from flowspec.serve.wanted import Wanted, chat_wanted, completion_wanted
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def chat(**fields: Any) -> Wanted:
+    return chat_wanted({"model": "m", "messages": HELLO, **fields})
+
+
+def completion(**fields: Any) -> Wanted:
+    return completion_wanted({"model": "m", "prompt": "hello", **fields})
+
+
+def refusal(read: Any, **fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        read(**fields)
+    assert caught.value.status == 400
+    assert caught.value.document["error"]["type"] == "invalid_request_error"
+    return caught.value
+
+
+def test_a_request_with_everything() -> None:
+    found = chat(
+        temperature=1,
+        top_p=0.5,
+        top_k=40,
+        min_p=0.1,
+        seed=7,
+        stop=["a", "b"],
+        n=2,
+        max_completion_tokens=9,
+        logprobs=True,
+        top_logprobs=3,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    assert (found.temperature, found.top_p, found.top_k, found.min_p, found.seed) == (1.0, 0.5, 40, 0.1, 7)
+    assert (found.stops, found.count, found.tokens_max, found.top_logprobs) == (("a", "b"), 2, 9, 3)
+    assert (found.is_streamed, found.includes_usage) == (True, True)
+
+
+def test_a_request_with_nothing_leaves_all_to_the_server() -> None:
+    found = chat()
+    assert (found.temperature, found.top_p, found.top_k, found.min_p, found.seed, found.tokens_max) == (None,) * 6
+    assert (found.stops, found.count, found.top_logprobs, found.is_streamed) == ((), 1, -1, False)
+    assert completion().tokens_max == 16
+
+
+def test_fields_that_ask_for_nothing_are_taken() -> None:
+    chat(
+        presence_penalty=0,
+        frequency_penalty=0.0,
+        logit_bias={},
+        tools=[],
+        tool_choice="auto",
+        response_format={"type": "text"},
+        user="somebody",
+        metadata={"a": "b"},
+        store=False,
+        parallel_tool_calls=True,
+        service_tier="auto",
+        stop=None,
+        seed=None,
+        n=None,
+        functions=None,
+        logprobs=None,
+        stream_options=None,
+        modalities=["text"],
+    )
+    completion(echo=False, suffix=None, best_of=1, logprobs=None)
+    completion(n=2, best_of=2)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "code"),
+    [
+        ("presence_penalty", 0.5, "unsupported_parameter"),
+        ("frequency_penalty", -1, "unsupported_parameter"),
+        ("logit_bias", {"5": 1}, "unsupported_parameter"),
+        ("tools", [{"type": "function"}], "unsupported_parameter"),
+        ("tool_choice", "required", "unsupported_parameter"),
+        ("store", True, "unsupported_parameter"),
+        ("reasoning_effort", "high", "unsupported_parameter"),
+        ("wibble", None, "unknown_parameter"),
+        ("temperature", 2.5, "invalid_value"),
+        ("temperature", 1e-5, "invalid_value"),
+        ("temperature", "hot", "invalid_type"),
+        ("temperature", True, "invalid_type"),
+        ("top_p", 0, "invalid_value"),
+        ("top_p", 1.5, "invalid_value"),
+        ("min_p", 1, "invalid_value"),
+        ("top_k", -1, "invalid_value"),
+        ("top_k", 1.5, "invalid_type"),
+        ("seed", -1, "invalid_value"),
+        ("seed", 1 << 62, "invalid_value"),
+        ("n", 0, "invalid_value"),
+        ("n", 65, "invalid_value"),
+        ("stop", ["a"] * 5, "invalid_value"),
+        ("stop", [""], "invalid_value"),
+        ("stop", [1], "invalid_type"),
+        ("stop", {}, "invalid_type"),
+        ("stream", "yes", "invalid_type"),
+        ("stream_options", {"include_usage": True}, "invalid_value"),
+        ("max_tokens", 0, "invalid_value"),
+        ("max_completion_tokens", 1 << 30, "invalid_value"),
+        ("top_logprobs", 3, "invalid_value"),
+        ("model", None, "missing_required_parameter"),
+        ("model", 5, "invalid_type"),
+        ("messages", None, "missing_required_parameter"),
+        ("messages", [], "invalid_type"),
+        ("messages", "hello", "invalid_type"),
+    ],
+)
+def test_what_a_chat_is_refused_for(field: str, value: Any, code: str) -> None:
+    found = refusal(chat, **{field: value})
+    assert (found.param, found.code) == (field, code)
+    assert found.message.startswith(field) or repr(field) in found.message
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("echo", True, "echo"),
+        ("suffix", "end", "suffix"),
+        ("best_of", 2, "best_of"),
+        ("logprobs", 21, "logprobs"),
+        ("logprobs", True, "logprobs"),
+        ("messages", HELLO, "messages"),
+        ("prompt", None, "prompt"),
+        ("prompt", [], "prompt"),
+        ("prompt", ["a", 1], "prompt"),
+        ("prompt", [[]], "prompt"),
+        ("prompt", [-1], "prompt"),
+        ("prompt", [True], "prompt"),
+        ("prompt", ["a"] * 65, "prompt"),
+    ],
+)
+def test_what_a_completion_is_refused_for(field: str, value: Any, param: str) -> None:
+    assert refusal(completion, **{field: value}).param == param
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ("hello", "messages[0]"),
+        ({"role": "tool", "content": "x"}, "messages[0].role"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "user", "content": 5}, "messages[0].content"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}, "messages[0].content[0]"),
+        ({"role": "user", "content": [{"type": "text", "text": 1}]}, "messages[0].content[0].text"),
+        ({"role": "user", "content": "x", "name": "me"}, "messages[0].name"),
+        ({"role": "user", "content": "x", "colour": "red"}, "messages[0].colour"),
+        ({"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}, "messages[0].tool_calls"),
+    ],
+)
+def test_what_a_message_is_refused_for(message: Any, param: str) -> None:
+    assert refusal(chat, messages=[message]).param == param
+
+
+def test_messages_become_what_chat_templates_take() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    given_back = {"role": "assistant", "content": "c", "refusal": None, "annotations": [], "audio": None, "tool_calls": None}
+    found = chat(messages=[{"role": "developer", "content": "s"}, {"role": "user", "content": parts}, given_back])
+    expected = [{"role": "system", "content": "s"}, {"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
+    assert found.prompts == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [("a", ("a",)), (["a", "b"], ("a", "b")), ([1, 2], ((1, 2),)), ([[1, 2], [3]], ((1, 2), (3,))), ([5] * 100, ((5,) * 100,))],
+)
+def test_the_forms_of_a_prompt(prompt: Any, expected: tuple[Any, ...]) -> None:
+    assert completion(prompt=prompt).prompts == expected
+
+
+def test_either_name_of_the_length_will_do_and_both_if_they_agree() -> None:
+    assert [
+        chat(max_tokens=5).tokens_max,
+        chat(max_completion_tokens=5).tokens_max,
+        chat(max_tokens=5, max_completion_tokens=5).tokens_max,
+    ] == [5] * 3
+    assert refusal(chat, max_tokens=5, max_completion_tokens=6).param == "max_tokens"
+
+
+def test_choices_are_counted_over_all_prompts() -> None:
+    assert completion(prompt=["a", "b"], n=32).count == 32
+    assert refusal(completion, prompt=["a", "b"], n=33).param == "n"
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'"a"', b"\xff{}", b'{"a": NaN}', b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}", b"null"]
+)
+def test_what_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(body)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+def test_errors_have_the_form_of_the_api() -> None:
+    found = busy(7)
+    assert (found.status, found.headers["Retry-After"]) == (429, "7")
+    assert set(json.loads(json.dumps(found.document))["error"]) == {"message", "type", "param", "code"}
+    assert [of_error(InputError("x")).status, of_error(ClusterError("x")).status] == [400, 503]
