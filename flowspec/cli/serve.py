@@ -1,6 +1,6 @@
-"""Serve the model by an OpenAI-compatible API, for editors, agents and programs.
+"""Serve the model by an OpenAI-compatible API, for editors, agents and programs, and a page with a chat and a live view of the pipeline.
 
-Prints its address when it is ready, and runs until it is stopped (Ctrl-C, SIGTERM). See docs/serving.md.
+Prints its addresses when it is ready, and runs until it is stopped (Ctrl-C, SIGTERM). See docs/serving.md and docs/watching.md.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from flowspec.interruption import hear_signals
 from flowspec.model.text import Tokenizer
 from flowspec.runtime.session import Survival, open_session
 from flowspec.runtime.transport import is_loopback
+from flowspec.runtime.watching import watch_session
 
 NEEDED = "flowspec serve needs packages that are not installed ({name}); run: pip install -c constraints.txt -e '.[serve]'"
 
@@ -91,8 +92,12 @@ def origin(text: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     try:
+        from starlette.routing import BaseRoute
+
         from flowspec.serve.app import Doors
         from flowspec.serve.guard import KEY_VARIABLE, LOCAL_NAMES, read_keys
+        from flowspec.serve.live import live_routes
+        from flowspec.serve.page import PATHS, page_routes
         from flowspec.serve.server import Stop, bind, serve, url_of
         from flowspec.serve.service import PARALLEL_MAX, QUEUE_MAX, Service, ServiceOptions
         from flowspec.serve.tally import Tally
@@ -108,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     local = is_loopback(args.host)
     if not keys and not local:
         raise InputError(f"beyond this machine others could use the model: give --api-key-file or {KEY_VARIABLE}, or leave out --host")
-    doors = Doors(keys=keys, names=(*LOCAL_NAMES, args.host.lower()), origins=args.cors)
+    doors = Doors(keys=keys, names=(*LOCAL_NAMES, args.host.lower()), origins=args.cors, free=PATHS)
     decoding = decoding_options(args, args.method, joined(args.drafter), args.chain)
     options = ServiceOptions(parallel=args.parallel, queue=args.queue, new_tokens=args.max_new_tokens, model_name=args.model_name)
     tally = Tally()
@@ -123,10 +128,11 @@ def run(args: argparse.Namespace) -> int:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, stop)
         url = url_of(args.host, bound)
+        page = url.removesuffix("v1")
         if args.json:
-            print(json.dumps({"url": url, "model": service.model, "needs_key": bool(keys)}), flush=True)
+            print(json.dumps({"url": url, "page": page, "model": service.model, "needs_key": bool(keys)}), flush=True)
         else:
-            print(f"serving {service.model} at {url}" + (" (with an API key)" if keys else ""), flush=True)
+            print(f"serving {service.model} at {url}" + (" (with an API key)" if keys else "") + f", live view at {page}", flush=True)
 
     with contextlib.ExitStack() as stack:
         bound = stack.enter_context(contextlib.closing(bind(args.host, args.port)))
@@ -142,6 +148,12 @@ def run(args: argparse.Namespace) -> int:
                 )
             )
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
-        asyncio.run(serve(session, loaded[0], bound, options=options, doors=doors, tally=tally, on_ready=ready))
+        watch = watch_session(session, loaded[0].decode, keeps=True)
+        stack.callback(watch.close)
+
+        def more(service: Service) -> list[BaseRoute]:
+            return [*page_routes(), *live_routes(watch, service.stopping.is_set)]
+
+        asyncio.run(serve(session, loaded[0], bound, options=options, doors=doors, tally=tally, on_ready=ready, more=more))
         hear_signals()  # the loop's end has forgotten them
     return 0

@@ -10,6 +10,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+PATHS = ("/", "/page/")
+"""Where the page is; a path that ends in a slash is all that is below it."""
 INDEX = "index.html"
 TYPES = {
     ".html": "text/html; charset=utf-8",

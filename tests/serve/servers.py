@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import openai
+from starlette.routing import BaseRoute
 
 from flowspec.errors import FlowSpecError
 from flowspec.model.text import Tokenizer
@@ -59,7 +60,13 @@ class Running:
 
 @contextlib.contextmanager
 def running(
-    session: Session, tokenizer: Tokenizer, *, options: ServiceOptions | None = None, doors: Doors | None = None, tally: Tally | None = None
+    session: Session,
+    tokenizer: Tokenizer,
+    *,
+    options: ServiceOptions | None = None,
+    doors: Doors | None = None,
+    tally: Tally | None = None,
+    more: Callable[[Service], Sequence[BaseRoute]] = lambda service: (),
 ) -> Iterator[Running]:
     bound = bind("127.0.0.1", 0)
     there = threading.Event()
@@ -81,6 +88,7 @@ def running(
                     doors=doors or Doors(),
                     tally=tally or Tally(),
                     on_ready=ready,
+                    more=more,
                 )
             )
         except (FlowSpecError, OSError, RuntimeError) as error:

@@ -1,0 +1,84 @@
+"""The page before the real server with four local stages: a chat whose answer is the model's own, and that answer's recording replayed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from flowspec.model.files import BUNDLED
+from flowspec.model.text import Tokenizer
+from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.session import ClusterOptions, Session, open_session
+from flowspec.runtime.watching import watch_session
+from flowspec.serve.app import Doors
+from flowspec.serve.live import live_routes
+from flowspec.serve.page import PATHS, page_routes
+from tests.serve.page.pages import Watched, answered, ask, committed, is_live, picture, replayed, scrub, until_changed
+from tests.serve.servers import MODEL, Running, running
+
+KEY = "sesame-1"
+QUESTION = "What is 17 + 25?"
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    options = ClusterOptions(model=BUNDLED, dtype="float32", local=4, log_level="CRITICAL")
+    with open_session(options, Decoding(drafters=("bundled",)), lambda text, share: None) as found:
+        yield found
+
+
+@pytest.fixture
+def real(session: Session, tokenizer: Tokenizer) -> Iterator[Running]:
+    watch = watch_session(session, tokenizer.decode, keeps=True)
+    with running(
+        session,
+        tokenizer,
+        doors=Doors(keys=(KEY.encode(),), free=PATHS),
+        more=lambda service: [*page_routes(), *live_routes(watch, service.stopping.is_set)],
+    ) as found:
+        yield found
+    watch.close()
+
+
+@pytest.fixture
+def watched(real: Running) -> Watched:
+    return Watched(real.url.removesuffix("/v1"), expected={401, 404})
+
+
+def test_a_chat_on_four_stages_and_its_replay(page: Page, real: Running) -> None:
+    page.locator("#key-value").fill(KEY)
+    page.locator("#key-value").press("Enter")
+    is_live(page)
+    expect(page.locator("#rows tr")).to_have_count(4)
+    page.locator("#save").click()
+    expect(page.locator("#trouble")).to_contain_text("there is no recording")
+    before = {canvas: picture(page, canvas) for canvas in ("lanes", "tree")}
+    ask(page, QUESTION)
+    for canvas, earlier in before.items():
+        until_changed(page, canvas, earlier)
+    with real.client(KEY) as client:
+        wanted = client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": QUESTION}]).choices[0].message.content
+    assert wanted
+    answered(page, wanted)
+    expect(page.locator("#summary")).to_contain_text("ended by stop")
+    expect(page.locator("[data-figure=tokens_per_s]")).to_have_text(re.compile(r"^\d+(\.\d)?$"))
+    expect(page.locator("#rows tr").first).to_contain_text("local-0")
+    expect(page.locator("#rows tr").first).to_contain_text("MiB")
+    said = committed(page)
+    with page.expect_download() as started:
+        page.locator("#save").click()
+    replayed(page, Path(started.value.path()).read_text())
+    expect(page.locator("#state")).to_contain_text("replay of")
+    scrub(page, 0.5)
+    half = committed(page)
+    scrub(page, 1)
+    expect(page.locator("#summary")).to_contain_text("ended by stop")
+    assert committed(page) == said
+    assert len(half) < len(said)
+    assert said.startswith(wanted)
+    page.locator("#back").click()
+    is_live(page)
