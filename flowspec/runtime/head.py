@@ -145,11 +145,6 @@ class Head:
         """The stages as they introduced themselves, in pipeline order; those of the last pipeline while there is none."""
         return self._stages_shown
 
-    @property
-    def is_formed(self) -> bool:
-        """Whether there is a pipeline now."""
-        return self._pipelines.stages is not None
-
     def observe(self, observer: OnEvent) -> None:
         """Has an observer told of every event from the next one on."""
         with self._observing:
