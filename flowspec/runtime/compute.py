@@ -24,7 +24,7 @@ from flowspec.errors import FlowSpecError, NoRoomError
 from flowspec.model.files import ModelFiles
 from flowspec.plan.profile import DeviceProfile
 from flowspec.runtime.emulation import DeviceEmulation, Pacer
-from flowspec.runtime.heap import give_back
+from flowspec.runtime.heap import free_cycles, give_back, keep_for_good
 from flowspec.runtime.transport import Wake
 from flowspec.runtime.weights.line import Asked, Line, LoadProgress
 from flowspec.runtime.weights.store import WeightStore
@@ -112,6 +112,7 @@ class ComputeThread:
         self._drafter: LanguageModelDrafter | None = None
         self._files: ModelFiles | None = None
         self._loaded_as: tuple[object, ...] | None = None
+        self._has_imports = False
         self._dead: tuple[tuple[int, int], frozenset[int]] = ((0, 0), frozenset())
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
@@ -205,6 +206,9 @@ class ComputeThread:
         from flowspec.runtime.torch_device import pick_device, use_threads
         from flowspec.runtime.weights.rounded import ready_weights
 
+        if not self._has_imports:
+            self._has_imports = True
+            keep_for_good()
         if self._emulation is not None:
             layers = assign.end_layer - assign.first_layer
             self._pacer = Pacer(self._emulation, stage=assign.stage, stages=assign.stages, layers=layers)
@@ -212,11 +216,13 @@ class ComputeThread:
         wanted = (assign.fingerprint, assign.first_layer, assign.end_layer, assign.dtype)
         if self._slice is not None and self._files is not None and self._loaded_as == wanted:
             self._slice.close_all()
+            free_cycles()
             room = check_memory(self._files, span, assign, self._slice.device, self.machine.memory_bytes, is_loaded=True)
             self._take_on(self._slice, assign, room)
             self._tell(_loaded(self._slice, reused=True))
             return
         self._slice, self._drafter, self._files, self._loaded_as = None, None, None, None
+        free_cycles()
         give_back()
         use_threads(self.machine.threads)
         device = pick_device(self.machine.device)

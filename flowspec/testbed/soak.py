@@ -40,6 +40,7 @@ from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import Cluster, Limits, Session, Survival
+from flowspec.runtime.stages import Stage
 from flowspec.testbed.command import Parser, Step, progress, run_command, show, whole
 from flowspec.testbed.exactness import STOPPED, Case, compare
 from flowspec.testbed.outcome import WRONG
@@ -90,18 +91,25 @@ class Slope:
 
 @dataclass(slots=True)
 class Found:
-    """What a soak has seen. `ended` tells why it ended early, if it did."""
+    """What a soak has seen. `ended` tells why it ended early, if it did; `pending` are the last samples, and the stages that they are of."""
 
     verdicts: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     recoveries: int = 0
     samples: list[Sample] = field(default_factory=list)
+    pending: tuple[Sequence[Stage], list[Sample]] = ((), [])
     spent_s: float = 0.0
     ended: str = ""
 
     @property
     def answers(self) -> int:
         return self.verdicts.total()
+
+    def keep(self, stages: Sequence[Stage]) -> None:
+        """Counts the last samples in if the stages, an answer later, are still those that they were taken of."""
+        if stages is self.pending[0]:
+            self.samples += self.pending[1]
+        self.pending = (), []
 
 
 def slope_of(samples: Sequence[Sample], whose: str, quantity: str, warm: int) -> Slope | None:
@@ -222,12 +230,13 @@ class Soak:
         session.head.forget(request)
         recoveries = running.end.statistics["recoveries"]
         self.found.recoveries += recoveries
+        self.found.keep(session.head.stages)
         if self._stopped:
             os.kill(self._stopped.pop().pid, signal.SIGCONT)
         said = (*tokens, *((STOPPED,) if running.end.reason == "stop" else ()))
         expected = self._expected(case)
         self.found.verdicts[compare(self._reference, case.prompt, case.sampling, expected, said, self._limits.stop_ids)[0]] += 1
-        if self.found.answers >= self._due and not recoveries and is_calm:  # else layers may be on their way, and not there yet
+        if self.found.answers >= self._due and not recoveries and is_calm:
             self._due = self.found.answers + EVERY
             time.sleep(SETTLE_S)
             self._sample(session)
@@ -246,14 +255,15 @@ class Soak:
             self._start(daemon)
 
     def _sample(self, session: Session) -> None:
-        layers = {stage.plan.name: stage.plan.end - stage.plan.first for stage in session.head.stages}
-        self.found.samples.append(_sample("head", os.getpid(), self.found.answers, len(layers)))
+        """Takes samples, to be kept once it is sure who held what: a pipeline may be about to be formed anew, as for a device that is back."""
+        stages = session.head.stages
+        layers = {stage.plan.name: stage.plan.end - stage.plan.first for stage in stages}
+        found = [_sample("head", os.getpid(), self.found.answers, len(layers))]
         for daemon in self.daemons:
             with contextlib.suppress(psutil.NoSuchProcess):
                 life = f"{daemon.name}.{self._lives[daemon.name]}"
-                self.found.samples.append(
-                    _sample(life, daemon.pid, self.found.answers - self._born[daemon.name], layers.get(daemon.name, 0))
-                )
+                found.append(_sample(life, daemon.pid, self.found.answers - self._born[daemon.name], layers.get(daemon.name, 0)))
+        self.found.pending = stages, found
 
 
 def _sample(life: str, pid: int, answers: int, holds: int) -> Sample:

@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from flowspec.testbed.soak import ALLOWED, Sample, main, slope_of, slopes
+from flowspec.runtime.stages import Stage
+from flowspec.testbed.soak import ALLOWED, Found, Sample, main, slope_of, slopes
 
 
 def samples(
@@ -55,6 +56,20 @@ def test_a_level_that_comes_with_more_layers_is_no_growth() -> None:
 
 def test_a_daemon_that_waits_says_nothing() -> None:
     assert slope_of(samples("a.1", 50.0, holds=0), "a.1", "rss_mib", 0) is None
+
+
+def test_samples_count_only_if_the_stages_stay() -> None:
+    """Those of a daemon that was already given other layers would be 24 MiB off."""
+    found, stages, others = Found(), list[Stage](), list[Stage]()
+    taken = samples("a.1", 0.0, count=1)
+    found.pending = stages, taken
+    found.keep(others)
+    found.keep(stages)
+    assert not found.samples
+    found.pending = stages, taken
+    found.keep(stages)
+    found.keep(stages)
+    assert found.samples == taken
 
 
 def test_lives_have_levels_of_their_own_and_a_slope_in_common() -> None:
