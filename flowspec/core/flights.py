@@ -9,6 +9,7 @@ from flowspec.core import limits
 from flowspec.core.messages import Part, Release, Segment, VerifiedPart
 from flowspec.core.request import Request
 from flowspec.errors import PeerError
+from flowspec.tree import NodeState
 
 FLIGHTS_PER_STAGE_MAX = 4
 """Segments in flight per stage, dead ones included: they pass as headers, but each still passes."""
@@ -124,6 +125,12 @@ class Flights:
     def carry(self, request: int) -> bool:
         """Whether any of them carries something of a request."""
         return any(load.request == request for flight in self._flights.values() for load in flight.loads)
+
+    def have_guesses(self, request: Request) -> bool:
+        """Whether any of them carries nodes of an answer that are not its output; they may be dead, but the stages may not know it yet."""
+        number, epoch, tree = request.number, request.opening.epoch, request.tree
+        loads = (load for flight in self._flights.values() for load in flight.loads if (load.request, load.epoch) == (number, epoch))
+        return any(tree.state(node) is not NodeState.COMMITTED for load in loads for node in load.nodes)
 
     def count_living(self) -> int:
         """Those that carry anything that can still matter; what is dead passes the stages as a header."""

@@ -5,7 +5,8 @@ nodes. *Which* nodes are sent and drafted is a `Method`'s decision; everything t
 tensors and no clock.
 
 The walk: while the next token of the root is known, make it the root. Each token is emitted the moment it is known, and
-nothing past a stop is committed or emitted. One request waits for one thing at most, so no turn, lock or flush exists.
+nothing past a stop is committed or emitted. One request waits for one thing at most, so no turn, lock or flush exists. When an answer
+ends, the stages are told at once, and drop what they still have of its guesses.
 
 The committed tokens are the only state that outlives a pipeline. When it is lost what was in flight is forgotten, and each answer
 under way becomes a prompt of what is known of it, in a new epoch; `Reformed` opens these on stages that hold nothing.
@@ -195,7 +196,10 @@ class HeadCore:
             self.flights.releases += (release,)
 
     def _end(self, request: Request, reason: str, commands: list[HeadCommand]) -> None:
+        """An answer is over: the stages drop what is left of it in flight, so that nobody waits for it."""
         assert request.submit is not None
+        if self.flights.have_guesses(request):
+            self._tell(request.commit(is_over=True), commands)
         if request.number in self._turns:
             self._turns.remove(request.number)
         self.admission.end(request.number)
@@ -329,6 +333,8 @@ class HeadCore:
             self._emitted(request, emitted, now_s, commands)
         if reason:
             self._end(request, reason, commands)
+        elif emitted and request.in_flight and self.method.commits_at_once:
+            self._tell(request.commit(), commands)
         return len(emitted)
 
     def _move_root(self, request: Request, token: int) -> None:
@@ -345,8 +351,6 @@ class HeadCore:
         request.statistics.emitted(len(tokens), now_s)
         is_busy = request.statistics.committing_segments > 1
         self.costs.emitted(len(tokens), now_s, is_busy=is_busy, is_missed=not request.root_sent)
-        if self.method.commits_at_once and request.in_flight:
-            self._tell(request.commit(), commands)
 
     # -------------------------------------------------------------------------------------------- sending
 

@@ -67,13 +67,15 @@ class Open:
 class Commit:
     """Nodes `path` are output at positions `base`, `base + 1`, ...; the last of them is the root.
 
-    Cumulative back to `base`, the committed length that every stage is known to have, so a lost Commit heals.
+    Cumulative back to `base`, the committed length that every stage is known to have, so a lost Commit heals. With `is_over` the answer
+    has ended: nothing below the root will be asked about again in this epoch.
     """
 
     request: int
     epoch: int
     base: int
     path: tuple[int, ...]
+    is_over: bool = False
 
     def __post_init__(self) -> None:
         check_range("request", self.request, 0, limits.ID_MAX)

@@ -115,10 +115,10 @@ class Request:
         self.root_sent = self.is_prefilled
         return nodes
 
-    def commit(self) -> Commit:
+    def commit(self, *, is_over: bool = False) -> Commit:
         """The newest Commit, back to what every stage is known to have."""
         path = tuple(self.tree.path[self.known_length :])
-        return Commit(request=self.number, epoch=self.opening.epoch, base=self.known_length, path=path)
+        return Commit(request=self.number, epoch=self.opening.epoch, base=self.known_length, path=path, is_over=is_over)
 
     def part(self, nodes: list[int], *, is_prompt: bool) -> Part:
         """These nodes as they travel in a segment, parents first."""

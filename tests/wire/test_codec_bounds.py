@@ -131,7 +131,7 @@ def test_a_sender_that_would_forge_a_line_of_the_log_is_refused(name: str) -> No
 
 
 def test_no_list_is_longer_than_any_that_a_message_has() -> None:
-    part = [[0, 0, 1, []], None, [], [], [], [], []]
+    part = [[0, 0, 1, [], False], None, [], [], [], [], []]
     refused([replaced(header_of(SEGMENT), (BODY, 1), [part] * (limits.LIST_MAX + 1))], "exceeds max_array_len")
     assert max(limits.COMMIT_PATH_MAX, limits.TENSORS_LISTED_MAX, limits.NODES_PER_SEGMENT_MAX) == limits.LIST_MAX
 
@@ -292,7 +292,7 @@ def test_payload_bytes_travel_as_they_are(dtype: str) -> None:
     [
         (COMMIT, (3,), [1] * (limits.COMMIT_PATH_MAX + 1)),
         (SEGMENT, (1,), [header_of(SEGMENT)[BODY][1][0]] * 2),
-        (SEGMENT, (1,), [[[r, 0, 1, []], None, [], [], [], [], []] for r in range(limits.PARTS_PER_SEGMENT_MAX + 1)]),
+        (SEGMENT, (1,), [[[r, 0, 1, [], False], None, [], [], [], [], []] for r in range(limits.PARTS_PER_SEGMENT_MAX + 1)]),
         (SEGMENT, (1, 0, 2), [4, 5, 6]),
         (SEGMENT, (1, 0, 3), [3, 5]),
         (SEGMENT, (1, 0, 1, 1), 1),

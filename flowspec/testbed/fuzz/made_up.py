@@ -30,7 +30,7 @@ def _open(chance: random.Random, request: int, epoch: int) -> Open:
 
 def _commit(chance: random.Random, request: int, epoch: int) -> Commit:
     base = chance.choice((1, 2, 5, chance.randint(1, CONTEXT), limits.CONTEXT_MAX))
-    return Commit(request=request, epoch=epoch, base=base, path=_few(chance, chance.choice((0, 3, 60))))
+    return Commit(request=request, epoch=epoch, base=base, path=_few(chance, chance.choice((0, 3, 60))), is_over=chance.random() < 0.1)
 
 
 def _control(chance: random.Random) -> Open | Commit | Release:

@@ -89,6 +89,7 @@ _MESSAGES: tuple[Message, ...] = (
     Error(text="lost", cause="next"),
     _OPEN,
     _COMMIT,
+    Commit(request=1, epoch=2, base=5, path=(), is_over=True),
     Segment(segment=4, parts=(_PART, _PROMPT), hops=(_HOP,)),
     Segment(segment=5, parts=(), releases=(Release(request=3, epoch=1), Release(request=4))),
     Verified(segment=4, parts=(VerifiedPart(request=1, epoch=2, ids=(11, 12), next_tokens=(4, -1)),), hops=(_HOP, _HOP)),
