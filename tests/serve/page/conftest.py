@@ -14,7 +14,7 @@ from tests.serve.page.scripted import Script, serving
 expect.set_options(timeout=WAIT_MS)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # no longer: while it is there, no other test of its process can run an event loop
 def browser() -> Iterator[Browser]:
     path = installed()
     with sync_playwright() as playwright:
