@@ -1,11 +1,13 @@
-"""Mistakes that a head might make when its pipeline is lost, for tests that must find them."""
+"""Mistakes that a head or a stage might make, for tests that must find them."""
 
 from __future__ import annotations
 
 import pytest
 
 from flowspec.core.flights import Flights
+from flowspec.core.messages import Part
 from flowspec.core.request import Request
+from flowspec.core.stage import StageCore, _Request
 
 
 def sends_only_the_root_again(patch: pytest.MonkeyPatch) -> None:
@@ -22,3 +24,18 @@ def sends_only_the_root_again(patch: pytest.MonkeyPatch) -> None:
 def keeps_the_flights(patch: pytest.MonkeyPatch) -> None:
     """What was in flight when the pipeline was lost counts as in flight in the next one."""
     patch.setattr(Flights, "clear", lambda self: None)
+
+
+def tells_no_end(patch: pytest.MonkeyPatch) -> None:
+    """The head keeps to itself that an answer is over."""
+    patch.setattr(Flights, "have_guesses", lambda self, request: False)
+
+
+def drops_the_path_at_the_end(patch: pytest.MonkeyPatch) -> None:
+    """A stage that learns of an end runs nothing of the answer any more, committed rows neither."""
+    admit = StageCore._admit
+
+    def broken(self: StageCore, request: _Request, part: Part, row: int) -> int | None:
+        return None if request.is_over else admit(self, request, part, row)
+
+    patch.setattr(StageCore, "_admit", broken)

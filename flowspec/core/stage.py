@@ -10,13 +10,15 @@ a command. The rules (DESIGN section 5):
 - Dead rows leave before a segment runs, between the layers of the running one (`Trim`), and before it is sent on.
 - The last stage draws the next tokens, so it learns first: a row whose parent drew another token is dead here at once.
   Segments come in order and parents before children, so what it reports is always a piece of the output's path.
+- A Commit that says that the answer is over kills whatever is not committed, and nothing but committed rows is admitted in that epoch any
+  more: the keys and values of these are for the next turn. All else that it says counts as ever, and repeats change nothing.
 - Messages of an older epoch are dropped, an Open of one that was released, too; an Open of a newer one rewinds.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -36,7 +38,8 @@ from flowspec.core.events import (
     StageEvent,
     Trim,
 )
-from flowspec.core.messages import Commit, Hop, Open, Part, Release, Segment, Verified, VerifiedPart
+from flowspec.core.job import Job, hop_of, onward, verified
+from flowspec.core.messages import Commit, Open, Part, Release
 from flowspec.core.slots import SlotMap
 from flowspec.errors import PeerError
 
@@ -54,7 +57,7 @@ class _Node:
 
 @dataclass(slots=True)
 class _Request:
-    """One request's state at this stage. `nodes` holds the root and the living nodes below it, no others."""
+    """One request's state at this stage. `nodes` holds the root and the living nodes below it, no others; once `is_over`, the root at most."""
 
     opening: Open
     slots: SlotMap
@@ -62,6 +65,7 @@ class _Request:
     root: int
     nodes: dict[int, _Node] = field(default_factory=dict)
     early: set[int] = field(default_factory=set)
+    is_over: bool = False
 
     def branch(self, node: int, slot: int) -> list[int]:
         """The node's own slot and those of its ancestors that are not committed."""
@@ -72,19 +76,6 @@ class _Request:
             if known is not None and not known.committed:
                 found.append(known.slot)
         return found
-
-
-@dataclass(slots=True)
-class _Job:
-    """The segment that runs: its rows as `(part, row)` in job order, and those known to be dead by now."""
-
-    number: int
-    segment: Segment
-    rows: list[tuple[int, int]]
-    dead: set[int]
-    received_s: float
-    queued_s: float
-    started_s: float
 
 
 class StageCore:
@@ -101,7 +92,7 @@ class StageCore:
         self._released: dict[int, int] = {}
         self._queue: deque[SegmentArrived] = deque()
         self._queued_bytes = 0
-        self._job: _Job | None = None
+        self._job: Job | None = None
         self._jobs_done = 0
         self._free_since_s = 0.0
 
@@ -189,8 +180,16 @@ class StageCore:
 
     def _commit(self, commit: Commit, commands: list[StageCommand]) -> None:
         request = self._requests.get(commit.request)
-        if request is None or commit.epoch != request.opening.epoch or commit.length <= request.committed_length:
+        if request is None or commit.epoch != request.opening.epoch:
             return
+        if commit.length > request.committed_length:
+            self._extend(request, commit, commands)
+        if commit.is_over:
+            request.is_over = True
+            self._kill(request, commit.request, {node for node, known in request.nodes.items() if not known.committed}, commands)
+
+    def _extend(self, request: _Request, commit: Commit, commands: list[StageCommand]) -> None:
+        """More of the path is known."""
         if commit.base > request.committed_length:
             raise PeerError(f"a Commit from position {commit.base} leaves a gap after {request.committed_length}")
         if commit.length > request.slots.capacity:
@@ -261,7 +260,7 @@ class StageCore:
                     rows += [(number, row) for row, _ in admitted]
                     payload_rows += [offset + row for row, _ in admitted]
             offset += len(part.ids)
-        job = _Job(self._jobs_done + 1, segment, rows, set(), arrived.received_s, queued_s, now_s)
+        job = Job(self._jobs_done + 1, segment, rows, set(), arrived.received_s, queued_s, now_s)
         if rows:
             self._job = job
             commands.append(RunLayers(job=job.number, parts=tuple(parts), payload=arrived.payload, rows=tuple(payload_rows)))
@@ -275,7 +274,7 @@ class StageCore:
         committed = part.committed[row] or node in request.early or node == request.root
         if not committed:
             above = request.nodes.get(parent)
-            if above is None or above.drawn not in (-1, part.tokens[row]):
+            if request.is_over or above is None or above.drawn not in (-1, part.tokens[row]):
                 return None
         if node in request.nodes:
             raise PeerError(f"node {node} of request {part.commit.request} came twice")
@@ -297,7 +296,7 @@ class StageCore:
             self._walk(job, event, commands)
         commands.append(self._pass_on(job, event, now_s))
 
-    def _walk(self, job: _Job, done: LayersDone, commands: list[StageCommand]) -> None:
+    def _walk(self, job: Job, done: LayersDone, commands: list[StageCommand]) -> None:
         """Note the tokens drawn; the children that hold others are dead, rows of this job among them."""
         wrong: dict[int, set[int]] = {}
         for row, token in zip(done.rows, done.next_tokens, strict=True):
@@ -322,7 +321,7 @@ class StageCore:
             }
             self._kill(request, number, dead, commands)
 
-    def _pass_on(self, job: _Job, done: LayersDone, now_s: float) -> SendSegment | SendVerified:
+    def _pass_on(self, job: Job, done: LayersDone, now_s: float) -> SendSegment | SendVerified:
         """What leaves this stage: the rows that survived the layers and are still alive."""
         segment = job.segment
         alive = [
@@ -330,53 +329,12 @@ class StageCore:
             for index, row in enumerate(done.rows)
             if row not in job.dead and self._is_current(segment.parts[job.rows[row][0]])
         ]
-        hops = (*segment.hops, _hop(job, done, len(alive), now_s))
-        return self._verified(job, done, alive, hops) if self.is_last else _onward(job, done, alive, hops)
-
-    def _verified(self, job: _Job, done: LayersDone, alive: list[tuple[int, tuple[int, int]]], hops: tuple[Hop, ...]) -> SendVerified:
-        """The report to the head: rows whose next token was drawn, and with features the prompt's rows, too."""
-        reported = [(index, at) for index, at in alive if self.returns_features or done.next_tokens[index] >= 0]
-        reported.sort(key=lambda entry: entry[1][0])
-        found: dict[int, tuple[list[int], list[int]]] = {}
-        for index, (number, row) in reported:
-            ids, tokens = found.setdefault(number, ([], []))
-            ids.append(job.segment.parts[number].ids[row])
-            tokens.append(done.next_tokens[index])
-        of = {number: job.segment.parts[number].commit for number in found}
-        parts = tuple(
-            VerifiedPart(request=of[number].request, epoch=of[number].epoch, ids=tuple(ids), next_tokens=tuple(tokens))
-            for number, (ids, tokens) in found.items()
-        )
-        rows = tuple(index for index, _ in reported) if self.returns_features else ()
-        verified = Verified(segment=job.segment.segment, parts=parts, hops=hops)
-        return SendVerified(verified=verified, payload=done.payload if rows else None, rows=rows)
+        hops = (*segment.hops, hop_of(job, done, len(alive), now_s))
+        return verified(job, done, alive, hops, has_features=self.returns_features) if self.is_last else onward(job, done, alive, hops)
 
     def _is_current(self, part: Part) -> bool:
         request = self._requests.get(part.commit.request)
         return request is not None and request.opening.epoch == part.commit.epoch
-
-
-def _hop(job: _Job, done: LayersDone, alive_count: int, now_s: float) -> Hop:
-    compute_s = done.ended_s - done.started_s
-    return Hop(
-        received_s=job.received_s,
-        queued_s=job.queued_s,
-        compute_s=compute_s,
-        own_s=max(0.0, now_s - job.received_s - job.queued_s - compute_s),
-        rows=len(job.rows),
-        dead_in_queue=job.segment.row_count - len(job.rows),
-        dead_between_layers=len(job.rows) - len(done.rows),
-        dead_late=len(done.rows) - alive_count,
-    )
-
-
-def _onward(job: _Job, done: LayersDone, alive: list[tuple[int, tuple[int, int]]], hops: tuple[Hop, ...]) -> SendSegment:
-    kept: list[list[int]] = [[] for _ in job.segment.parts]
-    for _, (part, row) in alive:
-        kept[part].append(row)
-    parts = tuple(part.select(rows) for part, rows in zip(job.segment.parts, kept, strict=True))
-    onward = replace(job.segment, parts=parts, hops=hops)
-    return SendSegment(segment=onward, payload=done.payload, rows=tuple(index for index, _ in alive))
 
 
 def _job_part(request: _Request, part: Part, admitted: list[tuple[int, int]]) -> JobPart:
@@ -397,4 +355,5 @@ def _job_part(request: _Request, part: Part, admitted: list[tuple[int, int]]) ->
         visible=request.slots.visible(positions, branches),
         sampled=np.array(sampled, dtype=bool),
         sampling=request.opening.sampling,
+        top_logprobs=request.opening.top_logprobs,
     )

@@ -56,6 +56,11 @@ def commits(*path: int, base: int, request: int = 1) -> Said:
     return ("commit", request, base, path)
 
 
+def over(*path: int, base: int, request: int = 1) -> Said:
+    """The stages learn that an answer has ended, with its path up to the end."""
+    return ("over", request, base, path)
+
+
 def emits(*tokens: int, request: int = 1) -> Said:
     return ("emit", request, tokens)
 
@@ -78,7 +83,8 @@ def say(command: HeadCommand) -> Said:
         if isinstance(message, Open):
             return opens(message.request, epoch=message.epoch, keep=message.keep)
         if isinstance(message, Commit):
-            return commits(*message.path, base=message.base, request=message.request)
+            told = over if message.is_over else commits
+            return told(*message.path, base=message.base, request=message.request)
         return ("release", message.request)
     if isinstance(command, ToDrafter):
         return ("drafter forgets", command.message.request)

@@ -14,7 +14,7 @@ from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import HashLanguage, plain_answer
-from tests.core.desk import Desk, commits, drafts, emits, ends, opens, sends, sends_all, wakes
+from tests.core.desk import Desk, commits, drafts, emits, ends, opens, over, sends, sends_all, wakes
 from tests.pipeline import ask
 
 
@@ -88,7 +88,7 @@ def test_a_segment_of_several_requests_tells_each_its_own() -> None:
 
 def test_what_the_drafter_says_after_the_end_changes_nothing() -> None:
     desk = guessing()
-    assert desk.give(Cancel(request=1)) == [ends("cancelled")]
+    assert desk.give(Cancel(request=1)) == [over(base=3), ends("cancelled")]
     nodes = len(desk.tree())
     assert desk.propose({3: [(12, 0.9)], 4: [(13, 0.9)]}) == []
     assert len(desk.tree()) == nodes
@@ -96,7 +96,7 @@ def test_what_the_drafter_says_after_the_end_changes_nothing() -> None:
 
 def test_forgetting_tells_the_drafter_at_once_and_the_stages_when_nothing_of_it_is_in_flight() -> None:
     desk = guessing()
-    assert desk.give(Forget(request=1)) == [ends("cancelled"), ("drafter forgets", 1)]
+    assert desk.give(Forget(request=1)) == [over(base=3), ends("cancelled"), ("drafter forgets", 1)]
     assert desk.propose({3: [(12, 0.9)], 4: []}) == []
     assert desk.back({2: 10}) == []
     assert desk.back({3: 12}) == [("release", 1)]

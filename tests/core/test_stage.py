@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from flowspec.core import limits
@@ -12,73 +11,17 @@ from flowspec.core.events import (
     ClearSlots,
     CloseCache,
     ControlArrived,
-    LayersDone,
     OpenCache,
-    RunLayers,
     SegmentArrived,
     SendSegment,
     SendVerified,
     StageCommand,
     Trim,
 )
-from flowspec.core.messages import Commit, Open, Part, Release, Sampling, Segment
+from flowspec.core.messages import Release
 from flowspec.core.stage import StageCore
 from flowspec.errors import PeerError
-
-PROMPT = 3  # nodes 0, 1, 2 at positions 0, 1, 2; node 2 is the root
-
-
-def opening(*, epoch: int = 0, keep: int = 0, length: int = PROMPT, root: int = 2, slots: int = 64) -> Open:
-    return Open(request=1, epoch=epoch, keep=keep, length=length, root=root, slots=slots, sampling=Sampling())
-
-
-def commit(*path: int, base: int = PROMPT, epoch: int = 0) -> Commit:
-    return Commit(request=1, epoch=epoch, base=base, path=path)
-
-
-def segment(
-    number: int, rows: list[tuple[int, int, int]], *, newest: Commit | None = None, prompt: bool = False, opens: Open | None = None
-) -> Segment:
-    """Rows are (id, parent, position); a node's token is ten times its id."""
-    part = Part(
-        commit=newest or commit(),
-        opening=opens,
-        ids=tuple(row[0] for row in rows),
-        parents=tuple(row[1] for row in rows),
-        tokens=tuple(10 * row[0] for row in rows),
-        positions=tuple(row[2] for row in rows),
-        committed=(prompt,) * len(rows),
-    )
-    return Segment(segment=number, parts=(part,))
-
-
-def arrive(core: StageCore, sent: Segment) -> list[StageCommand]:
-    return core.handle(SegmentArrived(segment=sent, payload=None, received_s=0.0), 0.0)
-
-
-def finish(
-    core: StageCore, job: RunLayers, *, rows: tuple[int, ...] | None = None, drawn: tuple[int, ...] | None = None
-) -> list[StageCommand]:
-    """Ends a job; next tokens are `drawn`, else 1000 + row."""
-    count = sum(len(part.slots) for part in job.parts)
-    rows = tuple(range(count)) if rows is None else rows
-    sampled = np.concatenate([part.sampled for part in job.parts])
-    tokens = drawn or tuple(1000 + row if sampled[row] else -1 for row in rows) if core.is_last else ()
-    return core.handle(LayersDone(job=job.job, rows=rows, payload="hidden", next_tokens=tokens, started_s=0.0, ended_s=0.0), 0.0)
-
-
-def run_of(commands: list[StageCommand]) -> RunLayers:
-    (job,) = [command for command in commands if isinstance(command, RunLayers)]
-    return job
-
-
-def opened(*, is_last: bool = False) -> StageCore:
-    """A stage that has run the prompt; the last one has drawn the token of node 3."""
-    core = StageCore(is_last=is_last, slots_max=64)
-    commands = arrive(core, segment(0, [(0, -1, 0), (1, 0, 1), (2, 1, 2)], prompt=True, opens=opening()))
-    assert commands[0] == OpenCache(request=1, slots=64)
-    finish(core, run_of(commands), drawn=(-1, -1, 30))
-    return core
+from tests.core.stages import arrive, commit, finish, opened, opening, run_of, segment
 
 
 def test_a_prompt_row_sees_what_is_before_it_and_only_the_root_is_sampled() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from flowspec.core import limits
-from flowspec.core.events import Draft, Emit, Finished, Submit, ToPipeline, VerifiedArrived
-from flowspec.core.messages import Part, Verified
+from flowspec.core.events import Draft, Emit, Finished, HeadCommand, StageCommand, Submit, ToPipeline, ToStages, VerifiedArrived
+from flowspec.core.messages import Commit, Part, Verified
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.fake_layers import FakeLayers
 from flowspec.sim.record import HEAD
@@ -24,6 +26,7 @@ class Invariants:
         self._layers = layers
         self._sent: set[tuple[int, int]] = set()
         self._answering: set[int] = set()
+        self._in_flight: dict[int, tuple[Part, ...]] = {}
 
     def check(self, handled: Handled) -> None:
         if handled.place == HEAD:
@@ -41,15 +44,18 @@ class Invariants:
             self._answering.add(handled.event.request)
         elif isinstance(handled.event, VerifiedArrived):
             self._check_verified(handled.event.verified)
+            del self._in_flight[handled.event.verified.segment]
         for command in handled.commands:
             if isinstance(command, Emit):
                 assert command.request in self._answering, f"request {command.request} emits outside an answer"
                 assert command.tokens, "an empty Emit"
             elif isinstance(command, Finished):
+                self._check_end(command.request, handled.commands)
                 assert command.request in self._answering, f"request {command.request} ends twice"
                 self._answering.discard(command.request)
             elif isinstance(command, ToPipeline):
                 assert command.segment.row_count, "a segment without rows"
+                self._in_flight[command.segment.segment] = command.segment.parts
                 for part in command.segment.parts:
                     self._check_sent(part)
             elif isinstance(command, Draft):
@@ -64,6 +70,16 @@ class Invariants:
             waits = request.submit is not None and request.held and head.method.may_walk(request)
             assert not waits, f"a verified segment of request {request.number} may be looked at, but waits"
             assert request.computed <= tree.committed_length, "more computed than committed"
+
+    def _check_end(self, number: int, commands: Sequence[HeadCommand | StageCommand]) -> None:
+        """While the stages may have guesses of an answer to run, they learn that it is over."""
+        told = [command.message for command in commands if isinstance(command, ToStages)]
+        for request in [known for known in self.world.head.requests() if known.number == number]:
+            now = (number, request.opening.epoch)
+            parts = [part for some in self._in_flight.values() for part in some if (part.commit.request, part.commit.epoch) == now]
+            guesses = [node for part in parts for node in part.ids if request.tree.state(node) is not NodeState.COMMITTED]
+            is_told = any(isinstance(each, Commit) and (each.request, each.epoch, each.is_over) == (*now, True) for each in told)
+            assert is_told or not guesses, f"no stage is told of the end of request {number}, which has guesses {guesses} in flight"
 
     def _check_verified(self, verified: Verified) -> None:
         """The last stage walks the output itself: what it reports is never dead."""
@@ -104,6 +120,7 @@ class Invariants:
             path = [position for position, is_committed in zip(positions, committed, strict=True) if is_committed]
             guesses = [slot for slot, is_committed in enumerate(committed) if not is_committed and positions[slot] >= 0]
             living = sorted(node.slot for node in request.nodes.values() if not node.committed)
+            assert not (request.is_over and living), f"stage {index} keeps guesses of an answer of request {number} that is over"
             assert guesses == living, f"stage {index}: slots of request {number} and its living nodes differ"
             assert min(path, default=0) >= 0, f"stage {index}: a free slot of request {number} is committed"
             assert len(set(path)) == len(path), f"stage {index}: two committed nodes of request {number} at one position"
