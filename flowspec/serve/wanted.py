@@ -19,8 +19,6 @@ STOP_CHARS_MAX = 256
 CHOICES_MAX = 64
 """Of one request, over all of its prompts."""
 MESSAGES_MAX = 4096
-ALTERNATIVES_MAX = 20
-"""Likeliest tokens that may be asked for beside each token."""
 TEMPERATURE_MAX = 2.0
 COMPLETION_TOKENS_DEFAULT = 16
 """The API's own default for completions."""
@@ -57,7 +55,7 @@ def chat_wanted(body: dict[str, Any]) -> Wanted:
     """A request to `/v1/chat/completions`; raises `ApiError`."""
     fields = Fields(body)
     messages = _messages(fields)
-    logprobs, alternatives = fields.flag("logprobs"), fields.whole("top_logprobs", 0, ALTERNATIVES_MAX)
+    logprobs, alternatives = fields.flag("logprobs"), fields.whole("top_logprobs", 0, limits.TOP_LOGPROBS_MAX)
     if alternatives is not None and not logprobs:
         raise ApiError(400, "top_logprobs: expected logprobs to be true beside it", "top_logprobs", "invalid_value")
     longest = fields.whole("max_completion_tokens", 1, limits.CONTEXT_MAX)
@@ -82,7 +80,7 @@ def completion_wanted(body: dict[str, Any]) -> Wanted:
     """A request to `/v1/completions`; raises `ApiError`."""
     fields = Fields(body)
     prompts = _prompts(fields.needed("prompt"))
-    alternatives = fields.whole("logprobs", 0, ALTERNATIVES_MAX)
+    alternatives = fields.whole("logprobs", 0, limits.TOP_LOGPROBS_MAX)
     longest = fields.whole("max_tokens", 1, limits.CONTEXT_MAX)
     fields.neutral("echo", False)
     fields.neutral("suffix", "")
