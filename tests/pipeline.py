@@ -39,8 +39,8 @@ from flowspec.core.messages import Sampling, Segment
 from flowspec.core.stage import StageCore
 from flowspec.draft.protocol import Drafter
 
-Runner = Callable[[int, RunLayers, Any], tuple[tuple[int, ...], Any, tuple[int, ...]]]
-"""(stage, job, payload of the job's rows) -> (surviving rows, payload, next tokens), as `Slice.run` gives them."""
+Runner = Callable[[int, RunLayers, Any], tuple[Any, ...]]
+"""(stage, job, payload of the job's rows) -> (surviving rows, payload, next tokens), as `Slice.run` gives them, and what it gives beside."""
 EVENTS_MAX = 200_000
 SLOTS_MAX = 1 << 16
 STEP_S = 0.001
@@ -147,7 +147,7 @@ class Pipeline:
         for command in self.stages[index].handle(event, self.now_s):
             if isinstance(command, RunLayers):
                 payload = None if command.payload is None else command.payload[list(command.rows)]
-                rows, hidden, tokens = self.run_layers(index, command, payload)
+                rows, hidden, tokens, *_ = self.run_layers(index, command, payload)
                 done = LayersDone(
                     job=command.job, rows=rows, payload=hidden, next_tokens=tokens, started_s=self.now_s, ended_s=self.now_s + STEP_S
                 )

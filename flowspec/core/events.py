@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.core import limits
-from flowspec.core.messages import Commit, Hop, Open, Proposal, Release, Sampling, Segment, Verified
+from flowspec.core.messages import Commit, Hop, Logprobs, Open, Proposal, Release, Sampling, Segment, Verified
 from flowspec.core.statistics import Statistics
 
 # ------------------------------------------------------------------------------------------ a stage's events
@@ -35,7 +35,7 @@ class ControlArrived:
 class LayersDone:
     """A job ended: `rows` (of the job) survived; `payload` is `[len(rows), width]`, on the last stage their features if asked for.
 
-    `next_tokens` are the last stage's, -1 where none was asked for.
+    `next_tokens` are the last stage's, -1 where none was asked for; `logprobs` are theirs, None where none was asked for (empty: nobody did).
     """
 
     job: int
@@ -44,6 +44,7 @@ class LayersDone:
     next_tokens: tuple[int, ...]
     started_s: float
     ended_s: float
+    logprobs: tuple[Logprobs | None, ...] = ()
 
 
 StageEvent = SegmentArrived | ControlArrived | LayersDone
@@ -63,6 +64,7 @@ class JobPart:
     visible: npt.NDArray[np.bool_]  # [rows, high]
     sampled: npt.NDArray[np.bool_]  # [rows]: whose next token is asked for (on the last stage)
     sampling: Sampling
+    top_logprobs: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -143,6 +145,7 @@ class Submit:
     """A prompt to answer. A known request id is a conversation: its longest common prefix is reused.
 
     `answered` are the answer's first tokens where an earlier head got that far: they count, and are not emitted again.
+    `top_logprobs` is that of `Open`.
     """
 
     request: int
@@ -152,6 +155,7 @@ class Submit:
     stop_ids: frozenset[int]
     stop_rule: StopRule | None = None
     answered: tuple[int, ...] = ()
+    top_logprobs: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,8 +283,11 @@ class SetTimer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emit:
+    """New tokens of an answer; `logprobs` are one for each if they are wanted, else none."""
+
     request: int
     tokens: tuple[int, ...]
+    logprobs: tuple[Logprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flowspec.core import limits
-from flowspec.core.messages import Part, Release, Segment, VerifiedPart
+from flowspec.core.messages import Logprobs, Part, Release, Segment, VerifiedPart
 from flowspec.core.request import Request
 from flowspec.errors import PeerError
 from flowspec.tree import NodeState
@@ -54,6 +54,22 @@ class Load:
         if max(part.next_tokens, default=0) >= vocabulary:
             raise PeerError(f"expected next tokens below {vocabulary}, got {max(part.next_tokens)}")
         return dict(zip(part.ids, part.next_tokens, strict=True))
+
+    def logprobs(self, part: VerifiedPart | None, top: int, vocabulary: int) -> dict[int, Logprobs]:
+        """What came with the next tokens, by node, where the answer wants those of the `top` likeliest (-1: none).
+
+        Raises `PeerError` for other log-probabilities than these.
+        """
+        if part is None or part.epoch != self.epoch:
+            return {}
+        drawn = [node for node, token in zip(part.ids, part.next_tokens, strict=True) if token >= 0]
+        wanted = len(drawn) if top >= 0 else 0
+        if len(part.logprobs) != wanted:
+            raise PeerError(f"expected log-probabilities of {wanted} tokens of request {self.request}, got {len(part.logprobs)}")
+        for each in part.logprobs:
+            if len(each.ids) > top or max(each.ids, default=0) >= vocabulary:
+                raise PeerError(f"expected at most {top} likeliest tokens below {vocabulary}, got {each.ids}")
+        return dict(zip(drawn, part.logprobs, strict=False))
 
 
 def embark(request: Request, nodes: list[int], *, is_prompt: bool, window: int) -> tuple[Part, Load]:

@@ -40,7 +40,7 @@ from flowspec.core.events import (
 )
 from flowspec.core.flights import Bounds, Flights, Load
 from flowspec.core.learnt import Learnt
-from flowspec.core.messages import Commit, Open, Release, Verified
+from flowspec.core.messages import Commit, Logprobs, Open, Release, Verified, VerifiedPart
 from flowspec.core.methods import make_method
 from flowspec.core.methods.base import Choice, Method, View
 from flowspec.core.mirror import DrafterTraits
@@ -211,6 +211,7 @@ class HeadCore:
         commands.append(Finished(request=request.number, reason=reason, reused=request.reused, statistics=statistics))
         request.submit = None
         request.held.clear()
+        request.logprobs.clear()
 
     # ------------------------------------------------------------------------------------------ admission
 
@@ -285,11 +286,12 @@ class HeadCore:
         for load in flight.loads:
             request = self._requests.get(load.request)
             if request is not None and request.opening.epoch == load.epoch:
-                self._landed(request, load, load.drawn(drawn.get(load.request), self.vocabulary), verified)
+                self._landed(request, load, drawn.get(load.request), verified.segment)
                 request.statistics.landed(verified.hops, len(load.nodes) / flight.rows, round_trip_s)
             self._release_if_landed(load.request, commands)
 
-    def _landed(self, request: Request, load: Load, found: dict[int, int], verified: Verified) -> None:
+    def _landed(self, request: Request, load: Load, part: VerifiedPart | None, segment: int) -> None:
+        found = load.drawn(part, self.vocabulary)
         request.opened = True
         request.in_flight -= 1
         request.computed = max(request.computed, load.end)
@@ -297,8 +299,9 @@ class HeadCore:
         if request.submit is None:
             return
         if request.tree.root in load.nodes and found.get(request.tree.root, -1) < 0:
-            raise PeerError(f"segment {verified.segment} came back without the root of request {request.number}, which is never dropped")
+            raise PeerError(f"segment {segment} came back without the root of request {request.number}, which is never dropped")
         request.held.append({node: token for node, token in found.items() if token >= 0})
+        request.logprobs.update(load.logprobs(part, request.opening.top_logprobs, self.vocabulary))
 
     def _walk_held(self, now_s: float, commands: list[HeadCommand]) -> bool:
         """Looks at verified segments, in order, as far as the method lets it; whether there were any."""
@@ -317,6 +320,7 @@ class HeadCore:
         """Follow the output from the root as far as it is known now; emit it and commit it."""
         tree = request.tree
         emitted: list[int] = []
+        logprobs: list[Logprobs] = []
         reason = ""
         while not reason and (token := request.next_tokens.pop(tree.root, None)) is not None:
             self.panel.observe(request, token)
@@ -324,13 +328,16 @@ class HeadCore:
                 reason = "stop"
                 break
             emitted.append(token)
+            if submit.top_logprobs >= 0:
+                logprobs.append(request.logprobs.pop(tree.root))
             request.new_tokens.append(token)
             self._move_root(request, token)
             reason = request.why_over
             request.statistics.tokens_in_flight += request.root_sent and not reason  # nothing waits for what follows the last one
         if emitted:
             self.panel.grow(request)
-            self._emitted(request, emitted, now_s, commands)
+            commands.append(Emit(request=request.number, tokens=tuple(emitted), logprobs=tuple(logprobs)))
+            self._learn_pace(request, len(emitted), now_s)
         if reason:
             self._end(request, reason, commands)
         elif emitted and request.in_flight and self.method.commits_at_once:
@@ -346,11 +353,10 @@ class HeadCore:
         request.root_sent = tree.state(node) is NodeState.SENT
         request.forget(tree.commit(node))
 
-    def _emitted(self, request: Request, tokens: Sequence[int], now_s: float, commands: list[HeadCommand]) -> None:
-        commands.append(Emit(request=request.number, tokens=tuple(tokens)))
-        request.statistics.emitted(len(tokens), now_s)
+    def _learn_pace(self, request: Request, emitted: int, now_s: float) -> None:
+        request.statistics.emitted(emitted, now_s)
         is_busy = request.statistics.committing_segments > 1
-        self.costs.emitted(len(tokens), now_s, is_busy=is_busy, is_missed=not request.root_sent)
+        self.costs.emitted(emitted, now_s, is_busy=is_busy, is_missed=not request.root_sent)
 
     # -------------------------------------------------------------------------------------------- sending
 

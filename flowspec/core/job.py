@@ -28,15 +28,20 @@ class Job:
 def verified(job: Job, done: LayersDone, alive: Alive, hops: tuple[Hop, ...], *, has_features: bool) -> SendVerified:
     """The report to the head: rows whose next token was drawn, and with features the prompt's rows, too."""
     reported = sorted(((index, at) for index, at in alive if has_features or done.next_tokens[index] >= 0), key=lambda entry: entry[1][0])
-    found: dict[int, tuple[list[int], list[int]]] = {}
+    indices: dict[int, list[int]] = {}
+    ids: dict[int, list[int]] = {}
     for index, (number, row) in reported:
-        ids, tokens = found.setdefault(number, ([], []))
-        ids.append(job.segment.parts[number].ids[row])
-        tokens.append(done.next_tokens[index])
-    of = {number: job.segment.parts[number].commit for number in found}
+        indices.setdefault(number, []).append(index)
+        ids.setdefault(number, []).append(job.segment.parts[number].ids[row])
     parts = tuple(
-        VerifiedPart(request=of[number].request, epoch=of[number].epoch, ids=tuple(ids), next_tokens=tuple(tokens))
-        for number, (ids, tokens) in found.items()
+        VerifiedPart(
+            request=job.segment.parts[number].commit.request,
+            epoch=job.segment.parts[number].commit.epoch,
+            ids=tuple(ids[number]),
+            next_tokens=tuple(done.next_tokens[index] for index in own),
+            logprobs=tuple(found for index in own if (found := done.logprobs[index]) is not None) if done.logprobs else (),
+        )
+        for number, own in indices.items()
     )
     rows = tuple(index for index, _ in reported) if has_features else ()
     report = Verified(segment=job.segment.segment, parts=parts, hops=hops)

@@ -27,6 +27,8 @@ DRAFTERS_MAX = 16
 """Models beside the target that a head makes use of."""
 DRAFT_WIDTH_MAX = 64
 """Children that a drafter proposes for one node."""
+TOP_LOGPROBS_MAX = 20
+"""Likeliest tokens whose log-probabilities come with a token."""
 CAPTURES_MAX = 8
 """Hidden states that a drafter may want of one node."""
 CONTEXT_MAX = 1 << 20

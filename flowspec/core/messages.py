@@ -6,6 +6,7 @@ devices of their own; `cluster_messages` set a cluster up and watch it, with `we
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,6 +36,24 @@ class Sampling:
         check_range("seed", self.seed, 0, limits.ID_MAX)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logprobs:
+    """Natural logarithms of the model's own probabilities, before temperature and filters: of the token drawn, and of the likeliest tokens.
+
+    `ids` are the likeliest ones, likeliest first and of equals the lowest first, and `values` theirs.
+    """
+
+    chosen: float
+    ids: tuple[int, ...]
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        check_all("ids", self.ids, 0, limits.VOCABULARY_MAX, limits.TOP_LOGPROBS_MAX)
+        check(len(self.values) == len(self.ids), "values", len(self.values), f"{len(self.ids)} entries")
+        for name, value in (("chosen", self.chosen), *(("values", value) for value in self.values)):
+            check(math.isfinite(value) and value <= 0, name, value, "a finite number, 0 or less")
+
+
 # -------------------------------------------------------------------------------------------- token trees
 
 
@@ -43,7 +62,8 @@ class Open:
     """Begins epoch `epoch` of a request: keep the first `keep` tokens of the last epoch, forget everything else.
 
     `length` tokens are committed from the start (the prompt); its last one is node `root`. A new chat turn is an Open
-    of the next epoch, so this also is the design's Rewind.
+    of the next epoch, so this also is the design's Rewind. With `top_logprobs` (-1: none are wanted) the log-probabilities of each token
+    drawn come with it, and those of so many of the likeliest.
     """
 
     request: int
@@ -53,9 +73,11 @@ class Open:
     root: int
     slots: int
     sampling: Sampling
+    top_logprobs: int = -1
 
     def __post_init__(self) -> None:
         check_range("request", self.request, 0, limits.ID_MAX)
+        check_range("top_logprobs", self.top_logprobs, -1, limits.TOP_LOGPROBS_MAX)
         check_range("epoch", self.epoch, 0, limits.ID_MAX)
         check_range("length", self.length, 1, limits.CONTEXT_MAX)
         check_range("keep", self.keep, 0, self.length - 1)
@@ -194,13 +216,15 @@ class Segment:
 class VerifiedPart:
     """Next tokens of the nodes of one request that the last stage found on the output's path, -1 where none was asked for.
 
-    Those without a next token are rows of a prompt; they are named only where features travel with the message.
+    Those without a next token are rows of a prompt; they are named only where features travel with the message. `logprobs` are one for
+    each next token, in order, or none at all.
     """
 
     request: int
     epoch: int
     ids: tuple[int, ...]
     next_tokens: tuple[int, ...]
+    logprobs: tuple[Logprobs, ...] = ()
 
     def __post_init__(self) -> None:
         check_range("request", self.request, 0, limits.ID_MAX)
@@ -208,6 +232,8 @@ class VerifiedPart:
         check_all("ids", self.ids, 0, limits.ID_MAX, limits.NODES_PER_SEGMENT_MAX)
         check_all("next_tokens", self.next_tokens, -1, limits.VOCABULARY_MAX, limits.NODES_PER_SEGMENT_MAX)
         check(len(self.ids) == len(self.next_tokens), "next_tokens", len(self.next_tokens), f"{len(self.ids)} entries")
+        drawn = len(self.ids) - self.next_tokens.count(-1)
+        check(len(self.logprobs) in (0, drawn), "logprobs", f"{len(self.logprobs)} entries", f"none, or {drawn}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,7 +58,7 @@ class Mirror:
         """
         keep = min(keep, self.filled, self.told)
         fits = opening.length <= context
-        self.opening = replace(opening, keep=keep, slots=context + limits.DRAFT_NODES_MAX) if fits else None
+        self.opening = replace(opening, keep=keep, slots=context + limits.DRAFT_NODES_MAX, top_logprobs=-1) if fits else None
         self.filled = keep
         self.told = opening.length
         self.run.clear()

@@ -10,7 +10,7 @@ from typing import Any
 from flowspec.core import limits
 from flowspec.core.events import Submit
 from flowspec.core.growth import Growth
-from flowspec.core.messages import Commit, Open, Part
+from flowspec.core.messages import Commit, Logprobs, Open, Part
 from flowspec.core.mirror import Mirror
 from flowspec.core.statistics import Statistics
 from flowspec.tree import TokenTree
@@ -22,7 +22,7 @@ class Request:
 
     `unsent` is the next prompt position to send; positions below `computed` have passed every stage. `known_length` is
     the committed length that every stage has been told, so Commits begin there. `held` are tokens verified that the
-    method has not walked yet, `plan` is the method's own note. `reused` prompt tokens were cached when the answer began. `mirrors` and
+    method has not walked yet, `logprobs` those of the tokens after living nodes, `plan` is the method's own note. `reused` prompt tokens were cached when the answer began. `mirrors` and
     `weights` are by model beside the target: what it has, and how much its word counts among its like; `growth` is what they propose.
     """
 
@@ -41,6 +41,7 @@ class Request:
     opened: bool = False
     new_tokens: list[int] = field(default_factory=list)
     next_tokens: dict[int, int] = field(default_factory=dict)
+    logprobs: dict[int, Logprobs] = field(default_factory=dict)
     held: deque[dict[int, int]] = field(default_factory=deque)
     root_sent: bool = False
     in_flight: int = 0
@@ -81,6 +82,7 @@ class Request:
         """These nodes will not come true."""
         for node in dead:
             self.next_tokens.pop(node, None)
+            self.logprobs.pop(node, None)
         for mirror in self.mirrors:
             mirror.forget(dead)
         self.growth.forget(dead)
@@ -97,6 +99,7 @@ class Request:
         self.known_length = length
         self.opened = self.root_sent = False
         self.next_tokens.clear()
+        self.logprobs.clear()
         self.held.clear()
 
     @property
@@ -159,6 +162,7 @@ def begin(old: Request | None, submit: Submit, *, context: int, stage_count: int
             root=tree.root,
             slots=context + limits.TREE_NODES_MAX,
             sampling=submit.sampling,
+            top_logprobs=submit.top_logprobs,
         ),
         context=context,
         unsent=keep,

@@ -355,4 +355,5 @@ def _job_part(request: _Request, part: Part, admitted: list[tuple[int, int]]) ->
         visible=request.slots.visible(positions, branches),
         sampled=np.array(sampled, dtype=bool),
         sampling=request.opening.sampling,
+        top_logprobs=request.opening.top_logprobs,
     )

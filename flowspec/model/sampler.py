@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.core.messages import Sampling
+from flowspec.core.messages import Logprobs, Sampling
 from flowspec.noise import NoiseCache, bits_above, draw_bits, gumbel
 
 F32 = npt.NDArray[np.float32]
@@ -148,6 +148,18 @@ def _top_k(logits: F32, count: int) -> I64:
     bound = np.partition(logits, len(logits) - count)[len(logits) - count]
     ids = np.flatnonzero(logits >= bound)
     return ids[np.argsort(-logits[ids], kind="stable")][:count]
+
+
+def logprobs(logits: F32, token: int, count: int) -> Logprobs:
+    """Log-probabilities of `token` and of the `count` likeliest tokens, by the softmax of the raw `logits` `[vocabulary]`.
+
+    What float32 cannot tell from minus infinity is its least number.
+    """
+    highest = float(logits.max())
+    total = highest + float(np.log(_weights(logits, 1.0).sum(dtype=np.float64)))
+    ids = _top_k(logits, min(count, len(logits))) if count else np.empty(0, dtype=np.int64)
+    chosen, *values = np.maximum(logits[[token, *ids]].astype(np.float64) - total, np.finfo(np.float32).min).tolist()
+    return Logprobs(chosen=chosen, ids=tuple(ids.tolist()), values=tuple(values))
 
 
 def margin(sampler: Sampler, logits: F32, position: int, token: int) -> float:

@@ -15,13 +15,14 @@ import numpy as np
 import torch
 
 from flowspec.core.events import JobPart, RunLayers
+from flowspec.core.messages import Logprobs
 from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.files import ModelFiles
 from flowspec.model.half import packing_of
 from flowspec.model.pieces import Pieces, Span, head_dim
-from flowspec.model.sampler import F32, Sampler
+from flowspec.model.sampler import F32, Sampler, logprobs
 from flowspec.model.support import family_of
 from flowspec.model.weights import RoundedStore, fill
 
@@ -104,21 +105,21 @@ class Slice:
     @torch.inference_mode()
     def run(
         self, job: RunLayers, payload: torch.Tensor | None, dead_rows: Callable[[], frozenset[int]] = frozenset
-    ) -> tuple[tuple[int, ...], torch.Tensor, tuple[int, ...]]:
+    ) -> tuple[tuple[int, ...], torch.Tensor, tuple[int, ...], tuple[Logprobs | None, ...]]:
         """Runs a job's rows; `payload` is `[rows, hidden * (1 + captured so far)]` (None on the first slice).
 
         Between layers rows that `dead_rows` names by then are dropped. Returns the surviving rows, the payload of the next
         slice or on the last one their features `[rows, hidden * captures]` (of no width without captures), and on the last
-        slice their next tokens (-1 where none was asked for).
+        slice their next tokens (-1 where none was asked for) and log-probabilities, as in `LayersDone`.
         """
         rows, states = self.forward(job, payload, dead_rows)
         if not self.span.is_last:
-            return rows, states, ()
+            return rows, states, (), ()
         size = self.config.hidden_size
         features = states[:, size:]  # [rows, hidden * captured]
         if self.span.count in self.captures:
             features = torch.cat([features, self.pieces.norm(states[:, :size])], dim=1)
-        return rows, features, self._sample(job, rows, states[:, :size])
+        return rows, features, *self._sample(job, rows, states[:, :size])
 
     @torch.inference_mode()
     def forward(
@@ -208,18 +209,21 @@ class Slice:
                 )
         cache.reserve(slots)
 
-    def _sample(self, job: RunLayers, rows: tuple[int, ...], hidden: torch.Tensor) -> tuple[int, ...]:
-        """Next tokens of the surviving rows `[rows, hidden]`; `lm_head` runs only for those asked for."""
+    def _sample(self, job: RunLayers, rows: tuple[int, ...], hidden: torch.Tensor) -> tuple[tuple[int, ...], tuple[Logprobs | None, ...]]:
+        """Next tokens of the surviving rows `[rows, hidden]`, and their log-probabilities; `lm_head` runs only for those asked for."""
         asked = np.concatenate([part.sampled for part in job.parts])
         positions = np.concatenate([part.positions for part in job.parts])
         requests = [part for part in job.parts for _ in part.slots]
         wanted = [index for index, row in enumerate(rows) if asked[row]]
         tokens = [-1] * len(rows)
+        found: list[Logprobs | None] = [None] * len(rows) if any(part.top_logprobs >= 0 for part in job.parts) else []
         if wanted:
             for row_logits, index in zip(self.logits(hidden[wanted]), wanted, strict=True):
                 part = requests[rows[index]]
                 tokens[index] = self._sampler(part).draw(row_logits, int(positions[rows[index]]) + 1)
-        return tuple(tokens)
+                if part.top_logprobs >= 0:
+                    found[index] = logprobs(row_logits, tokens[index], part.top_logprobs)
+        return tuple(tokens), tuple(found)
 
     def _sampler(self, part: JobPart) -> Sampler:
         sampler = self._samplers.get(part.request)

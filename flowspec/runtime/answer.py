@@ -7,15 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from flowspec.core.messages import Logprobs
 from flowspec.errors import FlowSpecError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """New tokens of an answer, and when they were known."""
+    """New tokens of an answer, and when they were known; `logprobs` are one for each if they are wanted, else none."""
 
     tokens: tuple[int, ...]
     at_s: float
+    logprobs: tuple[Logprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -191,12 +191,14 @@ class ComputeThread:
         pacer = self._pacer
         if pacer is not None:
             pacer.begin(len(job.rows), job.context, started_s)
-        rows, states, next_tokens = part.run(job, payload, dead_rows if pacer is None else partial(pacer.boundary, dead_rows))
+        rows, states, next_tokens, logprobs = part.run(job, payload, dead_rows if pacer is None else partial(pacer.boundary, dead_rows))
         ended_s = time.monotonic()
         onward = to_wire(states) if rows and states.shape[1] else None
         if pacer is not None:
             ended_s = pacer.end(dead_rows)
-        return LayersDone(job=job.job, rows=rows, payload=onward, next_tokens=next_tokens, started_s=started_s, ended_s=ended_s)
+        return LayersDone(
+            job=job.job, rows=rows, payload=onward, next_tokens=next_tokens, started_s=started_s, ended_s=ended_s, logprobs=logprobs
+        )
 
     def _load(self, assign: Assign) -> None:
         from flowspec.model.pieces import Span

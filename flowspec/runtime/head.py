@@ -337,7 +337,7 @@ class Head:
         for command in for_readers:
             if isinstance(command, Emit):
                 self._tokens += len(command.tokens)
-                self._answers[command.request].items.put(Tokens(tokens=command.tokens, at_s=now_s))
+                self._answers[command.request].items.put(Tokens(tokens=command.tokens, at_s=now_s, logprobs=command.logprobs))
             else:
                 answer = self._answers.pop(command.request)
                 report = {**command.statistics.report(), "head_s": round(answer.core_s + self._core_s, 6)}

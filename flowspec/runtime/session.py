@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.core.events import Submit
+from flowspec.core.limits import TOP_LOGPROBS_MAX
 from flowspec.core.messages import Sampling
 from flowspec.core.methods import make_method
 from flowspec.draft.choose import NONE, WITHOUT_TENSORS
@@ -103,8 +104,14 @@ class Session:
         request: int,
         stop_rule: Any = None,
         answered: Sequence[int] = (),
+        top_logprobs: int = -1,
     ) -> Answer:
-        """Starts an answer, or goes on behind what is `answered`; raises `InputError` for token ids that the model does not have."""
+        """Starts an answer, or goes on behind what is `answered`; raises `InputError` for token ids that the model does not have.
+
+        With `top_logprobs` from 0 on its tokens come with their log-probabilities, and those of so many of the likeliest.
+        """
+        if not -1 <= top_logprobs <= TOP_LOGPROBS_MAX:
+            raise InputError(f"top_logprobs: expected -1 (none) to {TOP_LOGPROBS_MAX}, got {top_logprobs}")
         wrong = [token for token in (*prompt, *answered) if not 0 <= token < self.config.vocab_size]
         if wrong:
             raise InputError(f"prompt token ids: expected 0 to {self.config.vocab_size - 1}, got {wrong[0]}")
@@ -117,6 +124,7 @@ class Session:
                 stop_ids=limits.stop_ids,
                 stop_rule=stop_rule,
                 answered=tuple(answered),
+                top_logprobs=top_logprobs,
             )
         )
 

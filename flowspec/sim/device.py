@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers, Trim
+from flowspec.core.messages import Logprobs
 from flowspec.plan.timing import INSTANT, Curve
 from flowspec.sim.clock import Alarm, Clock
 from flowspec.wire.codec import Tensor
@@ -31,8 +32,10 @@ class DeviceSpec:
 class Layers(Protocol):
     """What the layers of all stages compute; the caches are theirs."""
 
-    def run(self, stage: int, job: RunLayers, payload: Tensor | None, rows: tuple[int, ...]) -> tuple[Tensor | None, tuple[int, ...]]:
-        """The payload of the surviving `rows` of a job, and on the last stage their next tokens (-1: not asked for).
+    def run(
+        self, stage: int, job: RunLayers, payload: Tensor | None, rows: tuple[int, ...]
+    ) -> tuple[Tensor | None, tuple[int, ...], tuple[Logprobs | None, ...]]:
+        """The payload of the surviving `rows` of a job, and on the last stage their next tokens (-1: not asked for) and log-probabilities.
 
         `payload` holds all rows of the job (None on the first stage).
         """
@@ -131,10 +134,18 @@ class Device:
         self.busy_s += now_s - run.started_s
         received: Tensor | None = run.job.payload
         payload = None if received is None else received.select(run.job.rows)
-        outgoing, next_tokens = self._layers.run(self._stage, run.job, payload, run.rows)
+        outgoing, next_tokens, logprobs = self._layers.run(self._stage, run.job, payload, run.rows)
         for command in self._waiting:
             self._layers.change_cache(self._stage, command)
         self._waiting.clear()
         self._done(
-            LayersDone(job=run.job.job, rows=run.rows, payload=outgoing, next_tokens=next_tokens, started_s=run.started_s, ended_s=now_s)
+            LayersDone(
+                job=run.job.job,
+                rows=run.rows,
+                payload=outgoing,
+                next_tokens=next_tokens,
+                started_s=run.started_s,
+                ended_s=now_s,
+                logprobs=logprobs,
+            )
         )

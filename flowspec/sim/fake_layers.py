@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.core.events import ClearSlots, CloseCache, JobPart, OpenCache, RunLayers
+from flowspec.core.messages import Logprobs
 from flowspec.sim.language import Language, Prefix
 from flowspec.wire.codec import Tensor
 
@@ -49,25 +50,32 @@ class FakeLayers:
         else:
             del caches[command.request]
 
-    def run(self, stage: int, job: RunLayers, payload: Tensor | None, rows: tuple[int, ...]) -> tuple[Tensor | None, tuple[int, ...]]:
+    def run(
+        self, stage: int, job: RunLayers, payload: Tensor | None, rows: tuple[int, ...]
+    ) -> tuple[Tensor | None, tuple[int, ...], tuple[Logprobs | None, ...]]:
         """See `device.Layers`; the payload `[rows, 1]` holds tokens."""
-        tokens = np.concatenate([part.tokens for part in job.parts]).astype("<i4")
+        sent = np.concatenate([part.tokens for part in job.parts]).astype("<i4")
         assert (payload is None) == (stage == 0), "all stages but the first are given a payload"
         if payload is not None:
-            assert bytes(payload.data) == tokens.tobytes(), f"stage {stage}: rows and payload went apart"
+            assert bytes(payload.data) == sent.tobytes(), f"stage {stage}: rows and payload went apart"
         is_last = stage == len(self.caches) - 1
-        alive = np.zeros(len(tokens), dtype=bool)
+        alive = np.zeros(len(sent), dtype=bool)
         alive[list(rows)] = True
         next_tokens: list[int] = []
+        logprobs: list[Logprobs | None] = []
         first = 0
         for part in job.parts:
             end = first + len(part.slots)
             prefixes = self._write_and_read(stage, part, alive[first:end])
             if is_last:
-                next_tokens += [self._language.next_token(prefix, part.sampling) if part.sampled[row] else -1 for row, prefix in prefixes]
+                tokens = [self._language.next_token(prefix, part.sampling) if part.sampled[row] else -1 for row, prefix in prefixes]
+                next_tokens += tokens
+                for token, (_, prefix) in zip(tokens, prefixes, strict=True):
+                    is_asked = token >= 0 and part.top_logprobs >= 0
+                    logprobs.append(self._language.logprobs(prefix, token, part.top_logprobs) if is_asked else None)
             first = end
-        outgoing = Tensor(rows=len(rows), width=1, dtype="float32", data=tokens[list(rows)].tobytes())
-        return outgoing if rows else None, tuple(next_tokens)
+        outgoing = Tensor(rows=len(rows), width=1, dtype="float32", data=sent[list(rows)].tobytes())
+        return outgoing if rows else None, tuple(next_tokens), tuple(logprobs)
 
     def _write_and_read(self, stage: int, part: JobPart, alive: npt.NDArray[np.bool_]) -> list[tuple[int, Prefix]]:
         """Put a part's rows into the cache; what each living one then sees, in order of position."""

@@ -13,9 +13,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.core.events import StopRule
-from flowspec.core.messages import Sampling
-from flowspec.model.sampler import Sampler
+from flowspec.core.events import StopRule, Submit
+from flowspec.core.messages import Logprobs, Sampling
+from flowspec.model.sampler import Sampler, logprobs
 from flowspec.noise import draw_bits, gumbel
 
 SAMPLERS_MAX = 256
@@ -29,6 +29,10 @@ class Language(Protocol):
     """A next token for every prefix `[position]` of token ids."""
 
     def next_token(self, prefix: Prefix, sampling: Sampling) -> int: ...
+
+    def logprobs(self, prefix: Prefix, token: int, count: int) -> Logprobs:
+        """Of the token after a prefix, and of the `count` likeliest ones there."""
+        ...
 
 
 class HashLanguage:
@@ -73,6 +77,9 @@ class HashLanguage:
             found = self._next[key] = sampler.draw(self.logits(prefix), len(prefix))
         return found
 
+    def logprobs(self, prefix: Prefix, token: int, count: int) -> Logprobs:
+        return logprobs(self.logits(prefix), token, count)
+
 
 class AnswerLanguage:
     """Knows the plain answers to some prompts; off their paths it says `other_token`, as nothing there ever counts.
@@ -94,6 +101,11 @@ class AnswerLanguage:
     def next_token(self, prefix: Prefix, sampling: Sampling) -> int:
         del sampling
         return self._next.get(blake2b(prefix.tobytes(), digest_size=16).digest(), self.other_token)
+
+    def logprobs(self, prefix: Prefix, token: int, count: int) -> Logprobs:
+        """It has no doubts, and knows of no other token."""
+        del prefix
+        return Logprobs(chosen=0.0, ids=(token,)[:count], values=(0.0,)[:count])
 
 
 def as_prefix(tokens: Sequence[int]) -> Prefix:
@@ -127,3 +139,12 @@ def plain_answer(
         if stop_rule is not None and stop_rule.stops_at(new):
             return new, "stop"
     return new, "length"
+
+
+def plain_logprobs(language: Language, submit: Submit, tokens: Sequence[int]) -> list[Logprobs]:
+    """What comes with the first new `tokens` of an answer, one for each; nothing if none are wanted."""
+    if submit.top_logprobs < 0:
+        return []
+    path = as_prefix([*submit.prompt, *submit.answered, *tokens])
+    first = len(path) - len(tokens)
+    return [language.logprobs(path[: first + at], token, submit.top_logprobs) for at, token in enumerate(tokens)]

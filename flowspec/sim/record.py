@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from flowspec.core.events import Drafted, Finished, HeadEvent, LayersDone, StageEvent, Submit
+from flowspec.core.messages import Logprobs
 
 HEAD = -1
 """The head's place; stages are 0, 1, ..."""
@@ -14,12 +15,13 @@ HEAD = -1
 
 @dataclass(slots=True)
 class Answer:
-    """One answer of a request: its new tokens, and when the head knew each."""
+    """One answer of a request: its new tokens, when the head knew each, and their log-probabilities if they were wanted."""
 
     submit: Submit
     submitted_s: float
     tokens: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
     end: Finished | None = None
     ended_s: float = float("nan")
 

@@ -229,6 +229,7 @@ class World:
         elif isinstance(command, Emit):
             answer = self.answers[command.request][-1]
             answer.tokens += command.tokens
+            answer.logprobs += command.logprobs
             answer.times_s += [now_s] * len(command.tokens)
         elif isinstance(command, Finished):
             answer = self.answers[command.request][-1]

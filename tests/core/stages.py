@@ -11,8 +11,8 @@ from flowspec.core.stage import StageCore
 PROMPT = 3  # nodes 0, 1, 2 at positions 0, 1, 2; node 2 is the root
 
 
-def opening(*, epoch: int = 0, keep: int = 0, length: int = PROMPT, root: int = 2, slots: int = 64) -> Open:
-    return Open(request=1, epoch=epoch, keep=keep, length=length, root=root, slots=slots, sampling=Sampling())
+def opening(*, epoch: int = 0, keep: int = 0, length: int = PROMPT, root: int = 2, slots: int = 64, top_logprobs: int = -1) -> Open:
+    return Open(request=1, epoch=epoch, keep=keep, length=length, root=root, slots=slots, sampling=Sampling(), top_logprobs=top_logprobs)
 
 
 def commit(*path: int, base: int = PROMPT, epoch: int = 0) -> Commit:

@@ -42,7 +42,7 @@ def pipeline(slices: list[Slice], head: HeadCore, drafters: Sequence[Drafter] = 
         else:
             slices[stage].close_cache(command.request)
 
-    def run_layers(stage: int, job: RunLayers, payload: Any) -> tuple[tuple[int, ...], Any, tuple[int, ...]]:
+    def run_layers(stage: int, job: RunLayers, payload: Any) -> tuple[Any, ...]:
         return slices[stage].run(job, payload)
 
     return Pipeline(head, run_layers, len(slices), on_cache, drafters=drafters)

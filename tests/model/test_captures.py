@@ -95,7 +95,7 @@ def test_captures_are_the_hidden_states_of_the_plain_model(
     for part in load(folder, stage_count, captures):
         if payload is not None:
             assert payload.shape == (ROWS, received_width(part))
-        rows, payload, tokens = part.run(job(), payload)
+        rows, payload, tokens, _ = part.run(job(), payload)
         assert rows == tuple(range(ROWS))
     assert payload is not None
     assert payload.shape == (ROWS, HIDDEN * len(captures))
@@ -111,7 +111,7 @@ def test_tokens_and_states_stay_the_same_bits_beside_captures(folder: Path, stag
         payload: torch.Tensor | None = None
         for part in load(folder, stage_count, captures):
             _, forwarded = part.forward(job(), payload)
-            _, payload, tokens = part.run(job(), payload)
+            _, payload, tokens, _ = part.run(job(), payload)
         found.append((forwarded[:, :HIDDEN], tokens))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
@@ -127,11 +127,11 @@ def test_rows_that_die_between_layers_take_their_captures_with_them(folder: Path
         asked += 1
         return frozenset({8}) if asked >= 3 else frozenset()
 
-    rows, payload, _ = first.run(job(), None, die_before_layer_two)
+    rows, payload, *_ = first.run(job(), None, die_before_layer_two)
     assert rows == tuple(range(8))
     # The stage passes on what lives; at the next one its last row of these dies under way, too.
     asked = 0
-    rows, features, tokens = last.run(job(list(rows)), payload, lambda: frozenset({7}) if die_before_layer_two() else frozenset())
+    rows, features, tokens, _ = last.run(job(list(rows)), payload, lambda: frozenset({7}) if die_before_layer_two() else frozenset())
     assert rows == tuple(range(7))
     assert len(tokens) == 7
     expected = torch.cat([states[layer][:7] for layer in captures], dim=1)

@@ -87,7 +87,7 @@ def test_each_node_of_a_random_tree_gets_the_logits_of_its_path(folder: Path, se
     seen: dict[tuple[int, int], F32] = {}
     run = pipeline(slices, HeadCore(context=400, stage_count=3))
 
-    def run_layers(stage: int, job: RunLayers, payload: Any) -> tuple[tuple[int, ...], Any, tuple[int, ...]]:
+    def run_layers(stage: int, job: RunLayers, payload: Any) -> tuple[Any, ...]:
         if stage < 2:
             return slices[stage].run(job, payload)
         rows, hidden = slices[2].forward(job, payload)
@@ -183,7 +183,7 @@ def test_rows_that_die_between_layers_leave_the_others_as_they_were(tmp_path: Pa
     part.open_cache(1, 64)
     jobs = []
 
-    def capture(stage: int, job: RunLayers, payload: Any) -> tuple[tuple[int, ...], Any, tuple[int, ...]]:
+    def capture(stage: int, job: RunLayers, payload: Any) -> tuple[Any, ...]:
         jobs.append(job)
         return part.run(job, payload)
 
@@ -203,7 +203,7 @@ def test_rows_that_die_between_layers_leave_the_others_as_they_were(tmp_path: Pa
     assert rows == (0, 1, 2)
     np.testing.assert_allclose(hidden.numpy(), full[:3].numpy(), atol=1e-5)
     asked = 0
-    rows, features, tokens = part.run(job, None, die_at_the_third_layer)
+    rows, features, tokens, _ = part.run(job, None, die_at_the_third_layer)
     assert (rows, features.shape, len(tokens)) == ((0, 1, 2), (3, 0), 3)
     rows, hidden = part.forward(job, None, lambda: frozenset({0, 1, 2, 3}))
     assert (rows, hidden.shape[0]) == ((), 0)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowspec.core.messages import Sampling
-from flowspec.model.sampler import Sampler
+from flowspec.core.messages import Logprobs, Sampling
+from flowspec.model.sampler import Sampler, logprobs
 from flowspec.noise import draw_bits, gumbel
 
 KINDS = ["normal", "ties", "few-values", "peaked", "masked", "flat", "sloped", "far-masked"]
@@ -138,3 +138,23 @@ def test_positions_draw_independently_of_what_was_drawn_before() -> None:
     assert [sampler.draw(logits, position) for position in reversed(range(40))] == forwards[::-1]
     assert [Sampler(sampling, len(logits)).draw(logits, position) for position in range(40)] == forwards
     assert len(set(forwards)) > 20
+
+
+@pytest.mark.parametrize("scale", [1.0, 40.0])
+def test_log_probabilities_are_those_of_the_softmax(scale: float) -> None:
+    logits = (scale * np.random.default_rng(3).standard_normal(700)).astype(np.float32)
+    whole = logits.astype(np.float64) - np.log(np.exp(logits.astype(np.float64)).sum())
+    for token in (0, int(logits.argmax()), int(logits.argmin())):
+        found = logprobs(logits, token, 20)
+        assert found.chosen == pytest.approx(whole[token], abs=1e-5)
+        assert found.ids == tuple(np.argsort(-whole, kind="stable")[:20])
+        assert found.values == pytest.approx(whole[list(found.ids)], abs=1e-5)
+    assert logprobs(logits, 5, 0) == Logprobs(chosen=logprobs(logits, 5, 1).chosen, ids=(), values=())
+
+
+def test_log_probabilities_of_equals_go_by_id_and_of_the_impossible_are_finite() -> None:
+    low = np.finfo(np.float32).min
+    found = logprobs(np.array([1.0, 3.0, low, 3.0, -np.inf], dtype=np.float32), 4, 20)
+    assert found.ids == (1, 3, 0, 2, 4)
+    assert found.chosen == found.values[-1] == float(low)
+    assert found.values[0] == found.values[1] == pytest.approx(-np.log(2 + np.exp(-2)))

@@ -17,7 +17,7 @@ from flowspec.sim.board import BoardSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.experiment import Experiment
-from flowspec.sim.language import HashLanguage, plain_answer
+from flowspec.sim.language import HashLanguage, plain_answer, plain_logprobs
 from flowspec.sim.record import Answer
 from flowspec.sim.world import Handled, Links, World
 from tests.sim.invariants import Invariants
@@ -101,6 +101,9 @@ def draw(seed: int) -> Schedule:
     for dialogue in schedule.dialogues:
         if chances.random() < 0.2:
             dialogue.first = _taken_over(chances, dialogue.first, language, context)
+    wanted = random.Random(seed)
+    for dialogue in schedule.dialogues:
+        dialogue.first = replace(dialogue.first, top_logprobs=wanted.choice([-1, -1, 0, 3, 20]))
     if make_method(method).drafters_max > 1 and chances.random() < 0.6:
         _add_drafters(chances, schedule)
     return schedule
@@ -299,6 +302,9 @@ class Play:
         whole, reason = plain(self.schedule.language, submit, self.schedule.experiment.context)
         expected = whole[len(submit.answered) :]
         assert answer.end is not None, f"request {submit.request} never ended"
+        assert answer.logprobs == plain_logprobs(self.schedule.language, submit, answer.tokens), (
+            f"request {submit.request}: log-probabilities"
+        )
         if answer.end.reason == "cancelled":
             assert answer.tokens == expected[: len(answer.tokens)], f"request {submit.request} was cancelled in a wrong answer"
         else:

@@ -75,10 +75,15 @@ def test_the_swarm_sees_the_troubles_that_it_is_for() -> None:
             for answers in run.cluster.answers.values()
             for answer in answers
         )
+        seen["recovered, with log-probabilities"] += any(
+            answer.end is not None and answer.end.statistics.recoveries.count > 0 and len(answer.logprobs) > 1
+            for answers in run.cluster.answers.values()
+            for answer in answers
+        )
         seen["waited"] += any("waits for room" in text for _, _, text in run.story)
         seen["given up"] += any("gives up the caches" in text for _, _, text in run.story)
     wanted = ["several pipelines", "lost", "back", "silence", "closed", "fenced", "superseded", "refused", "nobody left", "recovered"]
-    wanted += ["waited", "given up"]
+    wanted += ["recovered, with log-probabilities", "waited", "given up"]
     assert [name for name in wanted if not seen[name]] == []
 
 

@@ -88,8 +88,8 @@ def test_jitter_delays_and_never_reorders() -> None:
 class Silent:
     """Layers that compute nothing."""
 
-    def run(self, stage: int, job: RunLayers, payload: Tensor | None, rows: tuple[int, ...]) -> tuple[Tensor | None, tuple[int, ...]]:
-        return None, ()
+    def run(self, stage: int, job: RunLayers, payload: Tensor | None, rows: tuple[int, ...]) -> tuple[None, tuple[()], tuple[()]]:
+        return None, (), ()
 
     def change_cache(self, stage: int, command: object) -> None: ...
 

@@ -15,7 +15,21 @@ from hypothesis import strategies as st
 from flowspec.core import limits
 from flowspec.core.cluster_messages import ERROR_CAUSES, LOADING_STEPS, ROLES, Drafting, Error
 from flowspec.core.facts import INTERFACE_KINDS, MODEL_STATES, SPEED_SOURCES, Board, Facts, Interface, LinkFacts, Software, Speed
-from flowspec.core.messages import Commit, Expand, Hop, Open, Part, Proposal, Proposed, Release, Sampling, Segment, Verified, VerifiedPart
+from flowspec.core.messages import (
+    Commit,
+    Expand,
+    Hop,
+    Logprobs,
+    Open,
+    Part,
+    Proposal,
+    Proposed,
+    Release,
+    Sampling,
+    Segment,
+    Verified,
+    VerifiedPart,
+)
 from flowspec.core.weight_messages import AskBytes, AskNames, AskTensors, ModelOffer, NameList, TensorBytes, TensorEntry, TensorList
 from flowspec.errors import PeerError
 from flowspec.wire.codec import BYTES, DTYPE_BYTES, KINDS, Envelope, Tensor, decode, encode
@@ -74,7 +88,10 @@ def opens(draw: st.DrawFn, request: int | None = None, epoch: int | None = None)
     length = draw(st.integers(1, limits.CONTEXT_MAX))
     own = {name: st.just(value) for name, value in (("request", request), ("epoch", epoch)) if value is not None}
     slots = st.integers(length, limits.CONTEXT_MAX + limits.TREE_NODES_MAX)
-    return draw(build(Open, **own, keep=st.integers(0, length - 1), length=st.just(length), slots=slots, sampling=SAMPLINGS))
+    top = st.integers(-1, limits.TOP_LOGPROBS_MAX)
+    return draw(
+        build(Open, **own, keep=st.integers(0, length - 1), length=st.just(length), slots=slots, sampling=SAMPLINGS, top_logprobs=top)
+    )
 
 
 def commits(requests: st.SearchStrategy[int] = IDS) -> st.SearchStrategy[Commit]:
@@ -96,10 +113,19 @@ def parts(draw: st.DrawFn, request: int) -> Part:
 
 
 @st.composite
+def logprobs(draw: st.DrawFn) -> Logprobs:
+    ids = draw(st.lists(st.integers(0, limits.VOCABULARY_MAX), max_size=limits.TOP_LOGPROBS_MAX))
+    low = st.floats(max_value=0, allow_infinity=False)
+    return Logprobs(chosen=draw(low), ids=tuple(ids), values=tuple(draw(low) for _ in ids))
+
+
+@st.composite
 def verified_parts(draw: st.DrawFn) -> VerifiedPart:
     ids = draw(st.lists(IDS, max_size=5).map(tuple))
-    tokens = tuple(draw(st.integers(0, limits.VOCABULARY_MAX)) for _ in ids)
-    return draw(build(VerifiedPart, ids=st.just(ids), next_tokens=st.just(tokens)))
+    tokens = tuple(draw(st.integers(-1, limits.VOCABULARY_MAX)) for _ in ids)
+    drawn = len(ids) - tokens.count(-1)
+    found = tuple(draw(logprobs()) for _ in range(drawn)) if draw(st.booleans()) else ()
+    return draw(build(VerifiedPart, ids=st.just(ids), next_tokens=st.just(tokens), logprobs=st.just(found)))
 
 
 SEGMENTS = st.lists(IDS, max_size=3, unique=True).flatmap(

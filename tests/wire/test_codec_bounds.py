@@ -11,7 +11,7 @@ import pytest
 from flowspec.core import limits
 from flowspec.core.cluster_messages import Assign, Loading, Ping, Pong
 from flowspec.core.facts import Facts
-from flowspec.core.messages import Commit, Expand, Hop, Open, Part, Proposal, Proposed, Sampling, Segment, Verified
+from flowspec.core.messages import Commit, Expand, Hop, Logprobs, Open, Part, Proposal, Proposed, Sampling, Segment, Verified, VerifiedPart
 from flowspec.core.weight_messages import (
     AskBytes,
     AskNames,
@@ -31,6 +31,11 @@ OPENING = Open(request=1, epoch=0, keep=0, length=2, root=1, slots=8, sampling=S
 PART = Part(commit=COMMIT, opening=OPENING, ids=(4, 5), parents=(3, 4), tokens=(7, 8), positions=(2, 3), committed=(False, True))
 HOP = Hop(received_s=0.5, queued_s=0.5, compute_s=0.5, own_s=0.5, rows=2)
 SEGMENT = Segment(segment=0, parts=(PART,), hops=(HOP,))
+LOGPROBS = Logprobs(chosen=-1.5, ids=(3, 4), values=(-0.5, -1.5))
+LIKELIEST = [LOGPROBS.chosen, list(LOGPROBS.ids), list(LOGPROBS.values)]
+VERIFIED = Verified(
+    segment=0, parts=(VerifiedPart(request=1, epoch=0, ids=(4, 5), next_tokens=(7, -1), logprobs=(LOGPROBS,)),), hops=(HOP,)
+)
 EXPAND = Expand(segment=Segment(segment=0, parts=(PART,)), width=8)
 PROPOSED = Proposed(job=0, proposals=(Proposal(request=1, epoch=0, node=5, tokens=(7, 8), confidences=(0.5, 0.25)),), compute_s=0.5)
 DRAFTER = next(each.message for each in sample_envelopes() if isinstance(each.message, Assign) and each.message.drafting is not None)
@@ -64,6 +69,13 @@ def numbers(entries: Any, path: tuple[int, ...] = ()) -> dict[tuple[int, ...], A
     if isinstance(entries, list):
         return {at: value for index, entry in enumerate(entries) for at, value in numbers(entry, (*path, index)).items()}
     return {path: entries} if isinstance(entries, (int, float)) else {}
+
+
+@pytest.mark.parametrize("path", [(BODY, 1, 0, 4, 0, 0), (BODY, 1, 0, 4, 0, 2, 0), (BODY, 1, 0, 4, 0, 2, 1)], ids=str)
+def test_log_probabilities_are_finite_and_of_probabilities(path: tuple[int, ...]) -> None:
+    assert decode([replaced(header_of(VERIFIED), path, 0)]), "certain"
+    for value in (0.1, 1e-300, math.nan, math.inf, -math.inf, True, "1", None, []):
+        refused([replaced(header_of(VERIFIED), path, value)], "expected")
 
 
 NUMBERS = numbers(header_of(SEGMENT))
@@ -298,6 +310,13 @@ def test_payload_bytes_travel_as_they_are(dtype: str) -> None:
         (SEGMENT, (1, 0, 1, 1), 1),
         (SEGMENT, (2,), [[0.0, 0.0, 0.0, 0]] * (limits.STAGES_MAX + 1)),
         (Verified(segment=0, parts=(), hops=()), (1,), [[1, 0, [4, 5], [7]]]),
+        (VERIFIED, (1, 0, 4), [LIKELIEST] * 2),
+        (VERIFIED, (1, 0, 3), [7, 8]),
+        (VERIFIED, (1, 0, 4, 0, 1), [3]),
+        (VERIFIED, (1, 0, 4, 0, 2), [-0.5] * 3),
+        (VERIFIED, (1, 0, 4, 0), [-0.5, [1] * (limits.TOP_LOGPROBS_MAX + 1), [-0.5] * (limits.TOP_LOGPROBS_MAX + 1)]),
+        (VERIFIED, (1, 0, 4, 0, 1, 0), limits.VOCABULARY_MAX + 1),
+        (OPENING, (7,), limits.TOP_LOGPROBS_MAX + 1),
         (OPENING, (2,), 2),
         (OPENING, (5,), 1),
         (EXPAND, (0, 2), [[0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0]]),

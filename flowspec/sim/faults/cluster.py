@@ -191,6 +191,7 @@ class Cluster:
     def _emit(self, command: Emit) -> None:
         answer = self.answers[command.request][-1]
         answer.tokens += command.tokens
+        answer.logprobs += command.logprobs
         self._tokens += len(command.tokens)
         self._tell(f"request {command.request}", f"emits {list(command.tokens)}")
         expected = self._expected[command.request]

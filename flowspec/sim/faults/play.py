@@ -16,7 +16,7 @@ from flowspec.sim.faults.cluster import HEAD, Cluster
 from flowspec.sim.faults.daemon import SimDaemon
 from flowspec.sim.faults.network import Network
 from flowspec.sim.faults.schedule import HEAL_S, Fault, Schedule
-from flowspec.sim.language import plain_answer
+from flowspec.sim.language import plain_answer, plain_logprobs
 from flowspec.sim.record import Answer
 
 EVENTS_MAX = 100_000
@@ -143,6 +143,8 @@ class Play:
         expected, reason = self._plain(answer.submit)
         if answer.end.reason != "cancelled":
             assert (answer.text, answer.end.reason) == (list(expected), reason), f"request {answer.submit.request} has a wrong answer"
+        found = plain_logprobs(self.schedule.language, answer.submit, answer.tokens)
+        assert answer.logprobs == found, f"request {answer.submit.request} has wrong log-probabilities"
 
     def _ask(self, event: Cancel | Forget) -> None:
         if event.request in self._forgotten or event.request not in self.cluster.answers:

@@ -95,6 +95,8 @@ def draw(seed: int) -> Schedule:
     sizes = {} if name == "ar" else {"nodes": rng.choice([4, 16]), "depth": rng.choice([1, 3]), "width": rng.choice([1, 3])}
     captures = (1,) if rng.random() < 0.15 else ()
     dialogues = tuple(_dialogue(rng, request, language, context) for request in range(rng.choices([1, 2, 3], weights=[6, 3, 1])[0]))
+    wanted = random.Random(~seed)
+    dialogues = tuple(replace(each, first=replace(each.first, top_logprobs=wanted.choice([-1, -1, 0, 3, 20]))) for each in dialogues)
     return Schedule(
         seed=seed,
         devices=devices,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from flowspec.core import limits
-from flowspec.core.messages import Commit, Hop, Message, Open, Part, Release, Sampling, Segment, Verified, VerifiedPart
+from flowspec.core.messages import Commit, Hop, Logprobs, Message, Open, Part, Release, Sampling, Segment, Verified, VerifiedPart
 
 CONTEXT = 48
 VOCABULARY = 6
@@ -62,7 +62,10 @@ def _verified(chance: random.Random) -> Verified:
     for _ in range(chance.randint(0, 2)):
         ids = _few(chance, 5)
         tokens = tuple(chance.choice((-1, chance.randrange(VOCABULARY), VOCABULARY, limits.VOCABULARY_MAX)) for _ in ids)
-        parts.append(VerifiedPart(request=chance.randrange(REQUESTS), epoch=chance.randrange(EPOCHS), ids=ids, next_tokens=tokens))
+        few = tuple(chance.randrange(VOCABULARY + 1) for _ in range(chance.randint(0, 3)))
+        logprobs = (Logprobs(chosen=-0.5, ids=few, values=(-0.5,) * len(few)),) * (chance.randint(0, 1) * (len(ids) - tokens.count(-1)))
+        request, epoch = chance.randrange(REQUESTS), chance.randrange(EPOCHS)
+        parts.append(VerifiedPart(request=request, epoch=epoch, ids=ids, next_tokens=tokens, logprobs=logprobs))
     return Verified(segment=chance.randrange(40), parts=tuple(parts), hops=_hops(chance))
 
 

@@ -11,6 +11,7 @@ from flowspec.core.messages import (
     Commit,
     Expand,
     Hop,
+    Logprobs,
     Message,
     Open,
     Part,
@@ -54,6 +55,7 @@ _PROMPT = Part(
     positions=(0, 1),
     committed=(True, True),
 )
+_LOGPROBS = Logprobs(chosen=-1.25, ids=(7, 4), values=(-0.5, -1.25))
 _HOP = Hop(received_s=1e6, queued_s=0.1, compute_s=0.2, own_s=0.001, rows=3, dead_in_queue=1, dead_between_layers=1, dead_late=0)
 _ASSIGN: dict[str, Any] = {
     "model": "owner/name",
@@ -93,6 +95,11 @@ _MESSAGES: tuple[Message, ...] = (
     Segment(segment=4, parts=(_PART, _PROMPT), hops=(_HOP,)),
     Segment(segment=5, parts=(), releases=(Release(request=3, epoch=1), Release(request=4))),
     Verified(segment=4, parts=(VerifiedPart(request=1, epoch=2, ids=(11, 12), next_tokens=(4, -1)),), hops=(_HOP, _HOP)),
+    Verified(
+        segment=4,
+        parts=(VerifiedPart(request=1, epoch=2, ids=(11, 12), next_tokens=(-1, 4), logprobs=(_LOGPROBS,)),),
+        hops=(),
+    ),
     Release(request=1),
     AskModel(),
     AskNames(first=0),

@@ -55,10 +55,11 @@ from flowspec.runtime.compute import Loaded
 from flowspec.runtime.hold import Hold
 from flowspec.runtime.peers import Peer
 from flowspec.runtime.transport import Link, Receiver
+from flowspec.testbed.fuzz.layers import logprobs_of, next_token, payload_of
 from flowspec.testbed.fuzz.made_up import CONTEXT, REQUESTS, VOCABULARY, made_up
 from flowspec.testbed.fuzz.mutate import mutated, nudged
 from flowspec.testbed.fuzz.samples import Frames, sample_frames
-from flowspec.wire.codec import DTYPE_BYTES, Envelope, Tensor, decode, encode
+from flowspec.wire.codec import Envelope, Tensor, decode, encode
 
 Genome = tuple[int, ...]
 
@@ -66,6 +67,8 @@ STEPS = 16
 WIDTH = 4
 STAGES_MAX = 3
 SESSION = 1
+TOP_LOGPROBS = (-1, 0, 2)
+"""What each request wants."""
 LOST_SHARE = 0.02
 """Of the steps of a world with losses; another pipeline is formed some steps later."""
 FORMED_SHARE = 0.15
@@ -171,7 +174,15 @@ class World:
             answered = tuple(chance.randrange(1, VOCABULARY) for _ in range(chance.choice((0, 0, 1, longest))))[
                 : max(0, CONTEXT - len(prompt))
             ]
-            event = Submit(request=number, prompt=prompt, new_tokens_max=longest, sampling=sampling, stop_ids=stops, answered=answered)
+            event = Submit(
+                request=number,
+                prompt=prompt,
+                new_tokens_max=longest,
+                sampling=sampling,
+                stop_ids=stops,
+                answered=answered,
+                top_logprobs=TOP_LOGPROBS[number],
+            )
         try:
             if isinstance(event, Submit):
                 self._texts[number] = [*event.prompt, *event.answered]
@@ -252,7 +263,7 @@ class World:
         except ValueError:  # a message's own rules: our frame would not leave
             return self._seen
         rows = message.row_count if isinstance(message, Segment | Verified) else 0
-        tensor = _rows(rows, WIDTH) if rows and chance.random() < 0.7 else None
+        tensor = payload_of(rows, WIDTH) if rows and chance.random() < 0.7 else None
         envelope = Envelope(incarnation=self._incarnation, sender="x", sequence=0, message=message, tensor=tensor)
         return [bytes(frame) for frame in encode(envelope)]
 
@@ -306,8 +317,12 @@ class World:
         tokens = [int(token) for part in job.parts for token in part.tokens]
         positions = [int(position) for part in job.parts for position in part.positions]
         asked = [bool(each) for part in job.parts for each in part.sampled]
-        drawn = tuple(_next(tokens[row], positions[row]) if asked[row] else -1 for row in rows) if not hold.assign.next_hop else ()
-        payload = _rows(len(rows), WIDTH) if rows else None
+        drawn = tuple(next_token(tokens[row], positions[row]) if asked[row] else -1 for row in rows) if not hold.assign.next_hop else ()
+        wanted = [part.top_logprobs for part in job.parts for _ in part.slots]
+        logprobs = tuple(
+            logprobs_of(wanted[row]) if token >= 0 and wanted[row] >= 0 else None for row, token in zip(rows, drawn, strict=False)
+        )
+        payload = payload_of(len(rows), WIDTH) if rows else None
         done = LayersDone(
             job=job.job,
             rows=rows,
@@ -315,6 +330,7 @@ class World:
             next_tokens=drawn,
             started_s=self._now_s,
             ended_s=self._now_s + chance.choice((0, 0.01)),
+            logprobs=logprobs,
         )
         self._to_stage(index, done)
 
@@ -324,7 +340,7 @@ class World:
         for part in job.segment.parts:
             for node, token, position, committed in zip(part.ids, part.tokens, part.positions, part.committed, strict=True):
                 if not committed and chance.random() < 0.9:
-                    tokens = dict.fromkeys((_next(token, position), chance.randrange(VOCABULARY), chance.randrange(VOCABULARY)))
+                    tokens = dict.fromkeys((next_token(token, position), chance.randrange(VOCABULARY), chance.randrange(VOCABULARY)))
                     confidences = tuple(0.6 / 2**rank for rank in range(len(tokens)))
                     request, epoch = part.commit.request, part.commit.epoch
                     proposals.append(Proposal(request=request, epoch=epoch, node=node, tokens=tuple(tokens), confidences=confidences))
@@ -344,6 +360,8 @@ class World:
             elif isinstance(command, Emit):
                 assert max(command.tokens) < VOCABULARY, f"token {max(command.tokens)} was emitted"
                 self._emitted(self._texts[command.request], command.tokens)
+                wanted = len(command.tokens) if TOP_LOGPROBS[command.request] >= 0 else 0
+                assert len(command.logprobs) == wanted, f"{len(command.logprobs)} log-probabilities with {len(command.tokens)} tokens"
         for request in self._head.requests():
             if request.submit is not None:
                 assert request.tree.committed_tokens() == self._texts[request.number], "the text is not what was asked and emitted"
@@ -352,7 +370,7 @@ class World:
     def _emitted(self, text: list[int], tokens: Sequence[int]) -> None:
         """New tokens of an answer; where nobody tampers they are what the model draws, whatever was lost."""
         for token in tokens:
-            assert self._tampering or token == _next(text[-1], len(text) - 1), f"{token} was emitted after {text}"
+            assert self._tampering or token == next_token(text[-1], len(text) - 1), f"{token} was emitted after {text}"
             text.append(token)
 
 
@@ -377,12 +395,3 @@ def _hold(index: int, count: int, incarnation: int, *, features: bool) -> Hold:
     hold = Hold(1, head, assign, core)
     hold.loaded = Loaded(weight_bytes=0, cache_slots=600, received_bytes=0, hidden_size=WIDTH, vocabulary_size=VOCABULARY, reused=False)
     return hold
-
-
-def _next(token: int, position: int) -> int:
-    """The token that this world's model draws."""
-    return (3 * token + position) % VOCABULARY
-
-
-def _rows(rows: int, width: int) -> Tensor:
-    return Tensor(rows=rows, width=width, dtype="float32", data=bytes(rows * width * DTYPE_BYTES["float32"]))
