@@ -183,7 +183,7 @@ def test_rows_that_die_between_layers_leave_the_others_as_they_were(tmp_path: Pa
     part.open_cache(1, 64)
     jobs = []
 
-    def capture(stage: int, job: RunLayers, payload: Any) -> tuple[tuple[int, ...], Any, tuple[int, ...]]:
+    def capture(stage: int, job: RunLayers, payload: Any) -> tuple[Any, ...]:
         jobs.append(job)
         return part.run(job, payload)
 

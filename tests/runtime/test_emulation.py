@@ -83,8 +83,8 @@ def job_of(rows: int, positions: Sequence[int]) -> RunLayers:
 class NoLayers:
     """Layers of the simulator that compute nothing."""
 
-    def run(self, stage: int, job: RunLayers, payload: Tensor | None, rows: tuple[int, ...]) -> tuple[Tensor | None, tuple[int, ...]]:
-        return None, (0,) * len(rows)
+    def run(self, stage: int, job: RunLayers, payload: Tensor | None, rows: tuple[int, ...]) -> tuple[None, tuple[int, ...], tuple[()]]:
+        return None, (0,) * len(rows), ()
 
     def change_cache(self, stage: int, command: object) -> None: ...
 
