@@ -144,9 +144,9 @@ def run(args: argparse.Namespace) -> int:
                     progress,
                     lambda files: loaded.append(Tokenizer(files)),
                     Survival(on_note=noted),
-                    tally.on_event,
                 )
             )
+        session.head.observe(tally.on_event)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         watch = watch_session(session, loaded[0].decode, keeps=True)
         stack.callback(watch.close)

@@ -244,14 +244,10 @@ def open_session(
     progress: Progress,
     meanwhile: Callable[[ModelFiles], None] = lambda files: None,
     survival: Survival | None = None,
-    on_event: OnEvent | None = None,
 ) -> Iterator[Session]:
     """A connected session; daemons that it starts are stopped at its end, whatever happens. See `open_cluster`."""
     decoding.check(options.model, () if options.cluster is None else tuple(read_drafters(options.cluster)))
-    with (
-        open_cluster(options, meanwhile, decoding) as cluster,
-        cluster.session(decoding, progress, on_event=on_event, survival=survival) as session,
-    ):
+    with open_cluster(options, meanwhile, decoding) as cluster, cluster.session(decoding, progress, survival=survival) as session:
         yield session
 
 

@@ -37,8 +37,8 @@ STAY_TOKENS = 16
 """Tokens that a chain has at least, once it is chosen."""
 SETTLING_TOKENS = 4
 """The first of them still owe to the chain before and are not timed."""
-GAIN = 1.05
-"""How much faster another chain must be."""
+GAIN = 1.15
+"""How much faster another chain must be: what a request's last 16 tokens tell of it is as uncertain."""
 PROBE_TOKENS_MIN, PROBE_TOKENS_MAX = 32, 1024
 """Tokens from one probe to the next, each time twice as many: then the chain that was tried least has a turn, where it might be the fastest."""
 MIGHT_BE_FASTEST = 1.5
