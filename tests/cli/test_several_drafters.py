@@ -38,7 +38,7 @@ def answers(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[st
 
 def test_the_cluster_file_says_what_drafts_and_where(cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "prompts.txt").write_text("What is 17 + 25?\nWrite a loop in Python.\nWho art thou?\nWhat is 3 * 9?\n")
-    asked = (f"--cluster={cluster}", f"--prompts={tmp_path / 'prompts.txt'}", "--temperature=0.8", "--seed=3", *FEW)
+    asked = (f"--cluster={cluster}", f"--prompts={tmp_path / 'prompts.txt'}", "--dtype=float32", "--temperature=0.8", "--seed=3", *FEW)
     expected = answers(capsys, *asked, "--method=ar")
     found = answers(capsys, *asked, "--parallel=4")
     assert [each["token_ids"] for each in found] == [each["token_ids"] for each in expected]

@@ -62,11 +62,11 @@ def check(logits: np.ndarray, sampling: Sampling, positions: range) -> None:
     sampler = Sampler(sampling, len(logits))
     before = logits.copy()
     found, expected = sampler.survivors(logits).tolist(), naive_survivors(logits, sampling)
-    if found != expected:  # the mass is summed in float32, so ids that hold a millionth of it may change sides
+    if found != expected:  # the mass is summed in float32, so ids that hold a few millionths of it may change sides
         common = min(len(found), len(expected))
         assert found[:common] == expected[:common], sampling
-        assert len(logits) >= 9_000, sampling
-        assert abs(len(found) - len(expected)) <= 2, sampling
+        weights = np.exp((logits.astype(np.float64) - float(logits.max())) / sampling.temperature)
+        assert weights[[*found[common:], *expected[common:]]].sum() <= 1e-5 * weights.sum(), sampling
     for position in positions:
         assert sampler.draw(logits, position) == naive_draw(logits, sampling, position), (sampling, position)
     assert (logits == before).all()
