@@ -26,9 +26,9 @@ UNKNOWN = 0.5
 """Expertise of a drafter of which nothing is known."""
 OVERALL_MAX, TRUSTED_MAX = 4, 12
 """Matches that what is known of all requests, and of a domain, counts for at most beside a domain's own, and a request's."""
-EXPLORE = 0.25
-"""Times the confidence bound, while few proposals of late came true; less, as more did."""
-TRIAL = 8
+EXPLORE = 0.5
+"""Times the confidence bound, while few proposals of late came true; less, as more did. A match is worth 0 to 1, so a mean of a few is off by as much."""
+TRIAL = 24
 """Matches that a drafter which works for a request counts for in advance; with fewer in a domain, one request at a time tries it."""
 STAY = 0.04
 """What another drafter must be worth more than one that has the request's text already."""

@@ -82,7 +82,7 @@ def test_the_less_comes_true_the_sooner_the_unknown_is_tried() -> None:
     def chosen_after(chance: float) -> tuple[int, ...]:
         expertise = Expertise(2)
         for _ in range(3):
-            answered(expertise, CODE, (chance, chance - 0.05), tokens=3)
+            answered(expertise, CODE, (chance, chance - 0.05), tokens=9)
         answered(expertise, CODE, (chance,), tokens=40)
         return expertise.choose(expertise.begin(CODE), 1, (0, 1), EQUAL)
 
