@@ -165,6 +165,11 @@ def in_mid_answer() -> tuple[VirtualHead, Watch, Watcher]:
 
 def test_who_leaves_in_mid_answer_leaves_no_recording_open() -> None:
     head, watch, watcher = in_mid_answer()
+    assert watch._kept is not None
+    assert watch._recorder is not None
+    other = {"t": 1.0, "kind": "begin", "request": 99, "prompt_tokens": 1, "reused": 0, "text": ""}
+    with watch._lock:
+        watch._kept.take(other, as_text(other), watch._recorder.present)  # another one, whose number does not come again
     watch.leave(watcher)
     head.run()
     first = watch.recording()
