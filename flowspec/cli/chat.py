@@ -36,7 +36,7 @@ from flowspec.cli.options import (
     pick_limits,
     pick_sampling,
 )
-from flowspec.cli.recorded import check_recording, recorded
+from flowspec.cli.recorded import NotRecordedError, check_recording, recorded
 from flowspec.cli.screen import blocks_of, strip_line
 from flowspec.cli.strip import Strip
 from flowspec.cli.wrap import WordWrap
@@ -288,8 +288,7 @@ class Chat:
             self.console.print("[red]expected a file: /record answer.json[/]")
             return
         try:
-            path = Path(text).expanduser()
-            check_recording(path)
+            check_recording(path := Path(text).expanduser())
         except (InputError, RuntimeError) as error:
             self.console.print(f"[red]{escape(str(error))}[/]")
             return
@@ -333,11 +332,14 @@ class Chat:
         """Shows an answer up to its end."""
         wrap = WordWrap(self.console.width if sys.stdout.isatty() else 0)
         path, self.record_to = self.record_to, None
-        with recorded(session, self.tokenizer, path):
-            with self.watching(session):
-                outcome = ask(session, question, lambda text: self.show(wrap.push(text)), self.diary.tokens)
-                self.show(wrap.finish())
-            self.diary.end(outcome)
+        try:
+            with recorded(session, self.tokenizer, path):
+                with self.watching(session):
+                    outcome = ask(session, question, lambda text: self.show(wrap.push(text)), self.diary.tokens)
+                    self.show(wrap.finish())
+                self.diary.end(outcome)
+        except NotRecordedError as error:
+            self.console.print(f"\n[red]{escape(str(error))}[/]")
         self.last = (question, outcome)
         self.messages.append({"role": "assistant", "content": outcome.text or ""})
         if self.is_json:
@@ -352,7 +354,7 @@ class Chat:
             yield
             return
         watch = watch_session(session, self.tokenizer.decode)
-        watch.join()
+        watch.join(reads=False)
         blocks = blocks_of(self.console)
         self.strip = Strip(sys.stdout, lambda: strip_line(watch.present, self.console.width, blocks=blocks))
         self.strip.start()

@@ -18,6 +18,8 @@ SILENT_S = 15.0
 """A server says something at least every few seconds."""
 LINE_BYTES_MAX = 16 << 20
 PATH = "/live/events"
+API = "/v1"
+"""Of the address that clients of the API use, which means the same server."""
 
 Step = tuple[dict[str, Any] | None, list[Frame]]
 """A hello if there is a new one, and frames."""
@@ -37,7 +39,7 @@ def served(url: str, key: str) -> Iterator[Step]:
     headers = {"Accept": "text/event-stream", **({"Authorization": f"Bearer {key}"} if key else {})}
     is_there = False
     try:
-        connection.request("GET", parts.path.rstrip("/") + PATH, headers=headers)
+        connection.request("GET", parts.path.rstrip("/").removesuffix(API) + PATH, headers=headers)
         if connection.sock is not None:
             connection.sock.settimeout(SILENT_S)
         response = connection.getresponse()

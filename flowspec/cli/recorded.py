@@ -15,6 +15,10 @@ from flowspec.watch.recording import write_recording
 from flowspec.watch.spelling import as_numbers
 
 
+class NotRecordedError(InputError):
+    """The answer is there, but not its recording."""
+
+
 def check_recording(path: Path) -> None:
     """Whether a recording can be written there, before anything is started."""
     if path.is_dir() or not os.access(path.parent, os.W_OK):
@@ -24,12 +28,12 @@ def check_recording(path: Path) -> None:
 
 @contextlib.contextmanager
 def recorded(session: Session, tokenizer: Tokenizer | None, path: Path | None) -> Iterator[None]:
-    """Writes what the head does in the meantime, one answer, to a file; nothing without one."""
+    """Writes what the head does in the meantime, one answer, to a file; nothing without one. Raises `NotRecordedError` after the answer."""
     if path is None:
         yield
         return
     watch = watch_session(session, as_numbers if tokenizer is None else tokenizer.decode, keeps=True)
-    watch.join()
+    watch.join(reads=False)
     try:
         yield
         watch.settle()
@@ -37,5 +41,8 @@ def recorded(session: Session, tokenizer: Tokenizer | None, path: Path | None) -
     finally:
         watch.close()
     if document is None:
-        raise InputError("nothing is recorded: the answer was too long for it, or was known before it began")
-    write_recording(path, document)
+        raise NotRecordedError("nothing is recorded: the answer was too long for it, or was known before it began")
+    try:
+        write_recording(path, document)
+    except InputError as error:
+        raise NotRecordedError(str(error)) from None

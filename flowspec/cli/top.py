@@ -23,6 +23,7 @@ from flowspec.errors import ClusterError, InputError
 from flowspec.watch.present import Present
 from flowspec.watch.recording import read_recording
 
+KEY_VARIABLE = "FLOWSPEC_API_KEY"
 URL = "http://127.0.0.1:8000"
 JSON_EVERY_S = 1.0
 ONCE_S = 1.5
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     elif document is not None:
         steps = played(document, args.speed)
     else:
-        steps = served(args.url, os.environ.get("FLOWSPEC_API_KEY", ""))
+        steps = served(args.url, first_key(os.environ.get(KEY_VARIABLE, "")))
     console = Console(highlight=False)
     with contextlib.closing(_closable(steps)) as found:
         try:
@@ -65,6 +66,14 @@ def run(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             return 0  # that is how it ends
     return 0
+
+
+def first_key(text: str) -> str:
+    """The first of a server's keys, which are one in each line; nothing without any."""
+    key = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    if not key.isascii() or not key.isprintable():
+        raise InputError(f"{KEY_VARIABLE}: expected a key of ASCII characters, one in each line")
+    return key
 
 
 def _closable(steps: Iterator[Step]) -> Any:

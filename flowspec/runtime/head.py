@@ -155,6 +155,10 @@ class Head:
         with self._observing:
             self._observers = tuple(each for each in self._observers if each is not observer)
 
+    def observes(self, observer: OnEvent) -> bool:
+        """Whether an observer is told of events still: one that raises is told no more."""
+        return any(each is observer for each in self._observers)
+
     def requests(self) -> list[Request]:
         """Every conversation as the core has it: for observers, which run in the head's thread."""
         return self._core.requests()
@@ -372,7 +376,11 @@ class Head:
                 answer.items.put(End(reason=command.reason, reused=command.reused, statistics=report))
 
         for observer in self._observers:
-            observer(event, commands, now_s)
+            try:
+                observer(event, commands, now_s)
+            except Exception:
+                log.exception("an observer failed, and is told no more; the head goes on")
+                self.unobserve(observer)
 
     def _disconnect(self) -> None:
         for thread in self._drafting:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import threading
 import time
 from collections import deque
@@ -19,7 +20,7 @@ from flowspec.runtime.session import Session
 from flowspec.watch.figures import Frame
 from flowspec.watch.present import Present
 from flowspec.watch.recorder import Recorder, StageRows
-from flowspec.watch.recording import About, as_text, rebased, record_document
+from flowspec.watch.recording import About, as_text, document_text, rebased
 from flowspec.watch.spelling import Decode
 
 WATCHERS_MAX = 16
@@ -33,30 +34,28 @@ KEPT_CHARS_MAX = 32 << 20
 """Of the last recording; a longer one is given up."""
 SETTLE_S = 5.0
 
+log = logging.getLogger("flowspec.watch")
+
 
 class TooManyError(FlowSpecError):
     """No more can watch."""
 
 
 class Batch:
-    """Frames that were made together, and their text once somebody wants it."""
+    """Frames that were made together; their text is made at once, for all who want it."""
 
     def __init__(self, frames: list[Frame]) -> None:
         self.frames = frames
-        self._text: str | None = None
-
-    @property
-    def text(self) -> str:
+        self.texts = [as_text(frame) for frame in frames]
+        self.text = f"[{','.join(self.texts)}]"
         """A JSON list."""
-        if self._text is None:
-            self._text = as_text(self.frames)
-        return self._text
 
 
 class Watcher:
-    """One who watches; any one thread takes what is there."""
+    """One who watches; any one thread takes what is there. One that does not `read` gets no frames: it looks at the present, or has it recorded."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, reads: bool = True) -> None:
+        self.reads = reads
         self._batches: deque[Batch] = deque()
         self._misses = 0
 
@@ -69,9 +68,11 @@ class Watcher:
         """What came since the last call."""
         self._misses = 0
         found = []
-        while self._batches:
-            found.append(self._batches.popleft())
-        return found
+        while True:
+            try:
+                found.append(self._batches.popleft())
+            except IndexError:  # the watch's thread may clear them meanwhile
+                return found
 
     def give(self, batch: Batch, present: Present) -> None:
         """Another batch; where too many wait, the present instead of them all."""
@@ -92,39 +93,40 @@ class Kept:
         self._open: set[int] = set()
         self.is_cut = False
 
-    def take(self, frame: Frame, present: Present) -> None:
-        """A frame, when `present` has it already."""
+    def take(self, frame: Frame, text: str, present: Present) -> None:
+        """A frame and its text, when `present` has it already."""
         if frame["kind"] == "begin":
             if not self._open:
                 self._begin(present, frame)
             self._open.add(frame["request"])
         elif not self._texts or not self._open:
             return
-        self._add(frame)
+        self._add(text)
         if frame["kind"] == "end":
             self._open.discard(frame["request"])
         elif frame["kind"] == "missed":
-            self._open.clear()
+            self.stop()
+
+    def stop(self) -> None:
+        """How what is under way goes on is not seen; the next answer is another recording."""
+        self._open.clear()
 
     def _begin(self, present: Present, frame: Frame) -> None:
         self._texts, self._chars, self.is_cut = [], 0, False
-        self._add({"t": frame["t"], "kind": "stages", "stages": present.stages})
+        self._add(as_text({"t": frame["t"], "kind": "stages", "stages": present.stages}))
         if present.devices is not None:
-            self._add({**present.devices, "t": frame["t"]})
+            self._add(as_text({**present.devices, "t": frame["t"]}))
 
-    def _add(self, frame: Frame) -> None:
-        text = "" if self.is_cut else as_text(frame)
+    def _add(self, text: str) -> None:
         self._chars += len(text)
         if self._chars > KEPT_CHARS_MAX:
             self._texts, self._chars, self.is_cut = [""], 0, True
         elif not self.is_cut:
             self._texts.append(text)
 
-    def frames(self) -> list[Frame]:
-        """All of them, on a clock of their own."""
-        texts = [] if self.is_cut else list(self._texts)
-        frames = [json.loads(text) for text in texts]
-        return rebased(frames, frames[0]["t"]) if frames else []
+    def texts(self) -> list[str]:
+        """All of them, on the watch's clock."""
+        return [] if self.is_cut else list(self._texts)
 
 
 class Watch:
@@ -152,16 +154,16 @@ class Watch:
         recorder = self._recorder
         return None if recorder is None else recorder.present
 
-    def join(self) -> Watcher:
-        """Somebody begins to watch, with the present; raises `TooManyError`."""
+    def join(self, *, reads: bool = True) -> Watcher:
+        """Somebody begins to watch, with the present; raises `TooManyError`. Who `reads` must take the frames, or is taken off the list."""
         with self._lock:
             if len(self._watchers) >= WATCHERS_MAX:
                 raise TooManyError(f"{WATCHERS_MAX} watch already, and no more can; close one")
-            watcher = Watcher()
+            watcher = Watcher(reads=reads)
             self._watchers.append(watcher)
             if self._recorder is None:
                 self._start()
-            else:
+            elif reads:
                 watcher.give(Batch(self._recorder.present.frames()), self._recorder.present)
             return watcher
 
@@ -189,10 +191,18 @@ class Watch:
 
     def recording(self) -> dict[str, Any] | None:
         """The last answer's (of several at once, theirs), as far as somebody watched it; None without one, and where it became too long."""
+        text = self.recording_text()
+        return None if text is None else json.loads(text)
+
+    def recording_text(self) -> str | None:
+        """The same as JSON. What takes time holds up nobody who watches, comes or goes."""
         assert self._kept is not None, "this watch keeps nothing"
         with self._lock:
-            frames = self._kept.frames()
-        return record_document(self._described(), frames) if frames else None
+            texts = self._kept.texts()
+        if not texts:
+            return None
+        origin_s = json.loads(texts[0])["t"]
+        return document_text(self._described(), (rebased(text, origin_s) for text in texts))
 
     def settle(self) -> None:
         """Waits until all that happened by now has become frames, answers that have ended included."""
@@ -227,12 +237,22 @@ class Watch:
             self._stop.set()
             self._head.unobserve(self._recorder)
             self._recorder = None
+            if self._kept is not None:
+                self._kept.stop()
 
     def _run(self, recorder: Recorder, stop: threading.Event) -> None:
         while not stop.wait(EVERY_S):
             with self._lock:
-                if self._recorder is recorder:
-                    self._turn(recorder)
+                if self._recorder is not recorder:
+                    return
+                try:
+                    if self._head.observes(recorder):
+                        self._turn(recorder)
+                    else:  # it failed in the head's thread, which has told so
+                        self.close()
+                except Exception:
+                    log.exception("watching the head failed; nobody watches any more")
+                    self.close()
 
     def _turn(self, recorder: Recorder) -> None:
         now_s = time.monotonic()
@@ -242,11 +262,14 @@ class Watch:
             frames.append(recorder.tell({"kind": "devices", "devices": self._look_at_devices()}, now_s))
         if not frames:
             return
-        if self._kept is not None:
-            for frame in frames:
-                self._kept.take(frame, recorder.present)
+        readers = [watcher for watcher in self._watchers if watcher.reads]
+        if self._kept is None and not readers:
+            return
         batch = Batch(frames)
-        for watcher in list(self._watchers):
+        if self._kept is not None:
+            for frame, text in zip(frames, batch.texts, strict=True):
+                self._kept.take(frame, text, recorder.present)
+        for watcher in readers:
             watcher.give(batch, recorder.present)
             if watcher.is_gone:
                 self.leave(watcher)

@@ -1,6 +1,7 @@
 """The live view over HTTP: a stream of what happens (server-sent events), and the last answer's recording.
 
-Routes for whoever serves them; who may use them is decided there. `watch` does all work outside of the event loop.
+Routes for whoever serves them; who may use them is decided there. Text of frames is made in the watch's thread, a recording in one of the pool:
+the event loop only passes it on.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 def live_routes(watch: Watch, is_stopping: Callable[[], bool] = lambda: False) -> list[Route]:
     """`/live/events` and `/live/recording` of a watch that keeps recordings; streams end once the server `is_stopping`, or the watch is closed."""
 
+    downloads = asyncio.Lock()  # a recording is large: one at a time is made
+
     async def events(request: Request) -> Response:
+        if request.method == "HEAD":
+            return StreamingResponse((), media_type="text/event-stream", headers=HEADERS)
         try:
             watcher = await run_in_threadpool(watch.join)
         except TooManyError as error:
@@ -34,18 +39,19 @@ def live_routes(watch: Watch, is_stopping: Callable[[], bool] = lambda: False) -
         return StreamingResponse(_stream(watch, watcher, is_stopping), media_type="text/event-stream", headers=HEADERS)
 
     async def recording(request: Request) -> Response:
-        text = await run_in_threadpool(_recording_text, watch)
-        if text is None:
+        async with downloads:
+            body = await run_in_threadpool(_recording, watch)
+        if body is None:
             return _refusal(404, "there is no recording: an answer is recorded while somebody watches /live/events", "no_recording")
         headers = {**HEADERS, "Content-Disposition": 'attachment; filename="flowspec-recording.json"'}
-        return Response(text, media_type="application/json", headers=headers)
+        return Response(body, media_type="application/json", headers=headers)
 
     return [Route("/live/events", events, methods=["GET"]), Route("/live/recording", recording, methods=["GET"])]
 
 
-def _recording_text(watch: Watch) -> str | None:
-    document = watch.recording()
-    return None if document is None else as_text(document)
+def _recording(watch: Watch) -> bytes | None:
+    text = watch.recording_text()
+    return None if text is None else text.encode()
 
 
 def _refusal(status: int, text: str, code: str, headers: dict[str, str] | None = None) -> Response:
@@ -68,7 +74,7 @@ async def _stream(watch: Watch, watcher: Watcher, is_stopping: Callable[[], bool
                 said_s = time.monotonic()
             await asyncio.sleep(EVERY_S)
     finally:
-        watch.leave(watcher)
+        asyncio.get_running_loop().run_in_executor(None, watch.leave, watcher)  # not awaited: the stream may have been cancelled
 
 
 def _event(name: str, text: str) -> str:

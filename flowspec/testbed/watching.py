@@ -51,6 +51,8 @@ class Page:
         self._thread.start()
 
     def close(self) -> None:
+        """When all of an answer that is over has been taken."""
+        self._watch.settle()
         self._stop.set()
         self._thread.join()
         self._watch.leave(self._watcher)

@@ -31,6 +31,8 @@ class Figures:
             self._answers[frame["request"]] = set()
         elif kind == "end":
             self._answers.pop(frame["request"], None)
+        elif kind == "missed":
+            self._answers.clear()
         elif kind == "sent":
             for request, nodes in frame["parts"]:
                 self._answers.get(request, set()).update(nodes)

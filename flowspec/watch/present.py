@@ -99,5 +99,5 @@ class Present:
 
     @property
     def living(self) -> int:
-        """Guesses in all trees."""
-        return sum(len(answer.nodes) for answer in self.answers.values())
+        """Guesses in all trees; also for a thread that does not take the frames."""
+        return sum(len(answer.nodes) for answer in list(self.answers.values()))

@@ -203,6 +203,8 @@ class Recorder:
     def _read(self, moment: _Moment, out: list[Frame]) -> None:
         event = moment.event
         if moment.has_missed:
+            self._running.clear()
+            self._sent.clear()
             self._tell(out, {"kind": "missed"})
         if isinstance(event, Drafted):
             started_s, ended_s = self._at(event.started_s), self._at(event.ended_s)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,24 +58,18 @@ def as_text(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
-def rebased(frames: Iterable[Frame], origin_s: float) -> list[Frame]:
-    """The same frames on a clock that begins at `origin_s` of theirs; what was before it is its beginning."""
-    return [_rebased(frame, origin_s) for frame in frames]
+def rebased(text: str, origin_s: float) -> str:
+    """A frame's text on a clock that begins at `origin_s` of its own; what was before it is its beginning."""
+    return _INSTANT.sub(lambda found: f"{found[1]}{max(0.0, round(float(found[2]) - origin_s, 6))}", text)
 
 
-def _rebased(frame: Mapping[str, Any], origin_s: float) -> Frame:
-    moved: Frame = {}
-    for name, value in frame.items():
-        if name == "t" or (name in _INSTANTS and not isinstance(value, bool)):
-            moved[name] = max(0.0, round(value - origin_s, 6))
-        elif name == "stays":
-            moved[name] = [_rebased(stay, origin_s) for stay in value]
-        else:
-            moved[name] = value
-    return moved
+_INSTANT = re.compile(r'("(?:t|sent_s|back_s|started_s|ended_s|arrived_s|left_s)":)([0-9.e+-]+)')
+"""A field that is an instant, as `as_text` writes it: no string can have it inside, where quotes are escaped."""
 
 
-_INSTANTS = ("sent_s", "back_s", "started_s", "ended_s", "arrived_s", "left_s")
+def document_text(about: About, texts: Iterable[str]) -> str:
+    """A recording of frames that are text already."""
+    return f'{as_text(about.document())[:-1]},"frames":[{",".join(texts)}]}}'
 
 
 def write_recording(path: Path, document: Mapping[str, Any]) -> None:
@@ -87,6 +83,9 @@ def write_recording(path: Path, document: Mapping[str, Any]) -> None:
         part.replace(path)
     except OSError as error:
         raise InputError(f"cannot write the recording {path}: {error.strerror}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
 
 
 def read_recording(path: Path) -> dict[str, Any]:

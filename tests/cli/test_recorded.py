@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -51,6 +52,26 @@ def test_a_recording_that_cannot_be_written_is_refused_before_anything_starts(tm
         check_recording(tmp_path)
 
 
+def test_a_recording_that_fails_leaves_the_answer_in_the_dialogue(tmp_path: Path) -> None:
+    """The path was free as it was named, and is a folder once the answer is there."""
+    path = tmp_path / "chat.json"
+    command = [sys.executable, "-m", "flowspec.cli.main", "chat", "--local", "2", "--temperature", "0", "--no-journal"]
+    with warm.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as chat:
+        assert chat.stdin is not None
+        assert chat.stdout is not None
+        chat.stdin.write(f"/record {path}\n")
+        chat.stdin.flush()
+        while "(the next answer" not in chat.stdout.readline():
+            pass
+        path.mkdir()
+        told, _ = chat.communicate(f"What is 2 + 3?\n/save {tmp_path / 'dialogue.json'}\n/quit\n", timeout=120)
+    assert chat.returncode == 0
+    assert "cannot write the recording" in " ".join(told.split())
+    messages = json.loads((tmp_path / "dialogue.json").read_text())["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["chat.json", "dialogue.json"], "nothing half-written is left"
+
+
 def test_a_chat_records_the_next_answer_and_draws_nothing_into_a_pipe(tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
     lines = f"/watch\n/record\n/record {tmp_path}\n/record {path}\nWhat is 2 + 3?\nWhat is 3 + 4?\n/help\n/quit\n"
@@ -59,7 +80,7 @@ def test_a_chat_records_the_next_answer_and_draws_nothing_into_a_pipe(tmp_path: 
     assert "\x1b" not in done.stdout
     assert "/watch draws in a terminal, which this output is not" in " ".join(done.stdout.split())
     assert "expected a file: /record answer.json" in done.stdout
-    assert "is a folder" in done.stdout
+    assert "is a folder" in " ".join(done.stdout.split()), "on lines that wrap, however long the path is"
     assert "/watch          show a live line" in done.stdout
     document = read_recording(path)
     (begin,) = (frame for frame in document["frames"] if frame["kind"] == "begin")

@@ -21,7 +21,7 @@ from flowspec.cli.screen import level, meter, report, screen, strip_line
 from flowspec.cli.strip import Strip
 from flowspec.cli.wrap import WordWrap
 from flowspec.watch.figures import Frame
-from flowspec.watch.present import Present
+from flowspec.watch.present import Living, Present
 from flowspec.watch.recording import as_text, record_document, write_recording
 from tests.cli.terminal import Terminal
 from tests.watch.test_recorder import ABOUT, watch_schedule
@@ -270,8 +270,34 @@ def test_a_server_is_shown(
         present.take(frame)
     assert shown[-1] == report(present, document)
     assert server.asked == [("/live/events", "Bearer secret")]
-    assert main(["top", "--url", server.url + "/", "--once"]) == 0
-    assert "stage-0" in capsys.readouterr().out
+    monkeypatch.setenv("FLOWSPEC_API_KEY", "\nfirst-key \nsecond-key\n")
+    for ending in ("/", "/v1", "/v1/"):
+        assert main(["top", "--url", server.url + ending, "--once"]) == 0
+        assert "stage-0" in capsys.readouterr().out
+        assert server.asked[-1] == ("/live/events", "Bearer first-key")
+    monkeypatch.setenv("FLOWSPEC_API_KEY", "a\x01b")
+    assert main(["top", "--url", server.url]) == 2
+    assert "FLOWSPEC_API_KEY: expected a key" in capsys.readouterr().err
+
+
+def test_guesses_are_counted_while_answers_come_and_go() -> None:
+    present = Present()
+
+    class Coming(Living):
+        """Another answer begins while this one is looked at."""
+
+        @property
+        def nodes(self) -> dict[int, list[Any]]:  # type: ignore[override]
+            present.answers[len(present.answers)] = Living(begin={})
+            return {1: [1, 0, "x", 0.5]}
+
+        @nodes.setter
+        def nodes(self, nodes: dict[int, list[Any]]) -> None:
+            pass
+
+    present.answers[0] = Coming(begin={})
+    assert present.living == 1
+    assert len(present.answers) == 2
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster
 from flowspec.runtime.watching import Watch, Watcher
@@ -15,6 +17,25 @@ from tests.runtime.clusters import plan_for, submit, tokens_of, wait_until
 
 def frames_of(watcher: Watcher) -> list[Frame]:
     return [frame for batch in watcher.take() for frame in batch.frames]
+
+
+def test_an_observer_that_fails_is_told_no_more(folder: Path, cluster: LocalCluster, caplog: pytest.LogCaptureFixture) -> None:
+    told = 0
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("made to fail")
+
+    def count(*_: object) -> None:
+        nonlocal told
+        told += 1
+
+    with Head(plan_for(folder, cluster.wait()), on_event=fail) as head:
+        head.observe(count)
+        assert len(tokens_of(submit(head, count=5))) == 5
+        assert head.failure is None
+        assert (head.observes(fail), head.observes(count)) == (False, True)
+    assert told > 5
+    assert caplog.text.count("Traceback") == caplog.text.count("RuntimeError: made to fail") == 1
 
 
 def test_a_running_head_is_watched_from_any_moment_on(folder: Path, cluster: LocalCluster) -> None:

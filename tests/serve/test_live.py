@@ -43,9 +43,9 @@ class Served:
         self.thread.join()
         self.watch.close()
 
-    def get(self, path: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    def get(self, path: str, method: str = "GET") -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        connection.request("GET", path)
+        connection.request(method, path)
         return connection, connection.getresponse()
 
 
@@ -112,6 +112,29 @@ def test_no_more_than_so_many_may_watch(running: Served) -> None:
     assert response.getheader("Retry-After") == "10"
     assert json.loads(response.read())["error"]["code"] == "too_many_watchers"
     connection.close()
+
+
+def test_asking_for_headers_alone_takes_no_place(running: Served) -> None:
+    connection, response = running.get("/live/events", "HEAD")
+    assert response.status == 200
+    assert response.getheader("Content-Type", "").startswith("text/event-stream")
+    assert response.read() == b""
+    assert running.head.observers == []
+    connection.close()
+
+
+def test_who_leaves_waits_for_nobody(running: Served) -> None:
+    """While the watch is busy the event loop serves others, also when a stream ends."""
+    connection, response = running.get("/live/events")
+    response.readline()
+    with running.watch._lock:
+        response.close()
+        connection.close()
+        time.sleep(0.5)  # the stream notices that its client is gone
+        other, response = running.get("/live/events", "HEAD")
+        assert response.status == 200
+        other.close()
+    wait_until(lambda: running.head.observers == [], "its place is free")
 
 
 def test_a_quiet_stream_says_that_it_is_there(running: Served, monkeypatch: pytest.MonkeyPatch) -> None:

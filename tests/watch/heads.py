@@ -42,7 +42,11 @@ class VirtualHead:
         self.observers.append(observer)
 
     def unobserve(self, observer: OnEvent) -> None:
-        self.observers.remove(observer)
+        if observer in self.observers:
+            self.observers.remove(observer)
+
+    def observes(self, observer: OnEvent) -> bool:
+        return observer in self.observers
 
     def requests(self) -> list[Request]:
         return self.play.world.head.requests()

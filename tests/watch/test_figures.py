@@ -68,6 +68,12 @@ def test_nothing_is_told_while_no_answer_is_under_way() -> None:
     assert found.frame(3.0) is None
 
 
+def test_what_was_missed_is_over() -> None:
+    found = begun()
+    found.take({"t": 2.0, "kind": "missed"})
+    assert found.frame(3.0) is None
+
+
 def test_the_next_burst_begins_anew() -> None:
     found = begun()
     found.take(tokens(1.5, 5, 6, 7, 8))

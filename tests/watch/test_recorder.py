@@ -241,7 +241,10 @@ def test_a_reader_that_is_too_slow_begins_again(monkeypatch: pytest.MonkeyPatch)
 
         run.world.on_event = look
         run.run()
+        mirror.read()
         missed += mirror.seen["missed"]
+        assert mirror.recorder._running == {}, "of answers whose end was missed nothing is kept"
+        assert mirror.recorder._figures.frame(1e6) is None
     assert missed > 5
 
 

@@ -12,7 +12,16 @@ import pytest
 
 from flowspec.errors import InputError
 from flowspec.watch import recording
-from flowspec.watch.recording import FRAMES_MAX, as_text, read_recording, rebased, record_document, write_recording, wrong_document
+from flowspec.watch.recording import (
+    FRAMES_MAX,
+    as_text,
+    document_text,
+    read_recording,
+    rebased,
+    record_document,
+    write_recording,
+    wrong_document,
+)
 from tests.watch.test_recorder import ABOUT, watch_schedule
 
 SEED = 4
@@ -45,12 +54,24 @@ def test_a_recording_that_cannot_be_written_is_one_line(document: dict[str, Any]
 
 def test_a_clock_can_begin_elsewhere(document: dict[str, Any]) -> None:
     trip = frame(document, "trip")
-    moved = next(each for each in rebased(document["frames"], trip["sent_s"]) if each["kind"] == "trip")
+    frames = [json.loads(rebased(as_text(each), trip["sent_s"])) for each in document["frames"]]
+    moved = next(each for each in frames if each["kind"] == "trip")
     assert moved["sent_s"] == 0.0
     assert moved["back_s"] == pytest.approx(trip["back_s"] - trip["sent_s"], abs=2e-6)
     assert moved["stays"][-1]["left_s"] == pytest.approx(trip["stays"][-1]["left_s"] - trip["sent_s"], abs=2e-6)
-    assert wrong_document({**document, "frames": rebased(document["frames"], trip["sent_s"])}) == ""
-    assert rebased(document["frames"], 0.0) == document["frames"]
+    assert wrong_document({**document, "frames": frames}) == ""
+    texts = [as_text(each) for each in document["frames"]]
+    assert json.loads(document_text(ABOUT, (rebased(text, 0.0) for text in texts))) == document
+    hostile = as_text({"t": 5.5, "kind": "tokens", "request": 1, "nodes": [[1, '"t":5.5,"sent_s":1'], [2, "\\"], [3, ',"t":7']]})
+    assert rebased(hostile, 5.0) == hostile.replace('{"t":5.5', '{"t":0.5', 1), "text of tokens stays"
+    assert rebased('{"t":1e-06,"kind":"lost","silent_s":2.0}', 1.0) == '{"t":0.0,"kind":"lost","silent_s":2.0}'
+
+
+def test_what_cannot_be_written_leaves_no_part_of_it(document: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "answer.json").mkdir()
+    with pytest.raises(InputError, match="cannot write the recording"):
+        write_recording(tmp_path / "answer.json", document)
+    assert [each.name for each in tmp_path.iterdir()] == ["answer.json"]
 
 
 BROKEN_FILES = {

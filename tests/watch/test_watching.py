@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from collections import Counter, deque
 from types import SimpleNamespace
 
 import pytest
 
 from flowspec.core.cluster_messages import Pong
 from flowspec.runtime import watching
-from flowspec.runtime.watching import BATCHES_MAX, MISSES_MAX, WATCHERS_MAX, Batch, TooManyError, Watcher
+from flowspec.runtime.watching import BATCHES_MAX, MISSES_MAX, WATCHERS_MAX, Batch, TooManyError, Watch, Watcher
 from flowspec.watch.figures import Frame
 from flowspec.watch.present import Present
-from flowspec.watch.recording import wrong_document
+from flowspec.watch.recorder import Recorder
+from flowspec.watch.recording import as_text, rebased, wrong_document
 from tests.runtime.clusters import wait_until
 from tests.watch.heads import VirtualHead, watched
 
 
 def frames_of(watcher: Watcher) -> list[Frame]:
     return [frame for batch in watcher.take() for frame in batch.frames]
+
+
+def turn(watch: Watch) -> None:
+    """What the watch's thread does ten times a second, now."""
+    with watch._lock:
+        assert watch._recorder is not None
+        watch._turn(watch._recorder)
 
 
 def shown(present: Present) -> dict[int, tuple[int, list[int]]]:
@@ -48,10 +58,10 @@ def test_whoever_comes_later_has_the_same_picture() -> None:
         early, late = Present(), Present()
         first = watch.join()
         head.run(until_s=0.4)
-        watch._turn(watch._recorder)  # type: ignore[arg-type]
+        turn(watch)
         second = watch.join()
         head.run()
-        watch._turn(watch._recorder)  # type: ignore[arg-type]
+        turn(watch)
         for watcher, present in ((first, early), (second, late)):
             for frame in frames_of(watcher):
                 present.take(frame)
@@ -89,9 +99,8 @@ def test_a_watcher_that_never_looks_is_taken_off_the_list(monkeypatch: pytest.Mo
     watch = watched(head)
     gone, there = watch.join(), watch.join()
     for _ in range(2 * MISSES_MAX + 3):
-        assert watch._recorder is not None
         watch._devices_due_s = 0.0
-        watch._turn(watch._recorder)
+        turn(watch)
         assert there.take()
     assert (watch.has(gone), watch.has(there)) == (False, True)
     watch.leave(there)
@@ -115,7 +124,7 @@ def test_the_last_answer_is_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) ->
     assert watch.recording() is None
     watch.join()
     head.run()
-    watch._turn(watch._recorder)  # type: ignore[arg-type]
+    turn(watch)
     document = watch.recording()
     assert document is not None
     assert wrong_document(document) == ""
@@ -135,8 +144,142 @@ def test_the_last_answer_is_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) ->
     watch = watched(head, keeps=True)
     watch.join()
     head.run()
-    watch._turn(watch._recorder)  # type: ignore[arg-type]
+    turn(watch)
     assert watch.recording() is None, "an answer that is too long is given up"
+    watch.close()
+
+
+def in_mid_answer() -> tuple[VirtualHead, Watch, Watcher]:
+    """A watched head with an answer under way."""
+    head = VirtualHead(12)
+    watch = watched(head, keeps=True)
+    watcher = watch.join()
+    until_s = 0.0
+    while not (watch._recorder and watch._recorder.present.answers):
+        until_s += 0.02
+        assert until_s < 60
+        head.run(until_s=until_s)
+        turn(watch)
+    return head, watch, watcher
+
+
+def test_who_leaves_in_mid_answer_leaves_no_recording_open() -> None:
+    head, watch, watcher = in_mid_answer()
+    assert watch._kept is not None
+    assert watch._recorder is not None
+    other = {"t": 1.0, "kind": "begin", "request": 99, "prompt_tokens": 1, "reused": 0, "text": ""}
+    with watch._lock:
+        watch._kept.take(other, as_text(other), watch._recorder.present)  # another one, whose number does not come again
+    watch.leave(watcher)
+    head.run()
+    first = watch.recording()
+    assert first is not None
+    assert not any(frame["kind"] == "end" for frame in first["frames"])
+    head = VirtualHead(12)
+    watch._head = head  # type: ignore[assignment]
+    watch.join()
+    head.run()
+    turn(watch)
+    second = watch.recording()
+    assert second is not None
+    kinds = [frame["kind"] for frame in second["frames"]]
+    assert kinds.count("begin") == kinds.count("end") > 0, "of answers that came later, all of them"
+    watch.close()
+
+
+def test_the_recordings_text_is_made_without_holding_up_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    head, watch, _ = in_mid_answer()
+    head.run()
+    turn(watch)
+    whole = watch.recording()
+    asked: list[bool] = []
+
+    def free(text: str, origin_s: float) -> str:
+        def take() -> None:
+            asked.append(watch._lock.acquire(blocking=False))
+            watch._lock.release()
+
+        other = threading.Thread(target=take)
+        other.start()
+        other.join()
+        return rebased(text, origin_s)
+
+    monkeypatch.setattr(watching, "rebased", free)
+    assert watch.recording() == {**(whole or {}), "created": (watch.recording() or {})["created"]}
+    assert asked
+    assert all(asked)
+    watch.close()
+
+
+def test_each_frame_becomes_text_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def count(frame: Frame) -> str:
+        made.append(frame["kind"])
+        return as_text(frame)
+
+    monkeypatch.setattr(watching, "as_text", count)
+    head = VirtualHead(12)
+    watch = watched(head, keeps=True)
+    with watch._lock:  # its thread waits
+        first, second = watch.join(), watch.join()
+        made.clear()
+        head.run()
+        turn(watch)
+    (batch,) = first.take()
+    assert second.take()[-1] is batch
+    assert json.loads(batch.text) == batch.frames
+    kinds = [frame["kind"] for frame in batch.frames]
+    assert Counter(made) - Counter(["stages", "devices"] * kinds.count("begin")) <= Counter(kinds), "but what a recording begins with"
+    watch.close()
+
+
+def test_who_only_looks_need_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "BATCHES_MAX", 1)
+    watch = watched(VirtualHead(1), keeps=True)
+    looker = watch.join(reads=False)
+    for _ in range(2 * MISSES_MAX):
+        watch._devices_due_s = 0.0
+        turn(watch)
+    assert watch.has(looker)
+    assert looker.take() == []
+    watch.close()
+
+
+class Emptied(deque[Batch]):
+    """A queue that the other thread empties at the worst moment."""
+
+    def popleft(self) -> Batch:
+        self.clear()
+        return super().popleft()
+
+
+def test_a_queue_that_is_cleared_meanwhile_is_empty() -> None:
+    watcher = Watcher()
+    watcher._batches = Emptied([Batch([])])
+    assert watcher.take() == []
+
+
+@pytest.mark.parametrize("place", ["the head's thread", "the watch's thread"])
+def test_a_watch_that_fails_is_told_and_closed(place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    head = VirtualHead(1)
+    watch = watched(head)
+
+    def fail(*_: object) -> list[Frame]:
+        raise RuntimeError("made to fail")
+
+    if place == "the watch's thread":
+        monkeypatch.setattr(Recorder, "frames", fail)
+    watcher = watch.join()
+    if place == "the head's thread":
+        head.unobserve(watch._recorder)  # type: ignore[arg-type]  # as a head does with one that raises
+    wait_until(lambda: not watch.has(watcher), "nobody watches any more")
+    assert watch.present is None
+    assert head.observers == []
+    assert ("made to fail" in caplog.text) == (place == "the watch's thread")
+    monkeypatch.undo()
+    again = watch.join()
+    assert watch.has(again)
     watch.close()
 
 
