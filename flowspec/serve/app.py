@@ -24,7 +24,7 @@ from flowspec.serve.answers import Answers, Over, Question
 from flowspec.serve.documents import Choice, Form, usage_of
 from flowspec.serve.fields import parse
 from flowspec.serve.guard import Counted, Guard, read_body, refused, while_there
-from flowspec.serve.refusals import SERVER, ApiError, of_error, unavailable
+from flowspec.serve.refusals import SERVER, STOPPING, ApiError, of_error, unavailable
 from flowspec.serve.service import Service
 from flowspec.serve.wanted import Wanted, chat_wanted, completion_wanted
 
@@ -139,7 +139,7 @@ class AnswerRoute:
         if isinstance(event, FlowSpecError):
             raise of_error(event)
         if isinstance(event, Over) and event.reason == "cancelled":
-            raise unavailable("the server is stopping")
+            raise unavailable(STOPPING)
         return event
 
 

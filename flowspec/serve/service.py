@@ -23,7 +23,7 @@ from flowspec.serve.answers import Answers, Desk, Over, Question
 from flowspec.serve.documents import fingerprint_of
 from flowspec.serve.gate import Gate
 from flowspec.serve.metrics import Metrics
-from flowspec.serve.refusals import ApiError, unavailable
+from flowspec.serve.refusals import STOPPING, ApiError, unavailable
 from flowspec.serve.tally import Tally
 from flowspec.serve.wanted import Prompt, Wanted
 
@@ -98,7 +98,7 @@ class Service:
     def check_alive(self) -> None:
         """Raises `ApiError` when nothing can be answered any more."""
         if self.stopping.is_set():
-            raise unavailable("the server is stopping")
+            raise unavailable(STOPPING)
         if self.session.head.failure is not None:
             raise unavailable(self.session.head.failure)
 
@@ -152,8 +152,9 @@ class Service:
     # --------------------------------------------------------------------------------------------- the end
 
     def stop(self) -> None:
-        """Takes no requests any more; those that are being answered go on. Streams that have no end of their own wait for `stopping`."""
+        """Takes no requests any more, nor lets in those that wait; what is being answered goes on. Endless streams look at `stopping`."""
         self.stopping.set()
+        self.gate.close(unavailable(STOPPING))
 
     async def close(self) -> None:
         """Ends all answers."""
@@ -170,7 +171,7 @@ class Service:
         if head.failure is not None:
             state, reason = "failed", str(head.failure)
         elif self.stopping.is_set():
-            state, reason = "stopping", "the server is stopping"
+            state, reason = "stopping", STOPPING
         elif not head.is_formed:
             state, reason = "reforming", "the pipeline is being formed anew; answers go on when it is there"
         found = {

@@ -253,6 +253,30 @@ def test_a_server_that_stops_tells_those_whom_it_still_answers(session: Session,
                 pass
 
 
+def test_who_waits_when_the_server_stops_is_told_at_once(session: Session, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowspec.serve.server.GRACE_S", 60.0)
+    found: list[int] = []
+
+    def wait() -> None:
+        with pytest.raises(openai.InternalServerError, match="the server is stopping") as caught:
+            ask(server)
+        found.append(caught.value.status_code)
+
+    with running(session, tokenizer, options=ServiceOptions(parallel=1, queue=8)) as server, server.client() as client:
+        stream = client.chat.completions.create(stream=True, **ENDLESS)
+        next(iter(stream))
+        waiting = [threading.Thread(target=wait) for _ in range(3)]
+        for thread in waiting:
+            thread.start()
+        wait_until(lambda: server.service.gate.waiting == 3, "they wait")
+        server.stop.from_thread()
+        for thread in waiting:
+            thread.join()
+        assert (found, server.service.gate.running) == ([503] * 3, 1), "nobody waited for the answer under way"
+        server.stop.from_thread()
+    assert server.count('flowspec_answers_total{reason="cancelled"}') == 1, "no other began"
+
+
 def test_keys(session: Session, tokenizer: Tokenizer) -> None:
     with running(
         session, tokenizer, doors=Doors(keys=(b"sesame-1", b"sesame-2"), origins=("http://page",), free=("/", "/page/"))
