@@ -63,6 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="longest answer of a chat that names no length (default: %(default)s)",
     )
     group.add_argument("--model-name", default="", metavar="NAME", help="what clients call the model (default: its own name)")
+    group.add_argument(
+        "--no-live",
+        action="store_true",
+        help="no page and no live view, which show every prompt and answer to whoever has a key",
+    )
     group.add_argument("--json", action="store_true", help="print the address as a JSON object")
     add_model_arguments(parser)
     add_decoding_arguments(parser)
@@ -113,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     local = is_loopback(args.host)
     if not keys and not local:
         raise InputError(f"beyond this machine others could use the model: give --api-key-file or {KEY_VARIABLE}, or leave out --host")
-    doors = Doors(keys=keys, names=(*LOCAL_NAMES, args.host.lower()), origins=args.cors, free=PATHS)
+    doors = Doors(keys=keys, names=(*LOCAL_NAMES, args.host.lower()), origins=args.cors, free=() if args.no_live else PATHS)
     decoding = decoding_options(args, args.method, joined(args.drafter), args.chain)
     options = ServiceOptions(parallel=args.parallel, queue=args.queue, new_tokens=args.max_new_tokens, model_name=args.model_name)
     tally = Tally()
@@ -128,11 +133,12 @@ def run(args: argparse.Namespace) -> int:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, stop)
         url = url_of(args.host, bound)
-        page = url.removesuffix("v1")
+        page = None if args.no_live else url.removesuffix("v1")
         if args.json:
             print(json.dumps({"url": url, "page": page, "model": service.model, "needs_key": bool(keys)}), flush=True)
         else:
-            print(f"serving {service.model} at {url}" + (" (with an API key)" if keys else "") + f", live view at {page}", flush=True)
+            view = "" if page is None else f", live view at {page}"
+            print(f"serving {service.model} at {url}" + (" (with an API key)" if keys else "") + view, flush=True)
 
     with contextlib.ExitStack() as stack:
         bound = stack.enter_context(contextlib.closing(bind(args.host, args.port)))
@@ -148,11 +154,12 @@ def run(args: argparse.Namespace) -> int:
             )
         session.head.observe(tally.on_event)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
-        watch = watch_session(session, loaded[0].decode, keeps=True)
-        stack.callback(watch.close)
+        watch = None if args.no_live else watch_session(session, loaded[0].decode, keeps=True)
+        if watch is not None:
+            stack.callback(watch.close)
 
         def more(service: Service) -> list[BaseRoute]:
-            return [*page_routes(), *live_routes(watch, service.stopping.is_set)]
+            return [] if watch is None else [*page_routes(), *live_routes(watch, service.stopping.is_set)]
 
         asyncio.run(serve(session, loaded[0], bound, options=options, doors=doors, tally=tally, on_ready=ready, more=more))
         hear_signals()  # the loop's end has forgotten them

@@ -63,13 +63,16 @@ OnAnswer = Callable[[Question, Over, float | None, float], None]
 class Desk:
     """Where answers are asked for: the session and all that requests share. Its methods belong to the event loop."""
 
-    def __init__(self, session: Session, tokenizer: Tokenizer, gate: Gate, kept: int, on_answer: OnAnswer) -> None:
+    def __init__(
+        self, session: Session, tokenizer: Tokenizer, gate: Gate, kept: int, on_answer: OnAnswer, on_failure: Callable[[], None]
+    ) -> None:
         head = session.head
         self.session = session
         self.tokenizer = tokenizer
         self.gate = gate
         self.conversations = Conversations(kept, head.new_request, head.forget)
         self.on_answer = on_answer
+        self.on_failure = on_failure
         self._threads = ThreadPoolExecutor(gate.parallel, thread_name_prefix="answer")
         self._open: set[Answers] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -170,6 +173,7 @@ class Answers:
                 desk.on_answer(question, event, first_s, time.monotonic() - asked_s)
             else:
                 desk.conversations.drop(number)
+                desk.on_failure()
             desk.gate.leave(time.monotonic() - began_s)
             self._events.put_nowait((place, event))
 

@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from flowspec.errors import FlowSpecError
 from flowspec.serve import metrics, sse
@@ -24,7 +24,7 @@ from flowspec.serve.answers import Answers, Over, Question
 from flowspec.serve.documents import Choice, Form, usage_of
 from flowspec.serve.fields import parse
 from flowspec.serve.guard import Counted, Guard, read_body, refused, while_there
-from flowspec.serve.refusals import SERVER, ApiError, of_error, unavailable
+from flowspec.serve.refusals import SERVER, STOPPING, ApiError, of_error, unavailable
 from flowspec.serve.service import Service
 from flowspec.serve.wanted import Wanted, chat_wanted, completion_wanted
 
@@ -139,7 +139,7 @@ class AnswerRoute:
         if isinstance(event, FlowSpecError):
             raise of_error(event)
         if isinstance(event, Over) and event.reason == "cancelled":
-            raise unavailable("the server is stopping")
+            raise unavailable(STOPPING)
         return event
 
 
@@ -151,7 +151,7 @@ def _lengths(wanted: Wanted, questions: list[Question]) -> list[int]:
     return [len(question.prompt) for question in questions[:: wanted.count]]
 
 
-def build_app(service: Service, doors: Doors, more: Sequence[BaseRoute] = ()) -> Starlette:
+def build_app(service: Service, doors: Doors, more: Sequence[BaseRoute] = ()) -> ASGIApp:
     """The whole server; `more` are routes beside the API's."""
 
     async def models(request: Request) -> Response:
@@ -193,16 +193,21 @@ def build_app(service: Service, doors: Doors, more: Sequence[BaseRoute] = ()) ->
             return path
         return "/v1/models/{name}" if path.startswith("/v1/models/") else "other"
 
-    middleware = [Middleware(Counted, route_of=route_of, on_response=service.metrics.requested)]
+    middleware = []
     if doors.origins:
         origins = list(doors.origins)
-        middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"]))
+        middleware.append(
+            Middleware(
+                CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=["Retry-After"]
+            )
+        )
     middleware.append(Middleware(Guard, keys=doors.keys, names=doors.names, free=doors.free))
-    return Starlette(
+    app = Starlette(
         routes=routes,
         middleware=middleware,
         exception_handlers={ApiError: _refuse, HTTPException: _refuse_http, Exception: _fail},
     )
+    return Counted(app, route_of, service.metrics.requested)  # around all else, so that it sees what a mistake of ours is answered with
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

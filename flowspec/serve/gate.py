@@ -26,6 +26,7 @@ class Gate:
         self.running = 0
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self._mean_s: float | None = None
+        self._closed: ApiError | None = None
 
     @property
     def waiting(self) -> int:
@@ -33,7 +34,9 @@ class Gate:
         return sum(count for future, count in self._waiting if not future.done())
 
     async def enter(self, count: int) -> None:
-        """Waits until there is room for so many answers; each is left by itself. Raises `ApiError` where too many wait."""
+        """Waits until there is room for so many answers; each is left by itself. Raises `ApiError` where too many wait, or it is closed."""
+        if self._closed is not None:
+            raise self._closed
         if count > self.parallel:
             raise ApiError(
                 400, f"n: this server makes {self.parallel} answers at once, and {count} choices were asked for", "n", "invalid_value"
@@ -49,12 +52,23 @@ class Gate:
         try:
             await future
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled():  # let in at the moment in which it went away
+            if future.done() and not future.cancelled() and future.exception() is None:  # let in at the moment in which it went away
                 self.running -= count
             with contextlib.suppress(ValueError):
                 self._waiting.remove(entry)
             self._let_in()
             raise
+        if self._closed is not None:  # let in at the moment in which it was closed
+            self.running -= count
+            raise self._closed
+
+    def close(self, error: ApiError) -> None:
+        """Lets nobody in any more: who waits, and whoever comes later, gets the error. Those who are in leave as ever."""
+        self._closed = error
+        while self._waiting:
+            future, _ = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(error)
 
     def leave(self, spent_s: float) -> None:
         """An answer is over, after so long."""

@@ -41,7 +41,7 @@ class Metrics:
             "flowspec_time_to_first_token_seconds", "From a request to an answer's first token", buckets=FIRST_S, registry=self._registry
         )
         self._whole = Histogram("flowspec_answer_seconds", "From a request to an answer's end", buckets=WHOLE_S, registry=self._registry)
-        for reason in ("stop", "length", "cancelled"):
+        for reason in ("stop", "length", "cancelled", "error"):
             self._answers.labels(reason)
         self._registry.register(self)
 
@@ -57,6 +57,10 @@ class Metrics:
         if first_s is not None:
             self._first.observe(first_s)
         self._whole.observe(whole_s)
+
+    def failed(self) -> None:
+        """An answer ended in an error."""
+        self._answers.labels("error").inc()
 
     def text(self) -> bytes:
         """All of it."""

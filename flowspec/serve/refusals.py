@@ -10,6 +10,7 @@ from flowspec.errors import FlowSpecError, InputError
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
+STOPPING = "the server is stopping"
 
 
 @dataclass(slots=True)

@@ -22,10 +22,14 @@ from flowspec.serve.service import Service, ServiceOptions
 from flowspec.serve.tally import Tally
 
 CONNECTIONS_MAX = 512
-"""Beyond, a request is answered with 503."""
+"""Beyond, a connection is closed at once."""
 BACKLOG = 128
 HEADER_S = 10.0
 """How long a request's header may take to come, from a connection's beginning or the header's first byte."""
+REST_S = 10.0
+"""How long the rest of a body may take that is not read any more, since its request is answered already."""
+STALL_S = 30.0
+"""How long a client may take nothing of what waits for it."""
 KEEP_ALIVE_S = 60
 """How long a connection may be idle between two requests."""
 GRACE_S = 2.0
@@ -63,37 +67,78 @@ def url_of(host: str, bound: socket.socket) -> str:
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's own, with a limit to how long a header may take."""
+    """uvicorn's own, with limits to the number of connections, and to how long a client may keep one waiting."""
 
+    _waits_for: object = None
     _deadline: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._watch()
+        transport.set_write_buffer_limits(0)  # whatever waits to be sent is told to `pause_writing`
+        if len(self.connections) > CONNECTIONS_MAX:
+            transport.abort()
+        else:
+            self._watch()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._watch()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:
+            self._watch()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_less()
+
+    def resume_writing(self) -> None:
+        self._forget_stall()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
+        self._forget_stall()
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        is_waiting = self.conn.their_state is h11.IDLE
-        if is_waiting and self._deadline is None:
-            self._deadline = self.loop.call_later(HEADER_S, self._too_slow)
-        elif not is_waiting:
+        """A deadline for what the client owes: a header, or the rest of a body that nobody reads."""
+        theirs: object = self.conn.their_state
+        owes = theirs is h11.IDLE or (theirs is h11.SEND_BODY and self.conn.our_state is h11.DONE)
+        waits_for = theirs if owes else None
+        if waits_for is not self._waits_for:
             self._unwatch()
+            if waits_for is not None:
+                self._deadline = self.loop.call_later(HEADER_S if waits_for is h11.IDLE else REST_S, self._too_slow)
+            self._waits_for = waits_for
 
     def _unwatch(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        self._deadline = None
+        self._deadline = self._waits_for = None
 
     def _too_slow(self) -> None:
         if not self.transport.is_closing():
             self.transport.close()
+
+    def _expect_less(self) -> None:
+        """Hangs up on a client that takes nothing for too long, also once all has been said."""
+        left = self.transport.get_write_buffer_size()
+
+        def look() -> None:
+            if self.transport.get_write_buffer_size() >= left:
+                self.transport.abort()
+            else:
+                self._expect_less()
+
+        self._stalled = self.loop.call_later(STALL_S, look)
+
+    def _forget_stall(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+        self._stalled = None
 
 
 class _Server(uvicorn.Server):
@@ -148,7 +193,6 @@ async def serve(
         "access_log": False,
         "proxy_headers": False,
         "server_header": False,
-        "limit_concurrency": CONNECTIONS_MAX,
         "timeout_keep_alive": KEEP_ALIVE_S,
         "timeout_graceful_shutdown": CLOSE_S,
     }

@@ -23,7 +23,7 @@ from flowspec.serve.answers import Answers, Desk, Over, Question
 from flowspec.serve.documents import fingerprint_of
 from flowspec.serve.gate import Gate
 from flowspec.serve.metrics import Metrics
-from flowspec.serve.refusals import ApiError, unavailable
+from flowspec.serve.refusals import STOPPING, ApiError, unavailable
 from flowspec.serve.tally import Tally
 from flowspec.serve.wanted import Prompt, Wanted
 
@@ -67,7 +67,7 @@ class Service:
         self.created = int(time.time())
         self.gate = Gate(options.parallel, options.queue)
         self.metrics = Metrics(self)
-        self.desk = Desk(session, tokenizer, self.gate, CONVERSATIONS_KEPT, self._answered)
+        self.desk = Desk(session, tokenizer, self.gate, CONVERSATIONS_KEPT, self._answered, self.metrics.failed)
         self.stopping = asyncio.Event()
         self._tokenizer = tokenizer
         self._advice: Recommended = recommended(session.files, session.config)
@@ -98,7 +98,7 @@ class Service:
     def check_alive(self) -> None:
         """Raises `ApiError` when nothing can be answered any more."""
         if self.stopping.is_set():
-            raise unavailable("the server is stopping")
+            raise unavailable(STOPPING)
         if self.session.head.failure is not None:
             raise unavailable(self.session.head.failure)
 
@@ -152,8 +152,9 @@ class Service:
     # --------------------------------------------------------------------------------------------- the end
 
     def stop(self) -> None:
-        """Takes no requests any more; those that are being answered go on. Streams that have no end of their own wait for `stopping`."""
+        """Takes no requests any more, nor lets in those that wait; what is being answered goes on. Endless streams look at `stopping`."""
         self.stopping.set()
+        self.gate.close(unavailable(STOPPING))
 
     async def close(self) -> None:
         """Ends all answers."""
@@ -164,36 +165,34 @@ class Service:
     # ---------------------------------------------------------------------------------------------- how it is
 
     def health(self) -> tuple[int, dict[str, Any]]:
-        """Status and document: 200 while prompts can be answered, if only when the pipeline is formed anew."""
+        """Status and document: 200 while prompts can be answered, if only when the pipeline is formed anew.
+
+        It is told to anybody, so it names no device, model or number.
+        """
         head = self.session.head
         state, reason = "ok", None
         if head.failure is not None:
-            state, reason = "failed", str(head.failure)
+            state, reason = "failed", "the cluster has failed; /v1/cluster tells why"
         elif self.stopping.is_set():
-            state, reason = "stopping", "the server is stopping"
+            state, reason = "stopping", STOPPING
         elif not head.is_formed:
             state, reason = "reforming", "the pipeline is being formed anew; answers go on when it is there"
-        found = {
-            "status": state,
-            "reason": reason,
-            "model": self.model,
-            "version": __version__,
-            "running": self.gate.running,
-            "waiting": self.gate.waiting,
-            "notes": list(self.tally.notes),
-        }
-        return (503 if state in ("failed", "stopping") else 200), found
+        return (503 if state in ("failed", "stopping") else 200), {"status": state, "reason": reason}
 
     def cluster(self) -> dict[str, Any]:
         """What runs where."""
-        session, plan = self.session, self.session.head.plan
+        session, plan, failure = self.session, self.session.head.plan, self.session.head.failure
         return {
+            "version": __version__,
             "model": self.model,
             "fingerprint": self.fingerprint,
             "dtype": plan.dtype,
             "context": plan.context,
             "layers": plan.layer_count,
             "state": self.health()[1]["status"],
+            "failure": None if failure is None else str(failure),
+            "running": self.gate.running,
+            "waiting": self.gate.waiting,
             "method": session.decoding.method,
             "stages": session.stages_report(),
             "drafters": session.drafters_report(),

@@ -20,6 +20,8 @@ CHOICES_MAX = 64
 """Of one request, over all of its prompts."""
 MESSAGES_MAX = 4096
 TEMPERATURE_MAX = 2.0
+SEEDS = 1 << 64
+"""The API's seeds are whole numbers of 64 bits, with a sign; FlowSpec's have none, so those below 0 stand for large ones."""
 COMPLETION_TOKENS_DEFAULT = 16
 """The API's own default for completions."""
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -67,8 +69,9 @@ def chat_wanted(body: dict[str, Any]) -> Wanted:
     fields.neutral("functions", [])
     fields.neutral("function_call", "none", "auto")
     fields.neutral("modalities", ["text"])
-    for field in ("audio", "prediction", "web_search_options", "reasoning_effort", "moderation"):
+    for field in ("audio", "prediction", "web_search_options", "moderation"):
         fields.neutral(field)
+    fields.neutral("reasoning_effort", "none")
     fields.neutral("verbosity", "medium")
     _no_format(fields)
     fields.ignored("parallel_tool_calls")  # there are no tools
@@ -105,13 +108,14 @@ def _wanted(fields: Fields, prompts: tuple[Prompt, ...], longest: int | None, to
     options.flag("include_obfuscation")  # padding against listeners, which TLS in front of this server is not given
     options.finish()
     temperature = fields.number("temperature", 0, TEMPERATURE_MAX)
-    if temperature and temperature < limits.TEMPERATURE_MIN:
-        raise invalid("temperature", f"0, or {limits.TEMPERATURE_MIN:g} to {TEMPERATURE_MAX:g}", temperature)
     top_p, min_p = fields.number("top_p", 0, 1), fields.number("min_p", 0, 1)
-    if top_p == 0:
-        raise invalid("top_p", "a number above 0 and at most 1", top_p)
+    if top_p == 0:  # nothing but the likeliest token is left
+        temperature, top_p = 0.0, None
+    elif temperature is not None and temperature < limits.TEMPERATURE_MIN:
+        temperature = 0.0
     if min_p == 1:
         raise invalid("min_p", "a number from 0 and below 1", min_p)
+    seed = fields.whole("seed", -SEEDS // 2, SEEDS // 2 - 1)
     found = Wanted(
         model=model,
         prompts=prompts,
@@ -120,7 +124,7 @@ def _wanted(fields: Fields, prompts: tuple[Prompt, ...], longest: int | None, to
         top_k=fields.whole("top_k", 0, limits.VOCABULARY_MAX),
         top_p=top_p,
         min_p=min_p,
-        seed=fields.whole("seed", 0, limits.ID_MAX - CHOICES_MAX),
+        seed=None if seed is None else seed % (limits.ID_MAX - CHOICES_MAX + 1),
         stops=_stops(fields),
         ignores_eos=fields.flag("ignore_eos"),
         count=count,
@@ -140,7 +144,7 @@ def _wanted(fields: Fields, prompts: tuple[Prompt, ...], longest: int | None, to
 
 def _stops(fields: Fields) -> tuple[str, ...]:
     found = fields.take("stop")
-    stops = [] if found is None else [found] if isinstance(found, str) else found
+    stops = [] if found in (None, "") else [found] if isinstance(found, str) else found
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise invalid("stop", "a string or a list of them", found, "invalid_type")
     if len(stops) > STOPS_MAX or not all(0 < len(stop) <= STOP_CHARS_MAX for stop in stops):
@@ -175,10 +179,13 @@ def _message(message: Any, where: str) -> dict[str, str]:
     role = fields.needed("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise invalid(f"{where}.role", f"one of {', '.join(_ROLES)}", role)
-    content = _content(fields.needed("content"), f"{where}.content")
+    said = fields.take("content") if role == "assistant" else fields.needed("content")
+    content = "" if said is None else _content(said, f"{where}.content")
+    fields.text("name")
+    fields.neutral("reasoning_content", "")
     fields.neutral("tool_calls", [])
     fields.neutral("annotations", [])
-    for field in ("name", "refusal", "audio", "function_call"):
+    for field in ("refusal", "audio", "function_call"):
         fields.neutral(field)
     fields.finish()
     return {"role": _ROLES[role], "content": content}

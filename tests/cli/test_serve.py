@@ -19,9 +19,9 @@ from tests import warm
 SERVE = [sys.executable, "-m", "flowspec.cli.main", "serve"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_says_where_it_is_answers_and_ends_with_all_that_it_started(number: signal.Signals) -> None:
-    flags = ["--port", "0", "--local", "1", "--drafter", "ngram", "--json"]
+@pytest.mark.parametrize(("number", "more"), [(signal.SIGINT, []), (signal.SIGTERM, ["--no-live"])])
+def test_it_says_where_it_is_answers_and_ends_with_all_that_it_started(number: signal.Signals, more: list[str]) -> None:
+    flags = ["--port", "0", "--local", "1", "--drafter", "ngram", "--json", *more]
     with warm.Popen([*SERVE, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
@@ -29,6 +29,10 @@ def test_it_says_where_it_is_answers_and_ends_with_all_that_it_started(number: s
         asked = {"model": "flowspec-demo", "messages": [{"role": "user", "content": "What is 17 + 25?"}]}
         found = httpx.post(f"{ready['url']}/chat/completions", json=asked, timeout=60).json()
         assert found["choices"][0]["message"]["content"].endswith("42.")
+        root = ready["url"].removesuffix("/v1")
+        assert ready["page"] == (None if more else f"{root}/")
+        statuses = [httpx.get(f"{root}{path}").status_code for path in ("/", "/page/main.js", "/live/recording")]
+        assert statuses == ([404] * 3 if more else [200, 200, 404])
         children = psutil.Process(process.pid).children(recursive=True)
         assert children
         process.send_signal(number)

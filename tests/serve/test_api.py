@@ -177,7 +177,7 @@ def test_models_health_cluster_and_metrics(server: Running, session: Session) ->
         assert client.models.retrieve(MODEL).created > 0
     root = server.url.removesuffix("/v1")
     health = httpx.get(f"{root}/health")
-    assert (health.status_code, health.json()["status"]) == (200, "ok")
+    assert (health.status_code, health.json()) == (200, {"status": "ok", "reason": None})
     cluster = httpx.get(f"{server.url}/cluster").json()
     assert [stage["layers"] for stage in cluster["stages"]] == [stage["layers"] for stage in session.stages_report()]
     assert (cluster["state"], cluster["drafters"][0]["name"]) == ("ok", "ngram")
@@ -253,6 +253,30 @@ def test_a_server_that_stops_tells_those_whom_it_still_answers(session: Session,
                 pass
 
 
+def test_who_waits_when_the_server_stops_is_told_at_once(session: Session, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowspec.serve.server.GRACE_S", 60.0)
+    found: list[int] = []
+
+    def wait() -> None:
+        with pytest.raises(openai.InternalServerError, match="the server is stopping") as caught:
+            ask(server)
+        found.append(caught.value.status_code)
+
+    with running(session, tokenizer, options=ServiceOptions(parallel=1, queue=8)) as server, server.client() as client:
+        stream = client.chat.completions.create(stream=True, **ENDLESS)
+        next(iter(stream))
+        waiting = [threading.Thread(target=wait) for _ in range(3)]
+        for thread in waiting:
+            thread.start()
+        wait_until(lambda: server.service.gate.waiting == 3, "they wait")
+        server.stop.from_thread()
+        for thread in waiting:
+            thread.join()
+        assert (found, server.service.gate.running) == ([503] * 3, 1), "nobody waited for the answer under way"
+        server.stop.from_thread()
+    assert server.count('flowspec_answers_total{reason="cancelled"}') == 1, "no other began"
+
+
 def test_keys(session: Session, tokenizer: Tokenizer) -> None:
     with running(
         session, tokenizer, doors=Doors(keys=(b"sesame-1", b"sesame-2"), origins=("http://page",), free=("/", "/page/"))
@@ -275,6 +299,8 @@ def test_keys(session: Session, tokenizer: Tokenizer) -> None:
         asked = {"Origin": "http://page", "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
         allowed = httpx.options(f"{server.url}/models", headers=asked)
         assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, "http://page")
+        refused = httpx.get(f"{server.url}/models", headers={"Origin": "http://page"})
+        assert (refused.status_code, refused.headers["access-control-expose-headers"]) == (401, "Retry-After")
         other = httpx.get(f"{server.url}/models", headers={"Origin": "http://elsewhere", "Authorization": "Bearer sesame-1"})
         assert "access-control-allow-origin" not in other.headers
 
@@ -287,13 +313,6 @@ def test_without_a_key_only_this_machines_names_are_answered(session: Session, t
         ]
         assert found == [200, 200, 200, 403]
         assert "access-control-allow-origin" not in httpx.get(url, headers={"Origin": "http://page"}).headers
-
-
-def test_a_header_that_never_ends_is_not_waited_for(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowspec.serve.server.HEADER_S", 0.2)
-    with server.connect() as raw:
-        raw.sendall(b"GET /health HTTP/1.1\r\nHost: local")
-        assert raw.recv(100) == b"", "the server hung up"
 
 
 def test_logprobs_are_the_models_own(server: Running, reference: Reference, tokenizer: Tokenizer) -> None:

@@ -101,6 +101,24 @@ def test_who_goes_away_at_the_moment_of_being_let_in_frees_the_place() -> None:
     run(work())
 
 
+def test_a_closed_gate_lets_nobody_in() -> None:
+    async def work() -> None:
+        gate, closed = Gate(1, 3), ApiError(503, "closed")
+        await gate.enter(1)
+        tasks = [asyncio.create_task(gate.enter(1)) for _ in range(3)]
+        await settle()
+        gate.leave(1.0)  # the first is let in, and has not noticed
+        gate.close(closed)
+        tasks[2].cancel()
+        assert await asyncio.gather(*tasks[:2], return_exceptions=True) == [closed] * 2
+        await asyncio.wait(tasks)
+        assert (tasks[2].cancelled(), gate.running, gate.waiting) == (True, 0, 0)
+        with pytest.raises(ApiError, match="closed"):
+            await gate.enter(1)
+
+    run(work())
+
+
 def test_more_choices_than_there_are_places_are_refused() -> None:
     async def work() -> None:
         with pytest.raises(ApiError) as caught:

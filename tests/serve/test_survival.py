@@ -21,6 +21,8 @@ from tests.runtime.clusters import wait_until
 from tests.serve.servers import ENDLESS, MODEL, STORY, Running, running
 
 ASKED: dict[str, Any] = {"model": MODEL, "messages": STORY, "temperature": 1.0, "seed": 11}
+LONG: dict[str, Any] = {**ENDLESS, "max_tokens": 200, "temperature": 1.0, "seed": 11}
+"""An answer that is far from its end when its first pieces are read."""
 
 
 def test_a_stage_that_is_killed_in_mid_stream_costs_a_pause(
@@ -29,9 +31,9 @@ def test_a_stage_that_is_killed_in_mid_stream_costs_a_pause(
     monkeypatch.setattr("flowspec.serve.app.KEEP_ALIVE_S", 0.05)
     root = server.url.removesuffix("/v1")
     with server.client() as client:
-        expected = client.chat.completions.create(**ASKED).choices[0].message.content
+        expected = client.chat.completions.create(**LONG).choices[0].message.content
         pieces: list[str] = []
-        for chunk in client.chat.completions.create(stream=True, **ASKED):
+        for chunk in client.chat.completions.create(stream=True, **LONG):
             pieces.append(chunk.choices[0].delta.content or "")
             if len(pieces) == 5:
                 os.kill(session.stages_report()[1]["pid"], signal.SIGKILL)
@@ -39,7 +41,7 @@ def test_a_stage_that_is_killed_in_mid_stream_costs_a_pause(
     assert (tally.losses, len(session.head.stages)) == (1, 1)
     assert server.count("flowspec_answer_recoveries_total") == 1
     wait_until(lambda: httpx.get(f"{root}/health").json()["status"] == "ok", "it is well again")
-    assert "device local-1 is lost" in httpx.get(f"{root}/health").json()["notes"][0]
+    assert "device local-1 is lost" in httpx.get(f"{server.url}/cluster").json()["notes"][0]
 
 
 def test_a_stream_without_a_word_is_kept_alive(server: Running, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +98,9 @@ def test_a_cluster_that_failed_is_told_to_all(tokenizer: Tokenizer) -> None:
         assert (caught.value.status_code, caught.value.type) == (503, "server_error")
         health = httpx.get(f"{server.url.removesuffix('/v1')}/health")
         assert (health.status_code, health.json()["status"]) == (503, "failed")
-        assert "no device is left" in health.json()["reason"]
+        assert health.json()["reason"] == "the cluster has failed; /v1/cluster tells why"
+        assert "no device is left" in httpx.get(f"{server.url}/cluster").json()["failure"]
+        assert server.count('flowspec_answers_total{reason="error"}') == 1
 
 
 def test_a_mistake_of_ours_is_logged_and_takes_no_place(
@@ -105,11 +109,22 @@ def test_a_mistake_of_ours_is_logged_and_takes_no_place(
     def broken(self: Any, tokens: Any) -> str:
         raise ZeroDivisionError
 
+    before = server.count('flowspec_answers_total{reason="error"}')
     with server.client() as client:
         with monkeypatch.context() as patch:
             patch.setattr("flowspec.serve.answers.TextStream.push", broken)
             with pytest.raises(openai.InternalServerError):
                 client.chat.completions.create(**ENDLESS)
         server.wait_idle()
+        assert server.count('flowspec_answers_total{reason="error"}') == before + 1
         assert client.completions.create(model=MODEL, prompt="a", max_tokens=2).usage.completion_tokens == 2
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_mistake_of_ours_counts_as_one(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(server.service, "models", broken)
+    assert httpx.get(f"{server.url}/models").status_code == 500
+    assert server.count('flowspec_requests_total{route="/v1/models",status="500"}') == 1

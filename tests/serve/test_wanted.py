@@ -78,7 +78,9 @@ def test_fields_that_ask_for_nothing_are_taken() -> None:
         logprobs=None,
         stream_options=None,
         modalities=["text"],
+        reasoning_effort="none",
     )
+    assert chat(stop="").stops == ()
     completion(echo=False, suffix=None, best_of=1, logprobs=None)
     completion(n=2, best_of=2)
 
@@ -95,16 +97,15 @@ def test_fields_that_ask_for_nothing_are_taken() -> None:
         ("reasoning_effort", "high", "unsupported_parameter"),
         ("wibble", None, "unknown_parameter"),
         ("temperature", 2.5, "invalid_value"),
-        ("temperature", 1e-5, "invalid_value"),
         ("temperature", "hot", "invalid_type"),
         ("temperature", True, "invalid_type"),
-        ("top_p", 0, "invalid_value"),
+        ("top_p", -0.1, "invalid_value"),
         ("top_p", 1.5, "invalid_value"),
         ("min_p", 1, "invalid_value"),
         ("top_k", -1, "invalid_value"),
         ("top_k", 1.5, "invalid_type"),
-        ("seed", -1, "invalid_value"),
-        ("seed", 1 << 62, "invalid_value"),
+        ("seed", 1 << 63, "invalid_value"),
+        ("seed", -(1 << 63) - 1, "invalid_value"),
         ("n", 0, "invalid_value"),
         ("n", 65, "invalid_value"),
         ("stop", ["a"] * 5, "invalid_value"),
@@ -160,7 +161,9 @@ def test_what_a_completion_is_refused_for(field: str, value: Any, param: str) ->
         ({"role": "user", "content": 5}, "messages[0].content"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}, "messages[0].content[0]"),
         ({"role": "user", "content": [{"type": "text", "text": 1}]}, "messages[0].content[0].text"),
-        ({"role": "user", "content": "x", "name": "me"}, "messages[0].name"),
+        ({"role": "user", "content": "x", "name": 5}, "messages[0].name"),
+        ({"role": "user", "content": None}, "messages[0].content"),
+        ({"role": "assistant", "content": "x", "reasoning_content": "y"}, "messages[0].reasoning_content"),
         ({"role": "user", "content": "x", "colour": "red"}, "messages[0].colour"),
         ({"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}, "messages[0].tool_calls"),
     ],
@@ -169,11 +172,29 @@ def test_what_a_message_is_refused_for(message: Any, param: str) -> None:
     assert refusal(chat, messages=[message]).param == param
 
 
+@pytest.mark.parametrize("fields", [{"top_p": 0}, {"top_p": 0, "temperature": 1}, {"temperature": 1e-8}, {"temperature": 0}])
+def test_what_leaves_only_the_likeliest_token_is_temperature_0(fields: dict[str, Any]) -> None:
+    found = chat(**fields)
+    assert (found.temperature, found.top_p) == (0.0, None)
+
+
+def test_any_seed_of_64_bits_becomes_one_that_can_be_used() -> None:
+    seeds = [-(1 << 63), -7, -1, 0, 7, (1 << 62) - 65, (1 << 63) - 1]
+    found = [chat(seed=seed).seed for seed in seeds]
+    assert found == [chat(seed=seed).seed for seed in seeds]
+    assert all(seed is not None and 0 <= seed <= (1 << 62) - 65 for seed in found)
+    assert len(set(found[:5])) == 5
+    assert found[3:5] == [0, 7]
+
+
 def test_messages_become_what_chat_templates_take() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     given_back = {"role": "assistant", "content": "c", "refusal": None, "annotations": [], "audio": None, "tool_calls": None}
-    found = chat(messages=[{"role": "developer", "content": "s"}, {"role": "user", "content": parts}, given_back])
+    given_back |= {"reasoning_content": None, "name": "helper"}
+    silent = {"role": "assistant", "content": None}
+    found = chat(messages=[{"role": "developer", "content": "s"}, {"role": "user", "content": parts}, given_back, silent])
     expected = [{"role": "system", "content": "s"}, {"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
+    expected.append({"role": "assistant", "content": ""})
     assert found.prompts == (expected,)
 
 

@@ -1,0 +1,100 @@
+"""Connections that are held without a use: how many there may be, and how long."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import socket
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from flowspec.model.text import Tokenizer
+from flowspec.runtime.session import Session
+from flowspec.serve.app import Doors
+from tests.serve.servers import Running, running
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def status(raw: socket.socket) -> int:
+    """Reads a whole answer."""
+    found = http.client.HTTPResponse(raw)
+    found.begin()
+    found.read()
+    return found.status
+
+
+def is_closed(raw: socket.socket) -> bool:
+    """Waits for the server's next word; True where there is none."""
+    raw.settimeout(20)
+    try:
+        return raw.recv(1 << 16) == b""
+    except ConnectionError:
+        return True
+
+
+def test_a_header_that_never_ends_is_not_waited_for(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowspec.serve.server.HEADER_S", 0.2)
+    with server.connect() as raw:
+        raw.sendall(b"GET /health HTTP/1.1\r\nHost: local")
+        assert is_closed(raw)
+
+
+def test_the_rest_of_a_body_that_was_refused_is_not_waited_for(
+    session: Session, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowspec.serve.server.REST_S", 0.2)
+    with running(session, tokenizer, doors=Doors(keys=(b"sesame-1",))) as server, server.connect() as raw:
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
+        assert status(raw) == 401
+        raw.sendall(b"x")
+        assert is_closed(raw)
+
+
+def test_a_connection_whose_body_was_refused_and_came_takes_another_request(session: Session, tokenizer: Tokenizer) -> None:
+    with running(session, tokenizer, doors=Doors(keys=(b"sesame-1",))) as server, server.connect() as raw:
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nx")
+        assert status(raw) == 401
+        raw.sendall(b"xxx" + HEALTH)
+        assert status(raw) == 200
+
+
+def test_a_client_that_reads_nothing_is_hung_up_on(session: Session, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowspec.serve.server.STALL_S", 0.2)
+    ended = threading.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield bytes(1 << 20)
+                await asyncio.sleep(0)
+        finally:
+            ended.set()
+
+    async def flood(request: Request) -> Response:
+        return StreamingResponse(endless())
+
+    with running(session, tokenizer, more=lambda service: [Route("/flood", flood)]) as server, server.connect() as raw:
+        raw.sendall(b"GET /flood HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert ended.wait(20)
+
+
+def test_more_connections_than_there_may_be_are_closed(session: Session, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowspec.serve.server.CONNECTIONS_MAX", 2)
+    with running(session, tokenizer) as server, server.connect() as first, server.connect() as second:
+        for raw in (first, second):
+            raw.sendall(HEALTH)
+            assert status(raw) == 200, "also with all places taken"
+        with server.connect() as third:
+            assert is_closed(third)
+        first.close()
+        while True:
+            with server.connect() as third:
+                third.sendall(HEALTH)
+                if not is_closed(third):
+                    break
