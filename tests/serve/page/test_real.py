@@ -74,6 +74,7 @@ def test_a_chat_on_four_stages_and_its_replay(page: Page, real: Running) -> None
     replayed(page, Path(started.value.path()).read_text())
     expect(page.locator("#state")).to_contain_text("replay of")
     scrub(page, 0)
+    expect(page.locator("#summary")).not_to_contain_text("ended by stop")
     at_first = committed(page)
     scrub(page, 1)
     expect(page.locator("#summary")).to_contain_text("ended by stop")
