@@ -50,7 +50,9 @@ def read_keys(path: Path | None) -> tuple[bytes, ...]:
                 raise InputError(f"{path}: expected a key file that only its owner can read; run chmod 600 on it")
             text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"--api-key-file: expected a file with a key in each line, cannot read {path} ({error})") from None
+            raise InputError(
+                f"--api-key-file: expected a file with a key in each line, cannot read {path}: {getattr(error, 'strerror', error)}"
+            ) from None
     keys = [line.strip() for line in text.splitlines() if line.strip()]
     if not keys or not all(len(key) >= _KEY_CHARS_MIN and key.isascii() and key.isprintable() and " " not in key for key in keys):
         raise InputError(f"{where}: expected keys of at least {_KEY_CHARS_MIN} characters without spaces, one in each line")

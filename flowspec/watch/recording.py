@@ -96,7 +96,9 @@ def read_recording(path: Path) -> dict[str, Any]:
             raise InputError(f"{path}: expected a recording of at most {FILE_BYTES_MAX >> 20} MiB, got {size >> 20}")
         with path.open("rb") as file:
             raw = json.loads(file.read(FILE_BYTES_MAX + 1))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise InputError(f"{path}: expected a recording, which cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: expected a recording in JSON, got {first_line(error)}") from None
     if wrong := wrong_document(raw):
         raise InputError(f"{path}: {wrong}")

@@ -186,7 +186,7 @@ def test_a_recording_is_shown_at_once_or_played(document: dict[str, Any], tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--replay", "/no/file"], "/no/file: expected a recording in JSON"),
+        (["--replay", "/no/file"], "/no/file: expected a recording, which cannot be read: No such file"),
         (["--url", "nonsense"], "--url: expected http://HOST:PORT of a running flowspec serve, got 'nonsense'"),
         (["--url", "http://127.0.0.1:99999"], "--url: expected http://HOST:PORT"),
         (["--url", "ftp://127.0.0.1"], "--url: expected http://HOST:PORT"),
