@@ -250,7 +250,7 @@ class Watch:
                         self._turn(recorder)
                     else:  # it failed in the head's thread, which has told so
                         self.close()
-                except Exception:
+                except Exception:  # the top of a thread: else streams would go on without a word
                     log.exception("watching the head failed; nobody watches any more")
                     self.close()
 
