@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.metadata
 import json
 import logging
 import os
 import platform
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from flowspec.core.facts import Speed
 from flowspec.errors import InputError
+from flowspec.folders import cache_folder, locked, write_whole
 from flowspec.plan.profile import read_profile
 from flowspec.plan.speed import speed_of
 from flowspec.runtime.compute import Machine
-from flowspec.runtime.weights.folders import cache_folder, write_whole
 
 log = logging.getLogger("flowspec.daemon")
 
@@ -49,7 +47,7 @@ def _probed(machine: Machine, *, may_probe: bool) -> Speed | None:
     found = _remembered(path).get(key)
     if found is not None or not may_probe:
         return found
-    with _locked(path):
+    with locked(path):
         known = _remembered(path)
         if key not in known:
             known[key] = _probe(machine)
@@ -84,19 +82,3 @@ def _remembered(path: Path) -> dict[str, Speed]:
         return {str(key): Speed(**value) for key, value in data.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Waits for other processes that probe; a cache folder that cannot be written is none to wait for."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError:
-        yield
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -18,9 +18,9 @@ from zmq.utils import z85
 
 from flowspec.core.limits import STAGES_MAX
 from flowspec.errors import InputError
+from flowspec.folders import write_whole
 from flowspec.plan.tables import Table, read_toml
 from flowspec.runtime.security.keyring import DEVICE, HEAD, KEY_BYTES, Keyring, check_name, need_curve
-from flowspec.runtime.weights.folders import write_whole
 
 ALLOWED = "allowed.toml"
 SUFFIX = ".key"

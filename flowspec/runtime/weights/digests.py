@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowspec.core.limits import DIGEST_CHARS
+from flowspec.folders import cache_folder, hash_range, write_whole
 from flowspec.model.files import Extent
-from flowspec.runtime.weights.folders import cache_folder, hash_range, write_whole
 
 log = logging.getLogger("flowspec.head")
 

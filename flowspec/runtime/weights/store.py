@@ -22,8 +22,8 @@ from typing import Any
 
 from flowspec.core.limits import DIGEST_CHARS
 from flowspec.errors import ClusterError
+from flowspec.folders import cache_folder, hash_range, write_whole
 from flowspec.plan.memory import mib
-from flowspec.runtime.weights.folders import cache_folder, hash_range, write_whole
 
 DISK_SHARE = 0.5
 """Of the disk that is free or the store's own, how much it may take when no limit is given."""

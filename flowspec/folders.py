@@ -1,13 +1,14 @@
-"""Where things that can be made again are kept, and how they get there: the user's cache folder, hashing, writing in one step."""
+"""Where things that can be made again are kept, and how they get there: the user's cache folder, hashing, locks, writing in one step."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -53,3 +54,19 @@ def write_whole(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Waits for other processes that are at the same; a folder that cannot be written is none to wait for."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
