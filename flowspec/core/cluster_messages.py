@@ -12,7 +12,7 @@ from flowspec.core.checks import check, check_all, check_range, check_text
 from flowspec.core.precision import ACTIVATIONS
 
 ROLES = ("head-control", "head-data", "head-weights", "stage", "measure")
-LOADING_STEPS = ("asking", "checking", "receiving", "loading")
+LOADING_STEPS = ("trying kernels", "asking", "checking", "receiving", "loading")
 ERROR_CAUSES = ("", "next", "part", "gone", "again")
 
 
@@ -132,8 +132,8 @@ class Assign:
 class Loading:
     """How far a daemon has come with its slice, `share` from 0 to 1 of what it is `doing`.
 
-    That is `asking` the head what the slice is made of, `checking` what of it was stored before, `receiving` the rest, and `loading`
-    it all. A daemon that has the model does the last, and in int8 or int4 also checks what it quantised before.
+    That is `trying kernels` where that was not done on this processor before, `asking` the head what the slice is made of,
+    `checking` what of it was stored before, `receiving` the rest, and `loading` it all. A daemon that has the model does the last, and in int8 or int4 also checks what it quantised before.
     """
 
     share: float

@@ -1,12 +1,13 @@
-"""Linear layers with weights of 16 bits on processors that have no instructions for such numbers (x86 without AVX-512).
+"""Linear layers with weights of 16 bits on processors that have no instructions for such numbers, or where torch's are wrong.
 
-There torch multiplies bfloat16 row by row: sixteen rows take sixteen times as long as one, and its results depend on their number. FBGEMM's kernel
+On x86 without AVX-512 torch multiplies bfloat16 row by row: sixteen rows take sixteen times as long as one, and its results depend on their number. FBGEMM's kernel
 for float16 weights widens them in registers and multiplies and sums in float32, at the speed of float32 for many rows and of memory for
 few. bfloat16 weights are taken to float16 without a rounding: multiplied by the power of two that brings the largest just below float16's,
 all down to 2^-31 of it are exact there, and those below move by less than 2^-38 of it. Inputs are widened exactly; the sum is multiplied back.
 
 FBGEMM runs rows in groups of up to 6. Groups of 3 to 6 sum a row alike, one or two rows that are left over are summed in another order. So rows of
-zeros fill up to a multiple of 3, which leaves none over, and a row's result does not depend on the others. This is tested, not guaranteed.
+zeros fill up to a multiple of 3, which leaves none over, and a row's result does not depend on the others. This is tried before it is used
+(`kernels.py`), not guaranteed.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from flowspec.model.quantised import LINEARS, QuantisedLinear, Rounded
-from flowspec.model.quantised_cuda import quantised_for
+from flowspec.model.quantised import BLOCK_ROWS, QuantisedLinear, Rounded, quantised_engine
 
 INPUT_BLOCK = 512
 OUTPUT_BLOCK = 16
@@ -31,8 +31,8 @@ EXPONENT_MAX = 15
 """Weights are scaled to below 2 to this."""
 
 
-class HalfLinear(QuantisedLinear):
-    """See the module. Takes weights in bfloat16 or float16."""
+class FbgemmHalfLinear(QuantisedLinear):
+    """By FBGEMM; see the module. Takes weights in bfloat16 or float16."""
 
     copies_tied = False
 
@@ -41,7 +41,7 @@ class HalfLinear(QuantisedLinear):
         if len(shape) != 2:
             return False
         outputs, inputs = shape
-        return HalfLinear.bytes_of(inputs, outputs) <= (1 + PADDING_MAX) * 2 * shape.numel()
+        return FbgemmHalfLinear.bytes_of(inputs, outputs) <= (1 + PADDING_MAX) * 2 * shape.numel()
 
     @staticmethod
     def rounded(weight: torch.Tensor) -> Rounded:
@@ -53,7 +53,8 @@ class HalfLinear(QuantisedLinear):
         largest = weight.abs().max().item()
         self._scale = 2.0 ** (EXPONENT_MAX - math.frexp(largest)[1]) if 0 < largest < math.inf else 1.0
         blocks = (weight[first : first + PACKED_AT_ONCE] for first in range(0, self.out_features, PACKED_AT_ONCE))
-        self._packed = [torch.ops.quantized.linear_prepack_fp16(block.float() * self._scale, None) for block in blocks]
+        with quantised_engine("fbgemm"):
+            self._packed = [torch.ops.quantized.linear_prepack_fp16(block.float() * self._scale, None) for block in blocks]
 
     @staticmethod
     def bytes_of(inputs: int, outputs: int) -> int:
@@ -70,18 +71,36 @@ class HalfLinear(QuantisedLinear):
         return found.to(input.dtype).view(*input.shape[:-1], self.out_features)
 
 
-def packing_of(dtype: str, device: torch.device) -> type[QuantisedLinear] | None:
-    """What packs the linear layers of a model in this precision; None where torch runs them well as they are, or not otherwise.
+class PlainHalfLinear(QuantisedLinear):
+    """The weights of a block of outputs at a time, widened to float32: slow, but right wherever torch multiplies float32."""
 
-    Raises `InputError` for a device that cannot compute a quantised one.
-    """
-    if dtype in LINEARS:
-        return quantised_for(dtype, device)
-    return HalfLinear if dtype in ("bfloat16", "float16") and device.type == "cpu" and _is_worth_it(dtype) else None
+    copies_tied = False
+
+    @staticmethod
+    def rounded(weight: torch.Tensor) -> Rounded:
+        """`weights` as they are."""
+        return {"weights": weight}
+
+    def pack(self, rounded: Rounded) -> None:
+        self._weights = rounded["weights"]
+
+    @staticmethod
+    def bytes_of(inputs: int, outputs: int) -> int:
+        return 2 * inputs * outputs
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        rows = input.reshape(-1, self.in_features).float()
+        found = rows.new_empty((len(rows), self.out_features))
+        for first in range(0, self.out_features, BLOCK_ROWS):
+            block = slice(first, first + BLOCK_ROWS)
+            found[:, block] = F.linear(rows, self._weights[block].float())
+        if self.bias is not None:
+            found += self.bias
+        return found.to(input.dtype).view(*input.shape[:-1], self.out_features)
 
 
-def _is_worth_it(dtype: str) -> bool:
-    """Whether torch has FBGEMM's kernel, and no better one for this processor."""
-    has_kernel = torch.backends.quantized.engine in ("x86", "fbgemm") and hasattr(torch.ops.quantized, "linear_prepack_fp16")
-    supported = getattr(torch.ops.mkldnn, {"bfloat16": "_is_mkldnn_bf16_supported", "float16": "_is_mkldnn_fp16_supported"}[dtype], None)
-    return has_kernel and supported is not None and not supported()
+def has_instructions(dtype: str) -> bool:
+    """Whether this x86 processor has instructions for bfloat16 or float16, as torch's oneDNN sees it; True where it cannot tell."""
+    name = {"bfloat16": "_is_mkldnn_bf16_supported", "float16": "_is_mkldnn_fp16_supported"}[dtype]
+    supported = getattr(torch.ops.mkldnn, name, None)
+    return supported is None or bool(supported())

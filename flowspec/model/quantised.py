@@ -1,5 +1,8 @@
 """Linear layers with packed weights of 8 or 4 bits: fast for few rows, and one arithmetic for a row whatever rows run beside it.
 
+Each precision has one way of rounding and several kernels that multiply what was rounded. Which of them is right on this processor
+is tried before it is used (`kernels.py`); nothing here trusts a name.
+
 *int8*: weights are rounded per output (`scale = max |w| / 127`). An input row is scaled by its largest value and written as two digits,
 each within -63..63, the second in units of 1/126 of the first's. Both digits are rows of one product of integers, which has no rounding: a row's
 result depends neither on its neighbours nor on how a library blocks its loops. Seven bits a digit because AVX2 adds pairs of 8 by 8 bit
@@ -8,13 +11,15 @@ large one would lose most of theirs. torch scales inputs by the smallest and lar
 these to what makes its scale 1, so that its rounding is exact.
 
 *int4*: weights are rounded per group of 32 inputs (`w = (q - 8) * scale + zero`, scale and zero in bfloat16) and multiplied by torch's own
-kernel, in bfloat16.
+kernel: inputs and results in bfloat16, sums in float32.
 
-Here for CPUs; `quantised_cuda.py` has the same on GPUs.
+Here for CPUs; `quantised_cuda.py` has the same on GPUs. Of each precision there is a *plain* kernel, too, of nothing but float32 products of
+blocks of a matrix: slow, but right wherever torch multiplies float32. int8's gives the bits of the others, since integers have no rounding.
 """
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -31,6 +36,8 @@ GROUP = 32
 OUTPUTS = 16
 """torch's int4 kernel takes outputs in blocks of so many."""
 TINY = 1e-30
+EXACT_INPUTS = 2048
+"""Products of a digit and a level are below 2^13: so many of them are summed exactly in float32."""
 BLOCK_ROWS = 1024
 """Outputs that are rounded at once, so that no second copy of a matrix in float32 is made."""
 FORMAT = 1
@@ -69,7 +76,7 @@ class QuantisedLinear(nn.Linear):
 
 
 class Int8Linear(QuantisedLinear):
-    """See the module."""
+    """See the module. A kernel's `_products` takes digits."""
 
     @staticmethod
     def rounded(weight: torch.Tensor) -> Rounded:
@@ -79,12 +86,6 @@ class Int8Linear(QuantisedLinear):
         for block in _blocks(len(weight)):
             levels[block] = (weight[block].float() / scale[block, None]).round_()
         return {"levels": levels, "scales": scale}
-
-    def pack(self, rounded: Rounded) -> None:
-        levels = F.pad(rounded["levels"], (0, 2))
-        engine = torch.backends.quantized.engine
-        self._eight_bits = engine == "qnnpack"  # which ignores `reduce_range`, and has no need of it
-        self._packed = _prepacked(levels, rounded["scales"])
 
     @staticmethod
     def bytes_of(inputs: int, outputs: int) -> int:
@@ -105,14 +106,68 @@ class Int8Linear(QuantisedLinear):
         return found.to(input.dtype).view(*input.shape[:-1], self.out_features)
 
     def _products(self, digits: torch.Tensor) -> torch.Tensor:
-        """`[rows, out]`, each output in units of its scale, from `[rows, in + 2]`, whose last two columns are free to be used."""
-        digits[:, -2], digits[:, -1] = (-128, 127) if self._eight_bits else (-64, 63)
-        sums: torch.Tensor = torch.ops.quantized.linear_dynamic(digits, self._packed, not self._eight_bits)
+        """`[rows, out]` float32, each output times its scale, from `[rows, in + 2]`, whose last two columns are free to be used."""
+        raise NotImplementedError
+
+
+class _EngineInt8Linear(Int8Linear):
+    """By torch's quantised operators, with the engine of that name."""
+
+    engine: str
+    has_eight_bits = False
+    """Whether the engine takes inputs of eight bits whatever `reduce_range` says."""
+
+    def pack(self, rounded: Rounded) -> None:
+        with quantised_engine(self.engine):
+            self._packed = _prepacked(F.pad(rounded["levels"], (0, 2)), rounded["scales"])
+
+    def _products(self, digits: torch.Tensor) -> torch.Tensor:
+        digits[:, -2], digits[:, -1] = (-128, 127) if self.has_eight_bits else (-64, 63)
+        sums: torch.Tensor = torch.ops.quantized.linear_dynamic(digits, self._packed, not self.has_eight_bits)
         return sums
 
 
+class X86Int8Linear(_EngineInt8Linear):
+    """FBGEMM on x86; there are ARM builds of torch in which it has this name, too."""
+
+    engine = "x86"
+
+
+class QnnpackInt8Linear(_EngineInt8Linear):
+    """QNNPACK, made for ARM."""
+
+    engine = "qnnpack"
+    has_eight_bits = True
+
+    def _products(self, digits: torch.Tensor) -> torch.Tensor:
+        return super()._products(digits.nan_to_num_(0))  # it refuses what is no number; the row's peak is none, and shows it
+
+
+class OnednnInt8Linear(_EngineInt8Linear):
+    """oneDNN; on ARM, up to torch 2.10 at least, right only for the number of rows that a packed matrix first met."""
+
+    engine = "onednn"
+
+
+class PlainInt8Linear(Int8Linear):
+    """Sums of integers that float32 holds exactly, block by block, and those as integers."""
+
+    def pack(self, rounded: Rounded) -> None:
+        self._levels, self._scales = rounded["levels"], rounded["scales"]
+
+    def _products(self, digits: torch.Tensor) -> torch.Tensor:
+        found = digits.new_empty((len(digits), self.out_features))
+        for block in _blocks(self.out_features):
+            sums = digits.new_zeros((len(digits), len(self._levels[block])), dtype=torch.int32)
+            for first in range(0, self.in_features, EXACT_INPUTS):
+                columns = slice(first, min(first + EXACT_INPUTS, self.in_features))
+                sums += F.linear(digits[:, columns], self._levels[block, columns].float()).int()
+            found[:, block] = sums.float().mul_(self._scales[block])
+        return found
+
+
 class Int4Linear(QuantisedLinear):
-    """See the module. Raises `InputError` for a layer that torch's kernel cannot take."""
+    """See the module. Raises `InputError` for a layer that cannot be packed so. A kernel's `_products` takes bfloat16."""
 
     @staticmethod
     def rounded(weight: torch.Tensor) -> Rounded:
@@ -132,14 +187,6 @@ class Int4Linear(QuantisedLinear):
             pairs[block] = levels[:, ::2] | levels[:, 1::2] << 4
         return {"levels": pairs, "scales": scales, "zeros": zeros}
 
-    def pack(self, rounded: Rounded) -> None:
-        more = (0, 0, 0, -self.out_features % OUTPUTS)
-        pairs = F.pad(rounded["levels"], more)
-        levels = torch.stack([pairs & 15, pairs >> 4], dim=2).flatten(1)
-        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels.int(), 2)
-        scales, zeros = F.pad(rounded["scales"], more), F.pad(rounded["zeros"], more)
-        self._scales = torch.stack([scales, zeros], dim=2).transpose(0, 1).contiguous()  # [groups, out, 2]
-
     @staticmethod
     def bytes_of(inputs: int, outputs: int) -> int:
         blocks = -(-outputs // OUTPUTS) * OUTPUTS
@@ -154,12 +201,45 @@ class Int4Linear(QuantisedLinear):
 
     def _products(self, rows: torch.Tensor) -> torch.Tensor:
         """`[rows, out or more]` from `[rows, in]`, in bfloat16."""
+        raise NotImplementedError
+
+
+class TorchInt4Linear(Int4Linear):
+    """By torch's kernel for CPUs."""
+
+    def pack(self, rounded: Rounded) -> None:
+        more = (0, 0, 0, -self.out_features % OUTPUTS)
+        pairs = F.pad(rounded["levels"], more)
+        levels = torch.stack([pairs & 15, pairs >> 4], dim=2).flatten(1)
+        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels.int(), 2)
+        scales, zeros = F.pad(rounded["scales"], more), F.pad(rounded["zeros"], more)
+        self._scales = torch.stack([scales, zeros], dim=2).transpose(0, 1).contiguous()  # [groups, out, 2]
+
+    def _products(self, rows: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self._packed, GROUP, self._scales)
         return found
 
 
+class PlainInt4Linear(Int4Linear):
+    """In float32, the weights of a block of outputs at a time."""
+
+    def pack(self, rounded: Rounded) -> None:
+        self._pairs, self._scales, self._zeros = rounded["levels"], rounded["scales"], rounded["zeros"]
+
+    def _products(self, rows: torch.Tensor) -> torch.Tensor:
+        found = rows.new_empty((len(rows), self.out_features))
+        for block in _blocks(self.out_features):
+            pairs = self._pairs[block]
+            levels = torch.stack([pairs & 15, pairs >> 4], dim=2).view(len(pairs), -1, GROUP).float() - 8
+            weights = levels * self._scales[block, :, None].float() + self._zeros[block, :, None].float()  # [out, groups, GROUP]
+            found[:, block] = F.linear(rows.float(), weights.flatten(1)).bfloat16()
+        return found
+
+
 LINEARS: dict[str, type[QuantisedLinear]] = {"int8": Int8Linear, "int4": Int4Linear}
-"""By the name of the precision."""
+"""How matrices are rounded and what they take, by the name of the precision; `kernels.py` has what multiplies them."""
+PLAIN_LINEARS: dict[str, type[QuantisedLinear]] = {"int8": PlainInt8Linear, "int4": PlainInt4Linear}
+"""Those that need no kernel but float32's."""
 
 
 def quantise(linear: nn.Linear, weight: torch.Tensor, kind: type[QuantisedLinear]) -> None:
@@ -186,6 +266,17 @@ def packed_bytes(modules: Iterable[nn.Module]) -> Iterator[int]:
 def _blocks(rows: int) -> Iterator[slice]:
     """Slices of `BLOCK_ROWS` and a rest."""
     return (slice(first, first + BLOCK_ROWS) for first in range(0, rows, BLOCK_ROWS))
+
+
+@contextlib.contextmanager
+def quantised_engine(name: str) -> Iterator[None]:
+    """What torch packs for while it lasts; a packed matrix remembers it."""
+    before = torch.backends.quantized.engine
+    torch.backends.quantized.engine = name
+    try:
+        yield
+    finally:
+        torch.backends.quantized.engine = before
 
 
 def _prepacked(levels: torch.Tensor, scale: torch.Tensor) -> Any:

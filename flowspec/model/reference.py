@@ -18,7 +18,7 @@ from flowspec.core.precision import ACTIVATIONS
 from flowspec.model.experts import EXPERTS_NAME, pack_experts
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf import whole_model
-from flowspec.model.quantised import LINEARS, QuantisedLinear, quantise
+from flowspec.model.quantised import PLAIN_LINEARS, QuantisedLinear, quantise
 from flowspec.model.sampler import F32, Sampler, margin
 from flowspec.model.slice import DTYPES
 
@@ -47,7 +47,9 @@ class Reference:
         torch.set_num_threads(1)  # one answer at a time is too small for more, and daemons want the other cores
         transformers_logging.disable_progress_bar()
         activations = DTYPES[ACTIVATIONS[dtype]]
-        options = {"experts_implementation": EXPERTS_NAME if dtype in LINEARS else "eager"}  # transformers' own cannot run packed ones
+        options = {
+            "experts_implementation": EXPERTS_NAME if dtype in PLAIN_LINEARS else "eager"
+        }  # transformers' own cannot run packed ones
         if files.gguf is not None:
             self._model: Any = whole_model(files, activations, **options).eval()
         else:
@@ -57,8 +59,8 @@ class Reference:
             self._model = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=activations, local_files_only=True, trust_remote_code=False, use_safetensors=True, **options
             ).eval()
-        if dtype in LINEARS:
-            self._quantise(LINEARS[dtype])
+        if dtype in PLAIN_LINEARS:  # none of the kernels that slices use: one that is wrong must not be wrong on both sides
+            self._quantise(PLAIN_LINEARS[dtype])
         self._answers: dict[tuple[Any, ...], list[int]] = {}
         self.noise = NOISE_FLOOR / NOISE_FACTOR
 

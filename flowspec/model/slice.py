@@ -20,7 +20,7 @@ from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.files import ModelFiles
-from flowspec.model.half import packing_of
+from flowspec.model.kernels import packing_of
 from flowspec.model.pieces import Pieces, Span, head_dim
 from flowspec.model.sampler import F32, Sampler, logprobs
 from flowspec.model.support import family_of

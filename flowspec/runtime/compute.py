@@ -22,6 +22,7 @@ from flowspec.core.messages import Expand, Proposed, Release
 from flowspec.core.slots import slots_in
 from flowspec.errors import FlowSpecError, NoRoomError
 from flowspec.model.files import ModelFiles
+from flowspec.model.trials import run_trial
 from flowspec.plan.profile import DeviceProfile
 from flowspec.runtime.emulation import DeviceEmulation, Pacer
 from flowspec.runtime.heap import free_cycles, give_back, keep_for_good
@@ -202,6 +203,8 @@ class ComputeThread:
         )
 
     def _load(self, assign: Assign) -> None:
+        self.line.begin(self._hold)
+        self._try_kernels("float32", "cpu")  # all else stands on it, and on torch, which must not be imported here where that kills
         from flowspec.model.pieces import Span
         from flowspec.model.slice import Slice
         from flowspec.runtime.loading import check_memory, slice_weights
@@ -228,7 +231,7 @@ class ComputeThread:
         give_back()
         use_threads(self.machine.threads)
         device = pick_device(self.machine.device)
-        self.line.begin(self._hold)
+        self._try_kernels(assign.dtype, str(device))
         try:
             files = self._open(assign, span)
             cache_bytes_max = check_memory(files, span, assign, device, self.machine.memory_bytes)
@@ -241,6 +244,12 @@ class ComputeThread:
         self._take_on(self._slice, assign, cache_bytes_max)
         self._files, self._loaded_as = files, wanted
         self._tell(_loaded(self._slice, reused=False, received_bytes=received_bytes))
+
+    def _try_kernels(self, dtype: str, device: str) -> None:
+        """Makes sure that a precision runs right here; raises `InputError` where it does not."""
+        found = run_trial(dtype, device, partial(self.line.show, "trying kernels"))
+        if found.detour:
+            log.warning("%s", found.detour)
 
     def _take_on(self, part: Slice, assign: Assign, cache_bytes_max: int) -> None:
         """Makes of loaded layers what is assigned, with nothing cached."""

@@ -12,8 +12,9 @@ from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import ClusterError, NoRoomError
 from flowspec.model.files import ModelFiles, is_gguf
 from flowspec.model.free_memory import free_bytes
-from flowspec.model.half import packing_of
+from flowspec.model.kernels import packing_of
 from flowspec.model.pieces import Pieces, Span, head_dim
+from flowspec.model.quantised import LINEARS
 from flowspec.model.slice import DTYPES
 from flowspec.model.support import family_of
 from flowspec.model.weights import SliceWeights, sorted_weights, weight_bytes
@@ -61,13 +62,14 @@ def slice_weights(files: ModelFiles, span: Span, dtype: str, device: torch.devic
     return sorted_weights(pieces, files.tensors(), packing_of(dtype, device))
 
 
-def slice_memory(files: ModelFiles, span: Span, dtype: str, context: int, device: torch.device = CPU) -> SliceMemory:
-    """The memory of a slice, from file headers; nothing is loaded. A tied embedding counts once per slice."""
+def slice_memory(files: ModelFiles, span: Span, dtype: str, context: int, device: torch.device | None = None) -> SliceMemory:
+    """The memory of a slice on a device (None: on most), from file headers; nothing is loaded. A tied embedding counts once per slice."""
     config = files.config()
     pieces = Pieces.build(config, family_of(config, files.model), span)
     activations = DTYPES[ACTIVATIONS[dtype]]
+    packing = LINEARS.get(dtype) if device is None else packing_of(dtype, device)
     return SliceMemory(
-        weight_bytes=weight_bytes(pieces, files.tensors(), activations, packing_of(dtype, device)),
+        weight_bytes=weight_bytes(pieces, files.tensors(), activations, packing),
         cache_bytes=cache_bytes(
             layers=span.end - span.first,
             kv_heads=config.num_key_value_heads,

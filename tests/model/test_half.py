@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import platform
 from pathlib import Path
 
 import pytest
@@ -15,11 +15,13 @@ from flowspec.core.events import Submit
 from flowspec.core.head import HeadCore
 from flowspec.core.messages import Sampling
 from flowspec.model.files import ModelFiles
-from flowspec.model.half import HalfLinear, packing_of
+from flowspec.model.half import FbgemmHalfLinear, PlainHalfLinear
+from flowspec.model.kernels import kernels_of, packing_of
 from flowspec.model.pieces import Span
-from flowspec.model.quantised import quantise
+from flowspec.model.quantised import QuantisedLinear, quantise
 from flowspec.model.reference import Reference
 from flowspec.model.slice import Slice
+from flowspec.model.trials import Trial, Verdict
 from flowspec.runtime.loading import slice_memory
 from flowspec.testbed.checkpoints import SMALL, make_checkpoint
 from tests.model.slices import CPU, load, pipeline
@@ -27,26 +29,19 @@ from tests.model.slices import CPU, load, pipeline
 DTYPES = (torch.bfloat16, torch.float16)
 WIDE = {**SMALL, "hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 320, "initializer_range": 0.05}
 """The narrowest layers that are packed."""
-pytestmark = pytest.mark.skipif("fbgemm" not in torch.backends.quantized.supported_engines, reason="this torch has no FBGEMM")
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="FBGEMM is a library for x86")
 
 
-@pytest.fixture
-def as_without_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a processor without instructions for 16 bits, whatever this one has."""
-    monkeypatch.setattr("flowspec.model.half._is_worth_it", lambda dtype: True)
+def use(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor without instructions for 16 bits, where `kernel` was found right; whatever this one has."""
+    monkeypatch.setattr("flowspec.model.kernels.has_instructions", lambda dtype: False)
+    verdicts = (Verdict(kernel=kernel, fault=""),)
+    monkeypatch.setattr("flowspec.model.kernels.tried", lambda dtype, device: Trial(dtype=dtype, device=device, verdicts=verdicts))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def engine() -> Iterator[None]:
-    before = torch.backends.quantized.engine
-    torch.backends.quantized.engine = "fbgemm"
-    yield
-    torch.backends.quantized.engine = before
-
-
-def packed(weight: torch.Tensor) -> nn.Linear:
+def packed(weight: torch.Tensor, linear: type[QuantisedLinear] = FbgemmHalfLinear) -> nn.Linear:
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    quantise(layer, weight, HalfLinear)
+    quantise(layer, weight, linear)
     return layer
 
 
@@ -87,7 +82,7 @@ def test_sums_are_those_of_float32(dtype: torch.dtype) -> None:
     layer, bias = nn.Linear(1024, 70).to(dtype), torch.randn(70)
     layer.bias = nn.Parameter(bias)
     weight = layer.weight.detach().double()
-    quantise(layer, layer.weight.detach(), HalfLinear)
+    quantise(layer, layer.weight.detach(), FbgemmHalfLinear)
     x = torch.randn(3, 5, 1024).to(dtype)
     exact = x.double() @ weight.t() + bias
     assert (layer(x.float()) - exact).norm() < 3e-7 * exact.norm()
@@ -99,14 +94,17 @@ def test_sums_are_those_of_float32(dtype: torch.dtype) -> None:
     assert torch.isfinite(layer(x)[0]).all()
 
 
-@pytest.mark.usefixtures("as_without_instructions")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_slices_follow_the_plain_model_in_one_process(dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kernel", "linear"), [("fbgemm", FbgemmHalfLinear), ("plain", PlainHalfLinear)])
+def test_slices_follow_the_plain_model_in_one_process(
+    kernel: str, linear: type[QuantisedLinear], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(kernel, monkeypatch)
     folder = make_checkpoint(tmp_path, "llama", WIDE)
     reference = Reference(ModelFiles(str(folder)), dtype)
     prompt, sampling = tuple(range(3, 60)), Sampling(temperature=1.0, seed=3)
     slices = load(folder, [0, 1, 2], dtype)
-    assert isinstance(slices[0].pieces.layers[0].mlp.up_proj, HalfLinear)
+    assert isinstance(slices[0].pieces.layers[0].mlp.up_proj, linear)
     run = pipeline(slices, HeadCore(context=400, stage_count=2))
     run.give(Submit(request=1, prompt=prompt, new_tokens_max=30, sampling=sampling, stop_ids=frozenset()))
     run.settle()
@@ -120,28 +118,41 @@ def test_slices_take_the_memory_that_was_foretold_and_no_more_than_unpacked(
 ) -> None:
     files = ModelFiles(str(make_checkpoint(tmp_path, "llama", {**WIDE, "tie_word_embeddings": is_tied})))
     spans = [Span(first=first, end=end, count=2) for first, end in ((0, 2), (1, 2))]
-    monkeypatch.setattr("flowspec.model.half._is_worth_it", lambda dtype: False)
+    use("torch", monkeypatch)
     plain = [Slice.load(files, span, "bfloat16", CPU).weight_bytes for span in spans]
-    monkeypatch.setattr("flowspec.model.half._is_worth_it", lambda dtype: True)
+    use("fbgemm", monkeypatch)
     for span, unpacked in zip(spans, plain, strict=True):
         part = Slice.load(files, span, "bfloat16", CPU)
-        assert part.weight_bytes == slice_memory(files, span, "bfloat16", 100).weight_bytes == unpacked
-        assert isinstance(part.pieces.lm_head, HalfLinear) == (not (is_tied and span.is_first)), "a tied one is not held twice"
+        assert part.weight_bytes == slice_memory(files, span, "bfloat16", 100, CPU).weight_bytes == unpacked
+        assert isinstance(part.pieces.lm_head, FbgemmHalfLinear) == (not (is_tied and span.is_first)), "a tied one is not held twice"
 
 
-@pytest.mark.usefixtures("as_without_instructions")
-def test_what_is_not_packed() -> None:
-    assert packing_of("bfloat16", CPU) is HalfLinear
-    assert packing_of("float32", CPU) is None
-    assert packing_of("bfloat16", torch.device("cuda")) is None
-    assert HalfLinear.takes(torch.Size((4096, 11008)))  # 2% of padding
-    assert not HalfLinear.takes(torch.Size((4096, 896)))
-    assert not HalfLinear.takes(torch.Size((8, 512, 512)))
+def test_what_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    use("fbgemm", monkeypatch)
+    assert packing_of("bfloat16", CPU) is FbgemmHalfLinear
+    assert FbgemmHalfLinear.takes(torch.Size((4096, 11008)))  # 2% of padding
+    assert not FbgemmHalfLinear.takes(torch.Size((4096, 896)))
+    assert not FbgemmHalfLinear.takes(torch.Size((8, 512, 512)))
+    assert PlainHalfLinear.takes(torch.Size((8, 512, 512))), "where torch's are wrong nothing is left to them"
 
 
-def test_a_torch_without_the_kernel_runs_layers_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.quantized, "engine", "qnnpack")
-    assert packing_of("bfloat16", CPU) is None
-    monkeypatch.setattr(torch.backends.quantized, "engine", "fbgemm")
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
-    assert packing_of("bfloat16", CPU) is None, "this processor has its own instructions"
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_plain_kernel_sums_in_float32(dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    weight, x = torch.randn(2100, 70).to(dtype), torch.randn(3, 5, 70).to(dtype)
+    exact = x.double() @ weight.double().t()
+    found = packed(weight, PlainHalfLinear)
+    assert (found(x.float()) - exact).norm() < 3e-7 * exact.norm()
+    assert found(x).dtype == dtype
+    assert found(x[:0]).shape == (0, 5, 2100)
+
+
+def test_torch_is_preferred_where_the_processor_has_instructions_or_fbgemm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowspec.model.kernels.has_instructions", lambda dtype: False)
+    assert [kernel.name for kernel in kernels_of("bfloat16", CPU)] == ["fbgemm", "torch", "plain"]
+    monkeypatch.setattr("flowspec.model.kernels.has_instructions", lambda dtype: True)
+    assert [kernel.name for kernel in kernels_of("bfloat16", CPU)] == ["torch", "plain"]
+    monkeypatch.setattr("flowspec.model.kernels.has_instructions", lambda dtype: False)
+    monkeypatch.setattr("flowspec.model.kernels._engines", lambda: ("qnnpack",))
+    assert [kernel.name for kernel in kernels_of("bfloat16", CPU)] == ["torch", "plain"]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -17,8 +16,9 @@ from flowspec.core.head import HeadCore
 from flowspec.core.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
+from flowspec.model.kernels import kernels_of, packing_of
 from flowspec.model.pieces import Span
-from flowspec.model.quantised import DIGIT, LINEARS, Int8Linear, quantise
+from flowspec.model.quantised import DIGIT, LINEARS, PlainInt4Linear, QnnpackInt8Linear, QuantisedLinear, quantise
 from flowspec.model.reference import Reference
 from flowspec.model.slice import Slice
 from flowspec.runtime.loading import slice_memory
@@ -27,83 +27,105 @@ from tests.model.slices import CPU, load, pipeline
 
 ERRORS = {"int8": 0.012, "int4": 0.11}
 """Norm of what packing changes in a product, as a share of the product's; normal weights and inputs."""
-ENGINES = [name for name in ("x86", "qnnpack") if name in torch.backends.quantized.supported_engines]
 
 
-def packed(kind: str, inputs: int, outputs: int, *, has_bias: bool = True) -> tuple[nn.Linear, nn.Linear]:
+def kernels(kind: str, *, rows_alone: bool = False) -> list[type[QuantisedLinear]]:
+    """What is used on this processor, and the plain kernel; with `rows_alone` those of them that promise that."""
+    packing = packing_of(kind, CPU)
+    found = [kernel for kernel in kernels_of(kind, CPU) if kernel.linear is packing or kernel.name == "plain"]
+    return [kernel.linear for kernel in found if kernel.linear is not None and (kernel.rows_alone or not rows_alone)]
+
+
+def int8_kernels() -> list[type[QuantisedLinear]]:
+    """Also QNNPACK's, which is right wherever it was tried."""
+    others = [QnnpackInt8Linear] if "qnnpack" in torch.backends.quantized.supported_engines else []
+    return list(dict.fromkeys([*kernels("int8"), *others]))
+
+
+def packed(linear: type[QuantisedLinear], inputs: int, outputs: int, *, has_bias: bool = True) -> tuple[nn.Linear, nn.Linear]:
     """A layer of random weights as it is, and packed."""
     plain = nn.Linear(inputs, outputs, bias=has_bias)
     found = copy.deepcopy(plain)
-    quantise(found, plain.weight.detach(), LINEARS[kind])
+    quantise(found, plain.weight.detach(), linear)
     return plain, found
-
-
-@pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = torch.backends.quantized.engine
-    torch.backends.quantized.engine = request.param
-    yield request.param
-    torch.backends.quantized.engine = before
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", LINEARS)
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_a_packed_layer_is_near_the_plain_one(kind: str, has_bias: bool) -> None:
-    torch.manual_seed(1)
-    plain, found = packed(kind, 256, 50, has_bias=has_bias)
-    x = torch.randn(2, 5, 256)
-    expected, got = plain(x), found(x)
-    assert got.shape == expected.shape
-    error = ((got - expected).norm() / expected.norm()).item()
-    assert ERRORS[kind] / 20 < error < ERRORS[kind]
-    assert found.weight is None, "the plain weights are gone"
+    for linear in kernels(kind):
+        torch.manual_seed(1)
+        plain, found = packed(linear, 256, 50, has_bias=has_bias)
+        x = torch.randn(2, 5, 256)
+        expected, got = plain(x), found(x)
+        assert got.shape == expected.shape
+        error = ((got - expected).norm() / expected.norm()).item()
+        assert ERRORS[kind] / 20 < error < ERRORS[kind]
+        assert found.weight is None, "the plain weights are gone"
 
 
 @torch.inference_mode()
 @given(rows=st.integers(1, 40), inputs=st.sampled_from([32, 96, 512]), seed=st.integers(0, 9), size=st.sampled_from([1e-6, 1.0, 1e4]))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("kind", LINEARS)
 def test_a_row_does_not_depend_on_the_rows_beside_it(kind: str, rows: int, inputs: int, seed: int, size: float) -> None:
-    torch.manual_seed(seed)
-    _, layer = packed(kind, inputs, 32)
-    x = torch.randn(rows, inputs) * size
-    x[0] *= 100
-    whole = layer(x)
-    for count in {1, rows // 2 or 1, rows}:
-        first = int(torch.randint(0, rows - count + 1, ()))
-        assert torch.equal(layer(x[first : first + count]), whole[first : first + count])
+    for linear in kernels(kind, rows_alone=True):
+        torch.manual_seed(seed)
+        _, layer = packed(linear, inputs, 32)
+        x = torch.randn(rows, inputs) * size
+        x[0] *= 100
+        whole = layer(x)
+        for count in {1, rows // 2 or 1, rows}:
+            first = int(torch.randint(0, rows - count + 1, ()))
+            assert torch.equal(layer(x[first : first + count]), whole[first : first + count])
 
 
 @torch.inference_mode()
-def test_int8_is_an_exact_product_of_rounded_weights_and_two_digits(engine: str) -> None:
+@given(rows=st.integers(1, 20), inputs=st.sampled_from([32, 515, 4500]), seed=st.integers(0, 9))
+@settings(max_examples=20)
+def test_all_kernels_of_int8_give_the_same_bits(rows: int, inputs: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    weight, x = torch.randn(40, inputs), torch.randn(rows, inputs)
+    first, *others = [layer_of(linear, weight)(x) for linear in int8_kernels()]
+    assert all(torch.equal(found, first) for found in others)
+
+
+def layer_of(linear: type[QuantisedLinear], weight: torch.Tensor) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    quantise(layer, weight, linear)
+    return layer
+
+
+@torch.inference_mode()
+def test_int8_is_an_exact_product_of_rounded_weights_and_two_digits() -> None:
     """No product is lost to saturation, even where all are as large as they can be."""
     torch.manual_seed(2)
-    layer = nn.Linear(515, 24, bias=False)
     weights = torch.randint(-127, 128, (24, 515)).float()
     weights[:, 0] = 127  # so that each output's scale is 1
     weights[0], weights[1] = 127, -127
-    quantise(layer, weights, Int8Linear)
     x = torch.randint(-DIGIT, DIGIT + 1, (9, 515)).float()
     x[:, 0] = DIGIT  # so that each row's scale is 1, too
     x[0], x[1] = DIGIT, torch.tensor([DIGIT, -DIGIT]).repeat(258)[:515]
-    assert torch.equal(layer(x).double(), x.double() @ weights.double().t()), engine
     finer = x.clamp(1 - DIGIT, DIGIT - 1) + torch.randint(-DIGIT, DIGIT + 1, x.shape) / (2 * DIGIT)
     finer[:, 0] = DIGIT
     expected = finer.double() @ weights.double().t()
-    assert (layer(finer).double() - expected).abs().max() < 1e-6 * expected.abs().max(), "the second digit is exact, too"
+    for linear in int8_kernels():
+        layer = layer_of(linear, weights)
+        assert torch.equal(layer(x).double(), x.double() @ weights.double().t())
+        assert (layer(finer).double() - expected).abs().max() < 1e-6 * expected.abs().max(), "the second digit is exact, too"
 
 
 @torch.inference_mode()
 def test_rows_of_zeros_and_of_no_numbers() -> None:
-    _, layer = packed("int8", 64, 16, has_bias=False)
-    assert torch.equal(layer(torch.zeros(3, 64)), torch.zeros(3, 16))
-    assert layer(torch.zeros(0, 64)).shape == (0, 16)
-    broken = torch.ones(2, 64)
-    broken[1, 3] = float("nan")
-    found = layer(broken)
-    assert torch.isfinite(found[0]).all()
-    assert not torch.isfinite(found[1]).any(), "what overflowed must show, not turn into numbers"
+    for linear in int8_kernels():
+        _, layer = packed(linear, 64, 16, has_bias=False)
+        assert torch.equal(layer(torch.zeros(3, 64)), torch.zeros(3, 16))
+        assert layer(torch.zeros(0, 64)).shape == (0, 16)
+        broken = torch.ones(2, 64)
+        broken[1, 3] = float("nan")
+        found = layer(broken)
+        assert torch.isfinite(found[0]).all()
+        assert not torch.isfinite(found[1]).any(), "what overflowed must show, not turn into numbers"
 
 
 @pytest.mark.parametrize("kind", LINEARS)
@@ -174,4 +196,4 @@ def test_a_mixture_takes_the_memory_that_was_foretold(kind: str, variant: str, t
 
 def test_what_cannot_be_packed_is_refused() -> None:
     with pytest.raises(InputError, match="int4 takes inputs in groups of 32, but this model has a layer of 48"):
-        packed("int4", 48, 16)
+        packed(PlainInt4Linear, 48, 16)

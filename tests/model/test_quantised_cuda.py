@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from torch import nn
 
 from flowspec.errors import InputError
-from flowspec.model import quantised_cuda
-from flowspec.model.quantised import GROUP, LINEARS, Int8Linear, Rounded, pack
-from flowspec.model.quantised_cuda import CUDA_LINEARS, CudaInt8Linear, fault_of, quantised_for
+from flowspec.model.kernels import kernels_of
+from flowspec.model.quantised import GROUP, LINEARS, PLAIN_LINEARS, pack
+from flowspec.model.quantised_cuda import CudaInt4Linear, CudaInt8Linear
 
-CPU = torch.device("cpu")
+CUDA_LINEARS = {"int8": CudaInt8Linear, "int4": CudaInt4Linear}
 
 
 def both(kind: str, inputs: int, outputs: int) -> tuple[nn.Linear, nn.Linear]:
     """A packed layer for CPUs, and the same one for GPUs."""
     weight = torch.randn(outputs, inputs)
     layers = []
-    for linears in (LINEARS, CUDA_LINEARS):
+    for linears in (PLAIN_LINEARS, CUDA_LINEARS):
         layer = nn.Linear(inputs, outputs)
         with torch.no_grad():
             assert layer.bias is not None
@@ -70,36 +70,15 @@ def test_int4_is_laid_out_as_its_kernel_wants(outputs: int) -> None:
     assert (found - expected).norm() < 0.01 * expected.norm()
 
 
-class OffByOne(Int8Linear):
-    def pack(self, rounded: Rounded) -> None:
-        super().pack({**rounded, "levels": rounded["levels"].roll(1, 0)})
-
-
-class Batched(CudaInt8Linear):
-    def _products(self, digits: torch.Tensor) -> torch.Tensor:
-        return super()._products(digits) * (1 + 1e-6 * len(digits))
-
-
-@pytest.mark.parametrize(
-    ("kind", "fault"),
-    [(CudaInt8Linear, ""), (OffByOne, "it computes something else than a CPU"), (Batched, "its rows depend on the rows beside them")],
-)
-def test_a_kernel_is_tried_before_it_is_used(kind: type[Int8Linear], fault: str) -> None:
-    assert fault_of("int8", kind, CPU) == fault
-
-
 def test_what_a_device_cannot_do_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 0)
-    assert quantised_for("int8", CPU) is Int8Linear
     with pytest.raises(InputError, match="int8 runs on CPUs and CUDA, not on mps"):
-        quantised_for("int8", torch.device("mps"))
+        kernels_of("int8", torch.device("mps"))
     capability = (7, 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     with pytest.raises(InputError, match=r"int4 needs a GPU of compute capability 8.0 \(an Orin or newer\)"):
-        quantised_for("int4", gpu)
+        kernels_of("int4", gpu)
     capability = (8, 7)
-    monkeypatch.setattr(quantised_cuda, "fault_of", lambda *_: "no kernel image")
-    with pytest.raises(InputError, match=r"^int4 does not run on cuda:0 with torch .*: no kernel image; use --dtype float16"):
-        quantised_for("int4", gpu)
-    monkeypatch.setattr(quantised_cuda, "fault_of", lambda *_: "")
-    assert quantised_for("int4", gpu) is CUDA_LINEARS["int4"]
+    assert [kernel.linear for kernel in kernels_of("int4", gpu)] == [CudaInt4Linear]
+    assert [kernel.linear for kernel in kernels_of("int8", gpu)] == [CudaInt8Linear]
+    assert [kernel.linear for kernel in kernels_of("float16", gpu)] == [None]

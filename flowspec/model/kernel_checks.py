@@ -1,0 +1,251 @@
+"""Tries kernels on this processor against whole numbers and float64: `python -m flowspec.model.kernel_checks DTYPE DEVICE`.
+
+Run by `trials.py` in a process of its own, which may die of it. Prints a JSON line before and after each kernel, and ends with the
+first that is right. What is expected is computed here, by numpy, from numbers that every precision holds exactly: it shares neither code nor
+kernel with what is tried. Rows come in changing numbers from 1 to 32, alone and together, with one thread and with all: kernels
+were seen that are right only for some of these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import nn
+
+from flowspec.core.precision import ACTIVATIONS
+from flowspec.errors import InputError
+from flowspec.model.attention import TreeBatch, TreeCache, TreeRows, tree_attention
+from flowspec.model.kernels import Kernel, kernels_of
+from flowspec.model.quantised import DIGIT, GROUP, WEIGHT_MAX, quantise
+from flowspec.model.slice import DTYPES
+from flowspec.model.trials import ATTENTION
+
+F64 = NDArray[np.float64]
+
+SHAPES = ((64, 48), (160, 21), (512, 320), (2080, 34), (4096, 32))
+"""Inputs and outputs of matrices: blocks of kernels with and without a rest, and sums of one and of several blocks."""
+ROW_COUNTS = (1, 32, 2, 17, 3, 16, 8, 1, 31, 5, 32, 4, 7, 12)
+"""How many rows run at once, one call after another."""
+ROWS = max(ROW_COUNTS)
+EPSILONS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""The distance from 1 to the next number."""
+SMALL = 8
+"""Inputs are whole numbers up to this, and weights up to twice this, where sums are to be exact in float32."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="flowspec-kernel-checks", description=__doc__)
+    parser.add_argument("dtype", choices=tuple(ACTIVATIONS))
+    parser.add_argument("device")
+    parser.add_argument("--skip", action="append", default=[], help="a kernel that was judged already")
+    args = parser.parse_args()
+    device = torch.device(args.device)
+    try:
+        kernels = kernels_of(args.dtype, device)
+    except InputError as error:
+        _say(error=str(error))
+        return
+    checks = [(ATTENTION, partial(attention_fault, args.dtype, device))]
+    checks += [(kernel.name, partial(linear_fault, args.dtype, kernel, device)) for kernel in kernels]
+    is_found = False
+    for place, (name, check) in enumerate(checks, 1):
+        if name in args.skip or is_found:
+            continue
+        share = place / (len(checks) + 1)
+        _say(at=name, share=share)
+        try:
+            fault = check()
+        except (RuntimeError, NotImplementedError, InputError) as error:  # how torch says that it cannot do something here
+            fault = "fails: " + str(error).partition("\n")[0][:200]
+        _say(fault=fault, share=share)
+        is_found = name != ATTENTION and not fault
+    _say(done=True)
+
+
+def _say(**word: object) -> None:
+    print(json.dumps(word), flush=True)
+
+
+# ----------------------------------------------------------------------------------------------- matrices of weights
+
+
+@torch.inference_mode()
+def linear_fault(dtype: str, kernel: Kernel, device: torch.device) -> str:
+    """What is wrong with a kernel, or nothing."""
+    for inputs, outputs in SHAPES:
+        weights, rows, expected, allowed = _numbers(dtype, inputs, outputs)
+        layer = _layer(dtype, kernel, weights, device)
+        given = torch.from_numpy(rows).to(DTYPES[ACTIVATIONS[dtype]]).to(device)
+        uneven = torch.from_numpy(np.random.default_rng(inputs).normal(size=rows.shape)).to(given)  # whose sums depend on their order
+        together: torch.Tensor | None = None
+        for threads in _thread_counts():
+            torch.set_num_threads(threads)
+            for count, first in _portions():
+                own = slice(first, first + count)
+                where = f"for {count} rows of {inputs} x {outputs} with {threads} threads"
+                off = np.abs(layer(given[own]).double().cpu().numpy() - expected[own])
+                if not (off <= allowed[own]).all():
+                    return f"computes something else than it should {where}: off by {off.max():.3g}"
+                found = layer(uneven[own])
+                together = found if together is None else together
+                if kernel.rows_alone and not torch.equal(found, together[own]):
+                    return f"makes a row depend on the rows beside it {where}"
+    return ""
+
+
+def _portions() -> Iterator[tuple[int, int]]:
+    """How many rows run, and the first of them: all, every number in changing order, and each row alone."""
+    yield ROWS, 0
+    for turn, count in enumerate(ROW_COUNTS):
+        yield count, 5 * turn % (ROWS - count + 1)
+    for row in range(0, ROWS, 3):
+        yield 1, row
+
+
+def _thread_counts() -> tuple[int, ...]:
+    most = os.cpu_count() or 1
+    return (1,) if most == 1 else (1, most)
+
+
+def _layer(dtype: str, kernel: Kernel, weights: F64, device: torch.device) -> nn.Linear:
+    outputs, inputs = weights.shape
+    layer = nn.Linear(inputs, outputs, bias=False, device="meta")
+    values = torch.from_numpy(weights).to(DTYPES[ACTIVATIONS[dtype]]).to(device)
+    if kernel.linear is None:
+        layer.weight = nn.Parameter(values, requires_grad=False)
+    else:
+        quantise(layer, values, kernel.linear)
+    return layer
+
+
+def _numbers(dtype: str, inputs: int, outputs: int) -> tuple[F64, F64, F64, F64]:
+    """Weights `[out, in]`, rows `[ROWS, in]`, what their product is, and by how much it may be missed."""
+    make = {"int8": _int8_numbers, "int4": _int4_numbers}.get(dtype, _plain_numbers)
+    generator = np.random.default_rng(inputs * 10007 + outputs)
+    weights, rows = make(generator, inputs, outputs)
+    expected = rows @ weights.T
+    epsilon = EPSILONS[ACTIVATIONS[dtype]]
+    rounding = epsilon / 2 * np.abs(expected)  # of the result; the sums of all but float32 are whole numbers, which float32 holds
+    spread = np.abs(rows) @ np.abs(weights.T)
+    if dtype == "float32":
+        return weights, rows, expected, rounding + epsilon * np.sqrt(inputs) * spread / 4
+    return weights, rows, expected, rounding + EPSILONS["float32"] * spread
+
+
+def _int8_numbers(generator: np.random.Generator, inputs: int, outputs: int) -> tuple[F64, F64]:
+    """Weights that are levels times a power of two, with the largest level in each output; rows of digits that are kept exactly.
+
+    The first output and row have the largest number everywhere: kernels that saturate do it there.
+    """
+    levels = generator.integers(-WEIGHT_MAX, WEIGHT_MAX + 1, (outputs, inputs)).astype(np.float64)
+    digits = generator.integers(-DIGIT, DIGIT + 1, (ROWS, inputs)).astype(np.float64)
+    levels[0], digits[0] = WEIGHT_MAX, DIGIT
+    levels[:, 1], digits[:, 2] = WEIGHT_MAX, -DIGIT
+    return levels * _powers(generator, outputs), digits * _powers(generator, ROWS)
+
+
+def _int4_numbers(generator: np.random.Generator, inputs: int, outputs: int) -> tuple[F64, F64]:
+    """Weights of 16 levels, both ends in each group, around a whole number that is the group's."""
+    levels = generator.integers(0, 16, (outputs, inputs // GROUP, GROUP)).astype(np.float64)
+    levels[..., 3], levels[..., 7] = 0, 15
+    zeros = generator.integers(-SMALL, SMALL + 1, (outputs, inputs // GROUP, 1))
+    weights = (levels - 8 + zeros).reshape(outputs, inputs)
+    rows = generator.integers(-SMALL, SMALL + 1, (ROWS, inputs)).astype(np.float64)
+    return weights * _powers(generator, outputs), rows * _powers(generator, ROWS)
+
+
+def _plain_numbers(generator: np.random.Generator, inputs: int, outputs: int) -> tuple[F64, F64]:
+    """Whole numbers times powers of two, so that sums are exact in float32 whatever their order; small enough for float16."""
+    weights = generator.integers(-2 * SMALL, 2 * SMALL + 1, (outputs, inputs)).astype(np.float64)
+    rows = generator.integers(-SMALL, SMALL + 1, (ROWS, inputs)).astype(np.float64)
+    return weights * _powers(generator, outputs) / 64, rows * _powers(generator, ROWS)
+
+
+def _powers(generator: np.random.Generator, count: int) -> F64:
+    """A power of two for each row, `[count, 1]`."""
+    return np.exp2(generator.integers(-4, 1, (count, 1)))
+
+
+# ------------------------------------------------------------------------------------------------------ all the rest
+
+HEADS, KV_HEADS, WIDTH = 6, 2, 32
+KEYS = (1, 7, 64, 133)
+TOLERANCES = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
+"""Largest error of what is no sum of whole numbers, beside numbers of about 1: a few roundings."""
+
+
+@torch.inference_mode()
+def attention_fault(dtype: str, device: torch.device) -> str:
+    """What is wrong with all that a layer computes without a matrix of weights, or nothing."""
+    kind, allowed = DTYPES[ACTIVATIONS[dtype]], TOLERANCES[ACTIVATIONS[dtype]]
+    for threads in _thread_counts():
+        torch.set_num_threads(threads)
+        for keys in KEYS:
+            for softcap in (None, 20.0):
+                for count in ROW_COUNTS[:8]:
+                    found, expected = _attended(keys, min(count, keys), softcap, kind, device)
+                    if not np.abs(found - expected).max() <= allowed:
+                        return f"is wrong for {count} rows of {keys} keys: off by {np.abs(found - expected).max():.3g}"
+        for width in (33, 64, 257):
+            values = np.random.default_rng(width).normal(size=(5, width))
+            given = torch.from_numpy(values).to(kind).to(device)
+            exact = given.double().cpu().numpy()
+            for name, made, expected in (
+                ("silu", F.silu(given), exact / (1 + np.exp(-exact))),
+                ("gelu", F.gelu(given, approximate="tanh"), _gelu(exact)),
+                ("rms_norm", F.rms_norm(given.float(), (width,)), exact / np.sqrt((exact**2).mean(axis=1, keepdims=True))),
+                ("softmax", F.softmax(given, dim=-1, dtype=torch.float32), _softmax(exact)),
+            ):
+                off = np.abs(made.double().cpu().numpy() - expected).max()
+                if not off <= allowed:
+                    return f"is right, but {name} of {width} is off by {off:.3g}"
+    return ""
+
+
+def _attended(keys: int, count: int, softcap: float | None, kind: torch.dtype, device: torch.device) -> tuple[F64, F64]:
+    """What the tree attention makes of the last `count` of `keys` nodes with a random mask, and what it should; `[rows, heads, width]`."""
+    generator = np.random.default_rng(keys * 1009 + count)
+    query, key, value = (generator.normal(size=(heads, keys, WIDTH)) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    visible = generator.random((count, keys)) < 0.7
+    visible[np.arange(count), keys - count + np.arange(count)] = True  # a node sees itself
+    given = [torch.from_numpy(part).to(kind).to(device)[None] for part in (query[:, -count:], key, value)]
+    exact = [part[0].double().cpu().numpy() for part in given]
+    cache = TreeCache(layers=1, kv_heads=KV_HEADS, head_dim=WIDTH, slots_max=keys, dtype=kind, device=device)
+    cache.reserve(keys)
+    cache.keys[0, :, :keys], cache.values[0, :, :keys] = given[1][0], given[2][0]
+    slots = torch.arange(keys - count, keys, device=device)
+    rows = TreeRows(cache, 0, slots, slots, torch.arange(keys, dtype=torch.int32, device=device), torch.from_numpy(visible).to(device))
+    module = SimpleNamespace(layer_idx=0)
+    new_keys, new_values = (part[:, :, -count:] for part in given[1:])
+    batch = TreeBatch([rows], 0)
+    found, _ = tree_attention(module, given[0], new_keys, new_values, None, tree=batch, scaling=WIDTH**-0.5, softcap=softcap)
+    scores = np.einsum("hrd,hkd->hrk", exact[0], np.repeat(exact[1], HEADS // KV_HEADS, axis=0)) * WIDTH**-0.5
+    if softcap is not None:
+        scores = np.tanh(scores / softcap) * softcap
+    shares = _softmax(np.where(visible[None], scores, -np.inf))
+    expected = np.einsum("hrk,hkd->rhd", shares, np.repeat(exact[2], HEADS // KV_HEADS, axis=0))
+    return found[0].double().cpu().numpy(), expected
+
+
+def _softmax(scores: F64) -> F64:
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    shares: F64 = powers / powers.sum(axis=-1, keepdims=True)
+    return shares
+
+
+def _gelu(values: F64) -> F64:
+    curved: F64 = 0.5 * values * (1 + np.tanh(np.sqrt(2 / np.pi) * (values + 0.044715 * values**3)))
+    return curved
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""What multiplies the matrices of a precision, and which of it this process uses: the first that was found right on this processor.
+
+Nothing is used because of its name. An engine that is called `x86` was seen in builds of torch for ARM, where it runs instructions that
+a Raspberry Pi lacks; another gives right results for the first number of rows that it meets, and garbage for all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flowspec.errors import InputError
+from flowspec.model.half import FbgemmHalfLinear, PlainHalfLinear, has_instructions
+from flowspec.model.quantised import (
+    OnednnInt8Linear,
+    PlainInt4Linear,
+    PlainInt8Linear,
+    QnnpackInt8Linear,
+    QuantisedLinear,
+    TorchInt4Linear,
+    X86Int8Linear,
+)
+from flowspec.model.quantised_cuda import INT4_CAPABILITY, CudaInt4Linear, CudaInt8Linear
+from flowspec.model.trials import tried
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One way to multiply the matrices of a precision.
+
+    `linear` packs them (None: torch's own layers, as they are). `rows_alone`: it promises the same bits for a row whatever rows run beside it.
+    """
+
+    name: str
+    linear: type[QuantisedLinear] | None
+    rows_alone: bool
+
+
+_TORCH = Kernel(name="torch", linear=None, rows_alone=False)
+_INT8 = (
+    Kernel(name="x86", linear=X86Int8Linear, rows_alone=True),
+    Kernel(name="qnnpack", linear=QnnpackInt8Linear, rows_alone=True),
+    Kernel(name="onednn", linear=OnednnInt8Linear, rows_alone=True),
+)
+"""Engines of torch; it says which ones it was built with."""
+
+
+def kernels_of(dtype: str, device: torch.device) -> tuple[Kernel, ...]:
+    """Those that this torch has for a precision, the best first; on CPUs the last one needs nothing but float32.
+
+    Raises `InputError` where there is none.
+    """
+    if device.type == "cpu":
+        return _cpu_kernels(dtype)
+    if dtype not in ("int8", "int4"):
+        return (_TORCH,)
+    if device.type != "cuda":
+        raise InputError(f"{dtype} runs on CPUs and CUDA, not on {device.type}; use --dtype bfloat16")
+    if dtype == "int8":
+        return (Kernel(name="torch._int_mm", linear=CudaInt8Linear, rows_alone=True),)
+    if torch.cuda.get_device_capability(device) < INT4_CAPABILITY:
+        raise InputError(
+            f"int4 needs a GPU of compute capability 8.0 (an Orin or newer); use --dtype int8, or --device cpu on {device}'s daemon"
+        )
+    return (Kernel(name="tinygemm", linear=CudaInt4Linear, rows_alone=True),)
+
+
+def _cpu_kernels(dtype: str) -> tuple[Kernel, ...]:
+    engines = _engines()
+    if dtype == "int8":
+        built_in = tuple(kernel for kernel in _INT8 if kernel.name in engines)
+        return (*built_in, Kernel(name="plain", linear=PlainInt8Linear, rows_alone=True))
+    if dtype == "int4":
+        own = Kernel(name="torch", linear=TorchInt4Linear, rows_alone=True)
+        return (own, Kernel(name="plain", linear=PlainInt4Linear, rows_alone=False))
+    if dtype == "float32":
+        return (_TORCH,)
+    plain = Kernel(name="plain", linear=PlainHalfLinear, rows_alone=False)
+    if "fbgemm" in engines and hasattr(torch.ops.quantized, "linear_prepack_fp16") and not has_instructions(dtype):
+        return (Kernel(name="fbgemm", linear=FbgemmHalfLinear, rows_alone=True), _TORCH, plain)
+    return (_TORCH, plain)
+
+
+def _engines() -> Sequence[str]:
+    """What this torch was built with; which of it runs right is another question."""
+    found: Sequence[str] = torch.backends.quantized.supported_engines
+    return found
+
+
+def packing_of(dtype: str, device: torch.device) -> type[QuantisedLinear] | None:
+    """What packs the linear layers of a model in this precision; None where torch runs them well as they are.
+
+    The first use of a precision on a device tries its kernels, which takes some seconds. Raises `InputError` for a device that has no right one.
+    """
+    kernels = {kernel.name: kernel for kernel in kernels_of(dtype, device)}
+    return kernels[tried(dtype, str(device)).kernel].linear

@@ -1,0 +1,99 @@
+"""Kernels that are broken as real ones were, and the checks' process with them: `python -m tests.model.broken_kernels HOW[,HOW] int8 cpu`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import torch
+
+from flowspec.model.kernels import Kernel
+from flowspec.model.quantised import PlainInt4Linear, PlainInt8Linear, Rounded
+
+
+class RightForTheFirstRowCount(PlainInt8Linear):
+    """As oneDNN's on ARM: garbage for every number of rows but the one that came first; here for more than one."""
+
+    def _products(self, digits: torch.Tensor) -> torch.Tensor:
+        found = super()._products(digits)
+        return found if len(digits) == 2 else found.roll(1, 1)  # two digits a row
+
+
+class OffInOneScale(PlainInt8Linear):
+    def pack(self, rounded: Rounded) -> None:
+        scales = rounded["scales"].clone()
+        scales[len(scales) // 2] *= 1.01
+        super().pack({**rounded, "scales": scales})
+
+
+class RowsTogether(PlainInt4Linear):
+    """Right for whole numbers, however many; all others are rounded by how many rows there are."""
+
+    def _products(self, rows: torch.Tensor) -> torch.Tensor:
+        is_whole = bool((16 * rows == (16 * rows).round()).all())
+        found = super()._products(rows)
+        return found if is_whole else found * (1 + len(rows) / 256)
+
+
+class Killed(PlainInt8Linear):
+    how = signal.SIGILL
+
+    def _products(self, digits: torch.Tensor) -> torch.Tensor:
+        os.kill(os.getpid(), self.how)
+        return super()._products(digits)
+
+
+class Segfault(Killed):
+    how = signal.SIGSEGV
+
+
+class Hanging(PlainInt8Linear):
+    def _products(self, digits: torch.Tensor) -> torch.Tensor:
+        time.sleep(3600)
+        return super()._products(digits)
+
+
+class Raising(PlainInt8Linear):
+    def pack(self, rounded: Rounded) -> None:
+        raise RuntimeError("unknown architecure\nand a trace")
+
+
+class Exiting(PlainInt8Linear):
+    def pack(self, rounded: Rounded) -> None:
+        os._exit(3)
+
+
+BROKEN = {
+    "wrong": RightForTheFirstRowCount,
+    "scale": OffInOneScale,
+    "sigill": Killed,
+    "sigsegv": Segfault,
+    "hang": Hanging,
+    "raise": Raising,
+    "exit": Exiting,
+}
+
+
+def break_int8(names: list[str]) -> None:
+    """Puts broken kernels before int8's plain one; with `only` among the names in its place."""
+    from flowspec.model import kernel_checks, kernels
+
+    whole = kernels.kernels_of
+
+    def kernels_of(dtype: str, device: torch.device) -> tuple[Kernel, ...]:
+        if dtype != "int8":
+            return whole(dtype, device)
+        broken = tuple(Kernel(name=name, linear=BROKEN[name], rows_alone=True) for name in names if name != "only")
+        return broken if "only" in names else (*broken, whole(dtype, device)[-1])
+
+    kernels.kernels_of = kernels_of
+    kernel_checks.kernels_of = kernels_of
+
+
+if __name__ == "__main__":
+    from flowspec.model import kernel_checks
+
+    break_int8(sys.argv.pop(1).split(","))
+    kernel_checks.main()

@@ -1,0 +1,145 @@
+"""Kernels are tried before they are used: what is wrong, dies or hangs is noticed, and the next one takes its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowspec.errors import InputError
+from flowspec.model import kernel_checks, kernels, trials
+from flowspec.model.kernels import Kernel, kernels_of, packing_of
+from flowspec.model.quantised import PlainInt4Linear, PlainInt8Linear
+from flowspec.model.trials import ATTENTION, Trial, Verdict, run_trial
+from tests.model.broken_kernels import OffInOneScale, RightForTheFirstRowCount, RowsTogether
+from tests.model.slices import CPU
+
+DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_kernel_that_is_used_here_is_right(dtype: str) -> None:
+    found = run_trial(dtype, "cpu")
+    assert found.kernel in [kernel.name for kernel in kernels_of(dtype, CPU)]
+    assert found.verdicts[0] == Verdict(kernel=ATTENTION, fault="")
+    assert found.verdicts[-1] == Verdict(kernel=found.kernel, fault="")
+    assert packing_of(dtype, CPU) is next(kernel.linear for kernel in kernels_of(dtype, CPU) if kernel.name == found.kernel)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
+def test_the_plain_kernels_are_right(dtype: str) -> None:
+    assert kernel_checks.linear_fault(dtype, kernels_of(dtype, CPU)[-1], CPU) == ""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "linear", "fault"),
+    [
+        ("int8", RightForTheFirstRowCount, "computes something else than it should for 32 rows of 64 x 48"),
+        ("int8", OffInOneScale, "computes something else than it should for 32 rows of 64 x 48 with 1 threads: off by"),
+        ("int4", RowsTogether, "makes a row depend on the rows beside it for 1 rows of 64 x 48"),
+    ],
+)
+def test_what_is_wrong_with_a_kernel_is_found(dtype: str, linear: type[PlainInt8Linear | PlainInt4Linear], fault: str) -> None:
+    found = kernel_checks.linear_fault(dtype, Kernel(name="broken", linear=linear, rows_alone=True), CPU)
+    assert found.startswith(fault), found
+
+
+def test_attention_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernel_checks.attention_fault("bfloat16", CPU) == ""
+    right = torch.nn.functional.scaled_dot_product_attention
+
+    def without_mask(*args: torch.Tensor, **options: object) -> torch.Tensor:
+        return right(*args, **{**options, "attn_mask": None})  # type: ignore[arg-type]
+
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", without_mask)
+    assert kernel_checks.attention_fault("bfloat16", CPU).startswith("is wrong for")
+
+
+def child(*how: str) -> list[str]:
+    """The checks' process, with int8's kernels broken in these ways, one after another."""
+    return [sys.executable, "-m", "tests.model.broken_kernels", ",".join(how)]
+
+
+@pytest.mark.parametrize(
+    ("how", "fault"),
+    [
+        ("wrong", "computes something else than it should for 32 rows of 64 x 48"),
+        ("sigill", "ran an instruction that this processor does not have"),
+        ("sigsegv", "ended by SIGSEGV"),
+        ("hang", "did not end within 20 s"),
+        ("raise", "fails: unknown architecure"),
+        ("exit", "ended with status 3"),
+    ],
+)
+def test_the_next_kernel_takes_the_place_of_one_that_is_broken(how: str, fault: str, tmp_path: Path) -> None:
+    shares: list[float] = []
+    found = run_trial("int8", "cpu", shares.append, folder=tmp_path, command=child(how), limit_s=20)
+    assert [verdict.kernel for verdict in found.verdicts] == [ATTENTION, how, "plain"]
+    assert found.verdicts[1].fault.startswith(fault)
+    assert found.kernel == "plain"
+    assert found.detour.startswith("int8 with torch ")
+    assert f"plain is used, for {how} {fault}" in found.detour
+    assert len(list((tmp_path / "kernels").glob("*.json"))) == (how != "hang"), "a busy machine must not cost the better kernel for good"
+    assert shares[-1] > shares[0]
+
+
+def test_what_was_found_is_kept_for_this_processor_and_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run_trial("int8", "cpu", folder=tmp_path, command=child("raise"))
+    never = ["/does/not/exist"]
+    assert run_trial("int8", "cpu", folder=tmp_path, command=never) == first
+    (path,) = (tmp_path / "kernels").glob("int8-*.json")
+    path.write_text("{")
+    with pytest.raises(FileNotFoundError):
+        run_trial("int8", "cpu", folder=tmp_path, command=never)
+    run_trial("int8", "cpu", folder=tmp_path, command=child("raise"))
+    for change in ("_processor_block", "_torch_build"):
+        with monkeypatch.context() as patch:
+            patch.setattr(trials, change, lambda: "another")
+            with pytest.raises(FileNotFoundError):
+                run_trial("int8", "cpu", folder=tmp_path, command=never)
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    with pytest.raises(FileNotFoundError):
+        run_trial("int8", "cpu", folder=tmp_path, command=never)
+
+
+def test_a_precision_without_a_right_kernel_is_refused_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"int8 does not run right on cpu with torch .*: wrong computes .*; use another --dtype"
+    ) as refusal:
+        run_trial("int8", "cpu", folder=tmp_path, command=child("wrong", "only"))
+    assert "\n" not in str(refusal.value)
+    trial = Trial(dtype="int8", device="cpu", verdicts=(Verdict(kernel=ATTENTION, fault="is wrong"), Verdict(kernel="plain", fault="")))
+    assert trial.kernel == "", "nothing takes attention's place"
+
+
+def test_a_torch_that_dies_when_it_is_imported_is_told_of(tmp_path: Path) -> None:
+    died = [sys.executable, "-c", f"import os; os.kill(os.getpid(), {int(signal.SIGILL)})"]
+    with pytest.raises(InputError, match=r"torch .* cannot be imported on .*: .* instruction that this processor does not have; install"):
+        run_trial("float32", "cpu", folder=tmp_path, command=died)
+
+
+def test_a_device_that_cannot_do_a_precision_is_told_of(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="int8 runs on CPUs and CUDA, not on meta"):
+        run_trial("int8", "meta", folder=tmp_path)
+
+
+def test_kernels_are_tried_where_they_come_first_and_no_others() -> None:
+    """Of int8's engines only those that torch was built with, and at last what needs none."""
+    names = [kernel.name for kernel in kernels_of("int8", CPU)]
+    assert names[-1] == "plain"
+    assert set(names[:-1]) == {"x86", "qnnpack", "onednn"} & set(torch.backends.quantized.supported_engines)
+
+
+def test_processors_are_told_apart_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "_processor_block", lambda: "processor: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0b\nFeatures: fp asimd")
+    assert trials.processor().endswith("(CPU part 0xd0b)")
+    monkeypatch.setattr(trials, "_processor_block", lambda: "model name\t: Some Processor: fast\n")
+    assert trials.processor() == "Some Processor: fast"
+    assert json.dumps(trials.torch_version()) == json.dumps(torch.__version__)
+    assert os.cpu_count()
+    assert kernels.packing_of("float32", CPU) is None
