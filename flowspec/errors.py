@@ -30,6 +30,10 @@ class NoRoomError(ClusterError):
     """What is asked of a device does not fit into its memory."""
 
 
+class UnexpectedError(ClusterError):
+    """Something failed on a device that nobody foresaw: a fault in FlowSpec, or in a library that it uses."""
+
+
 class BrokenError(ClusterError):
     """A pipeline cannot go on because of `device` (empty: of none in particular); others may take its place. `why` is the text in short.
 

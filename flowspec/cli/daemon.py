@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import logging
 import socket
 from pathlib import Path
@@ -88,6 +89,10 @@ def run(args: argparse.Namespace) -> int:
     if args.insecure:
         log.warning("insecure: whoever reaches this port may use the device, and can read and change what it computes")
     daemon.stop_on_signals()
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler):
+            # What ends the process at once, as SIGILL does, leaves a trace in the log.
+            faulthandler.enable(handler.stream)
     with _announced(daemon) if args.announce else contextlib.nullcontext():
         daemon.run()
     return 0

@@ -185,11 +185,12 @@ class ModelFiles:
                 functools.partial(AutoConfig.from_pretrained, folder, local_files_only=True, trust_remote_code=False),
             )
         try:
-            config = read()
+            return decoder_config(read(), self.model)
+        except InputError:
+            raise
         except Exception as error:  # noqa: BLE001 - transformers lets out whatever it meets in a broken file
             text = " ".join(str(error).split())  # some of these errors say what is wrong on their second line
             raise InputError(f"cannot read the {name} of {self.model!r}: {text:.200}") from None
-        return decoder_config(config, self.model)
 
     def weight_map(self) -> dict[str, str]:
         """Tensor name -> file name, for one safetensors file or sharded ones, or a GGUF file."""

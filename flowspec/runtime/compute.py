@@ -1,6 +1,10 @@
 """The compute thread of a daemon: loads slices and drafters and runs jobs, one after another, while the poller keeps listening.
 
 Work goes in by `post`, results come back on `results` with a wake-up. Heavy imports happen here, on the first Assign.
+
+Whatever fails here ends the hold that it was done for, and nothing else: an error that nobody foresaw is logged with
+its traceback, the slice that met it is forgotten, and the next head's work is done as ever. Only what ends the process
+(SIGILL, torch's abort) ends a daemon.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from flowspec.core.cluster_messages import Assign
 from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers
 from flowspec.core.messages import Expand, Proposed, Release
 from flowspec.core.slots import slots_in
-from flowspec.errors import FlowSpecError, NoRoomError
+from flowspec.errors import FlowSpecError, NoRoomError, UnexpectedError, first_line
 from flowspec.model.files import ModelFiles
 from flowspec.model.trials import run_trial
 from flowspec.plan.profile import DeviceProfile
@@ -68,12 +72,12 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crashed:
-    """A bug: not an expected error."""
+    """A bug at the head: not an expected error. A daemon outlives it (`UnexpectedError`)."""
 
     error: BaseException
 
 
-Result = Loaded | LoadProgress | Asked | Failed | Crashed | LayersDone | Proposed
+Result = Loaded | LoadProgress | Asked | Failed | LayersDone | Proposed
 Work = Assign | RunLayers | OpenCache | ClearSlots | CloseCache | Expand | Release
 
 
@@ -108,6 +112,7 @@ class ComputeThread:
         self._wake = wake
         self._work: queue.SimpleQueue[tuple[int, Work] | None] = queue.SimpleQueue()
         self._hold = 0
+        self._failed_hold = -1
         self.line = Line(self._tell)
         self._slice: Slice | None = None
         self._drafter: LanguageModelDrafter | None = None
@@ -139,16 +144,30 @@ class ComputeThread:
     def _run(self) -> None:
         while (item := self._work.get()) is not None:
             self._hold, work = item
+            if self._hold == self._failed_hold:
+                continue  # it was posted before the poller knew, and what it is for is gone
             try:
                 self._do(work)
             except FlowSpecError as error:
-                self._tell(Failed(error=error))
-            except BaseException as error:  # noqa: BLE001 - the top of a thread: the poller thread raises it
+                self._fail(error)
+            except BaseException as error:  # the top of a thread: one head's work must not end the daemon
                 if is_out_of_memory(error):
                     text = "out of memory; give this device fewer layers, or use a smaller --context or --dtype"
-                    self._tell(Failed(error=NoRoomError(text)))
+                    self._fail(NoRoomError(text))
                 else:
-                    self._tell(Crashed(error=error))
+                    log.exception("unexpected error %s", doing(work))
+                    self._forget()
+                    self._fail(unexpected(error, doing(work)))
+
+    def _fail(self, error: FlowSpecError) -> None:
+        """Gives up the work; where no slice is left, all that was posted for the hold behind it, too."""
+        if self._slice is None:
+            self._failed_hold = self._hold
+        self._tell(Failed(error=error))
+
+    def _forget(self) -> None:
+        """No slice is held any more, nor anything that belongs to one."""
+        self._slice, self._drafter, self._files, self._loaded_as = None, None, None, None
 
     def _tell(self, result: Result) -> None:
         self.results.append((self._hold, result))
@@ -226,7 +245,7 @@ class ComputeThread:
             self._take_on(self._slice, assign, room)
             self._tell(_loaded(self._slice, reused=True))
             return
-        self._slice, self._drafter, self._files, self._loaded_as = None, None, None, None
+        self._forget()
         free_cycles()
         give_back()
         use_threads(self.machine.threads)
@@ -290,6 +309,23 @@ def _loaded(part: Slice, *, reused: bool, received_bytes: int = 0) -> Loaded:
         vocabulary_size=part.config.vocab_size,
         reused=reused,
     )
+
+
+def doing(work: Work) -> str:
+    """What was being done when it failed, for a line to people."""
+    if isinstance(work, Assign):
+        layers = f"layers {work.first_layer} to {work.end_layer - 1}"
+        what = layers if work.drafting is None else "the drafter"
+        return f"while loading {what} in {work.dtype}"
+    if isinstance(work, Expand):
+        return "while drafting"
+    return "while running layers" if isinstance(work, RunLayers) else "while making or closing a cache"
+
+
+def unexpected(error: BaseException, during: str) -> UnexpectedError:
+    """The one line about an error that nobody foresaw."""
+    what = f"{type(error).__name__}: {first_line(error)}" if str(error).strip() else type(error).__name__
+    return UnexpectedError(f"unexpected error {during}: {what}; see the daemon's log there, and report it")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

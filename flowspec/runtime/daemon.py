@@ -37,9 +37,9 @@ from flowspec.core.facts import AskFacts
 from flowspec.core.incarnation import Claim, Lease
 from flowspec.core.messages import Commit, Expand, Message, Open, Proposed, Release, Segment
 from flowspec.core.stage import StageCore
-from flowspec.errors import FlowSpecError, NoRoomError, PeerError
+from flowspec.errors import FlowSpecError, NoRoomError, PeerError, UnexpectedError
 from flowspec.runtime import timeouts
-from flowspec.runtime.compute import ComputeThread, Crashed, Failed, Loaded, Machine, Result
+from flowspec.runtime.compute import ComputeThread, Failed, Loaded, Machine, Result
 from flowspec.runtime.emulation import DeviceEmulation
 from flowspec.runtime.health.clerk import Clerk
 from flowspec.runtime.health.thermometer import Thermometer
@@ -364,8 +364,6 @@ class Daemon:
 
     def _result(self, number: int, result: Result, now_s: float) -> None:
         """What the compute thread did for hold `number`; of a head that is gone it counts for nothing."""
-        if isinstance(result, Crashed):
-            raise result.error
         hold = self._hold
         if hold is None or hold.number != number:
             return
@@ -378,6 +376,9 @@ class Daemon:
             hold.loaded = result
             hold.tell_ready()
         elif isinstance(result, Failed):
+            if isinstance(result.error, UnexpectedError):
+                self._fail(str(result.error), "gone")  # as if it had crashed: another device may do its part
+                return
             is_part = not hold.is_ready or isinstance(result.error, NoRoomError)
             self._fail(str(result.error), "part" if is_part else "")
         else:

@@ -7,6 +7,7 @@ stopped it or died in whatever way, every daemon ends. Prints one JSON line per 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import importlib
 import json
@@ -37,6 +38,7 @@ def main() -> None:
     args = parser.parse_args()
     handler = logging.FileHandler(args.log_file) if args.log_file else logging.StreamHandler(sys.stderr)
     logging.basicConfig(level=args.log_level, handlers=[handler])
+    faulthandler.enable(handler.stream or sys.stderr)  # of the daemons, too
     for name in PRELOADED:
         importlib.import_module(name)
     if args.family:

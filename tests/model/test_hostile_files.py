@@ -88,6 +88,15 @@ def test_a_config_that_would_make_a_daemon_build_without_end_is_refused(folder: 
         assert len(str(caught.value)) < 400 + len(str(folder))
 
 
+def test_a_whole_model_that_says_nothing_of_ties_is_refused_in_a_line(folder: Path) -> None:
+    """transformers takes it, and its class of the decoder, to which the word is passed on, does not."""
+    config = {**CONFIG, "model_type": "gemma3", "tie_word_embeddings": None}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"cannot read the config.json of .*tie_word_embeddings") as caught:
+        ModelFiles(str(folder)).config()
+    assert "\n" not in str(caught.value)
+
+
 @given(VALUES)
 @example({"weight_map": [[[1]]]})
 @example({"weight_map": {"a": "../x.safetensors"}})

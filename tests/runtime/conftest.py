@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
-from flowspec.runtime.local import LocalCluster
+from flowspec.runtime.compute import Machine
+from flowspec.runtime.daemon import Daemon
+from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.testbed.checkpoints import make_variant
 
 
@@ -35,3 +40,22 @@ def doomed() -> Iterator[LocalCluster]:
     """Daemons that a test may kill."""
     with LocalCluster(3, family="llama", log_level="CRITICAL") as started:
         yield started
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Callable[..., LocalDaemon]]:
+    """Starts a daemon in a thread; its store is `tmp_path / "store"` unless told otherwise."""
+    started: list[tuple[Daemon, threading.Thread]] = []
+
+    def start(store: str = "store", name: str = "alone", **machine: Any) -> LocalDaemon:
+        allowed = Machine(device="cpu", threads=1, cache_dir=tmp_path / store, **machine)
+        daemon = Daemon(host="127.0.0.1", port=0, name=name, machine=allowed)
+        thread = threading.Thread(target=daemon.run)
+        thread.start()
+        started.append((daemon, thread))
+        return LocalDaemon(name=name, port=daemon.port, pid=os.getpid())
+
+    yield start
+    for daemon, thread in started:
+        daemon.stop("the test is over")
+        thread.join()

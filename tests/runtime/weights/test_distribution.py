@@ -28,8 +28,6 @@ from flowspec.errors import ClusterError
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.plan.placement import ClusterPlan
-from flowspec.runtime.compute import Machine
-from flowspec.runtime.daemon import Daemon
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.weights import server
@@ -64,25 +62,6 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(stores: Path) -> Iterator[LocalCluster]:
     with LocalCluster(4, family="llama", log_level="CRITICAL", cache_dir=stores) as started:
         yield started
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Callable[..., LocalDaemon]]:
-    """Starts a daemon in a thread; its store is `tmp_path / "store"` unless told otherwise."""
-    started: list[tuple[Daemon, threading.Thread]] = []
-
-    def start(store: str = "store", **machine: Any) -> LocalDaemon:
-        allowed = Machine(device="cpu", threads=1, cache_dir=tmp_path / store, **machine)
-        daemon = Daemon(host="127.0.0.1", port=0, name="alone", machine=allowed)
-        thread = threading.Thread(target=daemon.run)
-        thread.start()
-        started.append((daemon, thread))
-        return LocalDaemon(name="alone", port=daemon.port, pid=os.getpid())
-
-    yield start
-    for daemon, thread in started:
-        daemon.stop("the test is over")
-        thread.join()
 
 
 def only_here(monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:
@@ -394,6 +373,7 @@ CONFIG = '{"model_type": "llama", "num_hidden_layers": %s, "hidden_size": 64, "n
         (CONFIG % (10**9, ""), "num_hidden_layers: expected a number up to 4096"),
         (CONFIG % (8, ', "max_position_embeddings": "x"'), "max_position_embeddings"),
         (CONFIG.replace("llama", "gpt2") % (8, ""), "family 'gpt2'"),
+        (CONFIG.replace("llama", "gemma3") % (8, ', "tie_word_embeddings": null'), "tie_word_embeddings"),
         (CONFIG.replace("llama", "mine") % (8, ', "auto_map": {"AutoConfig": "code.Mine"}'), "cannot read the config.json"),
         (CONFIG.replace("64", '"wide"') % (8, ""), "hidden_size: expected a number up to"),
     ],

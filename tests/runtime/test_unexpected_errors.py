@@ -1,0 +1,147 @@
+"""Errors that nobody foresaw in a daemon's compute thread.
+
+The head gets one line, the daemon's log the traceback, and the next head is served.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowspec.core.messages import Sampling
+from flowspec.core.methods import make_method
+from flowspec.draft.language import LanguageModelDrafter
+from flowspec.errors import ClusterError
+from flowspec.model.reference import Reference
+from flowspec.model.slice import Slice
+from flowspec.runtime import loading, timeouts
+from flowspec.runtime.cluster import Device
+from flowspec.runtime.head import Head
+from flowspec.runtime.local import LocalDaemon
+from flowspec.runtime.pipelines import Recovery
+from flowspec.runtime.session import replan
+from tests.daemons import DaemonProcess
+from tests.runtime.clusters import PROMPT, drafter_for, plan_for, submit, tokens_of, wait_until
+
+Start = Callable[..., LocalDaemon]
+COUNT = 60
+WHAT_TO_DO = "see the daemon's log there, and report it"
+
+
+def break_once(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, after: int = 0) -> Callable[[], bool]:
+    """Has a function fail with an odd error at one of its calls; what is returned tells whether it has."""
+    plain, calls, lock = getattr(place, name), 0, threading.Lock()
+
+    def broken(*args: Any, **others: Any) -> Any:
+        nonlocal calls
+        with lock:
+            calls += 1
+            number = calls
+        if number == after + 1:
+            raise KeyError("odd\nand on a second line")
+        return plain(*args, **others)
+
+    monkeypatch.setattr(place, name, broken)
+    return lambda: calls > after
+
+
+def exact(head: Head, reference: Reference) -> None:
+    assert tokens_of(submit(head, count=COUNT)) == reference.generate(PROMPT, Sampling(), COUNT, frozenset())
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> str:
+    """What the daemon wrote about it, with the traceback."""
+    return "".join(record.exc_text or "" for record in caplog.records)
+
+
+def test_while_a_slice_is_loaded(
+    alone: Start, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemon = alone()
+    break_once(monkeypatch, loading, "check_memory")
+    with pytest.raises(ClusterError) as caught:
+        Head(plan_for(folder, [daemon]))
+    what = "unexpected error while loading layers 0 to 7 in float32: KeyError: 'odd"
+    assert str(caught.value).startswith(f"device alone at {daemon.address}: {what}")
+    assert str(caught.value).endswith(WHAT_TO_DO)
+    assert "\n" not in str(caught.value)
+    assert "in check_memory" not in str(caught.value)
+    assert "in _load" in logged(caplog)
+    with Head(plan_for(folder, [daemon])) as head:
+        exact(head, reference)
+
+
+def test_while_a_drafter_is_loaded(alone: Start, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, beside = alone(), alone(name="beside")
+    break_once(monkeypatch, LanguageModelDrafter, "__init__")
+    with pytest.raises(ClusterError, match=rf"beside at .*while loading the drafter in float32: KeyError: .*{WHAT_TO_DO}"):
+        Head(plan_for(folder, [stage]), method=make_method("continuous"), drafters=[drafter_for(folder, beside)])
+    with Head(plan_for(folder, [beside])) as head:
+        exact(head, reference)
+
+
+def test_while_layers_run(
+    alone: Start, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemon = alone()
+    break_once(monkeypatch, Slice, "run", after=4)
+    with Head(plan_for(folder, [daemon])) as head, pytest.raises(ClusterError, match="unexpected error while running layers: KeyError"):
+        tokens_of(submit(head, count=COUNT))
+    assert "in _run_layers" in logged(caplog)
+    with Head(plan_for(folder, [daemon])) as head:
+        exact(head, reference)
+
+
+def surviving(folder: Path, daemons: Sequence[LocalDaemon], notes: list[str]) -> Recovery:
+    devices = [Device(name=daemon.name, address=daemon.address) for daemon in daemons]
+    return Recovery(replan=partial(replan, plan_for(folder, daemons), devices), on_note=notes.append, wait_s=60.0)
+
+
+def test_an_answer_goes_on_without_the_stage_that_met_it(
+    alone: Start, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemons, notes = [alone(name=name) for name in ("one", "two")], list[str]()
+    has_failed = break_once(monkeypatch, Slice, "run", after=20)
+    with Head(plan_for(folder, daemons), recovery=surviving(folder, daemons, notes)) as head:
+        exact(head, reference)
+    assert has_failed()
+    assert notes[0].partition(" (")[0] in ("device one is lost", "device two is lost")
+    assert notes[0].endswith(f"{WHAT_TO_DO})")
+
+
+def test_answers_go_on_without_the_drafter_that_met_it_and_it_comes_back(
+    alone: Start, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeouts, "PROBE_EVERY_S", 0.5)
+    monkeypatch.setattr(timeouts, "BACK_S", 0.5)
+    daemons, beside, notes = [alone()], alone(name="beside"), list[str]()
+    break_once(monkeypatch, LanguageModelDrafter, "draft", after=3)
+    recovery = surviving(folder, daemons, notes)
+    drafters = [drafter_for(folder, beside)]
+    with Head(plan_for(folder, daemons), method=make_method("continuous"), drafters=drafters, recovery=recovery) as head:
+        exact(head, reference)
+        name = f"drafter {folder.name} on beside"
+        assert notes[0].startswith(f"{name} is lost (unexpected error while drafting: KeyError")
+        wait_until(lambda: f"{name} is back" in notes, "the drafter is back")
+        exact(head, reference)
+
+
+def test_a_broken_process_leaves_in_its_log_where_it_was(folder: Path) -> None:
+    """What no Python code can catch: SIGILL of a kernel that this processor lacks, torch's abort."""
+    daemon = DaemonProcess("broken", is_warm=False)
+    head = Head(plan_for(folder, [LocalDaemon(name="broken", port=int(daemon.address.partition(":")[2]), pid=daemon.process.pid)]))
+    os.kill(daemon.process.pid, signal.SIGILL)
+    assert daemon.process.wait(30) == -signal.SIGILL
+    with head, pytest.raises(ClusterError, match=r"broken .*was lost.*: its connection closed; see the daemon's log there"):
+        tokens_of(submit(head))
+    daemon.stop()
+    text = "".join(daemon.lines)
+    assert "Fatal Python error: Illegal instruction" in text
+    assert "in _turn" in text
