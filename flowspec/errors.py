@@ -47,7 +47,7 @@ class BrokenError(ClusterError):
         self.why = why or text
 
 
-def first_line(error: BaseException) -> str:
+def first_line(error: BaseException, chars_max: int = 200) -> str:
     """What another library's error says, in short, and fit to be shown: it may quote a file that somebody else wrote."""
     lines = str(error).strip().splitlines()
-    return "".join(character if character.isprintable() else "?" for character in lines[0][:200]) if lines else type(error).__name__
+    return "".join(character if character.isprintable() else "?" for character in lines[0][:chars_max]) if lines else type(error).__name__

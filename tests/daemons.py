@@ -9,24 +9,28 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tests import warm
 
 CODE = "import sys, flowspec; flowspec.__version__ = sys.argv.pop(1); from flowspec.cli.main import main; sys.exit(main())"
-"""A daemon of another version than ours."""
+PLAIN = ("-m", "flowspec.cli.main")
+
+
+def of_version(version: str) -> tuple[str, ...]:
+    """Runs a daemon of another version than ours."""
+    return "-c", CODE, version
 
 
 class DaemonProcess:
     """A daemon, listening; ends with `stop` or the test."""
 
-    def __init__(self, name: str, *flags: str, version: str | None = None, is_warm: bool = True) -> None:
-        run = ["-m", "flowspec.cli.main"] if version is None else ["-c", CODE, version]
+    def __init__(self, name: str, *flags: str, run: Sequence[str] = PLAIN, is_warm: bool = True) -> None:
         # With a board of its own it need not probe, which takes time and writes into the user's cache folder.
         command = [sys.executable, *run, "daemon", "--port=0", f"--name={name}", "--device=cpu", "--profile=raspberry-pi-4", *flags]
         self.name = name
         self.lines: list[str] = []
-        start = warm.Popen if is_warm and version is None else subprocess.Popen
+        start = warm.Popen if is_warm and run == PLAIN else subprocess.Popen
         self.process = start(command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         for line in self.process.stderr:
@@ -52,8 +56,9 @@ class DaemonProcess:
 
 
 @contextlib.contextmanager
-def daemon_process(name: str, *flags: str, version: str | None = None, is_warm: bool = True) -> Iterator[DaemonProcess]:
-    started = DaemonProcess(name, *flags, version=version, is_warm=is_warm)
+def daemon_process(name: str, *flags: str, run: Sequence[str] = PLAIN, is_warm: bool = True) -> Iterator[DaemonProcess]:
+    """`run` is what Python is told to run as the `flowspec` command."""
+    started = DaemonProcess(name, *flags, run=run, is_warm=is_warm)
     try:
         yield started
     finally:

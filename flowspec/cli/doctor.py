@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             cluster = LocalCluster(options.local, log_level=level, log_file=options.log_file)
             devices = [Device(name=daemon.name, address=daemon.address) for daemon in stack.enter_context(cluster).wait()]
         step = stack.enter_context(progress("asking", step_count(devices)))
-        found = examine(devices, model=needs.model, fingerprint=needs.fingerprint, step=step, keys=keys)
+        found = examine(devices, model=needs.model, fingerprint=needs.fingerprint, dtype=needs.dtype, step=step, keys=keys)
     findings = diagnose(found, gather(AskFacts(), Machine(device="cpu")), needs)
     if args.json:
         print(json.dumps(report(found, findings, needs)))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from flowspec.core import limits
 from flowspec.core.checks import check, check_range, check_text
+from flowspec.core.precision import ACTIVATIONS
 
 INTERFACE_KINDS = ("loopback", "wired", "wi-fi", "bridge", "tunnel", "virtual", "unknown")
 MODEL_STATES = ("", "same", "other", "part", "none")
@@ -25,7 +26,8 @@ class AskFacts:
 
     `address` is the IP address by which it is reached, so that it can tell which interface that is. With a `model` it looks
     whether it has it with this `fingerprint` (nothing is fetched), with a `next_hop` it measures the link to that daemon, `next_name`,
-    at a glance where `is_brief`. `speed` asks how fast it is, which it may have to measure first.
+    at a glance where `is_brief`. `speed` asks how fast it is, and `dtype` which kernel computes that precision there: both may have to be
+    found out first.
     """
 
     address: str = ""
@@ -35,8 +37,10 @@ class AskFacts:
     next_name: str = ""
     is_brief: bool = False
     speed: bool = False
+    dtype: str = ""
 
     def __post_init__(self) -> None:
+        check(self.dtype in ("", *ACTIVATIONS), "dtype", self.dtype, f"{', '.join(ACTIVATIONS)} or empty")
         for field in ("address", "fingerprint", "next_hop", "next_name"):
             check_text(field, getattr(self, field))
         check_text("model", self.model, limits.TEXT_CHARS_MAX)
@@ -114,6 +118,20 @@ class Software:
             check_text(field, getattr(self, field))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFacts:
+    """What computes a precision's matrices: the `kernel` that was found right there, empty for none; `faults` is what is wrong with better ones."""
+
+    dtype: str
+    kernel: str
+    faults: str
+
+    def __post_init__(self) -> None:
+        check(self.dtype in ACTIVATIONS, "dtype", self.dtype, ", ".join(ACTIVATIONS))
+        check_text("kernel", self.kernel)
+        check_text("faults", self.faults, limits.TEXT_CHARS_MAX)
+
+
 SPEED_SOURCES = ("given", "kept", "probed")
 """Of a profile: its daemon's `--profile`, what `flowspec profile --keep` measured, or a short probe of the daemon's own."""
 
@@ -159,7 +177,7 @@ class Facts:
     `clock_s` is its wall clock when it answered, in seconds since 1970. `memory_available_bytes` is what programs may still take;
     `memory_limit_bytes` what its user allows this daemon, 0 for no limit; `resident_bytes` what it takes now. `accelerator` names a
     CUDA device that would be used, whose memory is its own pair of fields. `speed` is None where it was not asked for, and where
-    the daemon cannot tell.
+    the daemon cannot tell. `kernel` is None where it was not asked for.
     """
 
     clock_s: float
@@ -177,6 +195,7 @@ class Facts:
     model: str
     link: LinkFacts | None
     speed: Speed | None
+    kernel: KernelFacts | None
 
     def __post_init__(self) -> None:
         check_range("clock_s", self.clock_s, 0, 1e12)

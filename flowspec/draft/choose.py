@@ -11,6 +11,7 @@ from flowspec.errors import InputError
 from flowspec.model.families import check_family
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, bundled_models
 from flowspec.model.json_files import read_json
+from flowspec.model.trials import check_torch
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +44,7 @@ def open_drafter(
         from flowspec.draft.ngram import NgramDrafter
 
         return NgramDrafter(context)
+    check_torch()
     import torch
 
     from flowspec.draft.language import LanguageModelDrafter

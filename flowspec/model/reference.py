@@ -15,6 +15,7 @@ import torch
 
 from flowspec.core.messages import Sampling
 from flowspec.core.precision import ACTIVATIONS
+from flowspec.errors import ClusterError
 from flowspec.model.experts import EXPERTS_NAME, pack_experts
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf import whole_model
@@ -25,6 +26,9 @@ from flowspec.model.slice import DTYPES
 NOISE_FACTOR = 4.0
 """A margin below this many times the largest difference seen between two shapes of the same pass is a near-tie."""
 NOISE_FLOOR = 1e-6
+NOISE_SHARES = {"float32": 0.002, "float16": 0.1, "bfloat16": 0.5}
+"""Of how far logits lie from each other (their standard deviation), by the dtype of activations: more is no rounding. The bundled model has 1e-5,
+.01 and .08."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +67,7 @@ class Reference:
             self._quantise(PLAIN_LINEARS[dtype])
         self._answers: dict[tuple[Any, ...], list[int]] = {}
         self.noise = NOISE_FLOOR / NOISE_FACTOR
+        self._dtype = dtype
 
     def _quantise(self, kind: type[QuantisedLinear]) -> None:
         """Packs what slices pack: the decoder and `lm_head`, not the towers of a multimodal model."""
@@ -84,7 +89,10 @@ class Reference:
 
     @torch.inference_mode()
     def generate(self, prompt: tuple[int, ...], sampling: Sampling, new_tokens_max: int, stop_ids: frozenset[int]) -> list[int]:
-        """The new tokens, the stop token included if there is one."""
+        """The new tokens, the stop token included if there is one.
+
+        Raises `ClusterError` where two ways to compute them differ by more than rounding can explain.
+        """
         key = (prompt, sampling, new_tokens_max, stop_ids)
         if key in self._answers:
             return self._answers[key]
@@ -99,7 +107,15 @@ class Reference:
             tokens.append(sampler.draw(rows[-1], len(prompt) + len(tokens)))
             fed = tokens[-1:]
         forced = self.forced_logits(prompt, tokens[:-1])
-        self.noise = max(self.noise, *(float(np.abs(a - b).max()) for a, b in zip(rows, forced, strict=True)))
+        noise = max(float(np.abs(a - b).max()) for a, b in zip(rows, forced, strict=True))
+        spread = float(np.mean([np.std(each) for each in forced]))
+        if not noise <= NOISE_SHARES[ACTIVATIONS[self._dtype]] * spread + NOISE_FLOOR:
+            raise ClusterError(
+                f"the plain model's logits in {self._dtype} differ by {noise:.2g} between two ways to compute them, where they lie {spread:.2g} "
+                "apart: that is no rounding, and nothing can be compared with it. A kernel of torch is wrong on this machine; install the "
+                "versions of FlowSpec's constraints folder, or use another --dtype"
+            )
+        self.noise = max(self.noise, noise)
         self._answers[key] = tokens
         return tokens
 

@@ -82,6 +82,14 @@ Tell = Callable[[float], None]
 """Told now and then how far a trial has come, from 0 to 1, so that whoever waits knows that something goes on."""
 
 
+def check_torch() -> None:
+    """Makes sure that torch may be imported into this process, and that it computes float32, which all else stands on.
+
+    Raises `InputError` where importing it would end us.
+    """
+    tried("float32", "cpu")
+
+
 def tried(dtype: str, device: str) -> Trial:
     """`run_trial`, or what it found earlier in this process."""
     return _found.get((dtype, device)) or run_trial(dtype, device)
@@ -93,8 +101,8 @@ def run_trial(
     tell: Tell = lambda share: None,
     *,
     folder: Path | None = None,
-    command: Sequence[str] = CHILD,
-    limit_s: float = TRIAL_S,
+    command: Sequence[str] | None = None,
+    limit_s: float | None = None,
 ) -> Trial:
     """What is known of a precision's kernels on a device of this machine (`cpu`, `cuda:0`): tried now if it was not before.
 
@@ -106,7 +114,7 @@ def run_trial(
         with locked(path):
             found = _kept(path, dtype, device)
             if found is None:
-                found = _try(dtype, device, tell, command, limit_s)
+                found = _try(dtype, device, tell, command or CHILD, limit_s or TRIAL_S)
                 if not any(verdict.is_late for verdict in found.verdicts):  # the machine may just have been busy
                     with contextlib.suppress(OSError):  # it is tried again next time
                         write_whole(path, json.dumps(asdict(found), indent=1).encode())

@@ -23,6 +23,7 @@ from flowspec.errors import InputError
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles, canonical_name
 from flowspec.model.support import context_max, family_of
+from flowspec.model.trials import check_torch
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.shape import shape_of
 from flowspec.plan.sites import Wish
@@ -283,6 +284,7 @@ def open_cluster(
     with contextlib.ExitStack() as stack:
         local = None
         if options.cluster is None:
+            check_torch()
             local = stack.enter_context(
                 LocalCluster(
                     len(every),

@@ -16,7 +16,7 @@ from flowspec.core.facts import AskFacts, Facts
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.health.examine import ask_all
 from flowspec.runtime.links import measure_links
-from tests.daemons import DaemonProcess, daemon_process, slow_wire
+from tests.daemons import DaemonProcess, daemon_process, of_version, slow_wire
 from tests.runtime.clusters import Peer, whole_model
 
 BUNDLED_FOLDER = str(Path(__file__).parents[2] / "flowspec/demo/target")
@@ -75,7 +75,7 @@ def test_everything_that_is_wrong_is_named_with_what_to_do(
     with (
         daemon_process("stopped") as stopped,
         daemon_process("small", "--memory=100MiB") as small,
-        daemon_process("old", version="0.0.9") as old,
+        daemon_process("old", run=of_version("0.0.9")) as old,
         slow_wire(healthy[1].address, 4.0) as slow,
     ):
         stopped.stop()

@@ -1,4 +1,8 @@
-"""Kernels that are broken as real ones were, and the checks' process with them: `python -m tests.model.broken_kernels HOW[,HOW] int8 cpu`."""
+"""Kernels that are broken as real ones were, and processes that have them.
+
+`python -m tests.model.broken_kernels HOW[,HOW] int8 cpu` checks them as `flowspec.model.kernel_checks` does,
+`python -m tests.model.broken_kernels HOW[,HOW] daemon ...` is a `flowspec daemon` that finds them first.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +97,15 @@ def break_int8(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    how = sys.argv.pop(1)
+    break_int8(how.split(","))
+    if sys.argv[1] == "daemon":
+        from flowspec.cli.main import main
+        from flowspec.model import trials
+
+        trials.CHILD = (sys.executable, "-m", "tests.model.broken_kernels", how)
+        trials.TRIAL_S = 20
+        sys.exit(main())
     from flowspec.model import kernel_checks
 
-    break_int8(sys.argv.pop(1).split(","))
     kernel_checks.main()

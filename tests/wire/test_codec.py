@@ -14,7 +14,19 @@ from hypothesis import strategies as st
 
 from flowspec.core import limits
 from flowspec.core.cluster_messages import ERROR_CAUSES, LOADING_STEPS, ROLES, Drafting, Error
-from flowspec.core.facts import INTERFACE_KINDS, MODEL_STATES, SPEED_SOURCES, Board, Facts, Interface, LinkFacts, Software, Speed
+from flowspec.core.facts import (
+    INTERFACE_KINDS,
+    MODEL_STATES,
+    SPEED_SOURCES,
+    AskFacts,
+    Board,
+    Facts,
+    Interface,
+    KernelFacts,
+    LinkFacts,
+    Software,
+    Speed,
+)
 from flowspec.core.messages import (
     Commit,
     Expand,
@@ -30,6 +42,7 @@ from flowspec.core.messages import (
     Verified,
     VerifiedPart,
 )
+from flowspec.core.precision import ACTIVATIONS
 from flowspec.core.weight_messages import AskBytes, AskNames, AskTensors, ModelOffer, NameList, TensorBytes, TensorEntry, TensorList
 from flowspec.errors import PeerError
 from flowspec.wire.codec import BYTES, DTYPE_BYTES, KINDS, Envelope, Tensor, decode, encode
@@ -151,6 +164,7 @@ DEGREES = st.none() | st.floats(-50, 150)
 CLOCKS = st.none() | st.floats(0, 1e4)
 BOARDS = build(Board, throttled=st.none() | st.integers(0, 2**32 - 1), celsius=DEGREES, trip_c=DEGREES, cpu_mhz=CLOCKS, cpu_max_mhz=CLOCKS)
 RATES = ("gb_per_s", "memory_efficiency", "float32", "compute_efficiency")
+DTYPES = st.sampled_from(tuple(ACTIVATIONS))
 FACTS = build(
     Facts,
     software=build(Software),
@@ -159,8 +173,10 @@ FACTS = build(
     model=st.sampled_from(MODEL_STATES),
     link=st.none() | build(LinkFacts),
     speed=st.none() | build(Speed, source=st.sampled_from(SPEED_SOURCES), **dict.fromkeys(RATES, st.floats(0.01, 1))),
+    kernel=st.none() | build(KernelFacts, dtype=DTYPES),
 )
 SPECIAL: dict[str, st.SearchStrategy[Any]] = {
+    "AskFacts": build(AskFacts, dtype=st.just("") | DTYPES),
     "Facts": FACTS,
     "Open": opens(),
     "Commit": commits(),

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from flowspec.core.facts import Facts, Interface, LinkFacts, Software
+from flowspec.core.facts import Facts, Interface, KernelFacts, LinkFacts, Software
 from flowspec.plan.memory import PROCESS_BYTES, mib
 from flowspec.runtime.health.examine import Examined
 from flowspec.runtime.health.finding import NOTE, PROBLEM, WARNING, Finding
@@ -71,6 +71,8 @@ def _of_device(each: Examined, here: Facts, needs: ModelNeeds | None) -> Iterato
             text += ", and certificates of the hub may count as expired"
         yield Finding(severity=WARNING, device=name, check="clock", text=text, advice=advice)
     yield from _of_software(name, facts, here.software)
+    if facts.kernel is not None:
+        yield from _of_kernel(name, facts.kernel)
     yield from heat_findings(name, facts.board)
     if needs is not None:
         yield from _of_model(name, facts.model, needs)
@@ -98,6 +100,17 @@ def _of_software(name: str, facts: Facts, here: Software) -> Iterator[Finding]:
         text = "a Jetson whose daemon does not use its GPU"
         advice = "start its daemon without --device cpu; if it is so, torch and JetPack do not fit each other (docs/devices.md, Jetson)"
         yield Finding(severity=WARNING, device=name, check="cuda", text=text, advice=advice)
+
+
+def _of_kernel(name: str, kernel: KernelFacts) -> Iterator[Finding]:
+    if not kernel.kernel:
+        text = f"{kernel.dtype} cannot be computed there: {kernel.faults}"
+        advice = "use another --dtype, or install the versions that the constraints folder has for that machine"
+        yield Finding(severity=PROBLEM, device=name, check="kernels", text=text, advice=advice)
+    elif kernel.faults:
+        text = f"{kernel.dtype} is computed by the kernel {kernel.kernel} there, which may be slow, for {kernel.faults}"
+        advice = "nothing, answers are right; for speed, install the versions that the constraints folder has for that machine"
+        yield Finding(severity=WARNING, device=name, check="kernels", text=text, advice=advice)
 
 
 def _of_model(name: str, state: str, needs: ModelNeeds) -> Iterator[Finding]:

@@ -32,8 +32,9 @@ from flowspec.wire.codec import decode
 NAME = "flowspec doctor"
 HELLO_S = timeouts.CONNECT_S
 """How long a daemon may take to say Welcome; a head has as much patience."""
-FACTS_S, SPEED_S = 30.0, 120.0
-"""How long it may take to tell its facts, and how fast it is: the first time, it may have to import torch, on a small board from an SD card."""
+FACTS_S, TRIED_S = 30.0, 120.0
+"""How long it may take to tell its facts, and what it may have to try first: how fast it is, which kernels are right. The first time, it may
+have to import torch, on a small board from an SD card."""
 LINK_S = 75.0
 """How long to measure a link to the next device; longer than its time-outs."""
 ASKED_AT_ONCE = 16
@@ -91,11 +92,12 @@ def examine(
     *,
     model: str = "",
     fingerprint: str = "",
+    dtype: str = "",
     step: Step = lambda done: None,
     keys: Keyring | None = None,
 ) -> list[Examined]:
     """Everything that can be found out about these devices, in their order; a device that does not answer has an `ailment`."""
-    found = ask_all(devices, model=model, fingerprint=fingerprint, step=step, keys=keys)
+    found = ask_all(devices, model=model, fingerprint=fingerprint, dtype=dtype, step=step, keys=keys)
     context: zmq.Context[Any] = zmq.Context()
     try:
         for each, following in zip(found, [*found[1:], None], strict=True):
@@ -117,15 +119,17 @@ def ask_all(
     *,
     model: str = "",
     fingerprint: str = "",
+    dtype: str = "",
     speed: Collection[str] = (),
     step: Step = lambda done: None,
     keys: Keyring | None = None,
 ) -> list[Examined]:
-    """The facts of all devices, links left out; those named in `speed` are asked how fast they are, too."""
+    """The facts of all devices, links left out; those named in `speed` are asked how fast they are, too, and all which kernel computes `dtype`."""
     context: zmq.Context[Any] = zmq.Context()
 
     def ask(device: Device) -> Examined:
-        found = _ask(context, device, AskFacts(model=model, fingerprint=fingerprint, speed=device.name in speed), keys)
+        question = AskFacts(model=model, fingerprint=fingerprint, speed=device.name in speed, dtype=dtype)
+        found = _ask(context, device, question, keys)
         step(device.name)
         return found
 
@@ -146,7 +150,7 @@ def _ask(context: zmq.Context[Any], device: Device, question: AskFacts, keys: Ke
             started_s = time.perf_counter()
             found.welcome = talk.hello()
             found.trip_s = (time.perf_counter() - started_s) / 2
-            found.facts = talk.facts(replace(question, address=address), SPEED_S if question.speed else FACTS_S)
+            found.facts = talk.facts(replace(question, address=address), TRIED_S if question.speed or question.dtype else FACTS_S)
             found.clock_offset_s = found.facts.clock_s + found.trip_s - time.time()
     except _Unwell as error:
         found.ailment = error.ailment

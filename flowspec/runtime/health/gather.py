@@ -11,10 +11,11 @@ from pathlib import Path
 
 import psutil
 
-from flowspec.core.facts import AskFacts, Facts, LinkFacts, Software
-from flowspec.core.limits import NAME_CHARS_MAX
-from flowspec.errors import FlowSpecError, InputError
+from flowspec.core import limits
+from flowspec.core.facts import AskFacts, Facts, KernelFacts, LinkFacts, Software
+from flowspec.errors import FlowSpecError, InputError, first_line
 from flowspec.model.files import ModelFiles
+from flowspec.model.trials import run_trial
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.compute import Machine
 from flowspec.runtime.health.board import read_board
@@ -47,6 +48,7 @@ def gather(question: AskFacts, machine: Machine, *, is_held: bool = False, root:
         model=model_state(question.model, question.fingerprint) if question.model else "",
         link=link_facts(next_device, keys, effort) if question.next_hop else None,
         speed=own_speed(machine, may_probe=not is_held) if question.speed else None,
+        kernel=kernel_facts(question.dtype, machine) if question.dtype else None,
     )
 
 
@@ -82,9 +84,24 @@ def link_facts(device: Device, keys: Keyring | None, effort: Effort = BRIEF) -> 
     return LinkFacts(latency_s=peer.latency_s, bandwidth_mbps=peer.bandwidth_mbps)
 
 
+def kernel_facts(dtype: str, machine: Machine) -> KernelFacts:
+    """Which kernel computes a precision on the device that `machine` would use: tried now if it was not before."""
+    try:
+        run_trial("float32", "cpu")  # before torch is imported here
+        device = "cpu"
+        if machine.device != "cpu" and _torch_cuda():
+            from flowspec.runtime.torch_device import pick_device
+
+            device = str(pick_device(machine.device))
+        found = run_trial(dtype, device)
+    except InputError as error:
+        return KernelFacts(dtype=dtype, kernel="", faults=first_line(error, limits.TEXT_CHARS_MAX))
+    return KernelFacts(dtype=dtype, kernel=found.kernel, faults=found.faults[: limits.TEXT_CHARS_MAX])
+
+
 def _version(package: str) -> str:
     try:
-        return importlib.metadata.version(package)[:NAME_CHARS_MAX]
+        return importlib.metadata.version(package)[: limits.NAME_CHARS_MAX]
     except importlib.metadata.PackageNotFoundError:
         return ""
 
@@ -99,7 +116,7 @@ def _torch_cuda() -> str:
     except OSError:
         return ""
     found = re.search(r"""^cuda\b[^=]*=\s*['"]([\w.]+)['"]""", text, re.MULTILINE)
-    return "" if found is None else found[1][:NAME_CHARS_MAX]
+    return "" if found is None else found[1][: limits.NAME_CHARS_MAX]
 
 
 def _accelerator(wanted: str) -> tuple[str, int, int]:
@@ -116,4 +133,4 @@ def _accelerator(wanted: str) -> tuple[str, int, int]:
         return "", 0, 0
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     own_bytes = torch.cuda.memory_reserved(device)  # a slice that is kept goes when another is assigned
-    return torch.cuda.get_device_name(device)[:NAME_CHARS_MAX], total_bytes, free_bytes + own_bytes
+    return torch.cuda.get_device_name(device)[: limits.NAME_CHARS_MAX], total_bytes, free_bytes + own_bytes

@@ -16,6 +16,7 @@ from typing import Any
 from flowspec.core.facts import Speed
 from flowspec.errors import InputError
 from flowspec.folders import cache_folder, locked, write_whole
+from flowspec.model.trials import check_torch
 from flowspec.plan.profile import read_profile
 from flowspec.plan.speed import speed_of
 from flowspec.runtime.compute import Machine
@@ -57,6 +58,7 @@ def _probed(machine: Machine, *, may_probe: bool) -> Speed | None:
 
 
 def _probe(machine: Machine) -> Speed:
+    check_torch()
     from flowspec.runtime.health.probe import probe  # torch, which a daemon needs for its first slice anyway
     from flowspec.runtime.torch_device import pick_device, use_threads
 

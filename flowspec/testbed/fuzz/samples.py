@@ -6,7 +6,7 @@ from typing import Any
 
 from flowspec import __version__
 from flowspec.core.cluster_messages import Assign, Drafting, Error, Hello, Loading, Ping, Pong, Ready, Reset, Welcome
-from flowspec.core.facts import AskFacts, Board, Facts, Interface, LinkFacts, Software
+from flowspec.core.facts import AskFacts, Board, Facts, Interface, KernelFacts, LinkFacts, Software
 from flowspec.core.messages import (
     Commit,
     Expand,
@@ -109,7 +109,9 @@ _MESSAGES: tuple[Message, ...] = (
     NameList(names=("model.norm.weight", "lm_head.weight")),
     TensorList(entries=(TensorEntry(name="model.norm.weight", dtype="F32", shape=(8, 2), size_bytes=64, digest=_DIGEST),)),
     TensorBytes(digest=_DIGEST, offset=4),
-    AskFacts(address="127.0.0.1", model="owner/name", fingerprint="0", next_hop="127.0.0.1:7700", next_name="board", speed=True),
+    AskFacts(
+        address="127.0.0.1", model="owner/name", fingerprint="0", next_hop="127.0.0.1:7700", next_name="board", speed=True, dtype="int8"
+    ),
     Facts(
         clock_s=1e9,
         is_held=True,
@@ -126,6 +128,7 @@ _MESSAGES: tuple[Message, ...] = (
         model="same",
         link=LinkFacts(latency_s=0.001, bandwidth_mbps=900.0),
         speed=speed_of(find_profile("raspberry-pi-4"), "given"),
+        kernel=KernelFacts(dtype="int8", kernel="qnnpack", faults="onednn computes something else than it should"),
     ),
 )
 

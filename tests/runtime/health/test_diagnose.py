@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flowspec.core.facts import Board, Facts, Interface, LinkFacts, Software
+from flowspec.core.facts import Board, Facts, Interface, KernelFacts, LinkFacts, Software
 from flowspec.plan.memory import PROCESS_BYTES, SliceMemory
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.health.diagnose import HERE, diagnose
@@ -33,6 +33,7 @@ FACTS = Facts(
     model="same",
     link=None,
     speed=None,
+    kernel=None,
 )
 GOOD = LinkFacts(latency_s=0.0003, bandwidth_mbps=900.0)
 
@@ -267,3 +268,18 @@ def test_a_model_that_is_not_there_is_noted(model: str, source: str, state: str)
 
 def test_a_busy_device_is_noted() -> None:
     assert findings(with_facts(is_held=True)) == [("note", "pi-1", "held")]
+
+
+def test_kernels_that_are_not_right_are_told_of() -> None:
+    right, slow, none = (
+        KernelFacts(dtype="int8", kernel="x86", faults=""),
+        KernelFacts(dtype="int8", kernel="plain", faults="x86 ran an instruction that this processor does not have"),
+        KernelFacts(dtype="int8", kernel="", faults="int8 does not run right on cpu"),
+    )
+    found = cluster()
+    for each, kernel in zip(found, (right, slow, none), strict=True):
+        each.facts = replace(FACTS, kernel=kernel)
+    told = [finding for finding in diagnose(found, FACTS, None) if finding.check == "kernels"]
+    assert [(finding.severity, finding.device) for finding in told] == [("problem", "pi-2"), ("warning", "pi-1")]
+    assert "int8 is computed by the kernel plain there, which may be slow, for x86 ran an instruction" in told[1].text
+    assert "int8 cannot be computed there: int8 does not run right on cpu" in told[0].text
