@@ -234,7 +234,7 @@ class ComputeThread:
             layers = assign.end_layer - assign.first_layer
             self._pacer = Pacer(self._emulation, stage=assign.stage, stages=assign.stages, layers=layers)
         span = Span(first=assign.first_layer, end=assign.end_layer, count=assign.layer_count)
-        wanted = (assign.fingerprint, assign.first_layer, assign.end_layer, assign.dtype)
+        wanted = (assign.fingerprint, span, assign.dtype)
         if self._slice is not None and self._files is not None and self._loaded_as == wanted:
             self._slice.close_all()
             free_cycles()
