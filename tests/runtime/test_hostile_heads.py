@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from flowspec.core.cluster_messages import Assign, Error, Ready, Reset
-from flowspec.core.messages import Message, Sampling
+from flowspec.core.cluster_messages import Error, Ready, Reset
+from flowspec.core.messages import Sampling
 from flowspec.model.reference import Reference
 from flowspec.runtime.daemon import Daemon
 from flowspec.runtime.head import Head
@@ -29,22 +29,15 @@ def exact(folder: Path, daemon: LocalDaemon, reference: Reference) -> None:
         assert tokens_of(submit(head)) == reference.generate(PROMPT, Sampling(), 20, frozenset())
 
 
-def answer_to(peer: Peer, assign: Assign) -> Message:
-    peer.link.send(assign)
-    while not isinstance(said := peer.answer(), Ready | Error):
-        pass
-    return said
-
-
 def test_a_slice_that_is_kept_is_not_taken_for_one_of_a_model_with_fewer_layers(alone: Start, folder: Path, reference: Reference) -> None:
     daemon = alone(cache_bytes=0)
     whole = whole_model(str(folder), plan_for(folder, [daemon]).fingerprint)
     first = replace(whole, stages=2, end_layer=2, next_hop=daemon.address, next_name=daemon.name)
     with Peer(daemon.address) as control:
         control.greet()
-        assert isinstance(answer_to(control, first), Ready)
+        assert isinstance(control.assign(daemon.address, first), Ready)
         control.link.send(Reset())
-        refused = answer_to(control, replace(whole, end_layer=2, layer_count=2))
+        refused = control.assign(daemon.address, replace(whole, end_layer=2, layer_count=2))
         assert isinstance(refused, Error)
         assert "has 8 layers, the head expects 2" in refused.text
     exact(folder, daemon, reference)
@@ -63,7 +56,7 @@ def test_a_message_that_meets_a_fault_of_ours_costs_its_sender_the_connection_an
     monkeypatch.setattr(Daemon, "_assign", broken)
     with Peer(daemon.address) as control:
         control.greet()
-        refused = answer_to(control, whole_model(str(folder), "0"))
+        refused = control.assign(daemon.address, whole_model(str(folder), "0"))
         assert isinstance(refused, Error)
         assert refused.text.startswith("unexpected error over this message: ZeroDivisionError; see the daemon's log")
     assert any(record.exc_info for record in caplog.records)
