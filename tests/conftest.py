@@ -1,6 +1,7 @@
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -12,6 +13,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # the hub is no part of any test
 
 _state = tempfile.TemporaryDirectory(prefix="flowspec-state-")
 os.environ["XDG_STATE_HOME"] = _state.name  # what chats keep is not the user's
+os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))  # its list of fonts takes long to make
+os.environ["XDG_CACHE_HOME"] = str(Path(_state.name) / "cache")  # nor are digests of weights
 
 settings.register_profile("suite", derandomize=True, deadline=None, max_examples=60)
 settings.register_profile(

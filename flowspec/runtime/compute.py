@@ -25,7 +25,6 @@ from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, 
 from flowspec.core.messages import Expand, Proposed, Release
 from flowspec.core.slots import slots_in
 from flowspec.errors import FlowSpecError, NoRoomError, UnexpectedError, first_line
-from flowspec.model.files import ModelFiles
 from flowspec.model.trials import run_trial
 from flowspec.plan.profile import DeviceProfile
 from flowspec.runtime.emulation import DeviceEmulation, Pacer
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from flowspec.draft.language import LanguageModelDrafter
     from flowspec.model.pieces import Span
     from flowspec.model.slice import Slice
+    from flowspec.runtime.weights.content import Content
 
 log = logging.getLogger("flowspec.daemon")
 
@@ -116,8 +116,7 @@ class ComputeThread:
         self.line = Line(self._tell)
         self._slice: Slice | None = None
         self._drafter: LanguageModelDrafter | None = None
-        self._files: ModelFiles | None = None
-        self._loaded_as: tuple[object, ...] | None = None
+        self._content: Content | None = None
         self._has_imports = False
         self._dead: tuple[tuple[int, int], frozenset[int]] = ((0, 0), frozenset())
         sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -149,25 +148,25 @@ class ComputeThread:
             try:
                 self._do(work)
             except FlowSpecError as error:
-                self._fail(error)
+                self._fail(error, work)
             except BaseException as error:  # the top of a thread: one head's work must not end the daemon
                 if is_out_of_memory(error):
                     text = "out of memory; give this device fewer layers, or use a smaller --context or --dtype"
-                    self._fail(NoRoomError(text))
+                    self._fail(NoRoomError(text), work)
                 else:
                     log.exception("unexpected error %s", doing(work))
                     self._forget()
-                    self._fail(unexpected(error, doing(work)))
+                    self._fail(unexpected(error, doing(work)), work)
 
-    def _fail(self, error: FlowSpecError) -> None:
-        """Gives up the work; where no slice is left, all that was posted for the hold behind it, too."""
-        if self._slice is None:
+    def _fail(self, error: FlowSpecError, work: Work) -> None:
+        """Gives up the work; where the hold has no slice, all that was posted for it behind, too."""
+        if self._slice is None or isinstance(work, Assign):
             self._failed_hold = self._hold
         self._tell(Failed(error=error))
 
     def _forget(self) -> None:
         """No slice is held any more, nor anything that belongs to one."""
-        self._slice, self._drafter, self._files, self._loaded_as = None, None, None, None
+        self._slice, self._drafter, self._content = None, None, None
 
     def _tell(self, result: Result) -> None:
         self.results.append((self._hold, result))
@@ -225,10 +224,6 @@ class ComputeThread:
         self.line.begin(self._hold)
         self._try_kernels("float32", "cpu")  # all else stands on it, and on torch, which must not be imported here where that kills
         from flowspec.model.pieces import Span
-        from flowspec.model.slice import Slice
-        from flowspec.runtime.loading import check_memory, slice_weights
-        from flowspec.runtime.torch_device import pick_device, use_threads
-        from flowspec.runtime.weights.rounded import ready_weights
 
         if not self._has_imports:
             self._has_imports = True
@@ -237,32 +232,47 @@ class ComputeThread:
             layers = assign.end_layer - assign.first_layer
             self._pacer = Pacer(self._emulation, stage=assign.stage, stages=assign.stages, layers=layers)
         span = Span(first=assign.first_layer, end=assign.end_layer, count=assign.layer_count)
-        wanted = (assign.fingerprint, assign.first_layer, assign.end_layer, assign.dtype)
-        if self._slice is not None and self._files is not None and self._loaded_as == wanted:
+        try:
+            self._tell(self._find_and_load(assign, span))
+        finally:
+            self.line.end()
+            give_back()
+
+    def _find_and_load(self, assign: Assign, span: Span) -> Loaded:
+        from flowspec.model.slice import Slice
+        from flowspec.runtime.loading import Places, check_memory, find_source, kept_memory, slice_memory, slice_weights
+        from flowspec.runtime.torch_device import pick_device, use_threads
+        from flowspec.runtime.weights.checked import CheckedFiles
+        from flowspec.runtime.weights.rounded import ready_weights
+
+        store, limit_bytes = self._store(), self.machine.memory_bytes
+        source = find_source(assign, span, self._content, self.line, Places(store=store, folder=self.machine.cache_dir))
+        files = source.files
+        if files is None:
+            assert self._slice is not None, "a content is known of a slice that is kept"
             self._slice.close_all()
             free_cycles()
-            room = check_memory(self._files, span, assign, self._slice.device, self.machine.memory_bytes, is_loaded=True)
-            self._take_on(self._slice, assign, room)
-            self._tell(_loaded(self._slice, reused=True))
-            return
+            need = kept_memory(self._slice.config, span, assign)
+            self._take_on(self._slice, assign, check_memory(need, span, assign, self._slice.device, limit_bytes))
+            return _loaded(self._slice, reused=True)
         self._forget()
         free_cycles()
         give_back()
         use_threads(self.machine.threads)
         device = pick_device(self.machine.device)
         self._try_kernels(assign.dtype, str(device))
+        need = slice_memory(files, span, assign.dtype, assign.context, device)
+        cache_bytes_max = check_memory(need, span, assign, device, limit_bytes)
+        weights = slice_weights(files, span, assign.dtype, device)
         try:
-            files = self._open(assign, span)
-            cache_bytes_max = check_memory(files, span, assign, device, self.machine.memory_bytes)
-            weights, store = slice_weights(files, span, assign.dtype, device), self._store()
             with ready_weights(files, weights, assign.dtype, store, self.line) as (received_bytes, rounded):
-                self._slice = Slice.load(files, span, assign.dtype, device, partial(self.line.show, "loading"), rounded)
+                part = Slice.load(files, span, assign.dtype, device, partial(self.line.show, "loading"), rounded)
         finally:
-            self.line.end()
-            give_back()
-        self._take_on(self._slice, assign, cache_bytes_max)
-        self._files, self._loaded_as = files, wanted
-        self._tell(_loaded(self._slice, reused=False, received_bytes=received_bytes))
+            if isinstance(files, CheckedFiles):
+                files.end()
+        self._take_on(part, assign, cache_bytes_max)
+        self._slice, self._content = part, source.content
+        return _loaded(part, reused=False, received_bytes=received_bytes)
 
     def _try_kernels(self, dtype: str, device: str) -> None:
         """Makes sure that a precision runs right here; raises `InputError` where it does not."""
@@ -280,19 +290,6 @@ class ComputeThread:
 
             told = assign.drafting
             self._drafter = LanguageModelDrafter(part, context=assign.context, vocabulary_size=told.vocabulary, coupled=told.coupled)
-
-    def _open(self, assign: Assign, span: Span) -> ModelFiles:
-        """The model where it lies on this device, else as the head offers it."""
-        from flowspec.runtime.loading import offered_model, open_model
-
-        store = self._store()
-        try:
-            return open_model(assign, is_served=store is not None)
-        except FlowSpecError as error:
-            if store is None:
-                raise
-            log.info("%s; asking the head for the weights", error)
-        return offered_model(assign, span, self.line, store)
 
     def _store(self) -> WeightStore | None:
         """Where weights are kept, if the user allows it."""

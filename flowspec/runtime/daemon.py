@@ -39,7 +39,7 @@ from flowspec.core.messages import Commit, Expand, Message, Open, Proposed, Rele
 from flowspec.core.stage import StageCore
 from flowspec.errors import FlowSpecError, NoRoomError, PeerError, UnexpectedError
 from flowspec.runtime import timeouts
-from flowspec.runtime.compute import ComputeThread, Failed, Loaded, Machine, Result
+from flowspec.runtime.compute import ComputeThread, Failed, Loaded, Machine, Result, unexpected
 from flowspec.runtime.emulation import DeviceEmulation
 from flowspec.runtime.health.clerk import Clerk
 from flowspec.runtime.health.thermometer import Thermometer
@@ -178,6 +178,9 @@ class Daemon:
                 self._from_peer(identity, user, decode(frames), now_s)
             except PeerError as error:
                 self._drop(identity, error)
+            except Exception as error:  # the top of a turn: no message of a peer may end a daemon
+                log.exception("unexpected error over a message")
+                self._drop(identity, PeerError(str(unexpected(error, "over this message"))))
         return False
 
     def _drop(self, identity: bytes, error: PeerError) -> None:
@@ -386,3 +389,6 @@ class Daemon:
                 self._step(hold, result, now_s)
             except PeerError as error:  # a segment that had waited in the queue
                 self._fail(str(error), "again")
+            except Exception as error:  # the top of a turn, as over a message
+                log.exception("unexpected error over what was computed")
+                self._fail(str(unexpected(error, "over what was computed")), "gone")

@@ -1,15 +1,18 @@
-"""What a daemon checks before it loads a slice: the device, the model's identity, and the memory."""
+"""What a daemon finds out before it loads a slice: what the head means, where that is, and whether it fits."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 
 from flowspec.core.cluster_messages import Assign
 from flowspec.core.precision import ACTIVATIONS
-from flowspec.errors import ClusterError, NoRoomError
+from flowspec.errors import ClusterError, FlowSpecError, NoRoomError
 from flowspec.model.files import ModelFiles, is_gguf
 from flowspec.model.free_memory import free_bytes
 from flowspec.model.kernels import packing_of
@@ -19,34 +22,115 @@ from flowspec.model.slice import DTYPES
 from flowspec.model.support import family_of
 from flowspec.model.weights import SliceWeights, sorted_weights, weight_bytes
 from flowspec.plan.memory import SliceMemory, cache_bytes, mib
-from flowspec.runtime.weights.receive import Courier, ask_model, ask_tensors
+from flowspec.runtime.weights.checked import HubModel, LocalModel, Step
+from flowspec.runtime.weights.content import Content, Word, content_of, hub_content
+from flowspec.runtime.weights.receive import Courier, ask_entries, ask_word
 from flowspec.runtime.weights.rounded import in_files
 from flowspec.runtime.weights.store import WeightStore
 from flowspec.runtime.weights.stored import StoredModel
 
 CPU = torch.device("cpu")
 
+log = logging.getLogger("flowspec.daemon")
 
-def open_model(assign: Assign, *, is_served: bool) -> ModelFiles:
-    """The model's files, checked to be the ones that the head means.
 
-    Where the head would serve the slice, a GGUF file on the hub is not fetched: it comes whole or not at all.
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a slice is to be, and the model that it is loaded from: None where the slice that is kept is the same."""
+
+    content: Content
+    files: ModelFiles | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where a daemon may look for a model and keep what comes: weights in `store` (None: nowhere), digests in `folder`."""
+
+    store: WeightStore | None
+    folder: Path | None
+
+
+def find_source(assign: Assign, span: Span, kept: Content | None, courier: Courier, places: Places) -> Source:
+    """Finds out what the head means, by the digests of the tensors that it has, and where that is.
+
+    From the hub a model comes with hashes of its own, and the head, which may not have the weights, is not asked. Raises
+    `FlowSpecError` where the model cannot be had.
     """
-    files = ModelFiles(assign.model, may_fetch=not (is_served and is_gguf(assign.model)))
-    found = files.fingerprint()
-    if found != assign.fingerprint:
-        raise ClusterError(f"model {assign.model!r} on this device ({found[:8]}) is not the head's ({assign.fingerprint[:8]})")
-    _check_layers(files, assign)
-    return files
+    from_hub = hub_content(assign, span)
+    if kept == from_hub:
+        return Source(from_hub, None)
+    word: Word | None = None
+    if kept is not None and kept.called == (assign.model, assign.fingerprint):
+        word = ask_word(courier)
+        if _is_kept(kept, word, span, assign, courier):
+            return Source(kept, None)
+    here, why = _look_here(assign, places, lambda size: courier.tell("checking", 0.0))
+    if isinstance(here, HubModel):
+        return Source(from_hub, here)
+    if word is None:
+        word = ask_word(courier)
+        if kept is not None and _is_kept(kept, word, span, assign, courier):
+            return Source(kept, None)
+    if here is not None and not _is_same(here, word):
+        here, why = None, ClusterError(f"model {assign.model!r} here has another config or other tensors than the head's")
+    if here is not None:
+        here.learn(ask_entries(word, _needed(here, span, assign.dtype), courier))
+        return Source(content_of(word, span, assign, here.entries.values()), here)
+    assert why is not None, "it is here, or there is a reason"
+    if places.store is None:
+        raise why
+    log.info("%s; asking the head for the weights", why)
+    offered = offered_model(assign, span, word, courier, places.store)
+    return Source(content_of(word, span, assign, offered.entries.values()), offered)
 
 
-def offered_model(assign: Assign, span: Span, courier: Courier, store: WeightStore) -> StoredModel:
+def _is_kept(kept: Content, word: Word, span: Span, assign: Assign, courier: Courier) -> bool:
+    """Whether the slice that is kept is the one that the head means, tensor by tensor."""
+    if not kept.is_of(word.digest, span, assign.dtype):
+        return False
+    return content_of(word, span, assign, ask_entries(word, kept.names, courier)) == kept
+
+
+def _look_here(assign: Assign, places: Places, step: Step) -> tuple[LocalModel | HubModel | None, FlowSpecError | None]:
+    """The model in files of this device, if by its fingerprint it seems to be the head's; else why not."""
+    try:
+        plain = ModelFiles(assign.model)
+        here: LocalModel | HubModel
+        if plain.folder is not None or is_gguf(assign.model):
+            here = LocalModel(assign.model, folder=places.folder, step=step)
+        else:
+            here = HubModel(assign.model, may_fetch=True, folder=places.folder, step=step)
+        found = here.fingerprint()
+        if found != assign.fingerprint:
+            raise ClusterError(f"model {assign.model!r} on this device ({found[:8]}) is not the head's ({assign.fingerprint[:8]})")
+        _check_layers(here, assign)
+        if isinstance(here, HubModel) and not here.is_named_by_hash:
+            here = LocalModel(assign.model, folder=places.folder, step=step)
+        return here, None
+    except FlowSpecError as error:
+        return None, error
+
+
+def _is_same(here: LocalModel, word: Word) -> bool:
+    """Whether all but the tensors' values is what the head has."""
+    if (here.config_text(), here.gguf_architecture) != (word.offer.config, word.offer.gguf):
+        return False
+    return set(here.extents()) == set(word.names)
+
+
+def offered_model(assign: Assign, span: Span, word: Word, courier: Courier, store: WeightStore) -> StoredModel:
     """The model as the head offers it, the tensors of the slice known but not there yet."""
-    model = ask_model(assign, courier, store)
+    model = StoredModel(assign.model, word.offer, word.names, store)
     _check_layers(model, assign)
-    weights = slice_weights(model, span, assign.dtype, CPU)
-    ask_tensors(model, sorted(in_files(model, (*weights.plain, *weights.packed))), courier)
+    for entry in ask_entries(word, _needed(model, span, assign.dtype), courier):
+        model.add(entry)
     return model
+
+
+def _needed(files: ModelFiles, span: Span, dtype: str) -> set[str]:
+    """The tensors that a slice is made of, by their names in the files."""
+    weights = slice_weights(files, span, dtype, CPU)
+    return in_files(files, (*weights.plain, *weights.packed))
 
 
 def _check_layers(files: ModelFiles, assign: Assign) -> None:
@@ -70,26 +154,27 @@ def slice_memory(files: ModelFiles, span: Span, dtype: str, context: int, device
     packing = LINEARS.get(dtype) if device is None else packing_of(dtype, device)
     return SliceMemory(
         weight_bytes=weight_bytes(pieces, files.tensors(), activations, packing),
-        cache_bytes=cache_bytes(
-            layers=span.end - span.first,
-            kv_heads=config.num_key_value_heads,
-            head_dim=head_dim(config),
-            context=context,
-            element_bytes=activations.itemsize,
-        ),
+        cache_bytes=_cache_bytes(config, span, dtype, context),
     )
 
 
-def check_memory(
-    files: ModelFiles, span: Span, assign: Assign, device: torch.device, limit_bytes: int | None, *, is_loaded: bool = False
-) -> int:
-    """Refuses a slice that does not fit, before anything of it is loaded; `is_loaded`: its weights are there already.
+def kept_memory(config: Any, span: Span, assign: Assign) -> SliceMemory:
+    """What a slice that is loaded takes in addition."""
+    return SliceMemory(weight_bytes=0, cache_bytes=_cache_bytes(config, span, assign.dtype, assign.context))
 
-    Returns the bytes that are left for the caches of all requests.
-    """
-    need = slice_memory(files, span, assign.dtype, assign.context, device)
-    if is_loaded:
-        need = replace(need, weight_bytes=0)
+
+def _cache_bytes(config: Any, span: Span, dtype: str, context: int) -> int:
+    return cache_bytes(
+        layers=span.end - span.first,
+        kv_heads=config.num_key_value_heads,
+        head_dim=head_dim(config),
+        context=context,
+        element_bytes=DTYPES[ACTIVATIONS[dtype]].itemsize,
+    )
+
+
+def check_memory(need: SliceMemory, span: Span, assign: Assign, device: torch.device, limit_bytes: int | None) -> int:
+    """Refuses a slice that does not fit, before anything of it is loaded. Returns the bytes that are left for the caches of all requests."""
     if limit_bytes is None:
         have = free_bytes(device)
     elif device.type == "cuda":

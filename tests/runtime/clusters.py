@@ -9,9 +9,10 @@ from pathlib import Path
 import zmq
 
 from flowspec import __version__
-from flowspec.core.cluster_messages import Assign, Drafting, Hello, Welcome
+from flowspec.core.cluster_messages import Assign, Drafting, Error, Hello, Ready, Welcome
 from flowspec.core.events import Submit
 from flowspec.core.messages import Message, Sampling
+from flowspec.core.weight_messages import AskModel
 from flowspec.model.files import ModelFiles
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime.answer import Answer
@@ -20,7 +21,8 @@ from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.remote_drafter import PlacedDrafter
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.transport import Link, dial
+from flowspec.runtime.transport import Link, Wake, dial
+from flowspec.runtime.weights.server import WeightServer
 from flowspec.testbed.checkpoints import VOCABULARY_SIZE
 from flowspec.wire.codec import decode
 
@@ -125,3 +127,25 @@ class Peer:
         welcome = self.answer()
         assert isinstance(welcome, Welcome)
         self.link.count_from(welcome.count)
+
+    def assign(self, address: str, assign: Assign) -> Message:
+        """Hands out layers and serves their weights; what the daemon says in the end: Ready, or an Error."""
+        self.link.send(assign)
+        wake, weights = Wake(), None
+        try:
+            while not isinstance(said := self.answer(), Ready | Error):
+                if isinstance(said, AskModel):
+                    weights = WeightServer(
+                        self.context,
+                        wake,
+                        model=assign.model,
+                        fingerprint=assign.fingerprint,
+                        incarnation=self.link.incarnation,
+                        sender=self.hello.name,
+                    )
+                    weights.serve(StagePlan(name="", address=address, first=assign.first_layer, end=assign.end_layer))
+            return said
+        finally:
+            if weights is not None:
+                weights.close()
+            wake.close()

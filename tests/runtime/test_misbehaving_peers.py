@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from flowspec.core import limits
-from flowspec.core.cluster_messages import Error, Loading, Ping, Ready, Welcome
+from flowspec.core.cluster_messages import Error, Ping, Ready, Welcome
 from flowspec.core.messages import Commit, Open, Part, Sampling, Segment
 from flowspec.model.reference import Reference
 from flowspec.runtime.head import Head
@@ -97,15 +97,13 @@ def test_a_segment_that_cannot_go_on_ends_the_hold_and_what_waits_behind_it(
     with Peer(daemons[0].address) as control, Peer(daemons[0].address, role="stage") as before:
         control.greet()
         before.greet()
-        control.link.send(whole_model(plan.model, plan.fingerprint))
-        while not isinstance(said := control.answer(), Ready):
-            assert isinstance(said, Loading)
+        assert isinstance(control.assign(daemons[0].address, whole_model(plan.model, plan.fingerprint)), Ready)
         for number in range(2):
             before.link.send(Segment(segment=number, parts=(prompt(number),)))
         lost = control.answer()  # there is no data connection on which to answer
         assert isinstance(lost, Error)
         assert "data connection" in lost.text
-        control.link.send(whole_model(plan.model, plan.fingerprint))
-        assert isinstance(control.answer(), Ready), "the daemon lives, and takes the next head"
+        again = control.assign(daemons[0].address, whole_model(plan.model, plan.fingerprint))
+        assert isinstance(again, Ready), "the daemon lives, and takes the next head"
     with Head(plan) as head:
         assert tokens_of(submit(head)) == reference.generate(PROMPT, Sampling(), 20, frozenset())

@@ -22,12 +22,15 @@ from flowspec.core.cluster_messages import Assign
 from flowspec.core.events import ClearSlots, CloseCache, ControlArrived, LayersDone, OpenCache, RunLayers, SegmentArrived, SendSegment, Trim
 from flowspec.core.messages import Commit, Open, Part, Sampling, Segment
 from flowspec.core.stage import StageCore
+from flowspec.core.weight_messages import AskModel
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.runtime.compute import ComputeThread, Crashed, Failed, Loaded, LoadProgress, Machine, Result
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
 from flowspec.runtime.transport import Wake
+from flowspec.runtime.weights.line import Asked
+from flowspec.runtime.weights.offer import Offer
 from flowspec.testbed.checkpoints import SMALL, make_checkpoint, make_variant
 from flowspec.testbed.exactness import Case, Found, answer, judge
 from flowspec.wire.codec import Tensor
@@ -127,8 +130,14 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ComputeTh
         dtype="float32",
         context=CONTEXT,
     )
-    compute.post(0, assign)
-    assert isinstance(result(compute, wake), Loaded)
+    hold = next(HOLDS)
+    compute.post(hold, assign)
+    offer = Offer(ModelFiles(str(folder)), assign.fingerprint)
+    while isinstance(found := result(compute, wake), Asked):
+        is_first = isinstance(found.question, AskModel)
+        compute.line.deliver(hold, offer.begin() if is_first else offer.answer(found.question)[0], b"")
+    offer.close()
+    assert isinstance(found, Loaded)
     assert compute._slice is not None
     pieces = compute._slice.pieces
     pieces.layers = [Watched(layer) for layer in pieces.layers]

@@ -196,33 +196,31 @@ def part(request: int, tokens: Sequence[int]) -> Part:
     )
 
 
-def assigned(peer: Peer, folder: Path) -> None:
-    plan = drafter_for(folder, LocalDaemon(name="", port=1, pid=0)).plan
+def assigned(peer: Peer, daemon: LocalDaemon, folder: Path) -> None:
+    plan = drafter_for(folder, daemon).plan
     peer.greet()
-    peer.link.send(
-        Assign(
-            model=plan.model,
-            fingerprint=plan.fingerprint,
-            stage=0,
-            stages=1,
-            first_layer=0,
-            end_layer=plan.layer_count,
-            layer_count=plan.layer_count,
-            next_hop="",
-            next_name="",
-            dtype=plan.dtype,
-            context=plan.context,
-            drafting=plan.drafting,
-        )
+    assign = Assign(
+        model=plan.model,
+        fingerprint=plan.fingerprint,
+        stage=0,
+        stages=1,
+        first_layer=0,
+        end_layer=plan.layer_count,
+        layer_count=plan.layer_count,
+        next_hop="",
+        next_name="",
+        dtype=plan.dtype,
+        context=plan.context,
+        drafting=plan.drafting,
     )
-    while not isinstance(peer.answer(), Ready):
-        pass
+    assert isinstance(peer.assign(daemon.address, assign), Ready)
 
 
 def test_a_daemon_proposes_what_the_model_would_say(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
     (following,) = reference.generate(PROMPT, Sampling(), 1, frozenset())
-    with Peer(cluster.wait()[0].address, incarnation=next(GENERATIONS)) as peer:
-        assigned(peer, folder)
+    daemon = cluster.wait()[0]
+    with Peer(daemon.address, incarnation=next(GENERATIONS)) as peer:
+        assigned(peer, daemon, folder)
         peer.link.send(Expand(segment=Segment(segment=3, parts=(part(1, PROMPT), part(2, PROMPT[:9]))), width=5))
         found = peer.answer()
         assert isinstance(found, Proposed)
@@ -246,8 +244,9 @@ def test_a_daemon_proposes_what_the_model_would_say(cluster: LocalCluster, folde
 def test_a_head_that_takes_a_drafter_for_something_else_is_told(
     cluster: LocalCluster, folder: Path, message: Segment | Commit | Expand, said: str
 ) -> None:
-    with Peer(cluster.wait()[0].address, incarnation=next(GENERATIONS)) as peer:
-        assigned(peer, folder)
+    daemon = cluster.wait()[0]
+    with Peer(daemon.address, incarnation=next(GENERATIONS)) as peer:
+        assigned(peer, daemon, folder)
         peer.link.send(message)
         refused = peer.answer()
         assert isinstance(refused, Error)

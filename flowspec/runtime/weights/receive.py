@@ -10,11 +10,11 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator
 from typing import Protocol, TypeVar
 
 from flowspec.core import limits
-from flowspec.core.cluster_messages import Assign, Error
+from flowspec.core.cluster_messages import Error
 from flowspec.core.weight_messages import (
     AskBytes,
     AskModel,
@@ -23,12 +23,14 @@ from flowspec.core.weight_messages import (
     ModelOffer,
     NameList,
     TensorBytes,
+    TensorEntry,
     TensorList,
     WeightAnswer,
     WeightQuestion,
 )
 from flowspec.errors import ClusterError, PeerError
 from flowspec.plan.memory import mib
+from flowspec.runtime.weights.content import Word
 from flowspec.runtime.weights.store import Partial, WeightStore
 from flowspec.runtime.weights.stored import StoredModel
 
@@ -52,8 +54,8 @@ class Courier(Protocol):
         """Progress, `doing` as in `Loading`. Raises `ClusterError` when the head has let go of the daemon."""
 
 
-def ask_model(assign: Assign, courier: Courier, store: WeightStore) -> StoredModel:
-    """The model as the head offers it: its config, and the names of its tensors. Raises `InputError` for one that cannot be run."""
+def ask_word(courier: Courier) -> Word:
+    """What the head says of its model: its config, and the names of its tensors."""
     courier.ask(AskModel())
     offer, _ = _expect(courier, ModelOffer)
     names: list[str] = []
@@ -63,12 +65,14 @@ def ask_model(assign: Assign, courier: Courier, store: WeightStore) -> StoredMod
         if not more.names:
             raise PeerError(f"expected the names of {offer.tensor_count} tensors, got {len(names)}")
         names += more.names
-    return StoredModel(assign.model, offer, names, store)
+    return Word(offer, tuple(names))
 
 
-def ask_tensors(model: StoredModel, names: Sequence[str], courier: Courier) -> None:
-    """Learns what these tensors are; the head may have to hash them for that."""
-    known = [name for name in names if name in model.names]  # loading names those that are missing
+def ask_entries(word: Word, names: Iterable[str], courier: Courier) -> list[TensorEntry]:
+    """What these tensors are, as far as the head has them; it may have to hash them for that."""
+    there = frozenset(word.names)
+    known = sorted(name for name in names if name in there)  # loading names those that are missing
+    entries: list[TensorEntry] = []
     batches = [known[at : at + TENSORS_ASKED] for at in range(0, len(known), TENSORS_ASKED)]
     for number, batch in enumerate(batches):
         courier.tell("asking", number / len(batches))
@@ -76,8 +80,8 @@ def ask_tensors(model: StoredModel, names: Sequence[str], courier: Courier) -> N
         found, _ = _expect(courier, TensorList)
         if [entry.name for entry in found.entries] != batch:
             raise PeerError("expected the tensors that were asked for, got others")
-        for entry in found.entries:
-            model.add(entry)
+        entries += found.entries
+    return entries
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.quantised import FORMAT, LINEARS, Rounded
 from flowspec.model.weights import SliceWeights, Weight, stack_bytes
+from flowspec.runtime.weights.checked import CheckedFiles, LocalModel
 from flowspec.runtime.weights.digests import OpenFiles
 from flowspec.runtime.weights.receive import Courier, fetched
 from flowspec.runtime.weights.store import WeightStore
@@ -53,7 +54,10 @@ class StoredRounded:
         self._has_room = False
         matrices = list(matrices)
         sources = sorted({source.tensor for weight in matrices for source in weight.sources})
-        self._identities = self._stored_identities(files, sources) if isinstance(files, StoredModel) else self._identify(files, sources)
+        if isinstance(files, StoredModel | LocalModel):
+            self._identities = self._by_the_head(files, sources)
+        else:
+            self._identities = self._identify(files, sources)
         self.keys = {weight.tensors: self._key(weight, dtype) for weight in matrices}
         self._sizes = {self.keys[weight.tensors]: stack_bytes(weight.shape, LINEARS[dtype]) + HEADER_BYTES for weight in matrices}
 
@@ -115,7 +119,7 @@ class StoredRounded:
             log.warning("quantised weights are not kept: %s", error)
         self._has_room = False
 
-    def _stored_identities(self, model: StoredModel, names: Sequence[str]) -> dict[str, Identity]:
+    def _by_the_head(self, model: StoredModel | LocalModel, names: Sequence[str]) -> dict[str, Identity]:
         tensors, entries = model.tensors(), model.entries
         known = {name: entries[found] for name in names if (found := tensors.in_file(name)) in entries}
         return {name: (entry.digest, entry.dtype, *_how(model, name)) for name, entry in known.items()}
@@ -157,7 +161,8 @@ def ready_weights(
     with contextlib.ExitStack() as stack:
         kept, spared = None, set[str]()
         if store is not None and dtype in LINEARS:
-            opened = stack.enter_context(contextlib.closing(OpenFiles(store.folder)))
+            own = stack.enter_context(contextlib.closing(OpenFiles(store.folder)))
+            opened = files.opened if isinstance(files, CheckedFiles) else own
             kept = StoredRounded(files, weights.packed, dtype, store, opened, courier.tell)
             stack.enter_context(kept.checked())
             needed = [*weights.plain, *(weight for weight in weights.packed if not kept.is_stored(weight))]

@@ -65,7 +65,7 @@ _ASSIGN: dict[str, Any] = {
     "dtype": "float32",
     "context": 256,
 }
-_MESSAGES: tuple[Message, ...] = (
+MESSAGES: tuple[Message, ...] = (
     Hello(name="head", version=__version__, role="head-control"),
     Hello(name="board", version=__version__, role="stage"),
     Welcome(name="board", version=__version__, device="cpu", pid=7, memory_bytes=1 << 30, count=1 << 40),
@@ -136,7 +136,7 @@ _MESSAGES: tuple[Message, ...] = (
 def sample_envelopes() -> list[Envelope]:
     """Every message alone, and with each kind of payload that it may have."""
     found = []
-    for number, message in enumerate(_MESSAGES):
+    for number, message in enumerate(MESSAGES):
         payloads: list[Tensor | None] = [None]
         if isinstance(message, TensorBytes):
             payloads = [Tensor(rows=1, width=4, dtype=BYTES, data=b"abcd")]

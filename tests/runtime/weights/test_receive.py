@@ -19,7 +19,7 @@ from flowspec.core.weight_messages import AskModel, AskNames, AskTensors, ModelO
 from flowspec.errors import ClusterError, InputError, PeerError
 from flowspec.model.files import ModelFiles
 from flowspec.runtime.weights.offer import Offer
-from flowspec.runtime.weights.receive import ask_model, ask_tensors, fetched
+from flowspec.runtime.weights.receive import ask_entries, ask_word, fetched
 from flowspec.runtime.weights.store import WeightStore
 from flowspec.runtime.weights.stored import StoredModel
 from tests.runtime.weights.served import Direct
@@ -55,8 +55,10 @@ def offer_of(folder: Path) -> Offer:
 
 def described(offer: Offer, store: WeightStore, names: list[str], courier: Direct | None = None) -> StoredModel:
     courier = courier or Direct(offer)
-    model = ask_model(ASSIGN, courier, store)
-    ask_tensors(model, names, courier)
+    word = ask_word(courier)
+    model = StoredModel(ASSIGN.model, word.offer, word.names, store)
+    for entry in ask_entries(word, names, courier):
+        model.add(entry)
     return model
 
 

@@ -16,7 +16,7 @@ from flowspec.model.gguf import GgufTensors
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
 from flowspec.runtime.loading import CPU, offered_model, slice_weights
-from flowspec.runtime.weights.receive import Courier
+from flowspec.runtime.weights.receive import Courier, ask_word
 from flowspec.runtime.weights.rounded import ready_weights
 from flowspec.runtime.weights.store import WeightStore
 from flowspec.testbed import ggufs
@@ -140,7 +140,7 @@ def test_matrices_that_are_stored_are_not_fetched_from_the_head(tmp_path: Path) 
 
     def start() -> tuple[torch.Tensor, int]:
         courier = Direct(offer)
-        model = offered_model(assign, Span(first=0, end=2, count=count), courier, store)
+        model = offered_model(assign, Span(first=0, end=2, count=count), ask_word(courier), courier, store)
         found = loaded(model, store, courier=courier)
         return found, sum(question.size for question in courier.ranges)
 

@@ -20,7 +20,7 @@ from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
 from flowspec.runtime.loading import CPU, offered_model, slice_memory, slice_weights
 from flowspec.runtime.weights.offer import Offer
-from flowspec.runtime.weights.receive import fetched
+from flowspec.runtime.weights.receive import ask_word, fetched
 from flowspec.runtime.weights.rounded import in_files
 from flowspec.runtime.weights.store import WeightStore
 from flowspec.runtime.weights.stored import StoredModel
@@ -48,7 +48,8 @@ def check_received(files: ModelFiles, folder: Path, dtype: str) -> None:
     for first, end in ((0, count // 2), (count // 2, count)):
         span = Span(first=first, end=end, count=count)
         courier = Direct(offer)
-        model = offered_model(replace(ASSIGN, end_layer=count, layer_count=count), span, courier, store)
+        assign = replace(ASSIGN, end_layer=count, layer_count=count)
+        model = offered_model(assign, span, ask_word(courier), courier, store)
         assert slice_memory(model, span, dtype, 64) == slice_memory(files, span, dtype, 64)
         weights = slice_weights(files, span, "float32", CPU)
         assert set(model.entries) == in_files(files, (*weights.plain, *weights.packed))

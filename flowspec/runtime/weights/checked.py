@@ -1,0 +1,141 @@
+"""Models in files of this device whose content is checked before it is used: by the head's digests, or by the hub's own.
+
+A tensor is hashed right before it is loaded, so that it comes from the disk once; its digest is kept for as long as the
+file stays as it is (`digests.py`), and then the next start hashes nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import string
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flowspec.core.limits import DIGEST_CHARS
+from flowspec.core.weight_messages import TensorEntry
+from flowspec.errors import ClusterError, InputError
+from flowspec.model.files import Extent, Extents, ModelFiles, TensorIndex
+from flowspec.runtime.weights.digests import OpenFiles
+
+Step = Callable[[int], None]
+"""Told how many bytes were hashed; what it raises ends the work."""
+
+
+class CheckedFiles(ModelFiles):
+    """A model here, each tensor checked before it is read. `folder` keeps digests (None: the user's cache folder).
+
+    Between `begin` and `end` its files are open and tensors can be read. Names are those in the files.
+    """
+
+    def __init__(self, model: str, *, may_fetch: bool, folder: Path | None, step: Step = lambda size: None) -> None:
+        super().__init__(model, may_fetch=may_fetch)
+        self.opened = OpenFiles(folder)
+        self._step = step
+
+    def tensors(self) -> TensorIndex:
+        return _CheckedTensors(super().tensors(), self.check)
+
+    def check(self, name: str) -> None:
+        """Raises `ClusterError` for a tensor that is not what it has to be, `OSError` for a file that cannot be read."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """What was read is loaded: closes the files, and keeps digests.
+
+        Raises `ClusterError` if one of the files is not the one that was checked any more.
+        """
+        try:
+            self.opened.save()
+            if not self.opened.unchanged():
+                raise ClusterError(f"the files of {self.model!r} changed while they were loaded; start again")
+        except OSError as error:
+            raise InputError(f"model {self.model!r} cannot be read: {error}") from None
+        finally:
+            self.opened.close()
+
+
+class LocalModel(CheckedFiles):
+    """A model in a folder or a GGUF file here. `entries` are the tensors of the slice as the head describes them."""
+
+    def __init__(self, model: str, *, folder: Path | None = None, step: Step = lambda size: None) -> None:
+        super().__init__(model, may_fetch=False, folder=folder, step=step)
+        self.entries: dict[str, TensorEntry] = {}
+
+    @functools.cached_property
+    def _extents(self) -> Extents:
+        return self.extents()
+
+    def learn(self, entries: Iterable[TensorEntry]) -> None:
+        """Takes the head's word for what the tensors are."""
+        self.entries = {entry.name: entry for entry in entries}
+
+    def check(self, name: str) -> None:
+        extent, entry = self._extents.extent(name), self.entries.get(name)
+        if entry is None or (extent.dtype, extent.shape) != (entry.dtype, entry.shape):
+            raise self._differs(name, extent)
+        if self.opened.digest(extent, self._step) != entry.digest:
+            raise self._differs(name, extent)
+
+    def _differs(self, name: str, extent: Extent) -> ClusterError:
+        return ClusterError(
+            f"{name} in {extent.path.name} of {self.model!r} here is not what it is at the head, though the rest seems the same: "
+            f"one of the two copies is damaged; compare `sha256sum {extent.path.name}` of both, and copy the right one again"
+        )
+
+
+class HubModel(CheckedFiles):
+    """A model in the hub's cache: a file of weights has to have the hash that the hub names it by."""
+
+    def check(self, name: str) -> None:
+        path = self.path(self._file_of[name])
+        blob = path.resolve().name
+        whole = Extent(path=path, offset=0, size_bytes=path.stat().st_size, dtype="", shape=())
+        if self.opened.digest(whole, self._step) != blob:
+            raise ClusterError(f"{path.name} of {self.model!r} in the hub's cache here is damaged; delete {path} and {blob}")
+
+    @functools.cached_property
+    def _file_of(self) -> dict[str, str]:
+        return self.weight_map()
+
+    @property
+    def is_named_by_hash(self) -> bool:
+        """Whether the cache tells the hashes of the files of weights, as it does for those that a repository stores apart."""
+        blobs = {self.path(file).resolve().name for file in set(self._file_of.values())}
+        return all(len(blob) == DIGEST_CHARS and set(blob) <= set(string.hexdigits) for blob in blobs)
+
+
+class _CheckedTensors(TensorIndex):
+    """Tensors that are checked before they are read."""
+
+    def __init__(self, tensors: TensorIndex, check: Callable[[str], None]) -> None:
+        self._tensors = tensors
+        self._check = check
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors.shape(name)
+
+    def in_file(self, name: str) -> str:
+        return self._tensors.in_file(name)
+
+    def extent(self, name: str) -> Extent:
+        return self._tensors.extent(name)
+
+    def load(self, name: str, shape: tuple[int, ...]) -> Any:
+        self._check(self.in_file(name))
+        return self._tensors.load(name, shape)
+
+    def copy_into(self, name: str, part: torch.Tensor) -> None:
+        self._check(self.in_file(name))
+        self._tensors.copy_into(name, part)
+
+    def close(self) -> None:
+        self._tensors.close()
