@@ -29,7 +29,7 @@ from flowspec.cli.options import (
     pick_sampling,
     positive,
 )
-from flowspec.cli.recorded import check_recording, recorded
+from flowspec.cli.recorded import NotRecordedError, check_recording, recorded
 from flowspec.errors import ClusterError, InputError
 from flowspec.interruption import INTERRUPTED
 from flowspec.model.files import ModelFiles
@@ -122,9 +122,12 @@ def _answer(args: argparse.Namespace, stack: contextlib.ExitStack, journal: Jour
     if args.journal is not None:
         journal = stack.enter_context(Journal.start(args.journal, resume.setting_of(args.command, session), note))
         journal.ask(resume.entry_of(question))
+    unrecorded: NotRecordedError | None = None
     try:
         with recorded(session, tokenizer, args.record):
             outcome = ask(session, question, (lambda text: None) if args.json else _show, keep=None if journal is None else journal.tokens)
+    except NotRecordedError as error:
+        unrecorded = error  # the answer is there all the same
     except ClusterError:
         _show("" if args.json else "\n")  # the error gets a line of its own
         raise
@@ -135,7 +138,9 @@ def _answer(args: argparse.Namespace, stack: contextlib.ExitStack, journal: Jour
     else:
         print(flush=True)
         note(figures(session, question, outcome, is_verbose=args.verbose))
-    return INTERRUPTED if outcome.is_interrupted else 0
+    if unrecorded is not None:
+        note(f"(the answer is whole, but {unrecorded})")
+    return INTERRUPTED if outcome.is_interrupted else int(unrecorded is not None)
 
 
 def show_finished(setting: Setting, entry: Entry, *, is_json: bool) -> int:
