@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object per answer")
     parser.add_argument("--journal", type=Path, metavar="FILE", help="keep the answer in FILE as it comes, for --resume")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="go on with the answer of this journal; prints all of it")
+    resume.add_good_part(parser)
     parser.add_argument("--record", type=Path, metavar="FILE", help="save a recording of the answer in FILE, for flowspec top --replay")
     add_model_arguments(parser)
     add_decoding_arguments(parser)
@@ -68,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         journal = content = None
+        resume.check_good_part(args)
         if args.resume is None:
             check_prompt(args)
             check_journal(args)
@@ -76,8 +78,10 @@ def run(args: argparse.Namespace) -> int:
         else:
             resume.refuse_fixed(args)
             check_record(args)
-            journal, content = Journal.open(args.resume, note)
+            journal, content = Journal.open(args.resume, note, good_part=args.good_part)
             stack.enter_context(journal)
+            if content.damage:
+                note(f"({content.damage}; the answer goes on from before it)")
             resume.follow_setting(args, content.setting)
             if content.last is None:
                 raise InputError(f"{args.resume} ends before its question; ask again")
