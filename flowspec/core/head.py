@@ -358,7 +358,7 @@ class HeadCore:
 
     def _learn_pace(self, request: Request, emitted: int, now_s: float) -> None:
         request.statistics.emitted(emitted, now_s)
-        is_busy = request.statistics.committing_segments > 1
+        is_busy = request.statistics.walks > 1
         self.costs.emitted(emitted, now_s, is_busy=is_busy, is_missed=not request.root_sent)
 
     # -------------------------------------------------------------------------------------------- sending
