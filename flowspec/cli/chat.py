@@ -76,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="go on with the last dialogue, or that of a journal, and with the answer in which it was interrupted",
     )
+    resume.add_good_part(parser)
     parser.add_argument("--no-journal", action="store_true", help="do not keep the dialogue for --resume")
     add_model_arguments(parser)
     add_decoding_arguments(parser)
@@ -86,6 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     diary = Diary(tell=lambda text: note(f"({text})"), is_kept=not args.no_journal)
     with contextlib.closing(diary), contextlib.ExitStack() as stack:
+        resume.check_good_part(args)
         content = None if args.resume is None else take_up(args, diary)
         last = None if content is None else content.last
         check_flags(args)
@@ -141,7 +143,9 @@ def take_up(args: argparse.Namespace, diary: Diary) -> Content:
     if args.no_journal:
         raise InputError("--resume goes on in its journal; leave out --no-journal")
     resume.refuse_fixed(args)
-    content = diary.take_up(None if args.resume == LAST else args.resume)
+    content = diary.take_up(None if args.resume == LAST else args.resume, good_part=args.good_part)
+    if content.damage:
+        note(f"({content.damage}; the dialogue goes on from before it)")
     resume.follow_setting(args, content.setting)
     return content
 

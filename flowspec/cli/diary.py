@@ -23,9 +23,10 @@ class Diary:
     is_kept: bool = True
     journal: Journal | None = None
 
-    def take_up(self, path: Path | None) -> Content:
+    def take_up(self, path: Path | None, *, good_part: bool) -> Content:
         """Opens an earlier dialogue, the last one if none is named, to go on with it. Raises `InputError`."""
-        self.journal, content = Journal.open(path or folder.newest(resume.journal_folder()), self.tell)
+        place = path or folder.newest(resume.journal_folder())
+        self.journal, content = Journal.open(place, self.tell, good_part=good_part)
         return content
 
     def ask(self, session: Session, question: Question, *, user: str, system: str) -> None:

@@ -29,7 +29,7 @@ from flowspec.cli.options import (
     pick_sampling,
     positive,
 )
-from flowspec.cli.recorded import check_recording, recorded
+from flowspec.cli.recorded import NotRecordedError, check_recording, recorded
 from flowspec.errors import ClusterError, InputError
 from flowspec.interruption import INTERRUPTED
 from flowspec.model.files import ModelFiles
@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object per answer")
     parser.add_argument("--journal", type=Path, metavar="FILE", help="keep the answer in FILE as it comes, for --resume")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="go on with the answer of this journal; prints all of it")
+    resume.add_good_part(parser)
     parser.add_argument("--record", type=Path, metavar="FILE", help="save a recording of the answer in FILE, for flowspec top --replay")
     add_model_arguments(parser)
     add_decoding_arguments(parser)
@@ -68,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         journal = content = None
+        resume.check_good_part(args)
         if args.resume is None:
             check_prompt(args)
             check_journal(args)
@@ -76,8 +78,10 @@ def run(args: argparse.Namespace) -> int:
         else:
             resume.refuse_fixed(args)
             check_record(args)
-            journal, content = Journal.open(args.resume, note)
+            journal, content = Journal.open(args.resume, note, good_part=args.good_part)
             stack.enter_context(journal)
+            if content.damage:
+                note(f"({content.damage}; the answer goes on from before it)")
             resume.follow_setting(args, content.setting)
             if content.last is None:
                 raise InputError(f"{args.resume} ends before its question; ask again")
@@ -122,9 +126,12 @@ def _answer(args: argparse.Namespace, stack: contextlib.ExitStack, journal: Jour
     if args.journal is not None:
         journal = stack.enter_context(Journal.start(args.journal, resume.setting_of(args.command, session), note))
         journal.ask(resume.entry_of(question))
+    unrecorded: NotRecordedError | None = None
     try:
         with recorded(session, tokenizer, args.record):
             outcome = ask(session, question, (lambda text: None) if args.json else _show, keep=None if journal is None else journal.tokens)
+    except NotRecordedError as error:
+        unrecorded = error  # the answer is there all the same
     except ClusterError:
         _show("" if args.json else "\n")  # the error gets a line of its own
         raise
@@ -135,7 +142,9 @@ def _answer(args: argparse.Namespace, stack: contextlib.ExitStack, journal: Jour
     else:
         print(flush=True)
         note(figures(session, question, outcome, is_verbose=args.verbose))
-    return INTERRUPTED if outcome.is_interrupted else 0
+    if unrecorded is not None:
+        note(f"(the answer is whole, but {unrecorded})")
+    return INTERRUPTED if outcome.is_interrupted else int(unrecorded is not None)
 
 
 def show_finished(setting: Setting, entry: Entry, *, is_json: bool) -> int:

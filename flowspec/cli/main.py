@@ -1,109 +1,75 @@
-"""The `flowspec` command: picks the subcommand, and turns errors into one line and an exit status.
+"""The `flowspec` command's beginning and end: Ctrl-C before anything is started, and an output that takes no more.
 
-Exit status: 0 done, 1 the work failed or differed, 2 wrong usage or input, 130 interrupted.
+Imports next to nothing itself: until `main` runs, Ctrl-C is a traceback.
 """
 
 from __future__ import annotations
 
-import argparse
-import io
-import json
-import logging
+import contextlib
+import errno
 import os
+import signal
 import sys
-from typing import Any, NoReturn
+from types import FrameType
+from typing import TextIO
 
-from flowspec import __version__
-from flowspec.cli import bench, chat, daemon, devices, doctor, generate, keygen, plan, profile, serve, top, verify
-from flowspec.errors import FlowSpecError, InputError
-from flowspec.interruption import INTERRUPTED, hear_signals
-from flowspec.plan.refusal import Refused
+from flowspec.interruption import INTERRUPTED
 
-COMMANDS = {
-    "daemon": daemon,
-    "chat": chat,
-    "generate": generate,
-    "serve": serve,
-    "verify": verify,
-    "bench": bench,
-    "top": top,
-    "plan": plan,
-    "profile": profile,
-    "devices": devices,
-    "doctor": doctor,
-    "keygen": keygen,
-}
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong with the flags in one line; no abbreviations, which would change meaning as flags are added."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings, allow_abbrev=False)
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="flowspec",
-        description="Run one language model across several small devices, exactly as in one piece.",
-        epilog="Start with: flowspec chat   (a bundled model on four local processes)",
-    )
-    parser.add_argument("--version", action="version", version=f"flowspec {__version__}")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module in COMMANDS.items():
-        summary = (module.__doc__ or "").splitlines()[0]
-        command = subparsers.add_parser(name, help=summary, description=summary)
-        module.add_arguments(command)
-        group = command.add_argument_group("logging")
-        group.add_argument("-v", "--verbose", action="store_true", help="tell more on standard error")
-        group.add_argument("--log-file", metavar="FILE", help="write the log to FILE instead")
-    return parser
-
-
-def start_logging(args: argparse.Namespace) -> None:
-    """A daemon logs its events always, the other commands when asked to."""
-    level = logging.INFO if args.verbose or args.command == "daemon" else logging.WARNING
-    form = "%(asctime)s %(levelname)-7s %(message)s"
-    if args.log_file:
-        try:
-            logging.basicConfig(level=level, format=form, filename=args.log_file)
-        except OSError as error:
-            raise InputError(f"--log-file: expected a file that can be written, got {args.log_file} ({error.strerror})") from None
-    else:
-        logging.basicConfig(level=level, format=form, stream=sys.stderr, datefmt="%H:%M:%S")
-    for noisy in ("httpx", "urllib3"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
-    for noisy in ("HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY"):  # both set the levels of their loggers when imported
-        os.environ.setdefault(noisy, "warning" if args.verbose else "error")
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What writing fails with where a disk, a quota, a file or a device takes no more."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # as in arguments; the tokenizer refuses what is not UTF-8
-    if args.command != "daemon":
-        hear_signals()
+    """Runs a command (that of the command line by default); returns its exit status."""
+    is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else whoever started us has it ignored
+    if is_heard:
+        signal.signal(signal.SIGINT, _quit)
+    from flowspec.cli.commands import run  # imports for a second and more
+
+    if sys.stdout is None:  # it was closed by whoever started us
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - to the end
     try:
-        start_logging(args)
-        return int(COMMANDS[args.command].run(args))
-    except Refused as refusal:
-        if getattr(args, "json", False):
-            print(json.dumps(refusal.report))
-        else:
-            print(f"flowspec {args.command}: {refusal}", file=sys.stderr)
-        return refusal.exit_status
-    except FlowSpecError as error:
-        print(f"flowspec {args.command}: {error}", file=sys.stderr)
-        return error.exit_status
-    except KeyboardInterrupt:
-        print(f"flowspec {args.command}: interrupted", file=sys.stderr)
+        if is_heard:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return run(argv)
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        return _unwritten(error)
+    except KeyboardInterrupt:  # where the command does not hear it: before its own work or behind it
         return INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output is gone; there is nobody to tell
-        return 1
+    finally:
+        if is_heard and argv is None:
+            signal.signal(signal.SIGINT, _quit)  # nothing is left but Python's own end
+
+
+def _quit(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C while nothing is started: what libraries make of an interruption in their imports is many things."""
+    os.write(2, b"flowspec: interrupted\n")
+    os._exit(INTERRUPTED)
+
+
+def _unwritten(error: OSError) -> int:
+    """Ends a command whose output, or what it says beside it, cannot be written; raises any other error."""
+    if error.errno not in NO_ROOM and not isinstance(error, BrokenPipeError):
+        raise error
+    with contextlib.suppress(OSError):
+        if error.errno in NO_ROOM:  # else its reader has enough
+            print(f"flowspec: the output cannot be written: {error.strerror}", file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            _silence(stream)
+    return 1
+
+
+def _silence(stream: TextIO) -> None:
+    """Has what is left of a stream go nowhere: Python tries again when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,19 @@ def journal_folder() -> Path:
     return state_folder() / "journals"
 
 
+def add_good_part(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--good-part",
+        action="store_true",
+        help="with --resume: go on with what is whole of a damaged journal, and remove the rest",
+    )
+
+
+def check_good_part(args: argparse.Namespace) -> None:
+    if args.good_part and args.resume is None:
+        raise InputError("--good-part is about the journal of --resume; give both or neither")
+
+
 def refuse_fixed(args: argparse.Namespace) -> None:
     """Refuses what would contradict the journal that is resumed. Raises `InputError`."""
     for name, left_out in FIXED.items():

@@ -19,10 +19,10 @@ def lines(found: dict[str, Any], models: Sequence[str] = ()) -> list[str]:
     busy = " ".join(f"{100 * share:.0f}%" for share in found["stage_busy"])
     dead = found["dead_in_queue"] + found["dead_between_layers"] + found["dead_late"]
     return [
-        f"segments   {found['segments']}, of which {found['committing_segments']} gave tokens, "
-        f"{found['tokens_per_commit']:.2f} each (S); window {found['window']:.1f}",
-        f"tokens     {found['acceptance_length']:.2f} per segment; the next one was in flight for "
-        f"{100 * found['share_in_flight']:.0f}% (rho)",
+        f"segments   {found['segments']} after the prompt, of which {found['committing_segments']} gave tokens; "
+        f"window {found['window']:.1f}",
+        f"tokens     {found['tokens_per_commit']:.2f} at a time (S), {found['acceptance_length']:.2f} per segment; "
+        f"{100 * found['share_in_flight']:.0f}% were in flight (rho)",
         f"nodes      {found['nodes_drafted']} drafted, {found['nodes_sent']} sent, {found['dropped_alive']} given up alive",
         f"rows       {found['rows_computed']} run by the stages; {dead} dropped dead: {found['dead_in_queue']} in queues,",
         f"           {found['dead_between_layers']} between layers, {found['dead_late']} after the last layer",

@@ -145,7 +145,7 @@ class Submit:
     """A prompt to answer. A known request id is a conversation: its longest common prefix is reused.
 
     `answered` are the answer's first tokens where an earlier head got that far: they count, and are not emitted again.
-    `top_logprobs` is that of `Open`.
+    `top_logprobs` is that of `Open`. `answer` tells a conversation's answers apart for those who cancel them.
     """
 
     request: int
@@ -156,11 +156,15 @@ class Submit:
     stop_rule: StopRule | None = None
     answered: tuple[int, ...] = ()
     top_logprobs: int = -1
+    answer: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
+    """Ends an answer; one that is over already ends no later one of the same conversation."""
+
     request: int
+    answer: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ from flowspec.core.events import (
     SetTimer,
     Submit,
     Timed,
+    TimerFired,
     ToPipeline,
     ToStages,
     VerifiedArrived,
@@ -111,7 +112,7 @@ class HeadCore:
             self._submit(event, now_s, commands)
         elif isinstance(event, Cancel):
             request = self._requests.get(event.request)
-            if request is not None and request.submit is not None:
+            if request is not None and request.submit is not None and request.submit.answer == event.answer:
                 self._end(request, "cancelled", commands)
         elif isinstance(event, Forget):
             self._forget(event.request, commands)
@@ -128,8 +129,10 @@ class HeadCore:
             self._lost(event, now_s)
         elif isinstance(event, Reformed):
             self._reformed(event)
-        else:
+        elif isinstance(event, TimerFired):
             self._timer_s = None
+        else:
+            raise AssertionError(f"no event of a head: {event!r}")
         self._walk_held(now_s, commands)
         while self._admit(now_s, commands) or self._send(now_s, commands) or self._walk_held(now_s, commands):
             pass
@@ -355,7 +358,7 @@ class HeadCore:
 
     def _learn_pace(self, request: Request, emitted: int, now_s: float) -> None:
         request.statistics.emitted(emitted, now_s)
-        is_busy = request.statistics.committing_segments > 1
+        is_busy = request.statistics.walks > 1
         self.costs.emitted(emitted, now_s, is_busy=is_busy, is_missed=not request.root_sent)
 
     # -------------------------------------------------------------------------------------------- sending

@@ -29,6 +29,11 @@ class Recoveries:
     _lost_s: float | None = None
     _formed_s: float | None = None
 
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether others are there, and compute what is known."""
+        return self._formed_s is not None
+
     def lost(self, silent_s: float, now_s: float) -> None:
         if self._formed_s is not None:  # lost again before a token came: one recovery that takes longer
             self.prefill_s += now_s - self._formed_s
@@ -60,6 +65,7 @@ class Statistics:
     last_token_s: float = 0.0
     tokens: int = 0
     segments: int = 0
+    walks: int = 0
     committing_segments: int = 0
     tokens_in_flight: int = 0
     nodes_drafted: int = 0
@@ -118,12 +124,13 @@ class Statistics:
         self.compute_s = []
 
     def emitted(self, tokens: int, now_s: float) -> None:
+        self.walks += 1
+        self.committing_segments += self.tokens > 0 and not self.recoveries.is_prefilling  # else a prompt's gave them
         self.recoveries.emitted(now_s)
         if self.tokens == 0:
             self.first_token_s = now_s
         self.last_token_s = now_s
         self.tokens += tokens
-        self.committing_segments += 1
 
     def report(self) -> dict[str, Any]:
         """All of it with what follows from it, as `--json` shows it."""
@@ -133,7 +140,7 @@ class Statistics:
         return {
             "segments": self.segments,
             "committing_segments": self.committing_segments,
-            "tokens_per_commit": _ratio(self.tokens, self.committing_segments),
+            "tokens_per_commit": _ratio(self.tokens, self.walks),
             "acceptance_length": _ratio(self.tokens, self.segments),
             "share_in_flight": round(min(1.0, self.tokens_in_flight / max(1, self.tokens - 1)), 4),
             "nodes_drafted": self.nodes_drafted,

@@ -31,10 +31,14 @@ class End:
 
 @dataclass(slots=True)
 class Answer:
-    """An answer under way: iterate for its `Tokens`; `end` is set afterwards. `core_s` is the head core's time for it."""
+    """An answer under way: iterate for its `Tokens`; `end` is set afterwards. `core_s` is the core's time for it.
+
+    `number` tells it from others of the same conversation.
+    """
 
     request: int
     submitted_s: float
+    number: int = 0
     end: End | None = None
     core_s: float = 0.0
     items: queue.SimpleQueue[Tokens | End | FlowSpecError] = field(default_factory=queue.SimpleQueue)

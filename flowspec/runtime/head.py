@@ -7,11 +7,13 @@ fails as a whole: every open answer gets the error, and nothing hangs.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from flowspec.core.events import (
     Cancel,
@@ -124,6 +126,7 @@ class Head:
         self._stopping = False
         self._failure: FlowSpecError | None = None
         self._requests_begun = 0
+        self._numbers = itertools.count(1)
         try:
             self._begin_drafters(drafters, pace)
             self._pipelines.connect()
@@ -195,13 +198,13 @@ class Head:
 
     def submit(self, submit: Submit) -> Answer:
         """Starts an answer. What is wrong with the prompt or the cluster is raised when the answer is read."""
-        answer = Answer(submit.request, time.monotonic())
-        self._post(submit, answer)
+        answer = Answer(submit.request, time.monotonic(), next(self._numbers))
+        self._post(replace(submit, answer=answer.number), answer)
         return answer
 
     def cancel(self, answer: Answer) -> None:
-        """Ends an answer soon, with the reason `cancelled`."""
-        self._post(Cancel(request=answer.request), None)
+        """Ends an answer soon, with the reason `cancelled`; one that is over already stays as it is."""
+        self._post(Cancel(request=answer.request, answer=answer.number), None)
 
     def forget(self, request: int) -> None:
         """Frees a conversation's cache on every stage."""

@@ -201,7 +201,7 @@ def build_app(service: Service, doors: Doors, more: Sequence[BaseRoute] = ()) ->
                 CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=["Retry-After"]
             )
         )
-    middleware.append(Middleware(Guard, keys=doors.keys, names=doors.names, free=doors.free))
+    middleware.append(Middleware(Guard, keys=doors.keys, names=doors.names, free=doors.free, origins=doors.origins))
     app = Starlette(
         routes=routes,
         middleware=middleware,

@@ -2,6 +2,9 @@
 
 A web page may have its own name point to this machine (DNS rebinding) and would then read answers as if they were its own. A key stops
 that; where there is none, only requests to this machine's own names are answered.
+
+A page of another origin need not read an answer to do harm: it takes one of a few places at the live view, and has everything
+recorded. So the live view is for our own page, for origins that are named, and for programs, which name none.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ KEY_VARIABLE = "FLOWSPEC_API_KEY"
 _KEY_CHARS_MIN = 8
 _FREE = ("/health",)
 """Paths that never need a key."""
+_LIVE = "/live/"
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 log = logging.getLogger("flowspec.serve")
@@ -62,11 +66,20 @@ def read_keys(path: Path | None) -> tuple[bytes, ...]:
 class Guard:
     """Lets in who may; answers others in the API's form. Without `keys` it takes those who call us by one of the `names`.
 
-    Paths that are `free` need no key, nor does what is below those of them that end in a slash.
+    Paths that are `free` need no key, nor does what is below those of them that end in a slash. Web pages do not watch, unless they
+    are ours or of one of the `origins`.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[bytes] = (), names: Iterable[str] = (), free: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Sequence[bytes] = (),
+        names: Iterable[str] = (),
+        free: Sequence[str] = (),
+        origins: Iterable[str] = (),
+    ) -> None:
         self._app = app
+        self._origins = frozenset(origins)
         self._keys = tuple(keys)
         self._names = frozenset(name.lower() for name in names)
         self._free = frozenset((*_FREE, *free))
@@ -80,6 +93,8 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
+        if scope["path"].startswith(_LIVE) and (page := _foreign_page(headers, self._origins)):
+            return ApiError(403, f"the live view is not for the web page {page!r:.80}; --cors ORIGIN lets its origin in")
         if not self._keys:
             host = _name_in(headers.get("host", ""))
             if self._names and host not in self._names:
@@ -93,6 +108,20 @@ class Guard:
             return None
         message = "expected an API key as Authorization: Bearer KEY, got " + ("another one" if given else "none")
         return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _foreign_page(headers: Headers, origins: Iterable[str]) -> str:
+    """The origin of somebody else's web page that asks, as far as browsers tell; empty for our own and for programs.
+
+    A page's image or script tells no origin, but browsers say whether it is the same site.
+    """
+    origin = headers.get("origin")
+    if origin is None:
+        site = headers.get("sec-fetch-site", "none")
+        return "" if site in ("none", "same-origin") else f"of a {site} origin"
+    own = headers.get("host", "").lower()
+    is_ours = origin in origins or (own and origin.lower().partition("://")[2] == own)
+    return "" if is_ours else origin or "of no origin"
 
 
 def _name_in(host: str) -> str:

@@ -163,7 +163,7 @@ def _point(testbed: Testbed, setup: Setup, world: World, cases: Sequence[Case], 
     slots = slots_of(head.trace.since(times_s[0], times_s[-1]))
     tokens = len(times_s)
     later = max(1, tokens - len(found))
-    S = later / max(1, sum(each.committing_segments - 1 for each in found))
+    S = later / max(1, sum(each.walks - 1 for each in found))
     rho = sum(each.tokens_in_flight for each in found) / later
     memory = memory_of(testbed, len(cases)).total_bytes
     return Point(

@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from flowspec.cli.bench import _tuned, _verdict, pick_experiment
-from flowspec.cli.main import build_parser, main
+from flowspec.cli.commands import build_parser
+from flowspec.cli.main import main
 from flowspec.errors import InputError
 from flowspec.testbed import tune as tune_module
 from flowspec.testbed.bench import EXPERIMENT, RESULTS, TUNED_FILE, open_out

@@ -52,6 +52,29 @@ def test_a_recording_that_cannot_be_written_is_refused_before_anything_starts(tm
         check_recording(tmp_path)
 
 
+FULL = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+from flowspec.cli.main import main
+sys.exit(main())
+"""
+"""The command where no file can grow beyond 4 KiB, as on a disk that is full."""
+
+
+@pytest.mark.parametrize("form", [["--json"], []])
+def test_an_answer_comes_although_its_recording_cannot_be_written(tmp_path: Path, form: list[str]) -> None:
+    place = str(tmp_path / "answer.json")
+    asked = ["--local", "2", "--temperature", "0", "--record", place, "What is 17 + 25?"]
+    command = [sys.executable, "-c", FULL, "generate", *form, *asked]
+    done = warm.run(command, capture_output=True, text=True, timeout=120)
+    answer = json.loads(done.stdout)["text"] if form else done.stdout
+    assert "42" in answer
+    assert "(the answer is whole, but cannot write the recording" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 1
+    assert not list(tmp_path.iterdir()), "nothing half-written is left"
+
+
 def test_a_recording_that_fails_leaves_the_answer_in_the_dialogue(tmp_path: Path) -> None:
     """The path was free as it was named, and is a folder once the answer is there."""
     path = tmp_path / "chat.json"

@@ -91,6 +91,22 @@ def test_an_answer_survives_its_head(tmp_path: Path, temperature: str) -> None:
     assert flowspec("generate", "--resume", str(journal)) == whole["text"] + "\n"
 
 
+def test_what_is_whole_of_a_damaged_journal_goes_on(tmp_path: Path, refusal: Callable[..., str]) -> None:
+    asked = ("--temperature", "0", "--dtype", "float32", "--max-new-tokens", "40", STORY)
+    journal = tmp_path / "answer"
+    whole = generate("--local", "1", "--journal", str(journal), *asked)
+    lines = journal.read_bytes().splitlines(keepends=True)
+    assert len(lines) > 6, "a setting, a question, tokens, an end"
+    damaged = lines[5].replace(b"[", b"[1", 1)
+    journal.write_bytes(b"".join([*lines[:5], damaged, *lines[6:]]))
+    line = refusal("generate", "--resume", str(journal), "--local", "1")
+    assert "line 6 is damaged: its checksum does not fit; the 5 lines before it are whole: --good-part" in line
+    found = generate("--local", "1", "--resume", str(journal), "--good-part")
+    assert found["token_ids"] == whole["token_ids"]
+    assert 0 < found["resumed"] < len(whole["token_ids"])
+    assert "give both or neither" in refusal("generate", "--good-part", "Hi")
+
+
 def test_a_chat_goes_on_with_its_last_dialogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     lines = f"What is 17 + 25?\n{STORY}\nWhat is 3 + 4?\n"

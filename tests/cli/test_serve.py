@@ -13,7 +13,8 @@ import httpx
 import psutil
 import pytest
 
-from flowspec.cli.main import build_parser, main
+from flowspec.cli.commands import build_parser
+from flowspec.cli.main import main
 from tests import warm
 
 SERVE = [sys.executable, "-m", "flowspec.cli.main", "serve"]

@@ -38,11 +38,12 @@ def test_no_line_is_wider_than_a_terminal(stages: int, scale: int) -> None:
 
 def test_what_was_counted_is_said() -> None:
     text = "\n".join(statistics.lines(report(2, 50)))
-    for figure in ("100, of which 50 gave tokens", "4.00 each", "window 10.0", "2.00 per segment", "100% (rho)"):
+    for figure in ("100 after the prompt, of which 49 gave", "4.00 at a time", "window 10.0", "2.00 per segment"):
         assert figure in text
     for figure in ("5000 drafted, 6400 sent, 1500 given up alive", "6400 run by the stages", "2800 dropped dead", "1600 in queues"):
         assert figure in text
     assert "800 between layers, 400 after the last layer" in text
+    assert "100% were in flight (rho)" in text
     assert "150 passes, 2000 rows, 2.50 s; calibration error 0.123" in text
 
 

@@ -57,6 +57,21 @@ def test_what_an_older_answer_has_in_flight_is_no_reason() -> None:
     assert desk.give(Cancel(request=1)) == [ends("cancelled")]
 
 
+def test_a_late_cancel_does_not_end_the_next_answer() -> None:
+    """The answer ended while its user said so; the next question of the conversation is on its way already."""
+    desk = Desk("ar", drafter=None)
+    desk.ask(count=1, answer=7)
+    assert desk.back({2: 10}) == [emits(10), ends("length")]
+    desk.ask(prompt=(5, 6, 7, 10, 8), count=1, answer=8)
+    assert desk.give(Cancel(request=1, answer=7)) == []
+    assert desk.give(Cancel(request=1, answer=8)) == [ends("cancelled")]
+
+
+def test_what_is_no_event_is_not_taken_for_a_timer() -> None:
+    with pytest.raises(AssertionError, match="no event of a head"):
+        guessing().give("something")  # type: ignore[arg-type]
+
+
 def test_segments_of_an_answer_that_is_over_come_back_without_its_root() -> None:
     """The stages had guessed nodes in them, of which one had just become the root: nobody waits for it any more."""
     desk = guessing()

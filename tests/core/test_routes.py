@@ -11,8 +11,7 @@ import pytest
 from flowspec.core.events import Draft, DrafterLost, Submit
 from flowspec.core.messages import Sampling
 from flowspec.core.methods.cosine import Cosine
-from flowspec.core.methods.specrouter import SpecRouter, chains, similarity
-from flowspec.core.mirror import DrafterTraits
+from flowspec.core.methods.specrouter import SpecRouter, similarity
 from flowspec.plan.timing import Curve
 from flowspec.sim.board import BoardSpec
 from flowspec.sim.device import DeviceSpec
@@ -138,11 +137,6 @@ def test_a_board_that_others_wait_for_keeps_its_drafters_apart() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- specrouter
-
-
-def test_a_chain_rises_level_by_level_and_has_one_model_of_each() -> None:
-    traits = [DrafterTraits(context=9, level=level) for level in (1, 0, 0)]
-    assert chains(traits) == [(1,), (2,), (0,), (1, 0), (2, 0)]
 
 
 def test_similarity_is_what_two_models_have_in_common() -> None:

@@ -37,11 +37,24 @@ def test_tokens_are_counted_by_segment_and_by_commit() -> None:
     found.emitted(5, 13.5)
     found.tokens_in_flight = 6
     report = found.report()
-    assert picked(report, "segments", "committing_segments", "nodes_sent", "nodes_drafted", "dropped_alive") == [4, 3, 24, 50, 3]
+    assert picked(report, "segments", "committing_segments", "nodes_sent", "nodes_drafted", "dropped_alive") == [4, 2, 24, 50, 3]
     assert picked(report, "tokens_per_commit", "acceptance_length", "window") == [pytest.approx(10 / 3, abs=1e-4), 2.5, 4.0]
     assert report["share_in_flight"] == pytest.approx(6 / 9, abs=1e-4), "of the tokens after the first"
     assert picked(report, "prefill_s", "decode_s") == [2.0, 1.5]
     assert picked(report, "draft_passes", "draft_rows", "draft_s") == [7, 41, 0.25]
+
+
+def test_the_tokens_of_a_prompt_come_from_no_segment_after_it() -> None:
+    """`/stats` told of 14 segments, of which 15 gave tokens; a lost pipeline's prompt is sent once more."""
+    found = Statistics(stage_count=2)
+    for number in range(4):
+        found.emitted(1, float(number))
+        found.sent(1, 1)
+        if number == 2:
+            found.lost(0.5, 2.5)
+            found.admitted(2.7)
+    report = found.report()
+    assert picked(report, "segments", "committing_segments", "tokens_per_commit") == [4, 2, 1.0]
 
 
 def test_the_time_of_a_segment_is_shared_by_what_each_request_had_in_it() -> None:

@@ -67,6 +67,15 @@ def test_a_cancelled_answer_ends_and_the_next_one_is_exact(cluster: LocalCluster
         assert tokens_of(submit(head, request=answer.request)) == reference.generate(PROMPT, Sampling(), 20, frozenset())
 
 
+def test_a_late_cancel_leaves_the_next_answer_whole(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
+    with Head(plan_for(folder, cluster.wait())) as head:
+        first = submit(head)
+        longer = (*PROMPT, *tokens_of(first), 7, 8)
+        second = submit(head, longer, request=first.request)
+        head.cancel(first)
+        assert tokens_of(second) == reference.generate(longer, Sampling(), 20, frozenset())
+
+
 def test_a_prompt_that_cannot_be_answered_harms_no_other(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
     with Head(plan_for(folder, cluster.wait())) as head:
         good = submit(head)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.cli.bench import pick_experiment
-from flowspec.cli.main import build_parser
+from flowspec.cli.commands import build_parser
 from flowspec.core.methods import METHODS
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED

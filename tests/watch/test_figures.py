@@ -97,6 +97,7 @@ def test_of_a_whole_answer_they_are_those_of_its_statistics(monkeypatch: pytest.
         count = sum(len(frame["nodes"]) for frame in frames[:end] if frame["kind"] == "tokens")
         assert told["kind"] == "figures"
         assert told["S"] == report["tokens_per_commit"]
+        assert report["committing_segments"] <= report["segments"]
         assert told["acceptance"] == report["acceptance_length"]
         if count > 1 and frames[end]["reason"] != "cancelled":
             assert abs(told["rho"] * count - report["share_in_flight"] * (count - 1)) < 1.01, "but for the last token"

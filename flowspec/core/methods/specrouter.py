@@ -20,18 +20,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import Any
 
 from flowspec.core.expertise import Expertise, Record
 from flowspec.core.methods.base import Choice, Seen, View
+from flowspec.core.methods.chains import Chain, by_level, chains_to_try, slowest_s
 from flowspec.core.methods.continuous import Continuous
-from flowspec.core.mirror import DrafterTraits
 from flowspec.core.request import Request
 from flowspec.core.trust import Offers
-
-Chain = tuple[int, ...]
-"""Models by number, the lowest level first; the target at its end is implied."""
 
 STAY_TOKENS = 16
 """Tokens that a chain has at least, once it is chosen."""
@@ -52,6 +49,8 @@ SIMILARITY_AT_FIRST = 0.6
 FEW = 3
 """Proposals below a node that are likely to be sent."""
 SIMILARITY_MAX = 0.95
+TIMED_KEPT = 64
+"""Chains of which it is known how they did, the last ones: what others did is too long ago."""
 PLAIN: Chain = ()
 
 
@@ -93,22 +92,18 @@ class Measured:
 
     def learn(self, chain: Chain, share: float) -> None:
         """A chain was timed: it took `share` of what was predicted. What all chains have in common says nothing of one against another."""
-        seen, total = self.times.get(chain, 0), sum(self.times.values())
+        total, seen = sum(self.times.values()), self.times.pop(chain, 0)
         error = math.log(share)
         apart = error - self.common - self.correction.get(chain, 0.0)
         self.common += max(SHARE_NEW, 1 / (total + 1)) * (error - self.common)
         self.correction[chain] = self.correction.get(chain, 0.0) + max(SHARE_NEW, 1 / (seen + 1 + DOUBT)) * apart
-        self.times[chain] = seen + 1
+        self.times[chain] = seen + 1  # the last one now
+        for other in list(self.times)[:-TIMED_KEPT]:
+            del self.times[other]
+            self.correction.pop(other, None)
 
     def corrected(self, chain: Chain, seconds: float) -> float:
         return seconds * math.exp(self.common + self.correction.get(chain, 0.0))
-
-
-def chains(traits: Sequence[DrafterTraits]) -> list[Chain]:
-    """Every chain but plain decoding: models of rising level."""
-    order = sorted(range(len(traits)), key=lambda model: traits[model].level)
-    every = (chain for count in range(1, len(order) + 1) for chain in combinations(order, count))
-    return [chain for chain in every if all(traits[low].level < traits[high].level for low, high in pairwise(chain))]
 
 
 def similarity(first: Offers, second: Offers) -> float:
@@ -182,7 +177,7 @@ class SpecRouter(Continuous):
         is_gone = not set(route.chain) <= set(there)
         if not is_gone and route.chain and tokens < route.began + STAY_TOKENS:
             return
-        found = {chain: self._predicted(view, request, chain) for chain in chains(view.traits) if set(chain) <= set(there)}
+        found = self._predicted(view, request, there)
         if (
             route.chain in found
             and route.timed_s is not None
@@ -218,12 +213,22 @@ class SpecRouter(Continuous):
         request.plan.began = len(request.new_tokens)
         request.statistics.chains.append((len(request.new_tokens), view.now_s, chain, reason))
 
-    def _predicted(self, view: View, request: Request, chain: Chain) -> float:
-        """Seconds for a token, by the module's formula; 0 while the pipeline's times are not known."""
-        level_s = view.turnaround_s[chain[0]]
-        for low, high in pairwise(chain):
-            level_s = max(level_s, view.turnaround_s[high] * (1 - min(SIMILARITY_MAX, self.measured.similarity(low, high))))
+    def _predicted(self, view: View, request: Request, there: Sequence[int]) -> dict[Chain, float]:
+        """Seconds for a token of each chain that comes into question, by the module's formula; of the models that are `there`.
+
+        0 while the pipeline's times are not known.
+        """
+        turn_s = view.turnaround_s
+
+        def step_s(low: int, high: int) -> float:
+            return turn_s[high] * (1 - min(SIMILARITY_MAX, self.measured.similarity(low, high)))
+
         route: Route = request.plan
+        groups = by_level([traits.level for traits in view.traits], there)
+        known = [chain for chain in (route.chain, *self.measured.times) if chain and set(chain) <= set(there)]
         worth = self.measured.expertise.worth(route.record)
-        chance = max(worth[model] for model in chain)
-        return level_s + (1 - chance) * view.costs.trip_s(max(1, round(self._typical_rows)))
+        trip_s = view.costs.trip_s(max(1, round(self._typical_rows)))
+        return {
+            chain: slowest_s(chain, turn_s, step_s) + (1 - max(worth[model] for model in chain)) * trip_s
+            for chain in dict.fromkeys([*chains_to_try(groups, turn_s, step_s), *known])
+        }

@@ -14,18 +14,38 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flowspec.errors import InputError
-from flowspec.runtime.journal.lines import Content, Entry, Setting, ask_line, end_line, read_lines, setting_line, tokens_line
+from flowspec.runtime.journal.lines import (
+    Content,
+    Entry,
+    Row,
+    Setting,
+    ask_row,
+    end_row,
+    read_lines,
+    sealed,
+    setting_row,
+    tokens_row,
+)
 
 FILE_BYTES_MAX = 64 << 20
-"""A larger file is not read: the longest context takes a fifth of it."""
+"""A larger file is not read: an answer as long as the longest context takes 56 MB, a token a line."""
 
 
 class Journal:
     """An open journal. What cannot be written is told once, and ends the journal, not the answer."""
 
-    def __init__(self, path: Path, descriptor: int, before: Sequence[int], tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        descriptor: int,
+        tell: Callable[[str], None],
+        *,
+        lines: int = 0,
+        before: Sequence[int] = (),
+    ) -> None:
         self.path = path
         self._descriptor = descriptor
+        self._lines = lines
         self._before = tuple(before)
         self._tokens: list[int] = []
         self._tell = tell
@@ -39,13 +59,16 @@ class Journal:
         except (OSError, ValueError) as error:
             raise _unusable(path, error) from None
         _lock(path, descriptor)
-        journal = cls(path, descriptor, (), tell)
-        journal._write(setting_line(setting))
+        journal = cls(path, descriptor, tell)
+        journal._write(setting_row(setting))
         return journal
 
     @classmethod
-    def open(cls, path: Path, tell: Callable[[str], None]) -> tuple[Journal, Content]:
-        """One that is there, and what it says; half a line at its end is removed. Raises `InputError`."""
+    def open(cls, path: Path, tell: Callable[[str], None], *, good_part: bool = False) -> tuple[Journal, Content]:
+        """One that is there, and what it says; half a line at its end is removed. Raises `InputError`.
+
+        A damaged one is refused, or with `good_part` loses the damaged line and all behind it.
+        """
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
         except (OSError, ValueError) as error:
@@ -53,6 +76,10 @@ class Journal:
         try:
             _lock(path, descriptor)
             content = read_lines(_read(path, descriptor), str(path))
+            if content.damage and not good_part:
+                lines = f"{content.lines} lines before it are" if content.lines > 1 else "line before it is"
+                way = f"the {lines} whole: --good-part goes on from there, and removes the rest"
+                raise InputError(f"{content.damage}; {way}")
             os.ftruncate(descriptor, content.size_bytes)
         except OSError as error:
             os.close(descriptor)
@@ -61,22 +88,22 @@ class Journal:
             os.close(descriptor)
             raise
         last = () if content.last is None else content.last.known
-        return cls(path, descriptor, last, tell), content
+        return cls(path, descriptor, tell, lines=content.lines, before=last), content
 
     def ask(self, entry: Entry) -> None:
         """A question is about to be asked."""
-        self._write(ask_line(entry, (*self._before, *self._tokens)))
+        self._write(ask_row(entry, (*self._before, *self._tokens)))
         self._before = entry.prompt
         self._tokens.clear()
 
     def tokens(self, tokens: Sequence[int]) -> None:
         """These tokens of its answer are known."""
-        self._write(tokens_line(tokens))
+        self._write(tokens_row(tokens))
         self._tokens += tokens
 
     def end(self, reason: str, text: str | None) -> None:
         """The answer is over."""
-        self._write(end_line(reason, text))
+        self._write(end_row(reason, text))
 
     def close(self) -> None:
         """Nothing is written any more; the lock is given back."""
@@ -90,10 +117,12 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _write(self, line: bytes) -> None:
+    def _write(self, row: Row) -> None:
         assert self._descriptor >= 0, "the journal is closed"
         if self._is_broken:
             return
+        self._lines += 1
+        line = sealed(row, self._lines)
         try:
             while line:
                 line = line[os.write(self._descriptor, line) :]

@@ -4,11 +4,15 @@ The first line is the `Setting`. Then for each answer a line `ask` (what fixes i
 `end`. A last line that is not whole was being written when the head was ended, and does not count. Knows no files.
 
 A prompt is written as what it adds to the text before it, so a journal grows with its dialogue and not with its square.
+
+Every line ends with its own number and a checksum of all that is before it: a bit that flipped on an old card, or a line
+that is missing or there twice, would otherwise give other tokens in silence.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
@@ -20,8 +24,8 @@ from flowspec.core.precision import ACTIVATIONS
 from flowspec.core.request import common_prefix
 from flowspec.errors import InputError, first_line
 
-FORMAT = 1
-"""Also raised when another version would draw other tokens from the same seed."""
+FORMAT = 2
+"""Also raised when another version would draw other tokens from the same seed. Lines of format 1 had no checksums."""
 COMMANDS = ("generate", "chat")
 ENDS = ("stop", "length", "cancelled")
 Kind = TypeVar("Kind")
@@ -86,12 +90,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """A journal as it was read: questions and answers before the last one, and that one. `size_bytes` are those of its whole lines."""
+    """A journal as it was read: questions and answers before the last one, and that one.
+
+    It has so many whole `lines`, which have `size_bytes`; with a `damage` more came behind them.
+    """
 
     setting: Setting
     earlier: tuple[tuple[str, str], ...]
     last: Entry | None
+    lines: int
     size_bytes: int
+    damage: str = ""
 
     def messages(self) -> list[dict[str, str]]:
         """The dialogue of a chat; a question whose answer did not end is not part of it."""
@@ -103,11 +112,15 @@ class Content:
 # ------------------------------------------------------------------------------------------------- writing
 
 
-def setting_line(setting: Setting) -> bytes:
-    return _line({"journal": FORMAT, **asdict(setting)})
+Row = Mapping[str, Any]
+"""What a line says, without its seal."""
 
 
-def ask_line(entry: Entry, before: Sequence[int]) -> bytes:
+def setting_row(setting: Setting) -> Row:
+    return {"journal": FORMAT, **asdict(setting)}
+
+
+def ask_row(entry: Entry, before: Sequence[int]) -> Row:
     """The question, `before` being the whole text of the answer before it."""
     keep = common_prefix(before, entry.prompt)
     fields: dict[str, Any] = {
@@ -120,29 +133,47 @@ def ask_line(entry: Entry, before: Sequence[int]) -> bytes:
         "user": entry.user,
         "system": entry.system,
     }
-    return _line({"ask": fields})
+    return {"ask": fields}
 
 
-def tokens_line(tokens: Sequence[int]) -> bytes:
-    return _line({"tokens": list(tokens)})
+def tokens_row(tokens: Sequence[int]) -> Row:
+    return {"tokens": list(tokens)}
 
 
-def end_line(reason: str, text: str | None) -> bytes:
-    return _line({"end": reason, "text": text})
+def end_row(reason: str, text: str | None) -> Row:
+    return {"end": reason, "text": text}
 
 
-def _line(row: Mapping[str, Any]) -> bytes:
-    return json.dumps(row, separators=(",", ":")).encode() + b"\n"
+def sealed(row: Row, number: int) -> bytes:
+    """The line `number` of a journal, the first one being 1."""
+    body = json.dumps({**row, "line": number}, separators=(",", ":")).encode()[:-1]
+    return body + _seal(body) + b"\n"
+
+
+def _seal(body: bytes) -> bytes:
+    return b',"crc":"%08x"}' % zlib.crc32(body)
+
+
+_SEAL_BYTES = len(_seal(b""))
 
 
 # ------------------------------------------------------------------------------------------------- reading
 
 
 def read_lines(data: bytes, name: str) -> Content:
-    """Reads a journal; raises `InputError` naming `name` and the line for anything that no journal holds."""
+    """Reads a journal, up to a damaged line. Raises `InputError`, naming `name` and the line, for what no journal holds."""
     *lines, _torn = data.split(b"\n")
     if not lines:
         raise InputError(f"{name}: expected a journal, got nothing that is whole; ask again")
+    _check_format(lines[0], name)
+    damage, whole = "", len(lines)
+    for place, line in enumerate(lines):
+        if damage := _damage(line, place + 1):
+            damage, whole = f"{name} line {place + 1} is damaged: {damage}", place
+            break
+    if not whole:
+        raise InputError(f"{damage}; nothing before it can be gone on with, ask again")
+    lines = lines[:whole]
     number = 1
     earlier: list[tuple[str, str]] = []
     last: Entry | None = None
@@ -169,7 +200,36 @@ def read_lines(data: bytes, name: str) -> Content:
         last = _answered(last, tokens, setting)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{name} line {number}: expected a journal of flowspec: {first_line(error)}") from None
-    return Content(setting=setting, earlier=tuple(earlier), last=last, size_bytes=sum(len(line) + 1 for line in lines))
+    return Content(
+        setting=setting,
+        earlier=tuple(earlier),
+        last=last,
+        lines=whole,
+        size_bytes=sum(len(line) + 1 for line in lines),
+        damage=damage,
+    )
+
+
+def _check_format(line: bytes, name: str) -> None:
+    """Raises `InputError` for the first line of another format, or of none."""
+    try:
+        found = _field(_row(line), "journal", int)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name} line 1: expected a journal of flowspec: {first_line(error)}") from None
+    if found != FORMAT:
+        raise InputError(
+            f"{name} is a journal of format {found}, expected {FORMAT}: another version of flowspec wrote it; "
+            "resume it with that one, or ask again"
+        )
+
+
+def _damage(line: bytes, number: int) -> str:
+    """What is wrong with a line as it lies on the disk, nothing if nothing is; what it says is not looked at."""
+    body = line[:-_SEAL_BYTES]
+    if line[len(body) :] != _seal(body):
+        return "its checksum does not fit"
+    counted = b',"line":%d' % number
+    return "" if body.endswith(counted) else f"it should be line {number} by its own count, and is not"
 
 
 def _answered(entry: Entry | None, tokens: list[int], setting: Setting) -> Entry | None:
@@ -189,8 +249,6 @@ def _row(line: bytes) -> dict[str, Any]:
 
 
 def _setting(row: dict[str, Any]) -> Setting:
-    found = _field(row, "journal", int)
-    check(found == FORMAT, "journal", found, f"format {FORMAT}, that of this version")
     texts = {name: _text(row, name) for name in ("command", "model", "fingerprint", "dtype")}
     return Setting(**texts, context=_field(row, "context", int))
 

@@ -43,6 +43,24 @@ def test_an_answer_is_gone_on_with_in_the_same_file(tmp_path: Path, said: list[s
     assert said == []
 
 
+def test_the_good_part_of_a_damaged_one_goes_on(tmp_path: Path, said: list[str]) -> None:
+    path = tmp_path / "it"
+    good, last = written(replace(FIRST, tokens=(8,), end="")), b'{"tokens":[9],"line":4,"crc":"00000000"}\n'
+    path.write_bytes(good + last)
+    told = "line 4 is damaged: its checksum does not fit; the 3 lines before it are whole: --good-part goes on"
+    with pytest.raises(InputError, match=told):
+        Journal.open(path, said.append)
+    assert path.read_bytes() == good + last, "a refusal changes nothing"
+    journal, content = Journal.open(path, said.append, good_part=True)
+    with journal:
+        assert content.last is not None
+        assert content.last.tokens == (8,)
+        assert path.read_bytes() == good
+        journal.tokens([9])
+        journal.end("stop", "That.")
+    assert path.read_bytes() == written(FIRST)
+
+
 def test_one_writes_at_a_time(tmp_path: Path, said: list[str]) -> None:
     path = tmp_path / "it"
     with Journal.start(path, SETTING, said.append), pytest.raises(InputError, match="in use by another flowspec"):

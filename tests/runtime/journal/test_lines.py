@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 
 from flowspec.core.messages import Sampling
 from flowspec.errors import InputError
-from flowspec.runtime.journal.lines import Content, Entry, Setting, ask_line, end_line, read_lines, setting_line, tokens_line
+from flowspec.runtime.journal.lines import (
+    Content,
+    Entry,
+    Row,
+    Setting,
+    ask_row,
+    end_row,
+    read_lines,
+    sealed,
+    setting_row,
+    tokens_row,
+)
 from tests.mutations import mutants, one_line_at_most
 
 SETTING = Setting(command="chat", model="bundled", fingerprint="f" * 32, dtype="float32", context=100)
@@ -31,16 +42,26 @@ FIRST = Entry(
 SECOND = replace(FIRST, prompt=(5, 6, 7, 8, 9, 3), user="And?", tokens=(4, 4, 4), end="", text=None)
 
 
+def seal(*rows: Row) -> bytes:
+    """A journal of these rows, whatever they say."""
+    return b"".join(sealed(row, number) for number, row in enumerate(rows, 1))
+
+
+def rows_of(*entries: Entry, setting: Setting = SETTING) -> list[Row]:
+    rows: list[Row] = [setting_row(setting)]
+    before: tuple[int, ...] = ()
+    for entry in entries:
+        rows.append(ask_row(entry, before))
+        rows += [tokens_row([token]) for token in entry.tokens]
+        if entry.end:
+            rows.append(end_row(entry.end, entry.text))
+        before = entry.known
+    return rows
+
+
 def written(*entries: Entry, setting: Setting = SETTING) -> bytes:
     """A journal of these answers, whose tokens came one by one."""
-    lines, before = [setting_line(setting)], ()
-    for entry in entries:
-        lines.append(ask_line(entry, before))
-        lines += [tokens_line([token]) for token in entry.tokens]
-        if entry.end:
-            lines.append(end_line(entry.end, entry.text))
-        before = entry.known
-    return b"".join(lines)
+    return seal(*rows_of(*entries, setting=setting))
 
 
 def read(data: bytes) -> Content:
@@ -49,20 +70,22 @@ def read(data: bytes) -> Content:
 
 def test_what_is_written_is_read_again() -> None:
     data = written(FIRST, SECOND)
-    assert read(data) == Content(setting=SETTING, earlier=(("What?", "That."),), last=SECOND, size_bytes=len(data))
+    lines = data.count(b"\n")
+    earlier = (("What?", "That."),)
+    assert read(data) == Content(setting=SETTING, earlier=earlier, last=SECOND, lines=lines, size_bytes=len(data))
     assert read(data).messages() == [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "That."}]
     assert len(read(written(FIRST, replace(SECOND, end="cancelled", text="No"))).messages()) == 4
 
 
 def test_a_prompt_is_written_as_what_it_adds() -> None:
-    assert json.loads(ask_line(SECOND, FIRST.known))["ask"]["prompt"] == [3]
-    assert json.loads(ask_line(SECOND, (5, 6, 9, 9)))["ask"]["prompt"] == [7, 8, 9, 3]
+    assert list(ask_row(SECOND, FIRST.known)["ask"]["prompt"]) == [3]
+    assert list(ask_row(SECOND, (5, 6, 9, 9))["ask"]["prompt"]) == [7, 8, 9, 3]
 
 
 def test_a_journal_ends_with_its_last_whole_line() -> None:
     """Wherever the writer was killed, or a power cut left zeros."""
     data = written(FIRST, SECOND)
-    for end in range(len(setting_line(SETTING)), len(data) + 1):
+    for end in range(len(seal(setting_row(SETTING))), len(data) + 1):
         for tail in (b"", b"\0" * 5):
             content = read(data[:end] + tail)
             assert content.size_bytes <= end
@@ -77,12 +100,51 @@ def test_a_question_that_was_given_up_is_no_part_of_the_dialogue() -> None:
     assert (content.messages(), content.last) == ([], SECOND)
 
 
-def row_of(entry: Entry, **changes: Any) -> bytes:
-    fields = {**json.loads(ask_line(entry, ()))["ask"], **changes}
-    return json.dumps({"ask": fields}).encode() + b"\n"
+def beginning(good: Content, of: Content) -> bool:
+    """Whether one journal is what another one was earlier."""
+    if good.last is None:
+        return not good.earlier
+    whole = of.last if len(good.earlier) == len(of.earlier) else FIRST
+    assert whole is not None
+    return good.last.prompt == whole.prompt and good.last.tokens == whole.tokens[: len(good.last.tokens)]
 
 
-HEAD = setting_line(SETTING)
+def test_a_flipped_bit_is_found_wherever_it_is() -> None:
+    """What is before its line is whole. In the last line's end it makes half a line of it, as if a head had been killed."""
+    data = written(FIRST, SECOND)
+    whole = read(data)
+    for place in range(len(data)):
+        line = data[:place].count(b"\n") + 1
+        for bit in range(8):
+            flipped = data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :]
+            if line == 1:
+                with pytest.raises(InputError, match=r"line 1|journal of format"):
+                    read(flipped)
+                continue
+            found = read(flipped)
+            assert place == len(data) - 1 or found.damage.startswith(f"it line {line} is damaged: ")
+            assert found.lines == line - 1
+            assert beginning(found, whole)
+
+
+def test_lines_that_are_there_twice_missing_or_elsewhere_are_found() -> None:
+    lines = written(FIRST, SECOND).splitlines(keepends=True)
+    for place in range(1, len(lines)):
+        own = f"it line {place + 1} is damaged: it should be line {place + 1} by its own count, and is not"
+        below = own.replace(str(place + 1), str(place + 2))
+        if place < len(lines) - 1:
+            assert read(b"".join(lines[:place] + lines[place + 1 :])).damage == own
+            swapped = [*lines[:place], lines[place + 1], lines[place], *lines[place + 2 :]]
+            assert read(b"".join(swapped)).damage == own
+        assert read(b"".join([*lines[: place + 1], *lines[place:]])).damage == below
+
+
+def ask_of(entry: Entry, **changes: Any) -> Row:
+    return {"ask": {**ask_row(entry, ())["ask"], **changes}}
+
+
+HEAD = setting_row(SETTING)
+EARLIER = b'{"journal":1,"command":"chat","model":"m","fingerprint":"f","dtype":"float32","context":100}\n'
 
 
 @pytest.mark.parametrize(
@@ -92,25 +154,25 @@ HEAD = setting_line(SETTING)
         (b"{", "it: expected a journal, got nothing that is whole; ask again"),
         (b"[]\n", "it line 1: expected a journal of flowspec: expected an object"),
         (b"\xff\n", "it line 1: expected a journal of flowspec: 'utf-8' codec"),
-        (b'{"journal":2}\n', "it line 1: expected a journal of flowspec: journal: expected format 1, that of this version, got 2"),
-        (HEAD.replace(b"float32", b"float33"), "it line 1: expected a journal of flowspec: dtype: expected"),
-        (HEAD.replace(b"100}", b"true}"), "it line 1: expected a journal of flowspec: context: expected int, got True"),
-        (HEAD + tokens_line([1]), "it line 2: expected a journal of flowspec: expected a question"),
-        (written(FIRST) + tokens_line([1]), "it line 6: expected a journal of flowspec: expected a question"),
-        (HEAD + row_of(FIRST, prompt=[]), "it line 2: expected a journal of flowspec: prompt: expected at least one token"),
-        (HEAD + row_of(FIRST, keep=1), "it line 2: expected a journal of flowspec: keep: expected 0 to 0, got 1"),
-        (HEAD + row_of(FIRST, stops=[""]), "it line 2: expected a journal of flowspec: stops: expected texts that are not empty"),
-        (HEAD + row_of(FIRST, user="\ud800"), "it line 2: expected a journal of flowspec: 'utf-8' codec"),
-        (HEAD + row_of(FIRST) + tokens_line([1, 2]), "it line 3: expected a journal of flowspec: tokens: expected none that ends"),
-        (HEAD + row_of(FIRST) + tokens_line([1] * 10), "it line 3: expected a journal of flowspec: tokens: expected at most 9"),
+        (EARLIER, "it is a journal of format 1, expected 2: another version of flowspec wrote it; resume"),
+        (seal(HEAD).replace(b"chat", b"chit"), "it line 1 is damaged: its checksum does not fit; nothing"),
+        (seal({**HEAD, "dtype": "float33"}), "it line 1: expected a journal of flowspec: dtype: expected"),
+        (seal({**HEAD, "context": True}), "it line 1: expected a journal of flowspec: context: expected int"),
+        (seal(HEAD, tokens_row([1])), "it line 2: expected a journal of flowspec: expected a question"),
+        (seal(*rows_of(FIRST), tokens_row([1])), "it line 6: expected a journal of flowspec: expected a question"),
+        (seal(HEAD, ask_of(FIRST, prompt=[])), "it line 2: expected a journal of flowspec: prompt: expected at least"),
+        (seal(HEAD, ask_of(FIRST, keep=1)), "it line 2: expected a journal of flowspec: keep: expected 0 to 0, got 1"),
+        (seal(HEAD, ask_of(FIRST, stops=[""])), "it line 2: expected a journal of flowspec: stops: expected texts"),
+        (seal(HEAD, ask_of(FIRST, user="\ud800")), "it line 2: expected a journal of flowspec: 'utf-8' codec"),
+        (seal(HEAD, ask_of(FIRST), tokens_row([1, 2])), "it line 3: expected a journal of flowspec: tokens: expected none"),
+        (seal(HEAD, ask_of(FIRST), tokens_row([1] * 10)), "it line 3: expected a journal of flowspec: tokens: expected at most"),
         (
-            HEAD + row_of(FIRST, prompt=[5] * 99) + tokens_line([1, 1]),
+            seal(HEAD, ask_of(FIRST, prompt=[5] * 99), tokens_row([1, 1])),
             "it line 3: expected a journal of flowspec: tokens: expected at most 100 with the prompt",
         ),
-        (HEAD + row_of(FIRST) + end_line("", None), "it line 3: expected a journal of flowspec: end: expected stop, length"),
-        (HEAD + b"[" * 100_000 + b"\n", "it line 2: expected a journal of flowspec: "),
+        (seal(HEAD, ask_of(FIRST), end_row("", None)), "it line 3: expected a journal of flowspec: end: expected stop"),
         (
-            written(FIRST, SECOND, setting=replace(SETTING, command="generate")),
+            seal(*rows_of(FIRST, SECOND, setting=replace(SETTING, command="generate"))),
             "it line 6: expected a journal of flowspec: ask: expected one in a journal of generate",
         ),
     ],
@@ -142,10 +204,11 @@ def spoilt(draw: st.DrawFn) -> bytes:
 
 
 def lines_of(rows: list[Any]) -> bytes:
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    """Also with a right checksum: whoever can change a journal can count."""
+    return seal(*(row if isinstance(row, dict) else {"tokens": row} for row in rows))
 
 
-MUTANTS = mutants([json.loads(line) for line in GOOD.splitlines()]).map(lines_of)
+MUTANTS = mutants(json.loads(json.dumps(rows_of(FIRST, SECOND)))).map(lines_of)
 
 
 @given(st.binary(max_size=300) | spoilt() | st.lists(ROWS, max_size=4).map(b"\n".join) | MUTANTS)

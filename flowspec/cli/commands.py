@@ -1,0 +1,104 @@
+"""The commands of `flowspec`: picks one, and turns errors into one line and an exit status.
+
+Exit status: 0 done, 1 the work failed or differed, 2 wrong usage or input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import logging
+import os
+import sys
+from typing import Any, NoReturn
+
+from flowspec import __version__
+from flowspec.cli import bench, chat, daemon, devices, doctor, generate, keygen, plan, profile, serve, top, verify
+from flowspec.errors import FlowSpecError, InputError
+from flowspec.interruption import INTERRUPTED, hear_signals
+from flowspec.plan.refusal import Refused
+
+COMMANDS = {
+    "daemon": daemon,
+    "chat": chat,
+    "generate": generate,
+    "serve": serve,
+    "verify": verify,
+    "bench": bench,
+    "top": top,
+    "plan": plan,
+    "profile": profile,
+    "devices": devices,
+    "doctor": doctor,
+    "keygen": keygen,
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with the flags in one line; no abbreviations, which would change meaning as flags are added."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="flowspec",
+        description="Run one language model across several small devices, exactly as in one piece.",
+        epilog="Start with: flowspec chat   (a bundled model on four local processes)",
+    )
+    parser.add_argument("--version", action="version", version=f"flowspec {__version__}")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, module in COMMANDS.items():
+        summary = (module.__doc__ or "").splitlines()[0]
+        command = subparsers.add_parser(name, help=summary, description=summary)
+        module.add_arguments(command)
+        group = command.add_argument_group("logging")
+        group.add_argument("-v", "--verbose", action="store_true", help="tell more on standard error")
+        group.add_argument("--log-file", metavar="FILE", help="write the log to FILE instead")
+    return parser
+
+
+def start_logging(args: argparse.Namespace) -> None:
+    """A daemon logs its events always, the other commands when asked to."""
+    level = logging.INFO if args.verbose or args.command == "daemon" else logging.WARNING
+    form = "%(asctime)s %(levelname)-7s %(message)s"
+    if args.log_file:
+        try:
+            logging.basicConfig(level=level, format=form, filename=args.log_file)
+        except OSError as error:
+            raise InputError(f"--log-file: expected a file that can be written, got {args.log_file} ({error.strerror})") from None
+    else:
+        logging.basicConfig(level=level, format=form, stream=sys.stderr, datefmt="%H:%M:%S")
+    for noisy in ("httpx", "urllib3"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    for noisy in ("HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY"):  # both set the levels of their loggers when imported
+        os.environ.setdefault(noisy, "warning" if args.verbose else "error")
+
+
+def run(argv: list[str] | None = None) -> int:
+    """Runs one command; returns its exit status. Raises `OSError` where its output cannot be written."""
+    args = build_parser().parse_args(argv)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # as in arguments; the tokenizer refuses what is not UTF-8
+    if args.command != "daemon":
+        hear_signals()
+    try:
+        start_logging(args)
+        return int(COMMANDS[args.command].run(args))
+    except Refused as refusal:
+        if getattr(args, "json", False):
+            print(json.dumps(refusal.report))
+        else:
+            print(f"flowspec {args.command}: {refusal}", file=sys.stderr)
+        return refusal.exit_status
+    except FlowSpecError as error:
+        print(f"flowspec {args.command}: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print(f"flowspec {args.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED

@@ -1,0 +1,60 @@
+"""How a command ends where its output takes no more, or Ctrl-C comes while it is still being imported: in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import warm
+from tests.cli.test_commands import FLOWSPEC
+
+PLAN = ["plan", "--quick", "--shape", "llama-2-7b", "--devices", "jetson-orin-nanox4"]
+FULL = Path("/dev/full")
+"""As a file on a disk that has no room."""
+INTERRUPTED_AT = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from flowspec.cli.main import main
+sys.exit(main(sys.argv[2:]))
+"""
+"""The command, to which Ctrl-C comes as a module is looked for."""
+
+
+COMMANDS = [PLAN, ["--help"], ["--version"], ["generate", "--local", "1", "Hi"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda each: each[0])
+def test_an_output_that_is_full_is_told_in_one_line(command: list[str]) -> None:
+    with FULL.open("w") as full:
+        done = warm.run([*FLOWSPEC, *command], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    told = [line for line in done.stderr.splitlines() if line]
+    assert told[-1] == "flowspec: the output cannot be written: No space left on device"
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_an_output_that_nobody_reads_any_more_is_no_error_of_ours(stream: str) -> None:
+    wrong = [*FLOWSPEC, "plan", "--devices", "none"]
+    command = [*FLOWSPEC, *PLAN] if stream == "stdout" else wrong
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        getattr(process, stream).close()
+        left = process.stdout if stream == "stderr" else process.stderr
+        assert left is not None
+        assert left.read() == b""
+    assert process.returncode == 1
+
+
+@pytest.mark.parametrize("module", ["argparse", "flowspec.cli.chat", "numpy", "zmq", "rich"])
+def test_ctrl_c_during_imports_is_told_in_one_line(module: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED_AT, module, *PLAN]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "flowspec: interrupted\n")

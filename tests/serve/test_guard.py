@@ -1,0 +1,46 @@
+"""Which web pages may watch: our own and those whose origin is named. Programs name no origin and may."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+from starlette.responses import PlainTextResponse
+
+from flowspec.serve.guard import Guard
+
+OWN = "127.0.0.1:8000"
+KEY = {"Authorization": "Bearer sesame-1"}
+
+
+def status(path: str, keys: tuple[bytes, ...], **headers: str) -> int:
+    """What a request gets."""
+    app = Guard(PlainTextResponse("in"), keys=keys, names=("127.0.0.1",), origins=("http://page:3000",))
+
+    async def ask() -> int:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=f"http://{OWN}") as client:
+            told = {name.replace("_", "-"): value for name, value in headers.items()}
+            return (await client.get(path, headers={**KEY, **told})).status_code
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("keys", [(), (b"sesame-1",)], ids=["no-key", "key"])
+@pytest.mark.parametrize("path", ["/live/events", "/live/recording"])
+def test_pages_of_other_origins_do_not_watch(path: str, keys: tuple[bytes, ...]) -> None:
+    assert status(path, keys) == 200, "a program"
+    assert status(path, keys, Sec_Fetch_Site="same-origin") == 200, "our own page"
+    assert status(path, keys, Origin=f"http://{OWN}") == 200
+    assert status(path, keys, Origin=f"https://{OWN}") == 200, "behind a proxy that speaks TLS"
+    assert status(path, keys, Origin="http://page:3000", Sec_Fetch_Site="cross-site") == 200, "it is named"
+    assert status(path, keys, Sec_Fetch_Site="none") == 200, "typed into the browser's line"
+    for origin in ("http://evil.example", "http://127.0.0.1:9000", "null", "http://page", "", f"http://evil.example/{OWN}"):
+        assert status(path, keys, Origin=origin) == 403, origin
+    for site in ("cross-site", "same-site"):
+        assert status(path, keys, Sec_Fetch_Site=site) == 403, "an image of another page, say, which names no origin"
+
+
+def test_other_routes_are_as_they_were() -> None:
+    """Browsers keep their answers from other pages, and a POST in JSON is asked for first."""
+    assert status("/v1/models", (), Origin="http://evil.example") == 200
