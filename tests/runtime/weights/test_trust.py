@@ -16,13 +16,13 @@ from safetensors.torch import load_file, save_file
 
 from flowspec.core.messages import Sampling
 from flowspec.errors import ClusterError
+from flowspec.folders import hash_range
 from flowspec.model.files import ModelFiles, TensorIndex
 from flowspec.model.reference import Reference
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.weights import digests, server
-from flowspec.runtime.weights.folders import hash_range
 from flowspec.runtime.weights.offer import Offer
 from flowspec.testbed.checkpoints import SMALL, make_checkpoint
 from tests.runtime.clusters import PROMPT, plan_for, submit, tokens_of
