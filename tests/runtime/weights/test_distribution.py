@@ -36,6 +36,7 @@ from flowspec.testbed.checkpoints import SMALL, make_checkpoint
 from flowspec.testbed.ggufs import convert
 from flowspec.wire.codec import BYTES, Tensor
 from tests import warm
+from tests.caches import make_cache
 from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of
 
 Model = Callable[..., Path]
@@ -45,7 +46,7 @@ Model = Callable[..., Path]
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
     """Makes a small checkpoint in the head's folder; digests are kept beside it."""
     only_here(monkeypatch, tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "head-cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", make_cache(tmp_path / "head-cache"))
 
     def make(seed: int, family: str = "llama", **shape: Any) -> Path:
         return make_checkpoint(tmp_path / f"model-{seed}", family, {**SMALL, **shape}, seed=seed)

@@ -25,6 +25,7 @@ from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.weights import digests, server
 from flowspec.runtime.weights.offer import Offer
 from flowspec.testbed.checkpoints import SMALL, make_checkpoint
+from tests.caches import make_cache
 from tests.runtime.clusters import PROMPT, plan_for, submit, tokens_of
 
 Start = Callable[..., LocalDaemon]
@@ -34,7 +35,7 @@ SAMPLING = Sampling(temperature=1.0, seed=3)
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model large enough that its fingerprint leaves out most of it."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", make_cache(tmp_path / "cache"))
     return make_checkpoint(tmp_path / "model", "llama", {**SMALL, "vocab_size": 30_000})
 
 
