@@ -242,7 +242,7 @@ class Daemon:
                     queued=core.queued,
                     done=core.done,
                     memory_bytes=resident,
-                    running_s=core.running_s(now_s),
+                    running_s=min(core.running_s(now_s), max(0.0, now_s - self._compute.progressed_s)),
                     temperature_c=self._thermometer.last_c(),
                 )
             )

@@ -111,6 +111,12 @@ class SimDaemon:
     def core(self) -> StageCore | None:
         return None if self._hold is None else self._hold.core
 
+    @property
+    def at_work_s(self) -> tuple[float, float]:
+        """How long the pass that runs has been running (0: none does), and the longest of this hold's that ended took."""
+        hold = self._hold
+        return (0.0, 0.0) if hold is None else (hold.core.running_s(self._clock.now_s), hold.device.longest_s)
+
     # ------------------------------------------------------------------------------------------- its faults
 
     def crash(self) -> None:
