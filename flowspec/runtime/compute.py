@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from flowspec.core.cluster_messages import Assign
 from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers
+from flowspec.core.holding import Loaded
 from flowspec.core.messages import Expand, Proposed, Release
 from flowspec.core.slots import slots_in
 from flowspec.errors import FlowSpecError, NoRoomError
@@ -41,21 +42,6 @@ log = logging.getLogger("flowspec.daemon")
 
 SWITCH_INTERVAL_S = 0.0002
 """How long the compute thread may keep the interpreter from the poller thread; Python's 5 ms would be a hop's p99."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """A slice is in memory; `reused` says that it was there already, `received_bytes` how much of it the head sent just now.
-
-    There is room for `cache_slots` beside it.
-    """
-
-    weight_bytes: int
-    cache_slots: int
-    received_bytes: int
-    hidden_size: int
-    vocabulary_size: int
-    reused: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

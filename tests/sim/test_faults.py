@@ -66,8 +66,8 @@ def test_the_swarm_sees_the_troubles_that_it_is_for() -> None:
             seen["back"] += who == "head" and "is back" in text
             seen["silence"] += "no sign of life" in text
             seen["closed"] += "its connection closed" in text
-            seen["fenced"] += "ignores a" in text
-            seen["superseded"] += "superseded" in text
+            seen["fenced"] += "ignored a" in text
+            seen["superseded"] += "forms another pipeline" in text
             seen["refused"] += "do not fit" in text
             seen["nobody left"] += "no device is left" in text
             seen["lease"] += "no word of the head" in text
