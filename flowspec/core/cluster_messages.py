@@ -176,6 +176,7 @@ class Ping:
 class Pong:
     """A daemon's sign of life: segments waiting and run so far, how long it has been at the one that runs (0: idle), resident memory.
 
+    `running_s` counts from when that one last got further: when it began, or (where that can be seen) when one of its layers ended.
     `temperature_c` is that of its device's hottest part, None where nothing tells it.
     """
 

@@ -37,6 +37,10 @@ class DrafterCore:
         """The requests whose caches may be open."""
         return list(self._open)
 
+    def validate(self, *, is_honest: bool = True) -> None:
+        """What is true between two events, of an honest head and of any other; raises `AssertionError`."""
+        assert len(self._open) <= limits.REQUESTS_MAX, f"{len(self._open)} requests may be open"
+
     def handle(self, event: DrafterEvent, now_s: float) -> Sequence[DrafterEvent]:
         """The only mutator. Raises `PeerError` when a message breaks the protocol."""
         if isinstance(event, Expand):

@@ -6,6 +6,8 @@ carry out `Reform` (fence the old pipeline, plan, connect, load) and tell how it
 - *Lost* is a device whose connection closed, that broke the protocol or refused its part (`Broken`), that was silent for
   `silent_s`, or that has been at one segment for too long. Silence is counted in the time in which we listened: a head
   that was stopped for a minute finds nobody dead because of it.
+- *Too long* is `stuck_s`, and `STUCK_PASSES` times what its longest pass that ended was seen to take. A pass that still runs teaches
+  nothing: a limit that grew with it would never be reached.
 - A failure that is nobody's (a lease that lapsed, a segment that vanished) forms the same pipeline again, a few times in a row.
 - A lost device is probed. It may *return* when it answers and `back_s` have passed since it was lost, twice as long with each
   loss; a device that has done its part for `forgive_s` has a clean record again.
@@ -13,10 +15,13 @@ carry out `Reform` (fence the old pipeline, plan, connect, load) and tell how it
   a pipeline took; and at once if there is no pipeline without it.
 - The plan may leave devices out: those stand by until the next pipeline is formed.
 - Where no pipeline can be formed of those that are there, they are let go of, and whoever returns may change that.
+
+Every rule counts how often it fired (`RULES`, `Membership.fired`), so that a test can tell which of them it never tried.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,9 +29,29 @@ BLAMELESS_MAX = 3
 """Times in a row that the same devices are tried again after a failure that was nobody's."""
 DOUBLINGS_MAX = 8
 STUCK_PASSES = 10
-"""Times its longest pass so far that a device may be at one segment."""
+"""Times its longest pass that ended that a device may be at one segment."""
 TICK_MAX_S = 1.0
 """What a tick counts at most, however late it comes."""
+RULES = {
+    "broken": "a member is lost because its connection closed, or it broke the protocol",
+    "refused": "a member is there, but cannot do its part",
+    "silent": "a member of the pipeline gave no sign of life",
+    "silent while loading": "a member gave no sign of life while the pipeline was formed",
+    "stalled": "a member answers, but its loading makes no progress",
+    "stuck": "a member answers, but has been at one segment for too long",
+    "vanished": "a segment is in flight, and nobody is at it",
+    "nobody's": "the same devices are tried again, for none is to blame",
+    "given up": "the same devices failed too often",
+    "made good": "tokens or time made good for failures that were nobody's",
+    "nobody left": "no device is left, and the head waits",
+    "unfit": "no plan can be made of those that are left",
+    "back": "a device that was lost is taken in again",
+    "not yet": "a device that is back must wait longer, because it was lost before",
+    "not worth it": "a device that is back waits for the end of an answer",
+    "all help": "devices are taken in before their time, for nothing goes without them",
+    "forgiven": "a device has a clean record again",
+}
+"""What is decided about devices, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +113,12 @@ class Broken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """A word of a member: it has been at one segment for `running_s` (0: it is idle), and `queued` wait."""
+    """A word of a member: it has been at one segment for `running_s` (0: it is idle), `queued` wait, and `done` have ended so far."""
 
     device: str
     running_s: float = 0.0
     queued: int = 0
+    done: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +205,8 @@ class _Standing:
     stalled_s: float = 0.0
     is_ready: bool = False
     is_idle: bool = True
+    done: int = 0
+    running_s: float = 0.0
     longest_s: float = 0.0
     has_returned: bool = False
     has_refused: bool = False
@@ -196,6 +224,7 @@ class Membership:
         self._title = f"drafter {drafter} on" if drafter else "device"
         self.members: tuple[str, ...] = ()
         self.is_formed = False
+        self.fired: Counter[str] = Counter()
         self._standing = {name: _Standing() for name in devices}
         self._has_lost = False
         self._blameless = 0
@@ -227,9 +256,11 @@ class Membership:
         elif isinstance(event, Formed):
             self._formed(now_s)
         elif isinstance(event, Unfit):
+            self.fired["unfit"] += 1
             self._disband(f"the model does not fit on what is left: {event.text}; waiting for a device to come back", 0.0)
         elif isinstance(event, Broken):
-            self._broken(event.device, event.text, now_s, is_refusal=event.is_refusal)
+            rule = "refused" if event.is_refusal else "broken"
+            self._broken(event.device, event.text, now_s, rule if event.device else "nobody's")
         elif isinstance(event, Heard):
             self._heard(event, now_s)
         elif isinstance(event, Progressed):
@@ -250,6 +281,7 @@ class Membership:
         self.members = tuple(name for name, known in self._standing.items() if known.lost_s is None)
         self.is_formed = False
         if not self.members:
+            self.fired["nobody left"] += 1
             is_too_large = any(known.has_refused for known in self._standing.values())
             reason = "the model does not fit on what is left" if is_too_large else "no device is left"
             text = "answers go on without it" if self._drafter else f"{reason}; waiting for a device to come back"
@@ -258,8 +290,8 @@ class Membership:
         self._began_s = now_s
         for name in self.members:
             standing = self._standing[name]
-            standing.silent_s = standing.stalled_s = standing.longest_s = 0.0
-            standing.is_idle, standing.is_ready = True, False
+            standing.silent_s = standing.stalled_s = standing.running_s = standing.longest_s = 0.0
+            standing.done, standing.is_idle, standing.is_ready = 0, True, False
         self._commands.append(Reform(devices=self.members, silent_s=silent_s))
 
     def _disband(self, text: str, silent_s: float) -> None:
@@ -277,11 +309,14 @@ class Membership:
             standing.silent_s, standing.joined_s = 0.0, now_s
             if standing.has_returned:
                 standing.has_returned = False
+                self.fired["back"] += 1
                 self._commands.append(Note(text=f"{self._title} {name} is back"))
 
-    def _broken(self, device: str, text: str, now_s: float, *, is_refusal: bool = False) -> None:
+    def _broken(self, device: str, text: str, now_s: float, rule: str) -> None:
         if not self.members:
             return
+        self.fired[rule] += 1
+        is_refusal = rule == "refused"
         silent_s = 0.0
         if device in self.members:
             silent_s = self._standing[device].silent_s
@@ -293,6 +328,7 @@ class Membership:
         else:
             self._blameless += 1
             if self._blameless > BLAMELESS_MAX:
+                self.fired["given up"] += 1
                 self._commands.append(GiveUp(text=text))
                 return
             self._commands.append(Note(text=f"{text}; beginning again with the same devices"))
@@ -300,7 +336,8 @@ class Membership:
 
     def _lose(self, device: str, now_s: float) -> None:
         standing = self._standing[device]
-        if now_s - standing.joined_s > self.patience.forgive_s:
+        if standing.strikes and now_s - standing.joined_s > self.patience.forgive_s:
+            self.fired["forgiven"] += 1
             standing.strikes = 0
         standing.strikes += 1
         standing.lost_s, standing.answered_s, standing.has_returned = now_s, None, False
@@ -315,11 +352,11 @@ class Membership:
         standing.is_idle = event.running_s == 0 and event.queued == 0
         if not standing.is_idle:
             self._idle_s = 0.0
-        limit_s = max(self.patience.stuck_s, STUCK_PASSES * standing.longest_s)
-        if self.is_formed and event.running_s > limit_s:
-            self._broken(event.device, f"at one segment for {event.running_s:.0f} s", now_s)
-        else:
-            standing.longest_s = max(standing.longest_s, event.running_s)
+        if event.done != standing.done:  # the pass that was heard of last has ended: it took at least as long as was heard
+            standing.longest_s = max(standing.longest_s, standing.running_s)
+        standing.done, standing.running_s = event.done, event.running_s
+        if self.is_formed and event.running_s > max(self.patience.stuck_s, STUCK_PASSES * standing.longest_s):
+            self._broken(event.device, f"at one segment for {event.running_s:.0f} s", now_s, "stuck")
 
     def _tick(self, tick: Tick, now_s: float) -> None:
         passed_s = 0.0 if self._ticked_s is None else min(max(0.0, now_s - self._ticked_s), TICK_MAX_S)
@@ -330,19 +367,21 @@ class Membership:
             standing.silent_s += passed_s
             standing.stalled_s += 0.0 if self.is_formed or standing.is_ready else passed_s
             if standing.silent_s > limit_s:
-                self._broken(name, f"no sign of life for {standing.silent_s:.0f} s", now_s)
+                rule = "silent" if self.is_formed else "silent while loading"
+                self._broken(name, f"no sign of life for {standing.silent_s:.0f} s", now_s, rule)
                 return
             if not self.is_formed and standing.stalled_s > self.patience.loading_s:
-                self._broken(name, f"no progress in loading for {standing.stalled_s:.0f} s", now_s)
+                self._broken(name, f"no progress in loading for {standing.stalled_s:.0f} s", now_s, "stalled")
                 return
         if tick.tokens > self._tokens or (self.is_formed and now_s - self._formed_s > self.patience.forgive_s):
+            self.fired["made good"] += self._blameless > 0
             self._tokens, self._blameless = tick.tokens, 0
         if tick.flight_s == 0:
             self._idle_s = 0.0
         elif self.is_formed:
             self._idle_s += passed_s
             if min(self._idle_s, tick.flight_s) > self.patience.stuck_s:
-                self._broken("", f"a segment got lost: nobody has been at it for {self._idle_s:.0f} s", now_s)
+                self._broken("", f"a segment got lost: nobody has been at it for {self._idle_s:.0f} s", now_s, "vanished")
                 return
         self._take_in(tick.left_s, now_s)
         self._probe(now_s)
@@ -355,23 +394,28 @@ class Membership:
                 self._commands.append(Probe(device=name))
 
     def _take_in(self, left_s: float, now_s: float) -> None:
-        is_forming = bool(self.members) and not self.is_formed
-        if is_forming or (self.is_formed and 0 < left_s <= self.patience.worth * self._forming_s):
+        if self.members and not self.is_formed:
             return
-        returned = [name for name in self.lost if self._may_return(self._standing[name], now_s)]
+        there = [name for name in self.lost if self._is_there(self._standing[name], now_s)]
+        returned = [name for name in there if self._has_waited(self._standing[name], now_s)]
+        if returned and self.is_formed and 0 < left_s <= self.patience.worth * self._forming_s:
+            self.fired["not worth it"] += 1
+            return
+        self.fired["not yet"] += len(there) > len(returned)
         if returned and not self.members:  # nothing goes without them: whoever is there may help
-            returned = [name for name in self.lost if self._is_there(self._standing[name], now_s)]
+            self.fired["all help"] += len(there) > len(returned)
+            returned = there
         for name in returned:
             self._standing[name].lost_s = None
             self._standing[name].has_returned = True
         if returned:
             self._reform(now_s, 0.0)
 
-    def _may_return(self, standing: _Standing, now_s: float) -> bool:
-        """Whether a lost device has answered of late, and waited long enough."""
+    def _has_waited(self, standing: _Standing, now_s: float) -> bool:
+        """Whether a lost device has been out for long enough."""
         assert standing.lost_s is not None
-        wait_s = self.patience.back_s * 2 ** min(standing.strikes - 1, DOUBLINGS_MAX)
-        return now_s - standing.lost_s >= wait_s and self._is_there(standing, now_s)
+        wait_s: float = self.patience.back_s * 2 ** min(standing.strikes - 1, DOUBLINGS_MAX)
+        return now_s - standing.lost_s >= wait_s
 
     def _is_there(self, standing: _Standing, now_s: float) -> bool:
         return standing.answered_s is not None and now_s - standing.answered_s <= 2 * self.patience.probe_s

@@ -134,6 +134,26 @@ class StageCore:
             self._start(self._queue.popleft(), now_s, commands)
         return commands
 
+    def validate(self, *, is_honest: bool = True) -> None:
+        """What is true between two events; raises `AssertionError`. Of a head that is not `is_honest` less can be said."""
+        assert len(self._queue) <= self.queued_max, f"{len(self._queue)} segments wait"
+        assert not self._queue or self._job is not None, "segments wait, and nothing runs"
+        assert len(self._requests) <= limits.REQUESTS_MAX, f"{len(self._requests)} requests are open"
+        for number, request in self._requests.items():
+            slots = request.slots
+            position, is_committed = slots.position[: slots.high], slots.committed[: slots.high]
+            assert slots.position[slots.high :].max(initial=-1) < 0, f"request {number} uses slots above its highest"
+            living = sorted(node.slot for node in request.nodes.values() if not node.committed)
+            assert not (request.is_over and living), f"guesses are kept of an answer of request {number} that is over"
+            guesses = np.flatnonzero(~is_committed & (position >= 0)).tolist()
+            assert guesses == living, f"the slots of request {number} and its living nodes differ"
+            path = position[is_committed]
+            assert path.min(initial=0) >= 0, f"a free slot of request {number} is committed"
+            if not is_honest:
+                continue
+            assert len(np.unique(path)) == len(path), f"two committed nodes of request {number} at one position"
+            assert path.max(initial=-1) < request.committed_length, f"request {number} is committed past its path"
+
     # ------------------------------------------------------------------------------------------- control
 
     def _control(self, message: Open | Commit | Release, commands: list[StageCommand]) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from flowspec.core.cluster_messages import Assign
 from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers
+from flowspec.core.holding import Loaded
 from flowspec.core.messages import Expand, Proposed, Release
 from flowspec.core.slots import slots_in
 from flowspec.errors import FlowSpecError, NoRoomError, UnexpectedError, first_line
@@ -46,21 +47,6 @@ log = logging.getLogger("flowspec.daemon")
 
 SWITCH_INTERVAL_S = 0.0002
 """How long the compute thread may keep the interpreter from the poller thread; Python's 5 ms would be a hop's p99."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """A slice is in memory; `reused` says that it was there already, `received_bytes` how much of it the head sent just now.
-
-    There is room for `cache_slots` beside it.
-    """
-
-    weight_bytes: int
-    cache_slots: int
-    received_bytes: int
-    hidden_size: int
-    vocabulary_size: int
-    reused: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +105,8 @@ class ComputeThread:
         self._content: Content | None = None
         self._has_imports = False
         self._dead: tuple[tuple[int, int], frozenset[int]] = ((0, 0), frozenset())
+        self.progressed_s = 0.0
+        """When a job last began or ended a layer: a long job is at work as long as this moves on."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
         self._thread.start()
@@ -205,6 +193,7 @@ class ComputeThread:
         running = (self._hold, job.job)
 
         def dead_rows() -> frozenset[int]:
+            self.progressed_s = time.monotonic()
             of, rows = self._dead
             return rows if of == running else frozenset()
 

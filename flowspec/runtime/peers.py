@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ import zmq
 from flowspec import __version__
 from flowspec.core import limits
 from flowspec.core.cluster_messages import Error, Hello
+from flowspec.core.holding import Caller
 from flowspec.errors import PeerError
 from flowspec.runtime.security.keyring import check_hello
 from flowspec.runtime.transport import Link, Receiver
@@ -29,19 +29,14 @@ COUNT_BITS = 61
 """Of the numbers that connections begin with: they cannot be guessed, nor reach the largest count."""
 
 
-@dataclass(slots=True)
-class Peer:
+@dataclass(eq=False, slots=True)
+class Peer(Caller):
     """One connection to our port; `user` is whose key opened it (`Port.receive`)."""
 
     user: str
-    hello: Hello
+    identity: bytes
     link: Link
     receiver: Receiver
-
-    @property
-    def incarnation(self) -> int:
-        """The cluster this connection belongs to."""
-        return self.link.incarnation
 
 
 class Peers:
@@ -57,9 +52,6 @@ class Peers:
         self._known: OrderedDict[bytes, Peer] = OrderedDict()
         self._banned: OrderedDict[bytes, None] = OrderedDict()
 
-    def __iter__(self) -> Iterator[Peer]:
-        return iter(self._known.values())
-
     def is_banned(self, identity: bytes) -> bool:
         return identity in self._banned
 
@@ -70,7 +62,7 @@ class Peers:
         if peer is None:
             peer = self._introduce(identity, user, envelope)
         peer.receiver.check(envelope)
-        if (envelope.incarnation, envelope.sender, user) != (peer.incarnation, peer.hello.name, peer.user):
+        if (envelope.incarnation, envelope.sender, user) != (peer.incarnation, peer.name, peer.user):
             raise PeerError("the incarnation, the sender or its key changed on an open connection")
         if isinstance(envelope.message, Hello) and not is_new:
             raise PeerError("Hello came twice")
@@ -79,19 +71,22 @@ class Peers:
         self._known.move_to_end(identity)
         return peer, is_new
 
-    def ban(self, identity: bytes, error: PeerError) -> Peer | None:
-        """Logs why and stops listening to a connection; returns the peer if it had introduced itself."""
+    def known(self, identity: bytes) -> Peer | None:
+        """The peer of a connection that has said Hello."""
+        return self._known.get(identity)
+
+    def ban(self, identity: bytes, error: Error) -> None:
+        """Stops listening to a connection, and tells it why."""
         self._banned[identity] = None
         if len(self._banned) > limits.BANNED_MAX:
             self._banned.popitem(last=False)
         peer = self._known.pop(identity, None)
-        if peer is not None and peer.hello.role == "measure":
-            log.info("%s has measured its link to this daemon", peer.hello.name)
+        if peer is not None and peer.role == "measure":
+            log.info("%s has measured its link to this daemon", peer.name)
         else:
-            log.warning("dropped %s: %s", "an unknown peer" if peer is None else peer.hello.name, error)
+            log.warning("dropped %s: %s", "an unknown peer" if peer is None else peer.name, error.text)
         link = peer.link if peer is not None else Link(self._router, incarnation=0, sender=self._name, identity=identity)
-        link.send(Error.saying(str(error)))
-        return peer
+        link.send(error)
 
     def _introduce(self, identity: bytes, user: str, envelope: Envelope) -> Peer:
         hello = envelope.message
@@ -104,7 +99,7 @@ class Peers:
         if user:
             check_hello(user, hello)
         link = Link(self._router, incarnation=envelope.incarnation, sender=self._name, identity=identity)
-        peer = self._known[identity] = Peer(user, hello, link, Receiver())
+        peer = self._known[identity] = Peer(hello.name, hello.role, envelope.incarnation, user, identity, link, Receiver())
         if len(self._known) > limits.PEERS_MAX:
             oldest = next((key for key, known in self._known.items() if known.incarnation != self.kept_incarnation), None)
             if oldest is None:

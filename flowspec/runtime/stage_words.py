@@ -20,7 +20,7 @@ def described(stage: StagePlan) -> str:
 def word_of(device: str, message: Message) -> Heard | Progressed:
     """What a message says about the device that sent it, whatever else it says."""
     if isinstance(message, Pong):
-        return Heard(device=device, running_s=message.running_s, queued=message.queued)
+        return Heard(device=device, running_s=message.running_s, queued=message.queued, done=message.done)
     return Progressed(device=device, is_ready=isinstance(message, Ready))
 
 

@@ -68,6 +68,7 @@ class Device:
         self.jobs = 0
         self.rows = 0
         self.busy_s = 0.0
+        self.longest_s = 0.0
         self._clock = clock
         self._stage = stage
         self._layers = layers
@@ -132,6 +133,7 @@ class Device:
         assert run is not None
         now_s = self._clock.now_s
         self.busy_s += now_s - run.started_s
+        self.longest_s = max(self.longest_s, now_s - run.started_s)
         received: Tensor | None = run.job.payload
         payload = None if received is None else received.select(run.job.rows)
         outgoing, next_tokens, logprobs = self._layers.run(self._stage, run.job, payload, run.rows)

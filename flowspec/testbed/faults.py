@@ -3,6 +3,7 @@
 Each seed draws a cluster and what happens to it (`flowspec.sim.faults.schedule`): crashes, restarts, stops, slowness, stuck computing,
 severed and broken links, a head that stops or whose clock jumps, memory refused. No token may ever be wrong, and once all is well again
 every answer must end, whole. A seed that fails is printed with the command that replays it; `--seed N --story` tells what happened.
+Every rule of `core/membership.py` counts how often it fired: in a run of `RULES_SEEDS` seeds or more one that never did is a failure, too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from flowspec.core.membership import RULES
 from flowspec.sim.faults.play import FaultError, Play
 from flowspec.sim.faults.schedule import draw
 from flowspec.testbed.command import Parser, run_command, whole
@@ -23,6 +25,10 @@ from flowspec.testbed.workers import interrupted_later, open_pool
 CHUNK = 25
 REPORTED_EVERY = 1000
 STORY_LINES = 400
+RULES_SEEDS = 5000
+"""So many schedules bring every rule about: the rarest fires in one of two hundred."""
+FINAL_RULES = ("given up",)
+"""Rules that end a session: a schedule in which one fires has failed."""
 
 
 @dataclass(slots=True)
@@ -35,6 +41,12 @@ class Tally:
     pipelines: int = 0
     answers: int = 0
     tokens: int = 0
+    fired: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def idle_rules(self) -> list[str]:
+        """Rules that never fired, where there were seeds enough for all."""
+        return [rule for rule in RULES if not self.fired[rule] and rule not in FINAL_RULES] if self.seeds >= RULES_SEEDS else []
 
     def add(self, other: Tally) -> None:
         self.seeds += other.seeds
@@ -43,6 +55,7 @@ class Tally:
         self.pipelines += other.pipelines
         self.answers += other.answers
         self.tokens += other.tokens
+        self.fired.update(other.fired)
 
 
 def play(seeds: Sequence[int]) -> Tally:
@@ -56,6 +69,7 @@ def play(seeds: Sequence[int]) -> Tally:
             tally.failures[seed] = str(error)
         tally.faults.update(fault.kind for fault in run.schedule.faults)
         tally.pipelines += run.cluster.pipelines
+        tally.fired.update(run.cluster.membership.fired)
         for answers in run.cluster.answers.values():
             tally.answers += len(answers)
             tally.tokens += sum(len(answer.tokens) for answer in answers)
@@ -103,6 +117,8 @@ def command(args: argparse.Namespace) -> int:
         "answers": total.answers,
         "tokens": total.tokens,
         "faults": dict(sorted(total.faults.items())),
+        "rules": {rule: total.fired[rule] for rule in RULES},
+        "idle_rules": total.idle_rules,
         "seconds": round(time.monotonic() - started_s, 1),
     }
     if args.json:
@@ -111,7 +127,10 @@ def command(args: argparse.Namespace) -> int:
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(total.faults.items()))
         print(f"{total.seeds} schedules, {len(total.failures)} failed; {total.answers} answers of {total.tokens} tokens")
         print(f"over {total.pipelines} pipelines in {report['seconds']} s; faults: {kinds}")
-    return 1 if total.failures else 0
+        print("rules that fired: " + ", ".join(f"{rule} {total.fired[rule]}" for rule in RULES))
+    for rule in total.idle_rules:
+        print(f"the rule {rule!r} never fired ({RULES[rule]}): nothing here tests it", file=sys.stderr)
+    return 1 if total.failures or total.idle_rules else 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from flowspec.core.membership import (
@@ -118,11 +120,27 @@ def test_a_head_that_was_stopped_finds_nobody_dead_because_of_it() -> None:
 
 
 def test_a_device_that_hangs_in_a_segment_is_lost_though_it_answers() -> None:
+    """However often it is heard of meanwhile, and though the segment counts as one that somebody is at."""
     bench = running()
-    assert bench.give(Heard(device="b", running_s=29)) == []
-    assert bench.give(Heard(device="b", running_s=31)) == [], "its longest pass so far was nearly as long"
-    said = bench.give(Heard(device="c", running_s=31))
-    assert said[0] == Note(text="device c is lost (at one segment for 31 s)")
+    for seconds in range(31):
+        bench.now_s += 1.0
+        for name in ("a", "b", "c"):
+            assert bench.give(Heard(device=name, running_s=seconds if name == "b" else 0.0, queued=name == "b")) == []
+        assert bench.give(Tick(flight_s=seconds)) == []
+    assert bench.give(Heard(device="b", running_s=31))[0] == Note(text="device b is lost (at one segment for 31 s)")
+    assert bench.core.fired == Counter({"stuck": 1})
+
+
+def test_only_passes_that_ended_teach_how_long_one_may_take() -> None:
+    bench = running()
+    for seconds in (2, 4, 6):
+        assert bench.give(Heard(device="b", running_s=seconds)) == []
+    assert bench.give(Heard(device="b", running_s=1, done=1)) == [], "a pass of at least six seconds has ended"
+    assert bench.give(Heard(device="b", running_s=60, done=1)) == []
+    assert isinstance(bench.give(Heard(device="b", running_s=61, done=1))[0], Note)
+    bench = running()
+    bench.give(Heard(device="b", running_s=6))
+    assert isinstance(bench.give(Heard(device="b", running_s=31))[0], Note), "it has not ended"
 
 
 def test_a_segment_that_vanished_is_nobodys_fault_but_not_for_ever() -> None:

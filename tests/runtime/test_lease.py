@@ -7,17 +7,19 @@ from typing import Any, cast
 
 import pytest
 
+from flowspec.core.holding import Caller, Greeted, Said
 from flowspec.runtime import daemon as module
 from flowspec.runtime import timeouts
 from flowspec.runtime.compute import Machine
 from flowspec.runtime.daemon import Daemon
+from tests.runtime.clusters import whole_model
 
 
 def test_a_turn_that_was_held_up_does_not_end_a_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now_s=1.0)
     daemon = Daemon(host="127.0.0.1", port=0, name="slow", machine=Machine(device="cpu"))
-    held = cast(Any, daemon)
-    ended: list[str] = []
+    core, held = daemon._core, cast(Any, daemon)
+    done: list[str] = []
 
     def hold_up(*, is_held: bool) -> None:
         assert is_held
@@ -25,15 +27,17 @@ def test_a_turn_that_was_held_up_does_not_end_a_hold(monkeypatch: pytest.MonkeyP
 
     try:
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
-        monkeypatch.setattr(daemon, "_let_go", lambda reason, cause="": ended.append(cause))
+        monkeypatch.setattr(daemon, "_do", lambda command, now_s: done.append(type(command).__name__))
         held._poller = SimpleNamespace(poll=lambda timeout_ms: [])
         held._clerk = SimpleNamespace(answer=hold_up)
-        held._hold = SimpleNamespace(name="head", onward=None, next_hop=None, next_ready=True, lost_next=lambda keys, ready: None)
-        daemon._lease.take(1, clock.now_s)
+        head = Caller("head", "head-control", 1)
+        core.handle(Greeted(caller=head), clock.now_s)
+        core.handle(Said(caller=head, message=whole_model("m", "f")), clock.now_s)
         daemon._turn()
-        assert ended == [], "nobody has looked yet whether the head said something meanwhile"
+        assert done == [], "nobody has looked yet whether the head said something meanwhile"
         daemon._turn()
-        assert ended == ["again"], "now somebody has, and it did not"
+        assert done == ["Log", "Send", "LetGo", "Log"], "now somebody has, and it did not"
+        assert core.fired["lapsed"] == 1
     finally:
         daemon._compute.stop(timeouts.COMPUTE_STOP_S)
         daemon._context.destroy(linger=0)

@@ -68,6 +68,23 @@ def test_a_daemon_that_is_killed_costs_a_pause_and_not_the_answer(
         assert tokens_of(submit(head)) == reference.generate(PROMPT, Sampling(), 20, frozenset())
 
 
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_corrupted_control_frame_costs_a_pause_and_not_the_answer(
+    doomed: LocalCluster, folder: Path, reference: Reference, victim: int
+) -> None:
+    """Without keys nothing below the protocol notices it."""
+    daemons, notes = doomed.wait(), []
+    plan = plan_for(folder, daemons)
+    with Head(plan, recovery=surviving(plan, notes)) as head:
+        answer = submit(head, count=COUNT)
+        socket = head.stages[victim].control.socket
+        found = disturbed(answer, 5, lambda: socket.send_multipart([b"\xc1\xc1"]))
+        assert found == reference.generate(PROMPT, Sampling(), COUNT, frozenset())
+        assert answer.end is not None
+        assert answer.end.statistics["recoveries"] == 1, notes
+        assert [text for text in notes if "lost" in text] == [], "the devices are the same"
+
+
 @pytest.mark.usefixtures("hasty")
 def test_a_daemon_that_is_stopped_is_fenced_and_returns(doomed: LocalCluster, folder: Path, reference: Reference) -> None:
     daemons, notes = doomed.wait(), []

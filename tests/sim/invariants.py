@@ -109,22 +109,13 @@ class Invariants:
     # ------------------------------------------------------------------------------------------- the stages
 
     def _check_stage(self, index: int) -> None:
-        """The slots in use are those of committed nodes, one for each position, and of the living; the cache holds just these."""
+        """What the stage itself says is true, and its cache holds what it believes that it does."""
         stage, device = self.world.stages[index], self.world.devices[index]
+        stage.validate()
         assert stage.queued <= self.world.head.flights_max, f"{stage.queued} segments wait at stage {index}"
         caches = self._layers.caches[index]
         for number, request in stage._requests.items():
             slots = request.slots
-            positions, committed = slots.position[: slots.high].tolist(), slots.committed[: slots.high].tolist()
-            assert slots.position[slots.high :].max(initial=-1) < 0, f"stage {index} uses slots above the highest"
-            path = [position for position, is_committed in zip(positions, committed, strict=True) if is_committed]
-            guesses = [slot for slot, is_committed in enumerate(committed) if not is_committed and positions[slot] >= 0]
-            living = sorted(node.slot for node in request.nodes.values() if not node.committed)
-            assert not (request.is_over and living), f"stage {index} keeps guesses of an answer of request {number} that is over"
-            assert guesses == living, f"stage {index}: slots of request {number} and its living nodes differ"
-            assert min(path, default=0) >= 0, f"stage {index}: a free slot of request {number} is committed"
-            assert len(set(path)) == len(path), f"stage {index}: two committed nodes of request {number} at one position"
-            assert max(path, default=-1) < request.committed_length, f"stage {index}: request {number} is committed past its path"
             if device.is_idle:
                 assert number in caches, f"stage {index} has no cache for request {number}"
                 same = np.array_equal(caches[number].positions, slots.position)

@@ -15,15 +15,16 @@ from flowspec.core.admission import Room
 from flowspec.core.flights import Flights
 from flowspec.core.head import HeadCore
 from flowspec.core.incarnation import Lease
+from flowspec.core.membership import RULES, Heard, Membership
 from flowspec.core.request import Request, begin
 from flowspec.sim.faults.play import Play
 from flowspec.sim.faults.schedule import KINDS, draw
-from flowspec.testbed.faults import main, play, replay_command, story
+from flowspec.testbed.faults import RULES_SEEDS, Tally, main, play, replay_command, story
 from tests.broken_builds import keeps_the_flights, sends_only_the_root_again
 
 SEEDS = 125
 CHUNK = 25
-SEEDS_TO_CATCH = 40
+SEEDS_TO_CATCH = 80
 """Within how many seeds each broken build must be caught."""
 REMEMBERED = {
     65: "a stopped daemon is told to trim a job that is done",
@@ -65,8 +66,8 @@ def test_the_swarm_sees_the_troubles_that_it_is_for() -> None:
             seen["back"] += who == "head" and "is back" in text
             seen["silence"] += "no sign of life" in text
             seen["closed"] += "its connection closed" in text
-            seen["fenced"] += "ignores a" in text
-            seen["superseded"] += "superseded" in text
+            seen["fenced"] += "ignored a" in text
+            seen["superseded"] += "forms another pipeline" in text
             seen["refused"] += "do not fit" in text
             seen["nobody left"] += "no device is left" in text
             seen["lease"] += "no word of the head" in text
@@ -139,6 +140,19 @@ def draws_at_positions_of_the_rest(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(head, "begin", lambda old, submit, **others: begin(old, replace(submit, answered=()), **others))
 
 
+def lets_the_pass_that_runs_teach(patch: pytest.MonkeyPatch) -> None:
+    """How long a device may be at one pass grows with the pass that it is at."""
+    heard = Membership._heard
+
+    def broken(self: Membership, event: Heard, now_s: float) -> None:
+        if event.device in self.members:
+            standing = self._standing[event.device]
+            standing.longest_s = max(standing.longest_s, event.running_s)
+        heard(self, event, now_s)
+
+    patch.setattr(Membership, "_heard", broken)
+
+
 @pytest.mark.parametrize(
     "mutation",
     [
@@ -151,6 +165,7 @@ def draws_at_positions_of_the_rest(patch: pytest.MonkeyPatch) -> None:
         believes_that_what_it_gave_up_is_still_there,
         forgets_what_was_answered,
         draws_at_positions_of_the_rest,
+        lets_the_pass_that_runs_teach,
     ],
 )
 def test_a_broken_build_is_caught(mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +173,21 @@ def test_a_broken_build_is_caught(mutation: Callable[[pytest.MonkeyPatch], None]
     assert any(play([seed]).failures for seed in range(SEEDS_TO_CATCH))
 
 
+def test_a_device_that_hangs_in_a_pass_is_lost_within_the_time_that_is_said() -> None:
+    """The world's own check fails where it is not; here is the story of one."""
+    run = Play(draw(68))
+    run.run()
+    assert run.cluster.membership.fired["stuck"] == 1
+    assert any("is lost (at one segment for" in text for _, _, text in run.story)
+
+
 # ------------------------------------------------------------------------------------------------- command
+
+
+def test_a_rule_that_never_fired_fails_a_long_run() -> None:
+    long_run = Tally(seeds=RULES_SEEDS, fired=Counter(RULES.keys() - {"stuck"}))
+    assert long_run.idle_rules == ["stuck"]
+    assert Tally(seeds=100).idle_rules == [], "a short run need not bring all about"
 
 
 def test_the_command_tells_a_seed_that_fails_and_its_story(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

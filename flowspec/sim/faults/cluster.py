@@ -95,6 +95,7 @@ class Cluster:
         membership: Membership,
         *,
         layer_count: int,
+        devices_min: int,
         drafters: Sequence[FakeDrafter],
         drafting: Sequence[Curve],
         expect: Callable[[Submit], Sequence[int]],
@@ -112,6 +113,7 @@ class Cluster:
         self.skew_s = 0.0
         self.is_stopped = False
         self._layer_count = layer_count
+        self._devices_min = devices_min
         self._drafters = drafters
         self.drafters = SimDrafters(clock, drafters, drafting, self._do, self._step)
         self._expect = expect
@@ -248,7 +250,7 @@ class Cluster:
                 self.network.close(connection, by=HEAD)
 
     def _form(self, devices: tuple[str, ...]) -> None:
-        if len(devices) > self._layer_count:
+        if not self._devices_min <= len(devices) <= self._layer_count:
             self._decide(Unfit(text=f"{self._layer_count} layers on {len(devices)} devices"))
             return
         self.pipelines += 1
@@ -316,7 +318,7 @@ class Cluster:
                     first += len(part.ids)
             self._step(VerifiedArrived(verified=message))
         elif isinstance(message, Pong):
-            self._decide(Heard(device=name, running_s=message.running_s, queued=message.queued))
+            self._decide(Heard(device=name, running_s=message.running_s, queued=message.queued, done=message.done))
         elif isinstance(message, Welcome):
             if role == "head-control":
                 self._welcomed(pipeline, name)

@@ -1,45 +1,67 @@
-"""A daemon in virtual time that can crash, stop, be slow and be stuck: the runtime's rules of holding, around the real `StageCore`.
-
-Whether a claim is granted and what is fenced is `core.incarnation.Lease`'s decision here as there.
-"""
+"""A daemon in virtual time that can crash, stop, be slow and be stuck: `core.holding` as the runtime drives it, with stand-ins for tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
 
 from flowspec import __version__
-from flowspec.core import limits
-from flowspec.core.cluster_messages import Assign, Error, Hello, Ping, Pong, Ready, Reset, Welcome
-from flowspec.core.events import (
-    ClearSlots,
-    CloseCache,
-    ControlArrived,
-    LayersDone,
-    OpenCache,
-    RunLayers,
-    SegmentArrived,
-    SendSegment,
-    StageEvent,
-    Trim,
+from flowspec.core.cluster_messages import Assign, Hello, Pong, Ready, Welcome
+from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers, SendSegment, Trim
+from flowspec.core.holding import (
+    Ban,
+    Caller,
+    Compute,
+    Failed,
+    Greet,
+    Greeted,
+    Holding,
+    HoldingCommand,
+    HoldingEvent,
+    LetGo,
+    Loaded,
+    Log,
+    NextLost,
+    NextSaid,
+    Said,
+    Send,
+    SendOn,
+    ShowLife,
+    ShowReady,
+    Take,
+    Terms,
+    Tick,
+    Unsent,
+    Worked,
 )
-from flowspec.core.incarnation import Claim, Lease
-from flowspec.core.messages import Commit, Open, Release, Segment
+from flowspec.core.messages import Message
 from flowspec.core.slots import cache_size
-from flowspec.core.stage import StageCore
 from flowspec.sim.clock import Clock
 from flowspec.sim.device import Device, DeviceSpec
 from flowspec.sim.fake_layers import FakeLayers
 from flowspec.sim.faults.network import Connection, Network
-from flowspec.sim.language import Language
+from flowspec.sim.language import HashLanguage
 from flowspec.sim.link import Frames
 from flowspec.wire.codec import Envelope, Tensor
 
 LEASE_S = 3.0
-CHECK_S = 0.5
 LINK_S = 2.0
+CHECK_S = 0.5
+"""How often a daemon that is held looks at its deadlines."""
+KEPT_S = 0.001
+"""How long a slice that is there already takes to load."""
 SLOW = 20.0
-BUSY_RETRY_S = 0.5
+
+
+@dataclass(eq=False, slots=True)
+class _Peer(Caller):
+    """A caller, and the connection that it is."""
+
+    connection: Connection
 
 
 @dataclass(slots=True)
@@ -51,24 +73,20 @@ class _Cache:
 
 
 @dataclass(slots=True)
-class _Hold:
-    """The pipeline that holds the daemon; as `runtime.hold.Hold`, with stand-ins for tensors."""
+class _Part:
+    """What the daemon computes with, and sends to, for one hold."""
 
-    control: Connection
+    hold: int
     assign: Assign
-    core: StageCore
     device: Device
-    is_loaded: bool = False
     next_hop: Connection | None = None
-    is_next_ready: bool = False
-    data: Connection | None = None
     caches: dict[int, _Cache] = field(default_factory=dict)
 
 
 class SimDaemon:
     """Serves one pipeline after another. `layers_max` is how many layers fit, `load_s` what a layer takes to load.
 
-    It has memory for `cache_slots` of all conversations, as it says; what needs more fails at once.
+    It has memory for `cache_slots` of all conversations, as it says; what needs more fails at once. `fired` counts the rules of its lives.
     """
 
     def __init__(
@@ -76,14 +94,14 @@ class SimDaemon:
         name: str,
         clock: Clock,
         network: Network,
-        language: Language,
+        language: HashLanguage,
         spec: DeviceSpec,
         *,
         layers_max: int,
         cache_slots: int,
         load_s: float,
         queued_max: int,
-        daemons: dict[str, SimDaemon],
+        daemons: Mapping[str, SimDaemon],
         tell: Callable[[str], None],
     ) -> None:
         self.name = name
@@ -92,24 +110,31 @@ class SimDaemon:
         self.is_up = True
         self.is_stopped = False
         self.is_stuck = False
-        self.lease = Lease(LEASE_S)
+        self.fired: Counter[str] = Counter()
         self._clock = clock
         self._network = network
         self._language = language
         self._spec = spec
         self._load_s = load_s
-        self._queued_max = queued_max
+        self._terms = Terms(lease_s=LEASE_S, link_s=LINK_S, queued_max=queued_max)
         self._daemons = daemons
         self._tell = tell
-        self._hold: _Hold | None = None
-        self._data: dict[int, Connection] = {}
         self._backlog: list[Callable[[], None]] = []
-        self._kept: tuple[int, int] | None = None
         self._lives = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """A new life, with nothing."""
+        self._core = Holding(self._terms)
+        self._part: _Part | None = None
+        self._peers: dict[int, _Peer] = {}
+        self._kept: tuple[int, int] | None = None
 
     @property
-    def core(self) -> StageCore | None:
-        return None if self._hold is None else self._hold.core
+    def at_work_s(self) -> tuple[float, float]:
+        """How long the pass that runs has been running (0: none does), and the longest of this hold's that ended took."""
+        hold, part = self._core.hold, self._part
+        return (0.0, 0.0) if hold is None or part is None else (hold.core.running_s(self._clock.now_s), part.device.longest_s)
 
     # ------------------------------------------------------------------------------------------- its faults
 
@@ -117,16 +142,14 @@ class SimDaemon:
         """Gone with all it held, its cache, its slice and its memory of who held it."""
         self.is_up = self.is_stopped = self.is_stuck = False
         self._lives += 1
-        self._hold, self._kept = None, None
-        self._data.clear()
+        self.fired.update(self._core.fired)
+        self._begin()
         self._backlog.clear()
         self._network.close_all(self.name)
 
     def start(self) -> None:
-        """Begins anew where it does not run."""
-        if not self.is_up:
-            self.is_up = True
-            self.lease = Lease(LEASE_S)
+        """Runs again where it does not."""
+        self.is_up = True
 
     def stop(self) -> None:
         self.is_stopped = self.is_up
@@ -137,12 +160,12 @@ class SimDaemon:
         backlog, self._backlog = self._backlog, []
         for each in backlog:
             each()
-        self._check()
+        self._give(Tick())
 
     def be_slow(self, is_slow: bool) -> None:
         curve = self._spec.curve.scaled(SLOW) if is_slow else self._spec.curve
-        if self._hold is not None:
-            self._hold.device.spec = replace(self._spec, curve=curve)
+        if self._part is not None:
+            self._part.device.spec = replace(self._spec, curve=curve)
 
     def _do(self, action: Callable[[], None]) -> None:
         """Now, or when a stopped process goes on; never in a later life."""
@@ -169,155 +192,153 @@ class SimDaemon:
         self._do(lambda: self._take(connection, envelope))
 
     def _take(self, connection: Connection, envelope: Envelope) -> None:
-        message, hold = envelope.message, self._hold
+        message = envelope.message
         if isinstance(message, Hello):
-            self._welcome(connection, message)
-        elif isinstance(message, Assign):
-            self._assign(connection, message)
-        elif hold is None or not self.lease.admits(envelope.incarnation):
-            if not isinstance(message, Ping | Reset):
-                self._tell(f"ignores a {type(message).__name__} of generation {envelope.incarnation & 0xFFFF}")
-        elif isinstance(message, Segment):
-            self._step(hold, SegmentArrived(segment=message, payload=envelope.tensor, received_s=self._clock.now_s))
+            peer = self._peers[id(connection)] = _Peer(message.name, message.role, envelope.incarnation, connection)
+            self._give(Greeted(caller=peer))
         else:
-            self.lease.renew(self._clock.now_s)
-            if isinstance(message, Ping):
-                running_s = hold.core.running_s(self._clock.now_s)
-                connection.send(self.name, Pong(queued=hold.core.queued, done=hold.core.done, memory_bytes=0, running_s=running_s))
-            elif isinstance(message, Reset):
-                self._let_go("its head is done")
-            else:
-                assert isinstance(message, Open | Commit | Release)
-                self._step(hold, ControlArrived(message=message))
+            tensor = envelope.tensor
+            size = 0 if tensor is None else len(tensor.data)
+            self._give(Said(caller=self._peers[id(connection)], message=message, payload=tensor, payload_bytes=size))
 
-    def _welcome(self, connection: Connection, hello: Hello) -> None:
-        if hello.role == "head-data":
-            self._data[connection.incarnation] = connection
-            if self._hold is not None and self.lease.admits(connection.incarnation):
-                self._hold.data = connection
-        connection.send(self.name, Welcome(name=self.name, version=__version__, device="cpu", pid=1, memory_bytes=1, count=0))
+    def _give(self, event: HoldingEvent) -> None:
+        """Gives the core an event and does what it says."""
+        for command in self._core.handle(event, self._clock.now_s):
+            self._execute(command)
+        self._core.validate()
 
-    def _assign(self, connection: Connection, assign: Assign) -> None:
-        claim = self.lease.claim(connection.incarnation)
-        if claim is Claim.STALE:
-            self._tell("ignores a stale Assign")
+    def _execute(self, command: HoldingCommand) -> None:
+        if isinstance(command, Log):
+            self._tell(command.text)
+        elif isinstance(command, Greet):
+            self._send(command.caller, Welcome(name=self.name, version=__version__, device="cpu", pid=1, memory_bytes=1, count=0))
+        elif isinstance(command, Send):
+            if not self._send(command.caller, command.message) and command.hold:
+                self._give(Unsent(hold=command.hold, message=command.message))
+        elif isinstance(command, SendOn):
+            self._send_on(command)
+        elif isinstance(command, ShowLife):
+            pong = Pong(queued=command.queued, done=command.done, memory_bytes=0, running_s=command.running_s)
+            self._send(command.caller, pong)
+        elif isinstance(command, ShowReady):
+            self._send(command.caller, Ready(weight_bytes=1, memory_bytes=1, cache_slots=command.loaded.cache_slots))
+        elif isinstance(command, Take):
+            self._take_hold(command)
+        elif isinstance(command, Compute):
+            if self._part is not None and self._part.hold == command.hold:
+                self._compute(self._part, command.work)
+        elif isinstance(command, LetGo):
+            part, self._part = self._part, None
+            if part is not None and part.next_hop is not None:
+                self._network.close(part.next_hop, by=self.name)
+        else:
+            assert not isinstance(command, Ban), f"{command.error.text}, and nobody here breaks the protocol"
+
+    def _send(self, caller: Caller, message: Message, tensor: Tensor | None = None) -> bool:
+        """Whether the connection was there; what is on its way may still be lost with it."""
+        assert isinstance(caller, _Peer), "every caller is a connection"
+        caller.connection.send(self.name, message, tensor)
+        return caller.connection.is_open
+
+    def _send_on(self, command: SendOn) -> None:
+        part, work = self._part, command.work
+        if part is None or part.hold != command.hold:
             return
-        if claim is Claim.HELD:
-            connection.send(self.name, Error(text="held by another head", retry_after_s=BUSY_RETRY_S))
-            return
-        if claim is Claim.SUPERSEDES:
-            self._let_go("superseded")
-        count = assign.end_layer - assign.first_layer
+        message = work.segment if isinstance(work, SendSegment) else work.verified
+        tensor = work.payload.select(work.rows) if work.payload is not None and work.rows else None
+        if command.caller is None:
+            assert part.next_hop is not None, "a stage that is ready has its next hop"
+            part.next_hop.send(self.name, message, tensor and widened(tensor, part.assign))
+        elif not self._send(command.caller, message, tensor):
+            self._give(Unsent(hold=command.hold, message=message))
+
+    # --------------------------------------------------------------------------------------------- holding
+
+    def _take_hold(self, command: Take) -> None:
+        assign, hold = command.assign, command.hold
+        count, span = assign.end_layer - assign.first_layer, (assign.first_layer, assign.end_layer)
+        layers, is_last = FakeLayers(assign.stages, self._language), not assign.next_hop
+        device = Device(self._clock, self._spec, assign.stage, layers, is_last, lambda done: self._done(hold, done))
+        part = self._part = _Part(hold, assign, device)
+        if assign.next_hop:
+            part.next_hop = self._dial(hold, assign, command.caller.incarnation)
         if count > self.layers_max:
-            self._tell(f"refuses {count} layers")
-            connection.send(self.name, Error(text=f"{count} layers do not fit here", cause="part"))
-            return
-        self.lease.take(connection.incarnation, self._clock.now_s)
-        is_last = assign.stage == assign.stages - 1
-        core = StageCore(
-            is_last=is_last,
-            slots_max=assign.context + limits.TREE_NODES_MAX,
-            returns_features=bool(assign.captures) and is_last,
-            queued_max=self._queued_max,
-        )
-        layers = FakeLayers(assign.stages, self._language)
-        hold = _Hold(
-            connection, assign, core, Device(self._clock, self._spec, assign.stage, layers, is_last, lambda done: self._done(hold, done))
-        )
-        hold.data = self._data.get(connection.incarnation)
-        self._hold = hold
-        if is_last:
-            hold.is_next_ready = True
+            self._later(0.0, lambda: self._give(Failed(hold=hold, text=f"{count} layers do not fit here", is_part=True)))
         else:
-            self._dial(hold)
-        span = (assign.first_layer, assign.end_layer)
-        self._later(0.001 if self._kept == span else self._load_s * count, lambda: self._loaded(hold, span))
-        self._later(CHECK_S, self._check)
+            self._later(KEPT_S if self._kept == span else self._load_s * count, lambda: self._loaded(hold, span))
+        self._later(CHECK_S, lambda: self._check(hold))
 
-    def _dial(self, hold: _Hold) -> None:
-        other = self._daemons[hold.assign.next_name]
+    def _dial(self, hold: int, assign: Assign, incarnation: int) -> Connection:
+        other = self._daemons[assign.next_name]
 
         def lost() -> None:
-            self._do(lambda: self._next_lost(hold))
+            self._do(lambda: self._give(NextLost(hold=hold, text="was lost: its connection closed")))
 
-        take = {self.name: lambda connection, envelope, frames: self._do(lambda: self._next_ready(hold, envelope)), other.name: other.take}
-        hold.next_hop = self._network.connect(self.name, other.name, "stage", hold.control.incarnation, take, {self.name: lost})
-        hold.next_hop.send(self.name, Hello(name=self.name, version=__version__, role="stage"))
-        self._later(LINK_S, lambda: None if hold.is_next_ready else self._next_lost(hold))
+        def take(connection: Connection, envelope: Envelope, frames: Frames) -> None:
+            del connection, frames
+            self._do(lambda: self._give(NextSaid(hold=hold, message=envelope.message)))
 
-    def _next_ready(self, hold: _Hold, envelope: Envelope) -> None:
-        assert isinstance(envelope.message, Welcome)
-        hold.is_next_ready = True
-        self._ready(hold)
+        found = self._network.connect(
+            self.name, other.name, "stage", incarnation, {self.name: take, other.name: other.take}, {self.name: lost}
+        )
+        found.send(self.name, Hello(name=self.name, version=__version__, role="stage"))
+        return found
 
-    def _next_lost(self, hold: _Hold) -> None:
-        if hold is self._hold:
-            hold.control.send(self.name, Error(text=f"the next device {hold.assign.next_name} was lost", cause="next"))
-            self._let_go("the next device was lost")
-
-    def _loaded(self, hold: _Hold, span: tuple[int, int]) -> None:
-        if hold is self._hold and not self.is_stuck:
-            self._kept = span
-            hold.is_loaded = True
-            self._ready(hold)
-
-    def _ready(self, hold: _Hold) -> None:
-        if hold is self._hold and hold.is_loaded and hold.is_next_ready:
-            hold.control.send(self.name, Ready(weight_bytes=1, memory_bytes=1, cache_slots=self.cache_slots))
-
-    def _check(self) -> None:
-        hold = self._hold
-        if hold is None:
+    def _loaded(self, hold: int, span: tuple[int, int]) -> None:
+        if self.is_stuck:
             return
-        if self.lease.is_over(self._clock.now_s):
-            hold.control.send(self.name, Error(text=f"no word of the head for {LEASE_S:.0f} s", cause="again"))
-            self._let_go("the head is silent")
-        else:
-            self._later(CHECK_S, lambda: self._check() if hold is self._hold else None)
+        self._kept = span
+        vocabulary = self._language.vocabulary_size
+        loaded = Loaded(
+            weight_bytes=1, cache_slots=self.cache_slots, received_bytes=0, hidden_size=1, vocabulary_size=vocabulary, reused=False
+        )
+        self._give(Worked(hold=hold, result=loaded))
 
-    def _let_go(self, reason: str) -> None:
-        hold, self._hold = self._hold, None
-        self.lease.release()
-        if hold is not None:
-            self._tell(f"lets go of generation {hold.control.incarnation & 0xFFFF}: {reason}")
-            if hold.next_hop is not None:
-                self._network.close(hold.next_hop, by=self.name)
+    def _check(self, hold: int) -> None:
+        if self._core.number == hold:
+            self._give(Tick())
+            self._later(CHECK_S, lambda: self._check(hold))
 
     # ------------------------------------------------------------------------------------------- computing
 
-    def _done(self, hold: _Hold, done: LayersDone) -> None:
+    def _done(self, hold: int, done: LayersDone) -> None:
         if not self.is_stuck:
-            self._do(lambda: self._step(hold, done))
+            self._do(lambda: self._give(Worked(hold=hold, result=done)))
 
-    def _step(self, hold: _Hold, event: StageEvent) -> None:
-        """Of a hold that is over, what still ends counts for nothing."""
-        if hold is not self._hold:
-            return
-        for command in hold.core.handle(event, self._clock.now_s):
-            if isinstance(command, RunLayers):
-                self._reserve(hold, command)
-                hold.device.run(command)
-            elif isinstance(command, Trim):
-                if not hold.device.is_idle:  # of a stopped process the job may be done while nobody was told
-                    hold.device.trim(command)
-            elif isinstance(command, OpenCache | ClearSlots | CloseCache):
-                if isinstance(command, OpenCache):
-                    hold.caches[command.request] = _Cache(command.slots)
-                elif isinstance(command, CloseCache):
-                    del hold.caches[command.request]
-                hold.device.change_cache(command)
-            else:
-                payload: Tensor | None = command.payload
-                tensor = payload.select(command.rows) if payload is not None and command.rows else None
-                onward = hold.next_hop if isinstance(command, SendSegment) else hold.data
-                message = command.segment if isinstance(command, SendSegment) else command.verified
-                if onward is not None:
-                    onward.send(self.name, message, tensor)
+    def _compute(self, part: _Part, work: Any) -> None:
+        if isinstance(work, RunLayers):
+            self._reserve(part, work)
+            part.device.run(replace(work, payload=narrowed(work.payload)))
+        elif isinstance(work, Trim):
+            if not part.device.is_idle:  # of a stopped process the job may be done while nobody was told
+                part.device.trim(work)
+        else:
+            assert isinstance(work, OpenCache | ClearSlots | CloseCache), "no drafters here"
+            if isinstance(work, OpenCache):
+                part.caches[work.request] = _Cache(work.slots)
+            elif isinstance(work, CloseCache):
+                del part.caches[work.request]
+            part.device.change_cache(work)
 
-    def _reserve(self, hold: _Hold, job: RunLayers) -> None:
+    def _reserve(self, part: _Part, job: RunLayers) -> None:
         """As `model.slice.Slice` does before it runs a job."""
-        for part in job.parts:
-            cache = hold.caches[part.request]
-            cache.size = max(cache.size, cache_size(len(part.key_positions), cache.capacity))
-        taken = sum(cache.size for cache in hold.caches.values())
+        for each in job.parts:
+            cache = part.caches[each.request]
+            cache.size = max(cache.size, cache_size(len(each.key_positions), cache.capacity))
+        taken = sum(cache.size for cache in part.caches.values())
         assert taken <= self.cache_slots, f"{self.name} has memory for {self.cache_slots} cache slots, {taken} are needed"
+
+
+def widened(tensor: Tensor, assign: Assign) -> Tensor:
+    """What a stage sends on: behind its rows `[rows, 1]` ride the hidden states captured so far, for which they stand in themselves."""
+    width = 1 + sum(layer < assign.end_layer for layer in assign.captures)
+    rows = np.frombuffer(tensor.data, dtype="<i4")
+    return Tensor(rows=tensor.rows, width=width, dtype=tensor.dtype, data=np.repeat(rows, width).tobytes())
+
+
+def narrowed(tensor: Tensor | None) -> Tensor | None:
+    """The rows alone."""
+    if tensor is None or tensor.width == 1:
+        return tensor
+    rows = np.frombuffer(tensor.data, dtype="<i4").reshape(tensor.rows, tensor.width)  # [rows, 1 + captured]
+    return Tensor(rows=tensor.rows, width=1, dtype=tensor.dtype, data=rows[:, 0].tobytes())

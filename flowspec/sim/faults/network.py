@@ -111,6 +111,9 @@ class Network:
             connection.forth.let_go()
             connection.back.let_go()
 
+    def is_severed(self, first: str, second: str) -> bool:
+        return frozenset((first, second)) in self._severed
+
     def mend_all(self) -> None:
         for first, second in sorted(map(sorted, self._severed)):
             self.mend(first, second)

@@ -15,6 +15,7 @@ from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.faults.cluster import HEAD, Cluster
 from flowspec.sim.faults.daemon import SimDaemon
 from flowspec.sim.faults.network import Network
+from flowspec.sim.faults.oracle import LOOK_S, Oracle
 from flowspec.sim.faults.schedule import HEAL_S, Fault, Schedule
 from flowspec.sim.language import plain_answer, plain_logprobs
 from flowspec.sim.record import Answer
@@ -74,12 +75,15 @@ class Play:
             head,
             Membership(schedule.devices, schedule.patience),
             layer_count=schedule.layer_count,
+            devices_min=schedule.devices_min,
             drafters=drafters,
             drafting=schedule.drafting,
             expect=lambda submit: self._plain(submit)[0],
             tell=self._tell,
         )
         self.cluster.on_end = self._ended
+        self._oracle = Oracle(self.clock, self.network, self.daemons, self.cluster.membership, HEAD)
+        self._look()
         for fault in schedule.faults:
             self.clock.at(fault.at_s, lambda fault=fault: self._begin(fault))  # type: ignore[misc]
         self.clock.at(HEAL_S, self._heal)
@@ -125,6 +129,10 @@ class Play:
     def _tell(self, who: str, text: str) -> None:
         if len(self.story) < STORY_LINES_MAX:
             self.story.append((self.clock.now_s, who, text))
+
+    def _look(self) -> None:
+        self._oracle.look(head_listens=not self.cluster.is_stopped)
+        self.clock.at(self.clock.now_s + LOOK_S, self._look)
 
     # ---------------------------------------------------------------------------------------------- answers
 
@@ -174,6 +182,7 @@ class Play:
 
     def _begin(self, fault: Fault) -> None:
         self._tell("fault", str(fault))
+        self._oracle.touch(fault.where)
         until_s = min(fault.at_s + fault.for_s, HEAL_S)
         if fault.kind in ("sever", "break"):
             first, second = fault.where

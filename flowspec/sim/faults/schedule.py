@@ -54,7 +54,7 @@ class Dialogue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Everything that a run depends on."""
+    """Everything that a run depends on. With fewer than `devices_min` devices the model does not fit."""
 
     seed: int
     devices: tuple[str, ...]
@@ -63,6 +63,7 @@ class Schedule:
     late_s: float
     load_s: float
     layer_count: int
+    devices_min: int
     queued_max: int
     context: int
     bounds: Bounds
@@ -95,6 +96,7 @@ def draw(seed: int) -> Schedule:
     sizes = {} if name == "ar" else {"nodes": rng.choice([4, 16]), "depth": rng.choice([1, 3]), "width": rng.choice([1, 3])}
     captures = (1,) if rng.random() < 0.15 else ()
     dialogues = tuple(_dialogue(rng, request, language, context) for request in range(rng.choices([1, 2, 3], weights=[6, 3, 1])[0]))
+    room = random.Random(f"room {seed}")
     wanted = random.Random(~seed)
     dialogues = tuple(replace(each, first=replace(each.first, top_logprobs=wanted.choice([-1, -1, 0, 3, 20]))) for each in dialogues)
     return Schedule(
@@ -105,6 +107,7 @@ def draw(seed: int) -> Schedule:
         late_s=rng.choice([0.01, 0.5, 3.0]),
         load_s=rng.choice([0.01, 0.2]),
         layer_count=rng.choice([len(devices), 8, 12]),
+        devices_min=room.randint(1, len(devices)) if room.random() < 0.2 else 1,
         queued_max=flights_max or 64,
         context=context,
         bounds=Bounds(flights_max=flights_max, prefill_chunk=rng.choice([1, 4, 128])),

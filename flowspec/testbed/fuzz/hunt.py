@@ -83,7 +83,7 @@ class Hunt:
         self._frames: list[Frames] = sample_frames()
         self._genomes: list[Genome] = [()]
         self._known: set[str] = set()
-        heart = [_PACKAGE / name for name in ("core", "wire", "tree.py", "runtime/hold.py")]
+        heart = [_PACKAGE / name for name in ("core", "wire", "tree.py")]
         self._arcs = Arcs(*heart)
 
     def run(self, frames_max: int, seconds_max: float) -> Tally:

@@ -1,6 +1,6 @@
 """Both cores in a small cluster whose frames somebody tampers with: lost, twice, late, changed, or made up.
 
-What runs is the product's own: `HeadCore`, `StageCore`, the codec between them, and what a daemon checks of a segment (`Hold`). Layers
+What runs is the product's own: `HeadCore`, the daemons' `Holding` with its `StageCore`, and the codec between them. Layers
 and drafter are arithmetic. As in the runtime, a frame that the codec refuses is dropped with its sender, and a pipeline is lost now and
 then, and another of as many stages or not takes its place, to which the frames of the old one still come. A `PeerError` of a core ends the
 cluster, or (where somebody would re-plan) its pipeline. Where nobody tampers there is none, and every token is the model's.
@@ -18,11 +18,9 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from flowspec import __version__
-from flowspec.core import limits
-from flowspec.core.cluster_messages import Assign, Hello
+from flowspec.core.cluster_messages import Assign, Welcome
 from flowspec.core.events import (
     Cancel,
-    ControlArrived,
     Draft,
     Drafted,
     Emit,
@@ -32,11 +30,8 @@ from flowspec.core.events import (
     PipelineLost,
     Reformed,
     RunLayers,
-    SegmentArrived,
     SendSegment,
-    SendVerified,
     SetTimer,
-    StageEvent,
     Submit,
     TimerFired,
     ToPipeline,
@@ -45,16 +40,12 @@ from flowspec.core.events import (
     VerifiedArrived,
 )
 from flowspec.core.head import HeadCore
+from flowspec.core.holding import Ban, Caller, Compute, Greeted, Holding, Loaded, NextSaid, Said, SendOn, Terms, Worked, check_segment
 from flowspec.core.incarnation import incarnation_of
 from flowspec.core.messages import Commit, Message, Open, Proposal, Release, Sampling, Segment, Verified
 from flowspec.core.methods import METHODS, make_method
 from flowspec.core.mirror import DrafterTraits
-from flowspec.core.stage import StageCore
 from flowspec.errors import InputError, PeerError
-from flowspec.runtime.compute import Loaded
-from flowspec.runtime.hold import Hold
-from flowspec.runtime.peers import Peer
-from flowspec.runtime.transport import Link, Receiver
 from flowspec.testbed.fuzz.layers import logprobs_of, next_token, payload_of
 from flowspec.testbed.fuzz.made_up import CONTEXT, REQUESTS, VOCABULARY, made_up
 from flowspec.testbed.fuzz.mutate import mutated, nudged
@@ -192,8 +183,8 @@ class World:
 
     # -------------------------------------------------------------------------------------------- pipelines
 
-    def _holds(self, count: int) -> list[Hold]:
-        return [_hold(index, count, self._incarnation, features=self._features) for index in range(count)]
+    def _holds(self, count: int) -> list[_Daemon]:
+        return [_Daemon(index, count, self._incarnation, features=self._features) for index in range(count)]
 
     def _lose(self) -> None:
         """The head gives the pipeline up; its stages live on until they are told of another one, and what is on its way stays there."""
@@ -230,7 +221,7 @@ class World:
                 elif kind == "head":
                     self._to_head(cast(VerifiedArrived, event))
                 else:
-                    self._to_stage(index, cast(StageEvent, event))
+                    self._to_stage(index, cast(Said, event))
 
     def _tampered(self, key: tuple[str, int], link: deque[Frames]) -> list[Frames]:
         """The next frames of a link, or what somebody made of them."""
@@ -273,7 +264,7 @@ class World:
 
     # ----------------------------------------------------------------------------------------------- devices
 
-    def _received(self, kind: str, index: int, frames: Frames) -> VerifiedArrived | StageEvent | None:
+    def _received(self, kind: str, index: int, frames: Frames) -> VerifiedArrived | Said | None:
         """As a daemon and a head take frames: what a core is told, None for what they refuse, also since it is of another pipeline.
 
         Here that was a stranger's, so that the cluster goes on.
@@ -286,38 +277,45 @@ class World:
             if kind == "head" and isinstance(message, Verified):
                 return VerifiedArrived(verified=message)
             if kind == "control" and isinstance(message, Open | Commit | Release):
-                return ControlArrived(message=message)
+                return Said(caller=self._stages[index].control, message=message)
             if kind == "data" and isinstance(message, Segment):
-                self._stages[index].check_segment(message, tensor)
+                check_segment(self._stages[index].assign, LOADED, message, tensor)
                 size = 0 if tensor is None else len(tensor.data)
-                return SegmentArrived(segment=message, payload=tensor, received_s=self._now_s, payload_bytes=size)
+                return Said(caller=self._stages[index].before, message=message, payload=tensor, payload_bytes=size)
         except PeerError:
             return None
         return None
 
-    def _to_stage(self, index: int, event: StageEvent) -> None:
+    def _to_stage(self, index: int, event: Said | Worked) -> None:
         core = self._stages[index].core
-        assert isinstance(core, StageCore), "no drafters here"
         for command in core.handle(event, self._now_s):
-            if isinstance(command, RunLayers):
-                self._links.setdefault(("compute", index), deque()).append((command, set()))
-            elif isinstance(command, Trim):
-                self._links["compute", index][0][1].update(command.rows)
-            elif isinstance(command, SendSegment | SendVerified):
-                message = command.segment if isinstance(command, SendSegment) else command.verified
-                tensor = command.payload.select(command.rows) if command.rows else None
-                self._post(("data", index + 1) if isinstance(command, SendSegment) else ("head", 0), message, tensor)
-        assert core.queued <= limits.QUEUED_SEGMENTS_MAX
-        assert len(core.requests()) <= limits.REQUESTS_MAX
+            if isinstance(command, Ban):
+                raise PeerError(command.error.text)
+            if isinstance(command, Compute):
+                if isinstance(command.work, RunLayers):
+                    self._links.setdefault(("compute", index), deque()).append((command.work, set()))
+                elif isinstance(command.work, Trim):
+                    self._links["compute", index][0][1].update(command.work.rows)
+            elif isinstance(command, SendOn):
+                work = command.work
+                tensor = work.payload.select(work.rows) if work.rows else None
+                if isinstance(work, SendSegment):
+                    self._post(("data", index + 1), work.segment, tensor)
+                else:
+                    self._post(("head", 0), work.verified, tensor)
+        core.validate(is_honest=not self._tampering)
+        if isinstance(event, Worked) and core.hold is None and self._stages[index].is_held:
+            self._stages[index].is_held = False
+            raise PeerError("a segment that had waited broke the protocol")
 
     def _run_layers(self, index: int, job: RunLayers, dead: set[int]) -> None:
-        hold, chance = self._stages[index], self._chance
+        daemon, chance = self._stages[index], self._chance
         count = sum(len(part.slots) for part in job.parts)
         rows = tuple(row for row in range(count) if row not in dead or chance.random() < 0.5)
         tokens = [int(token) for part in job.parts for token in part.tokens]
         positions = [int(position) for part in job.parts for position in part.positions]
         asked = [bool(each) for part in job.parts for each in part.sampled]
-        drawn = tuple(next_token(tokens[row], positions[row]) if asked[row] else -1 for row in rows) if not hold.assign.next_hop else ()
+        drawn = tuple(next_token(tokens[row], positions[row]) if asked[row] else -1 for row in rows) if not daemon.assign.next_hop else ()
         wanted = [part.top_logprobs for part in job.parts for _ in part.slots]
         logprobs = tuple(
             logprobs_of(wanted[row]) if token >= 0 and wanted[row] >= 0 else None for row, token in zip(rows, drawn, strict=False)
@@ -332,7 +330,7 @@ class World:
             ended_s=self._now_s + chance.choice((0, 0.01)),
             logprobs=logprobs,
         )
-        self._to_stage(index, done)
+        self._to_stage(index, Worked(hold=1, result=done))
 
     def _drafted(self, job: Draft) -> Drafted:
         chance = self._chance
@@ -374,24 +372,39 @@ class World:
             text.append(token)
 
 
-def _hold(index: int, count: int, incarnation: int, *, features: bool) -> Hold:
-    is_last = index == count - 1
-    assign = Assign(
-        model="m",
-        fingerprint="f",
-        stage=index,
-        stages=count,
-        first_layer=index,
-        end_layer=index + 1,
-        layer_count=count,
-        next_hop="" if is_last else "h:1",
-        next_name="",
-        dtype="float32",
-        context=CONTEXT,
-    )
-    core = StageCore(is_last=is_last, slots_max=CONTEXT + limits.TREE_NODES_MAX, returns_features=features and is_last)
-    link = Link(cast(Any, None), incarnation=incarnation, sender="stage")  # nothing is sent by it
-    head = Peer("", Hello(name="head", version=__version__, role="head-control"), link, Receiver())
-    hold = Hold(1, head, assign, core)
-    hold.loaded = Loaded(weight_bytes=0, cache_slots=600, received_bytes=0, hidden_size=WIDTH, vocabulary_size=VOCABULARY, reused=False)
-    return hold
+LOADED = Loaded(weight_bytes=0, cache_slots=600, received_bytes=0, hidden_size=WIDTH, vocabulary_size=VOCABULARY, reused=False)
+
+
+class _Daemon:
+    """A daemon that holds a stage, and is ready; `control` and `before` are who speaks to it."""
+
+    def __init__(self, index: int, count: int, incarnation: int, *, features: bool) -> None:
+        is_last = index == count - 1
+        self.assign = Assign(
+            model="m",
+            fingerprint="f",
+            stage=index,
+            stages=count,
+            first_layer=index,
+            end_layer=index + 1,
+            layer_count=count,
+            next_hop="" if is_last else "h:1",
+            next_name="",
+            dtype="float32",
+            context=CONTEXT,
+            captures=(count,) if features else (),
+        )
+        self.core = Holding(Terms(lease_s=1e9, link_s=1e9))
+        self.is_held = True
+        self.control = Caller("head", "head-control", incarnation)
+        self.before = Caller("before", "stage" if index else "head-data", incarnation)
+        data = Caller("head", "head-data", incarnation)
+        for caller in (self.control, self.before, data):
+            self.core.handle(Greeted(caller=caller), 0.0)
+        self.core.handle(Said(caller=self.control, message=self.assign), 0.0)
+        self.core.handle(Worked(hold=1, result=LOADED), 0.0)
+        if not is_last:
+            welcome = Welcome(name="next", version=__version__, device="cpu", pid=1, memory_bytes=1, count=0)
+            self.core.handle(NextSaid(hold=1, message=welcome), 0.0)
+        assert self.core.hold is not None, "it was assigned a stage"
+        assert self.core.hold.is_ready, "all is there"

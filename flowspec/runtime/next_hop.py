@@ -1,0 +1,76 @@
+"""A stage's connection to the next one: dialled for one hold, watched, and closed with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import zmq
+
+from flowspec import __version__
+from flowspec.core.cluster_messages import Assign, Hello, Welcome
+from flowspec.core.messages import Message
+from flowspec.runtime.emulation import Shaper
+from flowspec.runtime.monitor import Monitor
+from flowspec.runtime.security.keyring import Keyring
+from flowspec.runtime.transport import Link, Receiver, dial, receive
+from flowspec.wire.codec import decode
+
+
+class NextHop:
+    """On its way to `assign.next_hop` when made; raises `InputError` for an address that is none, or a device without a key."""
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        assign: Assign,
+        *,
+        incarnation: int,
+        sender: str,
+        keys: Keyring | None,
+        shape: Shaper | None,
+        poller: zmq.Poller,
+    ) -> None:
+        self._keys = keys
+        self._poller = poller
+        self._is_reached = False
+        self.socket = dial(context, assign.next_hop, assign.next_name, keys)
+        self.link = Link(self.socket, incarnation=incarnation, sender=sender)
+        self._receiver = Receiver(incarnation)
+        self._monitor = Monitor(self.socket)
+        self.link.send(Hello(name=sender, version=__version__, role="stage"))
+        self.link.shape = shape
+        for source in (self.socket, self._monitor.socket):
+            poller.register(source, zmq.POLLIN)
+
+    def read(self) -> Message | None:
+        """The next thing that it said, None for nothing; raises `PeerError`."""
+        frames = receive(self.socket)
+        if frames is None:
+            return None
+        envelope = decode(frames)
+        self._receiver.check(envelope)
+        if isinstance(envelope.message, Welcome):
+            self.link.count_from(envelope.message.count)
+            self._is_reached = True
+        return envelope.message
+
+    def lost(self, ready: set[Any]) -> str | None:
+        """What happened to the connection, if anything did that counts; `ready` are the sockets that have something."""
+        if self._monitor.socket not in ready:
+            return None
+        lost, _ = self._monitor.drain()
+        refusal = self._monitor.refusal
+        if refusal is not None and refusal.is_final:
+            return f"refuses: {refusal.told(self._keys)}"
+        return "was lost: its connection closed" if lost and self._is_reached else None
+
+    @property
+    def trouble(self) -> str:
+        """Why it may not have answered, where something tells."""
+        return "" if self._monitor.refusal is None else self._monitor.refusal.told(self._keys)
+
+    def close(self) -> None:
+        self._poller.unregister(self.socket)
+        self._poller.unregister(self._monitor.socket)
+        self._monitor.close()
+        self.socket.close()

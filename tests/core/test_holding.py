@@ -1,0 +1,244 @@
+"""Whose a daemon is, and what it says to whom: event in, exact command list out."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from flowspec.core.cluster_messages import Assign, Error, Loading, Ping, Ready, Reset, Welcome
+from flowspec.core.holding import (
+    Attach,
+    Ban,
+    Caller,
+    Deliver,
+    Failed,
+    Greet,
+    Greeted,
+    Holding,
+    HoldingCommand,
+    HoldingEvent,
+    LetGo,
+    Loaded,
+    Log,
+    Misbehaved,
+    NextLost,
+    NextSaid,
+    Said,
+    Send,
+    ShowLife,
+    ShowReady,
+    Stopping,
+    Take,
+    Terms,
+    Tick,
+    Unsent,
+    Worked,
+)
+from flowspec.core.incarnation import incarnation_of
+from flowspec.core.messages import Segment
+from flowspec.core.weight_messages import AskModel, AskNames, NameList
+
+LOADED = Loaded(weight_bytes=1, cache_slots=600, received_bytes=0, hidden_size=4, vocabulary_size=9, reused=False)
+WELCOME = Welcome(name="b", version="1", device="cpu", pid=1, memory_bytes=1, count=0)
+FIRST, SECOND, OTHER = incarnation_of(7, 1), incarnation_of(7, 2), incarnation_of(8, 1)
+
+
+def assign(stages: int = 2, stage: int = 0) -> Assign:
+    is_last = stage == stages - 1
+    return Assign(
+        model="m",
+        fingerprint="f",
+        stage=stage,
+        stages=stages,
+        first_layer=stage,
+        end_layer=stage + 1,
+        layer_count=stages,
+        next_hop="" if is_last else "b:1",
+        next_name="" if is_last else "b",
+        dtype="float32",
+        context=100,
+    )
+
+
+class Bench:
+    """A daemon's core with a clock; what it logs is left out of what it does."""
+
+    def __init__(self) -> None:
+        self.core = Holding(Terms(lease_s=5.0, link_s=10.0))
+        self.now_s = 0.0
+
+    def give(self, event: HoldingEvent) -> list[HoldingCommand]:
+        found = self.core.handle(event, self.now_s)
+        self.core.validate()
+        return [command for command in found if not isinstance(command, Log)]
+
+    def dial(self, role: str = "head-control", incarnation: int = FIRST) -> Caller:
+        caller = Caller("head", role, incarnation)
+        self.give(Greeted(caller=caller))
+        return caller
+
+    def held(self, stages: int = 2, stage: int = 0) -> Caller:
+        """The head that holds it: its control connection. All is ready."""
+        head = self.dial()
+        self.dial("head-data")
+        self.give(Said(caller=head, message=assign(stages, stage)))
+        self.give(Worked(hold=self.core.number, result=LOADED))
+        if stage < stages - 1:
+            self.give(NextSaid(hold=self.core.number, message=WELCOME))
+        assert self.core.hold is not None
+        assert self.core.hold.is_ready
+        return head
+
+
+def says(head: Caller, text: str, cause: str = "") -> Send:
+    return Send(caller=head, message=Error(text=text, cause=cause))
+
+
+def test_a_stage_is_ready_once_its_slice_is_loaded_and_its_next_hop_reached() -> None:
+    for order in (1, -1):
+        bench = Bench()
+        head = bench.dial()
+        assert bench.give(Said(caller=head, message=assign())) == [Take(hold=1, caller=head, assign=assign())]
+        events: list[HoldingEvent] = [Worked(hold=1, result=LOADED), NextSaid(hold=1, message=WELCOME)]
+        first, second = events[::order]
+        assert bench.give(first) == []
+        assert bench.give(second) == [ShowReady(caller=head, loaded=LOADED)]
+
+
+def test_the_data_connection_counts_whether_it_comes_before_the_assign_or_after() -> None:
+    bench = Bench()
+    head, data = bench.dial(), bench.dial("head-data")
+    assert bench.give(Said(caller=head, message=assign(1)))[1:] == [Attach(hold=1, caller=data)]
+    again = Caller("head", "head-data", FIRST)
+    assert bench.give(Greeted(caller=again)) == [Attach(hold=1, caller=again), Greet(caller=again, is_held=False)]
+
+
+def test_another_head_is_put_off_and_a_later_pipeline_of_the_same_takes_over() -> None:
+    bench = Bench()
+    bench.held()
+    bench.now_s = 1.0
+    other = bench.dial(incarnation=OTHER)
+    text = "held by head head; it is free at most 5 s after that head stops"
+    assert bench.give(Said(caller=other, message=assign())) == [Send(caller=other, message=Error(text=text, retry_after_s=4.0))]
+    later = bench.dial(incarnation=SECOND)
+    taken = bench.give(Said(caller=later, message=assign()))
+    assert taken == [LetGo(hold=1, requests=()), Take(hold=2, caller=later, assign=assign())]
+    bench.give(Said(caller=later, message=Reset()))
+    assert bench.give(Said(caller=bench.dial(), message=assign())) == [], "the first one is over"
+    assert bench.core.fired == Counter({"held": 1, "superseded": 1, "stale": 1})
+
+
+def test_a_head_that_falls_silent_loses_its_hold_and_is_told_that_it_may_try_again() -> None:
+    bench = Bench()
+    head = bench.held()
+    bench.now_s = 4.0
+    life = ShowLife(caller=head, queued=0, done=0, running_s=0.0)
+    assert bench.give(Said(caller=head, message=Ping())) == [life]
+    bench.now_s = 8.9
+    assert bench.give(Tick()) == []
+    bench.now_s = 9.1
+    assert bench.give(Tick()) == [says(head, "no word of the head for 5 s", "again"), LetGo(hold=1, requests=())]
+    assert bench.give(Tick()) == []
+
+
+def test_a_next_hop_that_does_not_answer_is_told_of_with_what_is_known() -> None:
+    bench = Bench()
+    head = bench.dial()
+    bench.give(Said(caller=head, message=assign()))
+    for bench.now_s in range(11):
+        bench.give(Said(caller=head, message=Ping()))
+    bench.now_s = 10.5
+    text = "the next device b at b:1 did not answer within 10 s: it has no keys"
+    assert bench.give(Tick(next_trouble="it has no keys"))[0] == says(head, text, "next")
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (NextLost(hold=1, text="was lost: its connection closed"), "was lost: its connection closed"),
+        (NextSaid(hold=1, message=Error(text="it is full")), "refuses: it is full"),
+        (NextSaid(hold=1, message=WELCOME), "said Welcome, where one Welcome is expected"),
+        (Unsent(hold=1, message=Segment(segment=1, parts=())), "takes no more frames"),
+    ],
+)
+def test_what_becomes_of_the_next_hop_ends_the_hold(event: HoldingEvent, text: str) -> None:
+    bench = Bench()
+    head = bench.held()
+    assert bench.give(event) == [says(head, f"the next device b at b:1 {text}", "next"), LetGo(hold=1, requests=())]
+    assert bench.give(event) == [], "it is told once"
+
+
+def test_a_caller_of_ours_that_breaks_the_protocol_ends_the_hold_and_both_are_told_that_it_may_go_better() -> None:
+    bench = Bench()
+    head, before = bench.held(2, 1), bench.dial("stage")
+    text = "a stage connection carries segments, not Ping"
+    assert bench.give(Said(caller=before, message=Ping())) == [
+        Ban(caller=before, error=Error(text=text, cause="again")),
+        says(head, f"head: {text}", "again"),
+        LetGo(hold=1, requests=()),
+    ]
+
+
+def test_a_stranger_that_breaks_the_protocol_costs_the_head_nothing() -> None:
+    bench = Bench()
+    bench.held()
+    stranger = bench.dial("stage", OTHER)
+    banned = Ban(caller=stranger, error=Error(text="gibberish"))
+    assert bench.give(Misbehaved(caller=stranger, text="gibberish")) == [banned]
+    assert bench.give(Said(caller=bench.dial("stage", OTHER), message=Segment(segment=1, parts=()))) == []
+    assert bench.core.number == 1
+
+
+def test_what_was_done_for_a_hold_that_is_over_counts_for_nothing() -> None:
+    bench = Bench()
+    head = bench.dial()
+    bench.give(Said(caller=head, message=assign(1)))
+    bench.give(Said(caller=head, message=Reset()))
+    assert bench.give(Worked(hold=1, result=LOADED)) == []
+    assert bench.core.fired == Counter({"late result": 1})
+
+
+@pytest.mark.parametrize(("is_ready", "is_part", "cause"), [(False, False, "part"), (True, True, "part"), (True, False, "")])
+def test_what_cannot_be_done_is_told_with_what_it_means(is_ready: bool, is_part: bool, cause: str) -> None:
+    bench = Bench()
+    head = bench.held(1) if is_ready else bench.dial()
+    if not is_ready:
+        bench.give(Said(caller=head, message=assign(1)))
+    assert bench.give(Failed(hold=1, text="2 GiB are missing", is_part=is_part))[0] == says(head, "2 GiB are missing", cause)
+
+
+def test_questions_about_weights_go_to_the_head_and_only_answers_to_them_come_back() -> None:
+    bench = Bench()
+    head = bench.dial()
+    bench.give(Said(caller=head, message=assign(1)))
+    assert bench.give(Worked(hold=1, result=AskModel())) == [Send(caller=head, message=AskModel(), hold=1)]
+    assert bench.give(Worked(hold=1, result=Loading(share=0.5))) == [Send(caller=head, message=Loading(share=0.5))]
+    weights = bench.dial("head-weights")
+    answer = NameList(names=())
+    assert bench.give(Said(caller=weights, message=answer)) == [Deliver(hold=1, answer=answer, payload=None)]
+    assert bench.give(Worked(hold=1, result=AskNames(first=1))) == [Send(caller=weights, message=AskNames(first=1), hold=1)]
+    bench.give(Said(caller=weights, message=answer))
+    assert isinstance(bench.give(Said(caller=weights, message=answer))[0], Ban), "nobody asked for it"
+
+
+def test_without_the_heads_connection_for_weights_the_hold_is_over() -> None:
+    bench = Bench()
+    head = bench.dial()
+    bench.give(Said(caller=head, message=assign(1)))
+    told = bench.give(Worked(hold=1, result=AskNames(first=0)))
+    assert told[0] == says(head, "the head's connection for weights is gone", "again")
+
+
+def test_a_word_that_is_not_for_a_head_to_say_is_refused() -> None:
+    bench = Bench()
+    head = bench.held()
+    ready = Ready(weight_bytes=1, memory_bytes=1, cache_slots=1)
+    assert isinstance(bench.give(Said(caller=head, message=ready))[0], Ban)
+
+
+def test_a_daemon_that_stops_says_that_it_is_gone() -> None:
+    bench = Bench()
+    head = bench.held()
+    assert bench.give(Stopping(reason="SIGTERM"))[0] == says(head, "the daemon stops (SIGTERM)", "gone")
+    assert bench.give(Stopping(reason="SIGTERM")) == []
