@@ -47,13 +47,13 @@ def test_a_message_that_meets_a_fault_of_ours_costs_its_sender_the_connection_an
     alone: Start, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     daemon = alone()
-    plain = Daemon._assign
+    plain = Daemon._take
 
     def broken(*args: Any) -> None:
-        monkeypatch.setattr(Daemon, "_assign", plain)
+        monkeypatch.setattr(Daemon, "_take", plain)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Daemon, "_assign", broken)
+    monkeypatch.setattr(Daemon, "_take", broken)
     with Peer(daemon.address) as control:
         control.greet()
         refused = control.assign(daemon.address, whole_model(str(folder), "0"))
