@@ -263,7 +263,7 @@ class ComputeThread:
         weights = slice_weights(files, span, assign.dtype, device)
         try:
             with ready_weights(files, weights, assign.dtype, store, self.line) as (received_bytes, rounded):
-                part = Slice.load(files, span, assign.dtype, device, partial(self.line.show, "loading"), rounded)
+                part = Slice.load(files, span, assign.dtype, device, partial(self.line.tell, "loading"), rounded)
         finally:
             if isinstance(files, CheckedFiles):
                 files.end()

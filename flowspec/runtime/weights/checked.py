@@ -39,8 +39,15 @@ class CheckedFiles(ModelFiles):
         return _CheckedTensors(super().tensors(), self.check)
 
     def check(self, name: str) -> None:
-        """Raises `ClusterError` for a tensor that is not what it has to be, `OSError` for a file that cannot be read."""
+        """Raises `ClusterError` for a tensor that is not what it has to be."""
         raise NotImplementedError
+
+    def digest(self, extent: Extent) -> str:
+        """The SHA-256 of these bytes; raises `InputError` where they cannot be read."""
+        try:
+            return self.opened.digest(extent, self._step)
+        except OSError as error:
+            raise InputError(f"model {self.model!r} cannot be read: {error}") from None
 
     def end(self) -> None:
         """What was read is loaded: closes the files, and keeps digests.
@@ -76,7 +83,7 @@ class LocalModel(CheckedFiles):
         extent, entry = self._extents.extent(name), self.entries.get(name)
         if entry is None or (extent.dtype, extent.shape) != (entry.dtype, entry.shape):
             raise self._differs(name, extent)
-        if self.opened.digest(extent, self._step) != entry.digest:
+        if self.digest(extent) != entry.digest:
             raise self._differs(name, extent)
 
     def _differs(self, name: str, extent: Extent) -> ClusterError:
@@ -93,7 +100,7 @@ class HubModel(CheckedFiles):
         path = self.path(self._file_of[name])
         blob = path.resolve().name
         whole = Extent(path=path, offset=0, size_bytes=path.stat().st_size, dtype="", shape=())
-        if self.opened.digest(whole, self._step) != blob:
+        if self.digest(whole) != blob:
             raise ClusterError(f"{path.name} of {self.model!r} in the hub's cache here is damaged; delete {path} and {blob}")
 
     @functools.cached_property
