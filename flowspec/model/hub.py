@@ -28,7 +28,9 @@ def hub_file(repository: str, name: str, *, may_fetch: bool) -> Path | None:
         is_offline = is_offline_mode() or not may_fetch
         if is_offline and isinstance(try_to_load_from_cache(repository, "config.json"), str):
             return None  # the cache has the model and not this file: most models lack some
-        why = "offline mode is on" if is_offline else "the hub cannot be reached (HF_HUB_OFFLINE=1 makes do with what is cached)"
+        why = "the hub cannot be reached (HF_HUB_OFFLINE=1 makes do with what is cached)"
+        if is_offline:
+            why = "offline mode is on" if is_offline_mode() else "nothing is fetched here"
         raise InputError(f"{name} of {repository!r} is not in the Hugging Face cache, and {why}; or give a model folder") from None
     except EntryNotFoundError:
         return None

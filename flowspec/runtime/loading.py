@@ -72,6 +72,8 @@ def find_source(assign: Assign, span: Span, kept: Content | None, courier: Couri
     here, why = _look_here(assign, span, courier, places)
     if isinstance(here, HubModel):
         return Source(from_hub, here)
+    if why is not None and places.store is None:
+        raise why
     if word is None:
         word = ask_word(courier)
         if kept is not None and _is_kept(kept, word, span, assign, courier):
