@@ -46,7 +46,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="where to store weights that a head sends or that were quantised (default: in the user's cache folder)",
     )
-    parser.add_argument("--cache-limit", metavar="SIZE", help="most disk to store them on; 0 stores none (default: half of what is free)")
+    parser.add_argument(
+        "--cache-limit",
+        metavar="SIZE",
+        help="most disk to store them on, and most to fetch from the hub at once; 0 takes none (default: half of what is free)",
+    )
+    parser.add_argument(
+        "--no-hub",
+        action="store_true",
+        help="fetch nothing from the hub: use what is in its cache, else what the head sends (default: fetch a slice's files)",
+    )
     parser.add_argument(
         "--announce", action="store_true", help="let `flowspec devices` find it in the local network (default: it is announced nowhere)"
     )
@@ -81,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
         threads=args.threads,
         cache_dir=args.cache_dir,
         cache_bytes=0 if args.cache_limit == "0" else _size("--cache-limit", args.cache_limit),
+        uses_hub=not args.no_hub,
         profile=None if args.profile is None else _profile(args.profile),
     )
     keys = None if args.insecure else _keys(args.keys, args.name)

@@ -1,7 +1,7 @@
 """What a config.json may say at all, checked before transformers acts on it: it builds what it is told to, however large.
 
-A config may come from a head on the network. A width of 2^31 took 16 GiB and half a minute for position embeddings alone, and a number of
-labels without end a list without end.
+A config may come from a head on the network. A width of 2^31 took 16 GiB and half a minute for position embeddings alone,
+a number of labels without end a list without end, and a million experts 12 GiB for the names of their tensors.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ _MOST = {
     "num_attention_heads": 1 << 12,
     "num_key_value_heads": 1 << 12,
     "num_experts": 1 << 12,
+    "num_local_experts": 1 << 12,
     "num_experts_per_tok": 1 << 12,
     "num_labels": 1 << 16,
     "num_hidden_layers": limits.LAYERS_MAX,
     "vocab_size": limits.VOCABULARY_MAX,
 }
 """The largest values of what is multiplied into memory, ten times and more above any model known."""
+EXPERTS_MAX = limits.TENSORS_MAX // 3
+"""Of all layers together: a checkpoint has at least three tensors of each."""
 
 
 def check_config(raw: dict[str, Any], path: Path) -> None:
@@ -44,3 +47,17 @@ def check_config(raw: dict[str, Any], path: Path) -> None:
             raise InputError(f"{path}: {name}: expected a number up to {_MOST[name]}, got {value!r:.80}")
         elif isinstance(value, int) and abs(value) > limits.ID_MAX:
             raise InputError(f"{path}: {name!r:.80}: expected a number up to {limits.ID_MAX}, got {value!r:.80}")
+
+
+def check_built(config: Any, model: str) -> None:
+    """Raises `InputError` for a transformers config that holds too large a number under whatever alias, or too large a product.
+
+    `check_config` cannot know all aliases that a class has for a field; the class itself resolves them.
+    """
+    for name, most in _MOST.items():
+        value = getattr(config, name, None)
+        if value is not None and not (type(value) is int and 0 <= value <= most):
+            raise InputError(f"model {model!r}: {name}: expected a number up to {most}, got {value!r:.80}")
+    experts = config.num_hidden_layers * (getattr(config, "num_experts", None) or 0)
+    if experts > EXPERTS_MAX:
+        raise InputError(f"model {model!r}: num_hidden_layers times num_experts: expected at most {EXPERTS_MAX}, got {experts}")

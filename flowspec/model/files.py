@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from flowspec.core import limits
 from flowspec.errors import InputError, first_line
-from flowspec.model.config_bounds import check_config
+from flowspec.model.config_bounds import check_built, check_config
 from flowspec.model.families import decoder_config, raw_decoder_config
 from flowspec.model.hub import hub_file
 from flowspec.model.json_files import read_json
@@ -185,7 +185,9 @@ class ModelFiles:
                 functools.partial(AutoConfig.from_pretrained, folder, local_files_only=True, trust_remote_code=False),
             )
         try:
-            return decoder_config(read(), self.model)
+            config = decoder_config(read(), self.model)
+            check_built(config, self.model)
+            return config
         except InputError:
             raise
         except Exception as error:  # noqa: BLE001 - transformers lets out whatever it meets in a broken file

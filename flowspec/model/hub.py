@@ -1,7 +1,14 @@
-"""Single files of models on the Hugging Face hub, fetched or from its cache. `HF_HOME`, `HF_TOKEN` and offline mode are huggingface_hub's own."""
+"""Single files of models on the Hugging Face hub, fetched or from its cache. `HF_HOME`, `HF_TOKEN` and offline mode are huggingface_hub's own.
+
+As a program it fetches files for a daemon (`runtime/weights/from_hub.py`), and imports little, so that it starts quickly.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+import threading
 from pathlib import Path
 
 from flowspec.errors import InputError, first_line
@@ -21,9 +28,66 @@ def hub_file(repository: str, name: str, *, may_fetch: bool) -> Path | None:
         is_offline = is_offline_mode() or not may_fetch
         if is_offline and isinstance(try_to_load_from_cache(repository, "config.json"), str):
             return None  # the cache has the model and not this file: most models lack some
-        why = "offline mode is on" if is_offline else "the hub cannot be reached (HF_HUB_OFFLINE=1 makes do with what is cached)"
+        why = "the hub cannot be reached (HF_HUB_OFFLINE=1 makes do with what is cached)"
+        if is_offline:
+            why = "offline mode is on" if is_offline_mode() else "nothing is fetched here"
         raise InputError(f"{name} of {repository!r} is not in the Hugging Face cache, and {why}; or give a model folder") from None
     except EntryNotFoundError:
         return None
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise InputError(f"cannot get {name} of {repository!r} from the hub: {first_line(error)}") from None
+
+
+def hub_size(repository: str, name: str) -> int | None:
+    """How many bytes a file of `owner/name` has on the hub, which is asked; None if there is none.
+
+    Raises `InputError` when the hub cannot tell.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, is_offline_mode
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, OfflineModeIsEnabled
+
+    if is_offline_mode():
+        raise InputError(f"{name} of {repository!r} is not in the Hugging Face cache, and offline mode is on; or give a model folder")
+    try:
+        size: int | None = get_hf_file_metadata(hf_hub_url(repository, name)).size
+    except EntryNotFoundError:
+        return None
+    except (HfHubHTTPError, OfflineModeIsEnabled, OSError, ValueError) as error:
+        raise InputError(f"cannot ask the hub for {name} of {repository!r}: {first_line(error)}") from None
+    if size is None:
+        raise InputError(f"the hub does not tell how large {name} of {repository!r} is")
+    return size
+
+
+def hub_cache() -> Path:
+    """The folder of the hub's cache; it need not exist yet."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def main() -> None:
+    """Tells the sizes of files, or fetches them, and says in a line of JSON what came of it; of an error the text.
+
+    Ends when its standard input does: whoever started it is gone.
+    """
+    what, repository, *names = sys.argv[1:]
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    said: dict[str, int | None] | dict[str, str] | str
+    try:
+        if what == "sizes":
+            said = {name: hub_size(repository, name) for name in names}
+        else:
+            said = {name: str(hub_file(repository, name, may_fetch=True)) for name in names}
+    except InputError as error:
+        said = str(error)
+    print(json.dumps(said), flush=True)
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -72,7 +72,8 @@ class Machine:
     """What the user allowed this daemon to use.
 
     Weights that a head sends, and quantised ones, are stored in `cache_dir` (None: in the user's cache folder), up to `cache_bytes` of them
-    (None: a share of the disk; 0: none are taken). `profile` says how fast the device is, None: nobody told.
+    (None: a share of the disk; 0: none are taken). Of a model on the hub the files of a slice are fetched from there if it
+    `uses_hub` and takes weights at all, up to `cache_bytes` at once. `profile` says how fast the device is, None: nobody told.
     """
 
     device: str = "auto"
@@ -80,6 +81,7 @@ class Machine:
     threads: int | None = None
     cache_dir: Path | None = None
     cache_bytes: int | None = None
+    uses_hub: bool = True
     profile: DeviceProfile | None = None
 
 
@@ -229,13 +231,26 @@ class ComputeThread:
 
     def _find_and_load(self, assign: Assign, span: Span) -> Loaded:
         from flowspec.model.slice import Slice
-        from flowspec.runtime.loading import Places, check_memory, find_source, kept_memory, slice_memory, slice_weights
+        from flowspec.runtime.loading import (
+            Places,
+            check_memory,
+            fetch_missing,
+            find_source,
+            kept_memory,
+            slice_memory,
+            slice_weights,
+        )
         from flowspec.runtime.torch_device import pick_device, use_threads
-        from flowspec.runtime.weights.checked import CheckedFiles
+        from flowspec.runtime.weights.checked import CheckedFiles, HubModel
+        from flowspec.runtime.weights.from_hub import HubFetcher
         from flowspec.runtime.weights.rounded import ready_weights
 
         store, limit_bytes = self._store(), self.machine.memory_bytes
-        source = find_source(assign, span, self._content, self.line, Places(store=store, folder=self.machine.cache_dir))
+        fetcher = None
+        if self.machine.uses_hub and store is not None:
+            fetcher = HubFetcher(assign.model, self.line, self.machine.cache_bytes)
+        places = Places(store=store, folder=self.machine.cache_dir, fetcher=fetcher)
+        source = find_source(assign, span, self._content, self.line, places)
         files = source.files
         if files is None:
             assert self._slice is not None, "a content is known of a slice that is kept"
@@ -252,10 +267,14 @@ class ComputeThread:
         self._try_kernels(assign.dtype, str(device))
         need = slice_memory(files, span, assign.dtype, assign.context, device)
         cache_bytes_max = check_memory(need, span, assign, device, limit_bytes)
+        if isinstance(files, HubModel):
+            fetch_missing(files, span, assign.dtype, fetcher)
+            need = slice_memory(files, span, assign.dtype, assign.context, device)  # all names are known now
+            cache_bytes_max = check_memory(need, span, assign, device, limit_bytes)
         weights = slice_weights(files, span, assign.dtype, device)
         try:
             with ready_weights(files, weights, assign.dtype, store, self.line) as (received_bytes, rounded):
-                part = Slice.load(files, span, assign.dtype, device, partial(self.line.show, "loading"), rounded)
+                part = Slice.load(files, span, assign.dtype, device, partial(self.line.tell, "loading"), rounded)
         finally:
             if isinstance(files, CheckedFiles):
                 files.end()

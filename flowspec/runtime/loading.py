@@ -12,7 +12,7 @@ import torch
 
 from flowspec.core.cluster_messages import Assign
 from flowspec.core.precision import ACTIVATIONS
-from flowspec.errors import ClusterError, FlowSpecError, NoRoomError
+from flowspec.errors import ClusterError, FlowSpecError, InputError, NoRoomError
 from flowspec.model.files import ModelFiles, is_gguf
 from flowspec.model.free_memory import free_bytes
 from flowspec.model.kernels import packing_of
@@ -22,8 +22,9 @@ from flowspec.model.slice import DTYPES
 from flowspec.model.support import family_of
 from flowspec.model.weights import SliceWeights, sorted_weights, weight_bytes
 from flowspec.plan.memory import SliceMemory, cache_bytes, mib
-from flowspec.runtime.weights.checked import HubModel, LocalModel, Step
+from flowspec.runtime.weights.checked import INDEX, HubModel, LocalModel
 from flowspec.runtime.weights.content import Content, Word, content_of, hub_content
+from flowspec.runtime.weights.from_hub import HubFetcher
 from flowspec.runtime.weights.receive import Courier, ask_entries, ask_word
 from flowspec.runtime.weights.rounded import in_files
 from flowspec.runtime.weights.store import WeightStore
@@ -44,10 +45,15 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where a daemon may look for a model and keep what comes: weights in `store` (None: nowhere), digests in `folder`."""
+    """Where a daemon may look for a model and keep what comes.
+
+    Weights that a head sends are kept in `store` (None: none are taken), digests in `folder`; `fetcher` brings what the hub has
+    (None: nothing).
+    """
 
     store: WeightStore | None
     folder: Path | None
+    fetcher: HubFetcher | None
 
 
 def find_source(assign: Assign, span: Span, kept: Content | None, courier: Courier, places: Places) -> Source:
@@ -64,9 +70,11 @@ def find_source(assign: Assign, span: Span, kept: Content | None, courier: Couri
         word = ask_word(courier)
         if _is_kept(kept, word, span, assign, courier):
             return Source(kept, None)
-    here, why = _look_here(assign, places, lambda size: courier.tell("checking", 0.0))
+    here, why = _look_here(assign, span, courier, places)
     if isinstance(here, HubModel):
         return Source(from_hub, here)
+    if why is not None and places.store is None:
+        raise why
     if word is None:
         word = ask_word(courier)
         if kept is not None and _is_kept(kept, word, span, assign, courier):
@@ -91,24 +99,53 @@ def _is_kept(kept: Content, word: Word, span: Span, assign: Assign, courier: Cou
     return content_of(word, span, assign, ask_entries(word, kept.names, courier)) == kept
 
 
-def _look_here(assign: Assign, places: Places, step: Step) -> tuple[LocalModel | HubModel | None, FlowSpecError | None]:
-    """The model in files of this device, if by its fingerprint it seems to be the head's; else why not."""
+def _look_here(assign: Assign, span: Span, courier: Courier, places: Places) -> tuple[LocalModel | HubModel | None, FlowSpecError | None]:
+    """The model on this device or on the hub, if by its fingerprint it seems to be the head's; else why not."""
+
+    def step(size: int) -> None:
+        courier.tell("checking", 0.0)
+
     try:
-        plain = ModelFiles(assign.model)
         here: LocalModel | HubModel
-        if plain.folder is not None or is_gguf(assign.model):
+        if ModelFiles(assign.model, may_fetch=False).folder is not None or is_gguf(assign.model):
             here = LocalModel(assign.model, folder=places.folder, step=step)
+            _check_fingerprint(here, assign)
         else:
-            here = HubModel(assign.model, may_fetch=True, folder=places.folder, step=step)
-        found = here.fingerprint()
-        if found != assign.fingerprint:
-            raise ClusterError(f"model {assign.model!r} on this device ({found[:8]}) is not the head's ({assign.fingerprint[:8]})")
+            here = _look_in_cache(HubModel(assign.model, folder=places.folder, step=step), assign, span, places.fetcher)
         _check_layers(here, assign)
-        if isinstance(here, HubModel) and not here.is_named_by_hash:
-            here = LocalModel(assign.model, folder=places.folder, step=step)
         return here, None
     except FlowSpecError as error:
         return None, error
+
+
+def _look_in_cache(model: HubModel, assign: Assign, span: Span, fetcher: HubFetcher | None) -> HubModel:
+    """A model of the hub, its config and index here and the head's; its weights, too, unless there is a `fetcher`."""
+    try:
+        _check_fingerprint(model, assign)
+    except FlowSpecError:
+        if fetcher is None:
+            raise
+        fetcher.get_json("config.json")
+        _check_fingerprint(model, assign)
+    _check_layers(model, assign)
+    if not model.has_index and fetcher is not None:
+        fetcher.get_json(INDEX)
+    if fetcher is None and (missing := model.missing(_needed(model, span, assign.dtype))):
+        raise InputError(f"{missing[0]} of {assign.model!r} is not in the hub's cache here, and this daemon fetches nothing from there")
+    return model
+
+
+def _check_fingerprint(files: ModelFiles, assign: Assign) -> None:
+    found = files.fingerprint()
+    if found != assign.fingerprint:
+        raise ClusterError(f"model {assign.model!r} on this device ({found[:8]}) is not the head's ({assign.fingerprint[:8]})")
+
+
+def fetch_missing(files: HubModel, span: Span, dtype: str, fetcher: HubFetcher | None) -> None:
+    """Has the files of weights of a slice here. Raises `InputError` where that cannot be, or is more than there is room for."""
+    if fetcher is not None and (missing := files.missing(_needed(files, span, dtype))):
+        log.info("fetching %s of %s from the hub", ", ".join(missing), files.model)
+        fetcher.get_weights(missing)
 
 
 def _is_same(here: LocalModel, word: Word) -> bool:

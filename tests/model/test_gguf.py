@@ -249,7 +249,7 @@ def test_context_of_longrope_ends_where_its_angles_change(tmp_path: Path) -> Non
         ({"llama.attention.head_count": 0}, "llama.attention.head_count: expected a number other than 0, got 0"),
         ({"llama.feed_forward_length": [512, 256]}, "llama.feed_forward_length: expected a number other than 0, got \\[512, 256\\]"),
         ({"llama.rope.scaling.type": 3}, "llama.rope.scaling.type: expected a text, got 3"),
-        ({"llama.block_count": 100000}, "num_hidden_layers: expected a number up to 4096"),
+        ({"llama.block_count": 100000}, "num_hidden_layers: expected a number up to 1024"),
         ({"split.count": 3}, "is one of 3 parts, but its name does not say which"),
     ],
 )

@@ -75,6 +75,9 @@ def test_any_config_is_read_or_refused(folder: Path, change: dict[str, Any], fam
         ({"num_labels": 10**400}, "num_labels: expected a number up to"),
         ({"vision_config": {"num_labels": 1 << 40}}, "num_labels: expected a number up to"),
         ({"rope_parameters": {"factor": 10**30}}, "'factor': expected a number up to"),
+        ({"model_type": "qwen3_moe", "num_local_experts": 1 << 20}, "num_local_experts: expected a number up to"),
+        ({"model_type": "olmoe", "num_local_experts": 1 << 20}, "num_local_experts: expected a number up to"),
+        ({"num_hidden_layers": 1025}, "num_hidden_layers: expected a number up to 1024"),
         ({"architectures": True}, "architectures: expected a list of names"),
         ({"architectures": [3]}, "architectures: expected a list of names"),
     ],
@@ -86,6 +89,21 @@ def test_a_config_that_would_make_a_daemon_build_without_end_is_refused(folder: 
         with pytest.raises(InputError, match=expected) as caught:
             ask(ModelFiles(str(folder)))
         assert len(str(caught.value)) < 400 + len(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"model_type": "olmoe", "num_hidden_layers": 1024, "num_experts": 4096}, "num_hidden_layers times num_experts"),
+        ({"model_type": "phi3", "rope_scaling": None, "attribute_map": {"size": "hidden_size"}, "size": 1 << 30}, "hidden_size"),
+    ],
+)
+def test_what_is_large_under_another_name_or_as_a_product_is_refused_before_layers_are_built(
+    folder: Path, change: dict[str, Any], expected: str
+) -> None:
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **change}))
+    with pytest.raises(InputError, match=expected):
+        ModelFiles(str(folder)).config()
 
 
 def test_a_whole_model_that_says_nothing_of_ties_is_refused_in_a_line(folder: Path) -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 import zmq
 
 from flowspec import __version__
-from flowspec.core.cluster_messages import Assign, Drafting, Error, Hello, Ready, Welcome
+from flowspec.core.cluster_messages import Assign, Drafting, Error, Hello, Loading, Ping, Ready, Welcome
 from flowspec.core.events import Submit
 from flowspec.core.messages import Message, Sampling
 from flowspec.core.weight_messages import AskModel
 from flowspec.model.files import ModelFiles
 from flowspec.plan.placement import ClusterPlan, StagePlan
+from flowspec.runtime import timeouts
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.cluster import Device, split_layers
 from flowspec.runtime.head import Head
@@ -128,12 +129,17 @@ class Peer:
         assert isinstance(welcome, Welcome)
         self.link.count_from(welcome.count)
 
-    def assign(self, address: str, assign: Assign) -> Message:
-        """Hands out layers and serves their weights; what the daemon says in the end: Ready, or an Error."""
+    def assign(self, address: str, assign: Assign, until: str = "") -> Message:
+        """Hands out layers and serves their weights; the word with which the daemon is done, or at the step `until`."""
         self.link.send(assign)
-        wake, weights = Wake(), None
+        wake, weights, pinged_s = Wake(), None, time.monotonic()
         try:
             while not isinstance(said := self.answer(), Ready | Error):
+                if isinstance(said, Loading) and said.doing == until:
+                    break
+                if time.monotonic() - pinged_s > timeouts.PING_EVERY_S:
+                    pinged_s = time.monotonic()
+                    self.link.send(Ping())
                 if isinstance(said, AskModel):
                     weights = WeightServer(
                         self.context,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from flowspec.core.cluster_messages import Error, Ready, Reset
+from flowspec.core.cluster_messages import Error, Loading, Ready, Reset
 from flowspec.core.messages import Sampling
+from flowspec.model.files import ModelFiles, TensorIndex
 from flowspec.model.reference import Reference
 from flowspec.runtime.daemon import Daemon
 from flowspec.runtime.head import Head
@@ -60,6 +62,31 @@ def test_a_message_that_meets_a_fault_of_ours_costs_its_sender_the_connection_an
         assert isinstance(refused, Error)
         assert refused.text.startswith("unexpected error over this message: ZeroDivisionError; see the daemon's log")
     assert any(record.exc_info for record in caplog.records)
+    exact(folder, daemon, reference)
+
+
+def test_loading_stops_when_its_head_is_gone(alone: Start, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon, reads = alone(), list[str]()
+    plain = TensorIndex.copy_into
+
+    def slow(tensors: TensorIndex, name: str, part: Any) -> None:
+        reads.append(name)
+        time.sleep(0.02)
+        plain(tensors, name, part)
+
+    monkeypatch.setattr(TensorIndex, "copy_into", slow)
+    whole = whole_model(str(folder), plan_for(folder, [daemon]).fingerprint)
+    with Peer(daemon.address) as control:
+        control.greet()
+        assert isinstance(control.assign(daemon.address, whole, until="loading"), Loading)
+        control.link.send(Reset())
+        time.sleep(1)
+    done = len(reads)
+    time.sleep(0.5)
+    assert len(reads) == done, "nothing is loaded any more"
+    count = len(set(ModelFiles(str(folder)).extents()))
+    assert 0 < done < count, "it was in the middle"
+    monkeypatch.undo()
     exact(folder, daemon, reference)
 
 

@@ -7,7 +7,7 @@ file stays as it is (`digests.py`), and then the next start hashes nothing.
 from __future__ import annotations
 
 import functools
-import string
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import Extent, Extents, ModelFiles, TensorIndex
 from flowspec.runtime.weights.digests import OpenFiles
 
+INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
+"""Files of a model: which one holds which tensor, or the only one."""
 Step = Callable[[int], None]
 """Told how many bytes were hashed; what it raises ends the work."""
 
@@ -30,8 +32,8 @@ class CheckedFiles(ModelFiles):
     Between `begin` and `end` its files are open and tensors can be read. Names are those in the files.
     """
 
-    def __init__(self, model: str, *, may_fetch: bool, folder: Path | None, step: Step = lambda size: None) -> None:
-        super().__init__(model, may_fetch=may_fetch)
+    def __init__(self, model: str, *, folder: Path | None, step: Step = lambda size: None) -> None:
+        super().__init__(model, may_fetch=False)
         self.opened = OpenFiles(folder)
         self._step = step
 
@@ -39,8 +41,15 @@ class CheckedFiles(ModelFiles):
         return _CheckedTensors(super().tensors(), self.check)
 
     def check(self, name: str) -> None:
-        """Raises `ClusterError` for a tensor that is not what it has to be, `OSError` for a file that cannot be read."""
+        """Raises `ClusterError` for a tensor that is not what it has to be."""
         raise NotImplementedError
+
+    def digest(self, extent: Extent) -> str:
+        """The SHA-256 of these bytes; raises `InputError` where they cannot be read."""
+        try:
+            return self.opened.digest(extent, self._step)
+        except OSError as error:
+            raise InputError(f"model {self.model!r} cannot be read: {error}") from None
 
     def end(self) -> None:
         """What was read is loaded: closes the files, and keeps digests.
@@ -61,7 +70,7 @@ class LocalModel(CheckedFiles):
     """A model in a folder or a GGUF file here. `entries` are the tensors of the slice as the head describes them."""
 
     def __init__(self, model: str, *, folder: Path | None = None, step: Step = lambda size: None) -> None:
-        super().__init__(model, may_fetch=False, folder=folder, step=step)
+        super().__init__(model, folder=folder, step=step)
         self.entries: dict[str, TensorEntry] = {}
 
     @functools.cached_property
@@ -76,7 +85,7 @@ class LocalModel(CheckedFiles):
         extent, entry = self._extents.extent(name), self.entries.get(name)
         if entry is None or (extent.dtype, extent.shape) != (entry.dtype, entry.shape):
             raise self._differs(name, extent)
-        if self.opened.digest(extent, self._step) != entry.digest:
+        if self.digest(extent) != entry.digest:
             raise self._differs(name, extent)
 
     def _differs(self, name: str, extent: Extent) -> ClusterError:
@@ -87,24 +96,62 @@ class LocalModel(CheckedFiles):
 
 
 class HubModel(CheckedFiles):
-    """A model in the hub's cache: a file of weights has to have the hash that the hub names it by."""
+    """A model in the hub's cache: a file of weights has to have the hash that the hub names it by. Nothing is fetched."""
+
+    def __init__(self, model: str, *, folder: Path | None = None, step: Step = lambda size: None) -> None:
+        super().__init__(model, folder=folder, step=step)
+        self._right: set[Path] = set()
+
+    @property
+    def has_index(self) -> bool:
+        """Whether it is known here which tensors there are."""
+        return self.find(INDEX) is not None or self.find(WHOLE) is not None
+
+    def tensors(self) -> TensorIndex:
+        """Those of the index; of a file that is not here yet none are known."""
+        return super().tensors() if self.has_index else _UnknownTensors()
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """The files of weights that hold these tensors and are not here."""
+        file_of = self.weight_map() if self.has_index else {}
+        files = {file_of.get(name, WHOLE) for name in names} if file_of else {WHOLE}
+        return sorted(file for file in files if self.find(file) is None)
 
     def check(self, name: str) -> None:
         path = self.path(self._file_of[name])
-        blob = path.resolve().name
-        whole = Extent(path=path, offset=0, size_bytes=path.stat().st_size, dtype="", shape=())
-        if self.opened.digest(whole, self._step) != blob:
+        if path in self._right:
+            return
+        blob, size = path.resolve().name, path.stat().st_size
+        whole = Extent(path=path, offset=0, size_bytes=size, dtype="", shape=())
+        found = self.digest(whole) if len(blob) == DIGEST_CHARS else self._digest_of_git(path, size)
+        if found != blob:
             raise ClusterError(f"{path.name} of {self.model!r} in the hub's cache here is damaged; delete {path} and {blob}")
+        self._right.add(path)
+
+    def _digest_of_git(self, path: Path, size: int) -> str:
+        """The name of a file that a repository does not store apart, as git makes it; these are small."""
+        whole = Extent(path=path, offset=0, size_bytes=size, dtype="", shape=())
+        self.opened.read(whole, 0, 0)  # so that `end` looks whether it has changed
+        found = hashlib.sha1(b"blob %d\0" % size)
+        found.update(path.read_bytes())
+        return found.hexdigest()
 
     @functools.cached_property
     def _file_of(self) -> dict[str, str]:
         return self.weight_map()
 
-    @property
-    def is_named_by_hash(self) -> bool:
-        """Whether the cache tells the hashes of the files of weights, as it does for those that a repository stores apart."""
-        blobs = {self.path(file).resolve().name for file in set(self._file_of.values())}
-        return all(len(blob) == DIGEST_CHARS and set(blob) <= set(string.hexdigits) for blob in blobs)
+
+class _UnknownTensors(TensorIndex):
+    """Of a file that is not here: names are asked for, and none is there."""
+
+    def __init__(self) -> None:
+        """Nothing is known."""
+
+    def __contains__(self, name: str) -> bool:
+        return False
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
 
 
 class _CheckedTensors(TensorIndex):

@@ -70,11 +70,8 @@ class Line:
                 return answer, data
 
     def tell(self, doing: str, share: float) -> None:
-        self._check_held()
-        self.show(doing, share)
-
-    def show(self, doing: str, share: float) -> None:
         """Progress, now and then: at once when something else is being done."""
+        self._check_held()
         now_s = time.monotonic()
         if doing != self._doing or now_s - self._told_s > PROGRESS_EVERY_S:
             self._doing, self._told_s = doing, now_s

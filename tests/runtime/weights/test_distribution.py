@@ -371,7 +371,7 @@ CONFIG = '{"model_type": "llama", "num_hidden_layers": %s, "hidden_size": 64, "n
         ("{", "expected JSON"),
         ("[" * 100_000, "expected JSON"),
         (CONFIG % (7, ""), "has 7 layers, the head expects 8"),
-        (CONFIG % (10**9, ""), "num_hidden_layers: expected a number up to 4096"),
+        (CONFIG % (10**9, ""), "num_hidden_layers: expected a number up to 1024"),
         (CONFIG % (8, ', "max_position_embeddings": "x"'), "max_position_embeddings"),
         (CONFIG.replace("llama", "gpt2") % (8, ""), "family 'gpt2'"),
         (CONFIG.replace("llama", "gemma3") % (8, ', "tie_word_embeddings": null'), "tie_word_embeddings"),
