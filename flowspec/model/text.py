@@ -18,6 +18,11 @@ from flowspec.model.json_files import read_json
 from flowspec.model.template import bounded_time
 
 Messages = list[dict[str, str]]
+_READ = (
+    *("tokenizer*", "vocab*", "merges*", "added_tokens*", "special_tokens_map*", "chat_template*", "chat_templates/*"),
+    *("*.model", "*.tiktoken", "tekken.json", "config.json", "processor_config.json"),
+)
+"""What transformers may read for a tokenizer of the folder that it is in."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _OTHER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "merges.txt", "chat_template.jinja")
 _UNSUPPORTED = {
@@ -62,6 +67,7 @@ class Tokenizer:
             raise InputError(f"model {files.model!r} has no tokenizer; give the prompt as --prompt-token-ids 1,5,9")
         if files.gguf is None:
             files.path("config.json")
+            _check_sizes(found[0].parent)
         self._model = files.model
         with self._used():
             try:
@@ -162,6 +168,17 @@ class Tokenizer:
             if type(error) is not Exception and type(error).__module__ != "pyo3_runtime":
                 raise
             raise InputError(f"the tokenizer of {self._model!r} is broken: {first_line(error)}") from None
+
+
+def _check_sizes(folder: Path) -> None:
+    """Raises `InputError` for a file so large that reading it, which takes a hundred times its size, could take all memory."""
+    for path in sorted({path for pattern in _READ for path in folder.glob(pattern)}):
+        try:
+            size = path.stat().st_size
+        except OSError:
+            continue  # a link to nowhere, which nobody reads either
+        if size > limits.JSON_BYTES_MAX and path.is_file():
+            raise InputError(f"{path}: expected at most {limits.JSON_BYTES_MAX >> 20} MiB, got {-(-size >> 20)}")
 
 
 def _from_gguf(path: Path) -> Any:
