@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from rich.console import Console
 from rich.progress import Progress
 
 from flowspec.cli.answer import Asked, Outcome, Question, record
 from flowspec.cli.expertise import expertise_table
 from flowspec.cli.options import note
+from flowspec.cli.terminal import PlainConsole, show
 from flowspec.core.limits import REQUESTS_MAX
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.interruption import INTERRUPTED
@@ -87,7 +87,7 @@ def run(
 ) -> int:
     """Answers and prints all prompts; the exit status."""
     batch = Batch(session, question, system=system, is_raw=is_raw)
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     with ThreadPoolExecutor(parallel) as pool, Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("answers", total=len(prompts))
         waiting = deque((prompt, pool.submit(batch.answer, prompt)) for prompt in prompts)
@@ -117,5 +117,5 @@ def _print(session: Session, prompt: Prompt, found: list[tuple[Question, Outcome
         if is_json:
             print(json.dumps({"prompt": prompt.prompt_id, "turn": turn, **record(session, question, outcome)}), flush=True)
         else:
-            print(f"[{prompt.prompt_id}] {outcome.text}\n", flush=True)
+            show(f"[{prompt.prompt_id}] {outcome.text}\n\n")
             note(f"  {outcome.figures}")

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -39,6 +38,7 @@ from flowspec.cli.options import (
 from flowspec.cli.recorded import NotRecordedError, check_recording, recorded
 from flowspec.cli.screen import blocks_of, strip_line
 from flowspec.cli.strip import Strip
+from flowspec.cli.terminal import PlainConsole, fit_for
 from flowspec.cli.wrap import WordWrap
 from flowspec.core.messages import Sampling
 from flowspec.errors import ClusterError, InputError, PeerError
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
             tokenizer=tokenizer,
             sampling=pick_sampling(args, advice) if last is None else last.sampling,
             limits=pick_limits(args, advice, tokenizer.eos_id) if last is None else resume.limits_of(last),
-            console=Console(highlight=False, stderr=args.json),
+            console=PlainConsole(highlight=False, stderr=args.json),
             stops=args.stop if last is None else last.stops,
             system=(args.system or "") if last is None else last.system,
             is_json=args.json,
@@ -162,7 +162,7 @@ class Chat:
     tokenizer: Tokenizer
     sampling: Sampling
     limits: Limits
-    console: Console
+    console: PlainConsole
     stops: Sequence[str]
     system: str
     is_json: bool
@@ -339,7 +339,7 @@ class Chat:
         try:
             with recorded(session, self.tokenizer, path):
                 with self.watching(session):
-                    outcome = ask(session, question, lambda text: self.show(wrap.push(text)), self.diary.tokens)
+                    outcome = ask(session, question, lambda text: self.push(wrap, text), self.diary.tokens)
                     self.show(wrap.finish())
                 self.diary.end(outcome)
         except NotRecordedError as error:
@@ -368,6 +368,10 @@ class Chat:
             self.strip.stop()
             self.strip = None
             watch.close()
+
+    def push(self, wrap: WordWrap, text: str) -> None:
+        """Shows a piece of an answer."""
+        self.show(wrap.push(fit_for(sys.stdout, text)))
 
     def show(self, text: str) -> None:
         if self.strip is not None:

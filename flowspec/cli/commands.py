@@ -15,6 +15,8 @@ from typing import Any, NoReturn
 
 from flowspec import __version__
 from flowspec.cli import bench, chat, daemon, devices, doctor, generate, keygen, plan, profile, serve, top, verify
+from flowspec.cli.options import note
+from flowspec.cli.terminal import LogFormatter
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.interruption import INTERRUPTED, hear_signals
 from flowspec.plan.refusal import Refused
@@ -73,7 +75,9 @@ def start_logging(args: argparse.Namespace) -> None:
         except OSError as error:
             raise InputError(f"--log-file: expected a file that can be written, got {args.log_file} ({error.strerror})") from None
     else:
-        logging.basicConfig(level=level, format=form, stream=sys.stderr, datefmt="%H:%M:%S")
+        handler = logging.StreamHandler()
+        handler.setFormatter(LogFormatter(form, "%H:%M:%S"))
+        logging.basicConfig(level=level, handlers=[handler])
     for noisy in ("httpx", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     for noisy in ("HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY"):  # both set the levels of their loggers when imported
@@ -94,11 +98,11 @@ def run(argv: list[str] | None = None) -> int:
         if getattr(args, "json", False):
             print(json.dumps(refusal.report))
         else:
-            print(f"flowspec {args.command}: {refusal}", file=sys.stderr)
+            note(f"flowspec {args.command}: {refusal}")
         return refusal.exit_status
     except FlowSpecError as error:
-        print(f"flowspec {args.command}: {error}", file=sys.stderr)
+        note(f"flowspec {args.command}: {error}")
         return error.exit_status
     except KeyboardInterrupt:
-        print(f"flowspec {args.command}: interrupted", file=sys.stderr)
+        note(f"flowspec {args.command}: interrupted")
         return INTERRUPTED

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,8 @@ from flowspec.runtime.security.keyring import Keyring
 NOTHING_FOUND = 1
 """Exit status."""
 TIMEOUT_MAX_S = 600.0
+LISTENING = 0.5
+"""Of the time that there is, the share in which daemons are heard of; in the rest they are asked."""
 PLAIN_WIDTH = 140
 
 
@@ -49,7 +53,8 @@ class Seen:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--timeout", type=float, default=2.0, metavar="SECONDS", help="how long to wait for answers (default: %(default)s)")
+    timeout = "how long all of it may take (default: %(default)s)"
+    parser.add_argument("--timeout", type=float, default=4.0, metavar="SECONDS", help=timeout)
     parser.add_argument(
         "--keys", type=Path, metavar="FOLDER", help="the cluster's keys (flowspec keygen), for daemons that ask for them (default: none)"
     )
@@ -64,7 +69,9 @@ def run(args: argparse.Namespace) -> int:
     if args.write is not None:
         _check_file(args.write, args.force)
     keys = None if args.keys is None else head_keyring(args.keys)
-    seen = ask(find_announced(args.timeout), keys)
+    deadline_s = time.monotonic() + args.timeout
+    found = find_announced(LISTENING * args.timeout)
+    seen = ask(found, keys, deadline_s - time.monotonic())
     usable = [each for each in seen if each.facts is not None]
     if args.json:
         written = str(args.write) if args.write is not None and usable else None
@@ -87,10 +94,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def ask(found: Sequence[Announced], keys: Keyring | None = None) -> list[Seen]:
-    """Asks each daemon at all of its addresses; the first that answers counts."""
-    places = [(each, address) for each in found for address in each.addresses]
-    answers = ask_all([Device(name=each.name, address=address) for each, address in places], keys=keys)
+def ask(found: Sequence[Announced], keys: Keyring | None = None, within_s: float = math.inf) -> list[Seen]:
+    """Asks each daemon at all of its addresses, at its likeliest first; the first that answers counts."""
+    places = [(each, each.addresses[rank]) for rank in range(8) for each in found if rank < len(each.addresses)]
+    devices = [Device(name=each.name, address=address) for each, address in places]
+    answers = ask_all(devices, keys=keys, within_s=max(0.0, within_s))
     seen: dict[int, Seen] = {}
     for (each, address), answer in zip(places, answers, strict=True):
         known = seen.get(id(each))

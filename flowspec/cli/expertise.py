@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.markup import escape
 from rich.table import Table
 
+from flowspec.cli.visible import visible
 from flowspec.model.text import Tokenizer
 from flowspec.runtime.session import Session
 
@@ -21,5 +22,5 @@ def expertise_table(session: Session, tokenizer: Tokenizer | None) -> Table | No
     for domain in found:
         text = " ".join(map(str, domain["example"])) if tokenizer is None else " ".join(tokenizer.decode(domain["example"]).split())
         worth = [f"[bold]{value:.2f}[/]" if name == domain["best"] else f"{value:.2f}" for name, value in domain["worth"].items()]
-        table.add_row(escape(text[-EXAMPLE_CHARS:]), str(domain["answers"]), *worth)
+        table.add_row(escape(visible(text[-EXAMPLE_CHARS:])), str(domain["answers"]), *worth)
     return table

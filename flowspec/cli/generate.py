@@ -30,6 +30,7 @@ from flowspec.cli.options import (
     positive,
 )
 from flowspec.cli.recorded import NotRecordedError, check_recording, recorded
+from flowspec.cli.terminal import show
 from flowspec.errors import ClusterError, InputError
 from flowspec.interruption import INTERRUPTED
 from flowspec.model.files import ModelFiles
@@ -129,11 +130,11 @@ def _answer(args: argparse.Namespace, stack: contextlib.ExitStack, journal: Jour
     unrecorded: NotRecordedError | None = None
     try:
         with recorded(session, tokenizer, args.record):
-            outcome = ask(session, question, (lambda text: None) if args.json else _show, keep=None if journal is None else journal.tokens)
+            outcome = ask(session, question, (lambda text: None) if args.json else show, keep=None if journal is None else journal.tokens)
     except NotRecordedError as error:
         unrecorded = error  # the answer is there all the same
     except ClusterError:
-        _show("" if args.json else "\n")  # the error gets a line of its own
+        show("" if args.json else "\n")  # the error gets a line of its own
         raise
     if journal is not None and not outcome.is_interrupted:
         journal.end(outcome.reason, outcome.text)
@@ -152,7 +153,7 @@ def show_finished(setting: Setting, entry: Entry, *, is_json: bool) -> int:
     if is_json:
         print(json.dumps(resume.finished_record(setting, entry)))
     else:
-        print("".join(f"{token} " for token in entry.tokens) if entry.text is None else entry.text, flush=True)
+        show(("".join(f"{token} " for token in entry.tokens) if entry.text is None else entry.text) + "\n")
         note("(the answer was finished; this is what the journal holds)")
     return 0
 
@@ -195,10 +196,6 @@ def check_prompt(args: argparse.Namespace) -> None:
         if not args.prompt.strip():
             raise InputError("expected a prompt, got an empty one")
         check_utf8(args.prompt)
-
-
-def _show(text: str) -> None:
-    print(text, end="", flush=True)
 
 
 def encode_prompt(tokenizer: Tokenizer | None, args: argparse.Namespace, prompt: str) -> list[int]:

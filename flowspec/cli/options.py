@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
+from flowspec.cli.terminal import fit_for
 from flowspec.core.limits import TREE_NODES_MAX
 from flowspec.core.messages import Sampling
 from flowspec.core.methods import METHODS
@@ -203,4 +204,4 @@ def loading_bar(*, quiet: bool) -> Iterator[ProgressCall]:
 
 def note(text: str) -> None:
     """A line beside the answer, on standard error."""
-    print(text, file=sys.stderr, flush=True)
+    print(fit_for(sys.stderr, text), file=sys.stderr, flush=True)

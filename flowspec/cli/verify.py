@@ -31,6 +31,7 @@ from flowspec.cli.options import (
     number_list,
     positive,
 )
+from flowspec.cli.terminal import show as tell
 from flowspec.core.limits import REQUESTS_MAX
 from flowspec.core.messages import Sampling
 from flowspec.core.methods import METHODS, make_method
@@ -233,10 +234,10 @@ def show(verdicts: list[Verdict], reference: Reference) -> None:
     Console().print(table)
     for verdict in verdicts:
         for difference in verdict.differences[:3]:
-            print(
+            tell(
                 f"{verdict.kind}: {verdict.found.case.prompt_id}, {verdict.found.method}, {verdict.found.stages} stages, {verdict.found.users} at a time, "
                 f"temperature {verdict.found.case.sampling.temperature:g}, seed {verdict.found.case.sampling.seed}: token {difference.index} is {difference.found}, the model draws "
-                f"{difference.expected}, margin {difference.margin:.2e}"
+                f"{difference.expected}, margin {difference.margin:.2e}\n"
             )
     wrong = sum(verdict.kind == "wrong" for verdict in verdicts)
     note(f"numeric noise of this model: {reference.noise_logits:.1e} logits; " + (f"{wrong} WRONG" if wrong else "no wrong token"))

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,11 @@ from flowspec.model.json_files import read_json
 from flowspec.model.template import bounded_time
 
 Messages = list[dict[str, str]]
+_READ = (
+    *("tokenizer*", "vocab*", "merges*", "added_tokens*", "special_tokens_map*", "chat_template*", "chat_templates/*"),
+    *("*.model", "*.tiktoken", "tekken.json", "config.json", "processor_config.json"),
+)
+"""What transformers may read for a tokenizer of the folder that it is in."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _OTHER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "merges.txt", "chat_template.jinja")
 _UNSUPPORTED = {
@@ -51,6 +56,26 @@ _BYTES = {chr(byte): bytes([byte]) for byte in _PRINTABLE} | {
 """The characters by which byte-level BPE writes bytes: those that can be seen for themselves, the others from U+0100 on."""
 
 
+PIECE_CHARS = 1 << 14
+"""Of a longer text so much is looked at before it is asked again whether anybody waits for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """A text of more than so many `tokens` is refused, with as little work as that takes; work ends when nobody wants it."""
+
+    tokens: int
+    is_wanted: Callable[[], bool] = lambda: True
+
+
+class TooLongError(InputError):
+    """A text has more tokens than are allowed, `tokens` at least."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(f"the text has {tokens} tokens at least, which is too long")
+        self.tokens = tokens
+
+
 class Tokenizer:
     """A model's tokenizer, loaded with transformers."""
 
@@ -62,6 +87,7 @@ class Tokenizer:
             raise InputError(f"model {files.model!r} has no tokenizer; give the prompt as --prompt-token-ids 1,5,9")
         if files.gguf is None:
             files.path("config.json")
+            _check_sizes(found[0].parent)
         self._model = files.model
         with self._used():
             try:
@@ -73,6 +99,7 @@ class Tokenizer:
                 text = " ".join(str(error).split())
                 raise InputError(f"cannot read the tokenizer of {files.model!r}: {text:.200}") from None
         self._steps: set[str] | None = None
+        self._longest_bytes: int | None = None
         self._tokenizer.model_max_length = limits.ID_MAX  # only compared with a text's length, to warn; the context is checked by the head
 
     @property
@@ -84,11 +111,11 @@ class Tokenizer:
         found = self._tokenizer.eos_token_id
         return None if found is None else int(found)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, bound: Bound | None = None) -> list[int]:
         """A plain prompt, with the special tokens that the model's tokenizer adds."""
-        return self._ids(text, add_special_tokens=True)
+        return self._ids(text, bound, add_special_tokens=True)
 
-    def encode_chat(self, messages: Messages) -> list[int]:
+    def encode_chat(self, messages: Messages, bound: Bound | None = None) -> list[int]:
         """A dialogue in the model's chat template, up to where the assistant speaks."""
         if not self.has_chat_template:
             raise InputError("this model has no chat template; use flowspec generate --raw")
@@ -101,7 +128,7 @@ class Tokenizer:
             raise InputError(
                 f"the model's chat template makes {len(text)} characters of this dialogue, expected at most {limits.PROMPT_CHARS_MAX}"
             )
-        return self._ids(text, add_special_tokens=False)
+        return self._ids(text, bound, add_special_tokens=False)
 
     def encode_dialogue(self, messages: Messages, *, system: str | None = None, is_raw: bool = False) -> list[int]:
         """A dialogue in the chat template; without one, or raw, its texts as they are, one behind the other."""
@@ -112,10 +139,38 @@ class Tokenizer:
         before = [{"role": "system", "content": system}] if system else []
         return self.encode_chat([*before, *messages])
 
-    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def _ids(self, text: str, bound: Bound | None, *, add_special_tokens: bool) -> list[int]:
         check_utf8(text)
         with self._used():
+            if bound is not None:
+                self._check_length(text, bound)
             return [int(token) for token in self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]]
+
+    def _check_length(self, text: str, bound: Bound) -> None:
+        """Raises `TooLongError` for a text that has more tokens than the bound says, having looked at no more than that takes.
+
+        A piece of the text has the tokens that it has in the whole, but for a few at its ends.
+        """
+        size = len(text.encode())
+        if size > bound.tokens * self.longest_bytes:
+            raise TooLongError(size // self.longest_bytes)
+        count = 0
+        for begin in range(0, len(text), PIECE_CHARS) if len(text) > PIECE_CHARS else ():
+            if not bound.is_wanted():
+                raise InputError("nobody waits for these tokens any more")
+            piece = text[begin : begin + PIECE_CHARS]
+            count += max(0, len(self._tokenizer(piece, add_special_tokens=False)["input_ids"]) - 2 * self.longest_bytes)
+            if count > bound.tokens:
+                raise TooLongError(count)
+
+    @property
+    def longest_bytes(self) -> int:
+        """Bytes of text that a token stands for at most."""
+        if self._longest_bytes is None:
+            is_bytes = "ByteLevel" in self._decoders()
+            pieces = self._tokenizer.get_vocab()
+            self._longest_bytes = max((len(piece) if is_bytes else len(piece.encode()) for piece in pieces), default=1)
+        return self._longest_bytes
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of new tokens, special ones left out."""
@@ -162,6 +217,17 @@ class Tokenizer:
             if type(error) is not Exception and type(error).__module__ != "pyo3_runtime":
                 raise
             raise InputError(f"the tokenizer of {self._model!r} is broken: {first_line(error)}") from None
+
+
+def _check_sizes(folder: Path) -> None:
+    """Raises `InputError` for a file so large that reading it, which takes a hundred times its size, could take all memory."""
+    for path in sorted({path for pattern in _READ for path in folder.glob(pattern)}):
+        try:
+            size = path.stat().st_size
+        except OSError:
+            continue  # a link to nowhere, which nobody reads either
+        if size > limits.JSON_BYTES_MAX and path.is_file():
+            raise InputError(f"{path}: expected at most {limits.JSON_BYTES_MAX >> 20} MiB, got {-(-size >> 20)}")
 
 
 def _from_gguf(path: Path) -> Any:

@@ -15,6 +15,16 @@ from flowspec.errors import InputError
 from flowspec.plan.shape import PRECISION_BYTES
 from flowspec.plan.tables import read_toml
 
+RATES = {
+    "memory_gb_per_s": (1e-3, 1e6),
+    "memory_efficiency": (1e-3, 1.0),
+    "compute_efficiency": (1e-4, 1.0),
+    "layer_us": (0.0, 1e7),
+    "pass_us": (0.0, 1e7),
+}
+TFLOPS = (1e-6, 1e6)
+"""The slowest boards and the largest servers are far from all of these bounds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProfile:
@@ -52,6 +62,17 @@ class DeviceProfile:
         if found is None:
             raise InputError(f"device {self.name}: expected a precision among {', '.join(self.tflops)}, got {precision}")
         return found * 1e12 * self.compute_efficiency
+
+
+def implausible(profile: DeviceProfile) -> str:
+    """What of a profile no device can be, in a few words; nothing if all is plausible. Reckoning needs numbers within reason."""
+    for name, (least, most) in RATES.items():
+        if not least <= (value := getattr(profile, name)) <= most:
+            return f"a speed of {value:g} ({name})"
+    for name, value in profile.tflops.items():
+        if not TFLOPS[0] <= value <= TFLOPS[1]:
+            return f"{value:g} TFLOP/s in {name}"
+    return ""
 
 
 def folders() -> list[Path]:
@@ -101,6 +122,8 @@ def read_profile(path: Path) -> DeviceProfile:
     compute.check(compute_keys)
     overhead.check({"layer_us", "pass_us"})
     power.check({"idle_w", "busy_w"})
+    if wrong := implausible(found):
+        raise InputError(f"{path}: expected what a device can be, got {wrong}")
     if found.busy_w < found.idle_w:
         raise InputError(f"{path}: power: expected busy_w of at least idle_w, got {found.busy_w:g} and {found.idle_w:g}")
     return found

@@ -12,6 +12,7 @@ import secrets
 import socket as sockets
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 SERVICE = "_flowspec._tcp.local."
 FOUND_MAX = limits.STAGES_MAX
-RESOLVE_MS = 1000
-"""How long a daemon that was heard of may take to tell its address."""
 _LABEL_BYTES = 40
 _TEXT_BYTES = 200
 """Of a value; with its key it must stay below 256 bytes."""
@@ -72,19 +71,30 @@ def announcing(*, name: str, host: str, port: int, memory_bytes: int, device: st
 
 
 def find_announced(timeout_s: float) -> list[Announced]:
-    """The daemons that answer within so many seconds, by name."""
+    """The daemons that tell their address within so many seconds, by name.
+
+    All that are heard of are asked for it at the same time, so those that never tell, as false ones may, cost no other's time.
+    """
     zeroconf = _zeroconf()
-    seen: dict[str, None] = {}
+    deadline_s = time.monotonic() + timeout_s
+    seen: dict[str, Future[ServiceInfo | None]] = {}
 
-    def heard(**change: Any) -> None:
-        if change["state_change"] is not zeroconf.ServiceStateChange.Removed and len(seen) < FOUND_MAX:
-            seen[change["name"]] = None
+    with _opened(zeroconf, zeroconf.InterfaceChoice.All) as network, ThreadPoolExecutor(FOUND_MAX) as threads:
 
-    with _opened(zeroconf, zeroconf.InterfaceChoice.All) as network:
+        def look_up(name: str) -> ServiceInfo | None:
+            left_ms = round(1000 * (deadline_s - time.monotonic()))
+            found: ServiceInfo | None = network.get_service_info(SERVICE, name, left_ms) if left_ms > 0 else None
+            return found
+
+        def heard(**change: Any) -> None:
+            is_new = change["state_change"] is not zeroconf.ServiceStateChange.Removed and change["name"] not in seen
+            if is_new and len(seen) < FOUND_MAX:
+                seen[change["name"]] = threads.submit(look_up, change["name"])
+
         browser = zeroconf.ServiceBrowser(network, SERVICE, handlers=[heard])
         time.sleep(timeout_s)
         browser.cancel()
-        infos = [network.get_service_info(SERVICE, each, RESOLVE_MS) for each in list(seen)]
+        infos = [each.result() for each in list(seen.values())]
     found = [announced for info in infos if info is not None and (announced := _announced(info)) is not None]
     return sorted(found, key=lambda each: (each.name, each.addresses))
 

@@ -58,7 +58,7 @@ class AnswerRoute:
             body = await read_body(Request(scope, receive))
         except ClientDisconnect:
             return
-        wanted = await self._service.off_loop(lambda: self._read(parse(body)))
+        wanted = await self._service.reading(lambda: self._read(parse(body)))
         self._service.check_alive()
         await while_there(receive, self._answer(wanted, asked_s, scope, receive, send))
 

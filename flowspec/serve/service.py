@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from flowspec import __version__
 from flowspec.core import limits
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
-from flowspec.model.text import Recommended, Tokenizer, recommended
+from flowspec.model.text import Bound, Recommended, Tokenizer, TooLongError, recommended
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.defaults import choose_limits, choose_sampling
 from flowspec.runtime.session import Session
@@ -32,8 +33,10 @@ PARALLEL_MAX = limits.CONVERSATIONS_MAX // 2
 CONVERSATIONS_KEPT = limits.CONVERSATIONS_MAX * 3 // 4
 """In use or idle; the others are room for those that are over and whose segments are still in the pipeline."""
 QUEUE_MAX = 4096
-ENCODERS = 2
-"""Threads that read requests and turn prompts into tokens."""
+THREADS = 2
+"""That read requests; as many turn short prompts into tokens, and as many long ones, so that none of these waits for another kind."""
+LONG_CHARS = 1 << 16
+"""From so many characters on a prompt is long: its tokens take longer than a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,13 @@ class ServiceOptions:
     queue: int = 32
     new_tokens: int = 1024
     model_name: str = ""
+
+
+def _chars(prompt: Prompt) -> int:
+    """Characters of a prompt's texts; none of one that has its tokens."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    return sum(len(each["content"]) for each in prompt) if isinstance(prompt, list) else 0
 
 
 def name_of(plan: ClusterPlan) -> str:
@@ -71,7 +81,7 @@ class Service:
         self.stopping = asyncio.Event()
         self._tokenizer = tokenizer
         self._advice: Recommended = recommended(session.files, session.config)
-        self._encoders = ThreadPoolExecutor(ENCODERS, thread_name_prefix="encode")
+        self._readers, self._short, self._long = (ThreadPoolExecutor(THREADS, name) for name in ("read", "short", "long"))
 
     # ------------------------------------------------------------------------------------------- requests
 
@@ -81,14 +91,21 @@ class Service:
             message = f"the model {wanted.model!r:.120} does not exist here; this server has {self.model!r}"
             raise ApiError(404, message, "model", "model_not_found")
         found = []
-        for prompt in wanted.prompts:
-            ids = await self.off_loop(partial(self._encode, prompt))
-            found += self._choices(wanted, ids)
+        gone = threading.Event()
+        bound = Bound(tokens=self.context, is_wanted=lambda: not gone.is_set())
+        try:
+            for prompt in wanted.prompts:
+                threads = self._long if _chars(prompt) >= LONG_CHARS else self._short
+                work = partial(self._encode, prompt, bound)
+                ids = await asyncio.get_running_loop().run_in_executor(threads, work)
+                found += self._choices(wanted, ids)
+        finally:
+            gone.set()  # the client may be
         return found
 
-    async def off_loop(self, work: Callable[[], Found]) -> Found:
-        """Does what takes long where texts are long, in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._encoders, work)
+    async def reading(self, work: Callable[[], Found]) -> Found:
+        """Reads a request, in a thread: what takes long where it is long."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
     async def ask(self, questions: list[Question], asked_s: float) -> Answers:
         """Has them answered; raises `ApiError` where the server cannot now."""
@@ -102,12 +119,14 @@ class Service:
         if self.session.head.failure is not None:
             raise unavailable(self.session.head.failure)
 
-    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
+    def _encode(self, prompt: Prompt, bound: Bound) -> tuple[int, ...]:
         try:
             if isinstance(prompt, str):
-                return tuple(self._tokenizer.encode(prompt))
+                return tuple(self._tokenizer.encode(prompt, bound))
             if isinstance(prompt, list):
-                return tuple(self._tokenizer.encode_chat(prompt))
+                return tuple(self._tokenizer.encode_chat(prompt, bound))
+        except TooLongError as error:
+            raise self._too_long(prompt, f"at least {error.tokens}") from None
         except InputError as error:
             raise ApiError(400, str(error), "messages" if isinstance(prompt, list) else "prompt", "invalid_value") from None
         size = self.session.config.vocab_size
@@ -119,12 +138,7 @@ class Service:
         if not ids:
             raise ApiError(400, "prompt: expected at least one token, got none", "prompt", "invalid_value")
         if len(ids) >= self.context:
-            raise ApiError(
-                400,
-                f"this model's context holds {self.context} tokens with the answer, but the prompt has {len(ids)}; shorten it",
-                "prompt" if isinstance(wanted.prompts[0], str | tuple) else "messages",
-                "context_length_exceeded",
-            )
+            raise self._too_long(wanted.prompts[0], f"{len(ids)}")
         try:
             sampling = choose_sampling(
                 self._advice,
@@ -146,6 +160,14 @@ class Service:
         )
         return [replace(question, sampling=replace(sampling, seed=sampling.seed + place)) for place in range(wanted.count)]
 
+    def _too_long(self, prompt: Prompt, count: str) -> ApiError:
+        return ApiError(
+            400,
+            f"this model's context holds {self.context} tokens with the answer, but the prompt has {count}; shorten it",
+            "prompt" if isinstance(prompt, str | tuple) else "messages",
+            "context_length_exceeded",
+        )
+
     def _answered(self, question: Question, over: Over, first_s: float | None, whole_s: float) -> None:
         self.metrics.answered(len(question.prompt), over, first_s, whole_s)
 
@@ -160,7 +182,8 @@ class Service:
         """Ends all answers."""
         self.stop()
         await self.desk.close()
-        self._encoders.shutdown()
+        for threads in (self._readers, self._short, self._long):
+            threads.shutdown(cancel_futures=True)
 
     # ---------------------------------------------------------------------------------------------- how it is
 

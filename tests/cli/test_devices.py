@@ -7,7 +7,10 @@ import re
 import socket
 import struct
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ import pytest
 from flowspec import __version__
 from flowspec.cli.main import main
 from flowspec.runtime.cluster import read_cluster
-from flowspec.runtime.discovery import Announced, announcing, find_announced
+from flowspec.runtime.discovery import FOUND_MAX, Announced, announcing, find_announced
 from tests.daemons import daemon_process
 
 
@@ -102,6 +105,52 @@ def test_an_announced_daemon_that_is_gone_is_shown_and_not_written(
     assert "no answer" in shown.out
     assert "was not written" in shown.err
     assert not path.exists()
+
+
+def test_false_announcements_take_no_longer_than_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody announces more daemons than there are, none of which tells its address."""
+    looked_up = []
+
+    def opened(*_: Any, handlers: Any = (), **__: Any) -> Any:
+        for handler in handlers:
+            for number in range(300):
+                handler(name=f"false-{number}", state_change="added")
+        return network
+
+    def get_service_info(service: str, name: str, patience_ms: int) -> None:
+        looked_up.append(name)
+        time.sleep(patience_ms / 1000)
+
+    network = SimpleNamespace(
+        Zeroconf=opened,
+        ServiceBrowser=opened,
+        ServiceStateChange=SimpleNamespace(Removed="removed"),
+        InterfaceChoice=SimpleNamespace(All="all"),
+        get_service_info=get_service_info,
+        cancel=lambda: None,
+        close=lambda: None,
+    )
+    monkeypatch.setattr("flowspec.runtime.discovery._zeroconf", lambda: network)
+    begun_s = time.monotonic()
+    assert find_announced(1.0) == []
+    assert time.monotonic() - begun_s < 3.0, "one after another they took a second each"
+    assert len(looked_up) == FOUND_MAX
+
+
+def test_the_time_out_is_that_of_the_whole_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three hundred announcements of an address where nobody answers, and one daemon: it is found, and in time."""
+    with daemon_process("true") as daemon, socket.create_server(("127.0.0.1", 0), backlog=400) as deaf:
+        place = f"127.0.0.1:{deaf.getsockname()[1]}"
+        true = Announced(name="true", addresses=(daemon.address,), version="0", memory_bytes=0, device="cpu")
+        false = [replace(true, name=f"a{number:03}", addresses=(place,)) for number in range(300)]
+        monkeypatch.setattr("flowspec.cli.devices.find_announced", lambda timeout_s: [*false, true])
+        begun_s = time.monotonic()
+        status, found = devices(capsys, "--timeout=6")
+        spent_s = time.monotonic() - begun_s
+    assert spent_s < 12, "sixteen at a time, they took six seconds each"
+    assert status == 0
+    assert [each["name"] for each in found["devices"] if each["state"] == "free"] == ["true"]
+    assert "did not answer" in found["devices"][0]["problem"]
 
 
 @pytest.mark.parametrize(

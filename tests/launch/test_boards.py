@@ -26,6 +26,7 @@ while [ "$1" != -- ]; do
     shift
 done
 [ "$2" != gone ] || { echo "ssh: connect to host gone port 22: No route to host" >&2; exit 255; }
+[ "$2" != evil ] || { printf '\033]52;c;aGk=\007said\233\n'; echo -e 'why\e[2J' >&2; exit "${EVIL_STATUS:-0}"; }
 unset PYTHON PYTHONPATH
 export HOME=$HOMES/$2
 mkdir -p "$HOME"
@@ -96,7 +97,9 @@ class Boards:
 
     def run(self, action: str, *flags: str) -> tuple[int, list[str], str]:
         command = [str(ROOT / "launch/boards"), action, str(self.file), *flags]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=150, check=False)
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, errors="surrogateescape", timeout=150, check=False
+        )
         return done.returncode, done.stdout.splitlines(), done.stderr
 
 
@@ -106,6 +109,25 @@ def boards(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Boards]:
     yield found
     found.run("stop")
     shutil.rmtree(found.homes)  # copies of the bundled models
+
+
+def test_what_a_device_says_does_nothing_to_a_terminal(tmp_path: Path) -> None:
+    found = Boards(tmp_path, NO_SYSTEMD)
+    found.write({"it": "evil"})
+    assert found.run("status") == (0, ["it: \x1b]52;c;aGk=\x07said\udc9b"], ""), "a pipe gets it as it is"
+    for action, status, expected in (
+        ("status", 0, r"it: \x1b]52;c;aGk=\x07said\x9b"),
+        ("logs", 0, r"  \x1b]52;c;aGk=\x07said\x9b"),
+        ("status", 1, r"it: FAILED: why\x1b[2J"),
+    ):
+        ours, theirs = os.openpty()
+        environment = {**found.environment, "EVIL_STATUS": str(status)}
+        command = [str(ROOT / "launch/boards"), action, str(found.file)]
+        done = subprocess.run(command, env=environment, stdout=theirs, stderr=theirs, timeout=60, check=False)
+        os.close(theirs)
+        assert done.returncode == status
+        assert os.read(ours, 65536).decode().splitlines()[-1] == expected
+        os.close(ours)
 
 
 def test_devices_are_installed_started_watched_and_stopped(boards: Boards) -> None:

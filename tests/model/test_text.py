@@ -16,8 +16,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flowspec.errors import InputError
+from flowspec.model import text as text_module
 from flowspec.model.files import ModelFiles, bundled_folder
-from flowspec.model.text import UNFINISHED, Recommended, StopStrings, TextStream, Tokenizer, recommended
+from flowspec.model.text import (
+    UNFINISHED,
+    Bound,
+    Recommended,
+    StopStrings,
+    TextStream,
+    Tokenizer,
+    TooLongError,
+    recommended,
+)
 
 TOKENIZER = Tokenizer(ModelFiles("bundled"))
 VOCABULARY = 4096
@@ -214,3 +224,45 @@ def test_features_that_are_lacking_are_named_unless_switched_off(tmp_path: Path)
 def test_a_broken_generation_config_is_named(content: Any, expected: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=rf"generation_config\.json.*{expected}"):
         advice(tmp_path, content)
+
+
+WORDS = st.sampled_from(["the ", "cat", " sat", "\n\n", "   ", "42+17=", "ü", "😀", "x" * 40, "<|user|>", "\t"])
+
+
+@given(st.lists(WORDS, min_size=1, max_size=60), st.integers(1, 40))
+def test_a_text_that_fits_is_never_refused(words: list[str], times: int) -> None:
+    """However its pieces fall: the tokens at their ends are others than in the whole."""
+    tokenizer = TOKENIZER
+    text = "".join(words) * times
+    ids = tokenizer.encode(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_module, "PIECE_CHARS", 64)
+        assert tokenizer.encode(text, Bound(tokens=len(ids))) == ids
+
+
+def test_a_text_that_is_far_too_long_is_refused_with_little_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer(ModelFiles("bundled"))
+    looked_at = []
+    real = tokenizer._tokenizer
+
+    class Counted:
+        def __call__(self, text: str, **options: Any) -> Any:
+            looked_at.append(len(text))
+            return real(text, **options)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+    monkeypatch.setattr(tokenizer, "_tokenizer", Counted())
+    with pytest.raises(TooLongError):
+        tokenizer.encode("word " * 1_400_000, Bound(tokens=1024))
+    assert looked_at == [], "by its size alone"
+    text = "The lighthouse stood there. " * (1024 * tokenizer.longest_bytes // 28)
+    with pytest.raises(TooLongError) as caught:
+        tokenizer.encode(text, Bound(tokens=1024))
+    assert caught.value.tokens > 1024
+    assert sum(looked_at) <= 2 * text_module.PIECE_CHARS
+    looked_at.clear()
+    with pytest.raises(InputError, match="nobody waits"):
+        tokenizer.encode("The lighthouse stood there. " * 4000, Bound(tokens=1 << 20, is_wanted=lambda: len(looked_at) < 2))
+    assert len(looked_at) == 2

@@ -70,6 +70,13 @@ def test_a_precision_that_a_board_lacks_is_named() -> None:
         find_profile("jetson-agx-xavier").flops("bfloat16")
 
 
+def test_a_profile_of_no_device_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("[memory]\ngb = 1\ngb_per_s = 5e-324\nefficiency = 1\n[compute]\nfloat32 = 1\nefficiency = 1\n")
+    with pytest.raises(InputError, match="expected what a device can be, got a speed of"):
+        find_profile(str(path))
+
+
 def test_a_profile_of_ones_own_is_found_by_its_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(GOOD)

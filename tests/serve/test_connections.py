@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -13,10 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from flowspec.model.text import Tokenizer
+from flowspec.errors import InputError
+from flowspec.model.text import Bound, Tokenizer
 from flowspec.runtime.session import Session
 from flowspec.serve.app import Doors
-from tests.serve.servers import Running, running
+from tests.runtime.clusters import wait_until
+from tests.serve.servers import MODEL, Running, running
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -98,3 +102,48 @@ def test_more_connections_than_there_may_be_are_closed(session: Session, tokeniz
                 third.sendall(HEALTH)
                 if not is_closed(third):
                     break
+
+
+def long_request(text: str) -> bytes:
+    body = json.dumps({"model": MODEL, "prompt": text, "max_tokens": 1}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def test_long_prompts_keep_no_short_one_waiting_and_end_with_their_clients(
+    session: Session, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens of two long prompts take for ever; their clients then leave."""
+    bounds: list[Bound] = []
+    ended = threading.Semaphore(0)
+    real = tokenizer.encode
+
+    def encode(text: str, bound: Bound) -> list[int]:
+        if not text.startswith("slow"):
+            return real(text, bound)
+        bounds.append(bound)
+        while bound.is_wanted():
+            time.sleep(0.01)
+        ended.release()
+        raise InputError("nobody waits")
+
+    monkeypatch.setattr(tokenizer, "encode", encode)
+    slow = long_request("slow " * 20_000)
+    with running(session, tokenizer) as server:
+        with server.connect() as first, server.connect() as second:
+            first.sendall(slow)
+            second.sendall(slow)
+            wait_until(lambda: len(bounds) == 2, "both are at work")
+            with server.connect() as third:
+                third.sendall(long_request("The cat"))
+                assert status(third) == 200
+            assert all(bound.is_wanted() for bound in bounds)
+        assert all(ended.acquire(timeout=20) for _ in range(2))
+
+
+def test_a_prompt_of_megabytes_for_a_short_context_is_refused_at_once(server: Running) -> None:
+    with server.connect() as raw:
+        begun_s = time.monotonic()
+        raw.sendall(long_request("word " * 1_500_000))
+        assert status(raw) == 400
+    assert time.monotonic() - begun_s < 10, "its tokens alone took a minute"

@@ -16,6 +16,7 @@ from flowspec.runtime.health.examine import Examined
 from flowspec.runtime.health.finding import NOTE, PROBLEM, WARNING, Finding
 from flowspec.runtime.health.heat import heat_findings
 from flowspec.runtime.health.needs import ModelNeeds
+from flowspec.runtime.health.sane import why_insane
 
 CLOCK_S = 2.0
 """An offset above this is told."""
@@ -60,6 +61,11 @@ def _of_device(each: Examined, here: Facts, needs: ModelNeeds | None) -> Iterato
     facts = each.facts
     if facts is None:
         return
+    if why := why_insane(facts):
+        text = f"it says that it has {why}, which cannot be: chat leaves it out"
+        yield Finding(
+            severity=PROBLEM, device=name, check="facts", text=text, advice="start its daemon again; is it the device that you think?"
+        )
     if facts.is_held:
         text = "a head holds it now, so that its memory and its links are those of a busy device"
         yield Finding(severity=NOTE, device=name, check="held", text=text, advice="run the doctor again when nobody uses it")

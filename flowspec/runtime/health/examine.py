@@ -5,6 +5,7 @@ Devices are asked at the same time; links are measured one after another, so tha
 
 from __future__ import annotations
 
+import math
 import secrets
 import socket as sockets
 import time
@@ -38,6 +39,9 @@ have to import torch, on a small board from an SD card."""
 LINK_S = 75.0
 """How long to measure a link to the next device; longer than its time-outs."""
 ASKED_AT_ONCE = 16
+ANSWER_SHARE = 0.9
+HURRIED_AT_ONCE = 128
+"""Where there is a time for all of them: those that do not answer then keep few others waiting."""
 
 Step = Callable[[str], None]
 
@@ -123,30 +127,43 @@ def ask_all(
     speed: Collection[str] = (),
     step: Step = lambda done: None,
     keys: Keyring | None = None,
+    within_s: float = math.inf,
 ) -> list[Examined]:
-    """The facts of all devices, links left out; those named in `speed` are asked how fast they are, too, and all which kernel computes `dtype`."""
+    """The facts of all devices, links left out; those named in `speed` are asked how fast they are, too, and all which kernel
+    computes `dtype`.
+
+    All together take `within_s` at most, of which each has an equal share.
+    """
     context: zmq.Context[Any] = zmq.Context()
+    at_once = ASKED_AT_ONCE if within_s == math.inf else HURRIED_AT_ONCE
+    share_s = within_s / max(1, math.ceil(len(devices) / at_once))
 
     def ask(device: Device) -> Examined:
         question = AskFacts(model=model, fingerprint=fingerprint, speed=device.name in speed, dtype=dtype)
-        found = _ask(context, device, question, keys)
+        found = _ask(context, device, question, keys, time.monotonic() + share_s)
         step(device.name)
         return found
 
     try:
-        with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
+        with ThreadPoolExecutor(at_once) as threads:
             return list(threads.map(ask, devices))
     finally:
         context.destroy(linger=0)
 
 
-def _ask(context: zmq.Context[Any], device: Device, question: AskFacts, keys: Keyring | None) -> Examined:
+def _ask(
+    context: zmq.Context[Any],
+    device: Device,
+    question: AskFacts,
+    keys: Keyring | None,
+    deadline_s: float,
+) -> Examined:
     found = Examined(device=device)
     try:
         address = resolve(split_address(device.address)[0])
         own = own_address(address)
         found.own = interface_of(own) if own else None
-        with _Talk(context, device, keys) as talk:
+        with _Talk(context, device, keys, deadline_s) as talk:
             started_s = time.perf_counter()
             found.welcome = talk.hello()
             found.trip_s = (time.perf_counter() - started_s) / 2
@@ -173,8 +190,15 @@ def onward(context: zmq.Context[Any], device: Device, following: Device, keys: K
 class _Talk:
     """One connection to a daemon, of no head and no cluster; raises `_Unwell` when the daemon does not play its part."""
 
-    def __init__(self, context: zmq.Context[Any], device: Device, keys: Keyring | None) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        device: Device,
+        keys: Keyring | None,
+        deadline_s: float = math.inf,
+    ) -> None:
         self._device = device
+        self._deadline_s = deadline_s
         self._keys = keys
         self._name = NAME if keys is None else keys.name
         self._socket = dial(context, device.address, device.name, keys)
@@ -208,16 +232,21 @@ class _Talk:
         raise _Unwell(_other_version(text))
 
     def _answer(self, patience_s: float) -> Message:
+        patience_s = self._within(patience_s)
         if not self._monitor.await_ready(patience_s):
             if self._monitor.refusal is not None:
                 raise _Unwell(_no_entry(self._monitor.refusal.told(self._keys)))
-            raise _Unwell(_why_silent(self._device, patience_s))
+            raise _Unwell(_why_silent(self._device, patience_s, self._within(HELLO_S)))
         try:
             envelope = decode(self._socket.recv_multipart())
             self._receiver.check(envelope)
             return envelope.message
         except PeerError as error:
             raise _Unwell(_other_version(str(error))) from None
+
+    def _within(self, patience_s: float) -> float:
+        """As much of it as there is left; a little stays, to find out why there is no answer."""
+        return max(0.0, min(patience_s, ANSWER_SHARE * (self._deadline_s - time.monotonic())))
 
 
 def _no_entry(told: str) -> Ailment:
@@ -234,11 +263,17 @@ def _other_version(text: str) -> Ailment:
     )
 
 
-def _why_silent(device: Device, patience_s: float) -> Ailment:
-    """A connection of our own tells a stopped daemon from a device that is off, and from a program that is not ours."""
+def _why_silent(device: Device, patience_s: float, left_s: float) -> Ailment:
+    """A connection of our own tells a stopped daemon from a device that is off, and from a program that is not ours.
+
+    Where no time is left for it, that is all there is to tell.
+    """
     host, port = split_address(device.address)
+    if left_s <= 0:
+        text = f"{device.address} did not answer within {patience_s:.2g} s"
+        return Ailment(check="reachable", text=text, advice="give it more time, or look whether it is on")
     try:
-        with sockets.create_connection((host.strip("[]"), port), timeout=HELLO_S):
+        with sockets.create_connection((host.strip("[]"), port), timeout=left_s):
             text = f"something at {device.address} takes connections, but did not answer as a FlowSpec daemon within {patience_s:g} s"
             return Ailment(check="reachable", text=text, advice="look at its log; start its daemon again, or correct the port")
     except ConnectionRefusedError:

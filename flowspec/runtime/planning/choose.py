@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from flowspec.errors import ClusterError
 from flowspec.plan.placement import StagePlan
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
 from flowspec.plan.refusal import plan_or_refuse
@@ -57,6 +58,8 @@ class Chosen:
             found.append(f"the planner's would give {_rate(self.better)} ({more}): {split}")
         if self.unused:
             found.append(f"not used, for it is faster without: {', '.join(self.unused)}")
+        for name, why in self.survey.left_out.items():
+            found.append(f"{name} is left out: it says that it has {why}, which cannot be")
         assumed = [name for name, source in self.survey.sources.items() if source == ASSUMED]
         if assumed:
             found.append(f"speed not known, taken for that of the slowest: {', '.join(assumed)}")
@@ -68,6 +71,7 @@ class Chosen:
             "is_given": self.is_given,
             **_numbers(self.plan),
             "not_used": self.unused,
+            "left_out": self.survey.left_out,
             "profiles": {
                 site.name: {"board": site.profile.name, "source": self.survey.sources[site.name]}
                 for site in self.survey.sites
@@ -107,8 +111,14 @@ def choose(wish: Wish, found: Survey) -> Chosen:
 
 
 def compare(wish: Wish, found: Survey, stages: Sequence[StagePlan]) -> Chosen:
-    """The user's split, with the planner's where that is clearly better. Whether the user's fits is for the daemons to say."""
+    """The user's split, with the planner's where that is clearly better. Whether the user's fits is for the daemons to say.
+
+    Raises `ClusterError` where it has layers for a device that is left out.
+    """
     sites = {site.name: site for site in wish.sites}
+    for stage in stages:
+        if why := found.left_out.get(stage.name):
+            raise ClusterError(f"{stage.name} is given layers, but says that it has {why}, which cannot be; look at it")
     order, layers = [sites[stage.name] for stage in stages], [stage.end - stage.first for stage in stages]
     given = max((rate_split(wish, order, head, layers) for head in wish.heads), key=lambda plan: plan.forecast.tokens_per_s)
     try:

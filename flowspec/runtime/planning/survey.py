@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from flowspec.runtime.health.examine import Examined, ask_all, explain, onward
 from flowspec.runtime.health.gather import link_facts
 from flowspec.runtime.health.interfaces import interface_of, resolve
 from flowspec.runtime.health.own_speed import own_speed
+from flowspec.runtime.health.sane import why_insane
 from flowspec.runtime.links import GLANCE
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import split_address
@@ -54,16 +55,20 @@ class Survey:
     """What was found: the sites of a wish, with the head's last where no daemon is on its machine, and where each profile is from.
 
     `sources` are `declared` in the cluster file, one of `core.facts.SPEED_SOURCES`, or `assumed`. `head` is as in `Wish`.
+    `left_out` are devices that say of themselves what cannot be, with what that is.
     """
 
     sites: tuple[Site, ...]
     network: Network
     head: str | None
     sources: dict[str, str]
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 def survey(devices: Sequence[Device], cluster: Path, precision: str, keys: Keyring | None, *, head_drafts: bool) -> Survey:
     """Asks all; raises `ClusterError` for a device that does not answer, `InputError` for a profile or link that cannot be.
+
+    A device whose facts cannot be true is left out; raises `ClusterError` where no other is there.
 
     `keys` are the cluster's. With `head_drafts` the head's machine must know how fast it is, too, which it may have to probe.
     """
@@ -74,6 +79,13 @@ def survey(devices: Sequence[Device], cluster: Path, precision: str, keys: Keyri
     for each in found:
         if each.ailment is not None:
             raise ClusterError(explain(each))
+    left_out = {each.device.name: why for each in found if each.facts is not None and (why := why_insane(each.facts))}
+    if len(left_out) == len(found):
+        name, why = next(iter(left_out.items()))
+        raise ClusterError(f"device {name} says that it has {why}, which cannot be; look at it, or take it out of the cluster file")
+    declared = [each for each, device in zip(declared, devices, strict=True) if device.name not in left_out]
+    found = [each for each in found if each.device.name not in left_out]
+    devices = [device for device in devices if device.name not in left_out]
     hosts = {device.name: resolve(split_address(device.address)[0]) for device in devices}
     profiles, sources = _profiles(found, declared)
     memory = _memory(found, hosts)
@@ -91,6 +103,7 @@ def survey(devices: Sequence[Device], cluster: Path, precision: str, keys: Keyri
         # With all daemons here the head is beside any of them; it may reckon with the one that suits it best.
         head=None if len(here) == len(devices) else here[0] if here else sites[-1].name,
         sources=sources,
+        left_out=left_out,
     )
 
 

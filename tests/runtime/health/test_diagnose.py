@@ -75,6 +75,11 @@ def only(found: list[Examined], wanted: ModelNeeds | None = None) -> Finding:
     return finding
 
 
+def test_what_cannot_be_is_a_problem() -> None:
+    found = with_facts(memory_total_bytes=0, memory_available_bytes=0)
+    assert ("problem", "pi-1", "facts") in findings(found)
+
+
 def test_nothing_is_wrong_with_a_healthy_cluster() -> None:
     assert findings(cluster()) == []
 

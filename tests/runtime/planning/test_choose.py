@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from flowspec.errors import ClusterError
 from flowspec.plan.memory import weights_of
 from flowspec.plan.placement import StagePlan
 from flowspec.plan.planner import DoesNotFit
@@ -79,6 +80,15 @@ def test_a_split_by_hand_is_kept_and_told_of_a_better_one() -> None:
         f"the planner's would give {chosen.better.forecast.tokens_per_s:.3g} ({1 + chosen.gain:.1f} times that): 16 on d0",
     ]
     assert chosen.report()["better"]["gain"] == chosen.gain
+
+
+def test_a_device_that_says_what_cannot_be_is_left_out_in_a_line() -> None:
+    found = replace(survey_of(NANO, NANO), left_out={"d2": "0 MiB of memory"})
+    chosen = choose(wish_of(found), found)
+    assert "d2 is left out: it says that it has 0 MiB of memory, which cannot be" in chosen.lines()
+    assert chosen.report()["left_out"] == found.left_out
+    with pytest.raises(ClusterError, match="d2 is given layers, but says that it has 0 MiB of memory"):
+        given(found, 6, 5, 5)
 
 
 def test_a_split_by_hand_that_is_as_good_is_not_talked_about() -> None:

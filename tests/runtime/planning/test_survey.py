@@ -150,6 +150,27 @@ def test_a_device_that_does_not_answer_is_an_error_with_advice(cluster: Cluster)
         cluster.survey(*devices)
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"memory_total_bytes": 0, "memory_available_bytes": 0}, "0 MiB of memory"),
+        ({"memory_available_bytes": 9 * GIB}, "9216 MiB of memory free of 8192 MiB"),
+        ({"memory_total_bytes": 1 << 60}, "1073741824.0 GiB of memory"),
+        ({"speed": replace(PI, gb_per_s=5e-324)}, "a speed of 4.94066e-324 (memory_gb_per_s)"),
+        ({"speed": replace(PI, memory_efficiency=5e-324)}, "a speed of 4.94066e-324 (memory_efficiency)"),
+        ({"speed": replace(PI, float32=5e-324)}, "4.94066e-324 TFLOP/s in float32"),
+        ({"speed": replace(PI, layer_us=1e9)}, "a speed of 1e+09 (layer_us)"),
+    ],
+)
+def test_a_device_whose_facts_cannot_be_is_left_out(cluster: Cluster, changes: dict[str, Any], why: str) -> None:
+    devices = cluster.devices(replace(FACTS, speed=PI), replace(FACTS, **{"speed": PI, **changes}))
+    found = cluster.survey(*devices)
+    assert [site.name for site in found.sites] == ["d0", HERE]
+    assert found.left_out == {"d1": why}
+    with pytest.raises(ClusterError, match=r"device d1 says that it has .*, which cannot be"):
+        cluster.survey(devices[1])
+
+
 def test_a_board_that_nobody_knows_is_refused_before_anybody_is_asked(cluster: Cluster) -> None:
     (device,) = cluster.devices(FACTS, profile="pi5")
     with pytest.raises(InputError, match=r"cluster.toml: d0: profile: expected a \.toml file or one of .*, got 'pi5'"):

@@ -1,0 +1,99 @@
+"""No text of a model, a device or a journal does anything to a terminal; a pipe gets it as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flowspec.cli.terminal import LogFormatter, PlainConsole
+from flowspec.cli.visible import visible
+from flowspec.core.messages import Sampling
+from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.runtime.journal.file import Journal
+from flowspec.runtime.journal.lines import Entry, Setting
+from tests import warm
+
+CLIPBOARD = "\x1b]52;c;aGk=\x07"
+EVIL = f"{CLIPBOARD}\x1b]0;title\x1b\\\x9b31mred\u202etxt\u2066.\u2069\x7f\b\r\x85over\x00"
+SAFE = r"\x1b]52;c;aGk=\x07\x1b]0;title\x1b\\x9b31mred\u202etxt\u2066.\u2069\x7f\x08\r\x85over\x00"
+FINE = "Ümläute, 中文, עברית, 😀\ttab\nline\r\n"
+SPEAKS = f"""
+import sys
+from flowspec.model import text
+text.Tokenizer.decode = lambda self, tokens: "".join({EVIL!r} for token in tokens)
+from flowspec.cli.main import main
+sys.exit(main())
+"""
+"""The command with a model that says nothing else."""
+
+
+def test_control_characters_are_shown_and_letters_stay() -> None:
+    assert visible(EVIL) == SAFE
+    assert visible(FINE) == FINE
+
+
+def seen(command: list[str], stdin: str = "") -> str:
+    """What a command writes to a terminal."""
+    ours, theirs = os.openpty()
+    environment = {**os.environ, "TERM": "dumb"}
+    try:
+        pipes = {"stdin": subprocess.PIPE, "stdout": theirs, "stderr": theirs}
+        with warm.Popen([sys.executable, *command], env=environment, text=True, **pipes) as process:
+            os.close(theirs)
+            assert process.stdin is not None
+            process.stdin.write(stdin)
+            process.stdin.close()
+            found = b""
+            with contextlib.suppress(OSError):  # it has ended
+                while chunk := os.read(ours, 65536):
+                    found += chunk
+    finally:
+        os.close(ours)
+    return found.decode()
+
+
+GENERATE = ["generate", "--local", "1", "--drafter", "ngram", "--max-new-tokens", "5", "--ignore-eos", "Hi"]
+CHAT = ["chat", "--local", "1", "--drafter", "ngram", "--max-new-tokens", "5", "--no-journal"]
+
+
+@pytest.mark.parametrize("command", [GENERATE, CHAT], ids=["generate", "chat"])
+def test_a_models_text_does_nothing_to_a_terminal(command: list[str]) -> None:
+    found = seen(["-c", SPEAKS, *command], "Hi\n/quit\n")
+    assert r"\x1b]52;c;aGk=\x07" in found
+    for sequence in (CLIPBOARD, "\x1b]0;", "\x9b", "\u202e", "\x07", "\x7f"):
+        assert sequence not in found
+
+
+def test_a_pipe_gets_the_text_as_it_is() -> None:
+    done = warm.run([sys.executable, "-c", SPEAKS, *GENERATE], capture_output=True, timeout=120, check=True)
+    assert done.stdout.startswith(EVIL.encode() * 5)
+
+
+def test_what_a_journal_and_a_log_say_does_nothing_either(tmp_path: Path) -> None:
+    path = tmp_path / "answer"
+    setting = Setting(command="generate", model=BUNDLED, fingerprint=ModelFiles(BUNDLED).fingerprint(), dtype="float32", context=100)
+    with Journal.start(path, setting, print) as begun:
+        begun.ask(Entry(prompt=(1, 5, 9), sampling=Sampling(), new_tokens_max=4, stop_ids=frozenset([2])))
+        begun.tokens([60])
+        begun.end("stop", EVIL)
+    found = seen(["-m", "flowspec.cli.main", "generate", "--resume", str(path)])
+    assert "\x1b" not in found
+    assert "title" in found
+    wrong = seen(["-m", "flowspec.cli.main", "generate", "--resume", str(tmp_path / f"no{CLIPBOARD}ne")])
+    assert "\x1b" not in wrong
+    assert "expected a journal" in wrong
+
+
+def test_logs_and_consoles_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    record = logging.LogRecord("it", logging.WARNING, "", 0, "%s said %s", ("peer", CLIPBOARD), None)
+    assert LogFormatter("%(message)s").format(record) == f"peer said {CLIPBOARD}", "a file gets it as it is"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert LogFormatter("%(message)s").format(record) == r"peer said \x1b]52;c;aGk=\x07"
+    PlainConsole(force_terminal=True, no_color=True, width=80).print(f"[dim]he said {CLIPBOARD}[/]")
+    assert "\x1b]" not in capsys.readouterr().out
