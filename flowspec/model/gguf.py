@@ -20,7 +20,7 @@ from flowspec.errors import InputError
 from flowspec.model.families import PLAIN_ROOT, Family, check_family
 from flowspec.model.files import ModelFiles, TensorIndex, parts_of
 from flowspec.model.gguf_config import FACTORS, MODEL_TYPES
-from flowspec.model.gguf_file import GgufFile, GgufTensor
+from flowspec.model.gguf_file import GgufFile, GgufTensor, tell_gguf_version
 
 BLOCK_NUMBERS = 1 << 20
 """So many are unpacked at once."""
@@ -115,6 +115,7 @@ class GgufTensors(TensorIndex):
         """Place by name, of those that are in the file; of experts one by one, as checkpoints hold them."""
         from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
+        tell_gguf_version()
         with torch.device("meta"):
             layer = family.piece("DecoderLayer")(config, 0)  # all are built alike
         own = [each for name, _ in layer.named_parameters() for each in family.stacked.get(name, (name,))]

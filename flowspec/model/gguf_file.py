@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,18 @@ class _Reader:
 
 
 @cache
+def tell_gguf_version() -> None:
+    """
+    Gives the gguf package the version by which transformers judges it.
+
+    transformers finds the distribution of a module by name, which on Python 3.10 fails for gguf; it then asks the module.
+    """
+    import gguf
+
+    if not hasattr(gguf, "__version__"):
+        gguf.__version__ = version("gguf")  # type: ignore[attr-defined]
+
+
 def _is_readable(kind: int) -> bool:
     """Whether the gguf package has code that turns this type into numbers."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType

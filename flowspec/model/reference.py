@@ -51,9 +51,9 @@ class Reference:
         torch.set_num_threads(1)  # one answer at a time is too small for more, and daemons want the other cores
         transformers_logging.disable_progress_bar()
         activations = DTYPES[ACTIVATIONS[dtype]]
-        options = {
-            "experts_implementation": EXPERTS_NAME if dtype in PLAIN_LINEARS else "eager"
-        }  # transformers' own cannot run packed ones
+        options = {"experts_implementation": EXPERTS_NAME if dtype in PLAIN_LINEARS else "eager"}  # theirs cannot run packed ones
+        if getattr(files.config().get_text_config(), "attn_logit_softcapping", None) is not None:
+            options["attn_implementation"] = "eager"  # older transformers take SDPA for Gemma 2, which has no cap
         if files.gguf is not None:
             self._model: Any = whole_model(files, activations, **options).eval()
         else:
@@ -104,6 +104,8 @@ class Reference:
             out = self._model(input_ids=torch.tensor([fed]), past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache = out.past_key_values
             rows.append(out.logits[0, -1].float().numpy())
+            # Logits come rounded to their type. Some builds of torch run a row in every batch alike: then nothing else shows.
+            self.noise = max(self.noise, float(np.abs(rows[-1]).max()) * torch.finfo(out.logits.dtype).eps / 2)
             tokens.append(sampler.draw(rows[-1], len(prompt) + len(tokens)))
             fed = tokens[-1:]
         forced = self.forced_logits(prompt, tokens[:-1])

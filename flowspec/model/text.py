@@ -14,6 +14,7 @@ from typing import Any
 from flowspec.core import limits
 from flowspec.errors import InputError, first_line
 from flowspec.model.files import ModelFiles
+from flowspec.model.gguf_file import tell_gguf_version
 from flowspec.model.json_files import read_json
 from flowspec.model.template import bounded_time
 
@@ -234,6 +235,7 @@ def _from_gguf(path: Path) -> Any:
     """The tokenizer that transformers makes of a GGUF file's metadata, whatever other files lie beside it."""
     from transformers import AutoTokenizer
 
+    tell_gguf_version()
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / path.name).symlink_to(path.resolve())
         return AutoTokenizer.from_pretrained(folder, gguf_file=path.name, local_files_only=True)

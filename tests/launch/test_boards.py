@@ -37,9 +37,10 @@ exec bash -c "$3"
 
 PYTHON = r"""#!/bin/bash
 # A Python without venv and pip, which would take minutes: a virtual environment is this script, its packages the tests' own.
-case "$1 $2" in
-    "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
-    "-m pip") printf '%s\n' "$*" >> "$HOME/pip" ;;
+case "$*" in
+    "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+    "-m pip "*) printf '%s\n' "$*" >> "$HOME/pip" ;;
+    *'m.version("torch")'*) cat "$HOME/torch" ;;
     *) PYTHONPATH=$HOME/flowspec/source exec REAL "$@" ;;
 esac
 """
@@ -210,14 +211,26 @@ def test_a_device_that_is_gone_fails_alone(plain: Boards) -> None:
 
 def test_a_torch_that_is_there_is_kept(plain: Boards) -> None:
     plain.write({"jetson": "jetson"})
-    home = plain.homes / "jetson/flowspec"
-    for expected in (True, False):  # the first time there is no virtual environment, and so no torch
-        status, lines, error = plain.run("install")
-        assert (status, error, lines) == (0, "", ["jetson: installed FlowSpec 0.1.0"])
-        constraints = (home / "source/constraints.txt").read_text()
-        assert ("\ntorch==" in constraints) == expected
-        assert "\ntransformers==" in constraints
-    assert not (home / "source.new").exists()
+    home = plain.homes / "jetson"
+    home.mkdir()
+    (home / "torch").write_text("2.8.0\n")
+    status, lines, error = plain.run("install")
+    assert (status, error, lines) == (0, "", ["jetson: installed FlowSpec 0.1.0"])
+    assert "torch==" not in (home / "pip").read_text()  # only what goes with it is installed
+    versions = (home / "flowspec/venv/flowspec-constraints.txt").read_text().splitlines()
+    assert "torch==2.8.0" in versions
+    assert any(line.startswith("transformers==") for line in versions)
+    assert not (home / "flowspec/source.new").exists()
+
+
+def test_why_nothing_was_installed_is_said(plain: Boards) -> None:
+    plain.write({"jetson": "jetson"})
+    home = plain.homes / "jetson"
+    home.mkdir()
+    (home / "torch").write_text("2.5.1\n")
+    status, lines, _ = plain.run("install")
+    assert status == 1
+    assert lines == ["jetson: FAILED: launch/packages: expected torch 2.7 or newer in the environment, got 2.5.1; install another there"]
 
 
 def test_only_constant_commands_reach_a_shell(plain: Boards) -> None:

@@ -112,6 +112,26 @@ def test_in_bfloat16_slices_follow_the_plain_model(name: str, tmp_path: Path) ->
     assert all(difference.margin <= reference.noise_logits for difference in reference.check(prompt, Sampling(), run.answers[1]))
 
 
+def test_the_noise_is_at_least_the_rounding_of_the_logits(tmp_path: Path) -> None:
+    """Where a row in a batch is computed as alone, nothing else tells that another kernel may round another way."""
+    reference = Reference(ModelFiles(str(make_variant(tmp_path, "llama-grouped"))), "bfloat16")
+    prompt = tuple(range(3, 43))
+    reference.generate(prompt, Sampling(), 1, frozenset())
+    largest = float(np.abs(reference.forced_logits(prompt, [])).max())
+    assert largest > 0
+    assert reference.noise >= 0.9 * largest * 2**-8  # half a unit in the last place; `largest` may itself be off by one
+
+
+def test_the_reference_caps_scores_where_the_model_does(tmp_path: Path) -> None:
+    folder = make_variant(tmp_path, "gemma2")
+    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    prompt = tuple(range(3, 43))
+    with torch.inference_mode():
+        expected = plain(input_ids=torch.tensor([prompt])).logits[0, -1].numpy()
+    found = Reference(ModelFiles(str(folder)), "float32").forced_logits(prompt, [])[-1]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
 # ------------------------------------------------------------------------------------------------------ experts
 
 

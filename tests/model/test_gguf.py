@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import struct
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from flowspec.core.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model import gguf
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, canonical_name
-from flowspec.model.gguf_file import GgufFile, GgufTensor
+from flowspec.model.gguf_file import GgufFile, GgufTensor, tell_gguf_version
 from flowspec.model.json_files import read_json
 from flowspec.model.pieces import Span
 from flowspec.model.reference import Reference
@@ -347,3 +348,11 @@ def test_a_tokenizer_comes_with_the_file(tmp_path: Path) -> None:
 def test_without_tokens_in_it_the_file_takes_token_ids(llama_file: Path) -> None:
     with pytest.raises(InputError, match="has no tokenizer; give the prompt as --prompt-token-ids"):
         Tokenizer(ModelFiles(str(llama_file)))
+
+
+def test_transformers_finds_the_version_of_the_gguf_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    import gguf as package
+
+    monkeypatch.delattr(package, "__version__", raising=False)
+    tell_gguf_version()
+    assert package.__version__ == version("gguf")  # type: ignore[attr-defined]

@@ -94,7 +94,9 @@ def _of_software(name: str, facts: Facts, here: Software) -> Iterator[Finding]:
             )
         elif its.partition("+")[0] != mine.partition("+")[0]:
             text = f"{package} {its} there, {mine} here: rounding may differ, and with it tokens whose choice hangs on it"
-            yield Finding(severity=WARNING, device=name, check=package, text=text, advice="install with -c constraints.txt on all devices")
+            yield Finding(
+                severity=WARNING, device=name, check=package, text=text, advice="launch/install on each, or launch/boards install"
+            )
     mine, its = (version.split(".")[:2] for version in (here.python, software.python))
     if its != mine:
         text = f"Python {software.python} there, {here.python} here: its packages may come in other versions"

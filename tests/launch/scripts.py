@@ -1,0 +1,26 @@
+"""Scripts of launch/ that are Python, as modules."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).parents[2]
+
+
+def script(name: str) -> ModuleType:
+    """The script launch/`name`, not run."""
+    loader = SourceFileLoader(f"launch_{name}", str(ROOT / "launch" / name))
+    spec = spec_from_file_location(loader.name, loader=loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    sys.modules[loader.name] = module  # dataclasses look themselves up there
+    written, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # it would lie beside the script
+    try:
+        loader.exec_module(module)
+    finally:
+        sys.dont_write_bytecode = written
+    return module

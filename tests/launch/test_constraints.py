@@ -1,0 +1,101 @@
+"""The files of tested versions against setup.cfg, without a network; `launch/lock --check` resolves them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.launch.scripts import script
+
+lock = script("lock")
+FILES = [platform.name for platform in lock.PLATFORMS]
+platforms = {platform.name: platform for platform in lock.PLATFORMS}
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The release, without its zeros at the end."""
+    found = [int(part) for part in version.split("+")[0].split(".")]
+    while found and found[-1] == 0:
+        found.pop()
+    return tuple(found)
+
+
+def test_each_file_has_its_platform() -> None:
+    assert {path.stem for path in lock.FOLDER.iterdir()} == set(FILES)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_requirement_has_a_version_that_it_allows(name: str) -> None:
+    platform = platforms[name]
+    for python in platform.pythons:
+        versions = lock.read(platform.path, python)
+        for package, requirement in lock.requirements(platform.extras).items():
+            if "python_version" in requirement and python != "3.10":
+                continue
+            if package == "torch" and platform.torches:
+                assert f"torch{lock.JETSON_TORCH}" in platform.path.read_text().splitlines()
+                versions["torch"] = platform.torches[0]
+            bound = re.search(r">=([0-9.]+)", requirement)
+            assert bound is not None, requirement
+            assert numbers(versions[package]) >= numbers(bound[1]), f"{name}, Python {python}: {requirement}"
+
+
+def test_the_lowest_versions_are_the_bounds_themselves() -> None:
+    versions = lock.read(platforms["lowest"].path, "3.10")
+    for package, requirement in lock.requirements(lock.PRODUCT).items():
+        bound = re.search(r">=([0-9.]+)", requirement)
+        assert bound is not None, requirement
+        if package != "setuptools":  # only builds; setup.cfg does not name it
+            assert numbers(versions[package]) == numbers(bound[1]), requirement
+
+
+def test_a_package_has_one_bound_in_all_extras() -> None:
+    one = lock.requirements((*lock.PRODUCT, "dev"))
+    other = lock.requirements(("dev", *reversed(lock.PRODUCT)))
+    assert one == other
+
+
+def test_boards_download_no_cuda() -> None:
+    for name in ("aarch64", "jetpack6", "jetpack7"):
+        for python in platforms[name].pythons:
+            assert not [each for each in lock.read(platforms[name].path, python) if each.startswith(("nvidia-", "cuda-", "triton"))]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_files_name_no_index_and_no_place(name: str) -> None:
+    assert not re.search(r"://|--|\bfile:|@ ", platforms[name].path.read_text())
+
+
+def test_versions_are_merged_by_python() -> None:
+    by_python = {
+        "3.10": {"a": "1", "b": "1", "c": "1", "e": "1", "f": "1"},
+        "3.11": {"a": "1", "b": "2", "c": "2", "d": "1", "f": "2"},
+        "3.12": {"a": "1", "b": "2", "c": "3", "d": "1", "f": "1"},
+    }
+    lines = list(lock.merged(by_python))
+    assert lines == [
+        "a==1",
+        'b==1 ; python_version < "3.11"',
+        'b==2 ; python_version >= "3.11"',
+        'c==1 ; python_version < "3.11"',
+        'c==2 ; python_version == "3.11"',
+        'c==3 ; python_version >= "3.12"',
+        "d==1",
+        "e==1",
+        'f==1 ; python_version < "3.11"',
+        'f==2 ; python_version == "3.11"',
+        'f==1 ; python_version >= "3.12"',
+    ]
+
+
+def test_a_file_that_was_made_is_read_again(tmp_path: Path) -> None:
+    by_python = {"3.10": {"a": "1", "c": "1"}, "3.11": {"a": "2", "c": "1"}, "3.12": {"a": "3", "c": "1"}}
+    path = tmp_path / "x.txt"
+    path.write_text("# about\n" + "\n".join(lock.merged(by_python)) + "\ntorch>=2.7,<2.14\n")
+    for python, versions in by_python.items():
+        assert lock.read(path, python) == versions
+    path.write_text("a>=1\n")
+    with pytest.raises(lock.LockError, match=r"x\.txt: expected NAME==VERSION, got 'a>=1'; run launch/lock"):
+        lock.read(path, "3.10")

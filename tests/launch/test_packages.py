@@ -1,0 +1,184 @@
+"""Which torch `launch/packages` keeps and which it installs, and `launch/environment` with a Python that installs nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launch.scripts import ROOT, script
+
+packages = script("packages")
+PC = ["numpy==2.4.6", "nvidia-cublas==13.1", "sympy==1.14.0", "torch==2.13.0", "triton==3.7.1"]
+JETSON = ["numpy==1.26.4", "torch>=2.6,<2.14"]
+
+
+def test_the_pinned_torch_is_installed_where_there_is_none() -> None:
+    assert packages.choose(PC, "", "", "2.6", False) == packages.Choice(False, "", PC)
+
+
+def test_a_pc_without_a_gpu_gets_the_build_for_cpus() -> None:
+    assert packages.choose(PC, "", "", "2.6", True) == packages.Choice(False, "torch==2.13.0+cpu", PC)
+    assert packages.choose(PC, "2.12.1+cpu", "2.12.1+cpu", "2.6", True).from_index == "torch==2.13.0+cpu"
+    assert packages.choose(PC, "2.13.0+cpu", "2.13.0+cpu", "2.6", True).from_index == ""
+
+
+@pytest.mark.parametrize("found", ["2.13.0", "2.13.0+cpu"])
+def test_the_pinned_torch_changes_nothing_where_somebody_put_it(found: str) -> None:
+    for without_gpu in (True, False):
+        assert packages.choose(PC, found, "", "2.6", without_gpu) == packages.Choice(True, "", PC)
+
+
+@pytest.mark.parametrize("lines", [PC, JETSON])
+def test_another_torch_is_kept_and_what_follows_it_is_free(lines: list[str]) -> None:
+    choice = packages.choose(lines, "2.9.0a0+50eac811a6.nv25.09", "", "2.6", True)
+    assert choice == packages.Choice(True, "", [lines[0], "torch==2.9.0a0+50eac811a6.nv25.09"])
+
+
+def test_our_own_torch_is_replaced_when_the_pin_moves() -> None:
+    assert packages.choose(PC, "2.12.1", "2.12.1", "2.6", False) == packages.Choice(False, "", PC)
+    assert packages.choose(PC, "2.12.1", "2.12.0", "2.6", False).kept  # somebody put another there since
+
+
+def test_a_jetson_without_torch_is_refused() -> None:
+    with pytest.raises(packages.Refusal, match=r"expected NVIDIA's torch on this Jetson, but there is none; see docs/install\.md"):
+        packages.choose(JETSON, "", "", "2.6", False)
+
+
+@pytest.mark.parametrize("found", ["2.5.1", "2.5.0a0+872d972e41.nv24.08", "2.6.0a0", "1.13.1", "2.6.0rc1", "nightly"])
+def test_a_torch_that_is_too_old_is_refused(found: str) -> None:
+    with pytest.raises(packages.Refusal, match=r"expected torch 2\.6 or newer in the environment"):
+        packages.choose(JETSON, found, "", "2.6", False)
+
+
+@pytest.mark.parametrize("found", ["2.6.0", "2.6.0+cpu", "2.6.1rc1", "2.10.0", "2.9.0a0", "3.0.0"])
+def test_a_torch_that_is_new_enough_is_kept(found: str) -> None:
+    assert packages.choose(JETSON, found, "", "2.6", False).kept
+
+
+PYTHON = r"""#!/bin/bash
+# A Python whose virtual environments are this script. It writes down what pip is asked for and installs no more than torch's version.
+home=$(dirname "$(dirname "$0")")
+case "$*" in
+    "-m venv "*) printf '%s\n' "$*" >> "$WORK/asked"; mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" ;;
+    "-m pip "*)
+        printf '%s\n' "$*" >> "$WORK/asked"
+        if [[ "$*" == *"--index-url"* ]]; then
+            [ -e "$WORK/online" ] || { echo "ERROR: no such host" >&2; exit 1; }
+            echo "${@: -1}" | sed 's/torch==//' > "$WORK/torch"
+        elif [ ! -e "$WORK/torch" ]; then
+            echo 2.9.1 > "$WORK/torch"
+        fi
+        ;;
+    *'m.version("torch")'*) cat "$WORK/torch" ;;
+    *'torch.cuda.is_available()'*) cat "$WORK/cuda" || { echo "ImportError: libcudnn.so.9" >&2; exit 1; } ;;
+    *) exec REAL "$@" ;;
+esac
+"""
+
+
+class Machine:
+    """A copy of the scripts, on a platform that is only said."""
+
+    def __init__(self, folder: Path, platform: str) -> None:
+        self.folder = folder
+        for name in ("environment", "packages", "install"):
+            (folder / "launch").mkdir(exist_ok=True)
+            shutil.copy(ROOT / "launch" / name, folder / "launch" / name)
+        shutil.copytree(ROOT / "constraints", folder / "constraints")
+        shutil.copy(ROOT / "setup.cfg", folder)
+        self.tool(folder / "launch/platform", f"#!/bin/sh\necho {platform}\n")
+        self.tool(folder / "bin/python3", PYTHON.replace("REAL", sys.executable))
+        self.tool(folder / "launch/go", '#!/bin/bash\nset -euo pipefail\n. "$(dirname "$0")/environment" serve\necho went on\n')
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("FLOWSPEC_", "PYTHON"))},
+            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+            "WORK": str(folder),
+        }
+
+    def tool(self, path: Path, text: str) -> None:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def go(self, **environment: str) -> tuple[int, list[str]]:
+        """Runs a script that sources launch/environment; the status, and its complaints but for the first line."""
+        command = [self.folder / "launch/go"]
+        done = subprocess.run(command, env={**self.environment, **environment}, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.stdout == "went on\n") == (done.returncode == 0)
+        return done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("Installing FlowSpec ")]
+
+    def asked(self) -> list[str]:
+        """What Python was asked for since the last time."""
+        path = self.folder / "asked"
+        lines = path.read_text().splitlines() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return lines
+
+
+def test_a_board_gets_what_its_file_pins_once(tmp_path: Path) -> None:
+    board = Machine(tmp_path, "aarch64 cpu")
+    assert board.go() == (0, [])
+    made, installed = board.asked()
+    assert made == f"-m venv {tmp_path}/.venv"
+    versions = tmp_path / ".venv/flowspec-constraints.txt"
+    expected = f"-m pip install --quiet --disable-pip-version-check -c {versions} setuptools -e {tmp_path}[serve]"
+    assert installed == expected
+    assert versions.read_text() == (ROOT / "constraints/aarch64.txt").read_text()
+    assert (tmp_path / ".venv/flowspec-torch").read_text() == "2.9.1"
+    assert board.go() == (0, [])
+    assert board.asked() == []  # up to date
+
+
+def test_a_pc_gets_torch_from_the_index_for_cpus_or_is_told(tmp_path: Path) -> None:
+    pc = Machine(tmp_path, "x86_64 cpu")
+    status, (line,) = pc.go()
+    assert status == 2
+    assert "cannot get torch==2.13.0+cpu from https://download.pytorch.org/whl/cpu (no such host)" in line
+    assert f"a torch that you put into {tmp_path}/.venv is kept" in line
+    assert len(pc.asked()) == 2  # nothing but the environment and torch
+    (tmp_path / "online").touch()
+    assert pc.go() == (0, [])
+    torch, others = pc.asked()
+    assert torch.endswith(" --no-deps --retries 1 --timeout 15 --index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu")
+    assert others.endswith(f"-e {tmp_path}[serve]")
+
+
+def test_a_jetson_keeps_its_torch_if_it_sees_the_gpu(tmp_path: Path) -> None:
+    jetson = Machine(tmp_path, "jetpack6 cuda")
+    status, (line,) = jetson.go()
+    assert (status, "expected NVIDIA's torch on this Jetson, but there is none" in line) == (2, True)
+    assert jetson.asked() == [f"-m venv --system-site-packages {tmp_path}/.venv"]
+    (tmp_path / "torch").write_text("2.8.0\n")
+    status, (line,) = jetson.go()
+    assert (status, "torch 2.8.0 cannot be imported (ImportError: libcudnn.so.9); see docs" in line) == (2, True)
+    (tmp_path / "cuda").write_text("False\n")
+    status, (line,) = jetson.go()
+    assert (status, "torch 2.8.0 does not see this Jetson's GPU; see docs/install.md" in line) == (2, True)
+    assert jetson.asked() == []
+    (tmp_path / "cuda").write_text("a warning\nTrue\n")
+    assert jetson.go() == (0, ["Keeping torch 2.8.0, which is there already."])
+    versions = (tmp_path / ".venv/flowspec-constraints.txt").read_text().splitlines()
+    assert {"torch==2.8.0", "numpy==1.26.4"} <= set(versions)
+    assert len(jetson.asked()) == 1
+
+
+def test_other_versions_may_be_named(tmp_path: Path) -> None:
+    jetson = Machine(tmp_path, "jetpack6 cuda")
+    jetson.tool(tmp_path / "launch/platform", "#!/bin/sh\nexit 2\n")
+    status, (line,) = jetson.go(FLOWSPEC_CONSTRAINTS=str(tmp_path / "none.txt"))
+    assert (status, line.endswith(f"FLOWSPEC_CONSTRAINTS: expected a file of versions, got '{tmp_path}/none.txt'")) == (2, True)
+    assert jetson.go(FLOWSPEC_CONSTRAINTS=str(tmp_path / "constraints/aarch64.txt")) == (0, [])
+    assert jetson.asked()[0] == f"-m venv {tmp_path}/.venv"
+
+
+def test_extras_that_there_are_none_of_are_refused(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "aarch64 cpu")
+    command = [tmp_path / "launch/install", "serve", "server"]
+    done = subprocess.run(command, env=machine.environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "launch/install: expected discovery, gguf, plots, serve, dev or release, got 'server'\n"

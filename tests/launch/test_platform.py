@@ -1,0 +1,57 @@
+"""`launch/platform` on machines that are folders, with a `uname` of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.launch.scripts import ROOT
+
+JETSON = "# R{} (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64, DATE: Wed Jan  8 01:49:37 UTC 2025\n"
+
+
+def platform(folder: Path, machine: str, release: str | None = None, driver: bool = False) -> subprocess.CompletedProcess[str]:
+    tools = folder / "tools"
+    tools.mkdir()
+    (tools / "uname").write_text(f"#!/bin/sh\necho {machine}\n")
+    (tools / "uname").chmod(0o755)
+    if release is not None:
+        (folder / "etc").mkdir()
+        (folder / "etc/nv_tegra_release").write_text(release)
+    if driver:
+        (folder / "proc/driver/nvidia").mkdir(parents=True)
+        (folder / "proc/driver/nvidia/version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module\n")
+    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
+    command = [ROOT / "launch/platform", folder]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("machine", "release", "driver", "expected"),
+    [
+        ("x86_64", None, False, "x86_64 cpu"),
+        ("x86_64", None, True, "x86_64 cuda"),
+        ("aarch64", None, False, "aarch64 cpu"),
+        ("aarch64", JETSON.format(36), False, "jetpack6 cuda"),
+        ("aarch64", JETSON.format(38), False, "jetpack7 cuda"),
+        ("aarch64", JETSON.format(39), False, "jetpack7 cuda"),
+        ("aarch64", JETSON.format(35), False, "aarch64 cpu"),  # JetPack 5
+        ("aarch64", "something else\n", False, "aarch64 cpu"),
+        ("aarch64", "", False, "aarch64 cpu"),
+    ],
+)
+def test_each_machine_has_its_file(machine: str, release: str | None, driver: bool, expected: str, tmp_path: Path) -> None:
+    done = platform(tmp_path, machine, release, driver)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{expected}\n", "")
+    assert (ROOT / "constraints" / f"{expected.split()[0]}.txt").is_file()
+
+
+@pytest.mark.parametrize("machine", ["armv7l", "i686", "riscv64"])
+def test_other_processors_are_refused(machine: str, tmp_path: Path) -> None:
+    done = platform(tmp_path, machine)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert f"expected a processor of the kind x86_64 or aarch64, got {machine}; FLOWSPEC_CONSTRAINTS=FILE" in line
