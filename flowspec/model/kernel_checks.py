@@ -23,6 +23,7 @@ from torch import nn
 
 from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import InputError
+from flowspec.model.accelerator import compute_precisely
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows, tree_attention
 from flowspec.model.kernels import Kernel, kernels_of
 from flowspec.model.quantised import DIGIT, GROUP, WEIGHT_MAX, quantise
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("device")
     parser.add_argument("--skip", action="append", default=[], help="a kernel that was judged already")
     args = parser.parse_args()
+    compute_precisely()  # as slices are computed
     device = torch.device(args.device)
     try:
         kernels = kernels_of(args.dtype, device)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from flowspec.errors import InputError
+from flowspec.model.accelerator import accelerator_of
 from flowspec.model.half import FbgemmHalfLinear, PlainHalfLinear, has_instructions
 from flowspec.model.quantised import (
     OnednnInt8Linear,
@@ -60,7 +61,7 @@ def kernels_of(dtype: str, device: torch.device) -> tuple[Kernel, ...]:
         raise InputError(f"{dtype} runs on CPUs and CUDA, not on {device.type}; use --dtype bfloat16")
     if dtype == "int8":
         return (Kernel(name="torch._int_mm", linear=CudaInt8Linear, rows_alone=True),)
-    if torch.cuda.get_device_capability(device) < INT4_CAPABILITY:
+    if (accelerator_of(device).capability or (0, 0)) < INT4_CAPABILITY:
         raise InputError(
             f"int4 needs a GPU of compute capability 8.0 (an Orin or newer); use --dtype int8, or --device cpu on {device}'s daemon"
         )
