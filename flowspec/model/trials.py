@@ -163,7 +163,7 @@ def _listen(child: subprocess.Popen[bytes], tell: Tell, limit_s: float) -> tuple
                 break
             chunk = os.read(descriptor, 65536)
             if not chunk:
-                fault = _ending(child.wait())
+                fault = ending(child.wait())
                 break
             text += chunk
             while b"\n" in text:
@@ -186,7 +186,7 @@ def _listen(child: subprocess.Popen[bytes], tell: Tell, limit_s: float) -> tuple
     return [*verdicts, Verdict(kernel=at, fault=fault, is_late=is_late)], False
 
 
-def _ending(status: int) -> str:
+def ending(status: int) -> str:
     if status >= 0:
         return f"ended with status {status}"
     number = signal.Signals(-status)
