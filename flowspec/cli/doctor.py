@@ -1,4 +1,4 @@
-"""Check every device and link of a cluster, and tell what is wrong and what to do about it.
+"""Check every device and link of a cluster, or this machine's accelerator; tell what is wrong and what to do.
 
 Exit status: 0 when nothing is wrong (there may be warnings), 1 when there is a problem.
 """
@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flowspec import __version__
+from flowspec.cli import accelerator_check
 from flowspec.cli.options import add_model_arguments, cluster_options
 from flowspec.core.facts import AskFacts, LinkFacts
 from flowspec.plan.memory import mib
@@ -41,9 +42,14 @@ PLAIN_WIDTH = 140
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    accelerator_check.add_arguments(parser)
+    parser.set_defaults(defaults={name: parser.get_default(name) for name in accelerator_check.NEEDLESS})
 
 
 def run(args: argparse.Namespace) -> int:
+    accelerator_check.check_flags(args, args.defaults)
+    if args.accelerator:
+        return accelerator_check.run(args)
     from flowspec.testbed.command import progress
 
     options = cluster_options(args, args.local)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import platform
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,15 +54,16 @@ def run(args: argparse.Namespace) -> int:
     check_torch()
     import torch
 
+    from flowspec.model.accelerator import find
     from flowspec.runtime.links import measure_links
-    from flowspec.runtime.torch_device import pick_device, use_threads
+    from flowspec.runtime.torch_device import use_threads
     from flowspec.testbed.command import progress
     from flowspec.testbed.fitting import error, fit
     from flowspec.testbed.measure import QUICK, Effort, Machine, measure_beside, step_count
 
-    device = pick_device(args.device)
+    here = find(args.device)
     use_threads(args.threads)
-    machine = Machine(device=device, dtype=args.dtype or ("float16" if device.type == "cuda" else "float32"))
+    machine = Machine(device=here.device, dtype=args.dtype or here.usual_dtype)
     effort = (QUICK if args.quick else Effort()).fitting(machine)
     with progress("starting", step_count(effort) + 2 * len(devices)) as step:
         peers = measure_links(devices, step, keys=keys)
@@ -141,7 +141,9 @@ def profile_lines(
     }
     import torch
 
-    kind = torch.cuda.get_device_name(machine.device) if machine.device.type == "cuda" else platform.machine()
+    from flowspec.model.accelerator import accelerator_of
+
+    kind = accelerator_of(machine.device).name
     yield f"# {source}. No [power]: it has to be read from a meter."
     yield f"description = {toml_text(f'{host} ({kind}, {torch.get_num_threads()} torch threads)')}"
     for title, table in numbers(profile).items():

@@ -29,7 +29,7 @@ from flowspec.core.messages import Proposal, Release, Sampling, Segment
 from flowspec.core.slots import slots_in
 from flowspec.core.stage import StageCore
 from flowspec.draft.ranking import F32, Ranker
-from flowspec.model.free_memory import free_bytes
+from flowspec.model.accelerator import accelerator_of
 
 ROWS_RANKED_MAX = 32
 """Rows whose logits are in memory at once."""
@@ -58,7 +58,7 @@ class TreeCachedDrafter(ABC):
     captures: tuple[int, ...] = ()
 
     def __init__(self, ranker: Ranker, *, context_max: int, device: torch.device, slot_bytes: int) -> None:
-        self.cache_slots = slots_in(free_bytes(device), slot_bytes)
+        self.cache_slots = slots_in(accelerator_of(device).free_bytes(), slot_bytes)
         self._ranker = ranker
         self._core = StageCore(is_last=True, slots_max=context_max + limits.DRAFT_NODES_MAX)
 

@@ -45,11 +45,10 @@ def open_drafter(
 
         return NgramDrafter(context)
     check_torch()
-    import torch
-
     from flowspec.draft.language import LanguageModelDrafter
+    from flowspec.model.accelerator import find
 
-    device = device or torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    device = device or find("auto").device
     files = language_model(name, target)
     if files is None:
         from flowspec.draft.eagle import EagleDrafter

@@ -23,6 +23,7 @@ from torch import nn
 
 from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import InputError
+from flowspec.model.accelerator import compute_precisely
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows, tree_attention
 from flowspec.model.kernels import Kernel, kernels_of
 from flowspec.model.quantised import DIGIT, GROUP, WEIGHT_MAX, quantise
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("device")
     parser.add_argument("--skip", action="append", default=[], help="a kernel that was judged already")
     args = parser.parse_args()
+    compute_precisely()  # as slices are computed
     device = torch.device(args.device)
     try:
         kernels = kernels_of(args.dtype, device)
@@ -87,7 +89,7 @@ def linear_fault(dtype: str, kernel: Kernel, device: torch.device) -> str:
         given = torch.from_numpy(rows).to(DTYPES[ACTIVATIONS[dtype]]).to(device)
         uneven = torch.from_numpy(np.random.default_rng(inputs).normal(size=rows.shape)).to(given)  # whose sums depend on their order
         together: torch.Tensor | None = None
-        for threads in _thread_counts():
+        for threads in _thread_counts(device):
             torch.set_num_threads(threads)
             for count, first in _portions():
                 own = slice(first, first + count)
@@ -111,9 +113,10 @@ def _portions() -> Iterator[tuple[int, int]]:
         yield 1, row
 
 
-def _thread_counts() -> tuple[int, ...]:
+def _thread_counts(device: torch.device) -> tuple[int, ...]:
+    """One and all; a GPU's work does not depend on them."""
     most = os.cpu_count() or 1
-    return (1,) if most == 1 else (1, most)
+    return (1,) if most == 1 or device.type != "cpu" else (1, most)
 
 
 def _layer(dtype: str, kernel: Kernel, weights: F64, device: torch.device) -> nn.Linear:
@@ -129,7 +132,7 @@ def _layer(dtype: str, kernel: Kernel, weights: F64, device: torch.device) -> nn
 
 def _numbers(dtype: str, inputs: int, outputs: int) -> tuple[F64, F64, F64, F64]:
     """Weights `[out, in]`, rows `[ROWS, in]`, what their product is, and by how much it may be missed."""
-    make = {"int8": _int8_numbers, "int4": _int4_numbers}.get(dtype, _plain_numbers)
+    make = {"int8": _int8_numbers, "int4": _int4_numbers, "float32": _long_numbers}.get(dtype, _plain_numbers)
     generator = np.random.default_rng(inputs * 10007 + outputs)
     weights, rows = make(generator, inputs, outputs)
     expected = rows @ weights.T
@@ -170,6 +173,12 @@ def _plain_numbers(generator: np.random.Generator, inputs: int, outputs: int) ->
     return weights * _powers(generator, outputs) / 64, rows * _powers(generator, ROWS)
 
 
+def _long_numbers(generator: np.random.Generator, inputs: int, outputs: int) -> tuple[F64, F64]:
+    """Numbers that need all digits of float32: TF32, and bfloat16 in its place, compute short ones without a fault."""
+    weights, rows = generator.normal(size=(outputs, inputs)), generator.normal(size=(ROWS, inputs))
+    return weights.astype(np.float32).astype(np.float64), rows.astype(np.float32).astype(np.float64)
+
+
 def _powers(generator: np.random.Generator, count: int) -> F64:
     """A power of two for each row, `[count, 1]`."""
     return np.exp2(generator.integers(-4, 1, (count, 1)))
@@ -187,7 +196,7 @@ TOLERANCES = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 def attention_fault(dtype: str, device: torch.device) -> str:
     """What is wrong with all that a layer computes without a matrix of weights, or nothing."""
     kind, allowed = DTYPES[ACTIVATIONS[dtype]], TOLERANCES[ACTIVATIONS[dtype]]
-    for threads in _thread_counts():
+    for threads in _thread_counts(device):
         torch.set_num_threads(threads)
         for keys in KEYS:
             for softcap in (None, 20.0):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from flowspec.errors import InputError
+from flowspec.model.accelerator import accelerator_of
 from flowspec.model.half import FbgemmHalfLinear, PlainHalfLinear, has_instructions
 from flowspec.model.quantised import (
     OnednnInt8Linear,
@@ -39,6 +40,9 @@ class Kernel:
 
 
 _TORCH = Kernel(name="torch", linear=None, rows_alone=False)
+_PLAIN_INT8 = Kernel(name="plain", linear=PlainInt8Linear, rows_alone=True)
+_PLAIN_INT4 = Kernel(name="plain", linear=PlainInt4Linear, rows_alone=False)
+"""These two need float32 products only, on whatever device."""
 _INT8 = (
     Kernel(name="x86", linear=X86Int8Linear, rows_alone=True),
     Kernel(name="qnnpack", linear=QnnpackInt8Linear, rows_alone=True),
@@ -48,7 +52,7 @@ _INT8 = (
 
 
 def kernels_of(dtype: str, device: torch.device) -> tuple[Kernel, ...]:
-    """Those that this torch has for a precision, the best first; on CPUs the last one needs nothing but float32.
+    """Those that this torch has for a precision, the best first; the last one of a packed precision needs nothing but float32.
 
     Raises `InputError` where there is none.
     """
@@ -59,22 +63,20 @@ def kernels_of(dtype: str, device: torch.device) -> tuple[Kernel, ...]:
     if device.type != "cuda":
         raise InputError(f"{dtype} runs on CPUs and CUDA, not on {device.type}; use --dtype bfloat16")
     if dtype == "int8":
-        return (Kernel(name="torch._int_mm", linear=CudaInt8Linear, rows_alone=True),)
-    if torch.cuda.get_device_capability(device) < INT4_CAPABILITY:
-        raise InputError(
-            f"int4 needs a GPU of compute capability 8.0 (an Orin or newer); use --dtype int8, or --device cpu on {device}'s daemon"
-        )
-    return (Kernel(name="tinygemm", linear=CudaInt4Linear, rows_alone=True),)
+        return (Kernel(name="torch._int_mm", linear=CudaInt8Linear, rows_alone=True), _PLAIN_INT8)
+    if (accelerator_of(device).capability or (0, 0)) < INT4_CAPABILITY:
+        return (_PLAIN_INT4,)
+    return (Kernel(name="tinygemm", linear=CudaInt4Linear, rows_alone=True), _PLAIN_INT4)
 
 
 def _cpu_kernels(dtype: str) -> tuple[Kernel, ...]:
     engines = _engines()
     if dtype == "int8":
         built_in = tuple(kernel for kernel in _INT8 if kernel.name in engines)
-        return (*built_in, Kernel(name="plain", linear=PlainInt8Linear, rows_alone=True))
+        return (*built_in, _PLAIN_INT8)
     if dtype == "int4":
         own = Kernel(name="torch", linear=TorchInt4Linear, rows_alone=True)
-        return (own, Kernel(name="plain", linear=PlainInt4Linear, rows_alone=False))
+        return (own, _PLAIN_INT4)
     if dtype == "float32":
         return (_TORCH,)
     plain = Kernel(name="plain", linear=PlainHalfLinear, rows_alone=False)

@@ -26,7 +26,7 @@ from typing import Any
 from flowspec.errors import InputError
 from flowspec.folders import cache_folder, locked, write_whole
 
-FORMAT = 1
+FORMAT = 2
 """Counts up when trials try other things, so that what earlier ones found is tried again."""
 IMPORT_S = 170.0
 """How long the child may take until torch is imported; from a slow card it takes most of a minute."""
@@ -37,6 +37,10 @@ CHILD = (sys.executable, "-m", "flowspec.model.kernel_checks")
 ATTENTION = "attention"
 """What is tried beside kernels: all that a layer computes without a matrix of weights. There is no other one to take its place."""
 _SWITCHES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "FBGEMM_ENABLE_INSTRUCTIONS", "LD_PRELOAD", "QEMU_CPU")
+_SWITCHES_CUDA = ("NVIDIA_TF32_OVERRIDE", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "LD_LIBRARY_PATH")
+_DRIVER_FILES = ("/proc/driver/nvidia/version", "/etc/nv_tegra_release", "/proc/device-tree/model")
+_GPU_FILES = "/proc/driver/nvidia/gpus/*/information"
+
 """Environment that makes libraries take other instructions."""
 
 
@@ -159,7 +163,7 @@ def _listen(child: subprocess.Popen[bytes], tell: Tell, limit_s: float) -> tuple
                 break
             chunk = os.read(descriptor, 65536)
             if not chunk:
-                fault = _ending(child.wait())
+                fault = ending(child.wait())
                 break
             text += chunk
             while b"\n" in text:
@@ -182,7 +186,7 @@ def _listen(child: subprocess.Popen[bytes], tell: Tell, limit_s: float) -> tuple
     return [*verdicts, Verdict(kernel=at, fault=fault, is_late=is_late)], False
 
 
-def _ending(status: int) -> str:
+def ending(status: int) -> str:
     if status >= 0:
         return f"ended with status {status}"
     number = signal.Signals(-status)
@@ -202,8 +206,10 @@ def _kept(path: Path, dtype: str, device: str) -> Trial | None:
 
 def _key(dtype: str, device: str) -> str:
     """What a trial's outcome depends on."""
-    switches = {name: os.environ[name] for name in _SWITCHES if name in os.environ}
+    names = _SWITCHES if device == "cpu" else (*_SWITCHES, *_SWITCHES_CUDA)
+    switches = {name: os.environ[name] for name in names if name in os.environ}
     content = [FORMAT, dtype, device, platform.machine(), os.cpu_count(), _processor_block(), _torch_build(), switches]
+    content += [] if device == "cpu" else [_driver()]
     return f"{dtype}-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]}"
 
 
@@ -224,6 +230,17 @@ def _processor_block() -> str:
         return platform.processor()
     lines = text.split("\n\n", 1)[0].splitlines()
     return "\n".join(line for line in lines if not line.startswith(("cpu MHz", "bogomips", "BogoMIPS", "microcode")))
+
+
+def _driver(root: Path = Path("/")) -> str:
+    """What tells one GPU and its driver from another, as far as it can be had without CUDA."""
+    paths = [root / name.lstrip("/") for name in _DRIVER_FILES] + sorted(root.glob(_GPU_FILES.lstrip("/")))
+    found = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            lines = path.read_text("utf-8", "replace").splitlines()
+            found += [line for line in lines if "IRQ" not in line]  # changes from boot to boot
+    return "\n".join(found)
 
 
 @functools.cache

@@ -26,6 +26,7 @@ from flowspec.core.holding import Loaded
 from flowspec.core.messages import Expand, Proposed, Release
 from flowspec.core.slots import slots_in
 from flowspec.errors import FlowSpecError, NoRoomError, UnexpectedError, first_line
+from flowspec.model.out_of_memory import is_out_of_memory
 from flowspec.model.trials import run_trial
 from flowspec.plan.profile import DeviceProfile
 from flowspec.runtime.emulation import DeviceEmulation, Pacer
@@ -331,11 +332,6 @@ def unexpected(error: BaseException, during: str) -> UnexpectedError:
     """The one line about an error that nobody foresaw."""
     what = f"{type(error).__name__}: {first_line(error)}" if str(error).strip() else type(error).__name__
     return UnexpectedError(f"unexpected error {during}: {what}; see the daemon's log there, and report it")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """torch reports memory that is not to be had as a RuntimeError; only its text tells."""
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in str(error).lower())
 
 
 def to_torch(tensor: Tensor, rows: tuple[int, ...]) -> torch.Tensor:

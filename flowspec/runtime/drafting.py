@@ -20,10 +20,11 @@ from flowspec.core.events import Draft, Drafted, ToDrafter
 from flowspec.core.messages import VerifiedPart
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import ClusterError, FlowSpecError
+from flowspec.model.out_of_memory import is_out_of_memory
 from flowspec.plan.timing import Curve
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import HEAD
-from flowspec.runtime.compute import SWITCH_INTERVAL_S, Crashed, Failed, is_out_of_memory, to_torch
+from flowspec.runtime.compute import SWITCH_INTERVAL_S, Crashed, Failed, to_torch
 from flowspec.runtime.emulation import DraftPacer
 from flowspec.runtime.heap import give_back
 from flowspec.runtime.transport import Wake

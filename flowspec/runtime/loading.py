@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from flowspec.core.cluster_messages import Assign
 from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import ClusterError, FlowSpecError, InputError, NoRoomError
+from flowspec.model.accelerator import accelerator_of
 from flowspec.model.files import ModelFiles, is_gguf
-from flowspec.model.free_memory import free_bytes
 from flowspec.model.kernels import packing_of
 from flowspec.model.pieces import Pieces, Span, head_dim
 from flowspec.model.quantised import LINEARS
@@ -212,12 +211,14 @@ def _cache_bytes(config: Any, span: Span, dtype: str, context: int) -> int:
 
 def check_memory(need: SliceMemory, span: Span, assign: Assign, device: torch.device, limit_bytes: int | None) -> int:
     """Refuses a slice that does not fit, before anything of it is loaded. Returns the bytes that are left for the caches of all requests."""
+    here = accelerator_of(device)
+    here.give_back()
     if limit_bytes is None:
-        have = free_bytes(device)
-    elif device.type == "cuda":
-        have = min(free_bytes(device), limit_bytes)
+        have = here.free_bytes()
+    elif here.is_cpu:
+        have = limit_bytes - here.taken_bytes()
     else:
-        have = limit_bytes - psutil.Process().memory_info().rss
+        have = min(here.free_bytes(), limit_bytes - here.taken_bytes())
     if need.total_bytes > have:
         smaller = "give this device fewer layers" if assign.drafting is None else "give this device a smaller drafter"
         raise NoRoomError(

@@ -50,6 +50,7 @@ class LocalCluster:
         self,
         count: int,
         *,
+        device: str = "cpu",
         threads: int = 1,
         family: str | None = None,
         log_level: str = "WARNING",
@@ -60,7 +61,7 @@ class LocalCluster:
     ) -> None:
         assert len(devices) in (0, count), f"{len(devices)} devices declared for {count} daemons"
         self.count = count
-        arguments = [f"--count={count}", f"--threads={threads}", f"--log-level={log_level}"]
+        arguments = [f"--count={count}", f"--device={device}", f"--threads={threads}", f"--log-level={log_level}"]
         if family:
             arguments.append(f"--family={family}")
         if log_file:

@@ -28,6 +28,7 @@ PRELOADED = ("torch", "transformers", "flowspec.model.slice", "flowspec.runtime.
 def main() -> None:
     parser = argparse.ArgumentParser(prog="flowspec-local-pool", description=__doc__)
     parser.add_argument("--count", type=int, required=True)
+    parser.add_argument("--device", default="cpu", help="what the daemons compute on")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--family", help="model family whose code is imported before forking")
     parser.add_argument("--log-level", default="WARNING")
@@ -70,7 +71,7 @@ def _fork(index: int, args: argparse.Namespace) -> int:
             host="127.0.0.1",
             port=0,
             name=f"local-{index}",
-            machine=Machine(device="cpu", threads=args.threads, cache_dir=args.cache_dir and args.cache_dir / f"local-{index}"),
+            machine=Machine(device=args.device, threads=args.threads, cache_dir=args.cache_dir and args.cache_dir / f"local-{index}"),
             lifeline_fd=0,
             emulation=args.emulate[index] if args.emulate else None,
             keys=args.keys and device_keyring(args.keys, f"local-{index}"),

@@ -48,7 +48,10 @@ log = logging.getLogger("flowspec.head")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """Where a model shall run: a cluster file, or `local` daemons on this machine, and what these emulate."""
+    """Where a model shall run: a cluster file, or `local` daemons on this machine, and what these emulate.
+
+    Each local daemon computes on `local_device`, with `local_threads`.
+    """
 
     model: str
     dtype: str | None = None
@@ -59,6 +62,8 @@ class ClusterOptions:
     log_level: str = "WARNING"
     log_file: str | None = None
     emulation: Emulation | None = None
+    local_device: str = "cpu"
+    local_threads: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +293,8 @@ def open_cluster(
             local = stack.enter_context(
                 LocalCluster(
                     len(every),
+                    device=options.local_device,
+                    threads=options.local_threads,
                     family=raw["model_type"],
                     log_level=options.log_level,
                     log_file=options.log_file,

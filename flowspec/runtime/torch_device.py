@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from flowspec.errors import InputError
+from flowspec.model.accelerator import find
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is CUDA where torch sees it."""
-    if name == "auto":
-        name = "cuda:0" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"--device {name}: this torch ({torch.__version__}) sees no CUDA device; use --device cpu or install a CUDA build")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"--device {name}: expected one of the {torch.cuda.device_count()} CUDA devices of this machine")
-    return device
+    """`auto` is the first GPU where torch can use one; raises `InputError` for one that cannot be used, with the reason."""
+    return find(name).device
 
 
 def use_threads(count: int | None) -> None:

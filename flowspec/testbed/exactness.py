@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from flowspec.core.messages import Sampling
 from flowspec.model.reference import Difference, Reference
+from flowspec.runtime.answer import Answer, Timing
 from flowspec.runtime.session import Limits, Session
 from flowspec.testbed.outcome import EXACT, NEAR_TIE, WRONG
 
@@ -55,7 +56,11 @@ class Verdict:
 
 def answer(session: Session, case: Case, limits: Limits, users: int = 1) -> Found:
     """Asks the cluster one case, as one of so many users."""
-    running, timing = session.ask(case.prompt, case.sampling, limits)
+    return found_of(session, case, *session.ask(case.prompt, case.sampling, limits), limits, users)
+
+
+def found_of(session: Session, case: Case, running: Answer, timing: Timing, limits: Limits, users: int = 1) -> Found:
+    """What a session answered to a case."""
     assert running.end is not None
     return Found(
         case=case,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from flowspec.model.accelerator import accelerator_of
 from flowspec.plan.cost import layers_curve
 from flowspec.plan.profile import DeviceProfile
 from flowspec.testbed.measure import LayerPoint, Machine, Measured
@@ -33,7 +34,7 @@ def fit(measured: Measured, machine: Machine, name: str) -> DeviceProfile:
     spent = np.array([point.s for point in points])
     layers = np.array([point.layers for point in points])
     best = (float("inf"), 1.0, 1.0, 0.0, 0.0)
-    for share in HIDDEN if machine.device.type == "cuda" else HIDDEN[:1]:
+    for share in HIDDEN if accelerator_of(machine.device).launches_ahead else HIDDEN[:1]:
         fixed = share * layers * layer_s + pass_s
         for serial in SERIAL:
             best = min(best, (*_rates(weight_bytes, work, spent, fixed, serial), serial, share))

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
 from flowspec.core.events import JobPart, RunLayers
@@ -24,6 +23,7 @@ from flowspec.core.messages import Commit, Open, Part, Release, Sampling, Segmen
 from flowspec.draft.choose import open_drafter
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import ClusterError
+from flowspec.model.accelerator import accelerator_of
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.model.slice import DTYPES, Slice
@@ -60,19 +60,10 @@ class Machine:
         return torch.finfo(DTYPES[self.dtype]).bits // 8
 
     def free_bytes(self) -> int:
-        if self.device.type == "cuda":
-            return int(torch.cuda.mem_get_info(self.device)[0])
-        return int(psutil.virtual_memory().available)
+        return accelerator_of(self.device).free_bytes()
 
     def total_bytes(self) -> int:
-        if self.device.type == "cuda":
-            return int(torch.cuda.mem_get_info(self.device)[1])
-        return int(psutil.virtual_memory().total)
-
-    def wait(self) -> None:
-        """Until the device has done all it was given."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        return accelerator_of(self.device).total_bytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,11 +183,12 @@ def pass_task(machine: Machine, part: Slice, rows: int) -> Task:
         sampling=Sampling(),
     )
     job = RunLayers(job=0, parts=(segment,), payload=None, rows=tuple(range(rows)))
+    wait = accelerator_of(machine.device).wait
     payload = None if part.span.is_first else torch.randn(rows, part.config.hidden_size).to(part.dtype)
 
     def run() -> None:
         part.forward(job, payload)
-        machine.wait()
+        wait()
 
     return run
 

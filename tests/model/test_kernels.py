@@ -49,6 +49,21 @@ def test_what_is_wrong_with_a_kernel_is_found(dtype: str, linear: type[PlainInt8
     assert found.startswith(fault), found
 
 
+@pytest.mark.parametrize("digits", [10, 7])
+def test_float32_that_is_computed_with_fewer_digits_is_found(digits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As TF32 (10 digits) does on GPUs, and oneDNN with bfloat16 (7) on some ARM processors, where they are switched on."""
+    (kernel,) = kernels_of("float32", CPU)
+    assert kernel_checks.linear_fault("float32", kernel, CPU) == ""
+    right = torch.nn.functional.linear
+
+    def cut(values: torch.Tensor) -> torch.Tensor:
+        return (values.view(torch.int32) & -(1 << (23 - digits))).view(torch.float32)
+
+    monkeypatch.setattr("torch.nn.functional.linear", lambda rows, weight, bias: right(cut(rows), cut(weight), bias))
+    found = kernel_checks.linear_fault("float32", kernel, CPU)
+    assert found.startswith("computes something else than it should for 32 rows of 64 x 48"), found
+
+
 def test_attention_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel_checks.attention_fault("bfloat16", CPU) == ""
     right = torch.nn.functional.scaled_dot_product_attention
@@ -105,6 +120,21 @@ def test_what_was_found_is_kept_for_this_processor_and_torch(tmp_path: Path, mon
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     with pytest.raises(FileNotFoundError):
         run_trial("int8", "cpu", folder=tmp_path, command=never)
+
+
+def test_what_was_found_on_a_gpu_is_of_that_gpu_and_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    information = tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information"
+    information.parent.mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/version").write_text("NVRM version: 540.3.0\n")
+    keys = set()
+    for text in ("Model: Orin\nIRQ: 7\n", "Model: Orin\nIRQ: 8\n", "Model: Thor\n"):
+        information.write_text(text)
+        told = trials._driver(tmp_path)
+        assert told.startswith("NVRM version: 540.3.0\nModel: ")
+        monkeypatch.setattr(trials, "_driver", lambda told=told: told)
+        keys |= {trials._key("int8", "cuda:0"), trials._key("int8", "cpu")}
+        monkeypatch.undo()
+    assert len(keys) == 3, "two GPUs, and the CPU, which has no driver"
 
 
 def test_a_precision_without_a_right_kernel_is_refused_in_a_line(tmp_path: Path) -> None:

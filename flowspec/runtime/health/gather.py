@@ -120,17 +120,14 @@ def _torch_cuda() -> str:
 
 
 def _accelerator(wanted: str) -> tuple[str, int, int]:
-    """Name, memory and free memory of the CUDA device that would be used; nothing where torch sees none."""
-    import torch
-
-    from flowspec.runtime.torch_device import pick_device
+    """Name, memory and free memory of the GPU that would be used; nothing where torch can use none."""
+    from flowspec.model.accelerator import find
 
     try:
-        device = pick_device(wanted)
+        found = find(wanted)
     except InputError:
         return "", 0, 0
-    if device.type != "cuda":
+    if found.is_cpu:
         return "", 0, 0
-    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    own_bytes = torch.cuda.memory_reserved(device)  # a slice that is kept goes when another is assigned
-    return torch.cuda.get_device_name(device)[: limits.NAME_CHARS_MAX], total_bytes, free_bytes + own_bytes
+    own_bytes = found.taken_bytes()  # a slice that is kept goes when another is assigned
+    return found.name[: limits.NAME_CHARS_MAX], found.total_bytes(), found.free_bytes() + own_bytes

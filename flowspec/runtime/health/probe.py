@@ -8,43 +8,44 @@ fifth, so that boards that are alike look alike, and the same board tomorrow as 
 from __future__ import annotations
 
 import math
-import platform
 import time
 from collections.abc import Callable
 
 import torch
 
+from flowspec.model.accelerator import Accelerator, accelerator_of
 from flowspec.plan.profile import DeviceProfile
 
 RUNS, ENOUGH_S = 5, 0.05
 """Of each product the fastest of so many runs counts, or of those that so much time allows."""
-WIDTH_READ = {"cpu": 4096, "cuda": 8192}
+WIDTH_READ = {"cpu": 4096, "gpu": 8192}
 """64 and 128 MiB of weights."""
-WIDTH_COMPUTE, ROWS = {"cpu": 1024, "cuda": 4096}, {"cpu": 32, "cuda": 512}
+WIDTH_COMPUTE, ROWS = {"cpu": 1024, "gpu": 4096}, {"cpu": 32, "gpu": 512}
 LAYER_OPERATIONS, PASS_OPERATIONS = 60, 100
 """Operations of torch in a layer and beside the layers, as devices/*.toml estimate them."""
 STEPS = 4
 """Rounding: so many steps to a factor of two."""
 COMPUTING_SHARE_MIN = 0.1
 """Of a product's time, should reading seem to take all of it."""
-READ_DTYPE = {"cpu": torch.float32, "cuda": torch.float16}
+READ_DTYPE = {"cpu": torch.float32, "gpu": torch.float16}
 
 
 @torch.inference_mode()
 def probe(device: torch.device) -> DeviceProfile:
     """The device as a profile; its memory is left at a nominal 1 GB. On CPUs computing comes on top of reading, as in devices/*.toml."""
-    kind = "cuda" if device.type == "cuda" else "cpu"
-    byte_s = _reading_s(device, kind)
-    tflops = {str(dtype).removeprefix("torch."): _tflops(device, kind, dtype, byte_s) for dtype in _dtypes(kind)}
-    operation_s = _operation_s(device)
+    here = accelerator_of(device)
+    kind = "cpu" if here.is_cpu else "gpu"
+    byte_s = _reading_s(here, kind)
+    tflops = {str(dtype).removeprefix("torch."): _tflops(here, kind, dtype, byte_s) for dtype in _dtypes(here)}
+    operation_s = _operation_s(here)
     return DeviceProfile(
-        name=torch.cuda.get_device_name(device) if kind == "cuda" else f"{platform.machine()} CPU",
+        name=here.name,
         memory_gb=1.0,
         memory_gb_per_s=rounded(1e-9 / byte_s),
         memory_efficiency=1.0,
         tflops={name: rounded(value) for name, value in tflops.items()},
         compute_efficiency=1.0,
-        serial=0.0 if kind == "cuda" else 1.0,
+        serial=1.0 if here.is_cpu else 0.0,
         layer_us=rounded(1e6 * LAYER_OPERATIONS * operation_s),
         pass_us=rounded(1e6 * PASS_OPERATIONS * operation_s),
     )
@@ -55,50 +56,48 @@ def rounded(value: float) -> float:
     return float(f"{2 ** (round(STEPS * math.log2(value)) / STEPS):.4g}")
 
 
-def _dtypes(kind: str) -> tuple[torch.dtype, ...]:
+def _dtypes(here: Accelerator) -> tuple[torch.dtype, ...]:
     """bfloat16 is left out where a GPU would only emulate it."""
-    if kind == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        return (torch.float32, torch.float16)
-    return (torch.float32, torch.float16, torch.bfloat16)
+    always = (torch.float32, torch.float16)
+    return (*always, torch.bfloat16) if here.has_bfloat16 else always
 
 
-def _reading_s(device: torch.device, kind: str) -> float:
+def _reading_s(here: Accelerator, kind: str) -> float:
     """Seconds for a byte of weights."""
     width, dtype = WIDTH_READ[kind], READ_DTYPE[kind]
-    weights = torch.full((width, width), 0.5, dtype=dtype, device=device)
-    row = torch.full((1, width), 0.5, dtype=dtype, device=device)
-    return _fastest_s(lambda: torch.nn.functional.linear(row, weights), device) / weights.nbytes
+    weights = torch.full((width, width), 0.5, dtype=dtype, device=here.device)
+    row = torch.full((1, width), 0.5, dtype=dtype, device=here.device)
+    return _fastest_s(lambda: torch.nn.functional.linear(row, weights), here) / weights.nbytes
 
 
-def _tflops(device: torch.device, kind: str, dtype: torch.dtype, byte_s: float) -> float:
+def _tflops(here: Accelerator, kind: str, dtype: torch.dtype, byte_s: float) -> float:
     """Of a product of many rows, what reading its weights takes left out where a CPU does one after the other."""
     width, count = WIDTH_COMPUTE[kind], ROWS[kind]
-    weights = torch.full((width, width), 0.5, dtype=dtype, device=device)
-    rows = torch.full((count, width), 0.5, dtype=dtype, device=device)
-    spent_s = _fastest_s(lambda: torch.nn.functional.linear(rows, weights), device)
+    weights = torch.full((width, width), 0.5, dtype=dtype, device=here.device)
+    rows = torch.full((count, width), 0.5, dtype=dtype, device=here.device)
+    spent_s = _fastest_s(lambda: torch.nn.functional.linear(rows, weights), here)
     if kind == "cpu":
         spent_s = max(spent_s - byte_s * weights.nbytes, COMPUTING_SHARE_MIN * spent_s)
     return 1e-12 * 2 * count * width * width / spent_s
 
 
-def _operation_s(device: torch.device) -> float:
-    small = torch.zeros(1, 64, device=device)
+def _operation_s(here: Accelerator) -> float:
+    small = torch.zeros(1, 64, device=here.device)
 
     def run() -> None:
         for _ in range(LAYER_OPERATIONS):
             small.add_(1)
 
-    return _fastest_s(run, device) / LAYER_OPERATIONS
+    return _fastest_s(run, here) / LAYER_OPERATIONS
 
 
-def _fastest_s(task: Callable[[], object], device: torch.device) -> float:
+def _fastest_s(task: Callable[[], object], here: Accelerator) -> float:
     """The fastest of some runs after a first one: what else runs on a machine only ever adds time."""
     found, begun_s = [], time.perf_counter()
     for number in range(RUNS + 1):
         started_s = time.perf_counter()
         task()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        here.wait()
         ended_s = time.perf_counter()
         if number:
             found.append(ended_s - started_s)

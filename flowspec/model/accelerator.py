@@ -1,0 +1,242 @@
+"""What torch computes on: the CPU, or a GPU through CUDA. The only file that asks `torch.cuda`.
+
+Whoever needs to know how much memory is free, or when work is done, asks an `Accelerator`. Kernels for GPUs
+are in `quantised_cuda.py`. No GPU was at hand when this was written: the CUDA half was tested with a stand-in
+for `torch.cuda` only. `flowspec doctor --accelerator` tests it on a board.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import Protocol
+
+import psutil
+import torch
+
+from flowspec.errors import InputError, first_line
+
+Capability = tuple[int, int]
+Facts = dict[str, str | int | bool | list[str]]
+
+
+class Accelerator(Protocol):
+    """A device that torch computes on. Whoever has one has float32 products in float32, and sums of 16-bit products, too."""
+
+    @property
+    def device(self) -> torch.device:
+        """As torch takes it."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether this is the processor itself; its weights are then part of this process."""
+
+    @property
+    def launches_ahead(self) -> bool:
+        """Whether calls return before their work is done, so that times are those of `wait`."""
+
+    @property
+    def usual_dtype(self) -> str:
+        """The precision that it is measured in where none is asked for."""
+
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether bfloat16 is worth measuring: on CPUs it always is, a GPU may only emulate it."""
+
+    @property
+    def capability(self) -> Capability | None:
+        """CUDA's number of what a GPU can do; None for a CPU."""
+
+    def total_bytes(self) -> int:
+        """All of its memory."""
+
+    def free_bytes(self) -> int:
+        """What is to be had of it now; what torch keeps for later counts as free."""
+
+    def taken_bytes(self) -> int:
+        """What this process uses of it now."""
+
+    def wait(self) -> None:
+        """Until it has done all that it was given."""
+
+    def give_back(self) -> None:
+        """Lets others have the memory that torch keeps for later."""
+
+    def facts(self) -> Facts:
+        """What a report tells of it: versions, sizes, what it can do."""
+
+
+def find(name: str) -> Accelerator:
+    """`cpu`, `cuda` (the first GPU), `cuda:N`; `auto` is the first GPU where torch can use one, else the CPU.
+
+    Raises `InputError` for another name, and for a GPU that cannot be used, with the reason.
+    """
+    if name == "cpu" or (name == "auto" and CudaAccelerator.absence()):
+        return CpuAccelerator()
+    kind, _, number = "cuda:0".partition(":") if name in ("auto", "cuda") else name.partition(":")
+    if kind != "cuda" or not number.isdecimal():
+        raise InputError(f"--device: expected auto, cpu or cuda:N, got {name!r}")
+    why = CudaAccelerator.absence(int(number))
+    if why:
+        raise InputError(f"--device {name}: {why}; use --device cpu, or a torch for this machine's GPU (docs/devices.md)")
+    return CudaAccelerator(int(number))
+
+
+def accelerator_of(device: torch.device) -> Accelerator:
+    """The one that a tensor's device is. Raises `InputError` for a device that FlowSpec does not know."""
+    if device.type == "cpu":
+        return CpuAccelerator()
+    if device.type == "cuda":
+        return CudaAccelerator(device.index or 0)
+    raise InputError(f"expected a CPU or CUDA device, got {device}")
+
+
+def compute_precisely() -> None:
+    """Products of float32 in float32, and sums of 16-bit products, too.
+
+    TF32 has 10 bits where float32 has 23. It is off by default, but NVIDIA's containers switch it on by an
+    environment variable (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE). Of torch's settings for it this one works in all
+    versions; where an older and a newer one disagree, torch refuses to multiply. Partial sums in 16 bits are on
+    by default.
+    """
+    torch.set_float32_matmul_precision("highest")
+    products = torch.backends.cuda.matmul
+    products.allow_fp16_reduced_precision_reduction = False
+    products.allow_bf16_reduced_precision_reduction = False
+    if hasattr(products, "allow_fp16_accumulation"):  # since torch 2.7
+        products.allow_fp16_accumulation = False
+
+
+class CpuAccelerator:
+    """This machine's processor."""
+
+    is_cpu = True
+    launches_ahead = False
+    usual_dtype = "float32"
+    has_bfloat16 = True
+    capability: Capability | None = None
+
+    def __init__(self) -> None:
+        compute_precisely()
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def name(self) -> str:
+        return f"{platform.machine()} CPU"
+
+    def total_bytes(self) -> int:
+        return int(psutil.virtual_memory().total)
+
+    def free_bytes(self) -> int:
+        return int(psutil.virtual_memory().available)
+
+    def taken_bytes(self) -> int:
+        return int(psutil.Process().memory_info().rss)
+
+    def wait(self) -> None:
+        pass
+
+    def give_back(self) -> None:
+        pass
+
+    def facts(self) -> Facts:
+        return {
+            "name": self.name,
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+            "engines": list(torch.backends.quantized.supported_engines),
+            "threads": torch.get_num_threads(),
+            "total_bytes": self.total_bytes(),
+        }
+
+
+class CudaAccelerator:
+    """A GPU that torch reaches through CUDA."""
+
+    is_cpu = False
+    launches_ahead = True
+    usual_dtype = "float16"
+
+    def __init__(self, index: int = 0) -> None:
+        self.index = index
+        compute_precisely()
+
+    @staticmethod
+    def absence(index: int = 0) -> str:
+        """Why torch cannot use this GPU; empty where it can."""
+        if torch.version.cuda is None:
+            return f"this torch ({torch.__version__}) was built without CUDA"
+        if not torch.cuda.is_available():
+            try:
+                torch.cuda.init()  # type: ignore[no-untyped-call]
+            except (RuntimeError, AssertionError) as error:  # says which of driver, GPU and rights is missing
+                return f"this torch ({torch.__version__}, CUDA {torch.version.cuda}) finds no GPU: {first_line(error)}"
+            return f"this torch ({torch.__version__}, CUDA {torch.version.cuda}) finds no GPU"
+        count = torch.cuda.device_count()
+        return "" if index < count else f"expected one of the {count} CUDA devices of this machine"
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", self.index)
+
+    @property
+    def name(self) -> str:
+        return str(torch.cuda.get_device_name(self.device))
+
+    @property
+    def has_bfloat16(self) -> bool:
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
+    @property
+    def capability(self) -> Capability | None:
+        return torch.cuda.get_device_capability(self.device)
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether its memory is the processor's, as on a Jetson."""
+        return bool(getattr(torch.cuda.get_device_properties(self.device), "is_integrated", False))
+
+    def total_bytes(self) -> int:
+        return int(torch.cuda.mem_get_info(self.device)[1])
+
+    def free_bytes(self) -> int:
+        """Where memory is the processor's, too, what the system says: CUDA counts files in memory as taken.
+
+        A slice's weights are read from such files, so that on a Jetson hardly anything would seem to be free.
+        """
+        free, total = torch.cuda.mem_get_info(self.device)
+        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        if self.shares_memory:
+            free = min(total, max(free, psutil.virtual_memory().available))
+        return int(free + kept)
+
+    def taken_bytes(self) -> int:
+        return int(torch.cuda.memory_allocated(self.device))
+
+    def wait(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def give_back(self) -> None:
+        torch.cuda.empty_cache()
+
+    def facts(self) -> Facts:
+        properties = torch.cuda.get_device_properties(self.device)
+        major, minor = torch.cuda.get_device_capability(self.device)
+        cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        return {
+            "name": self.name,
+            "capability": f"{major}.{minor}",
+            "built_for": list(torch.cuda.get_arch_list()),
+            "processors": int(properties.multi_processor_count),
+            "total_bytes": self.total_bytes(),
+            "shares_memory": self.shares_memory,
+            "has_bfloat16": self.has_bfloat16,
+            "cuda": str(torch.version.cuda),
+            "cudnn": "" if cudnn is None else str(cudnn),
+            "threads": torch.get_num_threads(),
+        }

@@ -1,0 +1,72 @@
+"""GPUs that are not there: a stand-in for `torch.cuda`, and an accelerator whose tensors are the CPU's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from flowspec.model.accelerator import Capability, CpuAccelerator
+
+GIB = 1 << 30
+ORIN = {"name": "Orin", "capability": (8, 7), "free": 1 * GIB, "total": 8 * GIB, "reserved": 300, "allocated": 200}
+
+
+def pretend_cuda(patch: pytest.MonkeyPatch, *, is_integrated: bool = True, count: int = 1) -> list[str]:
+    """Makes torch say that it has an Orin; returns what is asked of the GPU from then on."""
+    asked: list[str] = []
+    properties = SimpleNamespace(multi_processor_count=8, is_integrated=int(is_integrated))
+    answers = {
+        "is_available": True,
+        "device_count": count,
+        "get_device_name": ORIN["name"],
+        "get_device_capability": ORIN["capability"],
+        "get_device_properties": properties,
+        "get_arch_list": ["sm_87"],
+        "is_bf16_supported": True,
+        "mem_get_info": (ORIN["free"], ORIN["total"]),
+        "memory_reserved": ORIN["reserved"],
+        "memory_allocated": ORIN["allocated"],
+        "synchronize": None,
+        "empty_cache": None,
+    }
+
+    def tell(name: str, answer: object) -> None:
+        def told(*args: object, **options: object) -> object:
+            asked.append(name)
+            return answer
+
+        patch.setattr(torch.cuda, name, told)
+
+    for name, answer in answers.items():
+        tell(name, answer)
+    patch.setattr(torch.version, "cuda", "12.6")
+    return asked
+
+
+class FakeGpu(CpuAccelerator):
+    """Looks like a GPU from outside and computes on the CPU; counts what it is asked."""
+
+    is_cpu = False
+    launches_ahead = True
+    capability: Capability | None = (8, 7)
+
+    def __init__(self, index: int = 0) -> None:
+        super().__init__()
+        self.waits = 0
+        self.given_back = 0
+
+    @staticmethod
+    def absence(index: int = 0) -> str:
+        return "" if index == 0 else "expected one of the 1 CUDA devices of this machine"
+
+    @property
+    def name(self) -> str:
+        return "Made-up GPU"
+
+    def wait(self) -> None:
+        self.waits += 1
+
+    def give_back(self) -> None:
+        self.given_back += 1

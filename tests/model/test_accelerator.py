@@ -1,0 +1,175 @@
+"""What differs between a CPU and a GPU, asked in one place; the CUDA half with a stand-in for `torch.cuda`."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from flowspec.errors import InputError
+from flowspec.model import accelerator
+from flowspec.model.accelerator import CudaAccelerator, accelerator_of, find
+from flowspec.model.out_of_memory import is_out_of_memory
+from tests.model.fake_gpu import GIB, ORIN, FakeGpu, pretend_cuda
+
+ROOT = Path(__file__).parents[2]
+OWNER = ROOT / "flowspec/model/accelerator.py"
+
+
+def cuda_uses(source: str) -> Iterator[int]:
+    """The lines in which a module asks `torch.cuda` or sets `torch.backends.cuda`, however it is written."""
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Attribute):
+            names = [ast.unparse(node)]
+        elif isinstance(node, ast.Import):
+            names = [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{each.name}" for each in node.names]
+        if any(name.startswith(("torch.cuda", "torch.backends.cuda")) for name in names):
+            yield node.lineno
+
+
+def test_one_file_asks_cuda() -> None:
+    assert list(cuda_uses(OWNER.read_text("utf-8")))
+    others = [path for path in (ROOT / "flowspec").rglob("*.py") if path != OWNER]
+    assert len(others) > 20
+    assert {str(path): found for path in others if (found := list(cuda_uses(path.read_text("utf-8"))))} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch.cuda.synchronize()",
+        "from torch import cuda",
+        "import torch.cuda as c",
+        "from torch.cuda import synchronize",
+        "import torch\nx = torch.backends.cuda.matmul",
+        "from torch.backends import cuda",
+    ],
+)
+def test_this_test_sees_every_way_to_ask_cuda(source: str) -> None:
+    assert list(cuda_uses(source))
+
+
+def test_the_processor_is_an_accelerator_too() -> None:
+    cpu = find("cpu")
+    assert (cpu.device, cpu.is_cpu, cpu.launches_ahead, cpu.capability) == (torch.device("cpu"), True, False, None)
+    assert 0 < cpu.taken_bytes() < cpu.total_bytes() == psutil.virtual_memory().total
+    assert 0 < cpu.free_bytes() <= cpu.total_bytes()
+    assert cpu.facts()["engines"]
+    cpu.wait()
+    cpu.give_back()
+
+
+def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert find("auto").is_cpu
+    pretend_cuda(monkeypatch, count=2)
+    assert find("auto").device == find("cuda").device == torch.device("cuda", 0)
+    assert find("cuda:1").device == accelerator_of(torch.device("cuda", 1)).device == torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize("name", ["mps", "cuda:x", "cuda:-1", "cuda:", "gpu", ""])
+def test_other_names_are_refused_in_a_line(name: str) -> None:
+    with pytest.raises(InputError, match="expected auto, cpu or cuda:N, got"):
+        find(name)
+    with pytest.raises(InputError, match="expected a CPU or CUDA device, got meta"):
+        accelerator_of(torch.device("meta"))
+
+
+def test_why_a_gpu_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(InputError, match=r"--device cuda:0: this torch \(.*\) was built without CUDA; use --device cpu"):
+        find("cuda:0")
+    pretend_cuda(monkeypatch)
+    with pytest.raises(InputError, match="--device cuda:1: expected one of the 1 CUDA devices of this machine"):
+        find("cuda:1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def no_driver() -> None:
+        raise RuntimeError("Found no NVIDIA driver on your system.\nPlease check")
+
+    monkeypatch.setattr(torch.cuda, "init", no_driver)
+    with pytest.raises(InputError, match=r"CUDA 12.6\) finds no GPU: Found no NVIDIA driver on your system\.; use"):
+        find("cuda:0")
+    assert find("auto").is_cpu
+
+
+def test_memory_that_is_the_processors_too_is_what_the_system_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Jetson's CUDA counts the files in memory as taken, from which weights were just read."""
+    pretend_cuda(monkeypatch, is_integrated=True)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: psutil._ntp.svmem(*[0] * 11)._replace(available=5 * GIB))
+    gpu = CudaAccelerator()
+    assert gpu.free_bytes() == 5 * GIB + 100
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: psutil._ntp.svmem(*[0] * 11)._replace(available=50 * GIB))
+    assert gpu.free_bytes() == 8 * GIB + 100
+    pretend_cuda(monkeypatch, is_integrated=False)
+    assert gpu.free_bytes() == 1 * GIB + 100
+    assert (gpu.total_bytes(), gpu.taken_bytes()) == (8 * GIB, 200)
+
+
+def test_a_gpu_is_waited_for_and_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = pretend_cuda(monkeypatch)
+    gpu = find("cuda:0")
+    gpu.wait()
+    gpu.give_back()
+    assert asked[-2:] == ["synchronize", "empty_cache"]
+    assert (gpu.is_cpu, gpu.launches_ahead, gpu.usual_dtype, gpu.capability) == (False, True, "float16", (8, 7))
+    facts = gpu.facts()
+    assert (facts["name"], facts["capability"], facts["built_for"]) == (ORIN["name"], "8.7", ["sm_87"])
+    assert (facts["cuda"], facts["shares_memory"]) == ("12.6", True)
+
+
+PRECISION = """
+import torch
+from flowspec.model.accelerator import find
+m = torch.backends.cuda.matmul
+assert (torch.get_float32_matmul_precision(), m.allow_tf32) == BEFORE, (torch.get_float32_matmul_precision(), m.allow_tf32)
+assert m.allow_bf16_reduced_precision_reduction and m.allow_fp16_reduced_precision_reduction
+find("cpu")
+assert (torch.get_float32_matmul_precision(), m.allow_tf32) == ("highest", False)
+assert getattr(m, "fp32_precision", "ieee") == "ieee"
+assert not m.allow_bf16_reduced_precision_reduction and not m.allow_fp16_reduced_precision_reduction
+assert not getattr(m, "allow_fp16_accumulation", False)
+"""
+
+
+@pytest.mark.parametrize(("switch", "before"), [("0", ("highest", False)), ("1", ("high", True))])
+def test_float32_is_float32_also_where_the_environment_says_otherwise(
+    switch: str, before: tuple[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers for Jetsons are known to set this variable; torch reads it when it is imported."""
+    monkeypatch.setenv("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", switch)
+    code = PRECISION.replace("BEFORE", repr(before))
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has"), True),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError('NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/x/CUDACachingAllocator.cpp":995, please'), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:75] data. DefaultCPUAllocator: can't allocate memory: you"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (ValueError("cannot allocate"), False),
+    ],
+)
+def test_memory_that_is_not_to_be_had_is_recognised(error: BaseException, expected: bool) -> None:
+    assert is_out_of_memory(error) == expected
+
+
+def test_a_fake_is_found_where_a_gpu_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerator, "CudaAccelerator", FakeGpu)
+    assert find("auto").name == find("cuda:0").name == "Made-up GPU"
+    with pytest.raises(InputError, match="expected one of the 1 CUDA devices"):
+        find("cuda:1")
