@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer, recommended
+from flowspec.model.trials import run_trial
 from flowspec.testbed.exactness import STOPPED, compare
 from flowspec.testbed.outcome import EXACT, WRONG
 from flowspec.testbed.prompts import read_prompts
@@ -41,12 +43,14 @@ FIRST = "What is 17 + 25?"
 class Asked:
     """What one machine answered, and why not, by precision.
 
-    An answer is its token ids, with `STOPPED` last where a stop token ended it; `seconds` is for all answers.
+    An answer is its token ids, with `STOPPED` last where a stop token ended it. `kernels`: the one that was
+    found right, and what is wrong with better ones. `seconds` is for all answers.
     """
 
     new_tokens_max: int
     prompts: list[str]
     answers: dict[str, list[list[int]]]
+    kernels: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
@@ -59,17 +63,24 @@ def prompts(limit: int) -> list[str]:
 
 
 def ask(texts: Sequence[str], new_tokens_max: int, stages: int) -> Asked:
-    """Asks the bundled model, in local processes, at temperature 0, in each precision."""
+    """Tries the kernels of each precision anew, and asks the bundled model at temperature 0."""
     found = Asked(new_tokens_max=new_tokens_max, prompts=list(texts), answers={})
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "prompts.jsonl"
         given = [{"question_id": text, "category": "any", "turns": [text]} for text in texts]
         file.write_text("\n".join(map(json.dumps, given)))
         flags = f"--json --temperature 0 --local {stages} --max-new-tokens {new_tokens_max}".split()
+        environment = {**os.environ, "XDG_CACHE_HOME": folder}  # where daemons find what trials found
         for precision in PRECISIONS:
+            try:
+                trial = run_trial(precision, "cpu", folder=Path(folder) / "flowspec")
+            except InputError as error:
+                found.failures[precision] = str(error)
+                continue
+            found.kernels[precision] = trial.kernel + (f" ({trial.faults})" if trial.faults else "")
             words = ["generate", *flags, "--dtype", precision, "--prompts", file]
             command = [sys.executable, "-m", "flowspec.cli.main", *words]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
             if done.returncode:
                 reason = (done.stderr.strip() or "not a word").splitlines()[-1]
                 found.failures[precision] = f"status {done.returncode}, {reason}"
@@ -96,11 +107,12 @@ def lines(ours: Asked, theirs: Asked) -> Iterator[tuple[bool, str]]:
     """
     if (ours.prompts, ours.new_tokens_max) != (theirs.prompts, theirs.new_tokens_max):
         raise InputError("expected answers of the same length to the same prompts; ask both again")
-    for precision in PRECISIONS:
+    for precision in dict.fromkeys([*ours.answers, *ours.failures]):
         failures = [each.failures[precision] for each in (ours, theirs) if precision in each.failures]
         if failures:
             yield False, f"{precision}: did not run: {'; '.join(failures)}"
             continue
+        yield True, f"{precision}: kernel here {ours.kernels[precision]}, there {theirs.kernels[precision]}"
         model = Model(ours, precision)
         answers = zip(ours.prompts, ours.answers[precision], theirs.answers[precision], strict=True)
         for text, expected, found in answers:
