@@ -285,7 +285,7 @@ class ComputeThread:
 
     def _try_kernels(self, dtype: str, device: str) -> None:
         """Makes sure that a precision runs right here; raises `InputError` where it does not."""
-        found = run_trial(dtype, device, partial(self.line.show, "trying kernels"))
+        found = run_trial(dtype, device, partial(self.line.tell, "trying kernels"))
         if found.detour:
             log.warning("%s", found.detour)
 

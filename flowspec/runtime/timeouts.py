@@ -38,5 +38,5 @@ COMPUTE_STOP_S = 1.5
 """How long a stopping daemon waits for the layers that run."""
 STOP_S = 4.0
 """How long a process that was asked to stop may take before it is killed."""
-LOCAL_START_S = 60.0
-"""How long the daemons of a local cluster may take to come up."""
+LOCAL_START_S = 180.0
+"""How long the daemons of a local cluster may take to come up; torch alone takes most of a minute from a slow card."""

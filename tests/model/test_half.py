@@ -29,7 +29,7 @@ from tests.model.slices import CPU, load, pipeline
 DTYPES = (torch.bfloat16, torch.float16)
 WIDE = {**SMALL, "hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 320, "initializer_range": 0.05}
 """The narrowest layers that are packed."""
-pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="FBGEMM is a library for x86")
+fbgemm = pytest.mark.skipif(platform.machine() != "x86_64", reason="FBGEMM is a library for x86")
 
 
 def use(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,6 +45,7 @@ def packed(weight: torch.Tensor, linear: type[QuantisedLinear] = FbgemmHalfLinea
     return layer
 
 
+@fbgemm
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 3e4, 1e30])
@@ -62,6 +63,7 @@ def test_every_weight_is_the_one_that_was_given(dtype: torch.dtype, size: float)
     assert (found - expected).abs().max() <= largest * 2.0**-38
 
 
+@fbgemm
 @torch.inference_mode()
 @settings(max_examples=30)
 @given(rows=st.integers(1, 45), shape=st.sampled_from([(1000, 512), (48, 4096), (4100, 64)]), seed=st.integers(0, 9))
@@ -75,6 +77,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(rows: int, shape: tuple[int
         assert torch.equal(layer(x[first : first + count]), whole[first : first + count])
 
 
+@fbgemm
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sums_are_those_of_float32(dtype: torch.dtype) -> None:
@@ -94,8 +97,15 @@ def test_sums_are_those_of_float32(dtype: torch.dtype) -> None:
     assert torch.isfinite(layer(x)[0]).all()
 
 
+@pytest.mark.arm
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(("kernel", "linear"), [("fbgemm", FbgemmHalfLinear), ("plain", PlainHalfLinear)])
+@pytest.mark.parametrize(
+    ("kernel", "linear"),
+    [
+        pytest.param("fbgemm", FbgemmHalfLinear, marks=fbgemm),
+        ("plain", PlainHalfLinear),
+    ],
+)
 def test_slices_follow_the_plain_model_in_one_process(
     kernel: str, linear: type[QuantisedLinear], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +122,7 @@ def test_slices_follow_the_plain_model_in_one_process(
     assert all(difference.margin <= reference.noise_logits for difference in reference.check(prompt, sampling, run.answers[1]))
 
 
+@fbgemm
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_slices_take_the_memory_that_was_foretold_and_no_more_than_unpacked(
     is_tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -127,6 +138,7 @@ def test_slices_take_the_memory_that_was_foretold_and_no_more_than_unpacked(
         assert isinstance(part.pieces.lm_head, FbgemmHalfLinear) == (not (is_tied and span.is_first)), "a tied one is not held twice"
 
 
+@fbgemm
 def test_what_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     use("fbgemm", monkeypatch)
     assert packing_of("bfloat16", CPU) is FbgemmHalfLinear
@@ -136,6 +148,7 @@ def test_what_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert PlainHalfLinear.takes(torch.Size((8, 512, 512))), "where torch's are wrong nothing is left to them"
 
 
+@pytest.mark.arm
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_plain_kernel_sums_in_float32(dtype: torch.dtype) -> None:
@@ -148,6 +161,7 @@ def test_the_plain_kernel_sums_in_float32(dtype: torch.dtype) -> None:
     assert found(x[:0]).shape == (0, 5, 2100)
 
 
+@fbgemm
 def test_torch_is_preferred_where_the_processor_has_instructions_or_fbgemm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowspec.model.kernels.has_instructions", lambda dtype: False)
     assert [kernel.name for kernel in kernels_of("bfloat16", CPU)] == ["fbgemm", "torch", "plain"]

@@ -22,6 +22,7 @@ from tests.model.slices import CPU
 DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
 
 
+@pytest.mark.arm
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_kernel_that_is_used_here_is_right(dtype: str) -> None:
     found = run_trial(dtype, "cpu")
@@ -31,11 +32,13 @@ def test_the_kernel_that_is_used_here_is_right(dtype: str) -> None:
     assert packing_of(dtype, CPU) is next(kernel.linear for kernel in kernels_of(dtype, CPU) if kernel.name == found.kernel)
 
 
+@pytest.mark.arm
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
 def test_the_plain_kernels_are_right(dtype: str) -> None:
     assert kernel_checks.linear_fault(dtype, kernels_of(dtype, CPU)[-1], CPU) == ""
 
 
+@pytest.mark.arm
 @pytest.mark.parametrize(
     ("dtype", "linear", "fault"),
     [

@@ -153,6 +153,7 @@ def test_each_node_of_a_random_tree_gets_the_logits_of_its_path(folder: Path, se
     assert checked >= 15, "the trees were too small to show anything"
 
 
+@pytest.mark.arm
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_slices_follow_the_plain_model(dtype: str, tmp_path: Path) -> None:
     """Exactly where the margin allows: every difference lies below the model's own numeric noise."""

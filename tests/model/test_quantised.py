@@ -50,6 +50,7 @@ def packed(linear: type[QuantisedLinear], inputs: int, outputs: int, *, has_bias
     return plain, found
 
 
+@pytest.mark.arm
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", LINEARS)
 @pytest.mark.parametrize("has_bias", [True, False])
@@ -80,6 +81,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(kind: str, rows: int, input
             assert torch.equal(layer(x[first : first + count]), whole[first : first + count])
 
 
+@pytest.mark.arm
 @torch.inference_mode()
 @given(rows=st.integers(1, 20), inputs=st.sampled_from([32, 515, 4500]), seed=st.integers(0, 9))
 @settings(max_examples=20)
@@ -96,6 +98,7 @@ def layer_of(linear: type[QuantisedLinear], weight: torch.Tensor) -> nn.Linear:
     return layer
 
 
+@pytest.mark.arm
 @torch.inference_mode()
 def test_int8_is_an_exact_product_of_rounded_weights_and_two_digits() -> None:
     """No product is lost to saturation, even where all are as large as they can be."""
@@ -115,6 +118,7 @@ def test_int8_is_an_exact_product_of_rounded_weights_and_two_digits() -> None:
         assert (layer(finer).double() - expected).abs().max() < 1e-6 * expected.abs().max(), "the second digit is exact, too"
 
 
+@pytest.mark.arm
 @torch.inference_mode()
 def test_rows_of_zeros_and_of_no_numbers() -> None:
     for linear in int8_kernels():

@@ -88,6 +88,7 @@ def test_draws_equal_the_naive_reference(sampling: Sampling, kind: str, size: in
     check(make_logits(kind, size, seed), sampling, range(6))
 
 
+@pytest.mark.arm
 @pytest.mark.parametrize("kind", KINDS)
 def test_draws_equal_the_naive_reference_in_every_combination(kind: str) -> None:
     logits = make_logits(kind, 90, seed=5)
@@ -140,6 +141,7 @@ def test_positions_draw_independently_of_what_was_drawn_before() -> None:
     assert len(set(forwards)) > 20
 
 
+@pytest.mark.arm
 @pytest.mark.parametrize("scale", [1.0, 40.0])
 def test_log_probabilities_are_those_of_the_softmax(scale: float) -> None:
     logits = (scale * np.random.default_rng(3).standard_normal(700)).astype(np.float32)

@@ -226,6 +226,7 @@ def valid_or_refused(frames: list[bytes]) -> None:
     assert decode(encode(envelope)) == envelope
 
 
+@pytest.mark.arm
 @pytest.mark.parametrize("cls", KINDS, ids=lambda cls: cls.__name__)
 @settings(max_examples=25)
 @given(data=st.data())

@@ -1,0 +1,192 @@
+"""The same prompts asked on two machines in each precision, and the token ids compared.
+
+  python -m tests.arm64.tokens ask FILE [--limit N] [--new-tokens N] [--local N]
+  python -m tests.arm64.tokens compare OURS THEIRS
+
+`ask` writes what `flowspec generate` answers. `compare` says for each answer whether theirs is ours, else
+where they part and by what margin, in logits of plain transformers on the machine that compares. Below that
+model's noise there it is a near-tie, which rounding may decide; anything else is wrong. Exit status 1 where
+one is, or where a precision did not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from flowspec.core.messages import Sampling
+from flowspec.errors import InputError
+from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
+from flowspec.model.reference import Reference
+from flowspec.model.text import Tokenizer, recommended
+from flowspec.model.trials import run_trial
+from flowspec.testbed.exactness import STOPPED, compare
+from flowspec.testbed.outcome import EXACT, WRONG
+from flowspec.testbed.prompts import read_prompts
+
+PRECISIONS = ("float32", "bfloat16", "int8", "int4")
+FIRST = "What is 17 + 25?"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What one machine answered, and why not, by precision.
+
+    An answer is its token ids, with `STOPPED` last where a stop token ended it. `kernels`: the one that was
+    found right, and what is wrong with better ones. `seconds` is for all answers.
+    """
+
+    new_tokens_max: int
+    prompts: list[str]
+    answers: dict[str, list[list[int]]]
+    kernels: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+
+def prompts(limit: int) -> list[str]:
+    """The README's question, then the first shipped prompt of each domain."""
+    shipped = read_prompts(bundled_folder("prompts.jsonl"))
+    by_domain = {prompt.domain: prompt.turns[0] for prompt in reversed(shipped)}
+    return [FIRST, *reversed(by_domain.values())][:limit]
+
+
+def ask(texts: Sequence[str], new_tokens_max: int, stages: int) -> Asked:
+    """Tries the kernels of each precision anew, and asks the bundled model at temperature 0."""
+    found = Asked(new_tokens_max=new_tokens_max, prompts=list(texts), answers={})
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "prompts.jsonl"
+        given = [{"question_id": text, "category": "any", "turns": [text]} for text in texts]
+        file.write_text("\n".join(map(json.dumps, given)))
+        flags = f"--json --temperature 0 --local {stages} --max-new-tokens {new_tokens_max}".split()
+        environment = {**os.environ, "XDG_CACHE_HOME": folder}  # where daemons find what trials found
+        for precision in PRECISIONS:
+            try:
+                trial = run_trial(precision, "cpu", folder=Path(folder) / "flowspec")
+            except InputError as error:
+                found.failures[precision] = str(error)
+                continue
+            found.kernels[precision] = trial.kernel + (f" ({trial.faults})" if trial.faults else "")
+            words = ["generate", *flags, "--dtype", precision, "--prompts", file]
+            command = [sys.executable, "-m", "flowspec.cli.main", *words]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            if done.returncode:
+                reason = (done.stderr.strip() or "not a word").splitlines()[-1]
+                found.failures[precision] = f"status {done.returncode}, {reason}"
+                continue
+            records = [json.loads(line) for line in done.stdout.splitlines()]
+            found.answers[precision] = [_answer(record) for record in records]
+            times = (record["time_to_first_token_s"] + record["decode_s"] for record in records)
+            found.seconds[precision] = round(sum(times), 2)
+    return found
+
+
+def _answer(record: dict[str, Any]) -> list[int]:
+    return [*record["token_ids"], *([STOPPED] if record["finish_reason"] == "stop" else [])]
+
+
+def read(path: Path) -> Asked:
+    return Asked(**json.loads(path.read_text()))
+
+
+def lines(ours: Asked, theirs: Asked) -> Iterator[tuple[bool, str]]:
+    """For each precision and prompt: whether it is well, and what to say.
+
+    Raises `InputError` for answers to other questions.
+    """
+    if (ours.prompts, ours.new_tokens_max) != (theirs.prompts, theirs.new_tokens_max):
+        raise InputError("expected answers of the same length to the same prompts; ask both again")
+    for precision in dict.fromkeys([*ours.answers, *ours.failures]):
+        failures = [each.failures[precision] for each in (ours, theirs) if precision in each.failures]
+        if failures:
+            yield False, f"{precision}: did not run: {'; '.join(failures)}"
+            continue
+        yield True, f"{precision}: kernel here {ours.kernels[precision]}, there {theirs.kernels[precision]}"
+        model = Model(ours, precision)
+        answers = zip(ours.prompts, ours.answers[precision], theirs.answers[precision], strict=True)
+        for text, expected, found in answers:
+            kind, why = (EXACT, "") if expected == found else model.judge(text, expected, found)
+            seen = _shown(found) if kind == EXACT else f"here {_shown(expected)}, there {_shown(found)}"
+            yield kind != WRONG, f"{precision}, {text!r}: {kind}{why}: {seen}"
+
+
+class Model:
+    """What plain transformers says of a difference, on this machine. Loads the model when there is one."""
+
+    def __init__(self, asked: Asked, precision: str) -> None:
+        self._asked = asked
+        self._precision = precision
+
+    def judge(self, text: str, expected: Sequence[int], found: Sequence[int]) -> tuple[str, str]:
+        """The kind of the difference, and where and by what margin the answers part."""
+        reference, prompt = self._reference, self._encode(text)
+        kind, differences = compare(reference, prompt, Sampling(), expected, found, self._stop_ids)
+        margin = max((each.margin for each in differences), default=math.nan)
+        first = next(index for index, (a, b) in enumerate(zip_longest(expected, found)) if a != b)
+        noise = reference.noise_logits
+        return kind, f" from token {first} on, margin at most {margin:.2g}, noise {noise:.2g}"
+
+    @cached_property
+    def _files(self) -> ModelFiles:
+        return ModelFiles(BUNDLED)
+
+    @cached_property
+    def _stop_ids(self) -> frozenset[int]:
+        return recommended(self._files, self._files.config()).stop_ids
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return Tokenizer(self._files)
+
+    @cached_property
+    def _reference(self) -> Reference:
+        """Has answered all prompts, so that its noise is known."""
+        reference = Reference(self._files, self._precision)
+        for text in self._asked.prompts:
+            reference.generate(self._encode(text), Sampling(), self._asked.new_tokens_max, self._stop_ids)
+        return reference
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode_chat([{"role": "user", "content": text}]))
+
+
+def _shown(answer: Sequence[int]) -> str:
+    return " ".join("end" if token == STOPPED else str(token) for token in answer)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.arm64.tokens")
+    commands = parser.add_subparsers(dest="command", required=True)
+    asking = commands.add_parser("ask")
+    asking.add_argument("file", type=Path)
+    asking.add_argument("--limit", type=int, default=1)
+    asking.add_argument("--new-tokens", type=int, default=16)
+    asking.add_argument("--local", type=int, default=1)
+    comparing = commands.add_parser("compare")
+    comparing.add_argument("ours", type=Path)
+    comparing.add_argument("theirs", type=Path)
+    args = parser.parse_args(words)
+    if args.command == "ask":
+        found = ask(prompts(args.limit), args.new_tokens, args.local)
+        args.file.write_text(json.dumps(asdict(found)))
+        return 0
+    is_well = True
+    for is_right, line in lines(read(args.ours), read(args.theirs)):
+        print(line, flush=True)
+        is_well = is_well and is_right
+    return 0 if is_well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
