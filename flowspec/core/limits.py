@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 STAGES_MAX = 256
 LAYERS_MAX = 4096

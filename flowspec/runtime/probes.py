@@ -1,4 +1,4 @@
-"""Asks lost devices whether they are there again: a Hello on a connection of its own, and whoever says Welcome is."""
+"""Asks lost devices whether they are there again: a Hello on a connection of its own, and whoever says Welcome is; it also says whether it can be had."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Probes:
             try:
                 message = decode(frames).message
                 if isinstance(message, Welcome):
-                    found.append(Answered(device=device))
+                    found.append(Answered(device=device, is_held=message.is_held))
             except PeerError:  # whoever it is, it is no daemon of ours
                 continue
         return found

@@ -304,7 +304,7 @@ class Cluster:
             del frames
             if connection.is_open:
                 assert isinstance(envelope.message, Welcome), "Hello is answered with Welcome"
-                self._give(Answered(device=name))
+                self._give(Answered(device=name, is_held=envelope.message.is_held))
                 self.network.close(connection, by=HEAD)
 
         received = {HEAD: lambda *arrived: self._do(lambda: take(*arrived)), name: self.daemons[name].take}
