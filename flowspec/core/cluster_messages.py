@@ -32,7 +32,10 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """A daemon's answer to Hello: what it is, and the number, drawn for this connection, that the next message to it must bear."""
+    """A daemon's answer to Hello: what it is, and the number, drawn for this connection, that the next message to it must bear.
+
+    It `is_held` if a pipeline other than the one that asks has it.
+    """
 
     name: str
     version: str
@@ -40,6 +43,7 @@ class Welcome:
     pid: int
     memory_bytes: int
     count: int
+    is_held: bool = False
 
     def __post_init__(self) -> None:
         for field in ("name", "version", "device"):

@@ -6,6 +6,8 @@ carry out `Reform` (fence the old pipeline, plan, connect, load) and tell how it
 - *Lost* is a device whose connection closed, that broke the protocol or refused its part (`Broken`), that was silent for
   `silent_s`, or that has been at one segment for too long. Silence is counted in the time in which we listened: a head
   that was stopped for a minute finds nobody dead because of it.
+- Where one device lost the next one (`LinkBroken`), and we have both, either may be at fault: the next one is left out, but a device whose links fail
+  again and again is left out itself.
 - *Too long* is `stuck_s`, and `STUCK_PASSES` times what its longest pass that ended was seen to take. A pass that still runs teaches
   nothing: a limit that grew with it would never be reached.
 - A failure that is nobody's (a lease that lapsed, a segment that vanished) forms the same pipeline again, a few times in a row.
@@ -35,6 +37,9 @@ TICK_MAX_S = 1.0
 RULES = {
     "broken": "a member is lost because its connection closed, or it broke the protocol",
     "refused": "a member is there, but cannot do its part",
+    "far end": "of a link that failed the device that was sent to is left out",
+    "near end": "of a link that failed the device that sends is left out, for other links of it failed before",
+    "held": "a device that is back is another head's, and cannot be had",
     "silent": "a member of the pipeline gave no sign of life",
     "silent while loading": "a member gave no sign of life while the pipeline was formed",
     "stalled": "a member answers, but its loading makes no progress",
@@ -112,6 +117,15 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkBroken:
+    """The pipeline cannot go on because `second` is lost to `first`, which sends to it, though both are there for us."""
+
+    first: str
+    second: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
     """A word of a member: it has been at one segment for `running_s` (0: it is idle), `queued` wait, and `done` have ended so far."""
 
@@ -131,9 +145,10 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """A lost device answered a probe."""
+    """A lost device answered a probe; with `is_held` another head holds it, and it cannot be had."""
 
     device: str
+    is_held: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +163,7 @@ class Tick:
     tokens: int = 0
 
 
-MembershipEvent = Begin | Planned | Formed | Unfit | Broken | Heard | Progressed | Answered | Tick
+MembershipEvent = Begin | Planned | Formed | Unfit | Broken | LinkBroken | Heard | Progressed | Answered | Tick
 
 # ------------------------------------------------------------------------------------------------- commands
 
@@ -197,6 +212,7 @@ class _Standing:
     """What is known of a device; `lost_s` is None for one that is there."""
 
     strikes: int = 0
+    suspected: int = 0
     lost_s: float | None = None
     joined_s: float = 0.0
     answered_s: float | None = None
@@ -241,6 +257,13 @@ class Membership:
         """The devices that are lost, in order."""
         return [name for name, known in self._standing.items() if known.lost_s is not None]
 
+    def validate(self) -> None:
+        """What is true between two events, whatever happened; raises `AssertionError`."""
+        assert not self.is_formed or self.members, "a pipeline of nobody"
+        lost = set(self.lost)
+        assert lost.isdisjoint(self.members), f"members are lost: {lost & set(self.members)}"
+        assert self._blameless <= BLAMELESS_MAX + 1, f"{self._blameless} failures in a row that were nobody's"
+
     def handle(self, event: MembershipEvent, now_s: float) -> list[MembershipCommand]:
         """The only mutator."""
         self._commands = []
@@ -261,6 +284,8 @@ class Membership:
         elif isinstance(event, Broken):
             rule = "refused" if event.is_refusal else "broken"
             self._broken(event.device, event.text, now_s, rule if event.device else "nobody's")
+        elif isinstance(event, LinkBroken):
+            self._link_broken(event, now_s)
         elif isinstance(event, Heard):
             self._heard(event, now_s)
         elif isinstance(event, Progressed):
@@ -270,7 +295,8 @@ class Membership:
                 standing.is_ready = event.is_ready
         elif isinstance(event, Answered):
             if event.device in self._standing:
-                self._standing[event.device].answered_s = now_s
+                self.fired["held"] += event.is_held
+                self._standing[event.device].answered_s = None if event.is_held else now_s
         else:
             self._tick(event, now_s)
         return self._commands
@@ -334,11 +360,20 @@ class Membership:
             self._commands.append(Note(text=f"{text}; beginning again with the same devices"))
         self._reform(now_s, silent_s)
 
+    def _link_broken(self, event: LinkBroken, now_s: float) -> None:
+        """Both ends are suspects. The far one is left out, unless links of the near one failed more often."""
+        ends = [self._standing[name] for name in (event.first, event.second)]
+        for standing in ends:
+            standing.suspected += 1
+        is_near = ends[0].suspected > ends[1].suspected
+        text = f"the link from {event.first} to {event.second} failed: {event.text}"
+        self._broken(event.first if is_near else event.second, text, now_s, "near end" if is_near else "far end")
+
     def _lose(self, device: str, now_s: float) -> None:
         standing = self._standing[device]
         if standing.strikes and now_s - standing.joined_s > self.patience.forgive_s:
             self.fired["forgiven"] += 1
-            standing.strikes = 0
+            standing.strikes = standing.suspected = 0
         standing.strikes += 1
         standing.lost_s, standing.answered_s, standing.has_returned = now_s, None, False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowspec.core import limits
-from flowspec.core.cluster_messages import Drafting
+from flowspec.core.cluster_messages import Assign, Drafting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,3 +39,28 @@ class ClusterPlan:
     @property
     def layer_count(self) -> int:
         return self.stages[-1].end
+
+
+def assigns_of(plan: ClusterPlan) -> list[Assign]:
+    """What each device is told of a plan, in pipeline order."""
+    found = []
+    for index, stage in enumerate(plan.stages):
+        after = plan.stages[index + 1] if index + 1 < len(plan.stages) else None
+        found.append(
+            Assign(
+                model=plan.model,
+                fingerprint=plan.fingerprint,
+                stage=index,
+                stages=len(plan.stages),
+                first_layer=stage.first,
+                end_layer=stage.end,
+                layer_count=plan.layer_count,
+                next_hop="" if after is None else after.address,
+                next_name="" if after is None else after.name,
+                dtype=plan.dtype,
+                context=plan.context,
+                captures=plan.captures,
+                drafting=plan.drafting,
+            )
+        )
+    return found

@@ -293,6 +293,7 @@ class Daemon:
             pid=os.getpid(),
             memory_bytes=self.machine.memory_bytes or psutil.virtual_memory().available,
             count=peer_of(command.caller).receiver.expected,
+            is_held=command.is_held,
         )
 
     def _show_life(self, command: ShowLife, now_s: float) -> None:

@@ -1,46 +1,62 @@
 """One pipeline after another: forms them of the devices that are there, gives them up when one is lost, takes in who returns.
 
-Carries out what `core/membership.py` decides, with sockets and the clock: a `Stages` for each incarnation, probes for the lost. The head
+Carries out what `core/forming.py` decides, with sockets and the clock: a `Stages` for each pipeline, probes for the lost. The head
 is told when a pipeline is lost and when another is there, and gets its turn while one is formed. Without a `replan` the first
 pipeline is the only one, and its loss an error.
 """
 
 from __future__ import annotations
 
-import select
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
 
 from flowspec.core.events import PipelineLost, Reformed
-from flowspec.core.incarnation import incarnation_of
-from flowspec.core.membership import (
-    Answered,
-    Begin,
-    Broken,
-    Disband,
-    Formed,
-    Membership,
-    MembershipEvent,
-    Note,
-    Patience,
+from flowspec.core.forming import (
+    CannotServe,
+    Dial,
+    Forming,
+    FormingCommand,
+    FormingEvent,
+    GiveUp,
+    HangUp,
+    Log,
+    Lose,
+    Open,
+    Part,
+    Plan,
     Planned,
-    Probe,
-    Reform,
-    Tick,
-    Unfit,
+    Refused,
+    ServeWeights,
+    ShowProgress,
+    Tell,
+    Terms,
+    Unplanned,
+    Use,
+    Wronged,
 )
+from flowspec.core.incarnation import incarnation_of
+from flowspec.core.membership import Begin, Membership, Note, Patience, Probe, Tick
 from flowspec.core.messages import Verified
 from flowspec.errors import BrokenError, ClusterError, InputError
-from flowspec.plan.placement import ClusterPlan
+from flowspec.plan.placement import ClusterPlan, assigns_of
 from flowspec.runtime import timeouts
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.heap import give_back
 from flowspec.runtime.probes import Probes
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.stages import Progress, Stages, new_session
-from flowspec.runtime.transport import Wake
+from flowspec.runtime.stages import Progress, Stages, described, new_session
+from flowspec.runtime.transport import Wake, patience_ms, ready_sources
 from flowspec.wire.codec import Tensor
+
+POLL_MS = 100
+"""How long a poll of the first pipeline may wait."""
+
+log = logging.getLogger("flowspec.head")
 
 Replan = Callable[[Sequence[str]], ClusterPlan]
 """The plan for these devices of the cluster, by name; raises `InputError` or `ClusterError` where there is none."""
@@ -57,10 +73,6 @@ class Recovery:
     spares: Mapping[str, str] = field(default_factory=dict)
     on_note: Callable[[str], None] = lambda text: None
     wait_s: float | None = None
-
-
-class _OvertakenError(Exception):
-    """What is being formed is not wanted any more."""
 
 
 class Pipelines:
@@ -102,47 +114,59 @@ class Pipelines:
             back_s=timeouts.BACK_S,
             forgive_s=timeouts.FORGIVE_S,
         )
-        self._membership = Membership(list(self._addresses), patience, drafter)
+        terms = Terms(
+            connect_s=timeouts.CONNECT_S,
+            reconnect_s=timeouts.RECONNECT_S,
+            held_s=timeouts.HELD_S,
+            ping_s=timeouts.PING_EVERY_S,
+            watch_s=timeouts.WATCH_EVERY_S,
+            settle_s=timeouts.SETTLE_S,
+            wait_s=None if recovery is None else recovery.wait_s,
+        )
+        self._core = Forming(Membership(list(self._addresses), patience, drafter), terms, is_only=recovery is None)
         self._session = new_session()
         self._probes = Probes(incarnation_of(new_session(), 1), keys)
-        self._generation = 0
-        self._wanted: Reform | None = None
-        self._waiting_since_s: float | None = None
-        self._watched_s = 0.0
+        self._stages: Stages | None = None
+        self._planned = plan
+        self._was_formed = False
+        self._serving_error: BaseException | None = None
         self._note = ""
+        self._poller = zmq.Poller()
+        self._polled = (-1, 0)
 
     def connect(self) -> None:
         """Forms the first pipeline; raises the error of whoever cannot take part."""
-        self._decide(Begin())
-        self._form()
-        if self.stages is None:
-            raise ClusterError(self._note)
+        self._give(Begin())
+        while self.stages is None:
+            for _ in self.listen(POLL_MS):
+                pass
+            self.watch(lambda now_s: Tick())
+            if not self._meanwhile():
+                raise ClusterError("the head is closed")
 
     def listen(self, timeout_ms: int) -> Iterator[tuple[Verified, Tensor | None]]:
-        """Waits for anything to happen and yields what was verified; while there is no pipeline, forms one or waits for devices."""
-        if self._wanted is not None:
-            self._form()
-        elif self.stages is None:
-            select.select([self._wake.read_fd], [], [], min(timeout_ms, 1000 * timeouts.WATCH_EVERY_S) / 1000)
-            self._wake.clear()
-        else:
-            try:
-                yield from self.stages.listen(timeout_ms)
-            except BrokenError as error:
-                self.broken(error)
+        """Waits for anything to happen and yields what was verified; a pipeline that is wanted is formed on the way."""
+        ready = self._poll(min(timeout_ms, patience_ms(self.due_s, time.monotonic(), timeout_ms)))
+        stages, now_s = self._stages, time.monotonic()
+        if stages is None:
+            return
+        for heard in stages.heard(ready, now_s):
+            if isinstance(heard, tuple):
+                if stages is self.stages:
+                    yield heard
+            else:
+                self._give(heard)
+            if stages is not self._stages:
+                return  # that was the end of it
 
     @property
     def due_s(self) -> float:
         """When `listen` must be called again at the latest."""
-        if self.stages is None:
-            return 0.0 if self._wanted is not None else float("inf")
-        return min(self.stages.due_s, self._watched_s + timeouts.WATCH_EVERY_S)
+        return self._core.due_s if self._stages is None else min(self._core.due_s, self._stages.due_s)
 
     def broken(self, error: BrokenError) -> None:
         """The pipeline cannot go on."""
-        if self._recovery is None:
-            raise error
-        self._decide(Broken(device=error.device, text=error.why, is_refusal=error.is_refusal))
+        self._give(Wronged(pipeline=self._core.number, device=error.device, text=error.why))
 
     def watch(self, stand: Callable[[float], Tick]) -> None:
         """Looks who is silent and who is back, now and then; raises `ClusterError` when the wait for devices is over.
@@ -150,95 +174,113 @@ class Pipelines:
         `stand` tells how the answers stand at an instant.
         """
         now_s = time.monotonic()
-        if now_s - self._watched_s < timeouts.WATCH_EVERY_S:
+        if now_s < self._core.due_s:
             return
-        self._watched_s = now_s
-        for device in self._probes.answered():
-            self._decide(Answered(device=device))
-        self._decide(stand(now_s))
-        limit_s = None if self._recovery is None else self._recovery.wait_s
-        if self._waiting_since_s is not None and limit_s is not None and now_s - self._waiting_since_s > limit_s:
-            raise ClusterError(f"{self._note}; nothing changed within {limit_s:.0f} s")
+        for answered in self._probes.answered():
+            self._give(answered)
+        stages = self._stages
+        if stages is not None and stages.weights is not None and (error := stages.weights.error) is not None:
+            self._serving_error = error
+            self._give(CannotServe(pipeline=stages.number, text=str(error)))
+        self._give(stand(now_s))
 
     def close(self) -> None:
         """Lets go of the daemons."""
-        if self.stages is not None:
-            self.stages.close()
+        if self._stages is not None:
+            self._stages.release()
+            self._stages.close()
+            self._stages = None
         self._probes.close()
+
+    def _poll(self, timeout_ms: int) -> set[Any]:
+        """Waits for anything to arrive; returns the sockets that have something."""
+        stages = self._stages
+        sockets = (0, 0) if stages is None else (stages.number, stages.lines)
+        if sockets != self._polled:
+            self._polled, self._poller = sockets, zmq.Poller()
+            for source in (self._wake.read_fd, *(() if stages is None else stages.sources)):
+                self._poller.register(source, zmq.POLLIN)
+        ready = ready_sources(self._poller.poll(timeout_ms))
+        if self._wake.read_fd in ready:
+            self._wake.clear()
+        return ready
 
     # ---------------------------------------------------------------------------------------------- deciding
 
-    def _decide(self, event: MembershipEvent) -> None:
-        for command in self._membership.handle(event, time.monotonic()):
-            if isinstance(command, Note):
-                self._note = command.text
-                if self._recovery is not None:
-                    self._recovery.on_note(command.text)
-            elif isinstance(command, Probe):
-                if self._recovery is not None:
-                    self._probes.ask(command.device, self._addresses[command.device])
-            elif isinstance(command, Reform | Disband):
-                if self._generation and self._recovery is None:
-                    raise ClusterError(self._note.partition("; ")[0])  # nothing goes on
-                self._wanted = command if isinstance(command, Reform) else None
-                self._fence(command.silent_s)
-                self._waiting_since_s = None if self._wanted is not None else time.monotonic()
-            else:
-                raise ClusterError(command.text)
+    def _give(self, event: FormingEvent) -> None:
+        """Gives the core an event and does what it says."""
+        for command in self._core.handle(event, time.monotonic()):
+            self._do(command)
 
-    def _fence(self, silent_s: float) -> None:
-        """The pipeline is over: its devices are let go of, and what they still say is not heard."""
-        stages, self.stages = self.stages, None
-        if stages is not None:
-            lost = self._membership.lost
-            stages.close(lost=lost[-1] if lost else "")
-            self._on_change(PipelineLost(silent_s=silent_s))
-
-    def _form(self) -> None:
-        """Forms the pipeline that is wanted, or finds out why it cannot be."""
-        wanted, self._wanted = self._wanted, None
-        assert wanted is not None
-        is_first = self._generation == 0
-        plan = self.plan
-        if not is_first:
-            assert self._recovery is not None
-            try:
-                plan = self._recovery.replan(wanted.devices)
-            except (InputError, ClusterError) as error:
-                self._decide(Unfit(text=str(error)))
-                return
-        give_back()  # what the last pipeline's sockets and the last drafter held
-        self._generation += 1
-        self._decide(Planned(devices=tuple(stage.name for stage in plan.stages)))
-        stages = Stages(
-            plan,
-            self._wake,
-            self._progress,
-            self._emulation,
-            self._keys,
-            incarnation=incarnation_of(self._session, self._generation),
-            on_word=self._decide,
-        )
-        try:
-            stages.connect(timeouts.CONNECT_S if is_first else timeouts.RECONNECT_S, self._between)
-        except _OvertakenError:
-            stages.close()
-        except BrokenError as error:
-            stages.close(lost=error.device)
-            if is_first:
-                raise
-            self.broken(error)
-        except BaseException:
-            stages.close()
-            raise
+    def _do(self, command: FormingCommand) -> None:
+        stages = self._stages
+        if isinstance(command, Note):
+            self._note = command.text
+            if self._recovery is not None:
+                self._recovery.on_note(command.text)
+        elif isinstance(command, Probe):
+            if self._recovery is not None:
+                self._probes.ask(command.device, self._addresses[command.device])
+        elif isinstance(command, Plan):
+            self._make_plan(command)
+        elif isinstance(command, Open):
+            give_back()  # what the last pipeline's sockets and the last drafter held
+            incarnation = incarnation_of(self._session, command.pipeline)
+            self._stages = Stages(self._planned, command.pipeline, incarnation, self._wake, self._keys)
+        elif isinstance(command, ShowProgress):
+            self._progress(command.text, command.share)
+        elif isinstance(command, Log):
+            log.warning("%s", command.text)
+        elif isinstance(command, GiveUp):
+            if self._serving_error is not None and command.text == str(self._serving_error):
+                raise self._serving_error
+            raise ClusterError(command.text)
+        elif isinstance(command, Lose):
+            self.stages = None
+            self._on_change(PipelineLost(silent_s=command.silent_s))
+        elif stages is None or stages.number != command.pipeline:
+            return  # a command before this one ended it
+        elif isinstance(command, Dial):
+            self._dial(stages, command)
+        elif isinstance(command, Tell):
+            stages.say(command.device, command.message)
+        elif isinstance(command, ServeWeights):
+            stages.serve_weights(command.device)
+        elif isinstance(command, HangUp):
+            self._stages = None
+            stages.close(lost=command.device)
         else:
-            self.stages, self.plan = stages, plan
-            self._decide(Formed())
-            if not is_first:
-                self._on_change(Reformed(stage_count=len(plan.stages), cache_slots=stages.cache_slots))
+            self._use(stages, command)
 
-    def _between(self) -> None:
-        """While a pipeline is formed: the head's turn, and a look at who is silent."""
-        is_wanted = self._meanwhile()
-        if not is_wanted or self._wanted is not None or not self._membership.members:
-            raise _OvertakenError
+    def _make_plan(self, command: Plan) -> None:
+        plan = self.plan
+        if not command.is_first:
+            assert self._recovery is not None, "without one the first pipeline is the only one"
+            try:
+                plan = self._recovery.replan(command.devices)
+            except (InputError, ClusterError) as error:
+                self._give(Unplanned(text=str(error)))
+                return
+        self._planned = plan
+        assigns = assigns_of(plan)
+        self._give(
+            Planned(
+                parts=tuple(
+                    Part(device=stage.name, place=described(stage), assign=assign)
+                    for stage, assign in zip(plan.stages, assigns, strict=True)
+                )
+            )
+        )
+
+    def _dial(self, stages: Stages, command: Dial) -> None:
+        try:
+            stages.dial(command.device, command.role)
+        except InputError as error:
+            self._give(Refused(pipeline=stages.number, device=command.device, text=str(error), is_final=True))
+
+    def _use(self, stages: Stages, command: Use) -> None:
+        is_first = not self._was_formed
+        stages.begin(command.cache_slots, self._emulation)
+        self.stages, self.plan, self._was_formed = stages, stages.plan, True
+        if not is_first:
+            self._on_change(Reformed(stage_count=command.stage_count, cache_slots=command.cache_slots))

@@ -1,4 +1,4 @@
-"""Asks lost devices whether they are there again: a Hello on a connection of its own, and whoever says Welcome is."""
+"""Asks lost devices whether they are there again: a Hello on a connection of its own, and whoever says Welcome is; it also says whether it can be had."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import zmq
 
 from flowspec import __version__
 from flowspec.core.cluster_messages import Hello, Welcome
+from flowspec.core.membership import Answered
 from flowspec.errors import InputError, PeerError
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.stages import head_name
@@ -36,8 +37,8 @@ class Probes:
         link = Link(socket, incarnation=self._incarnation, sender=self._sender)
         link.send(Hello(name=self._sender, version=__version__, role="head-control"))
 
-    def answered(self) -> list[str]:
-        """The devices that have answered since the last call."""
+    def answered(self) -> list[Answered]:
+        """Who has answered since the last call."""
         found = []
         for device, socket in list(self._open.items()):
             frames = receive(socket)
@@ -45,8 +46,9 @@ class Probes:
                 continue
             self._close(device)
             try:
-                if isinstance(decode(frames).message, Welcome):
-                    found.append(device)
+                message = decode(frames).message
+                if isinstance(message, Welcome):
+                    found.append(Answered(device=device, is_held=message.is_held))
             except PeerError:  # whoever it is, it is no daemon of ours
                 continue
         return found

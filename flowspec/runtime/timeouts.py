@@ -8,6 +8,8 @@ RECONNECT_S = 3.0
 """The same where a new pipeline is formed of daemons that were there a moment ago."""
 HELD_S = 15.0
 """How long a head waits for a daemon that another head holds; longer than a dead head's lease."""
+SETTLE_S = 0.1
+"""How long the closing of a lost device's connections may take to show on all of them."""
 LINK_S = 10.0
 """How long a stage may take to reach its next hop."""
 PING_EVERY_S = 1.0

@@ -74,6 +74,8 @@ class Link(Line):
         self._end: int | None = None
         self._late_s = 0.0
         self._held: list[Frames] | None = None
+        self.stalls: Callable[[Frames], bool] = lambda frames: False
+        """Whether the link stalls with these frames, as one that does not carry large packets: they and what is behind them wait."""
 
     def send(self, message: Message, tensor: Tensor | None = None, extra_bytes: int = 0) -> None:
         """Queue a message behind those already on the connection; `extra_bytes` of it are not there in this world."""
@@ -95,10 +97,15 @@ class Link(Line):
 
     def let_go(self) -> None:
         held, self._held = self._held, None
-        for frames in held or ():
+        for number, frames in enumerate(held or ()):
             self._arrive(frames)
+            if self._held is not None and held is not None:  # it stalls again
+                self._held += held[number + 1 :]
+                return
 
     def _arrive(self, frames: Frames, is_late: bool = False) -> None:
+        if self._held is None and self.stalls(frames):
+            self.hold()
         if self._held is not None:
             self._held.append(frames)
         elif self._late_s and not is_late:

@@ -18,8 +18,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from flowspec.core import limits
-from flowspec.core.cluster_messages import Error
-from flowspec.core.messages import Sampling
+from flowspec.core.cluster_messages import Assign, Error
+from flowspec.core.messages import Message, Sampling
 from flowspec.core.weight_messages import AskModel
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.reference import Reference
@@ -28,7 +28,6 @@ from flowspec.runtime import timeouts
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.stages import Stages
-from flowspec.runtime.transport import Wake
 from flowspec.testbed.checkpoints import make_variant
 from tests import warm
 from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, wait_until, whole_model
@@ -172,24 +171,22 @@ def test_a_model_that_is_not_what_the_head_says_is_refused(cluster: LocalCluster
         assert len(tokens_of(submit(head))) == 20
 
 
-def test_a_daemon_that_dies_while_loading_is_named(doomed: LocalCluster, folder: Path) -> None:
+def test_a_daemon_that_dies_while_loading_is_named(doomed: LocalCluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     daemons = doomed.wait()
     killer = threading.Timer(0.5, lambda: os.kill(daemons[1].pid, signal.SIGKILL))
+    say = Stages.say
 
-    class StopsOneBeforeItLoads(Stages):
+    def stops_one_before_it_loads(self: Stages, device: str, message: Message) -> None:
         """Freezes local-1 when it has been welcomed, so that it dies with its assignment open."""
+        if device == "local-1" and isinstance(message, Assign):
+            os.kill(daemons[1].pid, signal.SIGSTOP)
+            killer.start()
+        say(self, device, message)
 
-        def _assign(self, index: int) -> None:
-            if index == 1:
-                os.kill(daemons[1].pid, signal.SIGSTOP)
-                killer.start()
-            super()._assign(index)
-
-    stages = StopsOneBeforeItLoads(plan_for(folder, daemons), Wake(), lambda text, share: None)
+    monkeypatch.setattr(Stages, "say", stops_one_before_it_loads)
     with pytest.raises(ClusterError, match=r"local-1 .* was lost while loading"):
-        stages.connect()
+        Head(plan_for(folder, daemons))
     killer.join()
-    stages.close()
 
 
 def test_answers_that_are_open_when_the_head_closes_end_with_an_error(cluster: LocalCluster, folder: Path) -> None:

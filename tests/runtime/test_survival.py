@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from flowspec.core.cluster_messages import Ping, Ready, Reset
 from flowspec.core.messages import Sampling
 from flowspec.errors import ClusterError
 from flowspec.model.reference import Reference
@@ -22,7 +24,7 @@ from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster
 from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.session import replan
-from tests.runtime.clusters import PROMPT, plan_for, submit, tokens_of, wait_until
+from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, wait_until, whole_model
 
 COUNT = 150
 
@@ -77,7 +79,7 @@ def test_a_corrupted_control_frame_costs_a_pause_and_not_the_answer(
     plan = plan_for(folder, daemons)
     with Head(plan, recovery=surviving(plan, notes)) as head:
         answer = submit(head, count=COUNT)
-        socket = head.stages[victim].control.socket
+        socket = head.stages[victim].line.socket
         found = disturbed(answer, 5, lambda: socket.send_multipart([b"\xc1\xc1"]))
         assert found == reference.generate(PROMPT, Sampling(), COUNT, frozenset())
         assert answer.end is not None
@@ -139,3 +141,30 @@ def test_two_daemons_that_die_one_after_the_other(doomed: LocalCluster, folder: 
         found = disturbed(answer, 5, lambda: os.kill(daemons[0].pid, signal.SIGKILL))
         assert found == reference.generate(PROMPT, Sampling(), COUNT, frozenset())
         assert [stage.plan.name for stage in head.stages] == ["local-1"]
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_lost_device_that_another_head_has_is_not_back_until_it_is_free(doomed: LocalCluster, folder: Path, reference: Reference) -> None:
+    daemons, notes = doomed.wait()[:2], []
+    plan = plan_for(folder, daemons)
+    expected = reference.generate(PROMPT, Sampling(), 20, frozenset())
+    with Head(plan, recovery=surviving(plan, notes)) as head, Peer(daemons[1].address) as other:
+        os.kill(daemons[1].pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: any("local-1 is lost" in text for text in notes), "the head knows")
+            wait_until(lambda: head.is_formed, "it goes on with the other")
+        finally:
+            os.kill(daemons[1].pid, signal.SIGCONT)
+        other.greet()
+        other.link.send(whole_model(plan.model, plan.fingerprint))
+        while not isinstance(other.answer(), Ready):
+            other.link.send(Ping())
+        for _ in range(8):
+            assert tokens_of(submit(head)) == expected
+            other.link.send(Ping())
+            time.sleep(0.5)
+        assert "device local-1 is back" not in notes
+        assert sum("is lost" in text for text in notes) == 1, notes
+        other.link.send(Reset())
+        wait_until(lambda: "device local-1 is back" in notes, "it is free, and taken in")
+        assert tokens_of(submit(head)) == expected

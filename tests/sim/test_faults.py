@@ -15,11 +15,11 @@ from flowspec.core.admission import Room
 from flowspec.core.flights import Flights
 from flowspec.core.head import HeadCore
 from flowspec.core.incarnation import Lease
-from flowspec.core.membership import RULES, Heard, Membership
+from flowspec.core.membership import Heard, Membership
 from flowspec.core.request import Request, begin
 from flowspec.sim.faults.play import Play
-from flowspec.sim.faults.schedule import KINDS, draw
-from flowspec.testbed.faults import RULES_SEEDS, Tally, main, play, replay_command, story
+from flowspec.sim.faults.schedule import KINDS, MORE_KINDS, draw
+from flowspec.testbed.faults import RULES, RULES_SEEDS, Tally, main, play, replay_command, story
 from tests.broken_builds import keeps_the_flights, sends_only_the_root_again
 
 SEEDS = 125
@@ -46,7 +46,7 @@ def test_seeds_that_once_failed(seed: int) -> None:
 
 def test_the_swarm_draws_every_fault_and_every_limit() -> None:
     schedules = [draw(seed) for seed in range(SEEDS)]
-    assert {fault.kind for schedule in schedules for fault in schedule.faults} == set(KINDS)
+    assert {fault.kind for schedule in schedules for fault in schedule.faults} == {*KINDS, *MORE_KINDS}
     assert {schedule.bounds.flights_max for schedule in schedules} >= {None, 1, 2}
     assert {schedule.bounds.prefill_chunk for schedule in schedules} >= {1, 128}
     assert {schedule.queued_max for schedule in schedules} >= {1}
@@ -185,8 +185,8 @@ def test_a_device_that_hangs_in_a_pass_is_lost_within_the_time_that_is_said() ->
 
 
 def test_a_rule_that_never_fired_fails_a_long_run() -> None:
-    long_run = Tally(seeds=RULES_SEEDS, fired=Counter(RULES.keys() - {"stuck"}))
-    assert long_run.idle_rules == ["stuck"]
+    long_run = Tally(seeds=RULES_SEEDS, fired=Counter(RULES.keys() - {"member: stuck"}))
+    assert long_run.idle_rules == ["member: stuck"]
     assert Tally(seeds=100).idle_rules == [], "a short run need not bring all about"
 
 

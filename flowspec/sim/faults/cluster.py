@@ -1,7 +1,7 @@
-"""A head whose cluster fails, in virtual time: `HeadCore` and `Membership` as the runtime drives them, over connections that break.
+"""A head whose cluster fails, in virtual time: `HeadCore` and `Forming` as the runtime drives them, over connections that break.
 
-What the runtime's `Head` and `Stages` do with sockets and threads is done here with a virtual clock: pipelines are formed, fenced and
-formed again, each with an incarnation and connections of its own. Every token is compared with the plain answer when it is emitted.
+What the runtime's `Head` and `Pipelines` do with sockets and threads is done here with a virtual clock. Every token is compared with the
+plain answer when it is emitted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from flowspec import __version__
 from flowspec.core import limits
-from flowspec.core.cluster_messages import Assign, Error, Hello, Ping, Pong, Ready, Reset, Welcome
+from flowspec.core.cluster_messages import Hello, Welcome
 from flowspec.core.events import (
     Cancel,
     Draft,
@@ -31,26 +31,33 @@ from flowspec.core.events import (
     ToStages,
     VerifiedArrived,
 )
+from flowspec.core.forming import (
+    CONTROL,
+    DATA,
+    Closed,
+    Dial,
+    Forming,
+    FormingCommand,
+    FormingEvent,
+    GiveUp,
+    HangUp,
+    Lose,
+    Open,
+    Part,
+    Plan,
+    Planned,
+    Said,
+    Start,
+    Tell,
+    Terms,
+    Unplanned,
+    Use,
+)
 from flowspec.core.head import HeadCore
 from flowspec.core.incarnation import incarnation_of
-from flowspec.core.membership import (
-    Answered,
-    Begin,
-    Broken,
-    Disband,
-    Formed,
-    GiveUp,
-    Heard,
-    Membership,
-    MembershipEvent,
-    Note,
-    Probe,
-    Progressed,
-    Reform,
-    Tick,
-    Unfit,
-)
+from flowspec.core.membership import Answered, Begin, Membership, Note, Probe, Tick
 from flowspec.core.messages import Release, Verified
+from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 from flowspec.plan.split import even_split
 from flowspec.plan.timing import Curve
 from flowspec.sim.clock import Alarm, Clock
@@ -64,23 +71,22 @@ from flowspec.wire.codec import Envelope
 
 HEAD = "head"
 SESSION = 1
-TICK_S = 0.25
-PING_S = 0.5
-CONNECT_S = 2.0
+TERMS = Terms(connect_s=2.0, reconnect_s=2.0, held_s=4.0, ping_s=0.5, watch_s=0.25, settle_s=0.1)
 LEFT_S = 0.2
 """What a token that is still to come is taken to need."""
 
 
 @dataclass(slots=True)
-class _Pipeline:
-    """One incarnation, as the head sees it: its connections, and who of it is ready, with how many cache slots."""
+class _Lines:
+    """The connections of one pipeline, by device and role."""
 
     incarnation: int
-    devices: tuple[str, ...]
-    control: dict[str, Connection] = field(default_factory=dict)
-    data: dict[str, Connection] = field(default_factory=dict)
-    welcome: list[str] = field(default_factory=list)
-    ready: dict[str, int] = field(default_factory=dict)
+    parts: tuple[Part, ...]
+    dialled: dict[tuple[str, str], Connection] = field(default_factory=dict)
+
+    @property
+    def first_data(self) -> Connection:
+        return self.dialled[self.parts[0].device, DATA]
 
 
 class Cluster:
@@ -106,6 +112,7 @@ class Cluster:
         self.daemons = daemons
         self.head = head
         self.membership = membership
+        self.forming = Forming(membership, TERMS, start=Start.ANY)
         self.answers: dict[int, list[Answer]] = {}
         self.on_end: Callable[[int], None] = lambda request: None
         self.events = 0
@@ -120,13 +127,12 @@ class Cluster:
         self._tell = tell
         self._expected: dict[int, Sequence[int]] = {}
         self._tokens = 0
-        self._pipeline: _Pipeline | None = None
+        self._lines: dict[int, _Lines] = {}
         self._timer: Alarm | None = None
-        self._pinged_s = 0.0
+        self._due: Alarm | None = None
         self._backlog: list[Callable[[], None]] = []
         self._stalled = head.handle(PipelineLost(), 0.0)
-        self._decide(Begin())
-        self._tick()
+        self._give(Begin())
 
     @property
     def now_s(self) -> float:
@@ -165,11 +171,12 @@ class Cluster:
             if isinstance(command, ToStages):
                 if isinstance(command.message, Release) and command.message.epoch < limits.ID_MAX:
                     self._tell(HEAD, f"gives up the caches of request {command.message.request}")
-                for connection in self._formed().control.values():
-                    connection.send(HEAD, command.message)
+                for (_, role), connection in self._formed().dialled.items():
+                    if role == CONTROL:
+                        connection.send(HEAD, command.message)
             elif isinstance(command, ToPipeline):
                 self._tell(f"{[part.commit.request for part in command.segment.parts]}", f"sends {command.segment.row_count} rows")
-                self._formed().data[self._formed().devices[0]].send(HEAD, command.segment)
+                self._formed().first_data.send(HEAD, command.segment)
             elif isinstance(command, Draft):
                 self.drafters.draft(command, self.now_s)
             elif isinstance(command, ToDrafter):
@@ -199,177 +206,124 @@ class Cluster:
         expected = self._expected[command.request]
         assert answer.text == list(expected[: len(answer.text)]), f"request {command.request} has a wrong token: {answer.text}"
 
-    def _formed(self) -> _Pipeline:
-        assert self._pipeline is not None, "something is sent, but there is no pipeline"
-        assert len(self._pipeline.ready) == len(self._pipeline.devices), "something is sent, but the pipeline is not formed"
-        return self._pipeline
+    def _formed(self) -> _Lines:
+        assert self.forming.is_formed, "something is sent, but the pipeline is not formed"
+        return self._lines[self.forming.number]
 
-    # --------------------------------------------------------------------------------------------- membership
+    # --------------------------------------------------------------------------------------------- pipelines
 
-    def _decide(self, event: MembershipEvent) -> None:
-        for command in self.membership.handle(event, self.now_s):
-            if isinstance(command, Note):
-                self._tell(HEAD, command.text)
-            elif isinstance(command, Probe):
-                self._probe(command.device)
-            elif isinstance(command, Reform):
-                self._fence(command.silent_s)
-                self._form(command.devices)
-            elif isinstance(command, Disband):
-                self._fence(command.silent_s)
-            else:
-                assert isinstance(command, GiveUp)
-                raise AssertionError(f"the head gives up: {command.text}")
+    def _give(self, event: FormingEvent, due_s: float = float("-inf")) -> None:
+        """Gives the core an event and does what it says; `due_s` is as for `_step`."""
+        self.events += 1
+        for command in self.forming.handle(event, max(self.now_s, due_s)):
+            self._execute(command)
+        self.forming.validate()
+        if self._due is not None:
+            self._due.cancel()
+        due_s = self.forming.due_s
+        self._due = self.clock.at(due_s - self.skew_s, lambda: self._do(lambda: self._look(due_s)))
 
-    def _tick(self) -> None:
-        self.clock.at(self.clock.now_s + TICK_S, self._tick)
-        self._do(self._watch)
-
-    def _watch(self) -> None:
-        pipeline = self._pipeline
-        if pipeline is not None and self.now_s - self._pinged_s >= PING_S:
-            self._pinged_s = self.now_s
-            for name in pipeline.welcome:
-                pipeline.control[name].send(HEAD, Ping())
+    def _look(self, due_s: float) -> None:
         oldest_s = self.head.flights.oldest_s
         left = sum(
             request.submit.new_tokens_max - len(request.new_tokens) for request in self.head.requests() if request.submit is not None
         )
         flight_s = 0.0 if oldest_s is None else self.now_s - oldest_s
-        self._decide(Tick(flight_s=flight_s, left_s=left * LEFT_S, tokens=self._tokens))
+        self._give(Tick(flight_s=flight_s, left_s=left * LEFT_S, tokens=self._tokens), due_s)
 
-    def _fence(self, silent_s: float) -> None:
-        """The old pipeline is over: its devices are told, if they can be, and none of its words counts."""
-        pipeline, self._pipeline = self._pipeline, None
-        if self.head.is_formed:
-            self._step(PipelineLost(silent_s=silent_s))
-        if pipeline is not None:
-            for connection in pipeline.control.values():
-                connection.send(HEAD, Reset())
-            for connection in (*pipeline.control.values(), *pipeline.data.values()):
+    def _execute(self, command: FormingCommand) -> None:
+        if isinstance(command, Note):
+            self._tell(HEAD, command.text)
+        elif isinstance(command, Plan):
+            self._plan(command.devices)
+        elif isinstance(command, Open):
+            self.pipelines += 1
+            self._lines[command.pipeline] = _Lines(incarnation_of(SESSION, command.pipeline), command.parts)
+            self._tell(HEAD, f"forms generation {command.pipeline} of {', '.join(part.device for part in command.parts)}")
+        elif isinstance(command, Dial):
+            self._dial(command.pipeline, command.device, command.role)
+        elif isinstance(command, Tell):
+            self._lines[command.pipeline].dialled[command.device, CONTROL].send(HEAD, command.message)
+        elif isinstance(command, Use):
+            self._tell(HEAD, "the pipeline is formed")
+            self._step(Reformed(stage_count=command.stage_count, cache_slots=command.cache_slots))
+        elif isinstance(command, Lose):
+            self._step(PipelineLost(silent_s=command.silent_s))
+        elif isinstance(command, HangUp):
+            for connection in self._lines.pop(command.pipeline).dialled.values():
                 self.network.close(connection, by=HEAD)
+        elif isinstance(command, Probe):
+            self._probe(command.device)
+        else:
+            assert not isinstance(command, GiveUp), f"the head gives up: {command.text}"
 
-    def _form(self, devices: tuple[str, ...]) -> None:
+    def _plan(self, devices: tuple[str, ...]) -> None:
         if not self._devices_min <= len(devices) <= self._layer_count:
-            self._decide(Unfit(text=f"{self._layer_count} layers on {len(devices)} devices"))
+            self._give(Unplanned(text=f"{self._layer_count} layers on {len(devices)} devices"))
             return
-        self.pipelines += 1
-        pipeline = self._pipeline = _Pipeline(incarnation_of(SESSION, self.pipelines), devices)
-        self._tell(HEAD, f"forms generation {self.pipelines} of {', '.join(devices)}")
-        for name in devices:
-            pipeline.control[name] = self._dial(pipeline, name, "head-control")
-        for name in dict.fromkeys((devices[0], devices[-1])):
-            pipeline.data[name] = self._dial(pipeline, name, "head-data")
+        counts = even_split(self._layer_count, len(devices))
+        plan = ClusterPlan(
+            model="model",
+            fingerprint="fingerprint",
+            dtype="float32",
+            context=self.head.context,
+            stages=tuple(
+                StagePlan(name=device, address=f"{device}:1", first=sum(counts[:index]), end=sum(counts[: index + 1]))
+                for index, device in enumerate(devices)
+            ),
+            captures=tuple(sorted({layer for drafter in self._drafters for layer in drafter.captures})),
+        )
+        parts = [Part(device=device, place=device, assign=assign) for device, assign in zip(devices, assigns_of(plan), strict=True)]
+        self._give(Planned(parts=tuple(parts)))
 
-        def check() -> None:
-            missing = [name for name in devices if name not in pipeline.welcome]
-            if missing and pipeline is self._pipeline:
-                self._decide(Broken(device=missing[0], text="no answer"))
+    def _dial(self, pipeline: int, name: str, role: str) -> None:
+        lines = self._lines[pipeline]
 
-        self.clock.at(self.clock.now_s + CONNECT_S, lambda: self._do(check))
-
-    def _dial(self, pipeline: _Pipeline, name: str, role: str) -> Connection:
         def lost() -> None:
-            if pipeline is self._pipeline:
-                self._decide(Broken(device=name, text="its connection closed"))
+            self._give(Closed(pipeline=pipeline, device=name))
 
         def take(connection: Connection, envelope: Envelope, frames: Frames) -> None:
             del frames
-            if pipeline is self._pipeline and connection.is_open:  # what waits in a socket that is closed is never read
+            if connection.is_open:  # what waits in a socket that is closed is never read
                 self._take(pipeline, name, role, envelope)
 
-        connection = self.network.connect(
+        connection = lines.dialled[name, role] = self.network.connect(
             HEAD,
             name,
             role,
-            pipeline.incarnation,
+            lines.incarnation,
             {HEAD: lambda *arrived: self._do(lambda: take(*arrived)), name: self.daemons[name].take},
             {HEAD: lambda: self._do(lost)},
         )
         connection.send(HEAD, Hello(name=HEAD, version=__version__, role=role))
-        return connection
 
     def _probe(self, name: str) -> None:
         """A Hello on a connection of its own; whoever answers it is there."""
 
         def take(connection: Connection, envelope: Envelope, frames: Frames) -> None:
-            del envelope, frames
+            del frames
             if connection.is_open:
-                self._decide(Answered(device=name))
+                assert isinstance(envelope.message, Welcome), "Hello is answered with Welcome"
+                self._give(Answered(device=name, is_held=envelope.message.is_held))
                 self.network.close(connection, by=HEAD)
 
         received = {HEAD: lambda *arrived: self._do(lambda: take(*arrived)), name: self.daemons[name].take}
-        connection = self.network.connect(HEAD, name, "head-control", incarnation_of(SESSION + 1, 1), received, {})
-        connection.send(HEAD, Hello(name=HEAD, version=__version__, role="head-control"))
+        connection = self.network.connect(HEAD, name, CONTROL, incarnation_of(SESSION + 1, 1), received, {})
+        connection.send(HEAD, Hello(name=HEAD, version=__version__, role=CONTROL))
 
-    # ------------------------------------------------------------------------------------------- the devices
-
-    def _take(self, pipeline: _Pipeline, name: str, role: str, envelope: Envelope) -> None:
+    def _take(self, pipeline: int, name: str, role: str, envelope: Envelope) -> None:
+        """A message of a device, on a connection that is open."""
         message = envelope.message
-        assert envelope.incarnation == pipeline.incarnation, "a word of another incarnation on a pipeline's own connection"
-        if isinstance(message, Verified):
-            if envelope.tensor is not None:
-                first = 0
-                for part in message.parts:
-                    rows = range(first, first + len(part.ids))
-                    for drafter in self._drafters:
-                        if drafter.captures:
-                            drafter.take_features(part.request, part.epoch, part.ids, cast(Any, envelope.tensor.select(rows)))
-                    first += len(part.ids)
-            self._step(VerifiedArrived(verified=message))
-        elif isinstance(message, Pong):
-            self._decide(Heard(device=name, running_s=message.running_s, queued=message.queued, done=message.done))
-        elif isinstance(message, Welcome):
-            if role == "head-control":
-                self._welcomed(pipeline, name)
-        elif isinstance(message, Ready):
-            self._decide(Progressed(device=name, is_ready=True))
-            pipeline.ready[name] = message.cache_slots
-            if len(pipeline.ready) == len(pipeline.devices):
-                self._tell(HEAD, "the pipeline is formed")
-                self._decide(Formed())
-                self._step(Reformed(stage_count=len(pipeline.devices), cache_slots=min(pipeline.ready.values())))
-        else:
-            assert isinstance(message, Error), f"an unexpected {type(message).__name__}"
-            self._error(pipeline, name, message)
-
-    def _welcomed(self, pipeline: _Pipeline, name: str) -> None:
-        self._decide(Progressed(device=name))
-        pipeline.welcome.append(name)
-        if len(pipeline.welcome) == len(pipeline.devices) and not pipeline.ready:
-            for index in range(len(pipeline.devices)):
-                self._assign(pipeline, index)
-
-    def _assign(self, pipeline: _Pipeline, index: int) -> None:
-        devices = pipeline.devices
-        counts = even_split(self._layer_count, len(devices))
-        is_last = index == len(devices) - 1
-        assign = Assign(
-            model="model",
-            fingerprint="fingerprint",
-            stage=index,
-            stages=len(devices),
-            first_layer=sum(counts[:index]),
-            end_layer=sum(counts[: index + 1]),
-            layer_count=self._layer_count,
-            next_hop="" if is_last else f"{devices[index + 1]}:1",
-            next_name="" if is_last else devices[index + 1],
-            dtype="float32",
-            context=self.head.context,
-            captures=tuple(sorted({layer for drafter in self._drafters for layer in drafter.captures})),
-        )
-        pipeline.control[devices[index]].send(HEAD, assign)
-
-    def _error(self, pipeline: _Pipeline, name: str, error: Error) -> None:
-        index = pipeline.devices.index(name)
-        if error.retry_after_s > 0:
-            self.clock.at(
-                self.clock.now_s + error.retry_after_s,
-                lambda: self._do(lambda: self._assign(pipeline, index) if pipeline is self._pipeline else None),
-            )
-        elif error.cause == "next":
-            self._decide(Broken(device=pipeline.devices[index + 1], text=f"lost by {name}"))
-        else:
-            assert error.cause in ("part", "again"), f"{name} fails: {error.text}"
-            is_part = error.cause == "part"
-            self._decide(Broken(device=name if is_part else "", text=error.text, is_refusal=is_part))
+        assert envelope.incarnation == self._lines[pipeline].incarnation, "a word of another incarnation on a pipeline's own connection"
+        if not isinstance(message, Verified):
+            self._give(Said(pipeline=pipeline, device=name, role=role, message=message))
+            return
+        if envelope.tensor is not None:
+            first = 0
+            for part in message.parts:
+                rows = range(first, first + len(part.ids))
+                for drafter in self._drafters:
+                    if drafter.captures:
+                        drafter.take_features(part.request, part.epoch, part.ids, cast(Any, envelope.tensor.select(rows)))
+                first += len(part.ids)
+        self._step(VerifiedArrived(verified=message))

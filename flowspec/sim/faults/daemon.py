@@ -131,6 +131,11 @@ class SimDaemon:
         self._kept: tuple[int, int] | None = None
 
     @property
+    def rules(self) -> Counter[str]:
+        """How often each rule of holding fired, in all its lives."""
+        return self.fired + self._core.fired
+
+    @property
     def at_work_s(self) -> tuple[float, float]:
         """How long the pass that runs has been running (0: none does), and the longest of this hold's that ended took."""
         hold, part = self._core.hold, self._part
@@ -196,10 +201,10 @@ class SimDaemon:
         if isinstance(message, Hello):
             peer = self._peers[id(connection)] = _Peer(message.name, message.role, envelope.incarnation, connection)
             self._give(Greeted(caller=peer))
-        else:
+        elif (caller := self._peers.get(id(connection))) is not None:  # else its Hello came when nobody was there to hear it
             tensor = envelope.tensor
             size = 0 if tensor is None else len(tensor.data)
-            self._give(Said(caller=self._peers[id(connection)], message=message, payload=tensor, payload_bytes=size))
+            self._give(Said(caller=caller, message=message, payload=tensor, payload_bytes=size))
 
     def _give(self, event: HoldingEvent) -> None:
         """Gives the core an event and does what it says."""
@@ -211,7 +216,8 @@ class SimDaemon:
         if isinstance(command, Log):
             self._tell(command.text)
         elif isinstance(command, Greet):
-            self._send(command.caller, Welcome(name=self.name, version=__version__, device="cpu", pid=1, memory_bytes=1, count=0))
+            welcome = Welcome(name=self.name, version=__version__, device="cpu", pid=1, memory_bytes=1, count=0, is_held=command.is_held)
+            self._send(command.caller, welcome)
         elif isinstance(command, Send):
             if not self._send(command.caller, command.message) and command.hold:
                 self._give(Unsent(hold=command.hold, message=command.message))

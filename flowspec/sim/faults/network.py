@@ -16,6 +16,8 @@ from flowspec.sim.clock import Clock
 from flowspec.sim.link import Frames, Link
 from flowspec.wire.codec import Envelope, Tensor
 
+STALLED_S = 1.5
+"""When both ends of a connection that stalls close it: no sign of life passes."""
 NOTICED_S_MAX = 0.05
 """How long the closing of a connection may take to show at its other end."""
 
@@ -51,6 +53,7 @@ class Network:
         self._late_s = late_s
         self._connections: list[Connection] = []
         self._severed: set[frozenset[str]] = set()
+        self._one_way: set[tuple[str, str]] = set()
 
     def connect(
         self, dialler: str, listener: str, role: str, incarnation: int, take: Mapping[str, Take], lost: Mapping[str, Callable[[], None]]
@@ -68,6 +71,8 @@ class Network:
             )
 
         connection = Connection(dialler, listener, incarnation, role, link(dialler, listener), link(listener, dialler), lost)
+        connection.forth.stalls = lambda frames: self._stalls(connection, dialler, listener, frames)
+        connection.back.stalls = lambda frames: self._stalls(connection, listener, dialler, frames)
         if frozenset((dialler, listener)) in self._severed:
             connection.forth.hold()
             connection.back.hold()
@@ -97,6 +102,16 @@ class Network:
         for connection in [known for known in self._connections if known.is_open and {known.dialler, known.listener} == {first, second}]:
             self.close(connection, by=None)
 
+    def block(self, sender: str, receiver: str) -> None:
+        """Payloads do not pass one way; the connection on which one is sent stalls, and breaks for want of signs of life."""
+        self._one_way.add((sender, receiver))
+
+    def _stalls(self, connection: Connection, sender: str, receiver: str, frames: Frames) -> bool:
+        if (sender, receiver) not in self._one_way or len(frames) == 1:
+            return False
+        self.clock.at(self.clock.now_s + STALLED_S, lambda: self.close(connection, by=None))
+        return True
+
     def sever(self, first: str, second: str) -> None:
         """Nothing passes between two places until `mend`; neither notices but by silence."""
         self._severed.add(frozenset((first, second)))
@@ -115,6 +130,7 @@ class Network:
         return frozenset((first, second)) in self._severed
 
     def mend_all(self) -> None:
+        self._one_way.clear()
         for first, second in sorted(map(sorted, self._severed)):
             self.mend(first, second)
 

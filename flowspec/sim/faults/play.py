@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from flowspec.sim.faults.cluster import HEAD, Cluster
 from flowspec.sim.faults.daemon import SimDaemon
 from flowspec.sim.faults.network import Network
 from flowspec.sim.faults.oracle import LOOK_S, Oracle
+from flowspec.sim.faults.other_head import OtherHead
 from flowspec.sim.faults.schedule import HEAL_S, Fault, Schedule
 from flowspec.sim.language import plain_answer, plain_logprobs
 from flowspec.sim.record import Answer
@@ -43,6 +45,7 @@ class Play:
         self._waiting = len(schedule.dialogues)
         self._forgotten: set[int] = set()
         self._lost_drafters: set[int] = set()
+        self._others = 0
         self.network = Network(self.clock, random.Random(schedule.seed + 2), schedule.links, schedule.late_s)
         self.daemons: dict[str, SimDaemon] = {}
         for name in schedule.devices:
@@ -122,6 +125,14 @@ class Play:
         except Exception as error:  # whatever comes out is the finding; it is told with its instant, and the cause stays attached
             raise FaultError(f"at {self.clock.now_s:.3f} s: {type(error).__name__}: {error}") from error
 
+    def fired(self) -> Counter[str]:
+        """How often each rule fired, by whose it is: `member`, `pipeline` or `daemon`."""
+        found: Counter[str] = Counter()
+        cores = [("member", self.cluster.membership.fired), ("pipeline", self.cluster.forming.fired)]
+        for core, rules in [*cores, *(("daemon", daemon.rules) for daemon in self.daemons.values())]:
+            found.update({f"{core}: {rule}": count for rule, count in rules.items()})
+        return found
+
     def _run_until(self, is_done, until_s: float) -> None:  # type: ignore[no-untyped-def]
         while not is_done() and self.clock.step(until_s):
             assert self.cluster.events <= EVENTS_MAX, f"not done within {EVENTS_MAX} events"
@@ -191,6 +202,9 @@ class Play:
             else:
                 self.network.sever(first, second)
                 self.clock.at(until_s, lambda: self.network.mend(first, second))
+        elif fault.kind == "one way":
+            for receiver in fault.where[1:]:
+                self.network.block(fault.where[0], receiver)
         elif fault.kind == "drafter":
             drafter = int(fault.where[0])
             if drafter not in self._lost_drafters:
@@ -223,6 +237,9 @@ class Play:
             self.clock.at(until_s, lambda: daemon.be_slow(False))
         elif kind == "stuck":
             daemon.is_stuck = True
+        elif kind == "held":
+            self._others += 1
+            OtherHead(self.clock, self.network, daemon, self._others, self.schedule.layer_count, until_s)
         else:
             daemon.layers_max = self._rng.randint(0, self.schedule.layer_count)
 

@@ -25,6 +25,8 @@ HEAL_S = 8.0
 """When all is well again."""
 ANSWERED_SHARE = 0.25
 """Of the first questions: an answer that another head began, as its journal says."""
+MORE_KINDS = ("held", "one way")
+"""Faults that came later: drawn beside the others, so that a seed keeps the faults that it had."""
 KINDS = ("crash", "restart", "stop", "slow", "stuck", "sever", "break", "head stops", "clock", "refuse", "drafter")
 
 
@@ -130,7 +132,15 @@ def draw(seed: int) -> Schedule:
         captures=captures,
         drafting=tuple(Curve(base_s=rng.choice([0.0, 0.003, 0.05])) for _ in qualities),
         dialogues=dialogues,
-        faults=_faults(rng, devices, 0 if captures else len(qualities), [dialogue.at_s for dialogue in dialogues]),
+        faults=tuple(
+            sorted(
+                (
+                    *_faults(rng, devices, 0 if captures else len(qualities), [dialogue.at_s for dialogue in dialogues]),
+                    *_more_faults(random.Random(f"more {seed}"), devices),
+                ),
+                key=lambda fault: fault.at_s,
+            )
+        ),
     )
 
 
@@ -185,4 +195,18 @@ def _faults(rng: random.Random, devices: tuple[str, ...], drafters: int, asked_s
         last_s = rng.choice([0.0, 0.1, 1.0, 3.0, HEAL_S]) * rng.uniform(0.5, 1.5)
         at_s = rng.choice([rng.choice(asked_s) + rng.uniform(0, 1), rng.choice(asked_s) + rng.uniform(0, 3), rng.uniform(0, HEAL_S)])
         found.append(Fault(kind=kind, at_s=min(at_s, HEAL_S), for_s=last_s, where=where))
-    return tuple(sorted(found, key=lambda fault: fault.at_s))
+    return tuple(found)
+
+
+def _more_faults(rng: random.Random, devices: tuple[str, ...]) -> tuple[Fault, ...]:
+    """In a fifth of the seeds: a device that another head takes, or that cannot send to a place what is longer than a Commit."""
+    if rng.random() > 0.2:
+        return ()
+    found = []
+    for _ in range(rng.choice([1, 1, 2])):
+        kind = rng.choice(MORE_KINDS)
+        device = rng.choice(devices)
+        others = [each for each in devices if each != device] or [HEAD]
+        where = (device,) if kind == "held" else (device, *rng.sample(others, rng.choice([1, len(others)])))
+        found.append(Fault(kind=kind, at_s=rng.uniform(0, HEAL_S / 2), for_s=rng.choice([1.0, 3.0, HEAL_S]), where=where))
+    return tuple(found)

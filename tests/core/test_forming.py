@@ -1,0 +1,367 @@
+"""How a head forms its pipelines and what it makes of what goes wrong: event in, exact command list out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from flowspec import __version__
+from flowspec.core import limits
+from flowspec.core.cluster_messages import Assign, Drafting, Error, Loading, Ping, Pong, Ready, Reset, Welcome
+from flowspec.core.forming import (
+    CONTROL,
+    DATA,
+    RULES,
+    CannotServe,
+    Closed,
+    Dial,
+    Forming,
+    FormingCommand,
+    FormingEvent,
+    GiveUp,
+    HangUp,
+    Log,
+    Lose,
+    Open,
+    Part,
+    Plan,
+    Planned,
+    Refused,
+    Said,
+    ServeWeights,
+    ShowProgress,
+    Start,
+    Tell,
+    Terms,
+    Unplanned,
+    Unsent,
+    Use,
+    Wronged,
+)
+from flowspec.core.membership import Begin, Membership, Note, Patience, Tick
+from flowspec.core.messages import Message
+from flowspec.core.weight_messages import AskModel
+from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
+
+PATIENCE = Patience(silent_s=5.0, loading_silent_s=15.0, loading_s=60.0, stuck_s=30.0, probe_s=2.0, back_s=4.0, forgive_s=300.0)
+TERMS = Terms(connect_s=6.0, reconnect_s=3.0, held_s=15.0, ping_s=1.0, watch_s=0.5, settle_s=0.1)
+WELCOME = Welcome(name="x", version=__version__, device="cpu", pid=1, memory_bytes=1, count=0)
+READY = Ready(weight_bytes=1, memory_bytes=1, cache_slots=100 + limits.TREE_NODES_MAX)
+
+
+def parts_of(*devices: str) -> tuple[Part, ...]:
+    """A plan with a layer for each."""
+    stages = tuple(StagePlan(name=name, address=f"{name}:1", first=index, end=index + 1) for index, name in enumerate(devices))
+    plan = ClusterPlan(model="m", fingerprint="f", dtype="float32", context=100, stages=stages)
+    return tuple(
+        Part(device=name, place=f"device {name} at {name}:1", assign=assign) for name, assign in zip(devices, assigns_of(plan), strict=True)
+    )
+
+
+class Bench:
+    """The core with a clock. Plans are made as they are asked for."""
+
+    def __init__(self, *names: str, start: Start = Start.WHOLE, is_only: bool = False, terms: Terms = TERMS) -> None:
+        self.names = names or ("a", "b", "c")
+        self.core = Forming(Membership(self.names, PATIENCE), terms, start=start, is_only=is_only)
+        self.now_s = 0.0
+
+    def give(self, event: FormingEvent) -> list[FormingCommand]:
+        found = []
+        for command in self.core.handle(event, self.now_s):
+            found.append(command)
+            if isinstance(command, Plan):
+                found += self.core.handle(Planned(parts=parts_of(*command.devices)), self.now_s)
+        self.core.validate()
+        return found
+
+    def says(self, device: str, message: Message, role: str = CONTROL) -> list[FormingCommand]:
+        return self.give(Said(pipeline=self.core.number, device=device, role=role, message=message))
+
+    def welcomes(self, *devices: str) -> list[FormingCommand]:
+        return [command for device in devices for command in self.says(device, WELCOME)]
+
+    def form(self) -> list[FormingCommand]:
+        """All do their part; what comes of the last word."""
+        devices = self.core.membership.members
+        self.welcomes(*devices)
+        for device in devices:
+            self.says(device, READY)
+        self.says(devices[0], WELCOME, DATA)
+        return self.says(devices[-1], WELCOME, DATA)
+
+    def pass_time(self, seconds: float) -> list[FormingCommand]:
+        """What comes of it, but for pings."""
+        found: list[FormingCommand] = []
+        until_s = self.now_s + seconds
+        while self.now_s < until_s:
+            self.now_s += 0.1
+            found += self.give(Tick())
+        return [command for command in found if not (isinstance(command, Tell) and isinstance(command.message, Ping))]
+
+
+def running(*names: str, is_only: bool = False) -> Bench:
+    bench = Bench(*names, is_only=is_only)
+    bench.give(Begin())
+    bench.form()
+    assert bench.core.is_formed
+    return bench
+
+
+def dials(number: int, *devices: str, role: str = CONTROL) -> list[FormingCommand]:
+    return [Dial(pipeline=number, device=device, role=role) for device in devices]
+
+
+def lets_go(number: int, *devices: str, lost: str = "") -> list[FormingCommand]:
+    """A formed pipeline is given up."""
+    return [*(Tell(pipeline=number, device=device, message=Reset()) for device in devices), HangUp(pipeline=number, device=lost)]
+
+
+def begins(number: int, *devices: str) -> list[FormingCommand]:
+    return [
+        Plan(devices=devices, is_first=number == 1),
+        Open(pipeline=number, parts=parts_of(*devices)),
+        *dials(number, *devices),
+    ]
+
+
+def test_a_pipeline_is_dialled_assigned_and_there_when_all_are_ready_and_both_ends_have_data() -> None:
+    bench = Bench()
+    assert bench.give(Begin()) == begins(1, "a", "b", "c")
+    assert bench.welcomes("c", "a") == []
+    assigned = [Tell(pipeline=1, device=part.device, message=part.assign) for part in parts_of("a", "b", "c")]
+    assert bench.welcomes("b") == [*dials(1, "a", "c", role=DATA), *assigned]
+    for device in ("a", "b", "c"):
+        assert bench.says(device, replace(READY, cache_slots=500)) == [ShowProgress(text=f"{device}: ready", share=1.0)]
+    assert bench.says("a", WELCOME, DATA) == []
+    assert bench.says("c", WELCOME, DATA) == [Use(pipeline=1, stage_count=3, cache_slots=500)]
+
+
+def test_weights_are_served_and_progress_is_shown() -> None:
+    bench = Bench("a")
+    bench.give(Begin())
+    bench.welcomes("a")
+    assert bench.says("a", AskModel()) == [ServeWeights(pipeline=1, device="a")]
+    assert bench.says("a", Loading(doing="receiving", share=0.5)) == [ShowProgress(text="a: receiving", share=0.5)]
+
+
+def test_leases_are_kept_with_those_who_have_answered() -> None:
+    bench = Bench("a", "b")
+    bench.give(Begin())
+    bench.welcomes("b")
+    bench.now_s = 0.1
+    assert bench.give(Tick()) == [Tell(pipeline=1, device="b", message=Ping())]
+    bench.now_s = 1.0
+    assert bench.give(Tick()) == []
+    bench.now_s = 1.1
+    assert bench.give(Tick()) == [Tell(pipeline=1, device="b", message=Ping())]
+
+
+def test_a_closed_connection_leads_to_another_pipeline_of_the_rest() -> None:
+    bench = running()
+    assert bench.give(Closed(pipeline=1, device="b")) == [
+        Note(text="device b is lost (its connection closed)"),
+        Lose(silent_s=0.0),
+        *lets_go(1, "a", "b", "c", lost="b"),
+        *begins(2, "a", "c")[:1],
+        Note(text="going on with 2 devices"),
+        *begins(2, "a", "c")[1:],
+    ]
+    assert bench.give(Closed(pipeline=1, device="c")) == [], "that pipeline is over"
+    assert bench.form() == [Use(pipeline=2, stage_count=2, cache_slots=READY.cache_slots)]
+
+
+def test_what_a_device_says_went_wrong_is_believed_after_a_moment() -> None:
+    bench = running()
+    assert bench.says("a", Error(text="no word of the head", cause="again")) == []
+    told = bench.pass_time(0.2)
+    assert told[0] == Note(text="no word of the head; beginning again with the same devices")
+    assert told[-4:] == [Open(pipeline=2, parts=parts_of("a", "b", "c")), *dials(2, "a", "b", "c")]
+
+
+def test_a_connection_that_closes_meanwhile_is_the_better_explanation() -> None:
+    bench = running()
+    bench.says("a", Error(text="the data connection is gone", cause="again"))
+    assert bench.give(Closed(pipeline=1, device="c"))[0] == Note(text="device c is lost (its connection closed)")
+    assert bench.core.fired["better explained"] == 1
+
+
+@pytest.mark.parametrize(("cause", "note"), [("part", "cannot do its part (it is full)"), ("gone", "is lost (it is full)")])
+def test_an_error_of_a_device_tells_whether_it_is_there(cause: str, note: str) -> None:
+    bench = running()
+    bench.says("b", Error(text="it is full", cause=cause))
+    assert bench.pass_time(0.2)[0] == Note(text=f"device b {note}")
+
+
+def test_an_error_that_would_come_again_ends_the_session() -> None:
+    bench = running()
+    bench.says("b", Error(text="the model computed no number"))
+    assert bench.pass_time(0.2)[0] == GiveUp(text="device b at b:1: the model computed no number")
+
+
+def test_of_a_link_that_fails_both_ends_are_suspects_and_the_link_is_named() -> None:
+    """The first stage cannot send large frames: it is left out, and not one after the other of those that it sends to."""
+    bench = running()
+    bench.says("a", Error(text="the next device b takes no more frames", cause="next"))
+    told = bench.pass_time(0.2)
+    assert told[0] == Note(text="device b is lost (the link from a to b failed: lost by a)")
+    bench.form()
+    bench.says("a", Error(text="the next device c takes no more frames", cause="next"))
+    told = bench.pass_time(0.2)
+    assert told[0] == Note(text="device a is lost (the link from a to c failed: lost by a)")
+    assert bench.core.membership.members == ("c",)
+    assert {rule: bench.core.membership.fired[rule] for rule in ("far end", "near end")} == {"far end": 1, "near end": 1}
+
+
+def test_who_does_not_answer_the_first_time_is_an_error_that_says_what_is_known() -> None:
+    bench = Bench()
+    bench.give(Begin())
+    bench.welcomes("a", "c")
+    assert bench.pass_time(5.9) == []
+    text = "device b at b:1 did not answer within 6 s; is `flowspec daemon` running there?"
+    assert bench.pass_time(0.3)[0] == GiveUp(text=text)
+    bench = Bench()
+    bench.give(Begin())
+    bench.welcomes("a", "c")
+    bench.give(Refused(pipeline=1, device="b", text="it hung up", is_final=False))
+    assert bench.pass_time(6.2)[0] == GiveUp(text="device b at b:1 did not answer within 6 s: it hung up")
+
+
+def test_a_head_that_may_begin_without_some_says_so_and_does() -> None:
+    bench = Bench(start=Start.SHORT)
+    bench.give(Begin())
+    bench.welcomes("a", "c")
+    told = bench.pass_time(6.2)
+    assert told[0] == Note(text="device b is lost (no answer within 6 s)")
+    assert Note(text="going on with 2 devices") in told
+    assert bench.form() == [Use(pipeline=2, stage_count=2, cache_slots=READY.cache_slots)]
+
+
+def test_a_head_that_may_begin_without_some_cannot_without_all() -> None:
+    bench = Bench("a", "b", start=Start.SHORT)
+    bench.give(Begin())
+    told = bench.pass_time(20)
+    text = "device a at a:1 did not answer within 6 s; is `flowspec daemon` running there?"
+    assert next(command for command in told if isinstance(command, GiveUp)) == GiveUp(text=text)
+
+
+def test_a_device_that_does_not_let_the_head_in_is_an_error_at_the_start_and_a_loss_later() -> None:
+    refused = Refused(pipeline=1, device="b", text="it does not know the key", is_final=True)
+    bench = Bench(start=Start.SHORT)
+    bench.give(Begin())
+    assert bench.give(refused) == [GiveUp(text="device b at b:1 refuses: it does not know the key")]
+    assert running().give(refused)[0] == Note(text="device b is lost (it does not know the key)")
+
+
+def test_a_device_that_another_head_holds_is_waited_for_at_the_start() -> None:
+    bench = Bench("a", "b")
+    bench.give(Begin())
+    bench.welcomes("a", "b")
+    held = Error(text="held by head x", retry_after_s=4.0)
+    assert bench.says("b", held) == [Log(text="waiting for device b at b:1: held by head x")]
+    again = Tell(pipeline=1, device="b", message=parts_of("a", "b")[1].assign)
+    assert bench.pass_time(1.2) == [again]
+    assert bench.says("b", held) == [], "that was said"
+    bench.now_s = 15.5
+    assert bench.says("b", held) == [GiveUp(text="device b at b:1: held by head x")]
+
+
+def test_a_device_that_another_head_holds_is_left_out_later() -> None:
+    bench = running()
+    bench.give(Closed(pipeline=1, device="c"))
+    bench.welcomes("a", "b")
+    assert bench.says("b", Error(text="held by head x", retry_after_s=4.0))[0] == Note(text="device b is lost (held by head x)")
+    assert bench.core.membership.members == ("a",)
+
+
+def test_a_device_that_says_the_same_share_for_ever_makes_no_progress() -> None:
+    bench = running("a", "b")
+    bench.give(Closed(pipeline=1, device="b"))
+    bench.welcomes("a")
+    told: list[FormingCommand] = []
+    for _ in range(62):
+        bench.says("a", Loading(share=0.5))
+        told += [command for command in bench.pass_time(1.0) if isinstance(command, Note)]
+    assert told[0] == Note(text="device a is lost (no progress in loading for 60 s)")
+
+
+def test_a_device_without_room_for_one_conversation_cannot_do_its_part() -> None:
+    bench = running("a", "b")
+    bench.give(Closed(pipeline=1, device="b"))
+    bench.welcomes("a")
+    note = bench.says("a", replace(READY, cache_slots=7))[0]
+    assert isinstance(note, Note)
+    assert "cannot do its part (expected room for 356 cache slots, got 7" in note.text
+
+
+@pytest.mark.parametrize(
+    ("event", "note"),
+    [
+        (Wronged(pipeline=1, device="b", text="gibberish"), "device b is lost (gibberish)"),
+        (Wronged(pipeline=1, device="", text="gibberish"), "gibberish; beginning again with the same devices"),
+        (Unsent(pipeline=1, device="a", what="segments"), "device a is lost (it takes no more segments)"),
+        (
+            Said(pipeline=1, device="a", role=CONTROL, message=parts_of("a")[0].assign),
+            "device a at a:1 sent an unexpected Assign; beginning again with the same devices",
+        ),
+    ],
+)
+def test_who_breaks_the_protocol_or_takes_nothing_more_breaks_the_pipeline(event: FormingEvent, note: str) -> None:
+    assert running().give(event)[0] == Note(text=note)
+
+
+def test_a_pipeline_that_is_the_only_one_ends_with_its_first_failure() -> None:
+    text = "device b at b:1 was lost while answering: its connection closed; see the daemon's log there"
+    assert running(is_only=True).give(Closed(pipeline=1, device="b")) == [GiveUp(text=text)]
+    assert running(is_only=True).pass_time(7)[-1] == GiveUp(text="device a is lost (no sign of life for 5 s)")
+
+
+def test_weights_that_cannot_be_sent_end_the_session_unless_the_device_is_gone() -> None:
+    bench = running()
+    bench.give(CannotServe(pipeline=1, text="the model changed"))
+    assert bench.pass_time(0.2)[0] == GiveUp(text="the model changed")
+
+
+def test_a_user_does_not_wait_longer_than_asked() -> None:
+    bench = running("a")
+    bench.core.terms = replace(TERMS, wait_s=10.0)
+    bench.give(Closed(pipeline=1, device="a"))
+    assert [command for command in bench.pass_time(9.5) if isinstance(command, GiveUp)] == []
+    text = "no device is left; waiting for a device to come back; nothing changed within 10 s"
+    assert GiveUp(text=text) in bench.pass_time(1.0)
+
+
+def test_without_a_plan_for_the_rest_the_head_waits() -> None:
+    bench = running("a", "b")
+    bench.core.handle(Closed(pipeline=1, device="a"), bench.now_s)
+    told = bench.give(Unplanned(text="4 GiB are missing"))
+    text = "the model does not fit on what is left: 4 GiB are missing; waiting for a device to come back"
+    assert told == [Note(text=text)]
+    assert bench.core.number == 0
+
+
+def test_words_of_a_pipeline_that_is_over_are_ignored() -> None:
+    bench = running()
+    bench.give(Closed(pipeline=1, device="b"))
+    assert bench.give(Said(pipeline=1, device="a", role=CONTROL, message=Pong(queued=0, done=0, memory_bytes=0))) == []
+    assert bench.core.fired["fenced word"] == 1
+
+
+def test_a_drafter_has_no_data_connections() -> None:
+    bench = Bench("a")
+    part = parts_of("a")[0]
+    drafting = replace(part.assign, drafting=Drafting(vocabulary=9, coupled=True))
+    assert isinstance(drafting, Assign)
+    bench.core.handle(Begin(), 0.0)
+    bench.core.handle(Planned(parts=(replace(part, assign=drafting),)), 0.0)
+    assert bench.welcomes("a") == [Tell(pipeline=1, device="a", message=drafting)]
+    assert bench.says("a", replace(READY, cache_slots=0))[-1] == Use(pipeline=1, stage_count=1, cache_slots=0)
+
+
+def test_the_rules_that_fire_are_those_that_are_listed() -> None:
+    bench = running()
+    bench.give(Closed(pipeline=1, device="b"))
+    assert bench.core.fired == Counter({"closed": 1})
+    assert bench.core.fired.keys() <= RULES.keys()
