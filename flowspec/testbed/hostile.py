@@ -348,6 +348,7 @@ def try_everything(folder: Path, minutes: float, seed: int) -> Iterator[Attempt]
 
 def command(args: argparse.Namespace) -> int:
     attempts = []
+    os.environ["HF_HUB_OFFLINE"] = "1"  # daemons are told to load models of all kinds of names
     with tempfile.TemporaryDirectory() as folder:
         for each in try_everything(Path(folder), args.minutes, args.seed):
             attempts.append(each)
