@@ -224,6 +224,9 @@ class Daemon:
                 self._give(NextSaid(hold=hold, message=message), now_s)
         except PeerError as error:
             self._give(NextLost(hold=hold, text=f"broke the protocol: {error}"), now_s)
+        except Exception as error:  # as over a message of any other peer
+            log.exception("unexpected error over a message of the next device")
+            self._give(CannotDo(hold=hold, text=str(unexpected(error, "over a message of the next device")), is_gone=True), now_s)
         if self._next is hop and (why := hop.lost(ready)) is not None:
             self._give(NextLost(hold=hold, text=why), now_s)
 

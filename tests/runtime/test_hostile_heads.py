@@ -13,11 +13,13 @@ import pytest
 
 from flowspec.core.cluster_messages import Error, Loading, Ready, Reset
 from flowspec.core.messages import Sampling
+from flowspec.errors import ClusterError
 from flowspec.model.files import ModelFiles, TensorIndex
 from flowspec.model.reference import Reference
 from flowspec.runtime.daemon import Daemon
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
+from flowspec.runtime.next_hop import NextHop
 from flowspec.testbed.fuzz.samples import MESSAGES
 from flowspec.wire.codec import BYTES, Tensor
 from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, whole_model
@@ -63,6 +65,24 @@ def test_a_message_that_meets_a_fault_of_ours_costs_its_sender_the_connection_an
         assert refused.text.startswith("unexpected error over this message: ZeroDivisionError; see the daemon's log")
     assert any(record.exc_info for record in caplog.records)
     exact(folder, daemon, reference)
+
+
+def test_a_fault_over_a_word_of_the_next_device_ends_the_hold_and_nothing_else(
+    alone: Start, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemons = [alone(), alone(name="next")]
+    plain = NextHop.read
+
+    def broken(*args: Any) -> Any:
+        monkeypatch.setattr(NextHop, "read", plain)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(NextHop, "read", broken)
+    with pytest.raises(ClusterError, match=r"alone at .*unexpected error over a message of the next device: ZeroDivisionError"):
+        Head(plan_for(folder, daemons))
+    assert any(record.exc_info for record in caplog.records)
+    with Head(plan_for(folder, daemons)) as head:
+        assert tokens_of(submit(head)) == reference.generate(PROMPT, Sampling(), 20, frozenset())
 
 
 def test_loading_stops_when_its_head_is_gone(alone: Start, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
