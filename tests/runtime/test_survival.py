@@ -156,9 +156,7 @@ def test_a_lost_device_that_another_head_has_is_not_back_until_it_is_free(doomed
         finally:
             os.kill(daemons[1].pid, signal.SIGCONT)
         other.greet()
-        other.link.send(whole_model(plan.model, plan.fingerprint))
-        while not isinstance(other.answer(), Ready):
-            other.link.send(Ping())
+        assert isinstance(other.assign(daemons[1].address, whole_model(plan.model, plan.fingerprint)), Ready)
         for _ in range(8):
             assert tokens_of(submit(head)) == expected
             other.link.send(Ping())
