@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import shutil
 import subprocess
@@ -101,7 +102,7 @@ class Machine:
         }
 
     def tool(self, path: Path, text: str) -> None:
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         path.chmod(0o755)
 
@@ -174,6 +175,24 @@ def test_other_versions_may_be_named(tmp_path: Path) -> None:
     assert (status, line.endswith(f"FLOWSPEC_CONSTRAINTS: expected a file of versions, got '{tmp_path}/none.txt'")) == (2, True)
     assert jetson.go(FLOWSPEC_CONSTRAINTS=str(tmp_path / "constraints/aarch64.txt")) == (0, [])
     assert jetson.asked()[0] == f"-m venv {tmp_path}/.venv"
+
+
+def test_a_copy_is_installed_where_it_is_asked_for(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "aarch64 cpu")
+    command = [tmp_path / "launch/packages", "--copy", tmp_path / "opt", ROOT / "constraints/aarch64.txt", "aarch64 cpu", "serve"]
+    machine.tool(tmp_path / "opt/bin/python", PYTHON.replace("REAL", sys.executable))
+    subprocess.run(command, env=machine.environment, timeout=60, check=True)
+    (installed,) = machine.asked()
+    assert installed.endswith(f"-c {tmp_path}/opt/flowspec-constraints.txt setuptools {tmp_path}[serve]")
+
+
+def test_the_image_gets_all_that_an_installation_copies() -> None:
+    let_through = {line[1:] for line in (ROOT / "launch/Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert all((ROOT / name).exists() for name in let_through)
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    copied = {pattern.split("/")[0] for pattern in config["options.data_files"].values()}
+    assert copied | {"flowspec", "setup.cfg", "pyproject.toml", "constraints", "README.md", "LICENSE"} <= let_through
 
 
 def test_extras_that_there_are_none_of_are_refused(tmp_path: Path) -> None:
