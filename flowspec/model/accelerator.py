@@ -7,7 +7,9 @@ for `torch.cuda` only. `flowspec doctor --accelerator` tests it on a board.
 
 from __future__ import annotations
 
+import functools
 import platform
+import warnings
 from typing import Protocol
 
 import psutil
@@ -94,6 +96,7 @@ def accelerator_of(device: torch.device) -> Accelerator:
     raise InputError(f"expected a CPU or CUDA device, got {device}")
 
 
+@functools.cache
 def compute_precisely() -> None:
     """Products of float32 in float32, and sums of 16-bit products, too.
 
@@ -102,7 +105,9 @@ def compute_precisely() -> None:
     versions; where an older and a newer one disagree, torch refuses to multiply. Partial sums in 16 bits are on
     by default.
     """
-    torch.set_float32_matmul_precision("highest")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some versions of torch ask for a way that older ones do not have
+        torch.set_float32_matmul_precision("highest")
     products = torch.backends.cuda.matmul
     products.allow_fp16_reduced_precision_reduction = False
     products.allow_bf16_reduced_precision_reduction = False

@@ -68,6 +68,10 @@ def main() -> None:
             fault = check()
         except (RuntimeError, NotImplementedError, InputError) as error:  # how torch says that it cannot do something here
             fault = "fails: " + str(error).partition("\n")[0][:200]
+            if device.type != "cpu":  # after some of CUDA's errors nothing works any more in this process
+                _say(fault=fault, share=share)
+                _say(again=True)
+                return
         _say(fault=fault, share=share)
         is_found = name != ATTENTION and not fault
     _say(done=True)

@@ -173,6 +173,8 @@ def _listen(child: subprocess.Popen[bytes], tell: Tell, limit_s: float) -> tuple
                     raise InputError(word["error"])
                 if "done" in word:
                     return verdicts, True
+                if "again" in word:
+                    return verdicts, False
                 if "at" in word:
                     at = word["at"]
                 else:

@@ -26,7 +26,7 @@ from flowspec.core.holding import Loaded
 from flowspec.core.messages import Expand, Proposed, Release
 from flowspec.core.slots import slots_in
 from flowspec.errors import FlowSpecError, NoRoomError, UnexpectedError, first_line
-from flowspec.model.out_of_memory import is_out_of_memory
+from flowspec.model.device_errors import is_gpu_lost, is_out_of_memory
 from flowspec.model.trials import run_trial
 from flowspec.plan.profile import DeviceProfile
 from flowspec.runtime.emulation import DeviceEmulation, Pacer
@@ -331,7 +331,10 @@ def doing(work: Work) -> str:
 def unexpected(error: BaseException, during: str) -> UnexpectedError:
     """The one line about an error that nobody foresaw."""
     what = f"{type(error).__name__}: {first_line(error)}" if str(error).strip() else type(error).__name__
-    return UnexpectedError(f"unexpected error {during}: {what}; see the daemon's log there, and report it")
+    advice = "see the daemon's log there, and report it"
+    if is_gpu_lost(error):
+        advice = f"start that daemon again, for its GPU takes no more work from it; {advice}"
+    return UnexpectedError(f"unexpected error {during}: {what}; {advice}")
 
 
 def to_torch(tensor: Tensor, rows: tuple[int, ...]) -> torch.Tensor:

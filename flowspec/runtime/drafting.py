@@ -20,7 +20,7 @@ from flowspec.core.events import Draft, Drafted, ToDrafter
 from flowspec.core.messages import VerifiedPart
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import ClusterError, FlowSpecError
-from flowspec.model.out_of_memory import is_out_of_memory
+from flowspec.model.device_errors import is_out_of_memory
 from flowspec.plan.timing import Curve
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import HEAD

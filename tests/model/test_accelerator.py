@@ -15,7 +15,8 @@ import torch
 from flowspec.errors import InputError
 from flowspec.model import accelerator
 from flowspec.model.accelerator import CudaAccelerator, accelerator_of, find
-from flowspec.model.out_of_memory import is_out_of_memory
+from flowspec.model.device_errors import is_gpu_lost, is_out_of_memory
+from flowspec.runtime.compute import unexpected
 from tests.model.fake_gpu import GIB, ORIN, FakeGpu, pretend_cuda
 
 ROOT = Path(__file__).parents[2]
@@ -161,11 +162,22 @@ def test_float32_is_float32_also_where_the_environment_says_otherwise(
         (RuntimeError('NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/x/CUDACachingAllocator.cpp":995, please'), True),
         (RuntimeError("[enforce fail at alloc_cpu.cpp:75] data. DefaultCPUAllocator: can't allocate memory: you"), True),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
         (ValueError("cannot allocate"), False),
     ],
 )
 def test_memory_that_is_not_to_be_had_is_recognised(error: BaseException, expected: bool) -> None:
     assert is_out_of_memory(error) == expected
+    assert is_gpu_lost(error) == ("illegal memory" in str(error) or "device-side" in str(error))
+
+
+def test_a_gpu_that_is_lost_is_told_of_with_what_to_do() -> None:
+    lost = RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be")
+    assert str(unexpected(lost, "while running layers")) == (
+        "unexpected error while running layers: RuntimeError: CUDA error: an illegal memory access was encountered; "
+        "start that daemon again, for its GPU takes no more work from it; see the daemon's log there, and report it"
+    )
+    assert "start that daemon again" not in str(unexpected(KeyError("x"), "while running layers"))
 
 
 def test_a_fake_is_found_where_a_gpu_would_be(monkeypatch: pytest.MonkeyPatch) -> None:

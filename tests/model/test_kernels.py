@@ -106,6 +106,38 @@ def test_the_next_kernel_takes_the_place_of_one_that_is_broken(how: str, fault: 
     assert shares[-1] > shares[0]
 
 
+FAILS_ONCE = """
+import json, sys
+def say(**word): print(json.dumps(word), flush=True)
+if "--skip=first" not in sys.argv:
+    say(at="first", share=0.2)
+    say(fault="fails: CUDA error", share=0.2)
+    say(again=True)
+else:
+    say(at="second", share=0.5)
+    say(fault="", share=0.5)
+    say(done=True)
+"""
+
+
+def test_after_an_error_of_cuda_the_next_kernel_is_tried_in_a_new_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = run_trial("int8", "cuda:0", folder=tmp_path, command=[sys.executable, "-c", FAILS_ONCE])
+    assert found.verdicts == (Verdict(kernel="first", fault="fails: CUDA error"), Verdict(kernel="second", fault=""))
+
+    def fail(dtype: str, device: torch.device) -> str:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(kernel_checks, "attention_fault", fail)
+    for device, words in (("cpu", ["at", "fault", "at", "fault", "done"]), ("meta", ["at", "fault", "again"])):
+        monkeypatch.setattr(sys, "argv", ["checks", "float32", device])
+        kernel_checks.main()
+        said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [next(iter(word)) for word in said] == words
+        assert said[1]["fault"].startswith("fails: CUDA error: an illegal")
+
+
 def test_what_was_found_is_kept_for_this_processor_and_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run_trial("int8", "cpu", folder=tmp_path, command=child("raise"))
     never = ["/does/not/exist"]

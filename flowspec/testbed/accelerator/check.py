@@ -80,22 +80,28 @@ class Check:
         return self._seconds - self.watch.s
 
     def run(self) -> list[Outcome]:
-        """All steps; what they keep is thrown away at the end. Nothing of the user's caches is read or written."""
+        """All steps, those of the first precision before the others, for a slow board may come no further.
+
+        What they keep is thrown away at the end. Nothing of the user's caches is read or written.
+        """
         with tempfile.TemporaryDirectory(prefix="flowspec-accelerator-", ignore_cleanup_errors=True) as folder:
             (found,) = self._step("torch", Path(folder))
             if found.state != RIGHT:
                 return self.outcomes  # all else stands on it
             self._device = str(found.found["device"])
             self._start_s = found.s
-            self._step("plain", Path(folder))
-            for dtypes in (self._dtypes[:2], self._dtypes[2:]):
+            has_plain: bool | None = None
+            for dtypes in (self._dtypes[:1], self._dtypes[1:2], self._dtypes[2:]):
                 usable = []
                 for dtype in dtypes:
                     (tried,) = self._step("kernels", Path(folder), [dtype])
                     usable += [dtype] if tried.found.get("kernel") else []
-                if usable and not any(outcome.step == "verify" for outcome in self.outcomes):
+                if usable and has_plain is None:
                     self._step("verify", Path(folder), usable[:1])
-                self._step("slice", Path(folder), usable)
+                    (plain,) = self._step("plain", Path(folder))
+                    has_plain = plain.state == RIGHT
+                if has_plain:
+                    self._step("slice", Path(folder), usable)
         return self.outcomes
 
     def _step(self, name: str, folder: Path, dtypes: Sequence[str] = ("",)) -> list[Outcome]:
