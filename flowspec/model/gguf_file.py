@@ -12,7 +12,6 @@ import mmap
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -246,7 +245,6 @@ class _Reader:
         return name, sizes[::-1], kind, offset
 
 
-@cache
 def tell_gguf_version() -> None:
     """
     Gives the gguf package the version by which transformers judges it.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 
@@ -56,8 +56,8 @@ def main() -> None:
     except InputError as error:
         _say(error=str(error))
         return
-    checks = [(ATTENTION, partial(attention_fault, args.dtype, device))]
-    checks += [(kernel.name, partial(linear_fault, args.dtype, kernel, device)) for kernel in kernels]
+    checks = [(ATTENTION, partial(attention_fault, args.dtype, device, partial(_say, alive=True)))]
+    checks += [(kernel.name, partial(linear_fault, args.dtype, kernel, device, partial(_say, alive=True))) for kernel in kernels]
     is_found = False
     for place, (name, check) in enumerate(checks, 1):
         if name in args.skip or is_found:
@@ -85,8 +85,8 @@ def _say(**word: object) -> None:
 
 
 @torch.inference_mode()
-def linear_fault(dtype: str, kernel: Kernel, device: torch.device) -> str:
-    """What is wrong with a kernel, or nothing."""
+def linear_fault(dtype: str, kernel: Kernel, device: torch.device, progress: Callable[[], None] = lambda: None) -> str:
+    """What is wrong with a kernel, or nothing. Calls `progress` now and then."""
     for inputs, outputs in SHAPES:
         weights, rows, expected, allowed = _numbers(dtype, inputs, outputs)
         layer = _layer(dtype, kernel, weights, device)
@@ -95,6 +95,7 @@ def linear_fault(dtype: str, kernel: Kernel, device: torch.device) -> str:
         together: torch.Tensor | None = None
         for threads in _thread_counts(device):
             torch.set_num_threads(threads)
+            progress()
             for count, first in _portions():
                 own = slice(first, first + count)
                 where = f"for {count} rows of {inputs} x {outputs} with {threads} threads"
@@ -197,12 +198,13 @@ TOLERANCES = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
 
 @torch.inference_mode()
-def attention_fault(dtype: str, device: torch.device) -> str:
-    """What is wrong with all that a layer computes without a matrix of weights, or nothing."""
+def attention_fault(dtype: str, device: torch.device, progress: Callable[[], None] = lambda: None) -> str:
+    """What is wrong with all that a layer computes without a matrix of weights, or nothing. Calls `progress` now and then."""
     kind, allowed = DTYPES[ACTIVATIONS[dtype]], TOLERANCES[ACTIVATIONS[dtype]]
     for threads in _thread_counts(device):
         torch.set_num_threads(threads)
         for keys in KEYS:
+            progress()
             for softcap in (None, 20.0):
                 for count in ROW_COUNTS[:8]:
                     found, expected = _attended(keys, min(count, keys), softcap, kind, device)

@@ -31,7 +31,8 @@ FORMAT = 2
 IMPORT_S = 170.0
 """How long the child may take until torch is imported; from a slow card it takes most of a minute."""
 TRIAL_S = 120.0
-"""How long one kernel's trial may take. All of them take a second on a laptop, and a minute on an emulated board."""
+"""How long one kernel's trial may go on without a sign of life, of which it gives some twenty: a second in all on a laptop, a minute on an
+emulated board."""
 TELL_S = 1.0
 CHILD = (sys.executable, "-m", "flowspec.model.kernel_checks")
 ATTENTION = "attention"
@@ -150,16 +151,16 @@ def _listen(child: subprocess.Popen[bytes], tell: Tell, limit_s: float) -> tuple
     assert child.stdout is not None
     descriptor = child.stdout.fileno()
     verdicts: list[Verdict] = []
-    at, text, started_s, share, is_late = "", b"", time.monotonic(), 0.0, False
+    at, text, heard_s, share, is_late = "", b"", time.monotonic(), 0.0, False
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         while True:
             tell(share)
             allowed_s = limit_s if at else IMPORT_S
             if not selector.select(TELL_S):
-                if time.monotonic() - started_s <= allowed_s:
+                if time.monotonic() - heard_s <= allowed_s:
                     continue
-                fault, is_late = f"did not end within {allowed_s:.0f} s", True
+                fault, is_late = f"gave no sign of life for {allowed_s:.0f} s", True
                 break
             chunk = os.read(descriptor, 65536)
             if not chunk:
@@ -177,9 +178,9 @@ def _listen(child: subprocess.Popen[bytes], tell: Tell, limit_s: float) -> tuple
                     return verdicts, False
                 if "at" in word:
                     at = word["at"]
-                else:
+                elif "fault" in word:
                     verdicts.append(Verdict(kernel=at, fault=word["fault"]))
-                started_s, share = time.monotonic(), word["share"]
+                heard_s, share = time.monotonic(), word.get("share", share)
     if not at:
         raise InputError(
             f"torch {torch_version()} cannot be imported on {processor()}: a process that tried {fault}; install the versions that "

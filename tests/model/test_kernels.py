@@ -89,7 +89,7 @@ def child(*how: str) -> list[str]:
         ("wrong", "computes something else than it should for 32 rows of 64 x 48"),
         ("sigill", "ran an instruction that this processor does not have"),
         ("sigsegv", "ended by SIGSEGV"),
-        ("hang", "did not end within 20 s"),
+        ("hang", "gave no sign of life for 20 s"),
         ("raise", "fails: unknown architecure"),
         ("exit", "ended with status 3"),
     ],
