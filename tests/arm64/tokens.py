@@ -1,6 +1,6 @@
 """The same prompts asked on two machines in each precision, and the token ids compared.
 
-  python -m tests.arm64.tokens ask FILE [--limit N] [--new-tokens N] [--local N]
+  python -m tests.arm64.tokens ask FILE [--dtype D] [--limit N] [--new-tokens N] [--local N]
   python -m tests.arm64.tokens compare OURS THEIRS
 
 `ask` writes what `flowspec generate` answers. `compare` says for each answer whether theirs is ours, else
@@ -62,7 +62,7 @@ def prompts(limit: int) -> list[str]:
     return [FIRST, *reversed(by_domain.values())][:limit]
 
 
-def ask(texts: Sequence[str], new_tokens_max: int, stages: int) -> Asked:
+def ask(texts: Sequence[str], precisions: Sequence[str], new_tokens_max: int, stages: int) -> Asked:
     """Tries the kernels of each precision anew, and asks the bundled model at temperature 0."""
     found = Asked(new_tokens_max=new_tokens_max, prompts=list(texts), answers={})
     with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +71,7 @@ def ask(texts: Sequence[str], new_tokens_max: int, stages: int) -> Asked:
         file.write_text("\n".join(map(json.dumps, given)))
         flags = f"--json --temperature 0 --local {stages} --max-new-tokens {new_tokens_max}".split()
         environment = {**os.environ, "XDG_CACHE_HOME": folder}  # where daemons find what trials found
-        for precision in PRECISIONS:
+        for precision in precisions:
             try:
                 trial = run_trial(precision, "cpu", folder=Path(folder) / "flowspec")
             except InputError as error:
@@ -172,13 +172,14 @@ def main(words: Sequence[str] | None = None) -> int:
     asking.add_argument("file", type=Path)
     asking.add_argument("--limit", type=int, default=1)
     asking.add_argument("--new-tokens", type=int, default=16)
+    asking.add_argument("--dtype", action="append", choices=PRECISIONS, help="may be repeated (default: all)")
     asking.add_argument("--local", type=int, default=1)
     comparing = commands.add_parser("compare")
     comparing.add_argument("ours", type=Path)
     comparing.add_argument("theirs", type=Path)
     args = parser.parse_args(words)
     if args.command == "ask":
-        found = ask(prompts(args.limit), args.new_tokens, args.local)
+        found = ask(prompts(args.limit), args.dtype or PRECISIONS, args.new_tokens, args.local)
         args.file.write_text(json.dumps(asdict(found)))
         return 0
     is_well = True
