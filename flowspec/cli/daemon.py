@@ -12,10 +12,9 @@ import logging
 import socket
 from pathlib import Path
 
-import psutil
-
 from flowspec.core.limits import NAME_CHARS_MAX
 from flowspec.errors import InputError
+from flowspec.host_memory import host_memory
 from flowspec.plan.profile import DeviceProfile, find_profile
 from flowspec.runtime.cluster import parse_bytes
 from flowspec.runtime.compute import Machine
@@ -134,5 +133,5 @@ def _profile(name: str) -> DeviceProfile:
 
 
 def _announced(daemon: Daemon) -> contextlib.AbstractContextManager[None]:
-    memory_bytes = daemon.machine.memory_bytes or psutil.virtual_memory().total
+    memory_bytes = daemon.machine.memory_bytes or host_memory().total
     return announcing(name=daemon.name, host=daemon.host, port=daemon.port, memory_bytes=memory_bytes, device=daemon.machine.device)

@@ -30,12 +30,15 @@ def cache_size(used: int, capacity: int) -> int:
 
 
 class SlotMap:
-    """Slots `0..capacity-1` with the position of the node each holds (-1: free) and whether it is committed."""
+    """Slots `0..capacity-1` with the position of the node each holds (-1: free) and whether it is committed.
+
+    Takes memory for those that were used, not for all that are reserved: a head may reserve far more than it uses.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.position = np.full(capacity, -1, dtype=np.int32)
-        self.committed = np.zeros(capacity, dtype=bool)
+        self.position = np.full(0, -1, dtype=np.int32)
+        self.committed = np.zeros(0, dtype=bool)
         self._freed: list[int] = []
         self._high = 0
 
@@ -52,6 +55,10 @@ class SlotMap:
             slot, self._high = self._high, self._high + 1
         else:
             raise PeerError(f"expected at most {self.capacity} nodes at once, as reserved by the head; one more came")
+        if slot == len(self.position):
+            more = min(self.capacity, max(limits.CACHE_BLOCK_SLOTS, 2 * slot)) - slot
+            self.position = np.concatenate([self.position, np.full(more, -1, dtype=np.int32)])
+            self.committed = np.concatenate([self.committed, np.zeros(more, dtype=bool)])
         self.position[slot] = position
         self.committed[slot] = committed
         return slot

@@ -16,6 +16,7 @@ import psutil
 import torch
 
 from flowspec.errors import InputError, first_line
+from flowspec.host_memory import host_memory
 
 Capability = tuple[int, int]
 Facts = dict[str, str | int | bool | list[str]]
@@ -136,10 +137,10 @@ class CpuAccelerator:
         return f"{platform.machine()} CPU"
 
     def total_bytes(self) -> int:
-        return int(psutil.virtual_memory().total)
+        return host_memory().total
 
     def free_bytes(self) -> int:
-        return int(psutil.virtual_memory().available)
+        return host_memory().available
 
     def taken_bytes(self) -> int:
         return int(psutil.Process().memory_info().rss)
@@ -217,7 +218,7 @@ class CudaAccelerator:
         free, total = torch.cuda.mem_get_info(self.device)
         kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         if self.shares_memory:
-            free = min(total, max(free, psutil.virtual_memory().available))
+            free = min(total, max(free, host_memory().available))
         return int(free + kept)
 
     def taken_bytes(self) -> int:

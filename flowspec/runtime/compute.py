@@ -75,6 +75,7 @@ class Machine:
     Weights that a head sends, and quantised ones, are stored in `cache_dir` (None: in the user's cache folder), up to `cache_bytes` of them
     (None: a share of the disk; 0: none are taken). Of a model on the hub the files of a slice are fetched from there if it
     `uses_hub` and takes weights at all, up to `cache_bytes` at once. `profile` says how fast the device is, None: nobody told.
+    Of what is free for caches a daemon takes its part where several, `sharers`, share the memory of one machine.
     """
 
     device: str = "auto"
@@ -84,6 +85,7 @@ class Machine:
     cache_bytes: int | None = None
     uses_hub: bool = True
     profile: DeviceProfile | None = None
+    sharers: int = 1
 
 
 class ComputeThread:
@@ -258,7 +260,7 @@ class ComputeThread:
             self._slice.close_all()
             free_cycles()
             need = kept_memory(self._slice.config, span, assign)
-            self._take_on(self._slice, assign, check_memory(need, span, assign, self._slice.device, limit_bytes))
+            self._take_on(self._slice, assign, check_memory(need, span, assign, self._slice.device, limit_bytes, self.machine.sharers))
             return _loaded(self._slice, reused=True)
         self._forget()
         free_cycles()
@@ -267,11 +269,11 @@ class ComputeThread:
         device = pick_device(self.machine.device)
         self._try_kernels(assign.dtype, str(device))
         need = slice_memory(files, span, assign.dtype, assign.context, device)
-        cache_bytes_max = check_memory(need, span, assign, device, limit_bytes)
+        cache_bytes_max = check_memory(need, span, assign, device, limit_bytes, self.machine.sharers)
         if isinstance(files, HubModel):
             fetch_missing(files, span, assign.dtype, fetcher)
             need = slice_memory(files, span, assign.dtype, assign.context, device)  # all names are known now
-            cache_bytes_max = check_memory(need, span, assign, device, limit_bytes)
+            cache_bytes_max = check_memory(need, span, assign, device, limit_bytes, self.machine.sharers)
         weights = slice_weights(files, span, assign.dtype, device)
         try:
             with ready_weights(files, weights, assign.dtype, store, self.line) as (received_bytes, rounded):

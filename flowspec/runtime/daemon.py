@@ -53,6 +53,7 @@ from flowspec.core.holding import (
 from flowspec.core.holding import Failed as CannotDo
 from flowspec.core.messages import Message
 from flowspec.errors import InputError, NoRoomError, PeerError, UnexpectedError
+from flowspec.host_memory import host_memory
 from flowspec.plan.memory import mib
 from flowspec.runtime import timeouts
 from flowspec.runtime.compute import ComputeThread, Failed, Machine, Result, unexpected
@@ -294,7 +295,7 @@ class Daemon:
             version=__version__,
             device=self.machine.device,
             pid=os.getpid(),
-            memory_bytes=self.machine.memory_bytes or psutil.virtual_memory().available,
+            memory_bytes=self.machine.memory_bytes or host_memory().available,
             count=peer_of(command.caller).receiver.expected,
             is_held=command.is_held,
         )

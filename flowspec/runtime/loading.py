@@ -209,16 +209,23 @@ def _cache_bytes(config: Any, span: Span, dtype: str, context: int) -> int:
     )
 
 
-def check_memory(need: SliceMemory, span: Span, assign: Assign, device: torch.device, limit_bytes: int | None) -> int:
-    """Refuses a slice that does not fit, before anything of it is loaded. Returns the bytes that are left for the caches of all requests."""
+def check_memory(
+    need: SliceMemory,
+    span: Span,
+    assign: Assign,
+    device: torch.device,
+    limit_bytes: int | None,
+    sharers: int = 1,
+) -> int:
+    """Refuses a slice that does not fit, before anything of it is loaded. Returns the bytes that are left for the caches of all requests.
+
+    With several `sharers` of this memory these are its part of it, and at least those of one conversation.
+    """
     here = accelerator_of(device)
     here.give_back()
-    if limit_bytes is None:
-        have = here.free_bytes()
-    elif here.is_cpu:
-        have = limit_bytes - here.taken_bytes()
-    else:
-        have = min(here.free_bytes(), limit_bytes - here.taken_bytes())
+    have = here.free_bytes()
+    if limit_bytes is not None:
+        have = min(have, limit_bytes - here.taken_bytes())
     if need.total_bytes > have:
         smaller = "give this device fewer layers" if assign.drafting is None else "give this device a smaller drafter"
         raise NoRoomError(
@@ -226,4 +233,4 @@ def check_memory(need: SliceMemory, span: Span, assign: Assign, device: torch.de
             f"cache {mib(need.cache_bytes)} for {assign.context} tokens), but {mib(max(0, have))} are free here; "
             f"{smaller}, or use a smaller --context or --dtype"
         )
-    return have - need.weight_bytes
+    return have - need.weight_bytes if sharers == 1 else max(need.cache_bytes, have // sharers - need.weight_bytes)

@@ -71,7 +71,12 @@ def _fork(index: int, args: argparse.Namespace) -> int:
             host="127.0.0.1",
             port=0,
             name=f"local-{index}",
-            machine=Machine(device=args.device, threads=args.threads, cache_dir=args.cache_dir and args.cache_dir / f"local-{index}"),
+            machine=Machine(
+                device=args.device,
+                threads=args.threads,
+                cache_dir=args.cache_dir and args.cache_dir / f"local-{index}",
+                sharers=args.count,
+            ),
             lifeline_fd=0,
             emulation=args.emulate[index] if args.emulate else None,
             keys=args.keys and device_keyring(args.keys, f"local-{index}"),

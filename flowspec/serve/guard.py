@@ -50,6 +50,8 @@ def read_keys(path: Path | None) -> tuple[bytes, ...]:
     else:
         where = str(path)
         try:
+            if not stat.S_ISREG(path.stat().st_mode):  # a pipe may never end
+                raise InputError(f"--api-key-file: expected a file, got {path}, which is none; or set {KEY_VARIABLE}")
             if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
                 raise InputError(f"{path}: expected a key file that only its owner can read; run chmod 600 on it")
             text = path.read_text("utf-8")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 
 import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
-from flowspec.serve.guard import Guard
+from flowspec.errors import InputError
+from flowspec.serve.guard import Guard, read_keys
 
 OWN = "127.0.0.1:8000"
 KEY = {"Authorization": "Bearer sesame-1"}
@@ -39,6 +42,12 @@ def test_pages_of_other_origins_do_not_watch(path: str, keys: tuple[bytes, ...])
         assert status(path, keys, Origin=origin) == 403, origin
     for site in ("cross-site", "same-site"):
         assert status(path, keys, Sec_Fetch_Site=site) == 403, "an image of another page, say, which names no origin"
+
+
+def test_a_pipe_is_no_key_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "keys", 0o600)
+    with pytest.raises(InputError, match=r"--api-key-file: expected a file, got .*, which is none"):
+        read_keys(tmp_path / "keys")
 
 
 def test_other_routes_are_as_they_were() -> None:

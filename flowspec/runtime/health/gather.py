@@ -14,6 +14,7 @@ import psutil
 from flowspec.core import limits
 from flowspec.core.facts import AskFacts, Facts, KernelFacts, LinkFacts, Software
 from flowspec.errors import FlowSpecError, InputError, first_line
+from flowspec.host_memory import host_memory
 from flowspec.model.files import ModelFiles
 from flowspec.model.trials import run_trial
 from flowspec.runtime.cluster import Device
@@ -29,7 +30,7 @@ def gather(question: AskFacts, machine: Machine, *, is_held: bool = False, root:
     """The facts of this machine as they are now; `keys` are for the link that is asked for."""
     next_device = Device(name=question.next_name or "the next device", address=question.next_hop)
     software = read_software()
-    memory = psutil.virtual_memory()
+    memory = host_memory(root)
     effort = GLANCE if question.is_brief else BRIEF
     name, total_bytes, free_bytes = ("", 0, 0) if machine.device == "cpu" or not software.cuda else _accelerator(machine.device)
     return Facts(

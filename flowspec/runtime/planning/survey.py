@@ -21,6 +21,7 @@ import zmq
 
 from flowspec.core.facts import Facts, LinkFacts
 from flowspec.errors import ClusterError
+from flowspec.host_memory import host_memory
 from flowspec.plan.memory import PROCESS_BYTES
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.sites import Network, Site
@@ -169,7 +170,7 @@ def _allowed(facts: Facts, device: Device, taken_bytes: int, daemons: int) -> in
 def _head_site(name: str, unused: DeviceProfile, precision: str, *, drafts: bool) -> Site:
     """This machine, which runs no stage; how fast it is counts only if it drafts."""
     speed = own_speed(Machine()) if drafts else None
-    memory = psutil.virtual_memory()
+    memory = host_memory()
     profile = unused if speed is None else profile_of(speed, memory.total)
     return Site(
         name=name,

@@ -81,6 +81,7 @@ def device_name(folder: Path, name: str | None, host: str) -> str | None:
 
 def read_allowed(folder: Path) -> Allowed:
     """The list of a folder; raises `InputError` for one that is missing, broken, or could be changed by others."""
+    _check_folder(folder)
     path = folder / ALLOWED
     _check_modes(path, stat.S_IWGRP | stat.S_IWOTH, "changed", "go-w")
     table = read_toml(path, "the list of a cluster's keys")
@@ -126,12 +127,22 @@ def _key(table: Table, key: str, *, shown: bool = True) -> bytes:
     raise InputError(f"{table.where}: {key}: expected a key of {_KEY_CHARS} characters (Z85){got}")
 
 
+def _check_folder(folder: Path) -> None:
+    """Raises `InputError` for a folder in which others could put files of theirs in the place of these."""
+    with contextlib.suppress(OSError):  # what is not there is told of by its files
+        found = folder.stat()
+        if found.st_uid not in (os.geteuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise InputError(f"{folder} could be changed by others, and with it the keys; make it yours alone: chmod 700 {folder}")
+
+
 def _check_modes(path: Path, forbidden: int, verb: str, mode: str) -> None:
-    """Raises `InputError` for a file that somebody else owns or that gives others more than they may have."""
+    """Raises `InputError` for what is no file, that somebody else owns or that gives others more than they may have."""
     try:
         found = path.stat()
     except OSError as error:
         raise InputError(f"{path}: expected a key file, but it cannot be read ({error.strerror}); see flowspec keygen --help") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise InputError(f"{path}: expected a key file, got something that is no file")
     if found.st_uid not in (os.geteuid(), 0) or found.st_mode & forbidden:
         raise InputError(f"{path} could be {verb} by others; make it yours alone: chmod {mode} {path}")
 
@@ -145,6 +156,8 @@ def make_keys(folder: Path, heads: Collection[str], devices: Collection[str], *,
     Keys that were made earlier stay, also those of others than the named. Raises `InputError`.
     """
     need_curve()
+    if folder.is_symlink():  # what it points to has a mode of its own, for a reason of its own
+        raise InputError(f"{folder}: expected a folder for the keys, got a link; name the folder that it points to")
     wanted = {**{check_name(name): DEVICE for name in devices}, **{check_name(name): HEAD for name in heads}}
     listed = _listed(folder)
     for name, kind in wanted.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import stat
 import sys
 from pathlib import Path
@@ -182,6 +183,32 @@ def test_which_device_a_machine_is(folder: Path, tmp_path: Path) -> None:
         device_name(folder, None, "laptop")
     (folder / "pi-1.key").unlink()
     assert device_name(folder, None, "laptop") == "jetson.2"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o720, 0o702])
+def test_a_folder_that_others_could_change_is_not_used(mode: int, folder: Path) -> None:
+    folder.chmod(mode)
+    for use in (head_keyring, read_allowed, lambda place: device_keyring(place, "pi-1")):
+        with pytest.raises(InputError, match=r"keys could be changed by others, and with it the keys; .* chmod 700"):
+            use(folder)
+
+
+@pytest.mark.parametrize("file", [ALLOWED, "head.key"])
+def test_what_is_no_file_is_refused_and_not_waited_for(file: str, folder: Path) -> None:
+    (folder / file).unlink()
+    os.mkfifo(folder / file, 0o600)
+    with pytest.raises(InputError, match="expected a key file, got something that is no file"):
+        head_keyring(folder)
+
+
+def test_keys_are_not_made_behind_a_link(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir(mode=0o755)
+    (tmp_path / "keys").symlink_to(theirs)
+    with pytest.raises(InputError, match="expected a folder for the keys, got a link"):
+        make_keys(tmp_path / "keys", ["head"], ["pi"], force=False)
+    assert stat.S_IMODE(theirs.stat().st_mode) == 0o755
+    assert list(theirs.iterdir()) == []
 
 
 def test_a_head_without_its_secret_says_what_to_copy(folder: Path) -> None:
