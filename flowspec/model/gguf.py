@@ -149,6 +149,7 @@ def whole_model(files: ModelFiles, dtype: torch.dtype, **options: Any) -> Any:
         empty = AutoModelForCausalLM.from_config(config)
     if len(parts_of(path.name)) == 1 and config.model_type == MODEL_TYPES[files.gguf_architecture]:
         with contextlib.redirect_stderr(io.StringIO()):  # its progress bar has no switch
+            tell_gguf_version()
             weights = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=empty)["tensors"]
     else:
         own = files.tensors()
