@@ -7,6 +7,8 @@ here it is formed, watched and given up. The runtime's `Pipelines` and the clust
 - First every device is dialled. When all have answered, the ends get a second connection for data, and each device its part. The pipeline is
   there when all are ready and both ends have answered on the data connections.
 - A device that another head holds is waited for where the first pipeline is formed, and else left out until it is free.
+- A device that is back makes ready beside the pipeline that works: it is assigned what it would have to do, on connections of its own, and let go
+  of when it is ready. It keeps what it loaded, so that the switch to a pipeline with it is short.
 - What a device says went wrong is believed after `settle_s`: if a connection closes meanwhile, its device is the better explanation.
 - The first pipeline is what the user asked for: how much of it must be there is for the user to say (`Start`). Any failure of a pipeline that
   `is_only` is an error.
@@ -31,12 +33,16 @@ from flowspec.core.membership import (
     LinkBroken,
     Membership,
     MembershipEvent,
+    Needless,
     Note,
+    Prepare,
+    Prepared,
     Probe,
     Progressed,
     Reform,
     Tick,
     Unfit,
+    Unprepared,
 )
 from flowspec.core.membership import GiveUp as MembershipGivesUp
 from flowspec.core.membership import Planned as MembershipPlanned
@@ -110,9 +116,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The plan that `Plan` asked for, in pipeline order."""
+    """The plan that `Plan` asked for, in pipeline order; `is_beside` is as there."""
 
     parts: tuple[Part, ...]
+    is_beside: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +127,7 @@ class Unplanned:
     """There is no plan for those devices: `text` says why."""
 
     text: str
+    is_beside: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,18 +191,23 @@ FormingEvent = Begin | Planned | Unplanned | Said | Closed | Refused | Wronged |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Find out what these devices shall run, and say `Planned` or `Unplanned`; `is_first` is the plan that the user has seen."""
+    """Find out what these devices shall run, and say `Planned` or `Unplanned`; `is_first` is the plan that the user has seen.
+
+    `is_beside` says that another pipeline works meanwhile.
+    """
 
     devices: tuple[str, ...]
     is_first: bool
+    is_beside: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """Pipeline `pipeline` is to have these parts: nothing is dialled yet."""
+    """Pipeline `pipeline` is to have these parts: nothing is dialled yet. With `is_beside` some of them make ready beside another one."""
 
     pipeline: int
     parts: tuple[Part, ...]
+    is_beside: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,6 +337,23 @@ class _Pipeline:
         return (device, CONTROL) in self.welcomed
 
 
+@dataclass(slots=True)
+class _Rehearsal:
+    """Devices that make ready for their parts, beside the pipeline that works."""
+
+    number: int
+    parts: tuple[Part, ...]
+    returning: tuple[str, ...]
+    began_s: float
+    progressed_s: float
+    welcomed: set[str] = field(default_factory=set)
+    ready: set[str] = field(default_factory=set)
+    loaded: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    def part(self, device: str) -> Part:
+        return next(part for part in self.parts if part.device == device)
+
+
 class Forming:
     """See the module. With `is_only` the first pipeline is the only one: what goes wrong with it is an error."""
 
@@ -335,6 +365,8 @@ class Forming:
         self.fired: Counter[str] = Counter()
         self.due_s = 0.0
         self._pipeline: _Pipeline | None = None
+        self._rehearsal: _Rehearsal | None = None
+        self._returning: tuple[str, ...] = ()
         self._generation = 0
         self._was_formed = self._is_over = False
         self._pinged_s = self._watched_s = -1e9
@@ -363,9 +395,15 @@ class Forming:
         elif isinstance(event, Begin | Answered):
             self._decide(event, now_s)
         elif isinstance(event, Planned):
-            self._planned(event.parts, now_s)
+            if event.is_beside:
+                self._planned_beside(event.parts, now_s)
+            else:
+                self._planned(event.parts, now_s)
         elif isinstance(event, Unplanned):
-            self._decide(Unfit(text=event.text), now_s)
+            beside = Unprepared(devices=self._returning, text=event.text)
+            self._decide(beside if event.is_beside else Unfit(text=event.text), now_s)
+        elif self._rehearsal is not None and self._rehearsal.number == event.pipeline:
+            self._heard_beside(self._rehearsal, event, now_s)
         elif pipeline is None or pipeline.number != event.pipeline:
             self.fired["fenced word"] += 1
         elif isinstance(event, Said):
@@ -397,6 +435,7 @@ class Forming:
             return
         pipeline = self._pipeline
         self.membership.validate()
+        assert self._rehearsal is None or self.is_formed, "devices make ready beside nothing"
         assert self.is_formed == self.membership.is_formed, "there is a pipeline, and its members know nothing of it"
         if pipeline is None:
             return
@@ -429,6 +468,9 @@ class Forming:
                 self._commands.append(command)
             elif isinstance(command, Probe):
                 self._commands.append(command)
+            elif isinstance(command, Prepare):
+                self._returning = command.returning
+                self._commands.append(Plan(devices=command.devices, is_first=False, is_beside=True))
             elif isinstance(command, Reform | Disband):
                 is_wanted = isinstance(command, Reform)
                 if self._generation and (self.is_only or not (self._was_formed or self._may_begin_without(is_wanted))):
@@ -448,6 +490,7 @@ class Forming:
 
     def _fence(self, silent_s: float) -> None:
         """The pipeline is over: its devices are let go of, and what they still say is not heard."""
+        self._end_rehearsal()
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is None:
             return
@@ -523,7 +566,7 @@ class Forming:
             text = f"{device} sent an unexpected {type(message).__name__}"
             self._break(_Fault(text=text, why=text), now_s)
 
-    def _has_loaded(self, pipeline: _Pipeline, device: str, loading: Loading) -> bool:
+    def _has_loaded(self, pipeline: _Pipeline | _Rehearsal, device: str, loading: Loading) -> bool:
         """Whether a device has got further: the same again, or less, is a sign of life and no progress."""
         step, share = pipeline.loaded.get(device, (-1, 0.0))
         now = LOADING_STEPS.index(loading.doing)
@@ -592,6 +635,67 @@ class Forming:
         text = f"{pipeline.part(event.device).place} refuses: {event.text}"
         self._break(_Fault(text=text, why=event.text, device=event.device, is_refusal=not self._was_formed), now_s)
 
+    # ----------------------------------------------------------------------------------------------- beside
+
+    def _planned_beside(self, parts: tuple[Part, ...], now_s: float) -> None:
+        """What those who are back would have to do."""
+        theirs = tuple(part for part in parts if part.device in self._returning)
+        if not theirs:
+            self._decide(Needless(devices=self._returning), now_s)
+            return
+        self._generation += 1  # of the same session: the next pipeline may follow before the device has heard that this is over
+        rehearsal = self._rehearsal = _Rehearsal(self._generation, theirs, self._returning, now_s, now_s)
+        self._commands.append(Open(pipeline=rehearsal.number, parts=parts, is_beside=True))
+        self._commands += [Dial(pipeline=rehearsal.number, device=part.device, role=CONTROL) for part in theirs]
+
+    def _heard_beside(self, rehearsal: _Rehearsal, event: Said | Closed | Refused | Wronged | Unsent | CannotServe, now_s: float) -> None:
+        if isinstance(event, Said):
+            self._said_beside(rehearsal, event.device, event.message, now_s)
+        elif isinstance(event, Closed):
+            if event.device in rehearsal.welcomed:
+                self._fail_beside(rehearsal, "its connection closed", now_s)
+        elif isinstance(event, Unsent):
+            self._fail_beside(rehearsal, f"it takes no more {event.what}", now_s)
+        elif not isinstance(event, Refused) or event.is_final:
+            self._fail_beside(rehearsal, event.text, now_s)
+
+    def _said_beside(self, rehearsal: _Rehearsal, device: str, message: Message, now_s: float) -> None:
+        if isinstance(message, Welcome):
+            rehearsal.welcomed.add(device)
+            rehearsal.progressed_s = now_s
+            self._commands.append(Tell(pipeline=rehearsal.number, device=device, message=rehearsal.part(device).assign))
+        elif isinstance(message, Loading):
+            if self._has_loaded(rehearsal, device, message):
+                rehearsal.progressed_s = now_s
+        elif isinstance(message, AskModel):
+            self._commands.append(ServeWeights(pipeline=rehearsal.number, device=device))
+        elif isinstance(message, Ready):
+            rehearsal.ready.add(device)
+            if len(rehearsal.ready) == len(rehearsal.parts):
+                self._end_rehearsal()
+                self._decide(Prepared(devices=rehearsal.returning), now_s)
+        elif not isinstance(message, Pong):
+            text = message.text if isinstance(message, Error) else f"it sent an unexpected {type(message).__name__}"
+            self._fail_beside(rehearsal, text, now_s)
+
+    def _look_beside(self, rehearsal: _Rehearsal, now_s: float) -> None:
+        if len(rehearsal.welcomed) < len(rehearsal.parts) and now_s > rehearsal.began_s + self.terms.reconnect_s:
+            self._fail_beside(rehearsal, f"no answer within {self.terms.reconnect_s:.0f} s", now_s)
+        elif now_s > rehearsal.progressed_s + self.membership.patience.loading_s:
+            self._fail_beside(rehearsal, f"no progress in loading for {self.membership.patience.loading_s:.0f} s", now_s)
+
+    def _fail_beside(self, rehearsal: _Rehearsal, text: str, now_s: float) -> None:
+        self._end_rehearsal()
+        self._decide(Unprepared(devices=rehearsal.returning, text=text), now_s)
+
+    def _end_rehearsal(self) -> None:
+        """Lets go of those who made ready; they keep what they have loaded."""
+        rehearsal, self._rehearsal = self._rehearsal, None
+        if rehearsal is not None:
+            for device in sorted(rehearsal.welcomed):
+                self._commands.append(Tell(pipeline=rehearsal.number, device=device, message=Reset()))
+            self._commands.append(HangUp(pipeline=rehearsal.number, device=""))
+
     # ------------------------------------------------------------------------------------------------- time
 
     def _tick(self, tick: Tick, now_s: float) -> None:
@@ -603,6 +707,8 @@ class Forming:
                 return
             if now_s >= self._pinged_s + self.terms.ping_s:
                 self._pinged_s = now_s
+                if (rehearsal := self._rehearsal) is not None:
+                    self._commands += [Tell(pipeline=rehearsal.number, device=each, message=Ping()) for each in sorted(rehearsal.welcomed)]
                 for device in pipeline.devices:
                     if pipeline.is_welcome(device):
                         self._commands.append(Tell(pipeline=pipeline.number, device=device, message=Ping()))
@@ -611,6 +717,8 @@ class Forming:
         if now_s >= self._watched_s + self.terms.watch_s:
             self._watched_s = now_s
             self._decide(tick, now_s)
+        if self._rehearsal is not None:
+            self._look_beside(self._rehearsal, now_s)
         wait_s = self.terms.wait_s
         if self._waiting_since_s is not None and wait_s is not None and now_s - self._waiting_since_s > wait_s:
             self.fired["waited too long"] += 1

@@ -13,8 +13,10 @@ carry out `Reform` (fence the old pipeline, plan, connect, load) and tell how it
 - A failure that is nobody's (a lease that lapsed, a segment that vanished) forms the same pipeline again, a few times in a row.
 - A lost device is probed. It may *return* when it answers and `back_s` have passed since it was lost, twice as long with each
   loss; a device that has done its part for `forgive_s` has a clean record again.
+- Where a pipeline works without it, the device first makes ready beside it (`Prepare`): it loads what it would have to do, and is left out as
+  before if it cannot. If the plan for all has nothing for it to do, it stands by.
 - It is taken in at the next moment without an answer, or during one that would take `worth` times as long as the last forming of
-  a pipeline took; and at once if there is no pipeline without it.
+  a pipeline took; when it has waited for such a moment for `moment_s`, between two tokens; and at once if there is no pipeline without it.
 - The plan may leave devices out: those stand by until the next pipeline is formed.
 - Where no pipeline can be formed of those that are there, they are let go of, and whoever returns may change that.
 
@@ -52,7 +54,11 @@ RULES = {
     "unfit": "no plan can be made of those that are left",
     "back": "a device that was lost is taken in again",
     "not yet": "a device that is back must wait longer, because it was lost before",
+    "waited enough": "a device that is ready is taken in in the middle of an answer, for there was no better moment",
     "not worth it": "a device that is back waits for the end of an answer",
+    "prepared": "a device that is back has made ready beside the working pipeline",
+    "unprepared": "a device that is back could not make ready, and stays out",
+    "needless": "a device that is back would have nothing to do, and stands by",
     "all help": "devices are taken in before their time, for nothing goes without them",
     "forgiven": "a device has a clean record again",
 }
@@ -75,6 +81,7 @@ class Patience:
     back_s: float
     forgive_s: float
     worth: float = 10.0
+    moment_s: float = 10.0
 
 
 # --------------------------------------------------------------------------------------------------- events
@@ -152,6 +159,28 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """These devices have made ready for a pipeline with the members; they are taken in when it suits."""
+
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unprepared:
+    """These devices could not make ready."""
+
+    devices: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needless:
+    """A plan for the members and these devices leaves them out."""
+
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time passes. `flight_s` is the age of the oldest segment in flight (0: none), `left_s` what the answers under way may still take.
 
@@ -163,7 +192,9 @@ class Tick:
     tokens: int = 0
 
 
-MembershipEvent = Begin | Planned | Formed | Unfit | Broken | LinkBroken | Heard | Progressed | Answered | Tick
+MembershipEvent = (
+    Begin | Planned | Formed | Unfit | Broken | LinkBroken | Heard | Progressed | Answered | Prepared | Unprepared | Needless | Tick
+)
 
 # ------------------------------------------------------------------------------------------------- commands
 
@@ -191,6 +222,14 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """Have those of these devices that are no members make ready for a pipeline of all of them, beside the one that works."""
+
+    devices: tuple[str, ...]
+    returning: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
     """A line for the user."""
 
@@ -204,7 +243,7 @@ class GiveUp:
     text: str
 
 
-MembershipCommand = Reform | Disband | Probe | Note | GiveUp
+MembershipCommand = Reform | Disband | Prepare | Probe | Note | GiveUp
 
 
 @dataclass(slots=True)
@@ -225,6 +264,8 @@ class _Standing:
     running_s: float = 0.0
     longest_s: float = 0.0
     has_returned: bool = False
+    is_prepared: bool = False
+    prepared_s: float = 0.0
     has_refused: bool = False
 
 
@@ -243,6 +284,7 @@ class Membership:
         self.fired: Counter[str] = Counter()
         self._standing = {name: _Standing() for name in devices}
         self._has_lost = False
+        self._preparing: tuple[str, ...] = ()
         self._blameless = 0
         self._tokens = 0
         self._formed_s = 0.0
@@ -294,9 +336,13 @@ class Membership:
                 standing.silent_s = standing.stalled_s = 0.0
                 standing.is_ready = event.is_ready
         elif isinstance(event, Answered):
-            if event.device in self._standing:
+            if event.device in self._standing and event.device not in self._preparing:  # then it is ours
                 self.fired["held"] += event.is_held
                 self._standing[event.device].answered_s = None if event.is_held else now_s
+        elif isinstance(event, Prepared | Unprepared | Needless):
+            if event.devices == self._preparing:
+                self._preparing = ()
+                self._prepared(event, now_s)
         else:
             self._tick(event, now_s)
         return self._commands
@@ -306,6 +352,7 @@ class Membership:
     def _reform(self, now_s: float, silent_s: float) -> None:
         self.members = tuple(name for name, known in self._standing.items() if known.lost_s is None)
         self.is_formed = False
+        self._forget_preparations()
         if not self.members:
             self.fired["nobody left"] += 1
             is_too_large = any(known.has_refused for known in self._standing.values())
@@ -320,9 +367,34 @@ class Membership:
             standing.done, standing.is_idle, standing.is_ready = 0, True, False
         self._commands.append(Reform(devices=self.members, silent_s=silent_s))
 
+    def _forget_preparations(self) -> None:
+        """What devices made ready for is over."""
+        self._preparing = ()
+        for standing in self._standing.values():
+            standing.is_prepared = False
+
+    def _prepared(self, event: Prepared | Unprepared | Needless, now_s: float) -> None:
+        """What came of a device's making ready."""
+        for name in event.devices:
+            standing = self._standing[name]
+            if isinstance(event, Prepared):
+                self.fired["prepared"] += 1
+                standing.is_prepared = True
+                standing.answered_s = standing.probed_s = standing.prepared_s = now_s
+            elif isinstance(event, Needless):
+                self.fired["needless"] += 1
+                standing.lost_s = None
+                self._commands.append(Note(text=f"{self._title} {name} is back, and stands by"))
+            else:
+                self.fired["unprepared"] += 1
+                self._lose(name, now_s)
+        if isinstance(event, Unprepared):
+            self._commands.append(Note(text=f"{self._title} {', '.join(event.devices)} is not taken in ({event.text})"))
+
     def _disband(self, text: str, silent_s: float) -> None:
         self.members = ()
         self.is_formed = False
+        self._forget_preparations()
         self._commands += [Note(text=text), Disband(silent_s=silent_s)]
 
     def _formed(self, now_s: float) -> None:
@@ -424,18 +496,27 @@ class Membership:
     def _probe(self, now_s: float) -> None:
         for name in self.lost:
             standing = self._standing[name]
-            if now_s - standing.probed_s >= self.patience.probe_s:
+            if name not in self._preparing and now_s - standing.probed_s >= self.patience.probe_s:
                 standing.probed_s = now_s
                 self._commands.append(Probe(device=name))
 
     def _take_in(self, left_s: float, now_s: float) -> None:
-        if self.members and not self.is_formed:
+        if self._preparing or (self.members and not self.is_formed):
             return
         there = [name for name in self.lost if self._is_there(self._standing[name], now_s)]
+        for name in set(self.lost) - set(there):
+            self._standing[name].is_prepared = False
         returned = [name for name in there if self._has_waited(self._standing[name], now_s)]
-        if returned and self.is_formed and 0 < left_s <= self.patience.worth * self._forming_s:
-            self.fired["not worth it"] += 1
+        if self.is_formed and any(not self._standing[name].is_prepared for name in returned):
+            self._preparing = tuple(returned)
+            devices = tuple(name for name, known in self._standing.items() if known.lost_s is None or name in returned)
+            self._commands.append(Prepare(devices=devices, returning=self._preparing))
             return
+        if returned and self.is_formed and 0 < left_s <= self.patience.worth * self._forming_s:
+            if now_s - max(self._standing[name].prepared_s for name in returned) <= self.patience.moment_s:
+                self.fired["not worth it"] += 1
+                return
+            self.fired["waited enough"] += 1
         self.fired["not yet"] += len(there) > len(returned)
         if returned and not self.members:  # nothing goes without them: whoever is there may help
             self.fired["all help"] += len(there) > len(returned)

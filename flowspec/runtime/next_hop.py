@@ -1,4 +1,8 @@
-"""A stage's connection to the next one: dialled for one hold, watched, and closed with it."""
+"""A stage's connections to the next one: dialled for one hold, watched, and closed with it.
+
+Segments go over one, and ZeroMQ's signs of life over another, which carries nothing else: behind a long segment on a slow link they would
+come so late that the next stage was taken for lost.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +37,15 @@ class NextHop:
         self._keys = keys
         self._poller = poller
         self._is_reached = False
-        self.socket = dial(context, assign.next_hop, assign.next_name, keys)
+        self.socket = dial(context, assign.next_hop, assign.next_name, keys, has_pulse=False)
+        self._pulse = dial(context, assign.next_hop, assign.next_name, keys)
         self.link = Link(self.socket, incarnation=incarnation, sender=sender)
         self._receiver = Receiver(incarnation)
         self._monitor = Monitor(self.socket)
+        self._pulse_monitor = Monitor(self._pulse)
         self.link.send(Hello(name=sender, version=__version__, role="stage"))
         self.link.shape = shape
-        for source in (self.socket, self._monitor.socket):
+        for source in (self.socket, self._monitor.socket, self._pulse_monitor.socket):
             poller.register(source, zmq.POLLIN)
 
     def read(self) -> Message | None:
@@ -56,9 +62,9 @@ class NextHop:
 
     def lost(self, ready: set[Any]) -> str | None:
         """What happened to the connection, if anything did that counts; `ready` are the sockets that have something."""
-        if self._monitor.socket not in ready:
+        if ready.isdisjoint((self._monitor.socket, self._pulse_monitor.socket)):
             return None
-        lost, _ = self._monitor.drain()
+        lost = self._monitor.drain()[0] + self._pulse_monitor.drain()[0]
         refusal = self._monitor.refusal
         if refusal is not None and refusal.is_final:
             return f"refuses: {refusal.told(self._keys)}"
@@ -70,7 +76,9 @@ class NextHop:
         return "" if self._monitor.refusal is None else self._monitor.refusal.told(self._keys)
 
     def close(self) -> None:
-        self._poller.unregister(self.socket)
-        self._poller.unregister(self._monitor.socket)
+        for source in (self.socket, self._monitor.socket, self._pulse_monitor.socket):
+            self._poller.unregister(source)
         self._monitor.close()
+        self._pulse_monitor.close()
+        self._pulse.close()
         self.socket.close()

@@ -126,13 +126,13 @@ class Pipelines:
         self._core = Forming(Membership(list(self._addresses), patience, drafter), terms, is_only=recovery is None)
         self._session = new_session()
         self._probes = Probes(incarnation_of(new_session(), 1), keys)
-        self._stages: Stages | None = None
+        self._open: dict[int, Stages] = {}
         self._planned = plan
         self._was_formed = False
         self._serving_error: BaseException | None = None
         self._note = ""
         self._poller = zmq.Poller()
-        self._polled = (-1, 0)
+        self._polled = [(0, 0)]
 
     def connect(self) -> None:
         """Forms the first pipeline; raises the error of whoever cannot take part."""
@@ -147,22 +147,21 @@ class Pipelines:
     def listen(self, timeout_ms: int) -> Iterator[tuple[Verified, Tensor | None]]:
         """Waits for anything to happen and yields what was verified; a pipeline that is wanted is formed on the way."""
         ready = self._poll(min(timeout_ms, patience_ms(self.due_s, time.monotonic(), timeout_ms)))
-        stages, now_s = self._stages, time.monotonic()
-        if stages is None:
-            return
-        for heard in stages.heard(ready, now_s):
-            if isinstance(heard, tuple):
-                if stages is self.stages:
-                    yield heard
-            else:
-                self._give(heard)
-            if stages is not self._stages:
-                return  # that was the end of it
+        now_s = time.monotonic()
+        for stages in tuple(self._open.values()):
+            for heard in stages.heard(ready, now_s):
+                if isinstance(heard, tuple):
+                    if stages is self.stages:
+                        yield heard
+                else:
+                    self._give(heard)
+                if stages.number not in self._open:
+                    break  # that was the end of it
 
     @property
     def due_s(self) -> float:
         """When `listen` must be called again at the latest."""
-        return self._core.due_s if self._stages is None else min(self._core.due_s, self._stages.due_s)
+        return min([self._core.due_s, *(stages.due_s for stages in self._open.values())])
 
     def broken(self, error: BrokenError) -> None:
         """The pipeline cannot go on."""
@@ -178,27 +177,26 @@ class Pipelines:
             return
         for answered in self._probes.answered():
             self._give(answered)
-        stages = self._stages
-        if stages is not None and stages.weights is not None and (error := stages.weights.error) is not None:
-            self._serving_error = error
-            self._give(CannotServe(pipeline=stages.number, text=str(error)))
+        for stages in tuple(self._open.values()):
+            if stages.weights is not None and (error := stages.weights.error) is not None:
+                self._serving_error = error
+                self._give(CannotServe(pipeline=stages.number, text=str(error)))
         self._give(stand(now_s))
 
     def close(self) -> None:
         """Lets go of the daemons."""
-        if self._stages is not None:
-            self._stages.release()
-            self._stages.close()
-            self._stages = None
+        while self._open:
+            _, stages = self._open.popitem()
+            stages.release()
+            stages.close()
         self._probes.close()
 
     def _poll(self, timeout_ms: int) -> set[Any]:
         """Waits for anything to arrive; returns the sockets that have something."""
-        stages = self._stages
-        sockets = (0, 0) if stages is None else (stages.number, stages.lines)
+        sockets = [(number, stages.lines) for number, stages in self._open.items()]
         if sockets != self._polled:
             self._polled, self._poller = sockets, zmq.Poller()
-            for source in (self._wake.read_fd, *(() if stages is None else stages.sources)):
+            for source in (self._wake.read_fd, *(source for stages in self._open.values() for source in stages.sources)):
                 self._poller.register(source, zmq.POLLIN)
         ready = ready_sources(self._poller.poll(timeout_ms))
         if self._wake.read_fd in ready:
@@ -213,7 +211,6 @@ class Pipelines:
             self._do(command)
 
     def _do(self, command: FormingCommand) -> None:
-        stages = self._stages
         if isinstance(command, Note):
             self._note = command.text
             if self._recovery is not None:
@@ -226,7 +223,7 @@ class Pipelines:
         elif isinstance(command, Open):
             give_back()  # what the last pipeline's sockets and the last drafter held
             incarnation = incarnation_of(self._session, command.pipeline)
-            self._stages = Stages(self._planned, command.pipeline, incarnation, self._wake, self._keys)
+            self._open[command.pipeline] = Stages(self._planned, command.pipeline, incarnation, self._wake, self._keys)
         elif isinstance(command, ShowProgress):
             self._progress(command.text, command.share)
         elif isinstance(command, Log):
@@ -238,7 +235,7 @@ class Pipelines:
         elif isinstance(command, Lose):
             self.stages = None
             self._on_change(PipelineLost(silent_s=command.silent_s))
-        elif stages is None or stages.number != command.pipeline:
+        elif (stages := self._open.get(command.pipeline)) is None:
             return  # a command before this one ended it
         elif isinstance(command, Dial):
             self._dial(stages, command)
@@ -247,7 +244,7 @@ class Pipelines:
         elif isinstance(command, ServeWeights):
             stages.serve_weights(command.device)
         elif isinstance(command, HangUp):
-            self._stages = None
+            del self._open[command.pipeline]
             stages.close(lost=command.device)
         else:
             self._use(stages, command)
@@ -259,7 +256,7 @@ class Pipelines:
             try:
                 plan = self._recovery.replan(command.devices)
             except (InputError, ClusterError) as error:
-                self._give(Unplanned(text=str(error)))
+                self._give(Unplanned(text=str(error), is_beside=command.is_beside))
                 return
         self._planned = plan
         assigns = assigns_of(plan)
@@ -268,7 +265,8 @@ class Pipelines:
                 parts=tuple(
                     Part(device=stage.name, place=described(stage), assign=assign)
                     for stage, assign in zip(plan.stages, assigns, strict=True)
-                )
+                ),
+                is_beside=command.is_beside,
             )
         )
 

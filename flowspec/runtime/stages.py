@@ -109,7 +109,7 @@ class Stages:
     def dial(self, device: str, role: str) -> None:
         """A connection to a device, on which Hello is said; raises `InputError` for an address that is none."""
         stage = self._by_name[device]
-        socket = dial(self._context, stage.plan.address, device, self._keys)
+        socket = dial(self._context, stage.plan.address, device, self._keys, has_pulse=role == CONTROL)
         link = Link(socket, incarnation=self._incarnation, sender=self._name)
         line = Line(device, role, link, Receiver(self._incarnation), Monitor(socket))
         self._lines.append(line)

@@ -37,6 +37,13 @@ def _configure(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.MAXMSGSIZE, 2 * limits.PAYLOAD_BYTES_MAX)
     socket.setsockopt(zmq.SNDHWM, limits.FRAMES_QUEUED_MAX)
     socket.setsockopt(zmq.RCVHWM, limits.FRAMES_UNREAD_MAX)
+
+
+def _keep_pulse(socket: zmq.Socket[bytes]) -> None:
+    """Has ZeroMQ close a connection over which no sign of life comes.
+
+    Whoever dials asks for these, on connections that carry no long messages: one behind which a Ping had to wait would be closed.
+    """
     socket.setsockopt(zmq.HEARTBEAT_IVL, int(timeouts.HEARTBEAT_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(timeouts.HEARTBEAT_TIMEOUT_S * 1000))
 
@@ -97,9 +104,15 @@ def bind_router(
 
 
 def dial(
-    context: zmq.Context[Any], address: str, device: str, keys: Keyring | None, *, queued_max: int = limits.FRAMES_QUEUED_MAX
+    context: zmq.Context[Any],
+    address: str,
+    device: str,
+    keys: Keyring | None,
+    *,
+    queued_max: int = limits.FRAMES_QUEUED_MAX,
+    has_pulse: bool = True,
 ) -> zmq.Socket[bytes]:
-    """A DEALER on its way to `host:port`, with room for so many messages that wait to leave.
+    """A DEALER on its way to `host:port`, with room for so many messages that wait to leave; without `has_pulse` silence is no loss.
 
     With keys only the device of that name is spoken to, and nobody else understands a word.
     """
@@ -111,6 +124,8 @@ def dial(
     socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
     _configure(socket)
     socket.setsockopt(zmq.SNDHWM, queued_max)
+    if has_pulse:
+        _keep_pulse(socket)
     try:
         if keys is not None:
             keys.dial(socket, device)

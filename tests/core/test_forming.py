@@ -40,7 +40,7 @@ from flowspec.core.forming import (
     Use,
     Wronged,
 )
-from flowspec.core.membership import Begin, Membership, Note, Patience, Tick
+from flowspec.core.membership import Answered, Begin, Membership, Note, Patience, Probe, Tick
 from flowspec.core.messages import Message
 from flowspec.core.weight_messages import AskModel
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
@@ -73,7 +73,7 @@ class Bench:
         for command in self.core.handle(event, self.now_s):
             found.append(command)
             if isinstance(command, Plan):
-                found += self.core.handle(Planned(parts=parts_of(*command.devices)), self.now_s)
+                found += self.core.handle(Planned(parts=parts_of(*command.devices), is_beside=command.is_beside), self.now_s)
         self.core.validate()
         return found
 
@@ -365,3 +365,68 @@ def test_the_rules_that_fire_are_those_that_are_listed() -> None:
     bench.give(Closed(pipeline=1, device="b"))
     assert bench.core.fired == Counter({"closed": 1})
     assert bench.core.fired.keys() <= RULES.keys()
+
+
+def back(bench: Bench, device: str) -> list[FormingCommand]:
+    """A lost device answers, until something comes of it."""
+    for _ in range(80):
+        bench.give(Answered(device=device))
+        for member in bench.core.membership.members:
+            bench.says(member, Pong(queued=0, done=0, memory_bytes=0))
+        told = [command for command in bench.pass_time(0.1) if not isinstance(command, Probe)]
+        if told:
+            return told
+    raise AssertionError(f"nothing comes of {device}")
+
+
+def test_a_device_that_is_back_loads_beside_the_pipeline_that_works_and_the_switch_comes_after() -> None:
+    bench = running()
+    bench.give(Closed(pipeline=1, device="b"))
+    bench.form()
+    parts = parts_of("a", "b", "c")
+    plan = Plan(devices=("a", "b", "c"), is_first=False, is_beside=True)
+    opened = Open(pipeline=3, parts=parts, is_beside=True)
+    assert back(bench, "b") == [plan, opened, Dial(pipeline=3, device="b", role=CONTROL)]
+    assert bench.core.is_formed
+    assert bench.core.number == 2
+
+    def says(message: Message) -> list[FormingCommand]:
+        return bench.give(Said(pipeline=3, device="b", role=CONTROL, message=message))
+
+    assert says(WELCOME) == [Tell(pipeline=3, device="b", message=parts[1].assign)]
+    assert says(AskModel()) == [ServeWeights(pipeline=3, device="b")]
+    assert says(Loading(share=0.5)) == []
+    assert says(READY) == [Tell(pipeline=3, device="b", message=Reset()), HangUp(pipeline=3, device="")]
+    assert bench.core.is_formed
+    switched = [command for command in bench.pass_time(0.6) if not isinstance(command, Probe)]
+    assert switched[0] == Lose(silent_s=0.0)
+    assert switched[-5:-3] == [Plan(devices=("a", "b", "c"), is_first=False), Open(pipeline=4, parts=parts)]
+
+
+@pytest.mark.parametrize(
+    ("event", "why"),
+    [
+        (Closed(pipeline=3, device="b"), "its connection closed"),
+        (Said(pipeline=3, device="b", role=CONTROL, message=Error(text="it is full", cause="part")), "it is full"),
+        (Refused(pipeline=3, device="b", text="another key", is_final=True), "another key"),
+        (CannotServe(pipeline=3, text="the model changed"), "the model changed"),
+    ],
+)
+def test_a_device_that_cannot_make_ready_costs_the_pipeline_that_works_nothing(event: FormingEvent, why: str) -> None:
+    bench = running()
+    bench.give(Closed(pipeline=1, device="b"))
+    bench.form()
+    back(bench, "b")
+    bench.give(Said(pipeline=3, device="b", role=CONTROL, message=WELCOME))
+    assert bench.give(event)[-1] == Note(text=f"device b is not taken in ({why})")
+    assert bench.core.is_formed
+
+
+def test_a_loss_ends_what_is_made_ready_for_a_pipeline_that_will_not_be() -> None:
+    bench = running()
+    bench.give(Closed(pipeline=1, device="b"))
+    bench.form()
+    back(bench, "b")
+    told = bench.give(Closed(pipeline=2, device="c"))
+    assert HangUp(pipeline=3, device="") in told
+    assert bench.give(Said(pipeline=3, device="b", role=CONTROL, message=WELCOME)) == []

@@ -14,30 +14,40 @@ from flowspec.core.membership import (
     Formed,
     GiveUp,
     Heard,
+    LinkBroken,
     Membership,
     MembershipCommand,
     MembershipEvent,
+    Needless,
     Note,
     Patience,
     Planned,
+    Prepare,
+    Prepared,
     Probe,
     Progressed,
     Reform,
     Tick,
     Unfit,
+    Unprepared,
 )
 
 PATIENCE = Patience(silent_s=5.0, loading_silent_s=15.0, loading_s=60.0, stuck_s=30.0, probe_s=2.0, back_s=4.0, forgive_s=300.0, worth=10.0)
 
 
 class Bench:
-    """A membership of three devices with a clock; time passes in ticks of half a second, in which those in `alive` are heard."""
+    """A membership of three devices with a clock; time passes in ticks of half a second, in which those in `alive` are heard.
+
+    Devices that are to make ready have done so at once, or what `outcome` says comes of it.
+    """
 
     def __init__(self, *names: str) -> None:
         self.core = Membership(names or ("a", "b", "c"), PATIENCE)
         self.now_s = 0.0
         self.alive = set(names or ("a", "b", "c"))
         self.tick = Tick()
+        self.prepared: list[Prepare] = []
+        self.outcome: Unprepared | Needless | None = None
 
     def give(self, event: MembershipEvent) -> list[MembershipCommand]:
         return self.core.handle(event, self.now_s)
@@ -57,6 +67,9 @@ class Bench:
                 if isinstance(command, Probe):
                     if command.device in self.alive:
                         self.give(Answered(device=command.device))
+                elif isinstance(command, Prepare):
+                    self.prepared.append(command)
+                    found += self.give(self.outcome or Prepared(devices=command.returning))
                 else:
                     found.append(command)
         return found
@@ -188,9 +201,19 @@ def test_nobody_is_taken_in_during_an_answer_that_ends_soon() -> None:
     bench.give(Broken(device="b", text="its connection closed"))
     bench.form(after_s=2.0)
     bench.tick = Tick(left_s=20.0)
-    assert bench.pass_time(60) == []
+    assert bench.pass_time(12) == []
     bench.tick = Tick(left_s=21.0)
     assert bench.pass_time(1) == [Reform(devices=("a", "b", "c"))]
+
+
+def test_where_answers_follow_one_another_a_device_that_is_ready_waits_no_longer_than_is_said() -> None:
+    bench = running()
+    bench.give(Broken(device="b", text="its connection closed"))
+    bench.form(after_s=2.0)
+    bench.tick = Tick(left_s=1.0)
+    assert bench.pass_time(12) == []
+    assert bench.pass_time(6) == [Reform(devices=("a", "b", "c"))]
+    assert bench.core.fired["waited enough"] == 1
 
 
 def test_a_device_that_does_not_answer_stays_out() -> None:
@@ -256,3 +279,68 @@ def test_devices_that_a_plan_leaves_out_stand_by_and_are_not_missed() -> None:
     bench.alive = {"a", "c"}
     assert bench.pass_time(30) == []
     assert bench.give(Broken(device="a", text="its connection closed"))[-1] == Reform(devices=("b", "c"), silent_s=0.5)
+
+
+def test_a_device_that_is_back_makes_ready_beside_the_pipeline_that_works_before_it_is_taken_in() -> None:
+    bench = running()
+    bench.give(Broken(device="b", text="its connection closed"))
+    bench.form()
+    assert bench.pass_time(6.5) == [Reform(devices=("a", "b", "c"))]
+    assert bench.prepared == [Prepare(devices=("a", "b", "c"), returning=("b",))]
+
+
+def test_what_takes_long_to_make_ready_disturbs_nobody_and_is_asked_for_once() -> None:
+    bench = running()
+    bench.give(Broken(device="b", text="its connection closed"))
+    bench.form()
+    bench.tick = Tick(left_s=5.0)
+    for _ in range(14):
+        bench.now_s += 0.5
+        bench.give(Answered(device="b"))
+        said = bench.give(Tick(left_s=5.0))
+        if any(isinstance(command, Prepare) for command in said):
+            break
+    assert bench.pass_time(20) == [], "it loads"
+    bench.give(Answered(device="b", is_held=True))
+    assert bench.give(Prepared(devices=("b",))) == []
+    assert bench.give(Tick()) == [Reform(devices=("a", "b", "c"))], "what was heard of it meanwhile was our own"
+
+
+def test_a_device_that_cannot_make_ready_stays_out_for_longer() -> None:
+    bench = running()
+    bench.give(Broken(device="b", text="its connection closed"))
+    bench.form()
+    bench.outcome = Unprepared(devices=("b",), text="2 GiB are missing")
+    assert bench.pass_time(6.5) == [Note(text="device b is not taken in (2 GiB are missing)")]
+    bench.outcome = None
+    assert bench.pass_time(5) == [], "twice as long as before"
+    assert bench.pass_time(4) == [Reform(devices=("a", "b", "c"))]
+
+
+def test_a_device_that_would_have_nothing_to_do_stands_by() -> None:
+    bench = running()
+    bench.give(Broken(device="b", text="its connection closed"))
+    bench.form()
+    bench.outcome = Needless(devices=("b",))
+    assert bench.pass_time(30) == [Note(text="device b is back, and stands by")]
+    assert bench.give(Broken(device="a", text="its connection closed"))[-1] == Reform(devices=("b", "c"), silent_s=0.5)
+
+
+def test_a_device_that_another_head_has_is_not_back() -> None:
+    bench = running()
+    bench.give(Broken(device="b", text="its connection closed"))
+    bench.form()
+    bench.alive.discard("b")
+    for _ in range(20):
+        assert bench.pass_time(1) == []
+        bench.give(Answered(device="b", is_held=True))
+    bench.alive.add("b")
+    assert bench.pass_time(3) == [Reform(devices=("a", "b", "c"))]
+
+
+def test_of_two_ends_of_a_link_the_one_whose_links_failed_more_often_is_left_out() -> None:
+    bench = running()
+    said = bench.give(LinkBroken(first="a", second="b", text="lost by a"))
+    assert said == [Note(text="device b is lost (the link from a to b failed: lost by a)"), Reform(devices=("a", "c"))]
+    said = bench.give(LinkBroken(first="a", second="c", text="lost by a"))
+    assert said == [Note(text="device a is lost (the link from a to c failed: lost by a)"), Reform(devices=("c",))]

@@ -130,7 +130,7 @@ class WeightServer:
                 self._serve_next(customer)
 
     def _dial(self, stage: StagePlan) -> None:
-        socket = dial(self._context, stage.address, stage.name, self._keys, queued_max=QUEUED_MAX)
+        socket = dial(self._context, stage.address, stage.name, self._keys, queued_max=QUEUED_MAX, has_pulse=False)
         link = Link(socket, incarnation=self._incarnation, sender=self._sender)
         customer = _Customer(f"device {stage.name} at {stage.address}", link, Monitor(socket), Receiver(self._incarnation))
         self._customers.append(customer)

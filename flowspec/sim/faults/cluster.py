@@ -102,6 +102,7 @@ class Cluster:
         *,
         layer_count: int,
         devices_min: int,
+        devices_max: int,
         drafters: Sequence[FakeDrafter],
         drafting: Sequence[Curve],
         expect: Callable[[Submit], Sequence[int]],
@@ -121,6 +122,7 @@ class Cluster:
         self.is_stopped = False
         self._layer_count = layer_count
         self._devices_min = devices_min
+        self._devices_max = devices_max
         self._drafters = drafters
         self.drafters = SimDrafters(clock, drafters, drafting, self._do, self._step)
         self._expect = expect
@@ -235,11 +237,15 @@ class Cluster:
         if isinstance(command, Note):
             self._tell(HEAD, command.text)
         elif isinstance(command, Plan):
-            self._plan(command.devices)
+            self._plan(command)
         elif isinstance(command, Open):
-            self.pipelines += 1
+            devices = ", ".join(part.device for part in command.parts)
+            if not command.is_beside:
+                self.pipelines += 1
+                self._tell(HEAD, f"forms generation {command.pipeline} of {devices}")
+            else:
+                self._tell(HEAD, f"has devices make ready for a pipeline of {devices}")
             self._lines[command.pipeline] = _Lines(incarnation_of(SESSION, command.pipeline), command.parts)
-            self._tell(HEAD, f"forms generation {command.pipeline} of {', '.join(part.device for part in command.parts)}")
         elif isinstance(command, Dial):
             self._dial(command.pipeline, command.device, command.role)
         elif isinstance(command, Tell):
@@ -257,9 +263,10 @@ class Cluster:
         else:
             assert not isinstance(command, GiveUp), f"the head gives up: {command.text}"
 
-    def _plan(self, devices: tuple[str, ...]) -> None:
+    def _plan(self, command: Plan) -> None:
+        devices = command.devices[: self._devices_max]
         if not self._devices_min <= len(devices) <= self._layer_count:
-            self._give(Unplanned(text=f"{self._layer_count} layers on {len(devices)} devices"))
+            self._give(Unplanned(text=f"{self._layer_count} layers on {len(devices)} devices", is_beside=command.is_beside))
             return
         counts = even_split(self._layer_count, len(devices))
         plan = ClusterPlan(
@@ -274,7 +281,7 @@ class Cluster:
             captures=tuple(sorted({layer for drafter in self._drafters for layer in drafter.captures})),
         )
         parts = [Part(device=device, place=device, assign=assign) for device, assign in zip(devices, assigns_of(plan), strict=True)]
-        self._give(Planned(parts=tuple(parts)))
+        self._give(Planned(parts=tuple(parts), is_beside=command.is_beside))
 
     def _dial(self, pipeline: int, name: str, role: str) -> None:
         lines = self._lines[pipeline]

@@ -79,6 +79,7 @@ class Play:
             Membership(schedule.devices, schedule.patience),
             layer_count=schedule.layer_count,
             devices_min=schedule.devices_min,
+            devices_max=schedule.devices_max,
             drafters=drafters,
             drafting=schedule.drafting,
             expect=lambda submit: self._plain(submit)[0],

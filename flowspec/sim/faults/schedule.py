@@ -56,7 +56,7 @@ class Dialogue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Everything that a run depends on. With fewer than `devices_min` devices the model does not fit."""
+    """Everything that a run depends on. With fewer than `devices_min` devices the model does not fit, more than `devices_max` are not planned with."""
 
     seed: int
     devices: tuple[str, ...]
@@ -66,6 +66,7 @@ class Schedule:
     load_s: float
     layer_count: int
     devices_min: int
+    devices_max: int
     queued_max: int
     context: int
     bounds: Bounds
@@ -99,6 +100,7 @@ def draw(seed: int) -> Schedule:
     captures = (1,) if rng.random() < 0.15 else ()
     dialogues = tuple(_dialogue(rng, request, language, context) for request in range(rng.choices([1, 2, 3], weights=[6, 3, 1])[0]))
     room = random.Random(f"room {seed}")
+    devices_min = room.randint(1, len(devices)) if room.random() < 0.2 else 1
     wanted = random.Random(~seed)
     dialogues = tuple(replace(each, first=replace(each.first, top_logprobs=wanted.choice([-1, -1, 0, 3, 20]))) for each in dialogues)
     return Schedule(
@@ -109,7 +111,8 @@ def draw(seed: int) -> Schedule:
         late_s=rng.choice([0.01, 0.5, 3.0]),
         load_s=rng.choice([0.01, 0.2]),
         layer_count=rng.choice([len(devices), 8, 12]),
-        devices_min=room.randint(1, len(devices)) if room.random() < 0.2 else 1,
+        devices_min=devices_min,
+        devices_max=room.randint(devices_min, len(devices)) if room.random() < 0.25 else len(devices),
         queued_max=flights_max or 64,
         context=context,
         bounds=Bounds(flights_max=flights_max, prefill_chunk=rng.choice([1, 4, 128])),
@@ -122,6 +125,7 @@ def draw(seed: int) -> Schedule:
             back_s=rng.choice([0.5, 2.0]),
             forgive_s=rng.choice([5.0, 60.0]),
             worth=rng.choice([0.0, 3.0, 10.0]),
+            moment_s=room.choice([0.3, 1.0, 10.0]),
         ),
         method=partial(make_method, name, **(_options(rng, name, len(qualities)) | shape if "window" in OPTIONS[name] else sizes)),
         language=language,

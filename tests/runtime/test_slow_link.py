@@ -1,0 +1,32 @@
+"""A link on which one message takes longer than ZeroMQ waits for a sign of life: it is waited for, and nobody is lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from flowspec.core.messages import Sampling
+from flowspec.model.reference import Reference
+from flowspec.runtime.cluster import Device
+from flowspec.runtime.head import Head
+from flowspec.runtime.local import LocalCluster
+from flowspec.runtime.pipelines import Recovery
+from flowspec.runtime.session import replan
+from tests.daemons import slow_wire
+from tests.runtime.clusters import PROMPT, plan_for, submit, tokens_of
+
+MBPS = 0.008
+"""The prompt's activations, 40 rows of 64 numbers, take ten seconds."""
+
+
+def test_a_segment_that_takes_long_on_its_way_costs_nobody(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
+    daemons, notes = cluster.wait()[:2], []
+    whole = plan_for(folder, daemons)
+    with slow_wire(daemons[1].address, MBPS) as address:
+        plan = replace(whole, stages=(whole.stages[0], replace(whole.stages[1], address=address)))
+        devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
+        with Head(plan, recovery=Recovery(replan=partial(replan, plan, devices), on_note=notes.append)) as head:
+            assert tokens_of(submit(head, count=3)) == reference.generate(PROMPT, Sampling(), 3, frozenset())
+            assert notes == []
+            assert len(head.stages) == 2
