@@ -104,7 +104,7 @@ if __name__ == "__main__":
         from flowspec.model import trials
 
         trials.CHILD = (sys.executable, "-m", "tests.model.broken_kernels", how)
-        trials.TRIAL_S = 20
+        trials.TRIAL_S = 10
         sys.exit(main())
     from flowspec.model import kernel_checks
 

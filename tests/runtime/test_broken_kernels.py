@@ -30,7 +30,7 @@ def asked(folder: Path, daemon: DaemonProcess) -> list[int]:
         ("wrong", "int8 with torch .*: plain is used, for wrong computes something else than it should for 32 rows"),
         (
             "sigill,hang",
-            "plain is used, for sigill ran an instruction that this processor does not have; hang gave no sign of life for 20 s",
+            "plain is used, for sigill ran an instruction that this processor does not have; hang gave no sign of life for 10 s",
         ),
     ],
 )
