@@ -181,6 +181,11 @@ def _listen(child: subprocess.Popen[bytes], tell: Tell, limit_s: float) -> tuple
                 elif "fault" in word:
                     verdicts.append(Verdict(kernel=at, fault=word["fault"]))
                 heard_s, share = time.monotonic(), word.get("share", share)
+    if not at and is_late:
+        raise InputError(
+            f"a process that was to try kernels {fault}, while it imported torch {torch_version()}: this machine is very busy or very slow; "
+            "try again when it is less busy"
+        )
     if not at:
         raise InputError(
             f"torch {torch_version()} cannot be imported on {processor()}: a process that tried {fault}; install the versions that "

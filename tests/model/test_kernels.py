@@ -189,6 +189,13 @@ def test_a_torch_that_dies_when_it_is_imported_is_told_of(tmp_path: Path) -> Non
         run_trial("float32", "cpu", folder=tmp_path, command=died)
 
 
+def test_a_machine_that_is_too_slow_to_import_torch_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "IMPORT_S", 1.0)
+    slow = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with pytest.raises(InputError, match=r"gave no sign of life for 1 s, while it imported torch .*; try again when it is less busy"):
+        run_trial("float32", "cpu", folder=tmp_path, command=slow)
+
+
 def test_a_device_that_cannot_do_a_precision_is_told_of(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="int8 runs on CPUs and CUDA, not on meta"):
         run_trial("int8", "meta", folder=tmp_path)
