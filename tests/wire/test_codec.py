@@ -61,7 +61,7 @@ def build(cls: type, **special: Any) -> st.SearchStrategy[Any]:
 
 @st.composite
 def assigns(draw: st.DrawFn, cls: type) -> Any:
-    stages, layers = draw(st.integers(1, limits.STAGES_MAX)), draw(st.integers(1, 4096))
+    stages, layers = draw(st.integers(1, limits.STAGES_MAX)), draw(st.integers(1, limits.LAYERS_MAX))
     last, first = draw(st.booleans()) or stages == 1 or layers == 1, draw(st.integers(0, max(0, layers - 2)))
     special = {
         "model": st.text(PRINTABLE, max_size=30),
