@@ -126,6 +126,7 @@ class Daemon:
         def handler(number: int, frame: FrameType | None) -> None:
             self.stop(signal.Signals(number).name)
 
+        self._wake.on_signals()
         signal.signal(signal.SIGINT, handler)
         signal.signal(signal.SIGTERM, handler)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import signal
 import socket as sockets
 import threading
 import time
@@ -240,6 +241,14 @@ class Wake:
         with self._lock, contextlib.suppress(BlockingIOError):  # full: the reader has been woken already
             if not self._is_closed:
                 os.write(self._write_fd, b"!")
+
+    def on_signals(self) -> None:
+        """Has every signal set it at once; to be called in the main thread.
+
+        Handlers of Python run between two of its instructions. A signal that comes just before the poll, or in another thread,
+        would not be handled until the poll ends by itself.
+        """
+        signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
 
     def clear(self) -> None:
         with contextlib.suppress(BlockingIOError):

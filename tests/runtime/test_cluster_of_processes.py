@@ -5,6 +5,7 @@ Longer than most files, for all of it shares one set of daemons, which take seco
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.stages import Stages
 from flowspec.testbed.checkpoints import make_variant
 from tests import warm
+from tests.daemons import daemon_process
 from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, wait_until, whole_model
 
 
@@ -159,6 +161,18 @@ def test_a_slice_that_does_not_fit_is_refused_before_it_is_loaded(folder: Path) 
             process.send_signal(signal.SIGTERM)
             drained.join()
     assert process.returncode == 0, "SIGTERM is a clean end"
+
+
+def test_a_daemon_hears_a_signal_that_another_thread_gets() -> None:
+    """Python runs its handler in the main thread only, and that one waits in a poll."""
+    with daemon_process("waits") as daemon:
+        pid = daemon.process.pid
+        others = [int(task) for task in os.listdir(f"/proc/{pid}/task") if int(task) != pid]
+        computes = next(task for task in others if "ZMQ" not in Path(f"/proc/{pid}/task/{task}/comm").read_text())  # those block signals
+        assert ctypes.CDLL(None).tgkill(pid, computes, signal.SIGTERM) == 0
+        assert daemon.process.wait(30) == 0
+        daemon.stop()
+        assert daemon.lines[-1].endswith("waits stopped (SIGTERM)\n")
 
 
 def test_a_model_that_is_not_what_the_head_says_is_refused(cluster: LocalCluster, folder: Path, tmp_path: Path) -> None:
