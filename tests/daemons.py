@@ -48,18 +48,8 @@ class DaemonProcess:
         self.lines += self.process.stderr
 
     def stop(self) -> None:
-        """As a user would."""
         self.process.terminate()
         self.process.wait(30)
-        self._close()
-
-    def end(self) -> None:
-        """Clears it away, whatever it is doing."""
-        self.process.kill()
-        self.process.wait(30)
-        self._close()
-
-    def _close(self) -> None:
         self._reader.join()
         assert self.process.stderr is not None
         self.process.stderr.close()
@@ -73,7 +63,7 @@ def daemon_process(name: str, *flags: str, run: Sequence[str] = PLAIN, is_warm: 
         yield started
     finally:
         if started.process.poll() is None:
-            started.end()
+            started.stop()
 
 
 @contextlib.contextmanager

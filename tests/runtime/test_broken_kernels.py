@@ -41,7 +41,7 @@ def test_answers_are_right_where_kernels_are_broken(
     expected = Reference(ModelFiles(str(folder)), "int8").generate(PROMPT, Sampling(temperature=1.0, seed=9), 20, frozenset())
     with daemon_process("broken", run=("-m", "tests.model.broken_kernels", how)) as daemon:
         assert asked(folder, daemon) == expected
-        daemon.end()
+        daemon.stop()
         assert [line for line in daemon.lines if "WARNING" in line and told.partition(" .*")[0] in line], daemon.lines
 
 

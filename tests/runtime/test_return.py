@@ -42,4 +42,4 @@ def test_the_pipeline_that_works_is_given_up_when_the_device_is_ready_and_not_be
     finally:
         for each in started:
             if each.process.poll() is None:
-                each.end()
+                each.stop()
