@@ -18,6 +18,9 @@ carry out `Reform` (fence the old pipeline, plan, connect, load) and tell how it
 - It is taken in at the next moment without an answer, or during one that would take `worth` times as long as the last forming of
   a pipeline took; when it has waited for such a moment for `moment_s`, between two tokens; and at once if there is no pipeline without it.
 - The plan may leave devices out: those stand by until the next pipeline is formed.
+- Where devices have become slower, or faster (`Changed`), another plan is made beside the pipeline that works, no more often than every `again_s`. If it is
+  worth the switch, it is gone over to at the next moment without an answer, or after `calm_s` between two tokens.
+- Another pipeline is worth it if by its forecast it gains `GAIN_MIN`, and more until a next plan may be made than forming the last pipeline took.
 - Where no pipeline can be formed of those that are there, they are let go of, and whoever returns may change that.
 
 Every rule counts how often it fired (`RULES`, `Membership.fired`), so that a test can tell which of them it never tried.
@@ -34,6 +37,8 @@ BLAMELESS_MAX = 3
 DOUBLINGS_MAX = 8
 STUCK_PASSES = 10
 """Times its longest pass that ended that a device may be at one segment."""
+GAIN_MIN = 1.05
+"""So many times as fast as the pipeline that works another one must be foretold to be: forecasts are not more exact."""
 TICK_MAX_S = 1.0
 """What a tick counts at most, however late it comes."""
 RULES = {
@@ -58,7 +63,10 @@ RULES = {
     "not worth it": "a device that is back waits for the end of an answer",
     "prepared": "a device that is back has made ready beside the working pipeline",
     "unprepared": "a device that is back could not make ready, and stays out",
-    "needless": "a device that is back would have nothing to do, and stands by",
+    "needless": "a device that is back would have nothing to do, or make nothing faster, and stands by",
+    "changed": "another plan is made, for devices have become slower or faster",
+    "stays": "the plan that was made because of that is not worth the switch",
+    "gone over": "another pipeline takes the place of one that works, for it is faster",
     "all help": "devices are taken in before their time, for nothing goes without them",
     "forgiven": "a device has a clean record again",
 }
@@ -71,6 +79,8 @@ class Patience:
 
     `silent_s` is for a device that runs, `loading_silent_s` for one that loads; `loading_s` is for one that answers, but whose loading
     makes no progress; `stuck_s` is the least for one segment.
+
+    Plans for devices that have become slower are `again_s` apart, and wait for the end of an answer for `calm_s` at most.
     """
 
     silent_s: float
@@ -82,6 +92,8 @@ class Patience:
     forgive_s: float
     worth: float = 10.0
     moment_s: float = 10.0
+    again_s: float = 600.0
+    calm_s: float = 60.0
 
 
 # --------------------------------------------------------------------------------------------------- events
@@ -159,10 +171,21 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """Members have become slower or faster than they were when the pipeline was formed: `text` names them."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """These devices have made ready for a pipeline with the members; they are taken in when it suits."""
+    """These devices have made ready for a pipeline with the members; they are taken in when it suits.
+
+    Without any the members are ready for another pipeline of them, which is foretold to be `gain` times as fast.
+    """
 
     devices: tuple[str, ...]
+    gain: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +198,7 @@ class Unprepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needless:
-    """A plan for the members and these devices leaves them out."""
+    """A plan for the members and these devices leaves them out, or is not worth the switch (without any: one for the members alone)."""
 
     devices: tuple[str, ...]
 
@@ -193,7 +216,20 @@ class Tick:
 
 
 MembershipEvent = (
-    Begin | Planned | Formed | Unfit | Broken | LinkBroken | Heard | Progressed | Answered | Prepared | Unprepared | Needless | Tick
+    Begin
+    | Planned
+    | Formed
+    | Unfit
+    | Broken
+    | LinkBroken
+    | Heard
+    | Progressed
+    | Answered
+    | Changed
+    | Prepared
+    | Unprepared
+    | Needless
+    | Tick
 )
 
 # ------------------------------------------------------------------------------------------------- commands
@@ -223,7 +259,10 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
-    """Have those of these devices that are no members make ready for a pipeline of all of them, beside the one that works."""
+    """Have those of these devices that are no members make ready for a pipeline of all of them, beside the one that works.
+
+    Of these `returning` were lost; without any the members have changed.
+    """
 
     devices: tuple[str, ...]
     returning: tuple[str, ...]
@@ -284,7 +323,12 @@ class Membership:
         self.fired: Counter[str] = Counter()
         self._standing = {name: _Standing() for name in devices}
         self._has_lost = False
-        self._preparing: tuple[str, ...] = ()
+        self._preparing: tuple[str, ...] | None = None
+        self._change = ""
+        self._better: Prepared | None = None
+        self._better_s = 0.0
+        self._replanned_s = -1e9
+        self._is_switching = False
         self._blameless = 0
         self._tokens = 0
         self._formed_s = 0.0
@@ -336,13 +380,18 @@ class Membership:
                 standing.silent_s = standing.stalled_s = 0.0
                 standing.is_ready = event.is_ready
         elif isinstance(event, Answered):
-            if event.device in self._standing and event.device not in self._preparing:  # then it is ours
+            if event.device in self._standing and event.device not in (self._preparing or ()):  # then it is ours
                 self.fired["held"] += event.is_held
                 self._standing[event.device].answered_s = None if event.is_held else now_s
+        elif isinstance(event, Changed):
+            self._changed(event, now_s)
         elif isinstance(event, Prepared | Unprepared | Needless):
             if event.devices == self._preparing:
-                self._preparing = ()
-                self._prepared(event, now_s)
+                self._preparing = None
+                if event.devices:
+                    self._prepared(event, now_s)
+                else:
+                    self._replanned(event, now_s)
         else:
             self._tick(event, now_s)
         return self._commands
@@ -369,9 +418,39 @@ class Membership:
 
     def _forget_preparations(self) -> None:
         """What devices made ready for is over."""
-        self._preparing = ()
+        self._preparing = self._better = None
         for standing in self._standing.values():
             standing.is_prepared = False
+
+    def is_worth(self, gain: float) -> bool:
+        """Whether a pipeline that is foretold to be `gain` times as fast as the one that works is worth going over to."""
+        return gain >= GAIN_MIN and (1 - 1 / gain) * self.patience.again_s > self._forming_s
+
+    def _changed(self, event: Changed, now_s: float) -> None:
+        """Has another plan made for devices that have become slower or faster, unless one was made a moment ago."""
+        if not self.is_formed or self._preparing is not None or self._better is not None:
+            return
+        if now_s - self._replanned_s < self.patience.again_s:
+            return
+        self.fired["changed"] += 1
+        self._replanned_s, self._change, self._preparing = now_s, event.text, ()
+        devices = tuple(name for name, known in self._standing.items() if known.lost_s is None)
+        self._commands.append(Prepare(devices=devices, returning=()))
+
+    def _replanned(self, event: Prepared | Unprepared | Needless, now_s: float) -> None:
+        """What came of another plan for those who are there."""
+        if isinstance(event, Prepared):
+            self._better, self._better_s = event, now_s
+        else:
+            self.fired["stays"] += 1
+
+    def _go_over(self, better: Prepared, now_s: float) -> None:
+        """The members, and those who stand by, form the pipeline that they have made ready for."""
+        self.fired["gone over"] += 1
+        gain = "" if better.gain is None else f", which is {better.gain:.2f} times as fast"
+        self._commands.append(Note(text=f"{self._title} {self._change}: going over to another plan{gain}"))
+        self._is_switching = True
+        self._reform(now_s, 0.0)
 
     def _prepared(self, event: Prepared | Unprepared | Needless, now_s: float) -> None:
         """What came of a device's making ready."""
@@ -409,11 +488,15 @@ class Membership:
                 standing.has_returned = False
                 self.fired["back"] += 1
                 self._commands.append(Note(text=f"{self._title} {name} is back"))
+        if self._is_switching:
+            self._is_switching = False
+            self._commands.append(Note(text=f"the switch took {self._forming_s:.1f} s"))
 
     def _broken(self, device: str, text: str, now_s: float, rule: str) -> None:
         if not self.members:
             return
         self.fired[rule] += 1
+        self._is_switching = False
         is_refusal = rule == "refused"
         silent_s = 0.0
         if device in self.members:
@@ -496,12 +579,15 @@ class Membership:
     def _probe(self, now_s: float) -> None:
         for name in self.lost:
             standing = self._standing[name]
-            if name not in self._preparing and now_s - standing.probed_s >= self.patience.probe_s:
+            if name not in (self._preparing or ()) and now_s - standing.probed_s >= self.patience.probe_s:
                 standing.probed_s = now_s
                 self._commands.append(Probe(device=name))
 
     def _take_in(self, left_s: float, now_s: float) -> None:
-        if self._preparing or (self.members and not self.is_formed):
+        if self._preparing is not None or (self.members and not self.is_formed):
+            return
+        if self._better is not None and (left_s == 0 or now_s - self._better_s > self.patience.calm_s):
+            self._go_over(self._better, now_s)
             return
         there = [name for name in self.lost if self._is_there(self._standing[name], now_s)]
         for name in set(self.lost) - set(there):
@@ -525,6 +611,7 @@ class Membership:
             self._standing[name].lost_s = None
             self._standing[name].has_returned = True
         if returned:
+            self._is_switching = self.is_formed
             self._reform(now_s, 0.0)
 
     def _has_waited(self, standing: _Standing, now_s: float) -> bool:

@@ -367,6 +367,7 @@ class Head:
                 self._timer_s = command.at_s
             elif isinstance(command, Timed):
                 self.hops.append(command.hops)
+                self._pipelines.passed(command.hops, command.context)
             else:
                 for_readers.append(command)
         for command in for_readers:

@@ -76,7 +76,7 @@ class RemoteDrafter:
             self._wake,
             lambda text, share: self._tell(Told(text=text, share=share)),
             None,
-            Recovery(replan=lambda devices: placed.plan, on_note=lambda text: self._tell(Told(text=text))),
+            Recovery(replan=lambda devices, slowness: placed.plan, on_note=lambda text: self._tell(Told(text=text))),
             keys,
             on_change=self._changed,
             meanwhile=lambda: not self._stopping,

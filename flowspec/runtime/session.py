@@ -33,7 +33,7 @@ from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.head import Head, OnEvent
 from flowspec.runtime.local import LocalCluster
-from flowspec.runtime.pipelines import Recovery
+from flowspec.runtime.pipelines import Recovery, Slowness
 from flowspec.runtime.placing import assign_devices, captures_of, open_drafters, own_devices, use_one_thread
 from flowspec.runtime.planning.choose import Chosen, choose, compare
 from flowspec.runtime.planning.survey import survey
@@ -44,6 +44,8 @@ from flowspec.runtime.stages import Progress
 from flowspec.wire.codec import DTYPE_BYTES
 
 log = logging.getLogger("flowspec.head")
+
+NOBODY_SLOWER: Slowness = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +227,7 @@ class Cluster:
             used = {stage.name for stage in plan.stages}
             recovery = Recovery(
                 replan=partial(replan, plan, self.devices, chosen=self.chosen),
+                rate=None if self.chosen is None or self.chosen.is_given else self.chosen.rate,
                 spares={device.name: device.address for device in self.devices if device.name not in used},
                 on_note=survival.on_note,
                 wait_s=survival.wait_s,
@@ -377,17 +380,25 @@ def _placed(devices: Sequence[Device], plan: ClusterPlan) -> tuple[Device, ...]:
     return tuple(replace(device, address=addresses.get(device.name, device.address), layers=None) for device in devices)
 
 
-def replan(plan: ClusterPlan, devices: Sequence[Device], names: Sequence[str], chosen: Chosen | None = None) -> ClusterPlan:
+def replan(
+    plan: ClusterPlan,
+    devices: Sequence[Device],
+    names: Sequence[str],
+    slowness: Slowness = NOBODY_SLOWER,
+    chosen: Chosen | None = None,
+) -> ClusterPlan:
     """The plan where only the devices of these names are there: the planner's if the first one was, else an even split.
 
-    Raises `InputError` where the model does not fit them, or they are too many for its layers.
+    The planner takes devices for so many times as slow as they were as `slowness` says. Raises `InputError` where the model does not fit them,
+    or they are too many for its layers.
     """
     left = [device for device in devices if device.name in names]
-    if len(left) == len(devices):
+    is_planned = chosen is not None and not chosen.is_given
+    if len(left) == len(devices) and not (slowness and is_planned):
         return plan
-    if chosen is None or chosen.is_given:
+    if chosen is None or not is_planned:
         return replace(plan, stages=tuple(split_layers(left, plan.layer_count, None)))
-    return replace(plan, stages=tuple(chosen.stages_of(left)))
+    return replace(plan, stages=tuple(chosen.stages_of(left, slowness)))
 
 
 def pick_dtype(wanted: str | None, config: Any) -> str:

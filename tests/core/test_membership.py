@@ -10,6 +10,7 @@ from flowspec.core.membership import (
     Answered,
     Begin,
     Broken,
+    Changed,
     Disband,
     Formed,
     GiveUp,
@@ -183,7 +184,7 @@ def test_who_answers_again_returns_after_a_while_that_doubles_with_each_loss() -
         bench.form()
         assert bench.pass_time(wait_s - 1) == []
         assert bench.pass_time(2.5) == [Reform(devices=("a", "b", "c"))]
-        assert bench.form() == [Note(text="device b is back")]
+        assert bench.form() == [Note(text="device b is back"), Note(text="the switch took 1.0 s")]
 
 
 def test_what_was_long_ago_is_forgiven() -> None:
@@ -324,6 +325,65 @@ def test_a_device_that_would_have_nothing_to_do_stands_by() -> None:
     bench.outcome = Needless(devices=("b",))
     assert bench.pass_time(30) == [Note(text="device b is back, and stands by")]
     assert bench.give(Broken(device="a", text="its connection closed"))[-1] == Reform(devices=("b", "c"), silent_s=0.5)
+
+
+SLOW = Changed(text="b has slowed down to 70% of its speed (throttled, 82 degrees)")
+GOING_OVER = Note(text=f"device {SLOW.text}: going over to another plan, which is 1.20 times as fast")
+
+
+def test_a_better_plan_is_gone_over_to_between_two_answers_and_its_switch_is_timed() -> None:
+    bench = running()
+    assert bench.give(SLOW) == [Prepare(devices=("a", "b", "c"), returning=())]
+    assert bench.give(SLOW) == [], "it is being made"
+    assert bench.give(Prepared(devices=(), gain=1.2)) == []
+    bench.tick = Tick(left_s=500.0)
+    assert bench.pass_time(30) == []
+    assert bench.give(Tick()) == [GOING_OVER, Reform(devices=("a", "b", "c"))]
+    assert bench.form(1.5) == [Note(text="the switch took 1.5 s")]
+    bench.tick = Tick()
+    assert bench.pass_time(500) == []
+    assert bench.give(SLOW) == [], "plans are ten minutes apart"
+    assert bench.pass_time(100) == []
+    assert bench.give(SLOW) == [Prepare(devices=("a", "b", "c"), returning=())]
+
+
+def test_where_there_is_always_an_answer_a_better_plan_waits_for_a_minute() -> None:
+    bench = running()
+    bench.give(SLOW)
+    bench.give(Prepared(devices=(), gain=1.2))
+    bench.tick = Tick(left_s=500.0)
+    assert bench.pass_time(60) == []
+    assert bench.pass_time(1) == [GOING_OVER, Reform(devices=("a", "b", "c"))]
+
+
+def test_a_plan_that_is_no_better_changes_nothing() -> None:
+    bench = running()
+    bench.give(SLOW)
+    assert bench.give(Needless(devices=())) == []
+    assert bench.pass_time(60) == []
+    assert bench.core.fired["stays"] == 1
+
+
+def test_a_loss_makes_a_better_plan_one_of_the_past() -> None:
+    bench = running()
+    bench.give(SLOW)
+    bench.give(Prepared(devices=(), gain=1.2))
+    bench.alive.discard("c")
+    assert bench.give(Broken(device="c", text="its connection closed"))[-1] == Reform(devices=("a", "b"))
+    assert bench.form(1.0) == []
+    assert bench.pass_time(60) == []
+
+
+def test_a_switch_must_gain_more_than_it_costs() -> None:
+    bench = running()
+    assert not bench.core.is_worth(1.0)
+    assert not bench.core.is_worth(1.04), "forecasts are not that exact"
+    assert bench.core.is_worth(1.05)
+    slow = Bench()
+    slow.give(Begin())
+    slow.form(60.0)
+    assert not slow.core.is_worth(1.1), "a tenth of ten minutes is what it cost to form"
+    assert slow.core.is_worth(1.12)
 
 
 def test_a_device_that_another_head_has_is_not_back() -> None:

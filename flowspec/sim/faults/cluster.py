@@ -25,6 +25,7 @@ from flowspec.core.events import (
     Reformed,
     SetTimer,
     Submit,
+    Timed,
     TimerFired,
     ToDrafter,
     ToPipeline,
@@ -44,6 +45,7 @@ from flowspec.core.forming import (
     Lose,
     Open,
     Part,
+    Passed,
     Plan,
     Planned,
     Said,
@@ -58,7 +60,7 @@ from flowspec.core.incarnation import incarnation_of
 from flowspec.core.membership import Answered, Begin, Membership, Note, Probe, Tick
 from flowspec.core.messages import Release, Verified
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
-from flowspec.plan.split import even_split
+from flowspec.plan.split import weighted_split
 from flowspec.plan.timing import Curve
 from flowspec.sim.clock import Alarm, Clock
 from flowspec.sim.drafter import FakeDrafter
@@ -107,13 +109,14 @@ class Cluster:
         drafting: Sequence[Curve],
         expect: Callable[[Submit], Sequence[int]],
         tell: Callable[[str, str], None],
+        terms: Terms = TERMS,
     ) -> None:
         self.clock = clock
         self.network = network
         self.daemons = daemons
         self.head = head
         self.membership = membership
-        self.forming = Forming(membership, TERMS, start=Start.ANY)
+        self.forming = Forming(membership, terms, start=Start.ANY)
         self.answers: dict[int, list[Answer]] = {}
         self.on_end: Callable[[int], None] = lambda request: None
         self.events = 0
@@ -189,6 +192,8 @@ class Cluster:
                 self._timer = self.clock.at(command.at_s - self.skew_s, partial(self._do, partial(self._step, TimerFired(), command.at_s)))
             elif isinstance(command, Emit):
                 self._emit(command)
+            elif isinstance(command, Timed):
+                self._give(Passed(pipeline=self.forming.number, hops=command.hops, context=command.context))
             elif isinstance(command, Finished):
                 answer = self.answers[command.request][-1]
                 answer.end, answer.ended_s = command, self.now_s
@@ -268,7 +273,7 @@ class Cluster:
         if not self._devices_min <= len(devices) <= self._layer_count:
             self._give(Unplanned(text=f"{self._layer_count} layers on {len(devices)} devices", is_beside=command.is_beside))
             return
-        counts = even_split(self._layer_count, len(devices))
+        counts = weighted_split(self._layer_count, [1 / command.slowness.get(device, 1.0) for device in devices])
         plan = ClusterPlan(
             model="model",
             fingerprint="fingerprint",
@@ -281,7 +286,16 @@ class Cluster:
             captures=tuple(sorted({layer for drafter in self._drafters for layer in drafter.captures})),
         )
         parts = [Part(device=device, place=device, assign=assign) for device, assign in zip(devices, assigns_of(plan), strict=True)]
-        self._give(Planned(parts=tuple(parts), is_beside=command.is_beside))
+        gain = self._gain(parts, command.slowness) if command.is_beside else None
+        self._give(Planned(parts=tuple(parts), is_beside=command.is_beside, gain=gain))
+
+    def _gain(self, parts: Sequence[Part], slowness: Mapping[str, float]) -> float:
+        """How many times as fast as the pipeline that works these would be, by their slowest stages."""
+        before_s, after_s = (
+            max(slowness.get(part.device, 1.0) * (part.assign.end_layer - part.assign.first_layer) for part in each)
+            for each in (self._formed().parts, parts)
+        )
+        return before_s / after_s
 
     def _dial(self, pipeline: int, name: str, role: str) -> None:
         lines = self._lines[pipeline]

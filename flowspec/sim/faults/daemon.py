@@ -87,6 +87,7 @@ class SimDaemon:
     """Serves one pipeline after another. `layers_max` is how many layers fit, `load_s` what a layer takes to load.
 
     It has memory for `cache_slots` of all conversations, as it says; what needs more fails at once. `fired` counts the rules of its lives.
+    A pass takes what the device's curve says, `heat` times; where a device `is_by_layers`, that is of all layers of the model together.
     """
 
     def __init__(
@@ -110,6 +111,8 @@ class SimDaemon:
         self.is_up = True
         self.is_stopped = False
         self.is_stuck = False
+        self.is_by_layers = False
+        self.heat = 1.0
         self.fired: Counter[str] = Counter()
         self._clock = clock
         self._network = network
@@ -168,9 +171,19 @@ class SimDaemon:
         self._give(Tick())
 
     def be_slow(self, is_slow: bool) -> None:
-        curve = self._spec.curve.scaled(SLOW) if is_slow else self._spec.curve
         if self._part is not None:
-            self._part.device.spec = replace(self._spec, curve=curve)
+            spec = self._paced(self._part.assign)
+            self._part.device.spec = replace(spec, curve=spec.curve.scaled(SLOW)) if is_slow else spec
+
+    def be_hot(self, heat: float) -> None:
+        """From now on it takes so many times as long, also for what it is given later."""
+        self.heat = heat
+        self.be_slow(False)
+
+    def _paced(self, assign: Assign) -> DeviceSpec:
+        """How fast it is with what it was assigned."""
+        share = (assign.end_layer - assign.first_layer) / assign.layer_count if self.is_by_layers else 1.0
+        return replace(self._spec, curve=self._spec.curve.scaled(self.heat * share))
 
     def _do(self, action: Callable[[], None]) -> None:
         """Now, or when a stopped process goes on; never in a later life."""
@@ -264,7 +277,7 @@ class SimDaemon:
         assign, hold = command.assign, command.hold
         count, span = assign.end_layer - assign.first_layer, (assign.first_layer, assign.end_layer)
         layers, is_last = FakeLayers(assign.stages, self._language), not assign.next_hop
-        device = Device(self._clock, self._spec, assign.stage, layers, is_last, lambda done: self._done(hold, done))
+        device = Device(self._clock, self._paced(assign), assign.stage, layers, is_last, lambda done: self._done(hold, done))
         part = self._part = _Part(hold, assign, device)
         if assign.next_hop:
             part.next_hop = self._dial(hold, assign, command.caller.incarnation)

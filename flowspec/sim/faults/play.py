@@ -84,6 +84,7 @@ class Play:
             drafting=schedule.drafting,
             expect=lambda submit: self._plain(submit)[0],
             tell=self._tell,
+            terms=schedule.terms,
         )
         self.cluster.on_end = self._ended
         self._oracle = Oracle(self.clock, self.network, self.daemons, self.cluster.membership, HEAD)

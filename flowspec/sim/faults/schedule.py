@@ -11,13 +11,14 @@ from typing import Any
 from flowspec.core import limits
 from flowspec.core.events import Submit
 from flowspec.core.flights import Bounds
+from flowspec.core.forming import Terms
 from flowspec.core.membership import Patience
 from flowspec.core.messages import Sampling
 from flowspec.core.methods import METHODS, OPTIONS, make_method
 from flowspec.core.methods.base import Method
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
-from flowspec.sim.faults.cluster import HEAD
+from flowspec.sim.faults.cluster import HEAD, TERMS
 from flowspec.sim.language import HashLanguage, plain_answer
 
 SAMPLINGS = (Sampling(), Sampling(temperature=0.7), Sampling(temperature=1.0, top_p=0.9), Sampling(temperature=0.9, top_k=3))
@@ -71,6 +72,7 @@ class Schedule:
     context: int
     bounds: Bounds
     patience: Patience
+    terms: Terms
     method: Callable[[], Method]
     language: HashLanguage
     cache_slots: Mapping[str, int]
@@ -100,6 +102,7 @@ def draw(seed: int) -> Schedule:
     captures = (1,) if rng.random() < 0.15 else ()
     dialogues = tuple(_dialogue(rng, request, language, context) for request in range(rng.choices([1, 2, 3], weights=[6, 3, 1])[0]))
     room = random.Random(f"room {seed}")
+    heat = random.Random(f"heat {seed}")
     devices_min = room.randint(1, len(devices)) if room.random() < 0.2 else 1
     wanted = random.Random(~seed)
     dialogues = tuple(replace(each, first=replace(each.first, top_logprobs=wanted.choice([-1, -1, 0, 3, 20]))) for each in dialogues)
@@ -126,7 +129,9 @@ def draw(seed: int) -> Schedule:
             forgive_s=rng.choice([5.0, 60.0]),
             worth=rng.choice([0.0, 3.0, 10.0]),
             moment_s=room.choice([0.3, 1.0, 10.0]),
+            again_s=heat.choice([1.0, 600.0]),
         ),
+        terms=replace(TERMS, changed_s=heat.choice([0.2, 1.0, 60.0])),
         method=partial(make_method, name, **(_options(rng, name, len(qualities)) | shape if "window" in OPTIONS[name] else sizes)),
         language=language,
         cache_slots={device: rng.choice([1, 1, 2, 64]) * (context + limits.TREE_NODES_MAX) for device in devices},
