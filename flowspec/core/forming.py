@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from flowspec.core import limits
-from flowspec.core.cluster_messages import LOADING_STEPS, Assign, Error, Loading, Ping, Pong, Ready, Reset, Welcome
+from flowspec.core.cluster_messages import Assign, Error, Loading, Ping, Pong, Ready, Reset, Welcome
 from flowspec.core.membership import (
     Answered,
     Begin,
@@ -59,6 +59,8 @@ RETRY_S_MAX = 1.0
 """How often a device that another head holds is asked again, at least."""
 LOOK_S = 0.1
 """How often a pipeline that is being formed is looked at."""
+STEP_BEGINNINGS_MAX = 4
+"""How often a device may begin the same step of loading: kernels, say, are tried for each precision that it needs."""
 LOADED_SHARE_MIN = 0.001
 """What a device must have got further with loading for it to count as progress."""
 RULES = {
@@ -321,6 +323,25 @@ class _Fault:
 
 
 @dataclass(slots=True)
+class _Loaded:
+    """How far a device has come with loading: its step, how often it began each, and how far it has come with each."""
+
+    step: str = ""
+    begun: Counter[str] = field(default_factory=Counter)
+    shares: dict[str, float] = field(default_factory=dict)
+
+    def gets_further(self, loading: Loading) -> bool:
+        """Whether this is progress. The same again, less, or a step that begins once more too often is a sign of life alone."""
+        begins, self.step = loading.doing != self.step, loading.doing
+        self.begun[self.step] += begins
+        is_anew = begins and self.begun[self.step] <= STEP_BEGINNINGS_MAX
+        if not is_anew and loading.share < self.shares.get(self.step, 0.0) + LOADED_SHARE_MIN:
+            return False
+        self.shares[self.step] = loading.share
+        return True
+
+
+@dataclass(slots=True)
 class _Pipeline:
     """One pipeline, on its way or at work."""
 
@@ -330,7 +351,7 @@ class _Pipeline:
     connect_s: float
     welcomed: set[tuple[str, str]] = field(default_factory=set)
     ready: dict[str, Ready] = field(default_factory=dict)
-    loaded: dict[str, tuple[int, float]] = field(default_factory=dict)
+    loaded: dict[str, _Loaded] = field(default_factory=dict)
     again_s: dict[str, float] = field(default_factory=dict)
     held: set[str] = field(default_factory=set)
     trouble: dict[str, str] = field(default_factory=dict)
@@ -369,7 +390,7 @@ class _Rehearsal:
     gain: float | None = None
     welcomed: set[str] = field(default_factory=set)
     ready: set[str] = field(default_factory=set)
-    loaded: dict[str, tuple[int, float]] = field(default_factory=dict)
+    loaded: dict[str, _Loaded] = field(default_factory=dict)
 
     def part(self, device: str) -> Part:
         return next(part for part in self.parts if part.device == device)
@@ -565,7 +586,7 @@ class Forming:
         if isinstance(message, Error) and message.retry_after_s > 0:
             self._held(pipeline, device, message, now_s)
             return
-        is_progress = not isinstance(message, Loading) or self._has_loaded(pipeline, device, message)
+        is_progress = not isinstance(message, Loading) or pipeline.loaded.setdefault(device, _Loaded()).gets_further(message)
         self._decide(Progressed(device=device, is_ready=isinstance(message, Ready)) if is_progress else Heard(device=device), now_s)
         if isinstance(message, Welcome):
             pipeline.welcomed.add((device, CONTROL))
@@ -594,15 +615,6 @@ class Forming:
             self.fired["misspoke"] += 1
             text = f"{device} sent an unexpected {type(message).__name__}"
             self._break(_Fault(text=text, why=text), now_s)
-
-    def _has_loaded(self, pipeline: _Pipeline | _Rehearsal, device: str, loading: Loading) -> bool:
-        """Whether a device has got further: the same again, or less, is a sign of life and no progress."""
-        step, share = pipeline.loaded.get(device, (-1, 0.0))
-        now = LOADING_STEPS.index(loading.doing)
-        if now == step and loading.share < share + LOADED_SHARE_MIN:
-            return False
-        pipeline.loaded[device] = (now, loading.share)
-        return True
 
     def _assign_all(self, pipeline: _Pipeline) -> None:
         pipeline.is_assigned = True
@@ -707,7 +719,7 @@ class Forming:
             rehearsal.progressed_s = now_s
             self._commands.append(Tell(pipeline=rehearsal.number, device=device, message=rehearsal.part(device).assign))
         elif isinstance(message, Loading):
-            if self._has_loaded(rehearsal, device, message):
+            if rehearsal.loaded.setdefault(device, _Loaded()).gets_further(message):
                 rehearsal.progressed_s = now_s
         elif isinstance(message, AskModel):
             self._commands.append(ServeWeights(pipeline=rehearsal.number, device=device))

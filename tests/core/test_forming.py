@@ -291,6 +291,29 @@ def test_a_device_that_says_the_same_share_for_ever_makes_no_progress() -> None:
     assert told[0] == Note(text="device a is lost (no progress in loading for 60 s)")
 
 
+def test_a_device_that_goes_from_step_to_step_and_back_for_ever_makes_no_progress() -> None:
+    bench = running("a", "b")
+    bench.give(Closed(pipeline=1, device="b"))
+    bench.welcomes("a")
+    told: list[FormingCommand] = []
+    for at in range(90):
+        bench.says("a", Loading(share=0.5, doing=("checking", "receiving")[at % 2]))
+        told += [command for command in bench.pass_time(1.0) if isinstance(command, Note)]
+    assert told[0] == Note(text="device a is lost (no progress in loading for 60 s)")
+
+
+def test_a_step_that_is_taken_for_each_of_several_precisions_is_progress_each_time() -> None:
+    bench = running("a", "b")
+    bench.give(Closed(pipeline=1, device="b"))
+    bench.welcomes("a")
+    for doing in ("trying kernels", "asking", "trying kernels", "receiving", "loading"):
+        for share in (0.0, 0.5, 1.0):
+            bench.says("a", Loading(share=share, doing=doing))
+            for _ in range(4):
+                assert [command for command in bench.pass_time(10.0) if isinstance(command, Note)] == []
+                bench.says("a", Pong(queued=0, done=0, memory_bytes=0))
+
+
 def test_a_device_without_room_for_one_conversation_cannot_do_its_part() -> None:
     bench = running("a", "b")
     bench.give(Closed(pipeline=1, device="b"))
