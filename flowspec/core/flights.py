@@ -117,6 +117,11 @@ class Flights:
         """When the oldest one left; None without any."""
         return next((flight.sent_s for flight in self._flights.values()), None)
 
+    @property
+    def oldest(self) -> tuple[int, int]:
+        """The number and the rows of the segment that left first of those in flight; -1 and none without any."""
+        return next(((number, flight.rows) for number, flight in self._flights.items()), (-1, 0))
+
     def depart(self, loads: Sequence[tuple[Request, list[int], bool]], window: int, now_s: float) -> Segment:
         """The segment that carries these nodes of each request, which say whether they are of its prompt; it is in flight from now on."""
         boarded = [embark(request, nodes, is_prompt=is_prompt, window=window) for request, nodes, is_prompt in loads]

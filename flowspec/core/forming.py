@@ -581,7 +581,14 @@ class Forming:
     def _said(self, pipeline: _Pipeline, device: str, message: Message, now_s: float) -> None:
         if isinstance(message, Pong):
             self._slowing.heard(device, message)
-            self._decide(Heard(device=device, running_s=message.running_s, queued=message.queued, done=message.done), now_s)
+            heard = Heard(
+                device=device,
+                running_s=message.running_s,
+                queued=message.queued,
+                done=message.done,
+                arrived=message.arrived,
+            )
+            self._decide(heard, now_s)
             return
         if isinstance(message, Error) and message.retry_after_s > 0:
             self._held(pipeline, device, message, now_s)

@@ -10,6 +10,8 @@ carry out `Reform` (fence the old pipeline, plan, connect, load) and tell how it
   again and again is left out itself.
 - *Too long* is `stuck_s`, and `STUCK_PASSES` times what its longest pass that ended was seen to take. A pass that still runs teaches
   nothing: a limit that grew with it would never be reached.
+- A segment that nobody has been at for `stuck_s` is *on its way* where one stage has had it and the next has not: that link is
+  named, and waited for as long as one of `SLOWEST_BYTES_PER_S` takes; then it is broken. Elsewhere the segment *vanished*.
 - A failure that is nobody's (a lease that lapsed, a segment that vanished) forms the same pipeline again, a few times in a row.
 - A lost device is probed. It may *return* when it answers and `back_s` have passed since it was lost, twice as long with each
   loss; a device that has done its part for `forgive_s` has a clean record again.
@@ -39,6 +41,8 @@ STUCK_PASSES = 10
 """Times its longest pass that ended that a device may be at one segment."""
 GAIN_MIN = 1.05
 """So many times as fast as the pipeline that works another one must be foretold to be: forecasts are not more exact."""
+SLOWEST_BYTES_PER_S = 2000
+"""A link between stages that carries less counts as broken: 16 kbit/s."""
 TICK_MAX_S = 1.0
 """What a tick counts at most, however late it comes."""
 RULES = {
@@ -52,6 +56,7 @@ RULES = {
     "stalled": "a member answers, but its loading makes no progress",
     "stuck": "a member answers, but has been at one segment for too long",
     "vanished": "a segment is in flight, and nobody is at it",
+    "slow link": "a segment has been on its way between two stages for long, and has more time for its size",
     "nobody's": "the same devices are tried again, for none is to blame",
     "given up": "the same devices failed too often",
     "made good": "tokens or time made good for failures that were nobody's",
@@ -146,12 +151,16 @@ class LinkBroken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """A word of a member: it has been at one segment for `running_s` (0: it is idle), `queued` wait, and `done` have ended so far."""
+    """A word of a member: it has been at one segment for `running_s` (0: it is idle), `queued` wait, and `done` have ended so far.
+
+    Of those that came `arrived` was the last (-1: none).
+    """
 
     device: str
     running_s: float = 0.0
     queued: int = 0
     done: int = 0
+    arrived: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,10 +216,13 @@ class Needless:
 class Tick:
     """Time passes. `flight_s` is the age of the oldest segment in flight (0: none), `left_s` what the answers under way may still take.
 
-    `tokens` have been answered so far, by this and all earlier pipelines.
+    That segment is number `flight`, of which about `flight_bytes` go from stage to stage (0: not known). `tokens` have been
+    answered so far, by this and all earlier pipelines.
     """
 
     flight_s: float = 0.0
+    flight: int = -1
+    flight_bytes: int = 0
     left_s: float = 0.0
     tokens: int = 0
 
@@ -300,6 +312,7 @@ class _Standing:
     is_ready: bool = False
     is_idle: bool = True
     done: int = 0
+    arrived: int = -1
     running_s: float = 0.0
     longest_s: float = 0.0
     has_returned: bool = False
@@ -328,6 +341,7 @@ class Membership:
         self._better: Prepared | None = None
         self._better_s = 0.0
         self._replanned_s = -1e9
+        self._slow_flight = -1
         self._is_switching = False
         self._blameless = 0
         self._tokens = 0
@@ -413,7 +427,7 @@ class Membership:
         for name in self.members:
             standing = self._standing[name]
             standing.silent_s = standing.stalled_s = standing.running_s = standing.longest_s = 0.0
-            standing.done, standing.is_idle, standing.is_ready = 0, True, False
+            standing.done, standing.arrived, standing.is_idle, standing.is_ready = 0, -1, True, False
         self._commands.append(Reform(devices=self.members, silent_s=silent_s))
 
     def _forget_preparations(self) -> None:
@@ -544,7 +558,7 @@ class Membership:
             self._idle_s = 0.0
         if event.done != standing.done:  # the pass that was heard of last has ended: it took at least as long as was heard
             standing.longest_s = max(standing.longest_s, standing.running_s)
-        standing.done, standing.running_s = event.done, event.running_s
+        standing.done, standing.arrived, standing.running_s = event.done, event.arrived, event.running_s
         if self.is_formed and event.running_s > max(self.patience.stuck_s, STUCK_PASSES * standing.longest_s):
             self._broken(event.device, f"at one segment for {event.running_s:.0f} s", now_s, "stuck")
 
@@ -570,11 +584,33 @@ class Membership:
             self._idle_s = 0.0
         elif self.is_formed:
             self._idle_s += passed_s
-            if min(self._idle_s, tick.flight_s) > self.patience.stuck_s:
-                self._broken("", f"a segment got lost: nobody has been at it for {self._idle_s:.0f} s", now_s, "vanished")
+            is_late = min(self._idle_s, tick.flight_s) > self.patience.stuck_s
+            if is_late and self._give_up_flight(tick, now_s):
                 return
         self._take_in(tick.left_s, now_s)
         self._probe(now_s)
+
+    def _give_up_flight(self, tick: Tick, now_s: float) -> bool:
+        """Whether a segment that is in flight, and that nobody is at, is given up: on a link between two stages it has its time."""
+        to_come = [name for name in self.members if self._standing[name].arrived < tick.flight]
+        if not to_come or to_come[0] == self.members[0]:
+            text = f"a segment got lost: nobody has been at it for {self._idle_s:.0f} s"
+            self._broken("", text, now_s, "vanished")
+            return True
+        second = to_come[0]
+        first = self.members[self.members.index(second) - 1]
+        size = f"{tick.flight_bytes / 1024:.0f} KiB" if tick.flight_bytes else "a segment"
+        if self._idle_s > max(self.patience.stuck_s, tick.flight_bytes / SLOWEST_BYTES_PER_S):
+            text = f"{size} did not come over it within {self._idle_s:.0f} s"
+            self._link_broken(LinkBroken(first=first, second=second, text=text), now_s)
+            return True
+        if self._slow_flight != tick.flight:
+            self.fired["slow link"] += 1
+            self._slow_flight = tick.flight
+            rate = tick.flight_bytes * 8 / 1000 / self._idle_s
+            text = f"the link from {first} to {second} carries less than {rate:.0f} kbit/s"
+            self._commands.append(Note(text=f"{text}: {size} have been on their way for {self._idle_s:.0f} s"))
+        return False
 
     def _probe(self, now_s: float) -> None:
         for name in self.lost:

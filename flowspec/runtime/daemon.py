@@ -313,6 +313,7 @@ class Daemon:
                 clock_mhz=heat.clock_mhz,
                 clock_max_mhz=heat.clock_max_mhz,
                 is_throttled=heat.is_throttled,
+                arrived=command.arrived,
             )
         )
 

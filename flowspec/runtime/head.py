@@ -44,6 +44,7 @@ from flowspec.core.messages import Hop
 from flowspec.core.methods import make_method
 from flowspec.core.methods.base import Method
 from flowspec.core.mirror import DrafterTraits
+from flowspec.core.precision import ACTIVATIONS
 from flowspec.core.request import Request
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError, PeerError
@@ -59,6 +60,7 @@ from flowspec.runtime.remote_drafter import PlacedDrafter, RemoteDrafter, Told
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.stages import Progress, Stage
 from flowspec.runtime.transport import TIMER_EARLY_S, Wake, patience_ms
+from flowspec.wire.codec import DTYPE_BYTES
 
 TIMED_SEGMENTS_MAX = 1_000
 """Whose times are kept: the last ones, of which each takes more than half a KiB."""
@@ -105,6 +107,7 @@ class Head:
         traits = [traits_of(drafter, level) for drafter, level in zip(drafters, levels or [0] * len(drafters), strict=True)]
         self._core = HeadCore(context=plan.context, stage_count=len(plan.stages), method=method or make_method("ar"), drafters=traits)
         self._core.vocabulary = plan.vocabulary
+        self._row_bytes = plan.hidden_size * DTYPE_BYTES[ACTIVATIONS[plan.dtype]] * (1 + len(plan.captures))
         self._wake = Wake()
         self._keys = keys
         self._pipelines = Pipelines(
@@ -288,7 +291,9 @@ class Head:
                 left = request.submit.new_tokens_max - len(request.new_tokens)
                 open_s = max(open_s, left / core.costs.rate if core.costs.rate else 1e-3)
         flight_s = 0.0 if core.flights.oldest_s is None else now_s - core.flights.oldest_s
-        return Tick(flight_s=flight_s, left_s=open_s, tokens=self._tokens)
+        flight, rows = core.flights.oldest
+        size = rows * self._row_bytes
+        return Tick(flight_s=flight_s, flight=flight, flight_bytes=size, left_s=open_s, tokens=self._tokens)
 
     def _changed(self, event: PipelineLost | Reformed) -> None:
         self._step(event, time.monotonic())

@@ -168,6 +168,38 @@ def test_a_segment_that_vanished_is_nobodys_fault_but_not_for_ever() -> None:
     assert isinstance(bench.pass_time(31)[-1], GiveUp)
 
 
+def on_its_way(flight_bytes: int) -> Bench:
+    """Segment 7 has come to the first device, which is done with it, and not to the second."""
+    bench = running()
+    bench.tick = Tick(flight_s=1000.0, flight=7, flight_bytes=flight_bytes)
+    bench.alive.clear()
+    return bench
+
+
+def wait_for(bench: Bench, seconds: float) -> list[MembershipCommand]:
+    found = []
+    for _ in range(int(seconds)):
+        for name, arrived in (("a", 7), ("b", 6), ("c", 6)):
+            bench.give(Heard(device=name, arrived=arrived))
+        found += bench.pass_time(1.0)
+    return found
+
+
+def test_a_link_on_which_a_segment_is_for_long_is_named_and_waited_for() -> None:
+    bench = on_its_way(512 << 10)
+    note = "the link from a to b carries less than 138 kbit/s: 512 KiB have been on their way for 30 s"
+    assert wait_for(bench, 31) == [Note(text=note)], "once"
+    assert wait_for(bench, 200) == []
+    said = wait_for(bench, 40)
+    assert said[0] == Note(text="device b is lost (the link from a to b failed: 512 KiB did not come over it within 262 s)")
+    assert said[1] == Reform(devices=("a", "c"), silent_s=1.0)
+
+
+def test_a_link_on_which_a_short_segment_is_for_as_long_is_broken() -> None:
+    said = wait_for(on_its_way(4096), 31)
+    assert said[0] == Note(text="device b is lost (the link from a to b failed: 4 KiB did not come over it within 30 s)")
+
+
 def test_tokens_make_good_for_failures_that_were_nobodys() -> None:
     bench = running()
     for tokens in range(1, 8):

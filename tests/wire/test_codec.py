@@ -191,7 +191,7 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "TensorList": build(TensorList, entries=st.lists(ENTRIES, max_size=3).map(tuple)),
     "AskBytes": build(AskBytes, digest=DIGESTS, offset=OFFSETS, size=st.integers(1, limits.WEIGHT_CHUNK_BYTES)),
     "TensorBytes": build(TensorBytes, digest=DIGESTS, offset=OFFSETS),
-    "Pong": build(Pong, temperature_c=DEGREES, clock_mhz=CLOCKS, clock_max_mhz=CLOCKS),
+    "Pong": build(Pong, temperature_c=DEGREES, clock_mhz=CLOCKS, clock_max_mhz=CLOCKS, arrived=st.integers(-1, limits.ID_MAX)),
     "Error": build(Error, text=st.text(PRINTABLE, max_size=40), retry_after_s=st.floats(0, 3600), cause=st.sampled_from(ERROR_CAUSES)),
 }
 

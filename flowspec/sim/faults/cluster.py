@@ -74,6 +74,8 @@ from flowspec.wire.codec import Envelope
 HEAD = "head"
 SESSION = 1
 TERMS = Terms(connect_s=2.0, reconnect_s=2.0, held_s=4.0, ping_s=0.5, watch_s=0.25, settle_s=0.1)
+ROW_BYTES = 2000
+"""Of what goes from stage to stage."""
 LEFT_S = 0.2
 """What a token that is still to come is taken to need."""
 
@@ -236,7 +238,9 @@ class Cluster:
             request.submit.new_tokens_max - len(request.new_tokens) for request in self.head.requests() if request.submit is not None
         )
         flight_s = 0.0 if oldest_s is None else self.now_s - oldest_s
-        self._give(Tick(flight_s=flight_s, left_s=left * LEFT_S, tokens=self._tokens), due_s)
+        flight, rows = self.head.flights.oldest
+        size = rows * ROW_BYTES
+        self._give(Tick(flight_s=flight_s, flight=flight, flight_bytes=size, left_s=left * LEFT_S, tokens=self._tokens), due_s)
 
     def _execute(self, command: FormingCommand) -> None:
         if isinstance(command, Note):

@@ -237,7 +237,8 @@ class SimDaemon:
         elif isinstance(command, SendOn):
             self._send_on(command)
         elif isinstance(command, ShowLife):
-            pong = Pong(queued=command.queued, done=command.done, memory_bytes=0, running_s=command.running_s)
+            running_s, arrived = command.running_s, command.arrived
+            pong = Pong(queued=command.queued, done=command.done, memory_bytes=0, running_s=running_s, arrived=arrived)
             self._send(command.caller, pong)
         elif isinstance(command, ShowReady):
             self._send(command.caller, Ready(weight_bytes=1, memory_bytes=1, cache_slots=command.loaded.cache_slots))
