@@ -410,6 +410,7 @@ class Forming:
         self._rehearsal: _Rehearsal | None = None
         self._returning: tuple[str, ...] = ()
         self._slowing = Slowing(terms.changed_s)
+        self._layers: dict[str, tuple[int, int]] = {}
         self._generation = 0
         self._was_formed = self._is_over = False
         self._pinged_s = self._watched_s = -1e9
@@ -647,7 +648,9 @@ class Forming:
             return
         pipeline.is_formed = self._was_formed = True
         self._slowing.begin(pipeline.devices)
-        self._decide(Formed(), now_s)
+        before, self._layers = self._layers, layers_of(pipeline.parts)
+        moved = tuple(device for device, span in self._layers.items() if before.get(device, span) != span)
+        self._decide(Formed(moved=moved), now_s)
         slots = min(ready.cache_slots for ready in pipeline.ready.values())
         self._commands.append(Use(pipeline=pipeline.number, stage_count=len(pipeline.parts), cache_slots=slots))
 
@@ -805,6 +808,11 @@ class Forming:
                 self._break(_Fault(text=text, why=why, device=device), now_s)
                 return True
         return False
+
+
+def layers_of(parts: Sequence[Part]) -> dict[str, tuple[int, int]]:
+    """What each device holds: layers `[first, end)`."""
+    return {part.device: (part.assign.first_layer, part.assign.end_layer) for part in parts}
 
 
 def fault_of(parts: Sequence[Part], device: str, error: Error) -> _Fault:

@@ -118,7 +118,9 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formed:
-    """The pipeline that was asked for is there."""
+    """The pipeline that was asked for is there; `moved` were in the one before, too, and have other layers now."""
+
+    moved: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,7 +379,7 @@ class Membership:
                 if not self._drafter:
                     self._commands.append(Note(text=f"going on with {count} device{'s' if count > 1 else ''}"))
         elif isinstance(event, Formed):
-            self._formed(now_s)
+            self._formed(event, now_s)
         elif isinstance(event, Unfit):
             self.fired["unfit"] += 1
             self._disband(f"the model does not fit on what is left: {event.text}; waiting for a device to come back", 0.0)
@@ -490,7 +492,7 @@ class Membership:
         self._forget_preparations()
         self._commands += [Note(text=text), Disband(silent_s=silent_s)]
 
-    def _formed(self, now_s: float) -> None:
+    def _formed(self, event: Formed, now_s: float) -> None:
         self.is_formed = True
         self._forming_s = now_s - self._began_s
         self._formed_s = now_s
@@ -504,7 +506,8 @@ class Membership:
                 self._commands.append(Note(text=f"{self._title} {name} is back"))
         if self._is_switching:
             self._is_switching = False
-            self._commands.append(Note(text=f"the switch took {self._forming_s:.1f} s"))
+            moved = f"; {', '.join(event.moved)} loaded other layers in it" if event.moved else ""
+            self._commands.append(Note(text=f"the switch took {self._forming_s:.1f} s{moved}"))
 
     def _broken(self, device: str, text: str, now_s: float, rule: str) -> None:
         if not self.members:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -428,6 +429,10 @@ def test_a_device_that_is_back_loads_beside_the_pipeline_that_works_and_the_swit
     switched = [command for command in bench.pass_time(0.6) if not isinstance(command, Probe)]
     assert switched[0] == Lose(silent_s=0.0)
     assert switched[-5:-3] == [Plan(devices=("a", "b", "c"), is_first=False), Open(pipeline=4, parts=parts)]
+    bench.now_s += 1.2
+    notes = [command.text for command in bench.form() if isinstance(command, Note)]
+    assert notes[0] == "device b is back"
+    assert re.fullmatch(r"the switch took 1.\d s; c loaded other layers in it", notes[1])
 
 
 def test_a_device_that_makes_nothing_faster_stands_by() -> None:
