@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -22,13 +23,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from flowspec.core.precision import ACTIVATIONS
-from flowspec.errors import InputError
+from flowspec.errors import InputError, first_line
 from flowspec.model.accelerator import compute_precisely
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows, tree_attention
+from flowspec.model.device_errors import is_out_of_memory
 from flowspec.model.kernels import Kernel, kernels_of
 from flowspec.model.quantised import DIGIT, GROUP, WEIGHT_MAX, quantise
 from flowspec.model.slice import DTYPES
-from flowspec.model.trials import ATTENTION
+from flowspec.model.trials import ATTENTION, TRIAL_S, loaded_libraries
 
 F64 = NDArray[np.float64]
 
@@ -66,18 +68,20 @@ def main() -> None:
         _say(at=name, share=share)
         try:
             fault = check()
-        except (RuntimeError, NotImplementedError, InputError) as error:  # how torch says that it cannot do something here
-            fault = "fails: " + str(error).partition("\n")[0][:200]
+        except (RuntimeError, MemoryError, InputError) as error:  # how torch says that it cannot do something here
+            _say(fault="fails: " + first_line(error), share=share, may_pass=is_out_of_memory(error))
             if device.type != "cpu":  # after some of CUDA's errors nothing works any more in this process
-                _say(fault=fault, share=share)
                 _say(again=True)
                 return
+            continue
         _say(fault=fault, share=share)
         is_found = name != ATTENTION and not fault
-    _say(done=True)
+    _say(done=True, libraries=loaded_libraries())
 
 
 def _say(**word: object) -> None:
+    """A line for the parent. A kernel that hangs long after it was to be given up has no parent: it ends, too."""
+    signal.alarm(int(2 * TRIAL_S))
     print(json.dumps(word), flush=True)
 
 

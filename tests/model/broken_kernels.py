@@ -53,6 +53,10 @@ class Segfault(Killed):
     how = signal.SIGSEGV
 
 
+class KilledFromOutside(Killed):
+    how = signal.SIGKILL
+
+
 class Hanging(PlainInt8Linear):
     def _products(self, digits: torch.Tensor) -> torch.Tensor:
         time.sleep(3600)
@@ -62,6 +66,11 @@ class Hanging(PlainInt8Linear):
 class Raising(PlainInt8Linear):
     def pack(self, rounded: Rounded) -> None:
         raise RuntimeError("unknown architecure\nand a trace")
+
+
+class Starving(PlainInt8Linear):
+    def pack(self, rounded: Rounded) -> None:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
 
 class Exiting(PlainInt8Linear):
@@ -74,7 +83,9 @@ BROKEN = {
     "scale": OffInOneScale,
     "sigill": Killed,
     "sigsegv": Segfault,
+    "sigkill": KilledFromOutside,
     "hang": Hanging,
+    "memory": Starving,
     "raise": Raising,
     "exit": Exiting,
 }
