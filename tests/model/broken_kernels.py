@@ -14,7 +14,7 @@ import time
 import torch
 
 from flowspec.model.kernels import Kernel
-from flowspec.model.quantised import PlainInt4Linear, PlainInt8Linear, Rounded
+from flowspec.model.quantised import PlainInt8Linear, Rounded
 
 
 class RightForTheFirstRowCount(PlainInt8Linear):
@@ -32,13 +32,21 @@ class OffInOneScale(PlainInt8Linear):
         super().pack({**rounded, "scales": scales})
 
 
-class RowsTogether(PlainInt4Linear):
-    """Right for whole numbers, however many; all others are rounded by how many rows there are."""
+class WithoutSecondDigit(PlainInt8Linear):
+    """Right for what one digit holds, and the same for a row whatever runs beside it."""
 
-    def _products(self, rows: torch.Tensor) -> torch.Tensor:
-        is_whole = bool((16 * rows == (16 * rows).round()).all())
-        found = super()._products(rows)
-        return found if is_whole else found * (1 + len(rows) / 256)
+    def _products(self, digits: torch.Tensor) -> torch.Tensor:
+        digits[len(digits) // 2 :] = 0
+        return super()._products(digits)
+
+
+class RowsTogether(PlainInt8Linear):
+    """Right for whole numbers, however many; all others are off by very little, the more rows there are."""
+
+    def _products(self, digits: torch.Tensor) -> torch.Tensor:
+        is_whole = not digits[len(digits) // 2 :, :-2].any()
+        found = super()._products(digits)
+        return found if is_whole else found * (1 + len(digits) * 2.0**-20)
 
 
 class Killed(PlainInt8Linear):

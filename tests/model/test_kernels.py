@@ -17,9 +17,14 @@ from flowspec.errors import InputError
 from flowspec.folders import locked
 from flowspec.model import kernel_checks, kernels, trials
 from flowspec.model.kernels import Kernel, kernels_of, packing_of
-from flowspec.model.quantised import PlainInt4Linear, PlainInt8Linear
+from flowspec.model.quantised import QuantisedLinear
 from flowspec.model.trials import ATTENTION, Trial, Verdict, run_trial
-from tests.model.broken_kernels import OffInOneScale, RightForTheFirstRowCount, RowsTogether
+from tests.model.broken_kernels import (
+    OffInOneScale,
+    RightForTheFirstRowCount,
+    RowsTogether,
+    WithoutSecondDigit,
+)
 from tests.model.slices import CPU
 
 DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
@@ -47,10 +52,11 @@ def test_the_plain_kernels_are_right(dtype: str) -> None:
     [
         ("int8", RightForTheFirstRowCount, "computes something else than it should for 32 rows of 64 x 48"),
         ("int8", OffInOneScale, "computes something else than it should for 32 rows of 64 x 48 with 1 threads: off by"),
-        ("int4", RowsTogether, "makes a row depend on the rows beside it for 1 rows of 64 x 48"),
+        ("int8", WithoutSecondDigit, "computes something else than it should for 32 rows of 64 x 48"),
+        ("int8", RowsTogether, "makes a row depend on the rows beside it for 1 rows of 64 x 48"),
     ],
 )
-def test_what_is_wrong_with_a_kernel_is_found(dtype: str, linear: type[PlainInt8Linear | PlainInt4Linear], fault: str) -> None:
+def test_what_is_wrong_with_a_kernel_is_found(dtype: str, linear: type[QuantisedLinear], fault: str) -> None:
     found = kernel_checks.linear_fault(dtype, Kernel(name="broken", linear=linear, rows_alone=True), CPU)
     assert found.startswith(fault), found
 
