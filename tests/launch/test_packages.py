@@ -225,7 +225,7 @@ def test_the_image_gets_all_that_an_installation_copies() -> None:
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     copied = {pattern.split("/")[0] for pattern in config["options.data_files"].values()}
-    assert copied | {"flowspec", "setup.cfg", "pyproject.toml", "constraints", "README.md", "LICENSE"} <= let_through
+    assert copied | {"flowspec", "setup.cfg", "setup.py", "pyproject.toml", "constraints", "README.md", "LICENSE"} <= let_through
 
 
 def test_extras_that_there_are_none_of_are_refused(tmp_path: Path) -> None:
