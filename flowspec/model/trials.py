@@ -1,8 +1,8 @@
 """Trials of kernels on this processor: in a child process, so that an illegal instruction does not end ours.
 
-What was found is kept for this processor, the libraries that torch loaded, and the code that was tried. Knows no
-tensors and imports no torch: whether torch can be imported at all is the first thing that is tried. The checks
-themselves are in `kernel_checks.py`.
+What was found is kept for this processor, the libraries that torch loaded, and the code that was tried.
+Knows no tensors and imports no torch: whether torch can be imported at all is the first thing that is tried.
+The checks themselves are in `kernel_checks.py`.
 """
 
 from __future__ import annotations
@@ -28,29 +28,35 @@ from typing import IO, Any
 from flowspec.errors import InputError
 from flowspec.folders import cache_folder, locked, write_whole
 
-CODE = ("trials", "kernel_checks", "kernels", "quantised", "quantised_cuda", "half", "attention", "accelerator")
+CODE = (
+    *("trials", "kernel_checks", "kernels", "quantised", "quantised_cuda", "half"),
+    *("attention", "accelerator"),
+)
 """The modules that are tried, or that try: what was found holds for them as they are."""
 IMPORT_S = 170.0
 """How long the child may take until torch is imported; from a slow card it takes most of a minute."""
 TRIAL_S = 120.0
-"""How long one kernel's trial may go on without a sign of life. It gives some twenty, and takes a second in all on
-a laptop, a minute on an emulated board."""
+"""How long one kernel's trial may go on without a sign of life. It gives some twenty, and takes a second in
+all on a laptop, a minute on an emulated board."""
 TELL_S = 1.0
 ERROR_CHARS_MAX = 300
 """Of what a child that failed said last."""
 CHILD = (sys.executable, "-m", "flowspec.model.kernel_checks")
 ATTENTION = "attention"
-"""What is tried beside kernels: all that a layer computes without a matrix of weights. There is no other one to take its place."""
+"""What is tried beside kernels: all that a layer computes without a matrix of weights. Nothing can take its
+place."""
 _SWITCHES = (
-    *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "FBGEMM_ENABLE_INSTRUCTIONS"),
-    *("LD_PRELOAD", "LD_LIBRARY_PATH", "QEMU_CPU"),
+    *("ATEN_", "BLIS_", "DNNL_", "FBGEMM_", "GLIBC_TUNABLES", "LD_", "MKL_", "ONEDNN_", "OPENBLAS_"),
+    *("PYTORCH_", "QEMU_CPU", "TORCH_"),
 )
-_SWITCHES_CUDA = ("NVIDIA_TF32_OVERRIDE", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG")
-"""Environment that makes libraries take other instructions, or takes other libraries."""
+_SWITCHES_CUDA = ("CUBLAS", "CUDA_", "CUDNN_", "NVIDIA_")
+"""How variables of the environment begin that make libraries take other instructions, or load others."""
+_NO_SWITCH = "_NUM_THREADS"
+"""How those end that change nothing here: trials choose how many threads there are."""
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/etc/nv_tegra_release", "/proc/device-tree/model")
 _GPU_FILES = "/proc/driver/nvidia/gpus/*/information"
 _OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM)
-"""Signals that come from outside, such as from the system where memory runs out: none is a kernel's own fault."""
+"""Signals that come from outside, as from the system where memory runs out: none is a kernel's own fault."""
 Libraries = dict[str, list[int]]
 """Files of shared libraries, each with its size and the time when it was written."""
 
@@ -63,8 +69,8 @@ class NoRightKernelError(InputError):
 class Verdict:
     """What a trial found of one kernel; `fault` is empty where it is right.
 
-    `may_pass`: the machine's state may be the reason, such as little memory or much else to do. The next trial may
-    find otherwise.
+    `may_pass`: the machine's state may be the reason, such as little memory or much else to do. The next
+    trial may find otherwise.
     """
 
     kernel: str
@@ -74,7 +80,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """The kernels of a precision on a device in the order in which they were tried, to the first that is right."""
+    """The kernels of a precision on a device, in the order in which they were tried, to the first right."""
 
     dtype: str
     device: str
@@ -85,9 +91,10 @@ class Trial:
     @property
     def kernel(self) -> str:
         """The one to be used; empty where none is right."""
-        if any(verdict.kernel == ATTENTION and verdict.fault for verdict in self.verdicts):
+        right = [verdict.kernel for verdict in self.verdicts if not verdict.fault]
+        if any(verdict.kernel == ATTENTION for verdict in self.verdicts) and ATTENTION not in right:
             return ""
-        return next((verdict.kernel for verdict in self.verdicts if not verdict.fault and verdict.kernel != ATTENTION), "")
+        return next((kernel for kernel in right if kernel != ATTENTION), "")
 
     @property
     def faults(self) -> str:
@@ -104,11 +111,11 @@ class Trial:
 _found: dict[tuple[str, str], Trial] = {}
 """What this process knows already; a processor does not change."""
 Tell = Callable[[float], None]
-"""Told now and then how far a trial has come, from 0 to 1, so that whoever waits knows that something goes on."""
+"""Told now and then how far a trial has come, from 0 to 1, so that whoever waits knows that it goes on."""
 
 
 def check_torch() -> None:
-    """Makes sure that torch may be imported into this process, and that it computes float32, which all else stands on.
+    """Makes sure that torch may be imported into this process, and computes float32, which all else needs.
 
     Raises `InputError` where importing it would end us.
     """
@@ -129,10 +136,11 @@ def run_trial(
     command: Sequence[str] | None = None,
     limit_s: float | None = None,
 ) -> Trial:
-    """What is known of a precision's kernels on a device of this machine (`cpu`, `cuda:0`): tried now if it was not before.
+    """What is known of a precision's kernels on a device of this machine (`cpu`, `cuda:0`).
 
-    What is found is kept in `folder` (None: the user's cache folder). Raises `NoRightKernelError`, and `InputError`
-    where torch cannot run here or the device cannot do that precision.
+    They are tried now if they were not before. What is found is kept in `folder` (None: the user's cache
+    folder). Raises `NoRightKernelError`, and `InputError` where torch cannot run here or the device cannot do
+    that precision.
     """
     path = (cache_folder() if folder is None else folder) / "kernels" / f"{_key(dtype, device)}.json"
     found = _kept(path, dtype, device)
@@ -196,9 +204,9 @@ def _listen(
                     continue
                 if not at:
                     raise InputError(
-                        f"a process that was to try kernels gave no sign of life for {allowed_s:.0f} s, while it "
-                        f"imported torch {torch_version()}: this machine is very busy or very slow; try again when it "
-                        "is less busy"
+                        f"a process that was to try kernels gave no sign of life for {allowed_s:.0f} s, "
+                        f"while it imported torch {torch_version()}: this machine is very busy or very slow; "
+                        "try again when it is less busy"
                     )
                 fault, may_pass = f"gave no sign of life for {allowed_s:.0f} s", True
                 break
@@ -223,8 +231,8 @@ def _listen(
                 heard_s, share = time.monotonic(), word.get("share", share)
     if not at:
         raise InputError(
-            f"torch {torch_version()} cannot be imported on {processor()}: a process that tried {fault}; install the "
-            "versions that FlowSpec's constraints folder has for this machine"
+            f"torch {torch_version()} cannot be imported on {processor()}: a process that tried {fault}; "
+            "install the versions that FlowSpec's constraints folder has for this machine"
         )
     return [*verdicts, Verdict(kernel=at, fault=fault, may_pass=may_pass)], None
 
@@ -272,22 +280,24 @@ def _kept(path: Path, dtype: str, device: str) -> Trial | None:
     """What an earlier trial found; None where there was none, or its file cannot be used."""
     try:
         data: Any = json.loads(path.read_text("utf-8"))
-        verdicts = tuple(Verdict(kernel=str(each["kernel"]), fault=str(each["fault"])) for each in data["verdicts"])
+        pairs = [(str(each["kernel"]), str(each["fault"])) for each in data["verdicts"]]
         libraries = {str(path): list(stamp) for path, stamp in data["libraries"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     if any(_stamp(path) != stamp for path, stamp in libraries.items()):
         return None
+    verdicts = tuple(Verdict(kernel=kernel, fault=fault) for kernel, fault in pairs)
     found = Trial(dtype=dtype, device=device, verdicts=verdicts, libraries=libraries)
     return found if found.kernel else None  # a refusal is tried again: it may have been the machine's state
 
 
 def _key(dtype: str, device: str) -> str:
     """What a trial's outcome depends on, but for the libraries that torch will load."""
-    names = _SWITCHES if device == "cpu" else (*_SWITCHES, *_SWITCHES_CUDA)
-    switches = {name: os.environ[name] for name in names if name in os.environ}
-    content = [dtype, device, platform.machine(), os.cpu_count(), _processor_block(), _torch_build(), switches]
-    content += [_code(), "" if device == "cpu" else _driver()]
+    begins = _SWITCHES if device == "cpu" else (*_SWITCHES, *_SWITCHES_CUDA)
+    names = [name for name in os.environ if name.startswith(begins) and not name.endswith(_NO_SWITCH)]
+    switches = {name: os.environ[name] for name in sorted(names)}
+    machine = [platform.machine(), os.cpu_count(), _processor_block(), "" if device == "cpu" else _driver()]
+    content = [dtype, device, machine, _torch_build(), switches, _code()]
     return f"{dtype}-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]}"
 
 
@@ -303,7 +313,8 @@ def processor() -> str:
     fields = dict(line.split(":", 1) for line in _processor_block().splitlines() if ":" in line)
     named = {key.strip(): value.strip() for key, value in fields.items()}
     part = named.get("CPU part")
-    return named.get("model name") or (f"{platform.machine()} (CPU part {part})" if part else platform.machine())
+    machine = platform.machine()
+    return named.get("model name") or (f"{machine} (CPU part {part})" if part else machine)
 
 
 @functools.cache
@@ -314,7 +325,8 @@ def _processor_block() -> str:
     except OSError:
         return platform.processor()
     lines = text.split("\n\n", 1)[0].splitlines()
-    return "\n".join(line for line in lines if not line.startswith(("cpu MHz", "bogomips", "BogoMIPS", "microcode")))
+    passing = ("cpu MHz", "bogomips", "BogoMIPS", "microcode")
+    return "\n".join(line for line in lines if not line.startswith(passing))
 
 
 def _driver(root: Path = Path("/")) -> str:

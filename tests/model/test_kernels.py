@@ -171,9 +171,13 @@ def test_what_was_found_is_kept_for_this_processor_and_torch(tmp_path: Path, mon
         patch.setattr(trials, "_code", lambda: "another")
         with pytest.raises(FileNotFoundError):
             run_trial("int8", "cpu", folder=tmp_path, command=never)
-    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
-    with pytest.raises(FileNotFoundError):
-        run_trial("int8", "cpu", folder=tmp_path, command=never)
+    monkeypatch.setenv("MKL_NUM_THREADS", "1")
+    assert run_trial("int8", "cpu", folder=tmp_path, command=never) == first
+    for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_DEFAULT_FPMATH_MODE", "OPENBLAS_CORETYPE", "LD_LIBRARY_PATH"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "another")
+            with pytest.raises(FileNotFoundError):
+                run_trial("int8", "cpu", folder=tmp_path, command=never)
 
 
 def test_what_was_found_is_of_the_libraries_that_were_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
