@@ -28,12 +28,17 @@ class Hash(Protocol):
 
 
 def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/flowspec`, else `flowspec` in the platform's own place for caches; it need not exist yet."""
+    """`$XDG_CACHE_HOME/flowspec`, else `flowspec` where the platform has caches; it need not exist yet."""
     own = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
     return Path(os.environ.get("XDG_CACHE_HOME") or own) / "flowspec"
 
 
-def hash_range(descriptor: int, offset: int, size: int, step: Callable[[int], None] = lambda size: None) -> Hash:
+def hash_range(
+    descriptor: int,
+    offset: int,
+    size: int,
+    step: Callable[[int], None] = lambda size: None,
+) -> Hash:
     """The SHA-256 of `size` bytes of a file from `offset` on, or of what there is of them.
 
     `step` is told how many bytes each block had; what it raises ends the work.
