@@ -112,6 +112,10 @@ class StageCore:
         """The requests whose caches are open."""
         return list(self._requests)
 
+    def slot_maps(self) -> dict[int, SlotMap]:
+        """Which slot of each cache holds what, by request; for those who watch."""
+        return {number: request.slots for number, request in self._requests.items()}
+
     def handle(self, event: StageEvent, now_s: float) -> list[StageCommand]:
         """The only mutator. Raises `PeerError` when a message breaks the protocol."""
         commands: list[StageCommand] = []
@@ -138,17 +142,18 @@ class StageCore:
         """What is true between two events; raises `AssertionError`. Of a head that is not `is_honest` less can be said."""
         assert len(self._queue) <= self.queued_max, f"{len(self._queue)} segments wait"
         assert not self._queue or self._job is not None, "segments wait, and nothing runs"
+        queued_bytes = sum(each.payload_bytes for each in self._queue)
+        assert queued_bytes == self._queued_bytes, f"{queued_bytes} bytes wait, {self._queued_bytes} are counted"
         assert len(self._requests) <= limits.REQUESTS_MAX, f"{len(self._requests)} requests are open"
         for number, request in self._requests.items():
             slots = request.slots
+            slots.validate()
             position, is_committed = slots.position[: slots.high], slots.committed[: slots.high]
-            assert slots.position[slots.high :].max(initial=-1) < 0, f"request {number} uses slots above its highest"
             living = sorted(node.slot for node in request.nodes.values() if not node.committed)
             assert not (request.is_over and living), f"guesses are kept of an answer of request {number} that is over"
             guesses = np.flatnonzero(~is_committed & (position >= 0)).tolist()
             assert guesses == living, f"the slots of request {number} and its living nodes differ"
             path = position[is_committed]
-            assert path.min(initial=0) >= 0, f"a free slot of request {number} is committed"
             if not is_honest:
                 continue
             assert len(np.unique(path)) == len(path), f"two committed nodes of request {number} at one position"

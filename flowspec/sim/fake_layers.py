@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from flowspec.core.events import ClearSlots, CloseCache, JobPart, OpenCache, RunLayers
 from flowspec.core.messages import Logprobs
+from flowspec.core.slots import SlotMap
+from flowspec.core.stage import StageCore
 from flowspec.sim.language import Language, Prefix
 from flowspec.wire.codec import Tensor
 
@@ -33,6 +35,20 @@ class FakeLayers:
     def __init__(self, stages: int, language: Language) -> None:
         self.caches: list[dict[int, FakeCache]] = [{} for _ in range(stages)]
         self._language = language
+
+    def validate(self, stage: int, core: StageCore) -> None:
+        """A stage that runs nothing has in its caches what its core believes; raises `AssertionError`."""
+        caches, maps = self.caches[stage], core.slot_maps()
+        assert caches.keys() == maps.keys(), f"stage {stage} has caches of {sorted(caches)}, its core of {sorted(maps)}"
+        for number, slots in maps.items():
+            cached, used = caches[number].positions, len(slots.position)  # a map is as long as was ever used
+            is_same = np.array_equal(cached[:used], slots.position) and bool((cached[used:] < 0).all())
+            assert is_same, f"stage {stage}: slots and cache of request {number} differ"
+
+    def committed_tokens(self, stage: int, request: int, slots: SlotMap) -> dict[int, int]:
+        """By position, the tokens that a stage's cache holds in slots that its core knows to be committed."""
+        cache, committed = self.caches[stage][request], np.flatnonzero(slots.committed[: slots.high])
+        return dict(zip(cache.positions[committed].tolist(), cache.tokens[committed].tolist(), strict=True))
 
     def change_cache(self, stage: int, command: OpenCache | ClearSlots | CloseCache) -> None:
         caches = self.caches[stage]

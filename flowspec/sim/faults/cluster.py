@@ -61,6 +61,7 @@ from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 from flowspec.plan.split import even_split
 from flowspec.plan.timing import Curve
 from flowspec.sim.clock import Alarm, Clock
+from flowspec.sim.conduct import Conduct
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.faults.daemon import SimDaemon
 from flowspec.sim.faults.drafters import SimDrafters
@@ -127,6 +128,7 @@ class Cluster:
         self.drafters = SimDrafters(clock, drafters, drafting, self._do, self._step)
         self._expect = expect
         self._tell = tell
+        self._conduct = Conduct()
         self._expected: dict[int, Sequence[int]] = {}
         self._tokens = 0
         self._lines: dict[int, _Lines] = {}
@@ -169,7 +171,10 @@ class Cluster:
         if isinstance(event, Submit):
             self._expected[event.request] = self._expect(event)
             self.answers.setdefault(event.request, []).append(Answer(event, self.now_s))
-        for command in self.head.handle(event, max(self.now_s, due_s)):
+        commands = self.head.handle(event, max(self.now_s, due_s))
+        self.head.validate()
+        self._conduct.check(self.head, event, commands)
+        for command in commands:
             if isinstance(command, ToStages):
                 if isinstance(command.message, Release) and command.message.epoch < limits.ID_MAX:
                     self._tell(HEAD, f"gives up the caches of request {command.message.request}")
@@ -197,7 +202,6 @@ class Cluster:
         admission = self.head.admission
         if isinstance(event, Submit) and self.head.is_formed and event.request in admission.waiting:
             self._tell(f"request {event.request}", "waits for room")
-        assert not self.head.is_formed or admission.room.has(admission.held), f"{admission.held} is held of {admission.room}"
 
     def _emit(self, command: Emit) -> None:
         answer = self.answers[command.request][-1]
@@ -217,9 +221,10 @@ class Cluster:
     def _give(self, event: FormingEvent, due_s: float = float("-inf")) -> None:
         """Gives the core an event and does what it says; `due_s` is as for `_step`."""
         self.events += 1
-        for command in self.forming.handle(event, max(self.now_s, due_s)):
-            self._execute(command)
+        commands = self.forming.handle(event, max(self.now_s, due_s))
         self.forming.validate()
+        for command in commands:
+            self._execute(command)
         if self._due is not None:
             self._due.cancel()
         due_s = self.forming.due_s

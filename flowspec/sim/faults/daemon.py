@@ -40,6 +40,7 @@ from flowspec.core.holding import (
 )
 from flowspec.core.messages import Message
 from flowspec.core.slots import cache_size
+from flowspec.core.stage import StageCore
 from flowspec.sim.clock import Clock
 from flowspec.sim.device import Device, DeviceSpec
 from flowspec.sim.fake_layers import FakeLayers
@@ -78,6 +79,7 @@ class _Part:
 
     hold: int
     assign: Assign
+    layers: FakeLayers
     device: Device
     next_hop: Connection | None = None
     caches: dict[int, _Cache] = field(default_factory=dict)
@@ -208,9 +210,19 @@ class SimDaemon:
 
     def _give(self, event: HoldingEvent) -> None:
         """Gives the core an event and does what it says."""
-        for command in self._core.handle(event, self._clock.now_s):
-            self._execute(command)
+        commands = self._core.handle(event, self._clock.now_s)
         self._core.validate()
+        for command in commands:
+            self._execute(command)
+        self._validate_caches()
+
+    def _validate_caches(self) -> None:
+        """A slice that runs nothing holds what the core believes."""
+        hold, part = self._core.hold, self._part
+        if hold is not None and part is not None and hold.number == part.hold and part.device.is_idle:
+            core = hold.core
+            if isinstance(core, StageCore) and core.running_s(self._clock.now_s) == 0:
+                part.layers.validate(part.assign.stage, core)
 
     def _execute(self, command: HoldingCommand) -> None:
         if isinstance(command, Log):
@@ -265,7 +277,7 @@ class SimDaemon:
         count, span = assign.end_layer - assign.first_layer, (assign.first_layer, assign.end_layer)
         layers, is_last = FakeLayers(assign.stages, self._language), not assign.next_hop
         device = Device(self._clock, self._spec, assign.stage, layers, is_last, lambda done: self._done(hold, done))
-        part = self._part = _Part(hold, assign, device)
+        part = self._part = _Part(hold, assign, layers, device)
         if assign.next_hop:
             part.next_hop = self._dial(hold, assign, command.caller.incarnation)
         if count > self.layers_max:
