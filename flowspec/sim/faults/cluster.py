@@ -7,7 +7,7 @@ plain answer when it is emitted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -46,12 +46,15 @@ from flowspec.core.forming import (
     Part,
     Plan,
     Planned,
+    Refused,
     Said,
     Start,
     Tell,
     Terms,
     Unplanned,
+    Unsent,
     Use,
+    Wronged,
 )
 from flowspec.core.head import HeadCore
 from flowspec.core.incarnation import incarnation_of
@@ -73,6 +76,8 @@ from flowspec.wire.codec import Envelope
 HEAD = "head"
 SESSION = 1
 TERMS = Terms(connect_s=2.0, reconnect_s=2.0, held_s=4.0, ping_s=0.5, watch_s=0.25, settle_s=0.1)
+DIALLED_S = 0.01
+"""How long it takes to hear that a device cannot be dialled."""
 LEFT_S = 0.2
 """What a token that is still to come is taken to need."""
 
@@ -91,7 +96,10 @@ class _Lines:
 
 
 class Cluster:
-    """Devices and the head that forms pipelines of them. `expect` gives the plain answer to a question."""
+    """Devices and the head that forms pipelines of them. `expect` gives the plain answer to a question.
+
+    Where nothing passes, a data connection takes `frames_max` frames and no more. Users wait for devices for `wait_s` (None: for ever).
+    """
 
     def __init__(
         self,
@@ -106,6 +114,8 @@ class Cluster:
         devices_max: int,
         drafters: Sequence[FakeDrafter],
         drafting: Sequence[Curve],
+        frames_max: int,
+        wait_s: float | None,
         expect: Callable[[Submit], Sequence[int]],
         tell: Callable[[str, str], None],
     ) -> None:
@@ -114,14 +124,16 @@ class Cluster:
         self.daemons = daemons
         self.head = head
         self.membership = membership
-        self.forming = Forming(membership, TERMS, start=Start.ANY)
+        self.forming = Forming(membership, replace(TERMS, wait_s=wait_s), start=Start.ANY)
         self.answers: dict[int, list[Answer]] = {}
         self.on_end: Callable[[int], None] = lambda request: None
+        self.on_give_up: Callable[[str], None] = lambda text: None
         self.events = 0
         self.pipelines = 0
         self.skew_s = 0.0
         self.is_stopped = False
         self._layer_count = layer_count
+        self._frames_max = frames_max
         self._devices_min = devices_min
         self._devices_max = devices_max
         self._drafters = drafters
@@ -183,7 +195,7 @@ class Cluster:
                         connection.send(HEAD, command.message)
             elif isinstance(command, ToPipeline):
                 self._tell(f"{[part.commit.request for part in command.segment.parts]}", f"sends {command.segment.row_count} rows")
-                self._formed().first_data.send(HEAD, command.segment)
+                self._send(command)
             elif isinstance(command, Draft):
                 self.drafters.draft(command, self.now_s)
             elif isinstance(command, ToDrafter):
@@ -202,6 +214,15 @@ class Cluster:
         admission = self.head.admission
         if isinstance(event, Submit) and self.head.is_formed and event.request in admission.waiting:
             self._tell(f"request {event.request}", "waits for room")
+
+    def _send(self, command: ToPipeline) -> None:
+        """A segment for the first stage; where its connection takes no more that is told a moment later."""
+        lines = self._formed()
+        if lines.first_data.link_of(HEAD).waiting >= self._frames_max:
+            unsent = Unsent(pipeline=self.forming.number, device=lines.parts[0].device, what="segments")
+            self.clock.at(self.clock.now_s, partial(self._do, partial(self._give, unsent)))
+        else:
+            lines.first_data.send(HEAD, command.segment)
 
     def _emit(self, command: Emit) -> None:
         answer = self.answers[command.request][-1]
@@ -265,8 +286,8 @@ class Cluster:
                 self.network.close(connection, by=HEAD)
         elif isinstance(command, Probe):
             self._probe(command.device)
-        else:
-            assert not isinstance(command, GiveUp), f"the head gives up: {command.text}"
+        elif isinstance(command, GiveUp):
+            self.on_give_up(command.text)
 
     def _plan(self, command: Plan) -> None:
         devices = command.devices[: self._devices_max]
@@ -299,15 +320,26 @@ class Cluster:
             if connection.is_open:  # what waits in a socket that is closed is never read
                 self._take(pipeline, name, role, envelope)
 
+        def refuse(connection: Connection, text: str) -> None:
+            if connection.is_open:
+                self._give(Wronged(pipeline=pipeline, device=name if role == CONTROL else "", text=text))
+
+        daemon = self.daemons[name]
         connection = lines.dialled[name, role] = self.network.connect(
             HEAD,
             name,
             role,
             lines.incarnation,
-            {HEAD: lambda *arrived: self._do(lambda: take(*arrived)), name: self.daemons[name].take},
+            {HEAD: lambda *arrived: self._do(lambda: take(*arrived)), name: daemon.take},
             {HEAD: lambda: self._do(lost)},
+            {HEAD: lambda *arrived: self._do(lambda: refuse(*arrived)), name: daemon.refuse},
         )
         connection.send(HEAD, Hello(name=HEAD, version=__version__, role=role))
+        is_found = self.network.is_resolved(HEAD, name)
+        if daemon.is_locked or not is_found:
+            text = "it does not know our key" if is_found else "no such name"
+            refused = Refused(pipeline=pipeline, device=name, text=text, is_final=is_found)
+            self.clock.at(self.clock.now_s + DIALLED_S, partial(self._do, partial(self._give, refused)))
 
     def _probe(self, name: str) -> None:
         """A Hello on a connection of its own; whoever answers it is there."""
@@ -319,8 +351,11 @@ class Cluster:
                 self._give(Answered(device=name, is_held=envelope.message.is_held))
                 self.network.close(connection, by=HEAD)
 
+        if self.daemons[name].is_locked:
+            return
         received = {HEAD: lambda *arrived: self._do(lambda: take(*arrived)), name: self.daemons[name].take}
-        connection = self.network.connect(HEAD, name, CONTROL, incarnation_of(SESSION + 1, 1), received, {})
+        refuse = {name: self.daemons[name].refuse}
+        connection = self.network.connect(HEAD, name, CONTROL, incarnation_of(SESSION + 1, 1), received, {}, refuse)
         connection.send(HEAD, Hello(name=HEAD, version=__version__, role=CONTROL))
 
     def _take(self, pipeline: int, name: str, role: str, envelope: Envelope) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from flowspec import __version__
-from flowspec.core.cluster_messages import Assign, Hello, Pong, Ready, Welcome
+from flowspec.core.cluster_messages import Assign, Hello, Pong, Ready, Reset, Welcome
 from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers, SendSegment, Trim
 from flowspec.core.holding import (
+    Attach,
     Ban,
     Caller,
     Compute,
@@ -25,6 +26,7 @@ from flowspec.core.holding import (
     LetGo,
     Loaded,
     Log,
+    Misbehaved,
     NextLost,
     NextSaid,
     Said,
@@ -56,6 +58,8 @@ CHECK_S = 0.5
 KEPT_S = 0.001
 """How long a slice that is there already takes to load."""
 SLOW = 20.0
+SHORT_SLOTS = 1
+"""Room that is left where memory is short: less than any conversation takes."""
 
 
 @dataclass(eq=False, slots=True)
@@ -89,6 +93,9 @@ class SimDaemon:
     """Serves one pipeline after another. `layers_max` is how many layers fit, `load_s` what a layer takes to load.
 
     It has memory for `cache_slots` of all conversations, as it says; what needs more fails at once. `fired` counts the rules of its lives.
+    Whatever is wrong with it is set from outside: what it would load `is_damaged`, memory `is_short` of what one conversation takes, it
+    `is_doomed` to be killed over what it loads next, it `is_locked` for everybody, it `babbles` where it should show life, its passes take
+    `heat` times as long.
     """
 
     def __init__(
@@ -112,6 +119,12 @@ class SimDaemon:
         self.is_up = True
         self.is_stopped = False
         self.is_stuck = False
+        self.is_damaged = False
+        self.is_short = False
+        self.is_doomed = False
+        self.is_locked = False
+        self.babbles = False
+        self.heat = 1.0
         self.fired: Counter[str] = Counter()
         self._clock = clock
         self._network = network
@@ -169,10 +182,23 @@ class SimDaemon:
             each()
         self._give(Tick())
 
-    def be_slow(self, is_slow: bool) -> None:
-        curve = self._spec.curve.scaled(SLOW) if is_slow else self._spec.curve
+    def be_slow(self, times: float) -> None:
+        """Passes of the hold that is take so many times as long, from the next layer on; 1 is as before."""
         if self._part is not None:
-            self._part.device.spec = replace(self._spec, curve=curve)
+            self._part.device.spec = self._spec_at(times)
+
+    def be_hot(self, times: float) -> None:
+        """The same, for later holds as well."""
+        self.heat = times
+        self.be_slow(times)
+
+    def recover(self) -> None:
+        """Nothing is wrong with it any more, but what went wrong already."""
+        self.is_damaged = self.is_short = self.is_doomed = self.is_locked = self.babbles = False
+        self.be_hot(1.0)
+
+    def _spec_at(self, times: float) -> DeviceSpec:
+        return replace(self._spec, curve=self._spec.curve.scaled(times))
 
     def _do(self, action: Callable[[], None]) -> None:
         """Now, or when a stopped process goes on; never in a later life."""
@@ -192,6 +218,14 @@ class SimDaemon:
         self._clock.at(self._clock.now_s + after_s, lambda: self._do(action) if life == self._lives else None)
 
     # -------------------------------------------------------------------------------------------- messages
+
+    def refuse(self, connection: Connection, text: str) -> None:
+        """What came on a connection is no message."""
+        self._do(lambda: self._refuse(connection, text))
+
+    def _refuse(self, connection: Connection, text: str) -> None:
+        if (caller := self._peers.get(id(connection))) is not None:  # else a stranger, who is not listened to
+            self._give(Misbehaved(caller=caller, text=text))
 
     def take(self, connection: Connection, envelope: Envelope, frames: Frames) -> None:
         """A message of a head or of the stage before."""
@@ -237,7 +271,7 @@ class SimDaemon:
             self._send_on(command)
         elif isinstance(command, ShowLife):
             pong = Pong(queued=command.queued, done=command.done, memory_bytes=0, running_s=command.running_s)
-            self._send(command.caller, pong)
+            self._send(command.caller, Reset() if self.babbles else pong)
         elif isinstance(command, ShowReady):
             self._send(command.caller, Ready(weight_bytes=1, memory_bytes=1, cache_slots=command.loaded.cache_slots))
         elif isinstance(command, Take):
@@ -249,8 +283,11 @@ class SimDaemon:
             part, self._part = self._part, None
             if part is not None and part.next_hop is not None:
                 self._network.close(part.next_hop, by=self.name)
+        elif isinstance(command, Ban):
+            self._send(command.caller, command.error)
+            self._peers = {key: peer for key, peer in self._peers.items() if peer is not command.caller}
         else:
-            assert not isinstance(command, Ban), f"{command.error.text}, and nobody here breaks the protocol"
+            assert isinstance(command, Attach), f"nobody here does {type(command).__name__}"
 
     def _send(self, caller: Caller, message: Message, tensor: Tensor | None = None) -> bool:
         """Whether the connection was there; what is on its way may still be lost with it."""
@@ -276,7 +313,7 @@ class SimDaemon:
         assign, hold = command.assign, command.hold
         count, span = assign.end_layer - assign.first_layer, (assign.first_layer, assign.end_layer)
         layers, is_last = FakeLayers(assign.stages, self._language), not assign.next_hop
-        device = Device(self._clock, self._spec, assign.stage, layers, is_last, lambda done: self._done(hold, done))
+        device = Device(self._clock, self._spec_at(self.heat), assign.stage, layers, is_last, lambda done: self._done(hold, done))
         part = self._part = _Part(hold, assign, layers, device)
         if assign.next_hop:
             part.next_hop = self._dial(hold, assign, command.caller.incarnation)
@@ -296,8 +333,18 @@ class SimDaemon:
             del connection, frames
             self._do(lambda: self._give(NextSaid(hold=hold, message=envelope.message)))
 
+        def refuse(connection: Connection, text: str) -> None:
+            del connection
+            self._do(lambda: self._give(NextLost(hold=hold, text=f"broke the protocol: {text}")))
+
         found = self._network.connect(
-            self.name, other.name, "stage", incarnation, {self.name: take, other.name: other.take}, {self.name: lost}
+            self.name,
+            other.name,
+            "stage",
+            incarnation,
+            {self.name: take, other.name: other.take},
+            {self.name: lost},
+            {self.name: refuse, other.name: other.refuse},
         )
         found.send(self.name, Hello(name=self.name, version=__version__, role="stage"))
         return found
@@ -305,16 +352,24 @@ class SimDaemon:
     def _loaded(self, hold: int, span: tuple[int, int]) -> None:
         if self.is_stuck:
             return
+        if self.is_damaged and self._kept != span:
+            self._give(Failed(hold=hold, text="a tensor differs from the head's"))
+            return
+        if self.is_doomed and self._kept != span:
+            self._tell("is killed: out of memory")
+            self.crash()
+            return
         self._kept = span
         vocabulary = self._language.vocabulary_size
-        loaded = Loaded(
-            weight_bytes=1, cache_slots=self.cache_slots, received_bytes=0, hidden_size=1, vocabulary_size=vocabulary, reused=False
-        )
+        slots = SHORT_SLOTS if self.is_short else self.cache_slots
+        loaded = Loaded(weight_bytes=1, cache_slots=slots, received_bytes=0, hidden_size=1, vocabulary_size=vocabulary, reused=False)
         self._give(Worked(hold=hold, result=loaded))
 
     def _check(self, hold: int) -> None:
         if self._core.number == hold:
-            self._give(Tick())
+            assign = None if self._part is None else self._part.assign
+            is_known = assign is None or not assign.next_hop or self._network.is_resolved(self.name, assign.next_name)
+            self._give(Tick(next_trouble="" if is_known else f"{assign and assign.next_name}: no such name"))
             self._later(CHECK_S, lambda: self._check(hold))
 
     # ------------------------------------------------------------------------------------------- computing
