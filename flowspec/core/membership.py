@@ -380,7 +380,9 @@ class Membership:
             if isinstance(event, Prepared):
                 self.fired["prepared"] += 1
                 standing.is_prepared = True
-                standing.answered_s = standing.probed_s = standing.prepared_s = now_s
+                standing.answered_s = standing.probed_s = now_s
+                # It may make ready again, where it still seems held by the last time: what it has waited counts.
+                standing.prepared_s = standing.prepared_s or now_s
             elif isinstance(event, Needless):
                 self.fired["needless"] += 1
                 standing.lost_s = None
@@ -447,7 +449,7 @@ class Membership:
             self.fired["forgiven"] += 1
             standing.strikes = standing.suspected = 0
         standing.strikes += 1
-        standing.lost_s, standing.answered_s, standing.has_returned = now_s, None, False
+        standing.lost_s, standing.answered_s, standing.has_returned, standing.prepared_s = now_s, None, False, 0.0
 
     # ------------------------------------------------------------------------------------------ watching
 

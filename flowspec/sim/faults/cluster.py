@@ -60,6 +60,7 @@ from flowspec.core.head import HeadCore
 from flowspec.core.incarnation import incarnation_of
 from flowspec.core.membership import Answered, Begin, Membership, Note, Probe, Tick
 from flowspec.core.messages import Release, Verified
+from flowspec.errors import PeerError
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 from flowspec.plan.split import even_split
 from flowspec.plan.timing import Curve
@@ -99,6 +100,7 @@ class Cluster:
     """Devices and the head that forms pipelines of them. `expect` gives the plain answer to a question.
 
     Where nothing passes, a data connection takes `frames_max` frames and no more. Users wait for devices for `wait_s` (None: for ever).
+    Where what devices say may not be honest, tokens may be wrong; all else is as ever.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class Cluster:
         wait_s: float | None,
         expect: Callable[[Submit], Sequence[int]],
         tell: Callable[[str, str], None],
+        is_honest: bool = True,
     ) -> None:
         self.clock = clock
         self.network = network
@@ -140,7 +143,8 @@ class Cluster:
         self.drafters = SimDrafters(clock, drafters, drafting, self._do, self._step)
         self._expect = expect
         self._tell = tell
-        self._conduct = Conduct()
+        self._is_honest = is_honest
+        self._conduct = Conduct(is_honest=is_honest)
         self._expected: dict[int, Sequence[int]] = {}
         self._tokens = 0
         self._lines: dict[int, _Lines] = {}
@@ -230,6 +234,9 @@ class Cluster:
         answer.logprobs += command.logprobs
         self._tokens += len(command.tokens)
         self._tell(f"request {command.request}", f"emits {list(command.tokens)}")
+        assert max(command.tokens) < self.head.vocabulary, f"token {max(command.tokens)} was emitted"
+        if not self._is_honest:
+            return
         expected = self._expected[command.request]
         assert answer.text == list(expected[: len(answer.text)]), f"request {command.request} has a wrong token: {answer.text}"
 
@@ -347,8 +354,10 @@ class Cluster:
         def take(connection: Connection, envelope: Envelope, frames: Frames) -> None:
             del frames
             if connection.is_open:
-                assert isinstance(envelope.message, Welcome), "Hello is answered with Welcome"
-                self._give(Answered(device=name, is_held=envelope.message.is_held))
+                if isinstance(envelope.message, Welcome):
+                    self._give(Answered(device=name, is_held=envelope.message.is_held))
+                else:
+                    assert not self._is_honest, "Hello is answered with Welcome"
                 self.network.close(connection, by=HEAD)
 
         if self.daemons[name].is_locked:
@@ -361,9 +370,13 @@ class Cluster:
     def _take(self, pipeline: int, name: str, role: str, envelope: Envelope) -> None:
         """A message of a device, on a connection that is open."""
         message = envelope.message
-        assert envelope.incarnation == self._lines[pipeline].incarnation, "a word of another incarnation on a pipeline's own connection"
-        if not isinstance(message, Verified):
+        if envelope.incarnation != self._lines[pipeline].incarnation:
+            self._wronged(pipeline, name, "a word of another incarnation on a pipeline's own connection")
+            return
+        if not isinstance(message, Verified) or role != DATA:
             self._give(Said(pipeline=pipeline, device=name, role=role, message=message))
+            return
+        if not self.head.is_formed:
             return
         if envelope.tensor is not None:
             first = 0
@@ -373,4 +386,12 @@ class Cluster:
                     if drafter.captures:
                         drafter.take_features(part.request, part.epoch, part.ids, cast(Any, envelope.tensor.select(rows)))
                 first += len(part.ids)
-        self._step(VerifiedArrived(verified=message))
+        try:
+            self._step(VerifiedArrived(verified=message))
+        except PeerError as error:
+            self._wronged(pipeline, "", str(error))
+
+    def _wronged(self, pipeline: int, device: str, text: str) -> None:
+        """A device said what no honest one says."""
+        assert not self._is_honest, text
+        self._give(Wronged(pipeline=pipeline, device=device, text=text))

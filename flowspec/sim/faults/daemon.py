@@ -17,7 +17,9 @@ from flowspec.core.holding import (
     Ban,
     Caller,
     Compute,
+    Deliver,
     Failed,
+    Gather,
     Greet,
     Greeted,
     Holding,
@@ -95,7 +97,7 @@ class SimDaemon:
     It has memory for `cache_slots` of all conversations, as it says; what needs more fails at once. `fired` counts the rules of its lives.
     Whatever is wrong with it is set from outside: what it would load `is_damaged`, memory `is_short` of what one conversation takes, it
     `is_doomed` to be killed over what it loads next, it `is_locked` for everybody, it `babbles` where it should show life, its passes take
-    `heat` times as long.
+    `heat` times as long. Where those who speak to it may not be honest, whatever it is told is possible.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class SimDaemon:
         queued_max: int,
         daemons: Mapping[str, SimDaemon],
         tell: Callable[[str], None],
+        is_honest: bool = True,
     ) -> None:
         self.name = name
         self.layers_max = layers_max
@@ -131,6 +134,7 @@ class SimDaemon:
         self._language = language
         self._spec = spec
         self._load_s = load_s
+        self._is_honest = is_honest
         self._terms = Terms(lease_s=LEASE_S, link_s=LINK_S, queued_max=queued_max)
         self._daemons = daemons
         self._tell = tell
@@ -234,18 +238,22 @@ class SimDaemon:
 
     def _take(self, connection: Connection, envelope: Envelope) -> None:
         message = envelope.message
-        if isinstance(message, Hello):
+        known = self._peers.get(id(connection))
+        if known is not None and (envelope.incarnation != known.incarnation or isinstance(message, Hello)):
+            assert not self._is_honest, "Hello came twice, or another incarnation on an open connection"
+            self._give(Misbehaved(caller=known, text="it says Hello twice, or is of another session"))
+        elif isinstance(message, Hello):
             peer = self._peers[id(connection)] = _Peer(message.name, message.role, envelope.incarnation, connection)
             self._give(Greeted(caller=peer))
-        elif (caller := self._peers.get(id(connection))) is not None:  # else its Hello came when nobody was there to hear it
+        elif known is not None:  # else its Hello came when nobody was there to hear it
             tensor = envelope.tensor
             size = 0 if tensor is None else len(tensor.data)
-            self._give(Said(caller=caller, message=message, payload=tensor, payload_bytes=size))
+            self._give(Said(caller=known, message=message, payload=tensor, payload_bytes=size))
 
     def _give(self, event: HoldingEvent) -> None:
         """Gives the core an event and does what it says."""
         commands = self._core.handle(event, self._clock.now_s)
-        self._core.validate()
+        self._core.validate(is_honest=self._is_honest)
         for command in commands:
             self._execute(command)
         self._validate_caches()
@@ -287,7 +295,8 @@ class SimDaemon:
             self._send(command.caller, command.error)
             self._peers = {key: peer for key, peer in self._peers.items() if peer is not command.caller}
         else:
-            assert isinstance(command, Attach), f"nobody here does {type(command).__name__}"
+            is_expected = isinstance(command, Attach) or (not self._is_honest and isinstance(command, Deliver | Gather))
+            assert is_expected, f"nobody here does {type(command).__name__}"
 
     def _send(self, caller: Caller, message: Message, tensor: Tensor | None = None) -> bool:
         """Whether the connection was there; what is on its way may still be lost with it."""
@@ -312,12 +321,18 @@ class SimDaemon:
     def _take_hold(self, command: Take) -> None:
         assign, hold = command.assign, command.hold
         count, span = assign.end_layer - assign.first_layer, (assign.first_layer, assign.end_layer)
-        layers, is_last = FakeLayers(assign.stages, self._language), not assign.next_hop
+        layers, is_last = FakeLayers(assign.stages, self._language, is_honest=self._is_honest), not assign.next_hop
         device = Device(self._clock, self._spec_at(self.heat), assign.stage, layers, is_last, lambda done: self._done(hold, done))
         part = self._part = _Part(hold, assign, layers, device)
-        if assign.next_hop:
+        if assign.next_hop and assign.next_name not in self._daemons:
+            assert not self._is_honest, f"there is no device {assign.next_name}"
+            self._later(0.0, lambda: self._give(NextLost(hold=hold, text="cannot be dialled: no such name")))
+        elif assign.next_hop:
             part.next_hop = self._dial(hold, assign, command.caller.incarnation)
-        if count > self.layers_max:
+        if assign.drafting is not None or assign.dtype != "float32":
+            assert not self._is_honest, f"a head assigns {assign.told}"
+            self._later(0.0, lambda: self._give(Failed(hold=hold, text=f"no {assign.told} here", is_part=True)))
+        elif count > self.layers_max:
             self._later(0.0, lambda: self._give(Failed(hold=hold, text=f"{count} layers do not fit here", is_part=True)))
         else:
             self._later(KEPT_S if self._kept == span else self._load_s * count, lambda: self._loaded(hold, span))
@@ -380,7 +395,9 @@ class SimDaemon:
 
     def _compute(self, part: _Part, work: Any) -> None:
         if isinstance(work, RunLayers):
-            self._reserve(part, work)
+            if not self._reserve(part, work):
+                self._later(0.0, lambda: self._give(Failed(hold=part.hold, text="no room for these caches", is_part=True)))
+                return
             part.device.run(replace(work, payload=narrowed(work.payload)))
         elif isinstance(work, Trim):
             if not part.device.is_idle:  # of a stopped process the job may be done while nobody was told
@@ -393,13 +410,15 @@ class SimDaemon:
                 del part.caches[work.request]
             part.device.change_cache(work)
 
-    def _reserve(self, part: _Part, job: RunLayers) -> None:
-        """As `model.slice.Slice` does before it runs a job."""
+    def _reserve(self, part: _Part, job: RunLayers) -> bool:
+        """As `model.slice.Slice` does before it runs a job: whether there is memory for it, as there is for all that an honest head asks."""
         for each in job.parts:
             cache = part.caches[each.request]
             cache.size = max(cache.size, cache_size(len(each.key_positions), cache.capacity))
         taken = sum(cache.size for cache in part.caches.values())
-        assert taken <= self.cache_slots, f"{self.name} has memory for {self.cache_slots} cache slots, {taken} are needed"
+        has_room = taken <= self.cache_slots
+        assert has_room or not self._is_honest, f"{self.name} has memory for {self.cache_slots} cache slots, {taken} are needed"
+        return has_room
 
 
 def widened(tensor: Tensor, assign: Assign) -> Tensor:

@@ -15,13 +15,15 @@ from flowspec.sim.clock import Clock
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.faults.cluster import HEAD, Cluster
 from flowspec.sim.faults.daemon import SLOW, SimDaemon
-from flowspec.sim.faults.network import Network
+from flowspec.sim.faults.network import Connection, Network
 from flowspec.sim.faults.oracle import LOOK_S, Oracle
 from flowspec.sim.faults.other_head import OtherHead
 from flowspec.sim.faults.schedule import HEAL_S, Fault, Schedule
 from flowspec.sim.language import plain_answer, plain_logprobs
+from flowspec.sim.link import Frames
 from flowspec.sim.record import Answer
 
+Tamper = Callable[[Connection, str, Frames], Sequence[Frames]]
 Change = Callable[[Network, str, str], None]
 EVENTS_MAX = 100_000
 RECOVERED_S = 600.0
@@ -56,10 +58,15 @@ class FaultError(AssertionError):
 
 
 class Play:
-    """One run; `story` holds what happened, as (instant, who, what)."""
+    """One run; `story` holds what happened, as (instant, who, what).
 
-    def __init__(self, schedule: Schedule) -> None:
+    With a `tamper` nobody is taken to be honest: it makes what it likes of the frames that a place sends on a connection. Then tokens may be
+    wrong and devices lost, and the session may end; but all cores stay as they say that they are.
+    """
+
+    def __init__(self, schedule: Schedule, tamper: Tamper | None = None) -> None:
         self.schedule = schedule
+        self._is_honest = tamper is None
         self.story: list[tuple[float, str, str]] = []
         self.clock = Clock()
         self._rng = random.Random(schedule.seed + 1)
@@ -70,7 +77,9 @@ class Play:
         self._others = 0
         self._has_babbled = False
         self.has_given_up = False
+        self.ending = ""
         self.network = Network(self.clock, random.Random(schedule.seed + 2), schedule.links, schedule.late_s)
+        self.network.tamper = tamper
         self.daemons: dict[str, SimDaemon] = {}
         for name in schedule.devices:
             self.daemons[name] = self._daemon(name)
@@ -95,6 +104,7 @@ class Play:
             ],
             bounds=schedule.bounds,
         )
+        head.vocabulary = schedule.language.vocabulary_size
         self.cluster = Cluster(
             self.clock,
             self.network,
@@ -110,11 +120,13 @@ class Play:
             wait_s=schedule.wait_s,
             expect=lambda submit: self._plain(submit)[0],
             tell=self._tell,
+            is_honest=self._is_honest,
         )
         self.cluster.on_end = self._ended
         self.cluster.on_give_up = self._given_up
         self._oracle = Oracle(self.clock, self.network, self.daemons, self.cluster.membership, HEAD)
-        self._look()
+        if self._is_honest:
+            self._look()
         for fault in schedule.faults:
             self.clock.at(fault.at_s, lambda fault=fault: self._begin(fault))  # type: ignore[misc]
         self.clock.at(HEAL_S, self._heal)
@@ -138,6 +150,7 @@ class Play:
             queued_max=schedule.queued_max,
             daemons=self.daemons,
             tell=lambda text: self._tell(name, text),
+            is_honest=self._is_honest,
         )
 
     def run(self) -> None:
@@ -157,6 +170,16 @@ class Play:
             self._run_until(lambda: not self.cluster.membership.lost, back_s + LOOK_S)  # whoever is not back in time fails the oracle
         except Exception as error:  # whatever comes out is the finding; it is told with its instant, and the cause stays attached
             raise FaultError(f"at {self.clock.now_s:.3f} s: {type(error).__name__}: {error}") from error
+
+    def run_until(self, is_over: Callable[[], bool], events_max: int) -> None:
+        """Until something is so, the session or all questions end, or so many events were handled; what is wrong comes out as it is."""
+
+        def is_done() -> bool:
+            is_answered = self.clock.now_s >= HEAL_S and self._waiting == 0
+            return is_over() or self.has_given_up or is_answered or self.cluster.events > events_max
+
+        while not is_done() and self.clock.step(RECOVERED_S):
+            pass
 
     def fired(self) -> Counter[str]:
         """How often each rule fired, by whose it is: `member`, `pipeline` or `daemon`."""
@@ -291,8 +314,9 @@ class Play:
     def _given_up(self, text: str) -> None:
         """The session ends: that is right where users do not wait for ever, or where a device says nonsense again and again."""
         self._tell("head", f"gives up: {text}")
+        self.ending = text
         has_waited = self.schedule.wait_s is not None and "nothing changed within" in text
-        assert has_waited or self._has_babbled, f"the head gives up: {text}"
+        assert has_waited or self._has_babbled or not self._is_honest, f"the head gives up: {text}"
         self.has_given_up = True
 
     def _heal(self) -> None:
