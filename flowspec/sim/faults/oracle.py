@@ -11,7 +11,7 @@ and `NOTICED_S` for a word to come and for the head to look.
 | silent while the pipeline is formed | `loading_silent_s` |
 | gone while it serves, its connections noticed | at once |
 
-*Whatever is healthy is not lost*: a device is lost only if something happened to it, to one of its links, or to the head.
+*Whatever is healthy is not lost*: a device is lost only if something happened to it, to one of its links, or to the head. Slow is not lost, as long as each pass ends within the limit above.
 
 *Whatever is back serves within Y*: where all is well, a lost device is a member again, or stands by, after
 `back_s * 2 ** (losses - 1)` (it stays out), `2 * probe_s` (it is asked), `moment_s` (it waits for an answer to end), and `READY_S` (it loads,
@@ -23,13 +23,15 @@ the time to load after a first loss.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from flowspec.core.membership import STUCK_PASSES, Membership
 from flowspec.sim.clock import Clock
 from flowspec.sim.faults.daemon import SimDaemon
 from flowspec.sim.faults.network import Network
+from flowspec.sim.faults.schedule import Fault
 
+SLOW_KINDS = ("slow", "heat")
 LOOK_S = 0.25
 NOTICED_S = 2.0
 """What the head may take, beyond what the rule says, to hear of something and to decide: a Ping, its answer, a look."""
@@ -48,12 +50,17 @@ class Oracle:
         self._head = head
         self._since_s: dict[tuple[str, str], float] = {}
         self._touched: set[str] = set()
+        self._overdue: set[str] = set()
         self._lost: set[str] = set()
         self._lost_s: dict[str, float] = {}
 
-    def touch(self, places: Collection[str]) -> None:
-        """Something goes wrong at these places: the head (then all may be lost), a device, or both ends of a link."""
-        self._touched.update(places)
+    def touch(self, fault: Fault) -> None:
+        """Something goes wrong: at the head (then all may be lost), a device, or a link, whose ends may be, if they are devices.
+
+        A device that is slow or hot is not lost for it, unless a pass takes longer than the rule allows.
+        """
+        if fault.kind not in SLOW_KINDS:
+            self._touched.update(fault.where if len(fault.where) == 1 else [place for place in fault.where if place != self._head])
 
     def look(self, *, head_listens: bool, pipeline: int, healed_s: float) -> None:
         """The head listens or not, `pipeline` is the one that it has or forms; from `healed_s` on all is well."""
@@ -62,7 +69,7 @@ class Oracle:
             self._look_at(name, daemon, pipeline if is_watched else 0)
         now_lost = self._membership.lost
         for name in now_lost:
-            excused = name in self._touched or self._head in self._touched
+            excused = name in self._touched or self._head in self._touched or name in self._overdue
             assert name in self._lost or excused, f"{name} is lost, though nothing was wrong with it"
         self._lost_s = {name: self._lost_s.get(name, self._clock.now_s) for name in now_lost}
         self._lost = set(now_lost)
@@ -82,6 +89,8 @@ class Oracle:
         is_well = daemon.is_up and not daemon.is_stopped and hears
         running_s, longest_s = daemon.at_work_s
         limit_s = max(patience.stuck_s, STUCK_PASSES * longest_s)
+        if running_s > limit_s - LOOK_S:
+            self._overdue.add(name)
         over_s = self._lasts(name, f"stuck {pipeline}", bool(pipeline) and is_formed and is_well and running_s > limit_s)
         assert over_s <= NOTICED_S, f"{name} has been at one pass for {running_s:.1f} s, and is not lost"
         limit_s = patience.silent_s if is_formed else patience.loading_silent_s

@@ -250,7 +250,7 @@ class Play:
     def _begin(self, fault: Fault) -> None:
         self._tell("fault", str(fault))
         self._has_babbled |= fault.kind == "babble"
-        self._oracle.touch(fault.where)
+        self._oracle.touch(fault)
         until_s = min(fault.at_s + fault.for_s, HEAL_S)
         if fault.kind in LINK_FAULTS:
             begin, end = LINK_FAULTS[fault.kind]
