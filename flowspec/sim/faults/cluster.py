@@ -7,7 +7,7 @@ plain answer when it is emitted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -99,7 +99,7 @@ class _Lines:
 class Cluster:
     """Devices and the head that forms pipelines of them. `expect` gives the plain answer to a question.
 
-    Where nothing passes, a data connection takes `frames_max` frames and no more. Users wait for devices for `wait_s` (None: for ever).
+    Where nothing passes, a data connection takes `frames_max` frames and no more.
     Where what devices say may not be honest, tokens may be wrong; all else is as ever.
     """
 
@@ -117,9 +117,9 @@ class Cluster:
         drafters: Sequence[FakeDrafter],
         drafting: Sequence[Curve],
         frames_max: int,
-        wait_s: float | None,
         expect: Callable[[Submit], Sequence[int]],
         tell: Callable[[str, str], None],
+        terms: Terms = TERMS,
         is_honest: bool = True,
     ) -> None:
         self.clock = clock
@@ -127,7 +127,7 @@ class Cluster:
         self.daemons = daemons
         self.head = head
         self.membership = membership
-        self.forming = Forming(membership, replace(TERMS, wait_s=wait_s), start=Start.ANY)
+        self.forming = Forming(membership, terms, start=Start.ANY)
         self.answers: dict[int, list[Answer]] = {}
         self.on_end: Callable[[int], None] = lambda request: None
         self.on_give_up: Callable[[str], None] = lambda text: None

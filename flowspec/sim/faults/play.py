@@ -117,9 +117,9 @@ class Play:
             drafters=drafters,
             drafting=schedule.drafting,
             frames_max=schedule.frames_max,
-            wait_s=schedule.wait_s,
             expect=lambda submit: self._plain(submit)[0],
             tell=self._tell,
+            terms=schedule.terms,
             is_honest=self._is_honest,
         )
         self.cluster.on_end = self._ended
@@ -315,7 +315,7 @@ class Play:
         """The session ends: that is right where users do not wait for ever, or where a device says nonsense again and again."""
         self._tell("head", f"gives up: {text}")
         self.ending = text
-        has_waited = self.schedule.wait_s is not None and "nothing changed within" in text
+        has_waited = self.schedule.terms.wait_s is not None and "nothing changed within" in text
         assert has_waited or self._has_babbled or not self._is_honest, f"the head gives up: {text}"
         self.has_given_up = True
 

@@ -11,13 +11,14 @@ from typing import Any
 from flowspec.core import limits
 from flowspec.core.events import Submit
 from flowspec.core.flights import Bounds
+from flowspec.core.forming import Terms
 from flowspec.core.membership import Patience
 from flowspec.core.messages import Sampling
 from flowspec.core.methods import METHODS, OPTIONS, make_method
 from flowspec.core.methods.base import Method
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
-from flowspec.sim.faults.cluster import HEAD
+from flowspec.sim.faults.cluster import HEAD, TERMS
 from flowspec.sim.language import HashLanguage, plain_answer
 
 SAMPLINGS = (Sampling(), Sampling(temperature=0.7), Sampling(temperature=1.0, top_p=0.9), Sampling(temperature=0.9, top_k=3))
@@ -71,10 +72,10 @@ class Schedule:
     devices_max: int
     queued_max: int
     frames_max: int
-    wait_s: float | None
     context: int
     bounds: Bounds
     patience: Patience
+    terms: Terms
     method: Callable[[], Method]
     language: HashLanguage
     cache_slots: Mapping[str, int]
@@ -120,7 +121,7 @@ def draw(seed: int) -> Schedule:
         devices_max=room.randint(devices_min, len(devices)) if room.random() < 0.25 else len(devices),
         queued_max=flights_max or 64,
         frames_max=later.choice([2, 1000]),
-        wait_s=later.choice([2.0, 4.0]) if later.random() < 0.05 else None,
+        terms=replace(TERMS, wait_s=later.choice([2.0, 4.0]) if later.random() < 0.05 else None),
         context=context,
         bounds=Bounds(flights_max=flights_max, prefill_chunk=rng.choice([1, 4, 128])),
         patience=Patience(
