@@ -31,6 +31,7 @@ REMEMBERED = {
     65: "a stopped daemon is told to trim a job that is done",
     1604: "the first device is assigned its layers twice, and again for ever",
     2345: "a device makes ready again and again, and never comes in: its probes find it held by its last time",
+    4902: "a pass of a daemon that was killed ends in its next life, in a hold of the same number",
     643: "a timer is a rounding error early after the clock jumped, and is set again for ever",
 }
 

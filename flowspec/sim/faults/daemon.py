@@ -85,6 +85,7 @@ class _Part:
 
     hold: int
     assign: Assign
+    core: StageCore | None
     layers: FakeLayers
     device: Device
     next_hop: Connection | None = None
@@ -129,6 +130,7 @@ class SimDaemon:
         self.babbles = False
         self.heat = 1.0
         self.fired: Counter[str] = Counter()
+        self.stage_fired: Counter[str] = Counter()
         self._clock = clock
         self._network = network
         self._language = language
@@ -155,6 +157,11 @@ class SimDaemon:
         return self.fired + self._core.fired
 
     @property
+    def stage_rules(self) -> Counter[str]:
+        """The same, of the stages that heads made of it."""
+        return self.stage_fired + _fired(self._part)
+
+    @property
     def at_work_s(self) -> tuple[float, float]:
         """How long the pass that runs has been running (0: none does), and the longest of this hold's that ended took."""
         hold, part = self._core.hold, self._part
@@ -167,6 +174,7 @@ class SimDaemon:
         self.is_up = self.is_stopped = self.is_stuck = False
         self._lives += 1
         self.fired.update(self._core.fired)
+        self.stage_fired.update(_fired(self._part))
         self._begin()
         self._backlog.clear()
         self._network.close_all(self.name)
@@ -289,6 +297,7 @@ class SimDaemon:
                 self._compute(self._part, command.work)
         elif isinstance(command, LetGo):
             part, self._part = self._part, None
+            self.stage_fired.update(_fired(part))
             if part is not None and part.next_hop is not None:
                 self._network.close(part.next_hop, by=self.name)
         elif isinstance(command, Ban):
@@ -319,11 +328,13 @@ class SimDaemon:
     # --------------------------------------------------------------------------------------------- holding
 
     def _take_hold(self, command: Take) -> None:
-        assign, hold = command.assign, command.hold
+        assign, hold, life = command.assign, command.hold, self._lives
         count, span = assign.end_layer - assign.first_layer, (assign.first_layer, assign.end_layer)
+        core = None if self._core.hold is None else self._core.hold.core
+        core = self._core.hold.core
         layers, is_last = FakeLayers(assign.stages, self._language, is_honest=self._is_honest), not assign.next_hop
-        device = Device(self._clock, self._spec_at(self.heat), assign.stage, layers, is_last, lambda done: self._done(hold, done))
-        part = self._part = _Part(hold, assign, layers, device)
+        device = Device(self._clock, self._spec_at(self.heat), assign.stage, layers, is_last, lambda done: self._done(life, hold, done))
+        part = self._part = _Part(hold, assign, core if isinstance(core, StageCore) else None, layers, device)
         if assign.next_hop and assign.next_name not in self._daemons:
             assert not self._is_honest, f"there is no device {assign.next_name}"
             self._later(0.0, lambda: self._give(NextLost(hold=hold, text="cannot be dialled: no such name")))
@@ -389,8 +400,9 @@ class SimDaemon:
 
     # ------------------------------------------------------------------------------------------- computing
 
-    def _done(self, hold: int, done: LayersDone) -> None:
-        if not self.is_stuck:
+    def _done(self, life: int, hold: int, done: LayersDone) -> None:
+        """A pass ends: that of an earlier life tells nobody, though its hold may have had the same number."""
+        if not self.is_stuck and life == self._lives:
             self._do(lambda: self._give(Worked(hold=hold, result=done)))
 
     def _compute(self, part: _Part, work: Any) -> None:
@@ -434,3 +446,8 @@ def narrowed(tensor: Tensor | None) -> Tensor | None:
         return tensor
     rows = np.frombuffer(tensor.data, dtype="<i4").reshape(tensor.rows, tensor.width)  # [rows, 1 + captured]
     return Tensor(rows=tensor.rows, width=1, dtype=tensor.dtype, data=rows[:, 0].tobytes())
+
+
+def _fired(part: _Part | None) -> Counter[str]:
+    """How often each rule of a stage fired."""
+    return Counter() if part is None or part.core is None else part.core.fired

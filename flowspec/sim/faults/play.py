@@ -182,10 +182,12 @@ class Play:
             pass
 
     def fired(self) -> Counter[str]:
-        """How often each rule fired, by whose it is: `member`, `pipeline` or `daemon`."""
+        """How often each rule fired, by whose it is: `member`, `pipeline`, `daemon` or `stage`."""
         found: Counter[str] = Counter()
         cores = [("member", self.cluster.membership.fired), ("pipeline", self.cluster.forming.fired)]
-        for core, rules in [*cores, *(("daemon", daemon.rules) for daemon in self.daemons.values())]:
+        for daemon in self.daemons.values():
+            cores += [("daemon", daemon.rules), ("stage", daemon.stage_rules)]
+        for core, rules in cores:
             found.update({f"{core}: {rule}": count for rule, count in rules.items()})
         return found
 
