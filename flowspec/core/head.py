@@ -143,6 +143,22 @@ class HeadCore:
             commands.append(SetTimer(at_s=wake_s))
         return commands
 
+    def validate(self) -> None:
+        """What is true between two events; raises `AssertionError`."""
+        assert self.in_flight <= self.flights_max, f"{self.in_flight} segments are in flight, at most {self.flights_max} may be"
+        assert self.is_formed or not self.in_flight, f"{self.in_flight} segments are in flight, and there is no pipeline"
+        assert len(self._turns) == len(set(self._turns)), f"an answer has two turns: {self._turns}"
+        assert self._leaving.isdisjoint(self._requests), "a conversation is over, and goes on"
+        for number, request in self._requests.items():
+            request.validate()
+            assert request.number == number, f"request {request.number} is kept as {number}"
+            is_late = request.submit is not None and request.held and self.method.may_walk(request)
+            assert not is_late or number not in self._turns, f"a verified segment of request {number} waits for nothing"
+        answering = {number for number, request in self._requests.items() if request.submit is not None}
+        assert answering.issuperset(self._turns), "an answer that is over has a turn"
+        self.flights.validate()
+        self.admission.validate()
+
     # ------------------------------------------------------------------------------------------- requests
 
     def _submit(self, submit: Submit, now_s: float, commands: list[HeadCommand]) -> None:
@@ -203,6 +219,7 @@ class HeadCore:
         assert request.submit is not None
         if self.flights.have_guesses(request):
             self._tell(request.commit(is_over=True), commands)
+            request.is_end_told = True
         if request.number in self._turns:
             self._turns.remove(request.number)
         self.admission.end(request.number)
@@ -248,7 +265,7 @@ class HeadCore:
     def _begin_again(self, request: Request) -> None:
         """The stages hold nothing of it any more: an answer that is wanted is opened anew, with what is known of it as its prompt."""
         self.panel.forget(request.number)
-        request.computed = 0
+        request.computed = request.in_flight = 0
         if request.submit is not None:
             request.reopen()
             self.panel.begin(request, request.opening.length - 1, self.admission)

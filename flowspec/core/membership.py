@@ -380,7 +380,9 @@ class Membership:
             if isinstance(event, Prepared):
                 self.fired["prepared"] += 1
                 standing.is_prepared = True
-                standing.answered_s = standing.probed_s = standing.prepared_s = now_s
+                standing.answered_s = standing.probed_s = now_s
+                # It may make ready again, where it still seems held by the last time: what it has waited counts.
+                standing.prepared_s = standing.prepared_s or now_s
             elif isinstance(event, Needless):
                 self.fired["needless"] += 1
                 standing.lost_s = None
@@ -447,7 +449,7 @@ class Membership:
             self.fired["forgiven"] += 1
             standing.strikes = standing.suspected = 0
         standing.strikes += 1
-        standing.lost_s, standing.answered_s, standing.has_returned = now_s, None, False
+        standing.lost_s, standing.answered_s, standing.has_returned, standing.prepared_s = now_s, None, False, 0.0
 
     # ------------------------------------------------------------------------------------------ watching
 
@@ -506,7 +508,7 @@ class Membership:
         there = [name for name in self.lost if self._is_there(self._standing[name], now_s)]
         for name in set(self.lost) - set(there):
             self._standing[name].is_prepared = False
-        returned = [name for name in there if self._has_waited(self._standing[name], now_s)]
+        returned = [name for name in there if self._has_waited(name, now_s)]
         if self.is_formed and any(not self._standing[name].is_prepared for name in returned):
             self._preparing = tuple(returned)
             devices = tuple(name for name, known in self._standing.items() if known.lost_s is None or name in returned)
@@ -527,11 +529,16 @@ class Membership:
         if returned:
             self._reform(now_s, 0.0)
 
-    def _has_waited(self, standing: _Standing, now_s: float) -> bool:
+    def wait_s(self, device: str) -> float:
+        """How long a device stays out, after as many losses as it had."""
+        wait_s: float = self.patience.back_s * 2 ** min(self._standing[device].strikes - 1, DOUBLINGS_MAX)
+        return wait_s
+
+    def _has_waited(self, name: str, now_s: float) -> bool:
         """Whether a lost device has been out for long enough."""
-        assert standing.lost_s is not None
-        wait_s: float = self.patience.back_s * 2 ** min(standing.strikes - 1, DOUBLINGS_MAX)
-        return now_s - standing.lost_s >= wait_s
+        lost_s = self._standing[name].lost_s
+        assert lost_s is not None
+        return now_s - lost_s >= self.wait_s(name)
 
     def _is_there(self, standing: _Standing, now_s: float) -> bool:
         return standing.answered_s is not None and now_s - standing.answered_s <= 2 * self.patience.probe_s

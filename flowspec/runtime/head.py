@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from flowspec.checking import check, is_on
 from flowspec.core.events import (
     Cancel,
     Draft,
@@ -105,6 +106,7 @@ class Head:
         traits = [traits_of(drafter, level) for drafter, level in zip(drafters, levels or [0] * len(drafters), strict=True)]
         self._core = HeadCore(context=plan.context, stage_count=len(plan.stages), method=method or make_method("ar"), drafters=traits)
         self._core.vocabulary = plan.vocabulary
+        self._is_checked = is_on()
         self._wake = Wake()
         self._keys = keys
         self._pipelines = Pipelines(
@@ -354,6 +356,8 @@ class Head:
         started_s = time.perf_counter()
         commands = self._core.handle(event, now_s)
         self._core_s += time.perf_counter() - started_s
+        if self._is_checked:
+            check(self._core, event)
         for command in commands:
             if isinstance(command, ToPipeline):
                 assert self._pipelines.stages is not None

@@ -15,6 +15,7 @@ from typing import Any
 
 import zmq
 
+from flowspec.checking import check, is_on
 from flowspec.core.events import PipelineLost, Reformed
 from flowspec.core.forming import (
     CannotServe,
@@ -124,6 +125,7 @@ class Pipelines:
             wait_s=None if recovery is None else recovery.wait_s,
         )
         self._core = Forming(Membership(list(self._addresses), patience, drafter), terms, is_only=recovery is None)
+        self._is_checked = is_on()
         self._session = new_session()
         self._probes = Probes(incarnation_of(new_session(), 1), keys)
         self._open: dict[int, Stages] = {}
@@ -207,7 +209,10 @@ class Pipelines:
 
     def _give(self, event: FormingEvent) -> None:
         """Gives the core an event and does what it says."""
-        for command in self._core.handle(event, time.monotonic()):
+        commands = self._core.handle(event, time.monotonic())
+        if self._is_checked:
+            check(self._core, event)
+        for command in commands:
             self._do(command)
 
     def _do(self, command: FormingCommand) -> None:

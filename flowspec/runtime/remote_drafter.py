@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flowspec.checking import BrokenCoreError
 from flowspec.core.events import Draft, Drafted, DrafterBack, DrafterLost, PipelineLost, Reformed, ToDrafter
 from flowspec.core.membership import Tick
 from flowspec.core.messages import Expand, Proposed, VerifiedPart
@@ -128,6 +129,8 @@ class RemoteDrafter:
                     self._pipelines.broken(BrokenError(str(error), self._device))
                 self._work_off()
                 self._pipelines.watch(self._tick)
+        except BrokenCoreError as error:
+            self._tell(Crashed(error=error))
         except FlowSpecError as error:
             self._give_up(error)
         except BaseException as error:  # noqa: BLE001 - the top of a thread: the head's thread raises it

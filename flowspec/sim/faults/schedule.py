@@ -11,13 +11,14 @@ from typing import Any
 from flowspec.core import limits
 from flowspec.core.events import Submit
 from flowspec.core.flights import Bounds
+from flowspec.core.forming import Terms
 from flowspec.core.membership import Patience
 from flowspec.core.messages import Sampling
 from flowspec.core.methods import METHODS, OPTIONS, make_method
 from flowspec.core.methods.base import Method
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
-from flowspec.sim.faults.cluster import HEAD
+from flowspec.sim.faults.cluster import HEAD, TERMS
 from flowspec.sim.language import HashLanguage, plain_answer
 
 SAMPLINGS = (Sampling(), Sampling(temperature=0.7), Sampling(temperature=1.0, top_p=0.9), Sampling(temperature=0.9, top_k=3))
@@ -27,6 +28,8 @@ ANSWERED_SHARE = 0.25
 """Of the first questions: an answer that another head began, as its journal says."""
 MORE_KINDS = ("held", "one way")
 """Faults that came later: drawn beside the others, so that a seed keeps the faults that it had."""
+LATER_KINDS = ("damaged", "short", "doomed", "locked", "babble", "heat", "garble", "mute", "slow link", "no name")
+"""And those that came after these."""
 KINDS = ("crash", "restart", "stop", "slow", "stuck", "sever", "break", "head stops", "clock", "refuse", "drafter")
 
 
@@ -68,9 +71,11 @@ class Schedule:
     devices_min: int
     devices_max: int
     queued_max: int
+    frames_max: int
     context: int
     bounds: Bounds
     patience: Patience
+    terms: Terms
     method: Callable[[], Method]
     language: HashLanguage
     cache_slots: Mapping[str, int]
@@ -100,6 +105,7 @@ def draw(seed: int) -> Schedule:
     captures = (1,) if rng.random() < 0.15 else ()
     dialogues = tuple(_dialogue(rng, request, language, context) for request in range(rng.choices([1, 2, 3], weights=[6, 3, 1])[0]))
     room = random.Random(f"room {seed}")
+    later = random.Random(f"later {seed}")
     devices_min = room.randint(1, len(devices)) if room.random() < 0.2 else 1
     wanted = random.Random(~seed)
     dialogues = tuple(replace(each, first=replace(each.first, top_logprobs=wanted.choice([-1, -1, 0, 3, 20]))) for each in dialogues)
@@ -114,6 +120,8 @@ def draw(seed: int) -> Schedule:
         devices_min=devices_min,
         devices_max=room.randint(devices_min, len(devices)) if room.random() < 0.25 else len(devices),
         queued_max=flights_max or 64,
+        frames_max=later.choice([1, 2, 1000]),
+        terms=replace(TERMS, wait_s=later.choice([2.0, 4.0]) if later.random() < 0.05 else None),
         context=context,
         bounds=Bounds(flights_max=flights_max, prefill_chunk=rng.choice([1, 4, 128])),
         patience=Patience(
@@ -141,6 +149,7 @@ def draw(seed: int) -> Schedule:
                 (
                     *_faults(rng, devices, 0 if captures else len(qualities), [dialogue.at_s for dialogue in dialogues]),
                     *_more_faults(random.Random(f"more {seed}"), devices),
+                    *_later_faults(later, devices, [dialogue.at_s for dialogue in dialogues]),
                 ),
                 key=lambda fault: fault.at_s,
             )
@@ -213,4 +222,20 @@ def _more_faults(rng: random.Random, devices: tuple[str, ...]) -> tuple[Fault, .
         others = [each for each in devices if each != device] or [HEAD]
         where = (device,) if kind == "held" else (device, *rng.sample(others, rng.choice([1, len(others)])))
         found.append(Fault(kind=kind, at_s=rng.uniform(0, HEAL_S / 2), for_s=rng.choice([1.0, 3.0, HEAL_S]), where=where))
+    return tuple(found)
+
+
+def _later_faults(rng: random.Random, devices: tuple[str, ...], asked_s: list[float]) -> tuple[Fault, ...]:
+    """In a third of the seeds: a device that cannot do what it should, a link that is slow, dead one way or noisy, a name that is lost."""
+    if rng.random() > 0.35:
+        return ()
+    found = []
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        kind = rng.choice(LATER_KINDS)
+        is_link = kind in ("garble", "mute", "slow link", "no name")
+        where = tuple(rng.sample([HEAD, *devices], 2)) if is_link else (rng.choice(devices),)
+        at_s = rng.choice([0.0, rng.choice(asked_s) + rng.uniform(0, 1), rng.uniform(0, HEAL_S)])
+        found.append(Fault(kind=kind, at_s=min(at_s, HEAL_S), for_s=rng.choice([0.5, 2.0, HEAL_S]), where=where))
+        if kind in ("damaged", "short", "doomed") and rng.random() < 0.7:  # they show when something is loaded
+            found.append(Fault(kind="restart", at_s=min(at_s + 0.3, HEAL_S), for_s=0.0, where=where))
     return tuple(found)
