@@ -59,6 +59,7 @@ LOADED_SHARE_MIN = 0.001
 RULES = {
     "fenced word": "a word of a pipeline that is over is ignored",
     "absent": "a device did not answer when it was dialled",
+    "no address": "a device's name cannot be looked up, and no address of it is known",
     "refused at the door": "a device does not let the head in",
     "closed": "a device's connection closed",
     "waited for": "another head holds a device, which is waited for",
@@ -159,6 +160,15 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unfound:
+    """A device has no address: its name cannot be looked up. `text` says why."""
+
+    pipeline: int
+    device: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wronged:
     """What came of a device (empty: of one that cannot be told) is no message, or not what can be said."""
 
@@ -184,7 +194,8 @@ class CannotServe:
     text: str
 
 
-FormingEvent = Begin | Planned | Unplanned | Said | Closed | Refused | Wronged | Unsent | CannotServe | Answered | Tick
+_Heard = Said | Closed | Refused | Unfound | Wronged | Unsent | CannotServe
+FormingEvent = Begin | Planned | Unplanned | _Heard | Answered | Tick
 
 # ------------------------------------------------------------------------------------------------- commands
 
@@ -415,6 +426,10 @@ class Forming:
             self._closed(pipeline, event.device, now_s)
         elif isinstance(event, Refused):
             self._refused(pipeline, event, now_s)
+        elif isinstance(event, Unfound):
+            self.fired["no address"] += 1
+            place = pipeline.part(event.device).place
+            self._break(_Fault(text=f"{place}: {event.text}", why=event.text, device=event.device), now_s)
         elif isinstance(event, Wronged):
             self.fired["misspoke"] += 1
             self._break(_Fault(text=event.text, why=event.text, device=event.device), now_s)
@@ -648,7 +663,7 @@ class Forming:
         self._commands.append(Open(pipeline=rehearsal.number, parts=parts, is_beside=True))
         self._commands += [Dial(pipeline=rehearsal.number, device=part.device, role=CONTROL) for part in theirs]
 
-    def _heard_beside(self, rehearsal: _Rehearsal, event: Said | Closed | Refused | Wronged | Unsent | CannotServe, now_s: float) -> None:
+    def _heard_beside(self, rehearsal: _Rehearsal, event: _Heard, now_s: float) -> None:
         if isinstance(event, Said):
             self._said_beside(rehearsal, event.device, event.message, now_s)
         elif isinstance(event, Closed):

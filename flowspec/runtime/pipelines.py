@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import zmq
@@ -45,12 +45,13 @@ from flowspec.core.messages import Verified
 from flowspec.errors import BrokenError, ClusterError, InputError
 from flowspec.plan.placement import ClusterPlan, assigns_of
 from flowspec.runtime import timeouts
+from flowspec.runtime.addresses import ADDRESSES
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.heap import give_back
 from flowspec.runtime.probes import Probes
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.stages import Progress, Stages, described, new_session
-from flowspec.runtime.transport import Wake, patience_ms, ready_sources
+from flowspec.runtime.transport import Wake, patience_ms, ready_sources, split_address
 from flowspec.wire.codec import Tensor
 
 POLL_MS = 100
@@ -259,7 +260,11 @@ class Pipelines:
                 self._give(Unplanned(text=str(error), is_beside=command.is_beside))
                 return
         self._planned = plan
-        assigns = assigns_of(plan)
+        hosts = {stage.name: split_address(stage.address)[0] for stage in plan.stages}
+        assigns = [
+            replace(assign, next_ip=ADDRESSES.hint(hosts[assign.next_name], hosts[stage.name])) if assign.next_name else assign
+            for stage, assign in zip(plan.stages, assigns_of(plan), strict=True)
+        ]
         self._give(
             Planned(
                 parts=tuple(

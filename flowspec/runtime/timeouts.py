@@ -10,6 +10,12 @@ HELD_S = 15.0
 """How long a head waits for a daemon that another head holds; longer than a dead head's lease."""
 SETTLE_S = 0.1
 """How long the closing of a lost device's connections may take to show on all of them."""
+LOOK_UP_S = 3.0
+"""How long the look-up of a device's name is waited for where no address of it is known."""
+FRESH_S = 30.0
+"""How old an address may be before its name is looked up again; the old one is used meanwhile, and if the look-up fails."""
+LOOK_UP_AGAIN_S = 2.0
+"""How long a look-up that failed is not tried again."""
 LINK_S = 10.0
 """How long a stage may take to reach its next hop."""
 PING_EVERY_S = 1.0

@@ -35,6 +35,7 @@ from flowspec.core.forming import (
     Start,
     Tell,
     Terms,
+    Unfound,
     Unplanned,
     Unsent,
     Use,
@@ -430,3 +431,11 @@ def test_a_loss_ends_what_is_made_ready_for_a_pipeline_that_will_not_be() -> Non
     told = bench.give(Closed(pipeline=2, device="c"))
     assert HangUp(pipeline=3, device="") in told
     assert bench.give(Said(pipeline=3, device="b", role=CONTROL, message=WELCOME)) == []
+
+
+def test_a_device_whose_name_cannot_be_looked_up_is_lost() -> None:
+    unfound = Unfound(pipeline=1, device="b", text="cannot find the host of b")
+    assert running().give(unfound)[0] == Note(text="device b is lost (cannot find the host of b)")
+    bench = Bench()
+    bench.give(Begin())
+    assert bench.give(unfound) == [GiveUp(text="device b at b:1: cannot find the host of b")]

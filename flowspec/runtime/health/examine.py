@@ -273,7 +273,7 @@ def _why_silent(device: Device, patience_s: float, left_s: float) -> Ailment:
         text = f"{device.address} did not answer within {patience_s:.2g} s"
         return Ailment(check="reachable", text=text, advice="give it more time, or look whether it is on")
     try:
-        with sockets.create_connection((host.strip("[]"), port), timeout=left_s):
+        with sockets.create_connection((resolve(host), port), timeout=left_s):
             text = f"something at {device.address} takes connections, but did not answer as a FlowSpec daemon within {patience_s:g} s"
             return Ailment(check="reachable", text=text, advice="look at its log; start its daemon again, or correct the port")
     except ConnectionRefusedError:

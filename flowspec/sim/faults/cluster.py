@@ -50,6 +50,7 @@ from flowspec.core.forming import (
     Start,
     Tell,
     Terms,
+    Unfound,
     Unplanned,
     Use,
 )
@@ -72,6 +73,8 @@ from flowspec.wire.codec import Envelope
 HEAD = "head"
 SESSION = 1
 TERMS = Terms(connect_s=2.0, reconnect_s=2.0, held_s=4.0, ping_s=0.5, watch_s=0.25, settle_s=0.1)
+UNFOUND_S = 0.05
+"""What a look-up takes that fails."""
 LEFT_S = 0.2
 """What a token that is still to come is taken to need."""
 
@@ -120,6 +123,8 @@ class Cluster:
         self.pipelines = 0
         self.skew_s = 0.0
         self.is_stopped = False
+        self.nameless: set[str] = set()
+        """Devices whose names the head cannot look up now."""
         self._layer_count = layer_count
         self._devices_min = devices_min
         self._devices_max = devices_max
@@ -285,6 +290,9 @@ class Cluster:
 
     def _dial(self, pipeline: int, name: str, role: str) -> None:
         lines = self._lines[pipeline]
+        if name in self.nameless:
+            unfound = Unfound(pipeline=pipeline, device=name, text="its name is not known")
+            self.clock.at(self.clock.now_s + UNFOUND_S, lambda: self._do(lambda: self._give(unfound)))
 
         def lost() -> None:
             self._give(Closed(pipeline=pipeline, device=name))
@@ -302,10 +310,13 @@ class Cluster:
             {HEAD: lambda *arrived: self._do(lambda: take(*arrived)), name: self.daemons[name].take},
             {HEAD: lambda: self._do(lost)},
         )
-        connection.send(HEAD, Hello(name=HEAD, version=__version__, role=role))
+        if name not in self.nameless:
+            connection.send(HEAD, Hello(name=HEAD, version=__version__, role=role))
 
     def _probe(self, name: str) -> None:
         """A Hello on a connection of its own; whoever answers it is there."""
+        if name in self.nameless:
+            return
 
         def take(connection: Connection, envelope: Envelope, frames: Frames) -> None:
             del frames

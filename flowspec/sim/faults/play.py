@@ -206,6 +206,9 @@ class Play:
         elif fault.kind == "one way":
             for receiver in fault.where[1:]:
                 self.network.block(fault.where[0], receiver)
+        elif fault.kind == "nameless":
+            self.cluster.nameless.add(fault.where[0])
+            self.clock.at(until_s, lambda: self.cluster.nameless.discard(fault.where[0]))
         elif fault.kind == "drafter":
             drafter = int(fault.where[0])
             if drafter not in self._lost_drafters:

@@ -27,6 +27,8 @@ ANSWERED_SHARE = 0.25
 """Of the first questions: an answer that another head began, as its journal says."""
 MORE_KINDS = ("held", "one way")
 """Faults that came later: drawn beside the others, so that a seed keeps the faults that it had."""
+LATE_KINDS = ("nameless",)
+"""And those that came after these."""
 KINDS = ("crash", "restart", "stop", "slow", "stuck", "sever", "break", "head stops", "clock", "refuse", "drafter")
 
 
@@ -141,6 +143,7 @@ def draw(seed: int) -> Schedule:
                 (
                     *_faults(rng, devices, 0 if captures else len(qualities), [dialogue.at_s for dialogue in dialogues]),
                     *_more_faults(random.Random(f"more {seed}"), devices),
+                    *_late_faults(random.Random(f"late {seed}"), devices),
                 ),
                 key=lambda fault: fault.at_s,
             )
@@ -214,3 +217,11 @@ def _more_faults(rng: random.Random, devices: tuple[str, ...]) -> tuple[Fault, .
         where = (device,) if kind == "held" else (device, *rng.sample(others, rng.choice([1, len(others)])))
         found.append(Fault(kind=kind, at_s=rng.uniform(0, HEAL_S / 2), for_s=rng.choice([1.0, 3.0, HEAL_S]), where=where))
     return tuple(found)
+
+
+def _late_faults(rng: random.Random, devices: tuple[str, ...]) -> tuple[Fault, ...]:
+    """In a tenth of the seeds: a device whose name the head cannot look up while it is down, and for some time after."""
+    if rng.random() > 0.1:
+        return ()
+    at_s, for_s, where = rng.uniform(0, HEAL_S / 2), rng.choice([1.0, 3.0, HEAL_S]), (rng.choice(devices),)
+    return tuple(Fault(kind=kind, at_s=at_s, for_s=share * for_s, where=where) for kind, share in (("nameless", 1.0), ("crash", 0.3)))
