@@ -7,6 +7,7 @@ here it is formed, watched and given up. The runtime's `Pipelines` and the clust
 - First every device is dialled. When all have answered, the ends get a second connection for data, and each device its part. The pipeline is
   there when all are ready and both ends have answered on the data connections.
 - A device that another head holds is waited for where the first pipeline is formed, and else left out until it is free.
+- A device that was absent at the start, and answers now, is surveyed before it is planned with: nothing is known of it.
 - A device that is back makes ready beside the pipeline that works: it is assigned what it would have to do, on connections of its own, and let go
   of when it is ready. It keeps what it loaded, so that the switch to a pipeline with it is short.
 - What a device says went wrong is believed after `settle_s`: if a connection closes meanwhile, its device is the better explanation.
@@ -40,6 +41,8 @@ from flowspec.core.membership import (
     Probe,
     Progressed,
     Reform,
+    Survey,
+    Surveyed,
     Tick,
     Unfit,
     Unprepared,
@@ -195,7 +198,7 @@ class CannotServe:
 
 
 _Heard = Said | Closed | Refused | Unfound | Wronged | Unsent | CannotServe
-FormingEvent = Begin | Planned | Unplanned | _Heard | Answered | Tick
+FormingEvent = Begin | Planned | Unplanned | _Heard | Answered | Surveyed | Tick
 
 # ------------------------------------------------------------------------------------------------- commands
 
@@ -293,7 +296,7 @@ class GiveUp:
     text: str
 
 
-FormingCommand = Plan | Open | Dial | Tell | ServeWeights | Use | Lose | HangUp | ShowProgress | Log | GiveUp | Note | Probe
+FormingCommand = Plan | Open | Dial | Tell | ServeWeights | Use | Lose | HangUp | ShowProgress | Log | GiveUp | Note | Probe | Survey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,7 +406,7 @@ class Forming:
         pipeline = self._pipeline
         if isinstance(event, Tick):
             self._tick(event, now_s)
-        elif isinstance(event, Begin | Answered):
+        elif isinstance(event, Begin | Answered | Surveyed):
             self._decide(event, now_s)
         elif isinstance(event, Planned):
             if event.is_beside:
@@ -412,6 +415,8 @@ class Forming:
                 self._planned(event.parts, now_s)
         elif isinstance(event, Unplanned):
             beside = Unprepared(devices=self._returning, text=event.text)
+            if not self._was_formed and self._first_text:
+                self._first_text = f"{self._first_text}; without it {event.text}"
             self._decide(beside if event.is_beside else Unfit(text=event.text), now_s)
         elif self._rehearsal is not None and self._rehearsal.number == event.pipeline:
             self._heard_beside(self._rehearsal, event, now_s)
@@ -481,7 +486,7 @@ class Forming:
             if isinstance(command, Note):
                 self._note = command.text
                 self._commands.append(command)
-            elif isinstance(command, Probe):
+            elif isinstance(command, Probe | Survey):
                 self._commands.append(command)
             elif isinstance(command, Prepare):
                 self._returning = command.returning
@@ -629,7 +634,7 @@ class Forming:
             pipeline.again_s[device] = now_s + min(error.retry_after_s, RETRY_S_MAX)
             return
         self.fired["held elsewhere"] += 1
-        is_refusal = not self._was_formed
+        is_refusal = not self._was_formed and self.start is Start.WHOLE
         self._break(_Fault(text=f"{place}: {error.text}", why=error.text, device=device, is_refusal=is_refusal), now_s)
 
     def _closed(self, pipeline: _Pipeline, device: str, now_s: float) -> None:

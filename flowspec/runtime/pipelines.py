@@ -8,7 +8,9 @@ pipeline is the only one, and its loss an error.
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,6 +35,7 @@ from flowspec.core.forming import (
     Refused,
     ServeWeights,
     ShowProgress,
+    Start,
     Tell,
     Terms,
     Unplanned,
@@ -40,9 +43,9 @@ from flowspec.core.forming import (
     Wronged,
 )
 from flowspec.core.incarnation import incarnation_of
-from flowspec.core.membership import Begin, Membership, Note, Patience, Probe, Tick
+from flowspec.core.membership import Begin, Membership, Note, Patience, Probe, Survey, Surveyed, Tick
 from flowspec.core.messages import Verified
-from flowspec.errors import BrokenError, ClusterError, InputError
+from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError
 from flowspec.plan.placement import ClusterPlan, assigns_of
 from flowspec.runtime import timeouts
 from flowspec.runtime.addresses import ADDRESSES
@@ -67,13 +70,18 @@ Replan = Callable[[Sequence[str]], ClusterPlan]
 class Recovery:
     """How a head goes on when a device is lost: `replan`, whom to tell in a line of text, and how long to wait for devices (None: for ever).
 
-    `spares` are the devices that the first plan leaves out, with their addresses.
+    `spares` are the devices that the first plan leaves out, with their addresses; of those the `absent` did not answer, each with
+    why. When one answers, `survey` finds out what `replan` must know of it, in a thread of its own: it raises `FlowSpecError`.
+    `start` tells what must be there for the first pipeline.
     """
 
     replan: Replan
     spares: Mapping[str, str] = field(default_factory=dict)
     on_note: Callable[[str], None] = lambda text: None
     wait_s: float | None = None
+    start: Start = Start.WHOLE
+    absent: Mapping[str, str] = field(default_factory=dict)
+    survey: Callable[[str], None] | None = None
 
 
 class Pipelines:
@@ -124,7 +132,9 @@ class Pipelines:
             settle_s=timeouts.SETTLE_S,
             wait_s=None if recovery is None else recovery.wait_s,
         )
-        self._core = Forming(Membership(list(self._addresses), patience, drafter), terms, is_only=recovery is None)
+        start = Start.WHOLE if recovery is None else recovery.start
+        self._core = Forming(Membership(list(self._addresses), patience, drafter), terms, start=start, is_only=recovery is None)
+        self._surveyed: deque[Surveyed] = deque()
         self._session = new_session()
         self._probes = Probes(incarnation_of(new_session(), 1), keys)
         self._open: dict[int, Stages] = {}
@@ -137,7 +147,7 @@ class Pipelines:
 
     def connect(self) -> None:
         """Forms the first pipeline; raises the error of whoever cannot take part."""
-        self._give(Begin())
+        self._give(Begin(absent=() if self._recovery is None else tuple(self._recovery.absent.items())))
         while self.stages is None:
             for _ in self.listen(POLL_MS):
                 pass
@@ -178,6 +188,8 @@ class Pipelines:
             return
         for answered in self._probes.answered():
             self._give(answered)
+        while self._surveyed:
+            self._give(self._surveyed.popleft())
         for stages in tuple(self._open.values()):
             if stages.weights is not None and (error := stages.weights.error) is not None:
                 self._serving_error = error
@@ -219,6 +231,8 @@ class Pipelines:
         elif isinstance(command, Probe):
             if self._recovery is not None:
                 self._probes.ask(command.device, self._addresses[command.device])
+        elif isinstance(command, Survey):
+            threading.Thread(target=self._survey, args=(command.device,), name=f"survey of {command.device}", daemon=True).start()
         elif isinstance(command, Plan):
             self._make_plan(command)
         elif isinstance(command, Open):
@@ -249,6 +263,20 @@ class Pipelines:
             stages.close(lost=command.device)
         else:
             self._use(stages, command)
+
+    def _survey(self, device: str) -> None:
+        """Asks a device what plans must know of it, in a thread of its own; whatever comes of that is told."""
+        trouble = "it could not be asked; the traceback is above"
+        try:
+            survey = None if self._recovery is None else self._recovery.survey
+            assert survey is not None, "only devices that were absent are asked"
+            survey(device)
+            trouble = ""
+        except FlowSpecError as error:
+            trouble = str(error)
+        finally:
+            self._surveyed.append(Surveyed(device=device, trouble=trouble))
+            self._wake.set()
 
     def _make_plan(self, command: Plan) -> None:
         plan = self.plan

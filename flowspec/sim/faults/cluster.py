@@ -56,7 +56,7 @@ from flowspec.core.forming import (
 )
 from flowspec.core.head import HeadCore
 from flowspec.core.incarnation import incarnation_of
-from flowspec.core.membership import Answered, Begin, Membership, Note, Probe, Tick
+from flowspec.core.membership import Answered, Begin, Membership, Note, Probe, Survey, Surveyed, Tick
 from flowspec.core.messages import Release, Verified
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 from flowspec.plan.split import even_split
@@ -73,6 +73,8 @@ from flowspec.wire.codec import Envelope
 HEAD = "head"
 SESSION = 1
 TERMS = Terms(connect_s=2.0, reconnect_s=2.0, held_s=4.0, ping_s=0.5, watch_s=0.25, settle_s=0.1)
+SURVEY_S = 0.3
+"""What it takes to ask a device what a plan must know of it."""
 UNFOUND_S = 0.05
 """What a look-up takes that fails."""
 LEFT_S = 0.2
@@ -93,7 +95,10 @@ class _Lines:
 
 
 class Cluster:
-    """Devices and the head that forms pipelines of them. `expect` gives the plain answer to a question."""
+    """Devices and the head that forms pipelines of them. `expect` gives the plain answer to a question.
+
+    Those that are `absent` are down when the head begins, which knows it.
+    """
 
     def __init__(
         self,
@@ -110,6 +115,7 @@ class Cluster:
         drafting: Sequence[Curve],
         expect: Callable[[Submit], Sequence[int]],
         tell: Callable[[str, str], None],
+        absent: Sequence[str] = (),
     ) -> None:
         self.clock = clock
         self.network = network
@@ -139,7 +145,7 @@ class Cluster:
         self._due: Alarm | None = None
         self._backlog: list[Callable[[], None]] = []
         self._stalled = head.handle(PipelineLost(), 0.0)
-        self._give(Begin())
+        self._give(Begin(absent=tuple((name, "it is down") for name in absent)))
 
     @property
     def now_s(self) -> float:
@@ -265,6 +271,8 @@ class Cluster:
                 self.network.close(connection, by=HEAD)
         elif isinstance(command, Probe):
             self._probe(command.device)
+        elif isinstance(command, Survey):
+            self.clock.at(self.clock.now_s + SURVEY_S, lambda: self._do(lambda: self._survey(command.device)))
         else:
             assert not isinstance(command, GiveUp), f"the head gives up: {command.text}"
 
@@ -312,6 +320,12 @@ class Cluster:
         )
         if name not in self.nameless:
             connection.send(HEAD, Hello(name=HEAD, version=__version__, role=role))
+
+    def _survey(self, name: str) -> None:
+        """Whoever is there now has told what a plan needs."""
+        daemon = self.daemons[name]
+        is_there = daemon.is_up and not daemon.is_stopped and not self.network.is_severed(HEAD, name)
+        self._give(Surveyed(device=name, trouble="" if is_there else "it did not answer"))
 
     def _probe(self, name: str) -> None:
         """A Hello on a connection of its own; whoever answers it is there."""

@@ -50,6 +50,9 @@ class Play:
         self.daemons: dict[str, SimDaemon] = {}
         for name in schedule.devices:
             self.daemons[name] = self._daemon(name)
+        absent = [fault.where[0] for fault in schedule.faults if fault.kind == "absent"]
+        for name in absent:
+            self.daemons[name].crash()
         drafters = [
             FakeDrafter(
                 schedule.language,
@@ -84,9 +87,11 @@ class Play:
             drafting=schedule.drafting,
             expect=lambda submit: self._plain(submit)[0],
             tell=self._tell,
+            absent=absent,
         )
         self.cluster.on_end = self._ended
         self._oracle = Oracle(self.clock, self.network, self.daemons, self.cluster.membership, HEAD)
+        self._oracle.touch(absent)
         self._look()
         for fault in schedule.faults:
             self.clock.at(fault.at_s, lambda fault=fault: self._begin(fault))  # type: ignore[misc]
@@ -233,6 +238,8 @@ class Play:
         if kind in ("crash", "restart"):
             daemon.crash()
             self.clock.at(self.clock.now_s + 0.01 if kind == "restart" else until_s, daemon.start)
+        elif kind == "absent":  # since before the head began
+            self.clock.at(until_s, daemon.start)
         elif kind == "stop":
             daemon.stop()
             self.clock.at(until_s, daemon.go_on)

@@ -27,7 +27,7 @@ ANSWERED_SHARE = 0.25
 """Of the first questions: an answer that another head began, as its journal says."""
 MORE_KINDS = ("held", "one way")
 """Faults that came later: drawn beside the others, so that a seed keeps the faults that it had."""
-LATE_KINDS = ("nameless",)
+LATE_KINDS = ("nameless", "absent")
 """And those that came after these."""
 KINDS = ("crash", "restart", "stop", "slow", "stuck", "sever", "break", "head stops", "clock", "refuse", "drafter")
 
@@ -220,8 +220,23 @@ def _more_faults(rng: random.Random, devices: tuple[str, ...]) -> tuple[Fault, .
 
 
 def _late_faults(rng: random.Random, devices: tuple[str, ...]) -> tuple[Fault, ...]:
-    """In a tenth of the seeds: a device whose name the head cannot look up while it is down, and for some time after."""
-    if rng.random() > 0.1:
+    """In a fifth of the seeds: a device is down and has no name for some time, or is not there when the head begins."""
+    kind = rng.choices(["", "nameless", "absent"], weights=[8, 1, 1])[0]
+    if kind == "absent":
+        return _absences(rng, devices)
+    if not kind:
         return ()
     at_s, for_s, where = rng.uniform(0, HEAL_S / 2), rng.choice([1.0, 3.0, HEAL_S]), (rng.choice(devices),)
     return tuple(Fault(kind=kind, at_s=at_s, for_s=share * for_s, where=where) for kind, share in (("nameless", 1.0), ("crash", 0.3)))
+
+
+def _absences(rng: random.Random, devices: tuple[str, ...]) -> tuple[Fault, ...]:
+    """Some devices are absent at first; of some the power fails again as soon as they have come up."""
+    found = []
+    for device in rng.sample(devices, rng.randint(1, max(1, len(devices) - 1))):
+        for_s = rng.uniform(0, HEAL_S / 2)
+        found.append(Fault(kind="absent", at_s=0.0, for_s=for_s, where=(device,)))
+        if rng.random() < 0.4:
+            at_s = for_s + rng.uniform(0, 3)
+            found.append(Fault(kind="crash", at_s=at_s, for_s=rng.uniform(0, 2), where=(device,)))
+    return tuple(found)
