@@ -83,7 +83,7 @@ class Start(Enum):
     WHOLE = "whole"
     """All devices that were planned with."""
     SHORT = "short"
-    """As many as the model needs: it begins without those that do not answer."""
+    """As many as the model needs: it begins without those that do not answer. A drafter is not needed."""
     ANY = "any"
     """None: devices are waited for as they are later."""
 
@@ -506,7 +506,7 @@ class Forming:
 
     def _may_begin_without(self, is_wanted: bool) -> bool:
         """Whether the first pipeline may lack devices; `is_wanted` says that another one is to be formed of the rest."""
-        return self.start is Start.ANY or (self.start is Start.SHORT and is_wanted)
+        return self.start is Start.ANY or (self.start is Start.SHORT and (is_wanted or not self.membership.is_needed))
 
     def _fence(self, silent_s: float) -> None:
         """The pipeline is over: its devices are let go of, and what they still say is not heard."""

@@ -333,6 +333,11 @@ class Membership:
         self._commands: list[MembershipCommand] = []
 
     @property
+    def is_needed(self) -> bool:
+        """Whether answers need a pipeline of these devices; they do not need a drafter's."""
+        return not self._drafter
+
+    @property
     def lost(self) -> list[str]:
         """The devices that are lost, in order."""
         return [name for name, known in self._standing.items() if known.lost_s is not None]

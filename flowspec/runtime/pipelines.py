@@ -114,6 +114,7 @@ class Pipelines:
         self._keys = keys
         self._on_change = on_change
         self._meanwhile = meanwhile
+        start = Start.WHOLE if recovery is None else recovery.start
         patience = Patience(
             silent_s=timeouts.SILENT_S,
             loading_silent_s=timeouts.LOADING_SILENT_S,
@@ -124,7 +125,7 @@ class Pipelines:
             forgive_s=timeouts.FORGIVE_S,
         )
         terms = Terms(
-            connect_s=timeouts.CONNECT_S,
+            connect_s=timeouts.ABSENT_S if drafter and start is Start.SHORT else timeouts.CONNECT_S,
             reconnect_s=timeouts.RECONNECT_S,
             held_s=timeouts.HELD_S,
             ping_s=timeouts.PING_EVERY_S,
@@ -132,7 +133,6 @@ class Pipelines:
             settle_s=timeouts.SETTLE_S,
             wait_s=None if recovery is None else recovery.wait_s,
         )
-        start = Start.WHOLE if recovery is None else recovery.start
         self._core = Forming(Membership(list(self._addresses), patience, drafter), terms, start=start, is_only=recovery is None)
         self._surveyed: deque[Surveyed] = deque()
         self._session = new_session()
@@ -173,6 +173,11 @@ class Pipelines:
     def due_s(self) -> float:
         """When `listen` must be called again at the latest."""
         return min([self._core.due_s, *(stages.due_s for stages in self._open.values())])
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is no pipeline, and none on its way: devices are waited for."""
+        return self._core.number == 0
 
     def broken(self, error: BrokenError) -> None:
         """The pipeline cannot go on."""
