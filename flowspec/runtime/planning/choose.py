@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from flowspec.errors import ClusterError
+from flowspec.plan.absence import among
 from flowspec.plan.memory import mib
 from flowspec.plan.placement import StagePlan
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
@@ -36,7 +37,7 @@ class Chosen:
 
     def stages_of(self, devices: Sequence[Device]) -> list[StagePlan]:
         """What the planner has these devices run when all others are lost, by what it knew at the start; raises `DoesNotFit`."""
-        return _placed(make_plan(steadied(_among(self.wish, {device.name for device in devices}))), devices)
+        return _placed(make_plan(steadied(among(self.wish, {device.name for device in devices}))), devices)
 
     def knowing(self, found: Survey) -> Chosen:
         """The same plan by what is known now, which later plans are made of."""
@@ -90,12 +91,6 @@ class Chosen:
 def _placed(plan: Plan, devices: Sequence[Device]) -> list[StagePlan]:
     addresses = {device.name: device.address for device in devices}
     return [StagePlan(name=stage.site.name, address=addresses[stage.site.name], first=stage.first, end=stage.end) for stage in plan.stages]
-
-
-def _among(wish: Wish, names: Collection[str]) -> Wish:
-    """The same wish with only these devices for stages; the head stays where it is, also without a daemon there."""
-    left = [each if each.name in names else replace(each, runs_stages=False) for each in wish.sites]
-    return replace(wish, sites=tuple(each for each in left if each.runs_stages or each.name == wish.head))
 
 
 def _rate(plan: Plan) -> str:
