@@ -17,6 +17,8 @@ carry out `Reform` (fence the old pipeline, plan, connect, load) and tell how it
   before if it cannot. If the plan for all has nothing for it to do, it stands by.
 - It is taken in at the next moment without an answer, or during one that would take `worth` times as long as the last forming of
   a pipeline took; when it has waited for such a moment for `moment_s`, between two tokens; and at once if there is no pipeline without it.
+- A device that is absent at the start counts as lost. Nothing is known of it: when it answers it is surveyed first (`Survey`), beside
+  the pipeline if there is one, and only then may it return.
 - The plan may leave devices out: those stand by until the next pipeline is formed.
 - Where no pipeline can be formed of those that are there, they are let go of, and whoever returns may change that.
 
@@ -52,6 +54,9 @@ RULES = {
     "made good": "tokens or time made good for failures that were nobody's",
     "nobody left": "no device is left, and the head waits",
     "unfit": "no plan can be made of those that are left",
+    "began without": "a device is absent at the start, and the first pipeline is formed without it",
+    "surveyed": "a device that was absent at the start has answered, and is known now",
+    "not surveyed": "a device that was absent at the start has answered, but did not tell what a plan needs",
     "back": "a device that was lost is taken in again",
     "not yet": "a device that is back must wait longer, because it was lost before",
     "waited enough": "a device that is ready is taken in in the middle of an answer, for there was no better moment",
@@ -89,7 +94,9 @@ class Patience:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """The first pipeline is wanted."""
+    """The first pipeline is wanted. `absent` are devices that are not there now, each with why, of which nothing is known."""
+
+    absent: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +166,14 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Surveyed:
+    """What `Survey` asked for is known now; with a `trouble` it is not, which says why."""
+
+    device: str
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """These devices have made ready for a pipeline with the members; they are taken in when it suits."""
 
@@ -193,7 +208,20 @@ class Tick:
 
 
 MembershipEvent = (
-    Begin | Planned | Formed | Unfit | Broken | LinkBroken | Heard | Progressed | Answered | Prepared | Unprepared | Needless | Tick
+    Begin
+    | Planned
+    | Formed
+    | Unfit
+    | Broken
+    | LinkBroken
+    | Heard
+    | Progressed
+    | Answered
+    | Surveyed
+    | Prepared
+    | Unprepared
+    | Needless
+    | Tick
 )
 
 # ------------------------------------------------------------------------------------------------- commands
@@ -222,6 +250,13 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """Ask a device that answers what a plan must know of it."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
     """Have those of these devices that are no members make ready for a pipeline of all of them, beside the one that works."""
 
@@ -243,7 +278,7 @@ class GiveUp:
     text: str
 
 
-MembershipCommand = Reform | Disband | Prepare | Probe | Note | GiveUp
+MembershipCommand = Reform | Disband | Prepare | Probe | Survey | Note | GiveUp
 
 
 @dataclass(slots=True)
@@ -267,6 +302,9 @@ class _Standing:
     is_prepared: bool = False
     prepared_s: float = 0.0
     has_refused: bool = False
+    is_known: bool = True
+    is_asked: bool = False
+    was_there: bool = True
 
 
 class Membership:
@@ -295,6 +333,11 @@ class Membership:
         self._commands: list[MembershipCommand] = []
 
     @property
+    def is_needed(self) -> bool:
+        """Whether answers need a pipeline of these devices; they do not need a drafter's."""
+        return not self._drafter
+
+    @property
     def lost(self) -> list[str]:
         """The devices that are lost, in order."""
         return [name for name, known in self._standing.items() if known.lost_s is not None]
@@ -310,6 +353,7 @@ class Membership:
         """The only mutator."""
         self._commands = []
         if isinstance(event, Begin):
+            self._begin_without(event.absent, now_s)
             self._reform(now_s, 0.0)
         elif isinstance(event, Planned):
             self.members = event.devices
@@ -339,6 +383,8 @@ class Membership:
             if event.device in self._standing and event.device not in self._preparing:  # then it is ours
                 self.fired["held"] += event.is_held
                 self._standing[event.device].answered_s = None if event.is_held else now_s
+        elif isinstance(event, Surveyed):
+            self._surveyed(event, now_s)
         elif isinstance(event, Prepared | Unprepared | Needless):
             if event.devices == self._preparing:
                 self._preparing = ()
@@ -346,6 +392,39 @@ class Membership:
         else:
             self._tick(event, now_s)
         return self._commands
+
+    # -------------------------------------------------------------------------------------- absent at first
+
+    def _begin_without(self, absent: Sequence[tuple[str, str]], now_s: float) -> None:
+        for name, why in absent:
+            self.fired["began without"] += 1
+            self._lose(name, now_s)
+            standing = self._standing[name]
+            standing.is_known = standing.was_there = False
+            text = f"{self._title} {name} is absent ({why}); beginning without it, and taking it in when it is there"
+            self._commands.append(Note(text=text))
+
+    def _survey(self, now_s: float) -> None:
+        """Asks those who have answered, and of whom nothing is known; at once where nothing goes without them."""
+        for name in self.lost:
+            standing = self._standing[name]
+            if standing.is_known or standing.is_asked or not self._is_there(standing, now_s):
+                continue
+            if not self.members or self._has_waited(name, now_s):
+                standing.is_asked = True
+                self._commands.append(Survey(device=name))
+
+    def _surveyed(self, event: Surveyed, now_s: float) -> None:
+        standing = self._standing[event.device]
+        standing.is_asked = False
+        if not event.trouble:
+            self.fired["surveyed"] += 1
+            standing.is_known = True
+            standing.answered_s = standing.probed_s = now_s
+            return
+        self.fired["not surveyed"] += 1
+        self._lose(event.device, now_s)
+        self._commands.append(Note(text=f"{self._title} {event.device} is not taken in ({event.trouble})"))
 
     # ------------------------------------------------------------------------------------------- forming
 
@@ -386,7 +465,8 @@ class Membership:
             elif isinstance(event, Needless):
                 self.fired["needless"] += 1
                 standing.lost_s = None
-                self._commands.append(Note(text=f"{self._title} {name} is back, and stands by"))
+                self._commands.append(Note(text=f"{self._title} {name} is {self._here(standing)}, and stands by"))
+                standing.was_there = True
             else:
                 self.fired["unprepared"] += 1
                 self._lose(name, now_s)
@@ -410,7 +490,12 @@ class Membership:
             if standing.has_returned:
                 standing.has_returned = False
                 self.fired["back"] += 1
-                self._commands.append(Note(text=f"{self._title} {name} is back"))
+                self._commands.append(Note(text=f"{self._title} {name} is {self._here(standing)}"))
+            standing.was_there = True
+
+    def _here(self, standing: _Standing) -> str:
+        """How to say that a device is there again, or for the first time."""
+        return "back" if standing.was_there else "there now"
 
     def _broken(self, device: str, text: str, now_s: float, rule: str) -> None:
         if not self.members:
@@ -492,6 +577,7 @@ class Membership:
             if min(self._idle_s, tick.flight_s) > self.patience.stuck_s:
                 self._broken("", f"a segment got lost: nobody has been at it for {self._idle_s:.0f} s", now_s, "vanished")
                 return
+        self._survey(now_s)
         self._take_in(tick.left_s, now_s)
         self._probe(now_s)
 
@@ -505,7 +591,7 @@ class Membership:
     def _take_in(self, left_s: float, now_s: float) -> None:
         if self._preparing or (self.members and not self.is_formed):
             return
-        there = [name for name in self.lost if self._is_there(self._standing[name], now_s)]
+        there = [name for name in self.lost if self._standing[name].is_known and self._is_there(self._standing[name], now_s)]
         for name in set(self.lost) - set(there):
             self._standing[name].is_prepared = False
         returned = [name for name in there if self._has_waited(name, now_s)]

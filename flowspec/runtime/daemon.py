@@ -228,6 +228,11 @@ class Daemon:
             return
         hold = self._core.number
         try:
+            hop.go_on()
+        except InputError as error:
+            self._give(NextLost(hold=hold, text=f"cannot be dialled: {error}"), now_s)
+            return
+        try:
             while self._next is hop and hop.socket in ready and (message := hop.read()) is not None:
                 self._give(NextSaid(hold=hold, message=message), now_s)
         except PeerError as error:
@@ -356,6 +361,7 @@ class Daemon:
                     keys=self._keys,
                     shape=self._shape,
                     poller=self._poller,
+                    wake=self._wake,
                 )
             except InputError as error:
                 self._give(NextLost(hold=command.hold, text=f"cannot be dialled: {error}"), now_s)

@@ -19,7 +19,6 @@ from flowspec.checking import check, is_on
 from flowspec.core.events import (
     Cancel,
     Draft,
-    Drafted,
     DrafterBack,
     DrafterLost,
     Emit,
@@ -39,6 +38,7 @@ from flowspec.core.events import (
     VerifiedArrived,
 )
 from flowspec.core.expertise import Expertise
+from flowspec.core.forming import Start
 from flowspec.core.head import HeadCore
 from flowspec.core.membership import Tick
 from flowspec.core.messages import Hop
@@ -56,7 +56,7 @@ from flowspec.runtime.drafting import DraftThread
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.heap import free_cycles, share_one_heap
 from flowspec.runtime.pipelines import Pipelines, Recovery
-from flowspec.runtime.remote_drafter import PlacedDrafter, RemoteDrafter, Told
+from flowspec.runtime.remote_drafter import Absent, PlacedDrafter, RemoteDrafter, Result, Told
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.stages import Progress, Stage
 from flowspec.runtime.transport import TIMER_EARLY_S, Wake, patience_ms
@@ -82,7 +82,7 @@ class Head:
     """A connected cluster; a context manager that lets go of the daemons at its end.
 
     `method` decides what is sent and drafted (default: plain decoding); the drafters are the head's from now on, each with a thread. Those
-    that are placed on devices must be there at first; later answers go on without those that are lost. `levels` are those of
+    that are placed on devices must be there at first, unless the recovery may start short; later answers go on without those that are lost. `levels` are those of
     `DrafterTraits` (default: all drafters).
     An `emulation` is what the local daemons were started with. With `keys` the cluster is spoken to in secret, else in the clear.
     """
@@ -116,6 +116,7 @@ class Head:
         self._stages_shown: list[Stage] = []
         pace = None if emulation is None else emulation.drafting
         self._on_note = log.warning if recovery is None else recovery.on_note
+        self._may_be_short = recovery is not None and recovery.start is Start.SHORT
         self._progress = progress
         self._drafting: list[DraftThread | RemoteDrafter] = []
         self._absent: set[int] = set()
@@ -239,7 +240,8 @@ class Head:
             if isinstance(drafter, PlacedDrafter):
                 self._core.handle(DrafterLost(drafter=number), time.monotonic())
                 self._absent.add(number)
-                self._drafting.append(RemoteDrafter(drafter, number, self._wake, self._keys))
+                remote = RemoteDrafter(drafter, number, self._wake, self._keys, may_be_absent=self._may_be_short)
+                self._drafting.append(remote)
             else:
                 self._drafting.append(DraftThread(drafter, number, self._wake, pace))
 
@@ -301,7 +303,7 @@ class Head:
         assert self._pipelines.stages is not None
         self._stages_shown = self._pipelines.stages.all
 
-    def _drafted(self, result: Drafted | DrafterLost | DrafterBack | Told | Failed | Crashed, now_s: float) -> None:
+    def _drafted(self, result: Result, now_s: float) -> None:
         if isinstance(result, Failed | Crashed):
             raise result.error
         if isinstance(result, Told):
@@ -309,6 +311,9 @@ class Head:
                 self._on_note(result.text)
             else:
                 self._progress(result.text, result.share)
+            return
+        if isinstance(result, Absent):
+            self._absent.discard(result.drafter)
             return
         if isinstance(result, DrafterBack):
             remote = self._drafting[result.drafter]

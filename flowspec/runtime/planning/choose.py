@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from flowspec.errors import ClusterError
+from flowspec.plan.absence import among
+from flowspec.plan.memory import mib
 from flowspec.plan.placement import StagePlan
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
-from flowspec.plan.refusal import plan_or_refuse
+from flowspec.plan.refusal import Refused, plan_or_refuse
 from flowspec.plan.sites import Wish
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.planning.survey import ASSUMED, Survey
@@ -35,7 +37,11 @@ class Chosen:
 
     def stages_of(self, devices: Sequence[Device]) -> list[StagePlan]:
         """What the planner has these devices run when all others are lost, by what it knew at the start; raises `DoesNotFit`."""
-        return _placed(make_plan(steadied(_among(self.wish, {device.name for device in devices}))), devices)
+        return _placed(make_plan(steadied(among(self.wish, {device.name for device in devices}))), devices)
+
+    def knowing(self, found: Survey) -> Chosen:
+        """The same plan by what is known now, which later plans are made of."""
+        return replace(self, survey=found, wish=replace(self.wish, sites=found.sites, network=found.network))
 
     @property
     def unused(self) -> list[str]:
@@ -72,6 +78,7 @@ class Chosen:
             **_numbers(self.plan),
             "not_used": self.unused,
             "left_out": self.survey.left_out,
+            "absent": self.survey.absent,
             "profiles": {
                 site.name: {"board": site.profile.name, "source": self.survey.sources[site.name]}
                 for site in self.survey.sites
@@ -84,12 +91,6 @@ class Chosen:
 def _placed(plan: Plan, devices: Sequence[Device]) -> list[StagePlan]:
     addresses = {device.name: device.address for device in devices}
     return [StagePlan(name=stage.site.name, address=addresses[stage.site.name], first=stage.first, end=stage.end) for stage in plan.stages]
-
-
-def _among(wish: Wish, names: Collection[str]) -> Wish:
-    """The same wish with only these devices for stages; the head stays where it is, also without a daemon there."""
-    left = [each if each.name in names else replace(each, runs_stages=False) for each in wish.sites]
-    return replace(wish, sites=tuple(each for each in left if each.runs_stages or each.name == wish.head))
 
 
 def _rate(plan: Plan) -> str:
@@ -106,8 +107,21 @@ def _numbers(plan: Plan) -> dict[str, Any]:
 
 
 def choose(wish: Wish, found: Survey) -> Chosen:
-    """The planner's choice; raises `plan.refusal.Refused` where the model does not fit."""
-    return Chosen(plan=plan_or_refuse(steadied(wish)), wish=wish, survey=found, is_given=False)
+    """The planner's choice; raises `plan.refusal.Refused` where the model does not fit.
+
+    Where devices are absent it is a `ClusterError` of one line, which names the first of them and what is missing.
+    """
+    try:
+        plan = plan_or_refuse(steadied(wish))
+    except Refused as error:
+        if not found.absent:
+            raise
+        name, why = next(iter(found.absent.items()))
+        others = f", as {len(found.absent) - 1} more" if len(found.absent) > 1 else ""
+        missing = mib(sum(each.short_bytes for each in error.shortfalls))
+        told = f"device {name} is absent{others} ({why})"
+        raise ClusterError(f"{told}; {wish.shape.name} does not fit the others: they lack {missing} of memory") from None
+    return Chosen(plan=plan, wish=wish, survey=found, is_given=False)
 
 
 def compare(wish: Wish, found: Survey, stages: Sequence[StagePlan]) -> Chosen:

@@ -51,6 +51,7 @@ from flowspec.core.forming import (
     Start,
     Tell,
     Terms,
+    Unfound,
     Unplanned,
     Unsent,
     Use,
@@ -58,7 +59,7 @@ from flowspec.core.forming import (
 )
 from flowspec.core.head import HeadCore
 from flowspec.core.incarnation import incarnation_of
-from flowspec.core.membership import Answered, Begin, Membership, Note, Probe, Tick
+from flowspec.core.membership import Answered, Begin, Membership, Note, Probe, Survey, Surveyed, Tick
 from flowspec.core.messages import Release, Verified
 from flowspec.errors import PeerError
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
@@ -79,6 +80,8 @@ SESSION = 1
 TERMS = Terms(connect_s=2.0, reconnect_s=2.0, held_s=4.0, ping_s=0.5, watch_s=0.25, settle_s=0.1)
 DIALLED_S = 0.01
 """How long it takes to hear that a device cannot be dialled."""
+SURVEY_S = 0.3
+"""What it takes to ask a device what a plan must know of it."""
 LEFT_S = 0.2
 """What a token that is still to come is taken to need."""
 
@@ -101,6 +104,7 @@ class Cluster:
 
     Where nothing passes, a data connection takes `frames_max` frames and no more.
     Where what devices say may not be honest, tokens may be wrong; all else is as ever.
+    Those that are `absent` are down when the head begins, which knows it.
     """
 
     def __init__(
@@ -121,6 +125,7 @@ class Cluster:
         tell: Callable[[str, str], None],
         terms: Terms = TERMS,
         is_honest: bool = True,
+        absent: Sequence[str] = (),
     ) -> None:
         self.clock = clock
         self.network = network
@@ -152,7 +157,7 @@ class Cluster:
         self._due: Alarm | None = None
         self._backlog: list[Callable[[], None]] = []
         self._stalled = head.handle(PipelineLost(), 0.0)
-        self._give(Begin())
+        self._give(Begin(absent=tuple((name, "it is down") for name in absent)))
 
     @property
     def now_s(self) -> float:
@@ -295,6 +300,8 @@ class Cluster:
             self._probe(command.device)
         elif isinstance(command, GiveUp):
             self.on_give_up(command.text)
+        elif isinstance(command, Survey):
+            self.clock.at(self.clock.now_s + SURVEY_S, lambda: self._do(lambda: self._survey(command.device)))
 
     def _plan(self, command: Plan) -> None:
         devices = command.devices[: self._devices_max]
@@ -342,11 +349,20 @@ class Cluster:
             {HEAD: lambda *arrived: self._do(lambda: refuse(*arrived)), name: daemon.refuse},
         )
         connection.send(HEAD, Hello(name=HEAD, version=__version__, role=role))
-        is_found = self.network.is_resolved(HEAD, name)
-        if daemon.is_locked or not is_found:
-            text = "it does not know our key" if is_found else "no such name"
-            refused = Refused(pipeline=pipeline, device=name, text=text, is_final=is_found)
-            self.clock.at(self.clock.now_s + DIALLED_S, partial(self._do, partial(self._give, refused)))
+        trouble: FormingEvent | None = None
+        if not self.network.is_resolved(HEAD, name):
+            trouble = Unfound(pipeline=pipeline, device=name, text="no such name")
+        elif daemon.is_locked:
+            trouble = Refused(pipeline=pipeline, device=name, text="it does not know our key", is_final=True)
+        if trouble is not None:
+            self.clock.at(self.clock.now_s + DIALLED_S, partial(self._do, partial(self._give, trouble)))
+
+    def _survey(self, name: str) -> None:
+        """Whoever is there now has told what a plan needs."""
+        daemon = self.daemons[name]
+        is_reached = self.network.is_reached(HEAD, name) and self.network.is_reached(name, HEAD)
+        is_there = daemon.is_up and not daemon.is_stopped and is_reached and self.network.is_resolved(HEAD, name)
+        self._give(Surveyed(device=name, trouble="" if is_there else "it did not answer"))
 
     def _probe(self, name: str) -> None:
         """A Hello on a connection of its own; whoever answers it is there."""

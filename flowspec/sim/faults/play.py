@@ -83,6 +83,9 @@ class Play:
         self.daemons: dict[str, SimDaemon] = {}
         for name in schedule.devices:
             self.daemons[name] = self._daemon(name)
+        absent = {fault.where[0]: fault for fault in schedule.faults if fault.kind == "absent"}
+        for name in absent:
+            self.daemons[name].crash()
         drafters = [
             FakeDrafter(
                 schedule.language,
@@ -121,10 +124,13 @@ class Play:
             tell=self._tell,
             terms=schedule.terms,
             is_honest=self._is_honest,
+            absent=list(absent),
         )
         self.cluster.on_end = self._ended
         self.cluster.on_give_up = self._given_up
         self._oracle = Oracle(self.clock, self.network, self.daemons, self.cluster.membership, HEAD)
+        for fault in absent.values():
+            self._oracle.touch(fault)
         if self._is_honest:
             self._look()
         for fault in schedule.faults:
@@ -287,6 +293,8 @@ class Play:
         if kind in ("crash", "restart"):
             daemon.crash()
             self.clock.at(self.clock.now_s + 0.01 if kind == "restart" else until_s, daemon.start)
+        elif kind == "absent":  # since before the head began
+            self.clock.at(until_s, daemon.start)
         elif kind == "stop":
             daemon.stop()
             self.clock.at(until_s, daemon.go_on)

@@ -30,6 +30,8 @@ MORE_KINDS = ("held", "one way")
 """Faults that came later: drawn beside the others, so that a seed keeps the faults that it had."""
 LATER_KINDS = ("damaged", "short", "doomed", "locked", "babble", "heat", "garble", "mute", "slow link", "no name")
 """And those that came after these."""
+START_KINDS = ("absent",)
+"""What may be so when the head begins."""
 KINDS = ("crash", "restart", "stop", "slow", "stuck", "sever", "break", "head stops", "clock", "refuse", "drafter")
 
 
@@ -150,6 +152,7 @@ def draw(seed: int) -> Schedule:
                     *_faults(rng, devices, 0 if captures else len(qualities), [dialogue.at_s for dialogue in dialogues]),
                     *_more_faults(random.Random(f"more {seed}"), devices),
                     *_later_faults(later, devices, [dialogue.at_s for dialogue in dialogues]),
+                    *_start_faults(random.Random(f"start {seed}"), devices),
                 ),
                 key=lambda fault: fault.at_s,
             )
@@ -238,4 +241,30 @@ def _later_faults(rng: random.Random, devices: tuple[str, ...], asked_s: list[fl
         found.append(Fault(kind=kind, at_s=min(at_s, HEAL_S), for_s=rng.choice([0.5, 2.0, HEAL_S]), where=where))
         if kind in ("damaged", "short", "doomed") and rng.random() < 0.7:  # they show when something is loaded
             found.append(Fault(kind="restart", at_s=min(at_s + 0.3, HEAL_S), for_s=0.0, where=where))
+    return tuple(found)
+
+
+def _start_faults(rng: random.Random, devices: tuple[str, ...]) -> tuple[Fault, ...]:
+    """In a fifth of the seeds: a device is down and has no name for some time, or is not there when the head begins."""
+    kind = rng.choices(["", "no name", "absent"], weights=[8, 1, 1])[0]
+    if kind == "absent":
+        return _absences(rng, devices)
+    if not kind:
+        return ()
+    at_s, for_s, device = rng.uniform(0, HEAL_S / 2), rng.choice([1.0, 3.0, HEAL_S]), rng.choice(devices)
+    return (
+        Fault(kind="no name", at_s=at_s, for_s=for_s, where=(HEAD, device)),
+        Fault(kind="crash", at_s=at_s, for_s=0.3 * for_s, where=(device,)),
+    )
+
+
+def _absences(rng: random.Random, devices: tuple[str, ...]) -> tuple[Fault, ...]:
+    """Some devices are absent at first; of some the power fails again as soon as they have come up."""
+    found = []
+    for device in rng.sample(devices, rng.randint(1, max(1, len(devices) - 1))):
+        for_s = rng.uniform(0, HEAL_S / 2)
+        found.append(Fault(kind="absent", at_s=0.0, for_s=for_s, where=(device,)))
+        if rng.random() < 0.4:
+            at_s = for_s + rng.uniform(0, 3)
+            found.append(Fault(kind="crash", at_s=at_s, for_s=rng.uniform(0, 2), where=(device,)))
     return tuple(found)
