@@ -79,8 +79,6 @@ SESSION = 1
 TERMS = Terms(connect_s=2.0, reconnect_s=2.0, held_s=4.0, ping_s=0.5, watch_s=0.25, settle_s=0.1)
 DIALLED_S = 0.01
 """How long it takes to hear that a device cannot be dialled."""
-LEFT_S = 0.2
-"""What a token that is still to come is taken to need."""
 
 
 @dataclass(slots=True)
@@ -259,12 +257,7 @@ class Cluster:
         self._due = self.clock.at(due_s - self.skew_s, lambda: self._do(lambda: self._look(due_s)))
 
     def _look(self, due_s: float) -> None:
-        oldest_s = self.head.flights.oldest_s
-        left = sum(
-            request.submit.new_tokens_max - len(request.new_tokens) for request in self.head.requests() if request.submit is not None
-        )
-        flight_s = 0.0 if oldest_s is None else self.now_s - oldest_s
-        self._give(Tick(flight_s=flight_s, left_s=left * LEFT_S, tokens=self._tokens), due_s)
+        self._give(Tick(flight_s=self.head.flight_s(self.now_s), left_s=self.head.left_s(), tokens=self._tokens), due_s)
 
     def _execute(self, command: FormingCommand) -> None:
         if isinstance(command, Note):
