@@ -50,6 +50,9 @@ from flowspec.core.request import Request, begin
 from flowspec.errors import InputError, PeerError
 from flowspec.tree import NodeState
 
+UNKNOWN_LEFT_S = 1e-3
+"""What is taken to be left of an answer whose speed is unknown: little, so that nobody waits for its end."""
+
 
 class HeadCore:
     """Event in, commands out; see the module."""
@@ -104,6 +107,18 @@ class HeadCore:
         """Begin with what another head learnt with the same stages, models and method."""
         self.costs, self.panel.trust = learnt.costs, learnt.trust
         self.method.take(learnt.of_method)
+
+    def flight_s(self, now_s: float) -> float:
+        """For how long the oldest segment in flight has been so; 0 without any."""
+        oldest_s = self.flights.oldest_s
+        return 0.0 if oldest_s is None else now_s - oldest_s
+
+    def left_s(self) -> float:
+        """What is left of the longest answer under way, at the rate that was seen; next to nothing where none was, 0 without an answer."""
+        left = [each.submit.new_tokens_max - len(each.new_tokens) for each in self._requests.values() if each.submit is not None]
+        if not left:
+            return 0.0
+        return max(left) / self.costs.rate if self.costs.rate else UNKNOWN_LEFT_S
 
     def handle(self, event: HeadEvent, now_s: float) -> list[HeadCommand]:
         """The only mutator. Raises `InputError` for a prompt that cannot be answered, `PeerError` for a stage's fault."""

@@ -284,15 +284,8 @@ class Head:
         return not self._stopping
 
     def _tick(self, now_s: float) -> Tick:
-        """How things stand, for those who decide about devices; what is left of an answer whose speed is unknown counts little."""
-        core = self._core
-        open_s = 0.0
-        for request in core.requests():
-            if request.submit is not None:
-                left = request.submit.new_tokens_max - len(request.new_tokens)
-                open_s = max(open_s, left / core.costs.rate if core.costs.rate else 1e-3)
-        flight_s = 0.0 if core.flights.oldest_s is None else now_s - core.flights.oldest_s
-        return Tick(flight_s=flight_s, left_s=open_s, tokens=self._tokens)
+        """How things stand, for those who decide about devices."""
+        return Tick(flight_s=self._core.flight_s(now_s), left_s=self._core.left_s(), tokens=self._tokens)
 
     def _changed(self, event: PipelineLost | Reformed) -> None:
         self._step(event, time.monotonic())

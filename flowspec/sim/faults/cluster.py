@@ -82,8 +82,6 @@ DIALLED_S = 0.01
 """How long it takes to hear that a device cannot be dialled."""
 SURVEY_S = 0.3
 """What it takes to ask a device what a plan must know of it."""
-LEFT_S = 0.2
-"""What a token that is still to come is taken to need."""
 
 
 @dataclass(slots=True)
@@ -264,12 +262,7 @@ class Cluster:
         self._due = self.clock.at(due_s - self.skew_s, lambda: self._do(lambda: self._look(due_s)))
 
     def _look(self, due_s: float) -> None:
-        oldest_s = self.head.flights.oldest_s
-        left = sum(
-            request.submit.new_tokens_max - len(request.new_tokens) for request in self.head.requests() if request.submit is not None
-        )
-        flight_s = 0.0 if oldest_s is None else self.now_s - oldest_s
-        self._give(Tick(flight_s=flight_s, left_s=left * LEFT_S, tokens=self._tokens), due_s)
+        self._give(Tick(flight_s=self.head.flight_s(self.now_s), left_s=self.head.left_s(), tokens=self._tokens), due_s)
 
     def _execute(self, command: FormingCommand) -> None:
         if isinstance(command, Note):

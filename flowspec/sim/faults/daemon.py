@@ -330,8 +330,8 @@ class SimDaemon:
     def _take_hold(self, command: Take) -> None:
         assign, hold, life = command.assign, command.hold, self._lives
         count, span = assign.end_layer - assign.first_layer, (assign.first_layer, assign.end_layer)
-        core = None if self._core.hold is None else self._core.hold.core
-        core = self._core.hold.core
+        taken = self._core.hold
+        core = None if taken is None else taken.core
         layers, is_last = FakeLayers(assign.stages, self._language, is_honest=self._is_honest), not assign.next_hop
         device = Device(self._clock, self._spec_at(self.heat), assign.stage, layers, is_last, lambda done: self._done(life, hold, done))
         part = self._part = _Part(hold, assign, core if isinstance(core, StageCore) else None, layers, device)
