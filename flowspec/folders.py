@@ -1,4 +1,7 @@
-"""Where things that can be made again are kept, and how they get there: the user's cache folder, hashing, locks, writing in one step."""
+"""Where things that can be made again are kept, and how they get there.
+
+The user's cache folder, hashing, locks, writing in one step.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ import hashlib
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 HASH_BLOCK_BYTES = 4 << 20
+LOCK_EVERY_S = 0.1
 
 
 class Hash(Protocol):
@@ -23,12 +28,17 @@ class Hash(Protocol):
 
 
 def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/flowspec`, else `flowspec` in the platform's own place for caches; it need not exist yet."""
+    """`$XDG_CACHE_HOME/flowspec`, else `flowspec` where the platform has caches; it need not exist yet."""
     own = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
     return Path(os.environ.get("XDG_CACHE_HOME") or own) / "flowspec"
 
 
-def hash_range(descriptor: int, offset: int, size: int, step: Callable[[int], None] = lambda size: None) -> Hash:
+def hash_range(
+    descriptor: int,
+    offset: int,
+    size: int,
+    step: Callable[[int], None] = lambda size: None,
+) -> Hash:
     """The SHA-256 of `size` bytes of a file from `offset` on, or of what there is of them.
 
     `step` is told how many bytes each block had; what it raises ends the work.
@@ -57,8 +67,11 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Waits for other processes that are at the same; a folder that cannot be written is none to wait for."""
+def locked(path: Path, meanwhile: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Waits for other processes that are at the same, and calls `meanwhile` now and then.
+
+    Where there can be no lock, as in a folder that cannot be written, nobody is waited for.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -66,7 +79,20 @@ def locked(path: Path) -> Iterator[None]:
         yield
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        while _is_locked_by_another(descriptor):
+            meanwhile()
+            time.sleep(LOCK_EVERY_S)
         yield
     finally:
         os.close(descriptor)
+
+
+def _is_locked_by_another(descriptor: int) -> bool:
+    """Else the lock is ours now, or the file system has none."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False

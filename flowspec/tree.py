@@ -220,6 +220,23 @@ class TokenTree:
         self._children.clear()
         del self.path[length:]
 
+    def validate(self) -> None:
+        """What is true between two changes; raises `AssertionError`."""
+        state = self._state
+        drafted, sent = 0, 0
+        for node in self._alive:
+            drafted += state[node] is NodeState.DRAFTED
+            sent += state[node] is NodeState.SENT
+            parent = self._parent[node]
+            assert parent == self.path[-1] or parent in self._alive, f"node {node} lives below {parent}, which does not"
+            is_ready = state[node] is NodeState.DRAFTED and self._is_out(parent)
+            assert is_ready == (node in self._ready), f"node {node} is ready to be sent: {not is_ready}"
+        assert drafted + sent == len(self._alive), "a node lives that is committed or dead"
+        assert sent == self.sent_alive, f"{sent} living nodes are sent, {self.sent_alive} are counted"
+        assert drafted == len(self._unsent), f"{drafted} living nodes are not sent, {len(self._unsent)} are counted"
+        assert len(self._ready) <= drafted, "a node is ready to be sent that does not live"
+        assert not self.path or state[self.path[-1]] is NodeState.COMMITTED, "the root is not committed"
+
     def _is_out(self, node: int) -> bool:
         return self._state[node] in (NodeState.SENT, NodeState.COMMITTED)
 

@@ -19,6 +19,7 @@ LAYERS = [
     {"watch"},
     {"draft", "model", "plan", "wire"},
     {"core"},
+    {"checking"},
     {"tree", "noise", "errors", "interruption", "host_memory", "folders"},
 ]
 DEPTHS = {package: depth for depth, packages in enumerate(LAYERS) for package in packages}

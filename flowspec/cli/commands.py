@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from flowspec import __version__
+from flowspec import __version__, checking
 from flowspec.cli import bench, chat, daemon, devices, doctor, generate, keygen, plan, profile, serve, top, verify
 from flowspec.cli.options import note
 from flowspec.cli.terminal import LogFormatter
@@ -62,6 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
         group = command.add_argument_group("logging")
         group.add_argument("-v", "--verbose", action="store_true", help="tell more on standard error")
         group.add_argument("--log-file", metavar="FILE", help="write the log to FILE instead")
+        group.add_argument("--check", action="store_true", help="check FlowSpec's own state after every event (slower); end if it is wrong")
     return parser
 
 
@@ -91,6 +92,8 @@ def run(argv: list[str] | None = None) -> int:
         sys.stdin.reconfigure(errors="surrogateescape")  # as in arguments; the tokenizer refuses what is not UTF-8
     if args.command != "daemon":
         hear_signals()
+    if args.check:
+        checking.turn_on()
     try:
         start_logging(args)
         return int(COMMANDS[args.command].run(args))

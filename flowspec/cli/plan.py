@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from flowspec.cli.plan_wish import find_wish
 from flowspec.core.limits import REQUESTS_MAX
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
+from flowspec.plan.absence import Without, without_each
 from flowspec.plan.advice import Option, improvements, limits
 from flowspec.plan.memory import mib
 from flowspec.plan.planner import Plan, make_plan, rate_split
@@ -90,10 +91,11 @@ def run(args: argparse.Namespace) -> int:
     helps = improvements(wish, fastest)
     best = Rated(plan=plan, simulation=simulation)
     hand = None if by_hand is None else Rated(plan=by_hand, simulation=None if simulation is None else foretold(wish, by_hand))
+    without = None if args.cluster is None else without_each(wish, plan)
     if args.json:
-        print(json.dumps(report(wish, best, helps, hand)))
+        print(json.dumps({**report(wish, best, helps, hand), "absent": absent_report(without)}))
     else:
-        print("\n".join(plan_lines(wish, best, helps, hand)))
+        print("\n".join([*plan_lines(wish, best, helps, hand), *absent_lines(without)]))
     return 0
 
 
@@ -207,6 +209,35 @@ def plan_lines(wish: Wish, best: Rated, helps: list[Option], by_hand: Rated | No
         yield f"  {by_hand.tokens_per_s:.3g} tokens/s, {share:.0%} of the plan's{_lacks(by_hand.plan)}"
     yield "\nassumed"
     yield from (f"  {line}" for line in assumptions(wish, plan))
+
+
+def absent_report(without: Sequence[Without] | None) -> dict[str, Any] | None:
+    """For each device of a cluster file that the plan uses what a head does while it is absent; `was_asked` says that none was."""
+    if without is None:
+        return None
+    found = [
+        {
+            "device": each.device,
+            "fits": each.plan is not None,
+            "tokens_per_s": None if each.plan is None else each.plan.forecast.tokens_per_s,
+            "short_bytes": each.short_bytes,
+        }
+        for each in without
+    ]
+    return {"was_asked": False, "without": found}
+
+
+def absent_lines(without: Sequence[Without] | None) -> Iterator[str]:
+    """The same for people."""
+    if without is None:
+        return
+    yield "\nabsent devices (none was asked whether it is there)"
+    yield "  a head begins without one if the model fits the others, and takes it in later"
+    for each in without:
+        left = f"does not fit: the others lack {mib(each.short_bytes)}" if each.short_bytes else "nothing is left"
+        if each.plan is not None:
+            left = f"{each.plan.forecast.tokens_per_s:.3g} tokens/s, by formula"
+        yield f"  without {each.device:<{NAME_WIDTH}}{left}"
 
 
 def _helped(best: Rated, option: Option) -> float:

@@ -64,6 +64,12 @@ class Admission:
         """What all hold together; never more than the room."""
         return sum(self._held.values(), self._nothing)
 
+    def validate(self) -> None:
+        """What is true between two events; raises `AssertionError`."""
+        assert self._admitted <= self._needs.keys(), "an answer is admitted that nobody asks for"
+        assert self._admitted <= self._held.keys(), "an answer is admitted, and holds nothing"
+        assert self.room.has(self.held), f"{self.held} is held of {self.room}"
+
     def holding(self, number: int) -> Room:
         """What one conversation holds."""
         return self._held.get(number, self._nothing)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowspec.core import limits
+from flowspec.core.addresses import is_numeric
 from flowspec.core.checks import check, check_all, check_range, check_text
 from flowspec.core.precision import ACTIVATIONS
 
@@ -73,6 +74,9 @@ class Assign:
     `captures` names hidden states that a drafter wants of committed nodes: the inputs of those layers, `layer_count` being
     the output after the final norm. They ride behind the hidden states to the last stage, and back with Verified.
 
+    `next_ip` is the address of the host of `next_hop` as the head knows it (empty: it knows none), for a daemon that
+    cannot look it up.
+
     With `drafting` the daemon becomes a drafter instead: all layers of a small model, which answers `Expand` with `Proposed`.
     """
 
@@ -89,11 +93,13 @@ class Assign:
     context: int
     captures: tuple[int, ...] = ()
     drafting: Drafting | None = None
+    next_ip: str = ""
 
     def __post_init__(self) -> None:
         check_text("model", self.model, limits.TEXT_CHARS_MAX)
         for field in ("fingerprint", "next_hop", "next_name"):
             check_text(field, getattr(self, field))
+        check(self.next_ip == "" or is_numeric(self.next_ip), "next_ip", self.next_ip, "an IP address")
         check_range("stages", self.stages, 1, limits.STAGES_MAX)
         check_range("stage", self.stage, 0, self.stages - 1)
         check_range("layer_count", self.layer_count, 1, limits.LAYERS_MAX)

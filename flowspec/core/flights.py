@@ -146,6 +146,39 @@ class Flights:
         self._flights.clear()
         self.releases = ()
 
+    def validate(self) -> None:
+        """What is true between two events; raises `AssertionError`.
+
+        Of each conversation: no node is on two segments at once, none that goes out has its parent behind it, and while guesses of an
+        answer that is over are in flight, the stages know that it is.
+        """
+        seen: dict[int, set[int]] = {number: set() for number in self._requests}
+        counts = dict.fromkeys(self._requests, 0)
+        guessed: set[int] = set()
+        for flight in self._flights.values():
+            assert flight.rows, "a segment without rows is in flight"
+            for load in flight.loads:
+                request = self._requests.get(load.request)
+                if request is None or request.opening.epoch != load.epoch:
+                    continue
+                counts[load.request] += 1
+                tree, known = request.tree, seen[load.request]
+                for node in load.nodes:
+                    assert node not in known, f"node {node} of request {load.request} is in flight twice"
+                    known.add(node)
+                    state = tree.state(node)
+                    assert state is not NodeState.DRAFTED, f"node {node} of request {load.request} is in flight, and not sent"
+                    if state is not NodeState.COMMITTED:
+                        guessed.add(load.request)
+                    if state is NodeState.SENT:
+                        above = tree.state(tree.parent(node))
+                        is_out = above in (NodeState.SENT, NodeState.COMMITTED)
+                        assert is_out, f"node {node} of request {load.request} is sent before its parent"
+        for number, request in self._requests.items():
+            assert request.in_flight == counts[number], f"request {number} is in {counts[number]} segments, not {request.in_flight}"
+            is_known = request.submit is not None or request.is_end_told or number not in guessed
+            assert is_known, f"no stage is told of the end of request {number}, which has guesses in flight"
+
     def carry(self, request: int) -> bool:
         """Whether any of them carries something of a request."""
         return any(load.request == request for flight in self._flights.values() for load in flight.loads)

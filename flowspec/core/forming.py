@@ -7,6 +7,7 @@ here it is formed, watched and given up. The runtime's `Pipelines` and the clust
 - First every device is dialled. When all have answered, the ends get a second connection for data, and each device its part. The pipeline is
   there when all are ready and both ends have answered on the data connections.
 - A device that another head holds is waited for where the first pipeline is formed, and else left out until it is free.
+- A device that was absent at the start, and answers now, is surveyed before it is planned with: nothing is known of it.
 - A device that is back makes ready beside the pipeline that works: it is assigned what it would have to do, on connections of its own, and let go
   of when it is ready. It keeps what it loaded, so that the switch to a pipeline with it is short.
 - What passes take is watched (`core.slowing`). Where devices have become slower or faster another plan is made, by what they take now; whoever is in that
@@ -44,6 +45,8 @@ from flowspec.core.membership import (
     Probe,
     Progressed,
     Reform,
+    Survey,
+    Surveyed,
     Tick,
     Unfit,
     Unprepared,
@@ -66,6 +69,7 @@ LOADED_SHARE_MIN = 0.001
 RULES = {
     "fenced word": "a word of a pipeline that is over is ignored",
     "absent": "a device did not answer when it was dialled",
+    "no address": "a device's name cannot be looked up, and no address of it is known",
     "refused at the door": "a device does not let the head in",
     "closed": "a device's connection closed",
     "waited for": "another head holds a device, which is waited for",
@@ -86,7 +90,7 @@ class Start(Enum):
     WHOLE = "whole"
     """All devices that were planned with."""
     SHORT = "short"
-    """As many as the model needs: it begins without those that do not answer."""
+    """As many as the model needs: it begins without those that do not answer. A drafter is not needed."""
     ANY = "any"
     """None: devices are waited for as they are later."""
 
@@ -171,6 +175,15 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unfound:
+    """A device has no address: its name cannot be looked up. `text` says why."""
+
+    pipeline: int
+    device: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wronged:
     """What came of a device (empty: of one that cannot be told) is no message, or not what can be said."""
 
@@ -205,7 +218,8 @@ class CannotServe:
     text: str
 
 
-FormingEvent = Begin | Planned | Unplanned | Said | Closed | Refused | Wronged | Unsent | Passed | CannotServe | Answered | Tick
+_Heard = Said | Closed | Refused | Unfound | Wronged | Unsent | CannotServe
+FormingEvent = Begin | Planned | Unplanned | Passed | _Heard | Answered | Surveyed | Tick
 
 # ------------------------------------------------------------------------------------------------- commands
 
@@ -304,7 +318,7 @@ class GiveUp:
     text: str
 
 
-FormingCommand = Plan | Open | Dial | Tell | ServeWeights | Use | Lose | HangUp | ShowProgress | Log | GiveUp | Note | Probe
+FormingCommand = Plan | Open | Dial | Tell | ServeWeights | Use | Lose | HangUp | ShowProgress | Log | GiveUp | Note | Probe | Survey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -440,7 +454,7 @@ class Forming:
             return commands
         if isinstance(event, Tick):
             self._tick(event, now_s)
-        elif isinstance(event, Begin | Answered):
+        elif isinstance(event, Begin | Answered | Surveyed):
             self._decide(event, now_s)
         elif isinstance(event, Planned):
             if event.is_beside:
@@ -449,6 +463,8 @@ class Forming:
                 self._planned(event.parts, now_s)
         elif isinstance(event, Unplanned):
             beside = Unprepared(devices=self._returning, text=event.text)
+            if not self._was_formed and self._first_text:
+                self._first_text = f"{self._first_text}; without it {event.text}"
             self._decide(beside if event.is_beside else Unfit(text=event.text), now_s)
         elif self._rehearsal is not None and self._rehearsal.number == event.pipeline:
             self._heard_beside(self._rehearsal, event, now_s)
@@ -463,6 +479,10 @@ class Forming:
             self._closed(pipeline, event.device, now_s)
         elif isinstance(event, Refused):
             self._refused(pipeline, event, now_s)
+        elif isinstance(event, Unfound):
+            self.fired["no address"] += 1
+            place = pipeline.part(event.device).place
+            self._break(_Fault(text=f"{place}: {event.text}", why=event.text, device=event.device), now_s)
         elif isinstance(event, Wronged):
             self.fired["misspoke"] += 1
             self._break(_Fault(text=event.text, why=event.text, device=event.device), now_s)
@@ -514,7 +534,7 @@ class Forming:
             if isinstance(command, Note):
                 self._note = command.text
                 self._commands.append(command)
-            elif isinstance(command, Probe):
+            elif isinstance(command, Probe | Survey):
                 self._commands.append(command)
             elif isinstance(command, Prepare):
                 self._returning = command.returning
@@ -536,7 +556,7 @@ class Forming:
 
     def _may_begin_without(self, is_wanted: bool) -> bool:
         """Whether the first pipeline may lack devices; `is_wanted` says that another one is to be formed of the rest."""
-        return self.start is Start.ANY or (self.start is Start.SHORT and is_wanted)
+        return self.start is Start.ANY or (self.start is Start.SHORT and (is_wanted or not self.membership.is_needed))
 
     def _fence(self, silent_s: float) -> None:
         """The pipeline is over: its devices are let go of, and what they still say is not heard."""
@@ -666,7 +686,7 @@ class Forming:
             pipeline.again_s[device] = now_s + min(error.retry_after_s, RETRY_S_MAX)
             return
         self.fired["held elsewhere"] += 1
-        is_refusal = not self._was_formed
+        is_refusal = not self._was_formed and self.start is Start.WHOLE
         self._break(_Fault(text=f"{place}: {error.text}", why=error.text, device=device, is_refusal=is_refusal), now_s)
 
     def _closed(self, pipeline: _Pipeline, device: str, now_s: float) -> None:
@@ -712,7 +732,7 @@ class Forming:
         self._commands.append(Open(pipeline=rehearsal.number, parts=planned.parts, is_beside=True))
         self._commands += [Dial(pipeline=rehearsal.number, device=part.device, role=CONTROL) for part in theirs]
 
-    def _heard_beside(self, rehearsal: _Rehearsal, event: Said | Closed | Refused | Wronged | Unsent | CannotServe, now_s: float) -> None:
+    def _heard_beside(self, rehearsal: _Rehearsal, event: _Heard, now_s: float) -> None:
         if isinstance(event, Said):
             self._said_beside(rehearsal, event.device, event.message, now_s)
         elif isinstance(event, Closed):

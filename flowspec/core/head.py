@@ -50,6 +50,9 @@ from flowspec.core.request import Request, begin
 from flowspec.errors import InputError, PeerError
 from flowspec.tree import NodeState
 
+UNKNOWN_LEFT_S = 1e-3
+"""What is taken to be left of an answer whose speed is unknown: little, so that nobody waits for its end."""
+
 
 class HeadCore:
     """Event in, commands out; see the module."""
@@ -105,6 +108,18 @@ class HeadCore:
         self.costs, self.panel.trust = learnt.costs, learnt.trust
         self.method.take(learnt.of_method)
 
+    def flight_s(self, now_s: float) -> float:
+        """For how long the oldest segment in flight has been so; 0 without any."""
+        oldest_s = self.flights.oldest_s
+        return 0.0 if oldest_s is None else now_s - oldest_s
+
+    def left_s(self) -> float:
+        """What is left of the longest answer under way, at the rate that was seen; next to nothing where none was, 0 without an answer."""
+        left = [each.submit.new_tokens_max - len(each.new_tokens) for each in self._requests.values() if each.submit is not None]
+        if not left:
+            return 0.0
+        return max(left) / self.costs.rate if self.costs.rate else UNKNOWN_LEFT_S
+
     def handle(self, event: HeadEvent, now_s: float) -> list[HeadCommand]:
         """The only mutator. Raises `InputError` for a prompt that cannot be answered, `PeerError` for a stage's fault."""
         commands: list[HeadCommand] = []
@@ -142,6 +157,22 @@ class HeadCore:
             self._timer_s = wake_s
             commands.append(SetTimer(at_s=wake_s))
         return commands
+
+    def validate(self) -> None:
+        """What is true between two events; raises `AssertionError`."""
+        assert self.in_flight <= self.flights_max, f"{self.in_flight} segments are in flight, at most {self.flights_max} may be"
+        assert self.is_formed or not self.in_flight, f"{self.in_flight} segments are in flight, and there is no pipeline"
+        assert len(self._turns) == len(set(self._turns)), f"an answer has two turns: {self._turns}"
+        assert self._leaving.isdisjoint(self._requests), "a conversation is over, and goes on"
+        for number, request in self._requests.items():
+            request.validate()
+            assert request.number == number, f"request {request.number} is kept as {number}"
+            is_late = request.submit is not None and request.held and self.method.may_walk(request)
+            assert not is_late or number not in self._turns, f"a verified segment of request {number} waits for nothing"
+        answering = {number for number, request in self._requests.items() if request.submit is not None}
+        assert answering.issuperset(self._turns), "an answer that is over has a turn"
+        self.flights.validate()
+        self.admission.validate()
 
     # ------------------------------------------------------------------------------------------- requests
 
@@ -203,6 +234,7 @@ class HeadCore:
         assert request.submit is not None
         if self.flights.have_guesses(request):
             self._tell(request.commit(is_over=True), commands)
+            request.is_end_told = True
         if request.number in self._turns:
             self._turns.remove(request.number)
         self.admission.end(request.number)
@@ -248,7 +280,7 @@ class HeadCore:
     def _begin_again(self, request: Request) -> None:
         """The stages hold nothing of it any more: an answer that is wanted is opened anew, with what is known of it as its prompt."""
         self.panel.forget(request.number)
-        request.computed = 0
+        request.computed = request.in_flight = 0
         if request.submit is not None:
             request.reopen()
             self.panel.begin(request, request.opening.length - 1, self.admission)

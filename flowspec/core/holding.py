@@ -374,6 +374,7 @@ class Holding:
         """What is true between two events; raises `AssertionError`. Of a head that is not `is_honest` less can be said of its requests."""
         hold = self.hold
         assert (hold is None) == (self.lease.holder is None), "held, and by nobody"
+        self.lease.validate()
         assert len(self._data) <= limits.PEERS_MAX, f"{len(self._data)} data connections are remembered"
         if hold is None:
             return

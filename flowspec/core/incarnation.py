@@ -71,6 +71,13 @@ class Lease:
     def release(self) -> None:
         self.holder = None
 
+    def validate(self) -> None:
+        """What is true between two events; raises `AssertionError`."""
+        assert len(self._newest) <= SESSIONS_MAX, f"{len(self._newest)} heads are remembered"
+        if self.holder is not None:
+            session, generation = self.holder >> GENERATION_BITS, self.holder & ((1 << GENERATION_BITS) - 1)
+            assert self._newest.get(session) == generation, "the holder is not the newest pipeline of its head"
+
     def admits(self, incarnation: int) -> bool:
         """Whether what comes under this number is of the pipeline that holds the device."""
         return incarnation == self.holder

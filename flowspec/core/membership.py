@@ -19,6 +19,8 @@ carry out `Reform` (fence the old pipeline, plan, connect, load) and tell how it
   before if it cannot. If the plan for all has nothing for it to do, it stands by.
 - It is taken in at the next moment without an answer, or during one that would take `worth` times as long as the last forming of
   a pipeline took; when it has waited for such a moment for `moment_s`, between two tokens; and at once if there is no pipeline without it.
+- A device that is absent at the start counts as lost. Nothing is known of it: when it answers it is surveyed first (`Survey`), beside
+  the pipeline if there is one, and only then may it return.
 - The plan may leave devices out: those stand by until the next pipeline is formed.
 - Where devices have become slower, or faster (`Changed`), another plan is made beside the pipeline that works, no more often than every `again_s`. If it is
   worth the switch, it is gone over to at the next moment without an answer, or after `calm_s` between two tokens.
@@ -62,6 +64,9 @@ RULES = {
     "made good": "tokens or time made good for failures that were nobody's",
     "nobody left": "no device is left, and the head waits",
     "unfit": "no plan can be made of those that are left",
+    "began without": "a device is absent at the start, and the first pipeline is formed without it",
+    "surveyed": "a device that was absent at the start has answered, and is known now",
+    "not surveyed": "a device that was absent at the start has answered, but did not tell what a plan needs",
     "back": "a device that was lost is taken in again",
     "not yet": "a device that is back must wait longer, because it was lost before",
     "waited enough": "a device that is ready is taken in in the middle of an answer, for there was no better moment",
@@ -106,7 +111,9 @@ class Patience:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """The first pipeline is wanted."""
+    """The first pipeline is wanted. `absent` are devices that are not there now, each with why, of which nothing is known."""
+
+    absent: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +196,14 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Surveyed:
+    """What `Survey` asked for is known now; with a `trouble` it is not, which says why."""
+
+    device: str
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """These devices have made ready for a pipeline with the members; they are taken in when it suits.
 
@@ -240,6 +255,7 @@ MembershipEvent = (
     | Progressed
     | Answered
     | Changed
+    | Surveyed
     | Prepared
     | Unprepared
     | Needless
@@ -272,6 +288,13 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """Ask a device that answers what a plan must know of it."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
     """Have those of these devices that are no members make ready for a pipeline of all of them, beside the one that works.
 
@@ -296,7 +319,7 @@ class GiveUp:
     text: str
 
 
-MembershipCommand = Reform | Disband | Prepare | Probe | Note | GiveUp
+MembershipCommand = Reform | Disband | Prepare | Probe | Survey | Note | GiveUp
 
 
 @dataclass(slots=True)
@@ -321,6 +344,9 @@ class _Standing:
     is_prepared: bool = False
     prepared_s: float = 0.0
     has_refused: bool = False
+    is_known: bool = True
+    is_asked: bool = False
+    was_there: bool = True
 
 
 class Membership:
@@ -355,6 +381,11 @@ class Membership:
         self._commands: list[MembershipCommand] = []
 
     @property
+    def is_needed(self) -> bool:
+        """Whether answers need a pipeline of these devices; they do not need a drafter's."""
+        return not self._drafter
+
+    @property
     def lost(self) -> list[str]:
         """The devices that are lost, in order."""
         return [name for name, known in self._standing.items() if known.lost_s is not None]
@@ -370,6 +401,7 @@ class Membership:
         """The only mutator."""
         self._commands = []
         if isinstance(event, Begin):
+            self._begin_without(event.absent, now_s)
             self._reform(now_s, 0.0)
         elif isinstance(event, Planned):
             self.members = event.devices
@@ -401,6 +433,8 @@ class Membership:
                 self._standing[event.device].answered_s = None if event.is_held else now_s
         elif isinstance(event, Changed):
             self._changed(event, now_s)
+        elif isinstance(event, Surveyed):
+            self._surveyed(event, now_s)
         elif isinstance(event, Prepared | Unprepared | Needless):
             if event.devices == self._preparing:
                 self._preparing = None
@@ -411,6 +445,39 @@ class Membership:
         else:
             self._tick(event, now_s)
         return self._commands
+
+    # -------------------------------------------------------------------------------------- absent at first
+
+    def _begin_without(self, absent: Sequence[tuple[str, str]], now_s: float) -> None:
+        for name, why in absent:
+            self.fired["began without"] += 1
+            self._lose(name, now_s)
+            standing = self._standing[name]
+            standing.is_known = standing.was_there = False
+            text = f"{self._title} {name} is absent ({why}); beginning without it, and taking it in when it is there"
+            self._commands.append(Note(text=text))
+
+    def _survey(self, now_s: float) -> None:
+        """Asks those who have answered, and of whom nothing is known; at once where nothing goes without them."""
+        for name in self.lost:
+            standing = self._standing[name]
+            if standing.is_known or standing.is_asked or not self._is_there(standing, now_s):
+                continue
+            if not self.members or self._has_waited(name, now_s):
+                standing.is_asked = True
+                self._commands.append(Survey(device=name))
+
+    def _surveyed(self, event: Surveyed, now_s: float) -> None:
+        standing = self._standing[event.device]
+        standing.is_asked = False
+        if not event.trouble:
+            self.fired["surveyed"] += 1
+            standing.is_known = True
+            standing.answered_s = standing.probed_s = now_s
+            return
+        self.fired["not surveyed"] += 1
+        self._lose(event.device, now_s)
+        self._commands.append(Note(text=f"{self._title} {event.device} is not taken in ({event.trouble})"))
 
     # ------------------------------------------------------------------------------------------- forming
 
@@ -475,11 +542,14 @@ class Membership:
             if isinstance(event, Prepared):
                 self.fired["prepared"] += 1
                 standing.is_prepared = True
-                standing.answered_s = standing.probed_s = standing.prepared_s = now_s
+                standing.answered_s = standing.probed_s = now_s
+                # It may make ready again, where it still seems held by the last time: what it has waited counts.
+                standing.prepared_s = standing.prepared_s or now_s
             elif isinstance(event, Needless):
                 self.fired["needless"] += 1
                 standing.lost_s = None
-                self._commands.append(Note(text=f"{self._title} {name} is back, and stands by"))
+                self._commands.append(Note(text=f"{self._title} {name} is {self._here(standing)}, and stands by"))
+                standing.was_there = True
             else:
                 self.fired["unprepared"] += 1
                 self._lose(name, now_s)
@@ -503,11 +573,16 @@ class Membership:
             if standing.has_returned:
                 standing.has_returned = False
                 self.fired["back"] += 1
-                self._commands.append(Note(text=f"{self._title} {name} is back"))
+                self._commands.append(Note(text=f"{self._title} {name} is {self._here(standing)}"))
+            standing.was_there = True
         if self._is_switching:
             self._is_switching = False
             moved = f"; {', '.join(event.moved)} loaded other layers in it" if event.moved else ""
             self._commands.append(Note(text=f"the switch took {self._forming_s:.1f} s{moved}"))
+
+    def _here(self, standing: _Standing) -> str:
+        """How to say that a device is there again, or for the first time."""
+        return "back" if standing.was_there else "there now"
 
     def _broken(self, device: str, text: str, now_s: float, rule: str) -> None:
         if not self.members:
@@ -547,7 +622,7 @@ class Membership:
             self.fired["forgiven"] += 1
             standing.strikes = standing.suspected = 0
         standing.strikes += 1
-        standing.lost_s, standing.answered_s, standing.has_returned = now_s, None, False
+        standing.lost_s, standing.answered_s, standing.has_returned, standing.prepared_s = now_s, None, False, 0.0
 
     # ------------------------------------------------------------------------------------------ watching
 
@@ -590,6 +665,7 @@ class Membership:
             is_late = min(self._idle_s, tick.flight_s) > self.patience.stuck_s
             if is_late and self._give_up_flight(tick, now_s):
                 return
+        self._survey(now_s)
         self._take_in(tick.left_s, now_s)
         self._probe(now_s)
 
@@ -628,10 +704,10 @@ class Membership:
         if self._better is not None and (left_s == 0 or now_s - self._better_s > self.patience.calm_s):
             self._go_over(self._better, now_s)
             return
-        there = [name for name in self.lost if self._is_there(self._standing[name], now_s)]
+        there = [name for name in self.lost if self._standing[name].is_known and self._is_there(self._standing[name], now_s)]
         for name in set(self.lost) - set(there):
             self._standing[name].is_prepared = False
-        returned = [name for name in there if self._has_waited(self._standing[name], now_s)]
+        returned = [name for name in there if self._has_waited(name, now_s)]
         if self.is_formed and any(not self._standing[name].is_prepared for name in returned):
             self._preparing = tuple(returned)
             devices = tuple(name for name, known in self._standing.items() if known.lost_s is None or name in returned)
@@ -653,11 +729,16 @@ class Membership:
             self._is_switching = self.is_formed
             self._reform(now_s, 0.0)
 
-    def _has_waited(self, standing: _Standing, now_s: float) -> bool:
+    def wait_s(self, device: str) -> float:
+        """How long a device stays out, after as many losses as it had."""
+        wait_s: float = self.patience.back_s * 2 ** min(self._standing[device].strikes - 1, DOUBLINGS_MAX)
+        return wait_s
+
+    def _has_waited(self, name: str, now_s: float) -> bool:
         """Whether a lost device has been out for long enough."""
-        assert standing.lost_s is not None
-        wait_s: float = self.patience.back_s * 2 ** min(standing.strikes - 1, DOUBLINGS_MAX)
-        return now_s - standing.lost_s >= wait_s
+        lost_s = self._standing[name].lost_s
+        assert lost_s is not None
+        return now_s - lost_s >= self.wait_s(name)
 
     def _is_there(self, standing: _Standing, now_s: float) -> bool:
         return standing.answered_s is not None and now_s - standing.answered_s <= 2 * self.patience.probe_s

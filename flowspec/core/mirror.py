@@ -66,6 +66,15 @@ class Mirror:
         self.answered.clear()
         self.unasked.clear()
 
+    def validate(self, tree: TokenTree) -> None:
+        """What is true between two events; raises `AssertionError`."""
+        if self.opening is None:
+            assert not self.pending, "a model that is not to be asked is being asked"
+            return
+        length = tree.committed_length
+        assert self.filled <= length, f"a model has {self.filled} positions of {length}"
+        assert self.told <= length, f"a model was told of {self.told} committed nodes, there are {length}"
+
     def close(self) -> None:
         """The model is not to be asked about this request."""
         self.opening = None

@@ -24,6 +24,7 @@ class Request:
     the committed length that every stage has been told, so Commits begin there. `held` are tokens verified that the
     method has not walked yet, `logprobs` those of the tokens after living nodes, `plan` is the method's own note. `reused` prompt tokens were cached when the answer began. `mirrors` and
     `weights` are by model beside the target: what it has, and how much its word counts among its like; `growth` is what they propose.
+    `is_end_told` says that the stages have heard that the answer is over.
     """
 
     tree: TokenTree
@@ -46,6 +47,7 @@ class Request:
     root_sent: bool = False
     in_flight: int = 0
     served: int = 0
+    is_end_told: bool = False
     plan: Any = None
 
     @property
@@ -69,6 +71,25 @@ class Request:
             return "stop"
         is_full = self.tree.committed_length == self.context
         return "length" if is_full or len(self.new_tokens) == self.submit.new_tokens_max else ""
+
+    def validate(self) -> None:
+        """What is true between two events; raises `AssertionError`."""
+        tree, number = self.tree, self.number
+        tree.validate()
+        assert tree.sent_alive <= limits.TREE_NODES_MAX, f"{tree.sent_alive} living nodes of request {number} are sent"
+        alive_max = limits.DRAFT_NODES_MAX + 1
+        assert tree.alive_count <= alive_max, f"{tree.alive_count} living nodes of request {number}"
+        for name, length in (("computed", self.computed), ("told", self.known_length), ("sent", self.unsent)):
+            assert length <= tree.committed_length, f"request {number}: {length} positions are {name}, more than committed"
+        assert self.in_flight >= 0, f"request {number} is in {self.in_flight} segments"
+        assert tree.committed_length <= self.context, f"request {number} is longer than its context"
+        if self.submit is None:
+            assert not self.held, f"a verified segment of request {number} waits, and nobody asks"
+        else:
+            most = self.submit.new_tokens_max
+            assert len(self.new_tokens) <= most, f"request {number} has {len(self.new_tokens)} tokens of {most}"
+        for mirror in self.mirrors:
+            mirror.validate(tree)
 
     def is_living(self, node: int) -> bool:
         """Whether a node is the root or hangs below it."""
@@ -97,7 +118,7 @@ class Request:
         self.opening = replace(self.opening, epoch=self.opening.epoch + 1, keep=0, length=length, root=self.tree.root)
         self.unsent = self.computed = self.in_flight = 0
         self.known_length = length
-        self.opened = self.root_sent = False
+        self.opened = self.root_sent = self.is_end_told = False
         self.next_tokens.clear()
         self.logprobs.clear()
         self.held.clear()

@@ -76,6 +76,14 @@ class SlotMap:
             self._freed = [slot for slot in self._freed if slot < high]
             heapq.heapify(self._freed)
 
+    def validate(self) -> None:
+        """What is true between two changes; raises `AssertionError`."""
+        assert self._high <= min(self.capacity, len(self.position)), f"slot {self._high} is in use of {self.capacity}"
+        assert self.position[self._high :].max(initial=-1) < 0, "slots above the highest are in use"
+        free = np.flatnonzero(self.position[: self._high] < 0)
+        assert sorted(self._freed) == free.tolist(), "the slots that are free and those that may be taken differ"
+        assert not self.committed[: self._high][free].any(), "a free slot is committed"
+
     def from_position(self, position: int) -> list[int]:
         """Slots whose nodes stand at `position` or later."""
         return [int(slot) for slot in np.flatnonzero(self.position[: self._high] >= position)]

@@ -17,7 +17,7 @@ a command. The rules (DESIGN section 5):
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,6 +42,20 @@ from flowspec.core.job import Job, hop_of, onward, verified
 from flowspec.core.messages import Commit, Open, Part, Release
 from flowspec.core.slots import SlotMap
 from flowspec.errors import PeerError
+
+RULES = {
+    "released": "an Open of a conversation that was released is ignored",
+    "rewound": "an Open of a newer epoch ends the older one",
+    "stale": "a Commit of another epoch, or of what is not held here, is ignored",
+    "early": "a Commit names a node that has not come yet",
+    "over": "guesses of an answer that is over are dropped",
+    "dead on arrival": "a row is dropped before it runs: nothing above it lives, or it holds another token than was drawn",
+    "trimmed": "rows leave a segment that runs",
+    "drawn otherwise": "the last stage drew another token than a guess holds",
+    "passed on": "a segment of which nothing lives passes on at once",
+    "dead late": "rows that ran are dropped before they are sent on",
+}
+"""What is decided here, by name; `StageCore.fired` counts."""
 
 
 @dataclass(slots=True)
@@ -88,6 +102,7 @@ class StageCore:
         self.queued_max = queued_max
         self.returns_features = returns_features
         self.slots_max = slots_max
+        self.fired: Counter[str] = Counter()
         self._requests: dict[int, _Request] = {}
         self._released: dict[int, int] = {}
         self._queue: deque[SegmentArrived] = deque()
@@ -112,6 +127,10 @@ class StageCore:
     def requests(self) -> list[int]:
         """The requests whose caches are open."""
         return list(self._requests)
+
+    def slot_maps(self) -> dict[int, SlotMap]:
+        """Which slot of each cache holds what, by request; for those who watch."""
+        return {number: request.slots for number, request in self._requests.items()}
 
     def handle(self, event: StageEvent, now_s: float) -> list[StageCommand]:
         """The only mutator. Raises `PeerError` when a message breaks the protocol."""
@@ -140,17 +159,18 @@ class StageCore:
         """What is true between two events; raises `AssertionError`. Of a head that is not `is_honest` less can be said."""
         assert len(self._queue) <= self.queued_max, f"{len(self._queue)} segments wait"
         assert not self._queue or self._job is not None, "segments wait, and nothing runs"
+        queued_bytes = sum(each.payload_bytes for each in self._queue)
+        assert queued_bytes == self._queued_bytes, f"{queued_bytes} bytes wait, {self._queued_bytes} are counted"
         assert len(self._requests) <= limits.REQUESTS_MAX, f"{len(self._requests)} requests are open"
         for number, request in self._requests.items():
             slots = request.slots
+            slots.validate()
             position, is_committed = slots.position[: slots.high], slots.committed[: slots.high]
-            assert slots.position[slots.high :].max(initial=-1) < 0, f"request {number} uses slots above its highest"
             living = sorted(node.slot for node in request.nodes.values() if not node.committed)
             assert not (request.is_over and living), f"guesses are kept of an answer of request {number} that is over"
             guesses = np.flatnonzero(~is_committed & (position >= 0)).tolist()
             assert guesses == living, f"the slots of request {number} and its living nodes differ"
             path = position[is_committed]
-            assert path.min(initial=0) >= 0, f"a free slot of request {number} is committed"
             if not is_honest:
                 continue
             assert len(np.unique(path)) == len(path), f"two committed nodes of request {number} at one position"
@@ -178,6 +198,7 @@ class StageCore:
 
     def _open(self, opening: Open, commands: list[StageCommand]) -> None:
         if opening.epoch <= self._released.get(opening.request, -1):
+            self.fired["released"] += 1
             return  # a segment that brought the Release was faster
         known = self._requests.get(opening.request)
         if known is None:
@@ -193,6 +214,7 @@ class StageCore:
         elif opening.epoch > known.opening.epoch:
             if opening.slots != known.slots.capacity:
                 raise PeerError(f"expected {known.slots.capacity} slots as when request {opening.request} was opened, got {opening.slots}")
+            self.fired["rewound"] += 1
             self._kill(known, opening.request, set(known.nodes), commands)
             gone = known.slots.from_position(opening.keep)
             known.slots.free(gone)
@@ -203,10 +225,12 @@ class StageCore:
     def _commit(self, commit: Commit, commands: list[StageCommand]) -> None:
         request = self._requests.get(commit.request)
         if request is None or commit.epoch != request.opening.epoch:
+            self.fired["stale"] += 1
             return
         if commit.length > request.committed_length:
             self._extend(request, commit, commands)
         if commit.is_over:
+            self.fired["over"] += not request.is_over
             request.is_over = True
             self._kill(request, commit.request, {node for node, known in request.nodes.items() if not known.committed}, commands)
 
@@ -220,6 +244,7 @@ class StageCore:
         for node in fresh:
             known = request.nodes.get(node)
             if known is None:
+                self.fired["early"] += 1
                 request.early.add(node)
             else:
                 known.committed = True
@@ -259,6 +284,7 @@ class StageCore:
             and not job.segment.parts[part].committed[index]
         ]
         if rows:
+            self.fired["trimmed"] += 1
             job.dead.update(rows)
             commands.append(Trim(job=job.number, rows=tuple(rows)))
 
@@ -287,6 +313,7 @@ class StageCore:
             self._job = job
             commands.append(RunLayers(job=job.number, parts=tuple(parts), payload=arrived.payload, rows=tuple(payload_rows)))
         else:
+            self.fired["passed on"] += 1
             done = LayersDone(job=job.number, rows=(), payload=None, next_tokens=(), started_s=now_s, ended_s=now_s)
             commands.append(self._pass_on(job, done, now_s))
 
@@ -297,6 +324,7 @@ class StageCore:
         if not committed:
             above = request.nodes.get(parent)
             if request.is_over or above is None or above.drawn not in (-1, part.tokens[row]):
+                self.fired["dead on arrival"] += 1
                 return None
         if node in request.nodes:
             raise PeerError(f"node {node} of request {part.commit.request} came twice")
@@ -341,6 +369,7 @@ class StageCore:
                 for row, (part_number, index) in enumerate(job.rows)
                 if job.segment.parts[part_number].commit.request == number and job.segment.parts[part_number].ids[index] in dead
             }
+            self.fired["drawn otherwise"] += bool(dead)
             self._kill(request, number, dead, commands)
 
     def _pass_on(self, job: Job, done: LayersDone, now_s: float) -> SendSegment | SendVerified:
@@ -351,6 +380,7 @@ class StageCore:
             for index, row in enumerate(done.rows)
             if row not in job.dead and self._is_current(segment.parts[job.rows[row][0]])
         ]
+        self.fired["dead late"] += len(alive) < len(done.rows)
         hops = (*segment.hops, hop_of(job, done, len(alive), now_s))
         return verified(job, done, alive, hops, has_features=self.returns_features) if self.is_last else onward(job, done, alive, hops)
 

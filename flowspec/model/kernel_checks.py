@@ -1,9 +1,10 @@
-"""Tries kernels on this processor against whole numbers and float64: `python -m flowspec.model.kernel_checks DTYPE DEVICE`.
+"""Tries kernels on this processor: `python -m flowspec.model.kernel_checks DTYPE DEVICE`.
 
-Run by `trials.py` in a process of its own, which may die of it. Prints a JSON line before and after each kernel, and ends with the
-first that is right. What is expected is computed here, by numpy, from numbers that every precision holds exactly: it shares neither code nor
-kernel with what is tried. Rows come in changing numbers from 1 to 32, alone and together, with one thread and with all: kernels
-were seen that are right only for some of these.
+Run by `trials.py` in a process of its own, which may die of it. Prints a JSON line before and after each
+kernel, and ends with the first that is right. What is expected is computed here, by numpy in float64: it
+shares neither code nor kernel with what is tried. There are whole numbers, which every precision holds and
+sums exactly, and others, as models have them. Rows come in changing numbers from 1 to 32, alone and
+together, with one thread and with all: kernels were seen that are right only for some of these.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -22,25 +24,26 @@ from numpy.typing import NDArray
 from torch import nn
 
 from flowspec.core.precision import ACTIVATIONS
-from flowspec.errors import InputError
+from flowspec.errors import InputError, first_line
 from flowspec.model.accelerator import compute_precisely
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows, tree_attention
+from flowspec.model.device_errors import is_out_of_memory
 from flowspec.model.kernels import Kernel, kernels_of
 from flowspec.model.quantised import DIGIT, GROUP, WEIGHT_MAX, quantise
 from flowspec.model.slice import DTYPES
-from flowspec.model.trials import ATTENTION
+from flowspec.model.trials import ATTENTION, TRIAL_S, loaded_libraries
 
 F64 = NDArray[np.float64]
 
 SHAPES = ((64, 48), (160, 21), (512, 320), (2080, 34), (4096, 32))
-"""Inputs and outputs of matrices: blocks of kernels with and without a rest, and sums of one and of several blocks."""
+"""Inputs and outputs of matrices: blocks with and without a rest, sums of one block and of several."""
 ROW_COUNTS = (1, 32, 2, 17, 3, 16, 8, 1, 31, 5, 32, 4, 7, 12)
 """How many rows run at once, one call after another."""
 ROWS = max(ROW_COUNTS)
 EPSILONS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 """The distance from 1 to the next number."""
 SMALL = 8
-"""Inputs are whole numbers up to this, and weights up to twice this, where sums are to be exact in float32."""
+"""Where sums are to be exact, inputs are whole numbers up to this, and weights up to twice this."""
 
 
 def main() -> None:
@@ -56,8 +59,10 @@ def main() -> None:
     except InputError as error:
         _say(error=str(error))
         return
-    checks = [(ATTENTION, partial(attention_fault, args.dtype, device, partial(_say, alive=True)))]
-    checks += [(kernel.name, partial(linear_fault, args.dtype, kernel, device, partial(_say, alive=True))) for kernel in kernels]
+    progress = partial(_say, alive=True)
+    checks = [(ATTENTION, partial(attention_fault, args.dtype, device, progress))]
+    for kernel in kernels:
+        checks.append((kernel.name, partial(linear_fault, args.dtype, kernel, device, progress)))
     is_found = False
     for place, (name, check) in enumerate(checks, 1):
         if name in args.skip or is_found:
@@ -66,32 +71,40 @@ def main() -> None:
         _say(at=name, share=share)
         try:
             fault = check()
-        except (RuntimeError, NotImplementedError, InputError) as error:  # how torch says that it cannot do something here
-            fault = "fails: " + str(error).partition("\n")[0][:200]
+        except (RuntimeError, MemoryError, InputError) as error:  # how torch tells what it cannot do here
+            _say(fault="fails: " + first_line(error), share=share, may_pass=is_out_of_memory(error))
             if device.type != "cpu":  # after some of CUDA's errors nothing works any more in this process
-                _say(fault=fault, share=share)
                 _say(again=True)
                 return
+            continue
         _say(fault=fault, share=share)
         is_found = name != ATTENTION and not fault
-    _say(done=True)
+    _say(done=True, libraries=loaded_libraries())
 
 
 def _say(**word: object) -> None:
+    """A line for the parent. A kernel that hangs long after it was to be given up has no parent: it ends."""
+    signal.alarm(int(2 * TRIAL_S))
     print(json.dumps(word), flush=True)
 
 
-# ----------------------------------------------------------------------------------------------- matrices of weights
+# -------------------------------------------------------------------------------- matrices of weights
 
 
 @torch.inference_mode()
-def linear_fault(dtype: str, kernel: Kernel, device: torch.device, progress: Callable[[], None] = lambda: None) -> str:
+def linear_fault(
+    dtype: str,
+    kernel: Kernel,
+    device: torch.device,
+    progress: Callable[[], None] = lambda: None,
+) -> str:
     """What is wrong with a kernel, or nothing. Calls `progress` now and then."""
     for inputs, outputs in SHAPES:
         weights, rows, expected, allowed = _numbers(dtype, inputs, outputs)
         layer = _layer(dtype, kernel, weights, device)
         given = torch.from_numpy(rows).to(DTYPES[ACTIVATIONS[dtype]]).to(device)
-        uneven = torch.from_numpy(np.random.default_rng(inputs).normal(size=rows.shape)).to(given)  # whose sums depend on their order
+        uneven = torch.from_numpy(np.random.default_rng(inputs).normal(size=rows.shape)).to(given)
+        uneven_expected, uneven_allowed = _uneven(dtype, weights, uneven.double().cpu().numpy())
         together: torch.Tensor | None = None
         for threads in _thread_counts(device):
             torch.set_num_threads(threads)
@@ -106,6 +119,9 @@ def linear_fault(dtype: str, kernel: Kernel, device: torch.device, progress: Cal
                 together = found if together is None else together
                 if kernel.rows_alone and not torch.equal(found, together[own]):
                     return f"makes a row depend on the rows beside it {where}"
+                off = np.abs(found.double().cpu().numpy() - uneven_expected[own])
+                if not (off <= uneven_allowed[own]).all():
+                    return f"computes something else than it should {where}: off by {off.max():.3g}"
     return ""
 
 
@@ -140,17 +156,26 @@ def _numbers(dtype: str, inputs: int, outputs: int) -> tuple[F64, F64, F64, F64]
     make = {"int8": _int8_numbers, "int4": _int4_numbers, "float32": _long_numbers}.get(dtype, _plain_numbers)
     generator = np.random.default_rng(inputs * 10007 + outputs)
     weights, rows = make(generator, inputs, outputs)
-    expected = rows @ weights.T
-    epsilon = EPSILONS[ACTIVATIONS[dtype]]
-    rounding = epsilon / 2 * np.abs(expected)  # of the result; the sums of all but float32 are whole numbers, which float32 holds
-    spread = np.abs(rows) @ np.abs(weights.T)
     if dtype == "float32":
-        return weights, rows, expected, rounding + epsilon * np.sqrt(inputs) * spread / 4
+        return weights, rows, *_uneven(dtype, weights, rows)
+    expected, spread = rows @ weights.T, np.abs(rows) @ np.abs(weights.T)
+    rounding = EPSILONS[ACTIVATIONS[dtype]] / 2 * np.abs(expected)  # of the result alone: sums are exact
     return weights, rows, expected, rounding + EPSILONS["float32"] * spread
 
 
+def _uneven(dtype: str, weights: F64, rows: F64) -> tuple[F64, F64]:
+    """What the product of these rows is, and by how much it may be missed: sums depend on their order."""
+    expected, spread = rows @ weights.T, np.abs(rows) @ np.abs(weights.T)
+    allowed = EPSILONS["float32"] * np.sqrt(rows.shape[1]) * spread / 4
+    allowed += EPSILONS[ACTIVATIONS[dtype]] / 2 * (np.abs(expected) + allowed)
+    if dtype == "int8":  # rows are rounded to two digits
+        steps = np.abs(rows).max(axis=1, keepdims=True) / (2 * DIGIT * DIGIT)
+        allowed += steps / 2 * np.abs(weights).sum(axis=1)
+    return expected, allowed
+
+
 def _int8_numbers(generator: np.random.Generator, inputs: int, outputs: int) -> tuple[F64, F64]:
-    """Weights that are levels times a power of two, with the largest level in each output; rows of digits that are kept exactly.
+    """Weights that are levels times a power of two, the largest level in each output; rows of exact digits.
 
     The first output and row have the largest number everywhere: kernels that saturate do it there.
     """
@@ -172,14 +197,14 @@ def _int4_numbers(generator: np.random.Generator, inputs: int, outputs: int) -> 
 
 
 def _plain_numbers(generator: np.random.Generator, inputs: int, outputs: int) -> tuple[F64, F64]:
-    """Whole numbers times powers of two, so that sums are exact in float32 whatever their order; small enough for float16."""
+    """Whole numbers times powers of two: sums are exact in float32 in any order, and fit float16."""
     weights = generator.integers(-2 * SMALL, 2 * SMALL + 1, (outputs, inputs)).astype(np.float64)
     rows = generator.integers(-SMALL, SMALL + 1, (ROWS, inputs)).astype(np.float64)
     return weights * _powers(generator, outputs) / 64, rows * _powers(generator, ROWS)
 
 
 def _long_numbers(generator: np.random.Generator, inputs: int, outputs: int) -> tuple[F64, F64]:
-    """Numbers that need all digits of float32: TF32, and bfloat16 in its place, compute short ones without a fault."""
+    """Numbers that need all digits of float32: TF32 and bfloat16 would compute short ones right, too."""
     weights, rows = generator.normal(size=(outputs, inputs)), generator.normal(size=(ROWS, inputs))
     return weights.astype(np.float32).astype(np.float64), rows.astype(np.float32).astype(np.float64)
 
@@ -189,7 +214,7 @@ def _powers(generator: np.random.Generator, count: int) -> F64:
     return np.exp2(generator.integers(-4, 1, (count, 1)))
 
 
-# ------------------------------------------------------------------------------------------------------ all the rest
+# --------------------------------------------------------------------------------------- all the rest
 
 HEADS, KV_HEADS, WIDTH = 6, 2, 32
 KEYS = (1, 7, 64, 133)
@@ -199,7 +224,10 @@ TOLERANCES = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
 @torch.inference_mode()
 def attention_fault(dtype: str, device: torch.device, progress: Callable[[], None] = lambda: None) -> str:
-    """What is wrong with all that a layer computes without a matrix of weights, or nothing. Calls `progress` now and then."""
+    """What is wrong with all that a layer computes without a matrix of weights, or nothing.
+
+    Calls `progress` now and then.
+    """
     kind, allowed = DTYPES[ACTIVATIONS[dtype]], TOLERANCES[ACTIVATIONS[dtype]]
     for threads in _thread_counts(device):
         torch.set_num_threads(threads)
@@ -208,16 +236,18 @@ def attention_fault(dtype: str, device: torch.device, progress: Callable[[], Non
             for softcap in (None, 20.0):
                 for count in ROW_COUNTS[:8]:
                     found, expected = _attended(keys, min(count, keys), softcap, kind, device)
-                    if not np.abs(found - expected).max() <= allowed:
-                        return f"is wrong for {count} rows of {keys} keys: off by {np.abs(found - expected).max():.3g}"
+                    off = np.abs(found - expected).max()
+                    if not off <= allowed:
+                        return f"is wrong for {count} rows of {keys} keys: off by {off:.3g}"
         for width in (33, 64, 257):
             values = np.random.default_rng(width).normal(size=(5, width))
             given = torch.from_numpy(values).to(kind).to(device)
             exact = given.double().cpu().numpy()
+            normal = exact / np.sqrt((exact**2).mean(axis=1, keepdims=True))
             for name, made, expected in (
                 ("silu", F.silu(given), exact / (1 + np.exp(-exact))),
                 ("gelu", F.gelu(given, approximate="tanh"), _gelu(exact)),
-                ("rms_norm", F.rms_norm(given.float(), (width,)), exact / np.sqrt((exact**2).mean(axis=1, keepdims=True))),
+                ("rms_norm", F.rms_norm(given.float(), (width,)), normal),
                 ("softmax", F.softmax(given, dim=-1, dtype=torch.float32), _softmax(exact)),
             ):
                 off = np.abs(made.double().cpu().numpy() - expected).max()
@@ -226,8 +256,17 @@ def attention_fault(dtype: str, device: torch.device, progress: Callable[[], Non
     return ""
 
 
-def _attended(keys: int, count: int, softcap: float | None, kind: torch.dtype, device: torch.device) -> tuple[F64, F64]:
-    """What the tree attention makes of the last `count` of `keys` nodes with a random mask, and what it should; `[rows, heads, width]`."""
+def _attended(
+    keys: int,
+    count: int,
+    softcap: float | None,
+    kind: torch.dtype,
+    device: torch.device,
+) -> tuple[F64, F64]:
+    """The tree attention of the last `count` of `keys` nodes with a random mask, and what it should be.
+
+    Both are `[rows, heads, width]`.
+    """
     generator = np.random.default_rng(keys * 1009 + count)
     query, key, value = (generator.normal(size=(heads, keys, WIDTH)) for heads in (HEADS, KV_HEADS, KV_HEADS))
     visible = generator.random((count, keys)) < 0.7
@@ -238,11 +277,19 @@ def _attended(keys: int, count: int, softcap: float | None, kind: torch.dtype, d
     cache.reserve(keys)
     cache.keys[0, :, :keys], cache.values[0, :, :keys] = given[1][0], given[2][0]
     slots = torch.arange(keys - count, keys, device=device)
-    rows = TreeRows(cache, 0, slots, slots, torch.arange(keys, dtype=torch.int32, device=device), torch.from_numpy(visible).to(device))
-    module = SimpleNamespace(layer_idx=0)
+    positions = torch.arange(keys, dtype=torch.int32, device=device)
+    rows = TreeRows(cache, 0, slots, slots, positions, torch.from_numpy(visible).to(device))
     new_keys, new_values = (part[:, :, -count:] for part in given[1:])
-    batch = TreeBatch([rows], 0)
-    found, _ = tree_attention(module, given[0], new_keys, new_values, None, tree=batch, scaling=WIDTH**-0.5, softcap=softcap)
+    found, _ = tree_attention(
+        SimpleNamespace(layer_idx=0),
+        given[0],
+        new_keys,
+        new_values,
+        None,
+        tree=TreeBatch([rows], 0),
+        scaling=WIDTH**-0.5,
+        softcap=softcap,
+    )
     scores = np.einsum("hrd,hkd->hrk", exact[0], np.repeat(exact[1], HEADS // KV_HEADS, axis=0)) * WIDTH**-0.5
     if softcap is not None:
         scores = np.tanh(scores / softcap) * softcap

@@ -1,7 +1,8 @@
-"""What multiplies the matrices of a precision, and which of it this process uses: the first that was found right on this processor.
+"""What can multiply the matrices of a precision. A process uses the first that is right where it runs.
 
-Nothing is used because of its name. An engine that is called `x86` was seen in builds of torch for ARM, where it runs instructions that
-a Raspberry Pi lacks; another gives right results for the first number of rows that it meets, and garbage for all others.
+Nothing is used because of its name. An engine that is called `x86` was seen in builds of torch for ARM,
+where it runs instructions that a Raspberry Pi lacks; another gives right results for the first number of
+rows that it meets, and garbage for all others.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from flowspec.model.trials import tried
 class Kernel:
     """One way to multiply the matrices of a precision.
 
-    `linear` packs them (None: torch's own layers, as they are). `rows_alone`: it promises the same bits for a row whatever rows run beside it.
+    `linear` packs them (None: torch's own layers, as they are). `rows_alone`: it promises the same bits for a
+    row whatever rows run beside it.
     """
 
     name: str
@@ -52,9 +54,9 @@ _INT8 = (
 
 
 def kernels_of(dtype: str, device: torch.device) -> tuple[Kernel, ...]:
-    """Those that this torch has for a precision, the best first; the last one of a packed precision needs nothing but float32.
+    """Those that this torch has for a precision, the best first.
 
-    Raises `InputError` where there is none.
+    The last one of a packed precision needs nothing but float32. Raises `InputError` where there is none.
     """
     if device.type == "cpu":
         return _cpu_kernels(dtype)
@@ -80,7 +82,8 @@ def _cpu_kernels(dtype: str) -> tuple[Kernel, ...]:
     if dtype == "float32":
         return (_TORCH,)
     plain = Kernel(name="plain", linear=PlainHalfLinear, rows_alone=False)
-    if "fbgemm" in engines and hasattr(torch.ops.quantized, "linear_prepack_fp16") and not has_instructions(dtype):
+    has_fbgemm = "fbgemm" in engines and hasattr(torch.ops.quantized, "linear_prepack_fp16")
+    if has_fbgemm and not has_instructions(dtype):
         return (Kernel(name="fbgemm", linear=FbgemmHalfLinear, rows_alone=True), _TORCH, plain)
     return (_TORCH, plain)
 
@@ -94,7 +97,8 @@ def _engines() -> Sequence[str]:
 def packing_of(dtype: str, device: torch.device) -> type[QuantisedLinear] | None:
     """What packs the linear layers of a model in this precision; None where torch runs them well as they are.
 
-    The first use of a precision on a device tries its kernels, which takes some seconds. Raises `InputError` for a device that has no right one.
+    The first use of a precision on a device tries its kernels, which takes some seconds. Raises `InputError`
+    for a device that has no right one.
     """
     kernels = {kernel.name: kernel for kernel in kernels_of(dtype, device)}
     return kernels[tried(dtype, str(device)).kernel].linear

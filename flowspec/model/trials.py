@@ -1,7 +1,8 @@
-"""Trials of kernels on this processor: in a child process, so that an illegal instruction is an answer and not our death.
+"""Trials of kernels on this processor: in a child process, so that an illegal instruction does not end ours.
 
-What was found is kept for this processor, torch and version of the trials. Knows no tensors and imports no torch: whether torch can be
-imported at all is the first thing that is tried. The checks themselves are in `kernel_checks.py`.
+What was found is kept for this processor, the libraries that torch loaded, and the code that was tried.
+Knows no tensors and imports no torch: whether torch can be imported at all is the first thing that is tried.
+The checks themselves are in `kernel_checks.py`.
 """
 
 from __future__ import annotations
@@ -17,57 +18,83 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from flowspec.errors import InputError
 from flowspec.folders import cache_folder, locked, write_whole
 
-FORMAT = 2
-"""Counts up when trials try other things, so that what earlier ones found is tried again."""
+CODE = (
+    *("trials", "kernel_checks", "kernels", "quantised", "quantised_cuda", "half"),
+    *("attention", "accelerator"),
+)
+"""The modules that are tried, or that try: what was found holds for them as they are."""
 IMPORT_S = 170.0
 """How long the child may take until torch is imported; from a slow card it takes most of a minute."""
 TRIAL_S = 120.0
-"""How long one kernel's trial may go on without a sign of life, of which it gives some twenty: a second in all on a laptop, a minute on an
-emulated board."""
+"""How long one kernel's trial may go on without a sign of life. It gives some twenty, and takes a second in
+all on a laptop, a minute on an emulated board."""
 TELL_S = 1.0
+ERROR_CHARS_MAX = 300
+"""Of what a child that failed said last."""
 CHILD = (sys.executable, "-m", "flowspec.model.kernel_checks")
 ATTENTION = "attention"
-"""What is tried beside kernels: all that a layer computes without a matrix of weights. There is no other one to take its place."""
-_SWITCHES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "FBGEMM_ENABLE_INSTRUCTIONS", "LD_PRELOAD", "QEMU_CPU")
-_SWITCHES_CUDA = ("NVIDIA_TF32_OVERRIDE", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "LD_LIBRARY_PATH")
+"""What is tried beside kernels: all that a layer computes without a matrix of weights. Nothing can take its
+place."""
+_SWITCHES = (
+    *("ATEN_", "BLIS_", "DNNL_", "FBGEMM_", "GLIBC_TUNABLES", "LD_", "MKL_", "ONEDNN_", "OPENBLAS_"),
+    *("PYTORCH_", "QEMU_CPU", "TORCH_"),
+)
+_SWITCHES_CUDA = ("CUBLAS", "CUDA_", "CUDNN_", "NVIDIA_")
+"""How variables of the environment begin that make libraries take other instructions, or load others."""
+_NO_SWITCH = "_NUM_THREADS"
+"""How those end that change nothing here: trials choose how many threads there are."""
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/etc/nv_tegra_release", "/proc/device-tree/model")
 _GPU_FILES = "/proc/driver/nvidia/gpus/*/information"
+_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM)
+"""Signals that come from outside, as from the system where memory runs out: none is a kernel's own fault."""
+Libraries = dict[str, list[int]]
+"""Files of shared libraries, each with its size and the time when it was written."""
 
-"""Environment that makes libraries take other instructions."""
+
+class NoRightKernelError(InputError):
+    """Every kernel of a precision is wrong here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a trial found of one kernel; `fault` is empty where it is right, `is_late` where the trial was given up."""
+    """What a trial found of one kernel; `fault` is empty where it is right.
+
+    `may_pass`: the machine's state may be the reason, such as little memory or much else to do. The next
+    trial may find otherwise.
+    """
 
     kernel: str
     fault: str
-    is_late: bool = False
+    may_pass: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """The kernels of a precision on a device in the order in which they were tried, to the first that is right."""
+    """The kernels of a precision on a device, in the order in which they were tried, to the first right."""
 
     dtype: str
     device: str
     verdicts: tuple[Verdict, ...]
+    libraries: Libraries = field(default_factory=dict)
+    """Those that torch had loaded at the end."""
 
     @property
     def kernel(self) -> str:
         """The one to be used; empty where none is right."""
-        if any(verdict.kernel == ATTENTION and verdict.fault for verdict in self.verdicts):
+        right = [verdict.kernel for verdict in self.verdicts if not verdict.fault]
+        if any(verdict.kernel == ATTENTION for verdict in self.verdicts) and ATTENTION not in right:
             return ""
-        return next((verdict.kernel for verdict in self.verdicts if not verdict.fault and verdict.kernel != ATTENTION), "")
+        return next((kernel for kernel in right if kernel != ATTENTION), "")
 
     @property
     def faults(self) -> str:
@@ -84,11 +111,11 @@ class Trial:
 _found: dict[tuple[str, str], Trial] = {}
 """What this process knows already; a processor does not change."""
 Tell = Callable[[float], None]
-"""Told now and then how far a trial has come, from 0 to 1, so that whoever waits knows that something goes on."""
+"""Told now and then how far a trial has come, from 0 to 1, so that whoever waits knows that it goes on."""
 
 
 def check_torch() -> None:
-    """Makes sure that torch may be imported into this process, and that it computes float32, which all else stands on.
+    """Makes sure that torch may be imported into this process, and computes float32, which all else needs.
 
     Raises `InputError` where importing it would end us.
     """
@@ -109,49 +136,64 @@ def run_trial(
     command: Sequence[str] | None = None,
     limit_s: float | None = None,
 ) -> Trial:
-    """What is known of a precision's kernels on a device of this machine (`cpu`, `cuda:0`): tried now if it was not before.
+    """What is known of a precision's kernels on a device of this machine (`cpu`, `cuda:0`).
 
-    What is found is kept in `folder` (None: the user's cache folder). Raises `InputError` where no kernel is right, or torch cannot run here.
+    They are tried now if they were not before. What is found is kept in `folder` (None: the user's cache
+    folder). Raises `NoRightKernelError`, and `InputError` where torch cannot run here or the device cannot do
+    that precision.
     """
     path = (cache_folder() if folder is None else folder) / "kernels" / f"{_key(dtype, device)}.json"
     found = _kept(path, dtype, device)
     if found is None:
-        with locked(path):
+        with locked(path, lambda: tell(0.0)):
             found = _kept(path, dtype, device)
             if found is None:
                 found = _try(dtype, device, tell, command or CHILD, limit_s or TRIAL_S)
-                if not any(verdict.is_late for verdict in found.verdicts):  # the machine may just have been busy
+                if not any(verdict.may_pass for verdict in found.verdicts):
                     with contextlib.suppress(OSError):  # it is tried again next time
                         write_whole(path, json.dumps(asdict(found), indent=1).encode())
     if not found.kernel:
         others = "bfloat16, float32" if dtype in ("int8", "int4") else "float32"
         where = f"{device} with torch {torch_version()} on {processor()}"
-        raise InputError(f"{dtype} does not run right on {where}: {found.faults}; use another --dtype ({others})")
+        text = f"{dtype} does not run right on {where}: {found.faults}; use another --dtype ({others})"
+        raise NoRightKernelError(text)
     _found[dtype, device] = found
     return found
 
 
 def _try(dtype: str, device: str, tell: Tell, command: Sequence[str], limit_s: float) -> Trial:
-    """One child after another, until one kernel is right or all are judged: a child that dies or hangs judges the kernel it was at."""
+    """
+    Starts one child after another, until one kernel is right or all are judged.
+
+    A child that dies or hangs judges the kernel that it was at.
+    """
     verdicts: list[Verdict] = []
     while True:
-        skipped = [f"--skip={verdict.kernel}" for verdict in verdicts]
-        with subprocess.Popen([*command, dtype, device, *skipped], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as child:
+        words = [*command, dtype, device, *(f"--skip={verdict.kernel}" for verdict in verdicts)]
+        with (
+            tempfile.TemporaryFile() as errors,
+            subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors) as child,
+        ):
             try:
-                more, is_done = _listen(child, tell, limit_s)
+                more, libraries = _listen(child, errors, tell, limit_s)
             finally:
                 child.kill()
         verdicts += more
-        if is_done:
-            return Trial(dtype=dtype, device=device, verdicts=tuple(verdicts))
+        if libraries is not None:
+            return Trial(dtype=dtype, device=device, verdicts=tuple(verdicts), libraries=libraries)
 
 
-def _listen(child: subprocess.Popen[bytes], tell: Tell, limit_s: float) -> tuple[list[Verdict], bool]:
-    """What a child finds, and whether it came to its end."""
+def _listen(
+    child: subprocess.Popen[bytes],
+    errors: IO[bytes],
+    tell: Tell,
+    limit_s: float,
+) -> tuple[list[Verdict], Libraries | None]:
+    """What a child finds, and what it had loaded, if it came to its end."""
     assert child.stdout is not None
     descriptor = child.stdout.fileno()
     verdicts: list[Verdict] = []
-    at, text, heard_s, share, is_late = "", b"", time.monotonic(), 0.0, False
+    at, text, heard_s, share, may_pass = "", b"", time.monotonic(), 0.0, False
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         while True:
@@ -160,65 +202,110 @@ def _listen(child: subprocess.Popen[bytes], tell: Tell, limit_s: float) -> tuple
             if not selector.select(TELL_S):
                 if time.monotonic() - heard_s <= allowed_s:
                     continue
-                fault, is_late = f"gave no sign of life for {allowed_s:.0f} s", True
+                if not at:
+                    raise InputError(
+                        f"a process that was to try kernels gave no sign of life for {allowed_s:.0f} s, "
+                        f"while it imported torch {torch_version()}: this machine is very busy or very slow; "
+                        "try again when it is less busy"
+                    )
+                fault, may_pass = f"gave no sign of life for {allowed_s:.0f} s", True
                 break
             chunk = os.read(descriptor, 65536)
             if not chunk:
-                fault = ending(child.wait())
+                status = child.wait()
+                fault, may_pass = ending(status, errors), -status in _OUTSIDE
                 break
-            text += chunk
-            while b"\n" in text:
-                line, text = text.split(b"\n", 1)
-                word = json.loads(line)
+            *lines, text = (text + chunk).split(b"\n")
+            for word in filter(None, map(word_of, lines)):
                 if "error" in word:
                     raise InputError(word["error"])
                 if "done" in word:
-                    return verdicts, True
+                    return verdicts, word.get("libraries", {})
                 if "again" in word:
-                    return verdicts, False
+                    return verdicts, None
                 if "at" in word:
                     at = word["at"]
                 elif "fault" in word:
-                    verdicts.append(Verdict(kernel=at, fault=word["fault"]))
+                    verdict = Verdict(kernel=at, fault=word["fault"], may_pass=word.get("may_pass", False))
+                    verdicts.append(verdict)
                 heard_s, share = time.monotonic(), word.get("share", share)
-    if not at and is_late:
-        raise InputError(
-            f"a process that was to try kernels {fault}, while it imported torch {torch_version()}: this machine is very busy or very slow; "
-            "try again when it is less busy"
-        )
     if not at:
         raise InputError(
-            f"torch {torch_version()} cannot be imported on {processor()}: a process that tried {fault}; install the versions that "
-            "FlowSpec's constraints folder has for this machine"
+            f"torch {torch_version()} cannot be imported on {processor()}: a process that tried {fault}; "
+            "install the versions that FlowSpec's constraints folder has for this machine"
         )
-    return [*verdicts, Verdict(kernel=at, fault=fault, is_late=is_late)], False
+    return [*verdicts, Verdict(kernel=at, fault=fault, may_pass=may_pass)], None
 
 
-def ending(status: int) -> str:
-    if status >= 0:
-        return f"ended with status {status}"
-    number = signal.Signals(-status)
-    return "ran an instruction that this processor does not have" if number is signal.SIGILL else f"ended by {number.name}"
+def word_of(line: bytes) -> dict[str, Any] | None:
+    """What a child says in a line; None for a line of a library's."""
+    try:
+        word = json.loads(line)
+    except ValueError:
+        return None
+    return word if isinstance(word, dict) else None
+
+
+def ending(status: int, errors: IO[bytes]) -> str:
+    """How a process ended, with its last line of `errors` where it failed by itself."""
+    if status < 0:
+        number = signal.Signals(-status)
+        known = "ran an instruction that this processor does not have"
+        return known if number is signal.SIGILL else f"ended by {number.name}"
+    errors.seek(0)
+    lines = errors.read()[-10_000:].decode("utf-8", "replace").strip().splitlines() if status else []
+    said = "".join(letter for letter in lines[-1] if letter.isprintable())[:ERROR_CHARS_MAX] if lines else ""
+    return f"ended with status {status}{said and ': '}{said}"
+
+
+def loaded_libraries() -> Libraries:
+    """The shared libraries of this process, as far as the system tells."""
+    try:
+        lines = Path("/proc/self/maps").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return {}
+    paths = {line.split(maxsplit=5)[5] for line in lines if ".so" in line.rpartition("/")[2]}
+    return {path: _stamp(path) for path in sorted(paths)}
+
+
+def _stamp(path: str) -> list[int]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return []
+    return [status.st_size, status.st_mtime_ns]
 
 
 def _kept(path: Path, dtype: str, device: str) -> Trial | None:
     """What an earlier trial found; None where there was none, or its file cannot be used."""
     try:
         data: Any = json.loads(path.read_text("utf-8"))
-        verdicts = tuple(Verdict(kernel=str(each["kernel"]), fault=str(each["fault"])) for each in data["verdicts"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        pairs = [(str(each["kernel"]), str(each["fault"])) for each in data["verdicts"]]
+        libraries = {str(path): list(stamp) for path, stamp in data["libraries"].items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    found = Trial(dtype=dtype, device=device, verdicts=verdicts)
+    if any(_stamp(path) != stamp for path, stamp in libraries.items()):
+        return None
+    verdicts = tuple(Verdict(kernel=kernel, fault=fault) for kernel, fault in pairs)
+    found = Trial(dtype=dtype, device=device, verdicts=verdicts, libraries=libraries)
     return found if found.kernel else None  # a refusal is tried again: it may have been the machine's state
 
 
 def _key(dtype: str, device: str) -> str:
-    """What a trial's outcome depends on."""
-    names = _SWITCHES if device == "cpu" else (*_SWITCHES, *_SWITCHES_CUDA)
-    switches = {name: os.environ[name] for name in names if name in os.environ}
-    content = [FORMAT, dtype, device, platform.machine(), os.cpu_count(), _processor_block(), _torch_build(), switches]
-    content += [] if device == "cpu" else [_driver()]
+    """What a trial's outcome depends on, but for the libraries that torch will load."""
+    begins = _SWITCHES if device == "cpu" else (*_SWITCHES, *_SWITCHES_CUDA)
+    names = [name for name in os.environ if name.startswith(begins) and not name.endswith(_NO_SWITCH)]
+    switches = {name: os.environ[name] for name in sorted(names)}
+    machine = [platform.machine(), os.cpu_count(), _processor_block(), "" if device == "cpu" else _driver()]
+    content = [dtype, device, machine, _torch_build(), switches, _code()]
     return f"{dtype}-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]}"
+
+
+@functools.cache
+def _code() -> str:
+    """A hash of `CODE`."""
+    folder = Path(__file__).parent
+    return hashlib.sha256(b"".join((folder / f"{name}.py").read_bytes() for name in CODE)).hexdigest()
 
 
 def processor() -> str:
@@ -226,7 +313,8 @@ def processor() -> str:
     fields = dict(line.split(":", 1) for line in _processor_block().splitlines() if ":" in line)
     named = {key.strip(): value.strip() for key, value in fields.items()}
     part = named.get("CPU part")
-    return named.get("model name") or (f"{platform.machine()} (CPU part {part})" if part else platform.machine())
+    machine = platform.machine()
+    return named.get("model name") or (f"{machine} (CPU part {part})" if part else machine)
 
 
 @functools.cache
@@ -237,7 +325,8 @@ def _processor_block() -> str:
     except OSError:
         return platform.processor()
     lines = text.split("\n\n", 1)[0].splitlines()
-    return "\n".join(line for line in lines if not line.startswith(("cpu MHz", "bogomips", "BogoMIPS", "microcode")))
+    passing = ("cpu MHz", "bogomips", "BogoMIPS", "microcode")
+    return "\n".join(line for line in lines if not line.startswith(passing))
 
 
 def _driver(root: Path = Path("/")) -> str:

@@ -18,6 +18,7 @@ import psutil
 import zmq
 
 from flowspec import __version__
+from flowspec.checking import BrokenCoreError, check, is_on
 from flowspec.core import limits
 from flowspec.core.cluster_messages import Error, Loading, Ping, Pong, Ready, Welcome
 from flowspec.core.events import CloseCache, SendSegment, Trim
@@ -116,6 +117,8 @@ class Daemon:
         self._data: Link | None = None
         self._last_sent: Message = Ping()
         self._stopping = ""
+        self._is_checked = is_on()
+        self._broken: BrokenCoreError | None = None
 
     def stop(self, reason: str) -> None:
         """Ends `run` soon; safe to call from a signal handler."""
@@ -131,6 +134,7 @@ class Daemon:
         signal.signal(signal.SIGTERM, handler)
 
     def run(self) -> None:
+        """Serves until `stop`; raises `BrokenCoreError` where `--check` finds the core's state wrong."""
         trust = "no keys" if self._keys is None else f"for {', '.join(self._keys.heads)}"
         where = f"{self.host}:{self.port} (FlowSpec {__version__}, pid {os.getpid()}, {trust})"
         log.info("%s listens on %s, idle until a head assigns it layers", self.name, where)
@@ -146,6 +150,8 @@ class Daemon:
             self._thermometer.stop()
             self._context.destroy(linger=200)
             log.info("%s stopped (%s)", self.name, self._stopping or "error")
+        if self._broken is not None:
+            raise self._broken
 
     # ---------------------------------------------------------------------------------------------- loop
 
@@ -222,6 +228,11 @@ class Daemon:
             return
         hold = self._core.number
         try:
+            hop.go_on()
+        except InputError as error:
+            self._give(NextLost(hold=hold, text=f"cannot be dialled: {error}"), now_s)
+            return
+        try:
             while self._next is hop and hop.socket in ready and (message := hop.read()) is not None:
                 self._give(NextSaid(hold=hold, message=message), now_s)
         except PeerError as error:
@@ -236,7 +247,14 @@ class Daemon:
 
     def _give(self, event: HoldingEvent, now_s: float) -> None:
         """Gives the core an event and does what it says; what is left to do for a hold that ends on the way is left out."""
-        for command in self._core.handle(event, now_s):
+        commands = self._core.handle(event, now_s)
+        if self._is_checked and self._broken is None:
+            try:
+                check(self._core, event)
+            except BrokenCoreError as error:
+                self._broken = error
+                self.stop("a check failed")
+        for command in commands:
             self._do(command, now_s)
 
     def _do(self, command: HoldingCommand, now_s: float) -> None:
@@ -348,6 +366,7 @@ class Daemon:
                     keys=self._keys,
                     shape=self._shape,
                     poller=self._poller,
+                    wake=self._wake,
                 )
             except InputError as error:
                 self._give(NextLost(hold=command.hold, text=f"cannot be dialled: {error}"), now_s)

@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from flowspec.checking import check, is_on
 from flowspec.core.events import (
     Cancel,
     Draft,
-    Drafted,
     DrafterBack,
     DrafterLost,
     Emit,
@@ -38,6 +38,7 @@ from flowspec.core.events import (
     VerifiedArrived,
 )
 from flowspec.core.expertise import Expertise
+from flowspec.core.forming import Start
 from flowspec.core.head import HeadCore
 from flowspec.core.membership import Tick
 from flowspec.core.messages import Hop
@@ -56,7 +57,7 @@ from flowspec.runtime.drafting import DraftThread
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.heap import free_cycles, share_one_heap
 from flowspec.runtime.pipelines import Pipelines, Recovery
-from flowspec.runtime.remote_drafter import PlacedDrafter, RemoteDrafter, Told
+from flowspec.runtime.remote_drafter import Absent, PlacedDrafter, RemoteDrafter, Result, Told
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.stages import Progress, Stage
 from flowspec.runtime.transport import TIMER_EARLY_S, Wake, patience_ms
@@ -83,7 +84,7 @@ class Head:
     """A connected cluster; a context manager that lets go of the daemons at its end.
 
     `method` decides what is sent and drafted (default: plain decoding); the drafters are the head's from now on, each with a thread. Those
-    that are placed on devices must be there at first; later answers go on without those that are lost. `levels` are those of
+    that are placed on devices must be there at first, unless the recovery may start short; later answers go on without those that are lost. `levels` are those of
     `DrafterTraits` (default: all drafters).
     An `emulation` is what the local daemons were started with. With `keys` the cluster is spoken to in secret, else in the clear.
     """
@@ -108,6 +109,7 @@ class Head:
         self._core = HeadCore(context=plan.context, stage_count=len(plan.stages), method=method or make_method("ar"), drafters=traits)
         self._core.vocabulary = plan.vocabulary
         self._row_bytes = plan.hidden_size * DTYPE_BYTES[ACTIVATIONS[plan.dtype]] * (1 + len(plan.captures))
+        self._is_checked = is_on()
         self._wake = Wake()
         self._keys = keys
         self._pipelines = Pipelines(
@@ -117,6 +119,7 @@ class Head:
         self._stages_shown: list[Stage] = []
         pace = None if emulation is None else emulation.drafting
         self._on_note = log.warning if recovery is None else recovery.on_note
+        self._may_be_short = recovery is not None and recovery.start is Start.SHORT
         self._progress = progress
         self._drafting: list[DraftThread | RemoteDrafter] = []
         self._absent: set[int] = set()
@@ -240,7 +243,8 @@ class Head:
             if isinstance(drafter, PlacedDrafter):
                 self._core.handle(DrafterLost(drafter=number), time.monotonic())
                 self._absent.add(number)
-                self._drafting.append(RemoteDrafter(drafter, number, self._wake, self._keys))
+                remote = RemoteDrafter(drafter, number, self._wake, self._keys, may_be_absent=self._may_be_short)
+                self._drafting.append(remote)
             else:
                 self._drafting.append(DraftThread(drafter, number, self._wake, pace))
 
@@ -283,17 +287,16 @@ class Head:
         return not self._stopping
 
     def _tick(self, now_s: float) -> Tick:
-        """How things stand, for those who decide about devices; what is left of an answer whose speed is unknown counts little."""
+        """How things stand, for those who decide about devices."""
         core = self._core
-        open_s = 0.0
-        for request in core.requests():
-            if request.submit is not None:
-                left = request.submit.new_tokens_max - len(request.new_tokens)
-                open_s = max(open_s, left / core.costs.rate if core.costs.rate else 1e-3)
-        flight_s = 0.0 if core.flights.oldest_s is None else now_s - core.flights.oldest_s
         flight, rows = core.flights.oldest
-        size = rows * self._row_bytes
-        return Tick(flight_s=flight_s, flight=flight, flight_bytes=size, left_s=open_s, tokens=self._tokens)
+        return Tick(
+            flight_s=core.flight_s(now_s),
+            flight=flight,
+            flight_bytes=rows * self._row_bytes,
+            left_s=core.left_s(),
+            tokens=self._tokens,
+        )
 
     def _changed(self, event: PipelineLost | Reformed) -> None:
         self._step(event, time.monotonic())
@@ -304,7 +307,7 @@ class Head:
         assert self._pipelines.stages is not None
         self._stages_shown = self._pipelines.stages.all
 
-    def _drafted(self, result: Drafted | DrafterLost | DrafterBack | Told | Failed | Crashed, now_s: float) -> None:
+    def _drafted(self, result: Result, now_s: float) -> None:
         if isinstance(result, Failed | Crashed):
             raise result.error
         if isinstance(result, Told):
@@ -312,6 +315,9 @@ class Head:
                 self._on_note(result.text)
             else:
                 self._progress(result.text, result.share)
+            return
+        if isinstance(result, Absent):
+            self._absent.discard(result.drafter)
             return
         if isinstance(result, DrafterBack):
             remote = self._drafting[result.drafter]
@@ -359,6 +365,8 @@ class Head:
         started_s = time.perf_counter()
         commands = self._core.handle(event, now_s)
         self._core_s += time.perf_counter() - started_s
+        if self._is_checked:
+            check(self._core, event)
         for command in commands:
             if isinstance(command, ToPipeline):
                 assert self._pipelines.stages is not None

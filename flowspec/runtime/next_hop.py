@@ -13,15 +13,21 @@ import zmq
 from flowspec import __version__
 from flowspec.core.cluster_messages import Assign, Hello, Welcome
 from flowspec.core.messages import Message
+from flowspec.errors import InputError
 from flowspec.runtime.emulation import Shaper
 from flowspec.runtime.monitor import Monitor
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.transport import Link, Receiver, dial, receive
+from flowspec.runtime.transport import Link, Receiver, Wake, bracketed, dealer, reach, receive, split_address
 from flowspec.wire.codec import decode
 
 
 class NextHop:
-    """On its way to `assign.next_hop` when made; raises `InputError` for an address that is none, or a device without a key."""
+    """On its way to `assign.next_hop` when made, or as soon as its address is known (`go_on`, for which `wake` is set).
+
+    The address is that of its name, or else what the head says.
+
+    Raises `InputError` for an address that is none, a host that cannot be found, or a device without a key.
+    """
 
     def __init__(
         self,
@@ -33,20 +39,45 @@ class NextHop:
         keys: Keyring | None,
         shape: Shaper | None,
         poller: zmq.Poller,
+        wake: Wake,
     ) -> None:
         self._keys = keys
         self._poller = poller
         self._is_reached = False
-        self.socket = dial(context, assign.next_hop, assign.next_name, keys, has_pulse=False)
-        self._pulse = dial(context, assign.next_hop, assign.next_name, keys)
+        self._address, self._hint = assign.next_hop, assign.next_ip
+        self._wake = wake
+        self._is_dialled = False
+        self._hello = Hello(name=sender, version=__version__, role="stage")
+        self.socket = dealer(context, assign.next_name, keys, has_pulse=False)
+        self._pulse = dealer(context, assign.next_name, keys)
         self.link = Link(self.socket, incarnation=incarnation, sender=sender)
         self._receiver = Receiver(incarnation)
         self._monitor = Monitor(self.socket)
         self._pulse_monitor = Monitor(self._pulse)
-        self.link.send(Hello(name=sender, version=__version__, role="stage"))
-        self.link.shape = shape
+        self._shape = shape
         for source in (self.socket, self._monitor.socket, self._pulse_monitor.socket):
             poller.register(source, zmq.POLLIN)
+        try:
+            self.go_on()
+        except InputError:
+            self.close()
+            raise
+
+    def go_on(self) -> None:
+        """Dials, if that was not done and the address is known by now; raises `InputError`."""
+        if self._is_dialled:
+            return
+        try:
+            is_known = reach(self.socket, self._address, self._wake)
+        except InputError:
+            if not self._hint:
+                raise
+            self._address = f"{bracketed(self._hint)}:{split_address(self._address)[1]}"
+            is_known = reach(self.socket, self._address)
+        if is_known:
+            self._is_dialled = reach(self._pulse, self._address)
+            self.link.send(self._hello)
+            self.link.shape = self._shape
 
     def read(self) -> Message | None:
         """The next thing that it said, None for nothing; raises `PeerError`."""

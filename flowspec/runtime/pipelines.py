@@ -8,13 +8,16 @@ pipeline is the only one, and its loss an error.
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import zmq
 
+from flowspec.checking import check, is_on
 from flowspec.core.events import PipelineLost, Reformed
 from flowspec.core.forming import (
     CannotServe,
@@ -34,6 +37,7 @@ from flowspec.core.forming import (
     Refused,
     ServeWeights,
     ShowProgress,
+    Start,
     Tell,
     Terms,
     Unplanned,
@@ -41,17 +45,18 @@ from flowspec.core.forming import (
     Wronged,
 )
 from flowspec.core.incarnation import incarnation_of
-from flowspec.core.membership import Begin, Membership, Note, Patience, Probe, Tick
+from flowspec.core.membership import Begin, Membership, Note, Patience, Probe, Survey, Surveyed, Tick
 from flowspec.core.messages import Hop, Verified
-from flowspec.errors import BrokenError, ClusterError, InputError
+from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError
 from flowspec.plan.placement import ClusterPlan, assigns_of
 from flowspec.runtime import timeouts
+from flowspec.runtime.addresses import ADDRESSES
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.heap import give_back
 from flowspec.runtime.probes import Probes
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.stages import Progress, Stages, described, new_session
-from flowspec.runtime.transport import Wake, patience_ms, ready_sources
+from flowspec.runtime.transport import Wake, patience_ms, ready_sources, split_address
 from flowspec.wire.codec import Tensor
 
 POLL_MS = 100
@@ -69,7 +74,9 @@ Replan = Callable[[Sequence[str], Slowness], ClusterPlan]
 class Recovery:
     """How a head goes on when a device is lost: `replan`, whom to tell in a line of text, and how long to wait for devices (None: for ever).
 
-    `spares` are the devices that the first plan leaves out, with their addresses. `rate` foretells the tokens/s of a plan, where anything does.
+    `spares` are the devices that the first plan leaves out, with their addresses; of those the `absent` did not answer, each with
+    why. When one answers, `survey` finds out what `replan` must know of it, in a thread of its own: it raises `FlowSpecError`.
+    `start` tells what must be there for the first pipeline. `rate` foretells the tokens/s of a plan, where anything does.
     """
 
     replan: Replan
@@ -77,6 +84,9 @@ class Recovery:
     spares: Mapping[str, str] = field(default_factory=dict)
     on_note: Callable[[str], None] = lambda text: None
     wait_s: float | None = None
+    start: Start = Start.WHOLE
+    absent: Mapping[str, str] = field(default_factory=dict)
+    survey: Callable[[str], None] | None = None
 
 
 class Pipelines:
@@ -109,6 +119,7 @@ class Pipelines:
         self._keys = keys
         self._on_change = on_change
         self._meanwhile = meanwhile
+        start = Start.WHOLE if recovery is None else recovery.start
         patience = Patience(
             silent_s=timeouts.SILENT_S,
             loading_silent_s=timeouts.LOADING_SILENT_S,
@@ -120,7 +131,7 @@ class Pipelines:
             again_s=timeouts.AGAIN_S,
         )
         terms = Terms(
-            connect_s=timeouts.CONNECT_S,
+            connect_s=timeouts.ABSENT_S if drafter and start is Start.SHORT else timeouts.CONNECT_S,
             reconnect_s=timeouts.RECONNECT_S,
             held_s=timeouts.HELD_S,
             ping_s=timeouts.PING_EVERY_S,
@@ -129,7 +140,9 @@ class Pipelines:
             wait_s=None if recovery is None else recovery.wait_s,
             changed_s=timeouts.CHANGED_S,
         )
-        self._core = Forming(Membership(list(self._addresses), patience, drafter), terms, is_only=recovery is None)
+        self._core = Forming(Membership(list(self._addresses), patience, drafter), terms, start=start, is_only=recovery is None)
+        self._is_checked = is_on()
+        self._surveyed: deque[Surveyed] = deque()
         self._session = new_session()
         self._probes = Probes(incarnation_of(new_session(), 1), keys)
         self._open: dict[int, Stages] = {}
@@ -143,7 +156,7 @@ class Pipelines:
 
     def connect(self) -> None:
         """Forms the first pipeline; raises the error of whoever cannot take part."""
-        self._give(Begin())
+        self._give(Begin(absent=() if self._recovery is None else tuple(self._recovery.absent.items())))
         while self.stages is None:
             for _ in self.listen(POLL_MS):
                 pass
@@ -174,6 +187,11 @@ class Pipelines:
         """A segment came back: what its stages spent on it, whose rows saw `context` earlier tokens."""
         self._give(Passed(pipeline=self._core.number, hops=hops, context=context))
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is no pipeline, and none on its way: devices are waited for."""
+        return self._core.number == 0
+
     def broken(self, error: BrokenError) -> None:
         """The pipeline cannot go on."""
         self._give(Wronged(pipeline=self._core.number, device=error.device, text=error.why))
@@ -188,6 +206,8 @@ class Pipelines:
             return
         for answered in self._probes.answered():
             self._give(answered)
+        while self._surveyed:
+            self._give(self._surveyed.popleft())
         for stages in tuple(self._open.values()):
             if stages.weights is not None and (error := stages.weights.error) is not None:
                 self._serving_error = error
@@ -218,7 +238,10 @@ class Pipelines:
 
     def _give(self, event: FormingEvent) -> None:
         """Gives the core an event and does what it says."""
-        for command in self._core.handle(event, time.monotonic()):
+        commands = self._core.handle(event, time.monotonic())
+        if self._is_checked:
+            check(self._core, event)
+        for command in commands:
             self._do(command)
 
     def _do(self, command: FormingCommand) -> None:
@@ -229,6 +252,8 @@ class Pipelines:
         elif isinstance(command, Probe):
             if self._recovery is not None:
                 self._probes.ask(command.device, self._addresses[command.device])
+        elif isinstance(command, Survey):
+            threading.Thread(target=self._survey, args=(command.device,), name=f"survey of {command.device}", daemon=True).start()
         elif isinstance(command, Plan):
             self._make_plan(command)
         elif isinstance(command, Open):
@@ -260,6 +285,20 @@ class Pipelines:
         else:
             self._use(stages, command)
 
+    def _survey(self, device: str) -> None:
+        """Asks a device what plans must know of it, in a thread of its own; whatever comes of that is told."""
+        trouble = "it could not be asked; the traceback is above"
+        try:
+            survey = None if self._recovery is None else self._recovery.survey
+            assert survey is not None, "only devices that were absent are asked"
+            survey(device)
+            trouble = ""
+        except FlowSpecError as error:
+            trouble = str(error)
+        finally:
+            self._surveyed.append(Surveyed(device=device, trouble=trouble))
+            self._wake.set()
+
     def _make_plan(self, command: Plan) -> None:
         plan, gain = self.plan, None
         if not command.is_first:
@@ -269,7 +308,11 @@ class Pipelines:
                 self._give(Unplanned(text=str(error), is_beside=command.is_beside))
                 return
         self._planned = plan
-        assigns = assigns_of(plan)
+        hosts = {stage.name: split_address(stage.address)[0] for stage in plan.stages}
+        assigns = [
+            replace(assign, next_ip=ADDRESSES.hint(hosts[assign.next_name], hosts[stage.name])) if assign.next_name else assign
+            for stage, assign in zip(plan.stages, assigns_of(plan), strict=True)
+        ]
         self._give(
             Planned(
                 parts=tuple(

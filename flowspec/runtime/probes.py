@@ -12,7 +12,7 @@ from flowspec.core.membership import Answered
 from flowspec.errors import InputError, PeerError
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.stages import head_name
-from flowspec.runtime.transport import Link, dial, receive
+from flowspec.runtime.transport import Link, dealer, reach, receive
 from flowspec.wire.codec import decode
 
 
@@ -24,23 +24,38 @@ class Probes:
         self._keys = keys
         self._sender = head_name(keys)
         self._context: zmq.Context[Any] = zmq.Context()
-        self._open: dict[str, zmq.Socket[bytes]] = {}
+        self._open: dict[str, tuple[zmq.Socket[bytes], str]] = {}
+        self._unsaid: set[str] = set()
 
     def ask(self, device: str, address: str) -> None:
         """Asks a device; an earlier question to it that got no answer is given up."""
         self._close(device)
         try:
-            socket = dial(self._context, address, device, self._keys)
-        except InputError:  # a name that cannot be resolved now may be later
+            self._open[device] = dealer(self._context, device, self._keys), address
+        except InputError:  # it may have a key later
             return
-        self._open[device] = socket
+        self._unsaid.add(device)
+        self._greet(device)
+
+    def _greet(self, device: str) -> None:
+        """Says Hello, if the device's address is known by now."""
+        socket, address = self._open[device]
+        try:
+            if not reach(socket, address):
+                return
+        except InputError:  # a name that cannot be resolved now may be later
+            self._close(device)
+            return
+        self._unsaid.discard(device)
         link = Link(socket, incarnation=self._incarnation, sender=self._sender)
         link.send(Hello(name=self._sender, version=__version__, role="head-control"))
 
     def answered(self) -> list[Answered]:
         """Who has answered since the last call."""
         found = []
-        for device, socket in list(self._open.items()):
+        for device in list(self._unsaid):
+            self._greet(device)
+        for device, (socket, _) in list(self._open.items()):
             frames = receive(socket)
             if frames is None:
                 continue
@@ -54,9 +69,9 @@ class Probes:
         return found
 
     def _close(self, device: str) -> None:
-        socket = self._open.pop(device, None)
-        if socket is not None:
-            socket.close(linger=0)
+        self._unsaid.discard(device)
+        if device in self._open:
+            self._open.pop(device)[0].close(linger=0)
 
     def close(self) -> None:
         self._context.destroy(linger=0)

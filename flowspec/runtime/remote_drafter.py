@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flowspec.checking import BrokenCoreError
 from flowspec.core.events import Draft, Drafted, DrafterBack, DrafterLost, PipelineLost, Reformed, ToDrafter
+from flowspec.core.forming import Start
 from flowspec.core.membership import Tick
 from flowspec.core.messages import Expand, Proposed, VerifiedPart
 from flowspec.core.mirror import DrafterTraits
@@ -50,18 +52,37 @@ class Told:
     share: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absent:
+    """The device of this drafter does not answer at the start; `DrafterBack` follows if it is there later."""
+
+    drafter: int
+
+
+Result = Drafted | DrafterLost | DrafterBack | Absent | Told | Failed | Crashed
+
+
 class RemoteDrafter:
     """The head's drafter number `number`, which is lost (`DrafterLost`) until the first `DrafterBack`.
 
     Whoever takes a `DrafterBack` from the results posts it again before any work for it: so the thread knows what work was meant for a
-    drafter that is gone. One that cannot be had at first is `Failed`; later it is lost, for good if it would fail again in the same way.
+    drafter that is gone. One that cannot be had at first is `Failed`, or `Absent` where it `may_be_absent`; later it is lost, for good
+    if it would fail again in the same way.
     """
 
-    def __init__(self, placed: PlacedDrafter, number: int, wake: Wake, keys: Keyring | None = None) -> None:
+    def __init__(
+        self,
+        placed: PlacedDrafter,
+        number: int,
+        wake: Wake,
+        keys: Keyring | None = None,
+        *,
+        may_be_absent: bool = False,
+    ) -> None:
         self.placed = placed
         self.number = number
         self.stage: Stage | None = None
-        self.results: deque[Drafted | DrafterLost | DrafterBack | Told | Failed | Crashed] = deque()
+        self.results: deque[Result] = deque()
         self._head_wake = wake
         self._wake = Wake()
         self._work: deque[Draft | ToDrafter | DrafterBack] = deque()
@@ -70,16 +91,20 @@ class RemoteDrafter:
         self._sent_s = 0.0
         self._jobs_done = 0
         self._is_there = False
-        self._stopping = False
+        self._stopping = self._is_absent = False
         self._pipelines = Pipelines(
             placed.plan,
             self._wake,
             lambda text, share: self._tell(Told(text=text, share=share)),
             None,
-            Recovery(replan=lambda devices, slowness: placed.plan, on_note=lambda text: self._tell(Told(text=text))),
+            Recovery(
+                replan=lambda devices, slowness: placed.plan,
+                on_note=lambda text: self._tell(Told(text=text)),
+                start=Start.SHORT if may_be_absent else Start.WHOLE,
+            ),
             keys,
             on_change=self._changed,
-            meanwhile=lambda: not self._stopping,
+            meanwhile=self._wait,
             drafter=placed.name,
         )
         self._thread = threading.Thread(target=self._run, name=f"drafter {placed.name}", daemon=True)
@@ -128,12 +153,21 @@ class RemoteDrafter:
                     self._pipelines.broken(BrokenError(str(error), self._device))
                 self._work_off()
                 self._pipelines.watch(self._tick)
+        except BrokenCoreError as error:
+            self._tell(Crashed(error=error))
         except FlowSpecError as error:
             self._give_up(error)
         except BaseException as error:  # noqa: BLE001 - the top of a thread: the head's thread raises it
             self._tell(Crashed(error=error))
         finally:
             self._pipelines.close()
+
+    def _wait(self) -> bool:
+        """While it is not there at first: whoever waits for it is told once that it is absent; whether to go on."""
+        if self._pipelines.is_waiting and not self._is_absent:
+            self._is_absent = True
+            self._tell(Absent(drafter=self.number))
+        return not self._stopping
 
     @property
     def _device(self) -> str:
@@ -200,6 +234,6 @@ class RemoteDrafter:
         self._lose()
         self._tell(Told(text=f"drafter {self.placed.name} on {self._device} is given up ({error}); answers go on without it"))
 
-    def _tell(self, result: Drafted | DrafterLost | DrafterBack | Told | Failed | Crashed) -> None:
+    def _tell(self, result: Result) -> None:
         self.results.append(result)
         self._head_wake.set()

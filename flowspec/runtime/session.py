@@ -10,11 +10,11 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flowspec.core.events import Submit
+from flowspec.core.forming import Start
 from flowspec.core.limits import TOP_LOGPROBS_MAX
 from flowspec.core.messages import Sampling
 from flowspec.core.methods import make_method
@@ -36,6 +36,7 @@ from flowspec.runtime.local import LocalCluster
 from flowspec.runtime.pipelines import Recovery, Slowness
 from flowspec.runtime.placing import assign_devices, captures_of, open_drafters, own_devices, use_one_thread
 from flowspec.runtime.planning.choose import Chosen, choose, compare
+from flowspec.runtime.planning.newcomer import Newcomers
 from flowspec.runtime.planning.survey import survey
 from flowspec.runtime.planning.wish import find_drafter, model_weights, typical_context
 from flowspec.runtime.security.cluster_keys import cluster_keys
@@ -193,6 +194,7 @@ class Cluster:
 
     `chosen` tells how the plan was made; local processes, which are alike, have an even split and none. `devices` may run stages;
     `drafter_devices` run drafters, those of a cluster file (`drafters` names these, and those that it has at the head) each its own.
+    With `newcomers` answers may begin without devices, which are asked later.
     """
 
     files: ModelFiles
@@ -205,6 +207,7 @@ class Cluster:
     devices: tuple[Device, ...] = ()
     drafters: tuple[str, ...] = ()
     drafter_devices: tuple[Device, ...] = ()
+    newcomers: Newcomers | None = None
 
     @contextlib.contextmanager
     def session(
@@ -225,12 +228,16 @@ class Cluster:
         recovery = None
         if survival is not None and self.emulation is None:  # a declared device has no spare
             used = {stage.name for stage in plan.stages}
+            planner = Replanner(plan, self.devices, self.chosen, self.newcomers)
             recovery = Recovery(
-                replan=partial(replan, plan, self.devices, chosen=self.chosen),
-                rate=None if self.chosen is None or self.chosen.is_given else self.chosen.rate,
+                replan=planner.plan_of,
+                rate=planner.rate if planner.is_planned else None,
                 spares={device.name: device.address for device in self.devices if device.name not in used},
                 on_note=survival.on_note,
                 wait_s=survival.wait_s,
+                start=Start.WHOLE if self.newcomers is None else Start.SHORT,
+                absent={} if self.chosen is None else self.chosen.survey.absent,
+                survey=planner.survey,
             )
         with Head(
             plan,
@@ -256,15 +263,22 @@ def open_session(
 ) -> Iterator[Session]:
     """A connected session; daemons that it starts are stopped at its end, whatever happens. See `open_cluster`."""
     decoding.check(options.model, () if options.cluster is None else tuple(read_drafters(options.cluster)))
-    with open_cluster(options, meanwhile, decoding) as cluster, cluster.session(decoding, progress, survival=survival) as session:
+    opening = open_cluster(options, meanwhile, decoding, needs_all=survival is None)
+    with opening as cluster, cluster.session(decoding, progress, survival=survival) as session:
         yield session
 
 
 @contextlib.contextmanager
 def open_cluster(
-    options: ClusterOptions, meanwhile: Callable[[ModelFiles], None] = lambda files: None, decoding: Decoding | None = None
+    options: ClusterOptions,
+    meanwhile: Callable[[ModelFiles], None] = lambda files: None,
+    decoding: Decoding | None = None,
+    *,
+    needs_all: bool = True,
 ) -> Iterator[Cluster]:
     """The devices, local ones started; those are stopped at the end.
+
+    Devices of a cluster file that do not answer are an error, unless not all are needed and the planner shares out the layers.
 
     What can be wrong with the model, the cluster file or the split is found before anything is started. `meanwhile` runs
     while local daemons come up: for slow imports of the caller. The devices of a cluster file are asked, and the planner decides
@@ -315,9 +329,12 @@ def open_cluster(
             vocabulary=config.vocab_size,
             hidden_size=config.hidden_size,
         )
-        chosen = None
+        chosen = newcomers = None
         if options.cluster is not None:
-            chosen = choose_for(options, files, devices, plan, decoding, keys)
+            needs_all = needs_all or bool(stages)
+            chosen = choose_for(options, files, devices, plan, decoding, keys, needs_all=needs_all)
+            if not needs_all:
+                newcomers = Newcomers(devices=tuple(devices), cluster=options.cluster, precision=plan.dtype, keys=keys)
             plan = replace(plan, stages=tuple(chosen.stages(devices)))
         meanwhile(files)
         if local is not None:
@@ -335,6 +352,7 @@ def open_cluster(
             devices=_placed(devices, plan),
             drafters=() if options.cluster is None else tuple(read_drafters(options.cluster)),
             drafter_devices=tuple(device for device in every if device.name not in {each.name for each in devices}),
+            newcomers=newcomers,
         )
 
 
@@ -345,6 +363,8 @@ def choose_for(
     plan: ClusterPlan,
     decoding: Decoding,
     keys: Keyring | None,
+    *,
+    needs_all: bool = True,
 ) -> Chosen:
     """What the devices of a cluster file run, where `plan` has no stages; else how those compare."""
     assert options.cluster is not None
@@ -356,7 +376,7 @@ def choose_for(
     if drafter is not None and not here:
         drafter = replace(drafter, shape=None)  # it costs neither the head nor a stage anything
     head_drafts = any(name not in WITHOUT_TENSORS for name in here)
-    found = survey(devices, options.cluster, plan.dtype, keys, head_drafts=head_drafts)
+    found = survey(devices, options.cluster, plan.dtype, keys, head_drafts=head_drafts, needs_all=needs_all)
     wish = Wish(
         sites=found.sites,
         network=found.network,
@@ -378,6 +398,46 @@ def _placed(devices: Sequence[Device], plan: ClusterPlan) -> tuple[Device, ...]:
     """The devices with the addresses that they have by now; layers that the user fixed are for all of them together."""
     addresses = {stage.name: stage.address for stage in plan.stages}
     return tuple(replace(device, address=addresses.get(device.name, device.address), layers=None) for device in devices)
+
+
+class Replanner:
+    """Plans for those of a cluster's devices that are there, by what is known of them.
+
+    `plan` is the first one; those that are absent then are asked when they are there (`survey`, in any thread).
+    """
+
+    def __init__(self, plan: ClusterPlan, devices: Sequence[Device], chosen: Chosen | None, newcomers: Newcomers | None) -> None:
+        self._plan = plan
+        self._devices = devices
+        self._chosen = chosen
+        self._newcomers = newcomers
+        self._first = {device.name for device in devices} - set(() if chosen is None else chosen.survey.absent)
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the planner decides, and not the user or nobody."""
+        return self._chosen is not None and not self._chosen.is_given
+
+    def plan_of(self, names: Sequence[str], slowness: Slowness = NOBODY_SLOWER) -> ClusterPlan:
+        """The plan for the devices of these names, which are so many times as slow as at first; raises `InputError`."""
+        is_slower = bool(slowness) and self.is_planned
+        if set(names) == self._first and not is_slower:
+            return self._plan
+        if len(self._first) < len(self._devices) and len(names) == len(self._devices):
+            assert self._chosen is not None, "devices that were absent are the planner's"
+            return replace(self._plan, stages=tuple(self._chosen.stages_of(self._devices, slowness)))
+        return replan(self._plan, self._devices, names, slowness, self._chosen)
+
+    def rate(self, plan: ClusterPlan, slowness: Slowness) -> float:
+        """Tokens/s that the planner foretells for a plan."""
+        assert self._chosen is not None, "only the planner foretells"
+        return self._chosen.rate(plan, slowness)
+
+    def survey(self, name: str) -> None:
+        """Asks a device that was absent; raises `FlowSpecError` where that does not tell what a plan needs."""
+        assert self._newcomers is not None, "who may be absent can be asked"
+        assert self._chosen is not None, "who may be absent was planned with"
+        self._chosen = self._chosen.knowing(self._newcomers.learn(self._chosen.survey, name))
 
 
 def replan(

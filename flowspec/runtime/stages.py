@@ -5,6 +5,7 @@ Decides nothing: whom to dial, what to say and what to make of what was heard is
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -19,22 +20,22 @@ import zmq
 from flowspec import __version__
 from flowspec.core import limits
 from flowspec.core.cluster_messages import Hello, Pong, Ready, Reset, Welcome
-from flowspec.core.forming import CONTROL, DATA, Closed, Refused, Said, Unsent, Wronged
+from flowspec.core.forming import CONTROL, DATA, Closed, Refused, Said, Unfound, Unsent, Wronged
 from flowspec.core.incarnation import SESSION_BITS
 from flowspec.core.messages import Commit, Expand, Message, Open, Proposed, Release, Segment, Verified
 from flowspec.core.precision import ACTIVATIONS
-from flowspec.errors import PeerError
+from flowspec.errors import InputError, PeerError
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.monitor import Monitor
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.transport import Link, Receiver, Wake, dial, receive
+from flowspec.runtime.transport import Link, Receiver, Wake, dealer, reach, receive
 from flowspec.runtime.weights.server import WeightServer
 from flowspec.wire.codec import Envelope, Tensor, decode
 
 Progress = Callable[[str, float], None]
 """Called with a line of text, a device's name and after a colon what it is doing, and a share of that from 0 to 1."""
-Heard = Said | Closed | Refused | Wronged | Unsent
+Heard = Said | Closed | Refused | Unfound | Wronged | Unsent
 """What the sockets of a pipeline tell."""
 
 log = logging.getLogger("flowspec.head")
@@ -57,13 +58,17 @@ def described(stage: StagePlan) -> str:
 
 @dataclass(slots=True)
 class Line:
-    """One connection to a device: how to send on it, how what comes is counted, and what happens to it."""
+    """One connection to a device: how to send on it, how what comes is counted, and what happens to it.
+
+    It `is_dialled` once the device's address is known.
+    """
 
     device: str
     role: str
     link: Link
     receiver: Receiver
     monitor: Monitor
+    is_dialled: bool = False
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
@@ -107,9 +112,12 @@ class Stages:
         self._unsent: list[Unsent] = []
 
     def dial(self, device: str, role: str) -> None:
-        """A connection to a device, on which Hello is said; raises `InputError` for an address that is none."""
+        """A connection to a device, on which Hello is said when its address is known.
+
+        Raises `InputError` for a device without a key.
+        """
         stage = self._by_name[device]
-        socket = dial(self._context, stage.plan.address, device, self._keys, has_pulse=role == CONTROL)
+        socket = dealer(self._context, device, self._keys, has_pulse=role == CONTROL)
         link = Link(socket, incarnation=self._incarnation, sender=self._name)
         line = Line(device, role, link, Receiver(self._incarnation), Monitor(socket))
         self._lines.append(line)
@@ -117,7 +125,14 @@ class Stages:
             stage.line = line
         elif device == self.plan.stages[0].name:
             self._first_data = link
-        link.send(Hello(name=self._name, version=__version__, role=role))
+        with contextlib.suppress(InputError):  # `heard` tells of it
+            self._greet(line)
+
+    def _greet(self, line: Line) -> None:
+        """Says Hello, if the address is known by now."""
+        line.is_dialled = reach(line.socket, self._by_name[line.device].plan.address, self._wake)
+        if line.is_dialled:
+            line.link.send(Hello(name=self._name, version=__version__, role=line.role))
 
     def say(self, device: str, message: Message) -> None:
         """A message to one device; whoever is gone is noticed otherwise."""
@@ -186,12 +201,22 @@ class Stages:
                 self._unsent.append(Unsent(pipeline=self.number, device=device, what="messages"))
         while self._unsent:
             yield self._unsent.pop(0)
+        for line in self._lines:
+            if not line.is_dialled:
+                yield from self._greet_later(line)
         for line in reversed(self._lines):  # data connections are dialled last
             if line.socket in ready:
                 yield from self._read(line)
         for line in self._lines:
             if line.monitor.socket in ready:
                 yield from self._watched(line)
+
+    def _greet_later(self, line: Line) -> Iterator[Heard]:
+        try:
+            self._greet(line)
+        except InputError as error:
+            line.is_dialled = True  # once is enough
+            yield Unfound(pipeline=self.number, device=line.device, text=str(error))
 
     def _read(self, line: Line) -> Iterator[Heard | tuple[Verified, Tensor | None]]:
         stage = self._by_name[line.device]

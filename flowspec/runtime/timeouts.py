@@ -4,12 +4,22 @@ from __future__ import annotations
 
 CONNECT_S = 6.0
 """How long a daemon may take to answer the first Hello."""
+ABSENT_S = 3.0
+"""The same at the start of a head that may begin without some: all are waited for at once, ..."""
+ABSENT_WHY_S = 1.0
+"""... and so long it may then take to find out why one is silent."""
 RECONNECT_S = 3.0
 """The same where a new pipeline is formed of daemons that were there a moment ago."""
 HELD_S = 15.0
 """How long a head waits for a daemon that another head holds; longer than a dead head's lease."""
 SETTLE_S = 0.1
 """How long the closing of a lost device's connections may take to show on all of them."""
+LOOK_UP_S = 3.0
+"""How long the look-up of a device's name is waited for where no address of it is known."""
+FRESH_S = 30.0
+"""How old an address may be before its name is looked up again; the old one is used meanwhile, and if the look-up fails."""
+LOOK_UP_AGAIN_S = 2.0
+"""How long a look-up that failed is not tried again."""
 LINK_S = 10.0
 """How long a stage may take to reach its next hop."""
 PING_EVERY_S = 1.0

@@ -23,6 +23,7 @@ from flowspec.core.cluster_messages import Error
 from flowspec.core.messages import Message
 from flowspec.errors import InputError, PeerError
 from flowspec.runtime import timeouts
+from flowspec.runtime.addresses import ADDRESSES
 from flowspec.runtime.emulation import Frames, Shaper
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.wire.codec import Envelope, Tensor, encode
@@ -69,7 +70,7 @@ def is_loopback(host: str) -> bool:
 def _own_address(host: str, *, needs_loopback: bool) -> str:
     """The address to bind for a host; raises `InputError` for one that is none, or is not loopback if it needs to be."""
     try:
-        family, *_, found = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)[0]
+        *_, found = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)[0]
     except (sockets.gaierror, UnicodeError):
         raise InputError(f"--host: expected an address of this machine, got {host!r}") from None
     if needs_loopback and not ipaddress.ip_address(found[0]).is_loopback:
@@ -77,7 +78,7 @@ def _own_address(host: str, *, needs_loopback: bool) -> str:
             f"without keys this daemon does not listen on {host}, where others could use it: copy its key here "
             "(flowspec keygen on the head tells how), or say --insecure"
         )
-    return f"[{found[0]}]" if family == sockets.AF_INET6 else str(found[0])
+    return bracketed(str(found[0]))
 
 
 def bind_router(
@@ -115,13 +116,28 @@ def dial(
 ) -> zmq.Socket[bytes]:
     """A DEALER on its way to `host:port`, with room for so many messages that wait to leave; without `has_pulse` silence is no loss.
 
-    With keys only the device of that name is spoken to, and nobody else understands a word.
+    Waits for the host's address where it is not known (`dealer` and `reach` do not), no longer than a look-up may take. With keys only the device of that name is spoken to, and nobody else understands a word.
     """
-    host, port = split_address(address)
+    host, _ = split_address(address)
+    ADDRESSES.wait_for(host)
+    socket = dealer(context, device, keys, queued_max=queued_max, has_pulse=has_pulse)
     try:
-        sockets.getaddrinfo(host.strip("[]"), port)
-    except (sockets.gaierror, UnicodeError) as error:
-        raise InputError(f"cannot find the host of {address}: {error.args[-1]}; check the name or use an IP address") from None
+        reach(socket, address)
+    except InputError:
+        socket.close()
+        raise
+    return socket
+
+
+def dealer(
+    context: zmq.Context[Any],
+    device: str,
+    keys: Keyring | None,
+    *,
+    queued_max: int = limits.FRAMES_QUEUED_MAX,
+    has_pulse: bool = True,
+) -> zmq.Socket[bytes]:
+    """A DEALER as `dial` makes it, on its way to nowhere yet: nothing can be sent before `reach`. Raises `InputError` for a device without a key."""
     socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
     _configure(socket)
     socket.setsockopt(zmq.SNDHWM, queued_max)
@@ -130,11 +146,31 @@ def dial(
     try:
         if keys is not None:
             keys.dial(socket, device)
-        socket.connect(f"tcp://{host}:{port}")
     except (zmq.ZMQError, InputError) as error:
         socket.close()
-        raise InputError(str(error) if isinstance(error, InputError) else f"cannot dial {address}: {error.strerror}") from None
+        raise InputError(str(error) if isinstance(error, InputError) else f"cannot dial {device}: {error.strerror}") from None
     return socket
+
+
+def reach(socket: zmq.Socket[bytes], address: str, wake: Wake | None = None) -> bool:
+    """Sends a `dealer` on its way to `host:port`; False while the host's address is being looked up, of which `wake` hears.
+
+    Never waits, and has ZeroMQ look nothing up: it would do so in the thread that carries all its messages. Raises `InputError`.
+    """
+    host, port = split_address(address)
+    found = ADDRESSES.look_up(host, None if wake is None else wake.set)
+    if found is None:
+        return False
+    try:
+        socket.connect(f"tcp://{bracketed(found)}:{port}")
+    except zmq.ZMQError as error:
+        raise InputError(f"cannot dial {address}: {error.strerror}") from None
+    return True
+
+
+def bracketed(address: str) -> str:
+    """An IP address as it stands before a port."""
+    return f"[{address}]" if ":" in address else address
 
 
 class Link:

@@ -51,7 +51,14 @@ class Experiment:
     verifying: Curve = INSTANT
     seed: int = 0
 
-    def build(self, language: Language, drafters: Sequence[Drafter] = (), on_event: Callable[[Handled], None] | None = None) -> World:
+    def build(
+        self,
+        language: Language,
+        drafters: Sequence[Drafter] = (),
+        on_event: Callable[[Handled], None] | None = None,
+        *,
+        checks: bool = True,
+    ) -> World:
         """A world at time 0. Worlds of one experiment and equal events run alike; a drafter has state, so give each its own."""
         count = len(self.devices)
         traits = [
@@ -82,4 +89,5 @@ class Experiment:
             verifying=self.verifying,
             seed=self.seed,
             on_event=on_event,
+            checks=checks,
         )

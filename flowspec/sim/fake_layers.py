@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from flowspec.core.events import ClearSlots, CloseCache, JobPart, OpenCache, RunLayers
 from flowspec.core.messages import Logprobs
+from flowspec.core.slots import SlotMap
+from flowspec.core.stage import StageCore
 from flowspec.sim.language import Language, Prefix
 from flowspec.wire.codec import Tensor
 
@@ -28,11 +30,29 @@ class FakeCache:
 
 
 class FakeLayers:
-    """The layers of all `stages`; `caches[stage][request]` is open to tests."""
+    """The layers of all `stages`; `caches[stage][request]` is open to tests.
 
-    def __init__(self, stages: int, language: Language) -> None:
+    Where the head or another stage may not be honest, rows may see anything, and payloads hold anything.
+    """
+
+    def __init__(self, stages: int, language: Language, *, is_honest: bool = True) -> None:
         self.caches: list[dict[int, FakeCache]] = [{} for _ in range(stages)]
         self._language = language
+        self._is_honest = is_honest
+
+    def validate(self, stage: int, core: StageCore) -> None:
+        """A stage that runs nothing has in its caches what its core believes; raises `AssertionError`."""
+        caches, maps = self.caches[stage], core.slot_maps()
+        assert caches.keys() == maps.keys(), f"stage {stage} has caches of {sorted(caches)}, its core of {sorted(maps)}"
+        for number, slots in maps.items():
+            cached, used = caches[number].positions, len(slots.position)  # a map is as long as was ever used
+            is_same = np.array_equal(cached[:used], slots.position) and bool((cached[used:] < 0).all())
+            assert is_same, f"stage {stage}: slots and cache of request {number} differ"
+
+    def committed_tokens(self, stage: int, request: int, slots: SlotMap) -> dict[int, int]:
+        """By position, the tokens that a stage's cache holds in slots that its core knows to be committed."""
+        cache, committed = self.caches[stage][request], np.flatnonzero(slots.committed[: slots.high])
+        return dict(zip(cache.positions[committed].tolist(), cache.tokens[committed].tolist(), strict=True))
 
     def change_cache(self, stage: int, command: OpenCache | ClearSlots | CloseCache) -> None:
         caches = self.caches[stage]
@@ -56,7 +76,7 @@ class FakeLayers:
         """See `device.Layers`; the payload `[rows, 1]` holds tokens."""
         sent = np.concatenate([part.tokens for part in job.parts]).astype("<i4")
         assert (payload is None) == (stage == 0), "all stages but the first are given a payload"
-        if payload is not None:
+        if payload is not None and self._is_honest:
             assert bytes(payload.data) == sent.tobytes(), f"stage {stage}: rows and payload went apart"
         is_last = stage == len(self.caches) - 1
         alive = np.zeros(len(sent), dtype=bool)
@@ -91,6 +111,9 @@ class FakeLayers:
         width = int(part.positions.max(initial=0)) + 1
         # Sorted by (row, position), what a row at position p sees must be 0, 1, ..., p: one node at each position.
         order = np.argsort(row * (width + 1) + np.minimum(at, width), kind="stable")
+        if not self._is_honest:
+            tokens, lasts = cache.tokens[slot[order]], np.cumsum(np.bincount(row, minlength=len(wanted)))
+            return [(int(index), tokens[:last][first:]) for index, first, last in zip(wanted, [0, *lasts], lasts, strict=False)]
         counts = part.positions[wanted] + 1
         expected = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         sees_its_path = (

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from flowspec.core.messages import Message
+from flowspec.errors import PeerError
 from flowspec.plan.timing import LinkSpec
 from flowspec.sim.clock import Clock
 from flowspec.wire.codec import Envelope, Tensor, decode, encode
@@ -76,6 +77,11 @@ class Link(Line):
         self._held: list[Frames] | None = None
         self.stalls: Callable[[Frames], bool] = lambda frames: False
         """Whether the link stalls with these frames, as one that does not carry large packets: they and what is behind them wait."""
+        self.tamper: Callable[[Frames], Sequence[Frames]] | None = None
+        """What somebody makes of the next frames on their way."""
+        self.refuse: Callable[[str], None] = lambda text: None
+        """Hears why what came is no message; nothing behind it is read."""
+        self._is_refused = False
 
     def send(self, message: Message, tensor: Tensor | None = None, extra_bytes: int = 0) -> None:
         """Queue a message behind those already on the connection; `extra_bytes` of it are not there in this world."""
@@ -114,7 +120,24 @@ class Link(Line):
             self._deliver(frames)
 
     def _deliver(self, frames: Frames) -> None:
-        envelope = decode(frames)
-        assert envelope.sequence == self._received, f"message {envelope.sequence} from {self.sender}, expected {self._received}"
-        self._received += 1
-        self._receive(envelope, frames)
+        number, self._received = self._received, self._received + 1
+        if self._is_refused:
+            return
+        if self.tamper is None:
+            envelope = decode(frames)
+            assert envelope.sequence == number, f"message {envelope.sequence} from {self.sender}, expected {number}"
+            self._receive(envelope, frames)
+            return
+        for each in self.tamper(frames):
+            try:
+                envelope = decode(each)
+            except PeerError as error:
+                self._is_refused = True
+                self.refuse(str(error))
+                return
+            self._receive(envelope, each)
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are held up."""
+        return len(self._held or ())

@@ -50,7 +50,10 @@ from flowspec.draft.protocol import Drafter
 from flowspec.plan.timing import INSTANT, Curve, LinkSpec
 from flowspec.sim.board import Board, BoardSpec
 from flowspec.sim.clock import Alarm, Clock
+from flowspec.sim.conduct import Conduct
 from flowspec.sim.device import Device, DeviceSpec, Layers
+from flowspec.sim.drafter import FakeDrafter
+from flowspec.sim.fake_layers import FakeLayers
 from flowspec.sim.link import Frames, Link
 from flowspec.sim.record import HEAD, Answer, Digest
 from flowspec.wire.codec import Envelope, Tensor
@@ -103,6 +106,7 @@ class World:
         verifying: Curve = INSTANT,
         seed: int = 0,
         on_event: Callable[[Handled], None] | None = None,
+        checks: bool = True,
     ) -> None:
         last = len(stages) - 1
         assert len(devices) == len(links.control) == len(stages)
@@ -120,6 +124,8 @@ class World:
         self.timers = 0
         self.drafts = 0
         self.on_event = on_event
+        self.checks = checks
+        self._conduct = Conduct()
         self._head_s = head_s
         self._returned_row_bytes = returned_row_bytes
         self._verifying = verifying
@@ -294,8 +300,51 @@ class World:
 
     def _handled(self, place: int, event: HeadEvent | StageEvent, commands: Sequence[HeadCommand | StageCommand]) -> None:
         self.events += 1
+        if self.checks:
+            self._validate(place, event, commands)
         if self.on_event is not None:
             self.on_event(Handled(self.clock.now_s, place, event, commands))
+
+    # ----------------------------------------------------------------------------------------------- checks
+
+    def _validate(self, place: int, event: HeadEvent | StageEvent, commands: Sequence[HeadCommand | StageCommand]) -> None:
+        """What is true after every event; raises `AssertionError`."""
+        if place == HEAD:
+            self.head.validate()
+            self._conduct.check(self.head, cast(HeadEvent, event), cast(Sequence[HeadCommand], commands))
+        else:
+            stage = self.stages[place]
+            stage.validate()
+            assert stage.queued <= self.head.flights_max, f"{stage.queued} segments wait at stage {place}"
+            if isinstance(self.layers, FakeLayers) and self.devices[place].is_idle:
+                self.layers.validate(place, stage)
+        others = self.events - self.timers
+        assert self.timers <= others + 10, f"{self.timers} timers beside {others} other events: somebody polls"
+
+    def validate_at_rest(self) -> None:
+        """Nothing moves any more: all is back and answered, and every stage holds what the head believes; raises `AssertionError`."""
+        assert not self._conduct.answering, f"requests {sorted(self._conduct.answering)} never ended"
+        assert self.head.in_flight == 0, f"{self.head.in_flight} segments never came back"
+        assert not self.is_drafting, "a drafter never answered"
+        holding = self.head.admission.holding
+        known = {request.number: request for request in self.head.requests() if holding(request.number).stages}
+        for index, stage in enumerate(self.stages):
+            assert self.devices[index].is_idle, f"stage {index} still computes"
+            assert stage.queued == 0, f"{stage.queued} segments wait at stage {index}"
+            stage.validate()
+            assert sorted(stage.requests()) == sorted(known), f"stage {index} holds other requests than the head"
+            if isinstance(self.layers, FakeLayers):
+                self.layers.validate(index, stage)
+                for number, request in known.items():
+                    kept = request.tree.committed_tokens()[: min(request.computed, request.known_length)]
+                    found = self.layers.committed_tokens(index, number, stage.slot_maps()[number])
+                    assert [found.get(at) for at in range(len(kept))] == kept, (
+                        f"stage {index} does not hold what request {number} would keep"
+                    )
+        lost = {number for board in self.boards for number in board.lost}
+        for number, drafter in enumerate(self.drafters):
+            if isinstance(drafter, FakeDrafter) and number not in lost:
+                assert set(drafter.requests()) <= set(known), "the drafter holds requests that are forgotten"
 
 
 def _rows_of(command: SendSegment | SendVerified) -> Tensor | None:

@@ -95,7 +95,7 @@ def measure_head(tokens: int) -> TimedHead:
     experiment = Experiment(devices=(stage,) * 4, control=link, data=link, context=CONTEXT, drafting=Curve(base_s=0.16))
     drafter = FakeDrafter(language, 0.7, seed=1)
     method = Continuous(segment_nodes=64, batch=12, width=12, value_min=VALUE_MIN)
-    world = experiment.build(language, (drafter,))
+    world = experiment.build(language, (drafter,), checks=False)
     head = TimedHead(context=CONTEXT, stage_count=4, method=method, drafters=(DrafterTraits(context=drafter.context),))
     world.head = head
     world.at(0.0, Submit(request=0, prompt=PROMPT, new_tokens_max=tokens, sampling=Sampling(), stop_ids=frozenset()))

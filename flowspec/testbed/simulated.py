@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from flowspec import checking
 from flowspec.core.events import Submit
 from flowspec.core.learnt import Learnt
 from flowspec.draft.protocol import Drafter
@@ -185,7 +186,7 @@ def build(
 ) -> World:
     """A world at time 0 that knows the plain answers to all cases, with what is `learnt` as in `run`."""
     language = AnswerLanguage({case.prompt: case.answer for case in cases})
-    world = experiment(testbed, setup, context, list(drafters)).build(language, list(drafters.values()), watch)
+    world = experiment(testbed, setup, context, list(drafters)).build(language, list(drafters.values()), watch, checks=checking.is_on())
     if learnt is not None:
         world.head.take(learnt)
     return world

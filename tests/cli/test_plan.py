@@ -88,6 +88,30 @@ def test_a_cluster_file_names_boards_memory_and_layers(capsys: pytest.CaptureFix
     )
 
 
+def test_a_plan_of_a_cluster_file_says_what_a_head_does_without_each_device(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    table = '[[device]]\nname = "{}"\naddress = "{}:7700"\nprofile = "raspberry-pi-5"\nmemory = "{}"\n'
+    for names, fits in (("abc", True), ("ab", False)):
+        file = tmp_path / f"{names}.toml"
+        sizes = {**dict.fromkeys(names, "2GiB"), "head": "600MiB"}
+        file.write_text("".join(table.format(name, name, size) for name, size in sizes.items()))
+        args = ["--shape=llama-3.2-1b", f"--cluster={file}", "--context=512", "--drafter=none", "--head=head"]
+        found = json.loads(plan(capsys, *args, "--quick", "--json")[1])
+        assert [stage["device"] for stage in found["stages"]] == ["a", "b"]
+        assert found["absent"]["was_asked"] is False
+        without = found["absent"]["without"]
+        assert [(each["device"], each["fits"]) for each in without] == [("a", fits), ("b", fits)]
+        text = plan(capsys, *args, "--quick")[1]
+        assert max(map(len, text.splitlines())) <= 80
+        if fits:
+            assert without[0]["tokens_per_s"] == pytest.approx(found["formula_tokens_per_s"]), "c does as well"
+            expected = f"{without[0]['tokens_per_s']:.3g} tokens/s, by formula"
+        else:
+            expected = f"does not fit: the others lack {without[0]['short_bytes'] / (1 << 20):.0f} MiB"
+        assert f"  without {'a':<24}{expected}\n" in text
+        assert "a head begins without one if the model fits the others, and takes it in later\n" in text
+    assert json.loads(plan(capsys, *FIVE, "--quick", "--json")[1])["absent"] is None, "boards are not devices"
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("first", "end"), [(0, 8), (0, 3), (3, 6), (6, 8)])
 def test_memory_of_a_checkpoint_is_what_a_daemon_counts(dtype: str, first: int, end: int) -> None:

@@ -37,12 +37,13 @@ from flowspec.core.forming import (
     Start,
     Tell,
     Terms,
+    Unfound,
     Unplanned,
     Unsent,
     Use,
     Wronged,
 )
-from flowspec.core.membership import Answered, Begin, Membership, Note, Patience, Probe, Tick
+from flowspec.core.membership import Answered, Begin, Membership, Note, Patience, Probe, Survey, Surveyed, Tick
 from flowspec.core.messages import Hop, Message
 from flowspec.core.weight_messages import AskModel
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
@@ -505,3 +506,90 @@ def test_a_loss_ends_what_is_made_ready_for_a_pipeline_that_will_not_be() -> Non
     told = bench.give(Closed(pipeline=2, device="c"))
     assert HangUp(pipeline=3, device="") in told
     assert bench.give(Said(pipeline=3, device="b", role=CONTROL, message=WELCOME)) == []
+
+
+def test_a_device_whose_name_cannot_be_looked_up_is_lost() -> None:
+    unfound = Unfound(pipeline=1, device="b", text="cannot find the host of b")
+    assert running().give(unfound)[0] == Note(text="device b is lost (cannot find the host of b)")
+    bench = Bench()
+    bench.give(Begin())
+    assert bench.give(unfound) == [GiveUp(text="device b at b:1: cannot find the host of b")]
+
+
+ABSENT = "device {} is absent (nothing listens there); beginning without it, and taking it in when it is there"
+
+
+def short(*absent: str, terms: Terms = TERMS) -> Bench:
+    """A pipeline of the rest works; those that are absent are known to be."""
+    bench = Bench(start=Start.SHORT, terms=terms)
+    there = tuple(name for name in bench.names if name not in absent)
+    told = bench.give(Begin(absent=tuple((name, "nothing listens there") for name in absent)))
+    assert told == [*(Note(text=ABSENT.format(name)) for name in absent), *begins(1, *there)]
+    bench.form()
+    return bench
+
+
+def answered(bench: Bench, device: str, seconds: float) -> list[FormingCommand]:
+    """What comes of it when a device answers each probe for so long."""
+    found = []
+    for _ in range(round(seconds / 0.5)):
+        bench.give(Answered(device=device))
+        for member in bench.core.membership.members:
+            bench.says(member, Pong(queued=0, done=0, memory_bytes=0))
+        found += [command for command in bench.pass_time(0.5) if not isinstance(command, Probe)]
+    return found
+
+
+def test_a_device_that_is_absent_at_first_is_surveyed_before_it_makes_ready_and_is_taken_in() -> None:
+    bench = short("b")
+    assert Probe(device="b") in bench.pass_time(1.0)
+    assert answered(bench, "b", 6.0) == [Survey(device="b")], "once, and nobody plans with it before it is known"
+    assert bench.give(Surveyed(device="b")) == []
+    prepared = answered(bench, "b", 0.5)
+    assert prepared[0] == Plan(devices=("a", "b", "c"), is_first=False, is_beside=True)
+    for said in (WELCOME, READY):
+        bench.give(Said(pipeline=2, device="b", role=CONTROL, message=said))
+    bench.pass_time(0.5)
+    assert Note(text="device b is there now") in bench.form()
+    assert bench.core.membership.members == ("a", "b", "c")
+    fired = bench.core.membership.fired
+    assert [fired[rule] for rule in ("began without", "surveyed", "back")] == [1, 1, 1]
+    assert bench.give(Closed(pipeline=3, device="b"))[0] == Note(text="device b is lost (its connection closed)")
+
+
+def test_a_device_that_does_not_tell_what_a_plan_needs_stays_out_and_is_asked_again_later() -> None:
+    bench = short("b")
+    assert answered(bench, "b", 4.5) == [Survey(device="b")]
+    assert bench.give(Surveyed(device="b", trouble="it fell silent")) == [Note(text="device b is not taken in (it fell silent)")]
+    assert answered(bench, "b", 5.5) == [], "it waits twice as long"
+    assert answered(bench, "b", 4.0) == [Survey(device="b")]
+
+
+def test_where_nothing_goes_without_it_a_device_that_was_absent_is_surveyed_at_once() -> None:
+    bench = short("b", "c")
+    bench.give(Closed(pipeline=1, device="a"))
+    assert answered(bench, "b", 0.5) == [Survey(device="b")]
+    bench.give(Surveyed(device="b"))
+    assert answered(bench, "b", 4.0)[0] == Plan(devices=("b",), is_first=False)
+
+
+def test_a_head_that_may_begin_without_some_does_so_without_those_that_are_held_for_long() -> None:
+    bench = Bench("a", "b", start=Start.SHORT)
+    bench.give(Begin())
+    bench.welcomes("a", "b")
+    held = Error(text="held by head x", retry_after_s=4.0)
+    assert bench.says("b", held) == [Log(text="waiting for device b at b:1: held by head x")]
+    bench.now_s = 15.5
+    assert bench.says("b", held)[0] == Note(text="device b is lost (held by head x)")
+    assert bench.core.membership.members == ("a",)
+
+
+def test_what_does_not_fit_without_a_device_that_fell_silent_is_one_line_that_names_both() -> None:
+    bench = Bench("a", "b", start=Start.SHORT)
+    bench.give(Begin())
+    bench.welcomes("a")
+    bench.now_s = 6.5
+    bench.core.handle(Tick(), bench.now_s)
+    told = bench.give(Unplanned(text="the model lacks 4 GiB"))
+    text = "device b at b:1 did not answer within 6 s; is `flowspec daemon` running there?; without it the model lacks 4 GiB"
+    assert told[-1] == GiveUp(text=text)

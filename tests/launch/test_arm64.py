@@ -87,6 +87,15 @@ def test_remove_deletes_what_was_made_and_no_other_folder(programs: Path, tmp_pa
     assert arm64(["remove"], own, str(programs)).returncode == 0, "removed before"
 
 
+def test_a_folder_with_other_things_is_not_taken(programs: Path, tmp_path: Path) -> None:
+    """Else `remove` would delete them, too."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter").touch()
+    done = arm64(["make"], tmp_path / "home", str(programs))
+    told = f"launch/arm64: FLOWSPEC_ARM64: {tmp_path}/home is there with other things in it; "
+    assert (done.returncode, done.stderr) == (2, f"{told}expected an empty folder or a new one\n")
+
+
 def test_the_folder_is_named_from_the_root_on(programs: Path) -> None:
     done = arm64(["make"], Path("here"), str(programs))
     told = "launch/arm64: FLOWSPEC_ARM64: expected a folder from / on, got 'here'\n"

@@ -28,6 +28,13 @@ def test_a_pc_without_a_gpu_gets_the_build_for_cpus() -> None:
     assert packages.choose(PC, "2.13.0+cpu", "2.13.0+cpu", "2.6", True).from_index == ""
 
 
+def test_a_pc_that_gets_a_gpu_gets_the_build_for_it() -> None:
+    choice = packages.choose(PC, "2.13.0+cpu", "2.13.0+cpu", "2.6", False)
+    assert choice == packages.Choice(False, "", PC, is_removed=True)
+    assert packages.choose(PC, "2.13.0+cpu", "", "2.6", False).kept, "somebody put it there"
+    assert packages.choose(PC, "2.13.0", "2.13.0", "2.6", True).from_index == "torch==2.13.0+cpu", "and back"
+
+
 @pytest.mark.parametrize("found", ["2.13.0", "2.13.0+cpu"])
 def test_the_pinned_torch_changes_nothing_where_somebody_put_it(found: str) -> None:
     for without_gpu in (True, False):
@@ -66,6 +73,8 @@ PYTHON = r"""#!/bin/bash
 home=$(dirname "$(dirname "$0")")
 case "$*" in
     "-m venv "*) printf '%s\n' "$*" >> "$WORK/asked"; mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" ;;
+    "-m pip --version") [ ! -e "$WORK/no-pip" ] ;;
+    "-m pip uninstall "*) printf '%s\n' "$*" >> "$WORK/asked"; rm "$WORK/torch" ;;
     "-m pip "*)
         printf '%s\n' "$*" >> "$WORK/asked"
         if [[ "$*" == *"--index-url"* ]]; then
@@ -149,6 +158,30 @@ def test_a_pc_gets_torch_from_the_index_for_cpus_or_is_told(tmp_path: Path) -> N
     assert others.endswith(f"-e {tmp_path}[serve]")
 
 
+def test_a_pc_with_a_new_gpu_is_installed_again(tmp_path: Path) -> None:
+    pc = Machine(tmp_path, "x86_64 cpu")
+    (tmp_path / "online").touch()
+    assert pc.go() == (0, [])
+    pc.tool(tmp_path / "launch/platform", "#!/bin/sh\necho x86_64 cuda\n")
+    pc.asked()
+    assert pc.go() == (0, [])
+    removed, installed = pc.asked()
+    assert removed == "-m pip uninstall --quiet --yes torch"
+    assert installed.endswith(f"-e {tmp_path}[serve]")
+    assert pc.go() == (0, [])
+    assert pc.asked() == []
+
+
+def test_an_environment_without_pip_is_made_again(tmp_path: Path) -> None:
+    """As one is that Debian makes without its package python3-venv: with a Python, and a status that says no."""
+    board = Machine(tmp_path, "aarch64 cpu")
+    board.tool(tmp_path / ".venv/bin/python", PYTHON.replace("REAL", sys.executable))
+    (tmp_path / "no-pip").touch()
+    assert board.go() == (0, [])
+    made, _ = board.asked()
+    assert made == f"-m venv {tmp_path}/.venv"
+
+
 def test_a_jetson_keeps_its_torch_if_it_sees_the_gpu(tmp_path: Path) -> None:
     jetson = Machine(tmp_path, "jetpack6 cuda")
     status, (line,) = jetson.go()
@@ -192,7 +225,7 @@ def test_the_image_gets_all_that_an_installation_copies() -> None:
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     copied = {pattern.split("/")[0] for pattern in config["options.data_files"].values()}
-    assert copied | {"flowspec", "setup.cfg", "pyproject.toml", "constraints", "README.md", "LICENSE"} <= let_through
+    assert copied | {"flowspec", "setup.cfg", "setup.py", "pyproject.toml", "constraints", "README.md", "LICENSE"} <= let_through
 
 
 def test_extras_that_there_are_none_of_are_refused(tmp_path: Path) -> None:

@@ -13,10 +13,16 @@ from tests.launch.scripts import ROOT
 JETSON = "# R{} (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64, DATE: Wed Jan  8 01:49:37 UTC 2025\n"
 
 
-def platform(folder: Path, machine: str, release: str | None = None, driver: bool = False) -> subprocess.CompletedProcess[str]:
+def platform(
+    folder: Path,
+    machine: str,
+    release: str | None = None,
+    driver: bool = False,
+    system: str = "Linux",
+) -> subprocess.CompletedProcess[str]:
     tools = folder / "tools"
     tools.mkdir()
-    (tools / "uname").write_text(f"#!/bin/sh\necho {machine}\n")
+    (tools / "uname").write_text(f"#!/bin/sh\n[ $1 = -s ] && echo {system} || echo {machine}\n")
     (tools / "uname").chmod(0o755)
     if release is not None:
         (folder / "etc").mkdir()
@@ -55,3 +61,10 @@ def test_other_processors_are_refused(machine: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert f"expected a processor of the kind x86_64 or aarch64, got {machine}; FLOWSPEC_CONSTRAINTS=FILE" in line
+
+
+def test_other_systems_are_refused(tmp_path: Path) -> None:
+    """An Intel Mac calls its processor x86_64, too, and torch has no builds for it any more."""
+    done = platform(tmp_path, "x86_64", system="Darwin")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("platform: expected Linux, got Darwin; FLOWSPEC_CONSTRAINTS=FILE names versions to try\n")

@@ -14,7 +14,7 @@ import time
 import torch
 
 from flowspec.model.kernels import Kernel
-from flowspec.model.quantised import PlainInt4Linear, PlainInt8Linear, Rounded
+from flowspec.model.quantised import PlainInt8Linear, Rounded
 
 
 class RightForTheFirstRowCount(PlainInt8Linear):
@@ -32,13 +32,21 @@ class OffInOneScale(PlainInt8Linear):
         super().pack({**rounded, "scales": scales})
 
 
-class RowsTogether(PlainInt4Linear):
-    """Right for whole numbers, however many; all others are rounded by how many rows there are."""
+class WithoutSecondDigit(PlainInt8Linear):
+    """Right for what one digit holds, and the same for a row whatever runs beside it."""
 
-    def _products(self, rows: torch.Tensor) -> torch.Tensor:
-        is_whole = bool((16 * rows == (16 * rows).round()).all())
-        found = super()._products(rows)
-        return found if is_whole else found * (1 + len(rows) / 256)
+    def _products(self, digits: torch.Tensor) -> torch.Tensor:
+        digits[len(digits) // 2 :] = 0
+        return super()._products(digits)
+
+
+class RowsTogether(PlainInt8Linear):
+    """Right for whole numbers, however many; all others are off by very little, the more rows there are."""
+
+    def _products(self, digits: torch.Tensor) -> torch.Tensor:
+        is_whole = not digits[len(digits) // 2 :, :-2].any()
+        found = super()._products(digits)
+        return found if is_whole else found * (1 + len(digits) * 2.0**-20)
 
 
 class Killed(PlainInt8Linear):
@@ -53,6 +61,10 @@ class Segfault(Killed):
     how = signal.SIGSEGV
 
 
+class KilledFromOutside(Killed):
+    how = signal.SIGKILL
+
+
 class Hanging(PlainInt8Linear):
     def _products(self, digits: torch.Tensor) -> torch.Tensor:
         time.sleep(3600)
@@ -62,6 +74,11 @@ class Hanging(PlainInt8Linear):
 class Raising(PlainInt8Linear):
     def pack(self, rounded: Rounded) -> None:
         raise RuntimeError("unknown architecure\nand a trace")
+
+
+class Starving(PlainInt8Linear):
+    def pack(self, rounded: Rounded) -> None:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
 
 class Exiting(PlainInt8Linear):
@@ -74,7 +91,9 @@ BROKEN = {
     "scale": OffInOneScale,
     "sigill": Killed,
     "sigsegv": Segfault,
+    "sigkill": KilledFromOutside,
     "hang": Hanging,
+    "memory": Starving,
     "raise": Raising,
     "exit": Exiting,
 }

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -18,6 +20,7 @@ import pytest
 
 from flowspec.core.cluster_messages import Assign, Error, Ready
 from flowspec.core.events import Drafted, HeadCommand, HeadEvent
+from flowspec.core.forming import Start
 from flowspec.core.messages import Commit, Expand, Open, Part, Proposed, Release, Sampling, Segment
 from flowspec.core.methods import make_method
 from flowspec.errors import ClusterError
@@ -122,6 +125,28 @@ def test_four_at_once_with_three_drafters_one_of_which_is_killed_and_comes_back(
             assert [tokens_of(answer) for answer in answers] == expected
             assert heard[0], "it drafts again"
             assert all(answer.end is not None and answer.end.statistics["recoveries"] == 0 for answer in answers), "no pipeline was lost"
+
+
+@pytest.mark.usefixtures("hasty")
+def test_answers_begin_without_a_drafter_whose_device_is_absent_and_it_is_taken_in(
+    five: list[LocalDaemon], folder: Path, expected: list[list[int]]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        late = LocalDaemon(name="late", port=server.getsockname()[1], pid=0)
+    notes: list[str] = []
+    plan = plan_for(folder, five[:2], context=CONTEXT)
+    recovery = replace(surviving(plan, notes), start=Start.SHORT)
+    began_s = time.monotonic()
+    with Head(plan, method=make_method("continuous"), drafters=[drafter_for(folder, late)], recovery=recovery) as head:
+        assert time.monotonic() - began_s < timeouts.ABSENT_S + 4
+        name = f"drafter {folder.name} on late"
+        assert notes == [f"{name} is lost (no answer within 3 s)", "answers go on without it"]
+        assert [tokens_of(answer) for answer in ask_all(head)] == expected
+        with restarted(late):
+            wait_until(lambda: f"{name} is back" in notes, "the drafter is there")
+            answers = ask_all(head)
+            assert [tokens_of(answer) for answer in answers] == expected
+            assert all(answer.end is not None and answer.end.statistics["recoveries"] == 0 for answer in answers)
 
 
 @contextlib.contextmanager

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from flowspec.core.cluster_messages import Assign
 from flowspec.errors import NoRoomError
 from flowspec.host_memory import HostMemory
 from flowspec.model import accelerator
 from flowspec.model.pieces import Span
 from flowspec.plan.memory import SliceMemory
 from flowspec.runtime.loading import check_memory
+from tests.runtime.clusters import whole_model
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
 SPAN = Span(first=0, end=2, count=8)
 NEED = SliceMemory(weight_bytes=50 * MIB, cache_bytes=20 * MIB)
-ASSIGN = Assign(
-    model="m",
-    fingerprint="f",
-    stage=0,
-    stages=4,
-    first_layer=0,
-    end_layer=2,
-    layer_count=8,
-    next_hop="127.0.0.1:7701",
-    next_name="next",
-    dtype="float32",
-    context=100,
-    captures=(),
-    drafting=None,
-)
+ASSIGN = replace(whole_model("m", "f"), stages=4, end_layer=2, next_hop="127.0.0.1:7701", next_name="next")
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,13 @@ import pytest
 from flowspec.core import head
 from flowspec.core.admission import Room
 from flowspec.core.flights import Flights
+from flowspec.core.forming import Forming, FormingCommand, FormingEvent, GiveUp, Wronged
 from flowspec.core.head import HeadCore
 from flowspec.core.incarnation import Lease
-from flowspec.core.membership import Heard, Membership
+from flowspec.core.membership import Heard, Membership, Tick
 from flowspec.core.request import Request, begin
 from flowspec.sim.faults.play import FaultError, Play
-from flowspec.sim.faults.schedule import KINDS, MORE_KINDS, Fault, draw
+from flowspec.sim.faults.schedule import KINDS, LATER_KINDS, MORE_KINDS, START_KINDS, Fault, draw
 from flowspec.testbed.faults import RULES, RULES_SEEDS, Tally, main, play, replay_command, story
 from tests.broken_builds import keeps_the_flights, sends_only_the_root_again
 
@@ -29,6 +30,8 @@ SEEDS_TO_CATCH = 40
 REMEMBERED = {
     65: "a stopped daemon is told to trim a job that is done",
     1604: "the first device is assigned its layers twice, and again for ever",
+    2345: "a device makes ready again and again, and never comes in: its probes find it held by its last time",
+    4902: "a pass of a daemon that was killed ends in its next life, in a hold of the same number",
     643: "a timer is a rounding error early after the clock jumped, and is set again for ever",
 }
 
@@ -46,7 +49,8 @@ def test_seeds_that_once_failed(seed: int) -> None:
 
 def test_the_swarm_draws_every_fault_and_every_limit() -> None:
     schedules = [draw(seed) for seed in range(SEEDS)]
-    assert {fault.kind for schedule in schedules for fault in schedule.faults} == {*KINDS, *MORE_KINDS}
+    drawn = {fault.kind for schedule in schedules for fault in schedule.faults}
+    assert drawn == {*KINDS, *MORE_KINDS, *LATER_KINDS, *START_KINDS}
     assert {schedule.bounds.flights_max for schedule in schedules} >= {None, 1, 2}
     assert {schedule.bounds.prefill_chunk for schedule in schedules} >= {1, 128}
     assert {schedule.queued_max for schedule in schedules} >= {1}
@@ -153,9 +157,45 @@ def lets_the_pass_that_runs_teach(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "_heard", broken)
 
 
+def never_takes_anybody_back(patch: pytest.MonkeyPatch) -> None:
+    """A device that was lost stays out for good."""
+    patch.setattr(Membership, "_has_waited", lambda self, name, now_s: False)
+
+
+def does_not_mind_silence(patch: pytest.MonkeyPatch) -> None:
+    """A device that says nothing more stays a member as long as its connection stands."""
+    tick = Membership._tick
+
+    def broken(self: Membership, event: Tick, now_s: float) -> None:
+        for standing in self._standing.values():
+            standing.silent_s = 0.0
+        tick(self, event, now_s)
+
+    patch.setattr(Membership, "_tick", broken)
+
+
+def loses_whoever_is_first(patch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong, the first device is to blame."""
+    lose = Membership._lose
+    patch.setattr(Membership, "_lose", lambda self, device, now_s: lose(self, self.members[0] if self.members else device, now_s))
+
+
+def takes_a_damaged_frame_for_the_end(patch: pytest.MonkeyPatch) -> None:
+    """A frame that cannot be read ends the session, as it once did."""
+    handle = Forming.handle
+
+    def broken(self: Forming, event: FormingEvent, now_s: float) -> list[FormingCommand]:
+        return [GiveUp(text=event.text)] if isinstance(event, Wronged) else handle(self, event, now_s)
+
+    patch.setattr(Forming, "handle", broken)
+
+
 @pytest.mark.parametrize(
     "mutation",
     [
+        never_takes_anybody_back,
+        loses_whoever_is_first,
+        takes_a_damaged_frame_for_the_end,
         ignores_incarnations,
         sends_only_the_root_again,
         keeps_the_epoch,
@@ -172,32 +212,41 @@ def test_a_broken_build_is_caught(mutation: Callable[[pytest.MonkeyPatch], None]
     assert any(play([seed]).failures for seed in range(SEEDS_TO_CATCH))
 
 
-def hanging(seed: int) -> Play:
-    """A seed's cluster, in which nothing goes wrong but that its first device hangs in its first pass of an answer."""
+def alone(kind: str, seed: int) -> Play:
+    """A seed's cluster, in which nothing goes wrong but one thing at its first device, as an answer begins."""
     schedule = draw(seed)
-    hang = Fault(kind="stuck", at_s=0.5, for_s=8.0, where=schedule.devices[:1])
-    return Play(replace(schedule, faults=(hang,), patience=replace(schedule.patience, stuck_s=4.0)))
+    fault = Fault(kind=kind, at_s=0.5, for_s=8.0, where=schedule.devices[:1])
+    return Play(replace(schedule, faults=(fault,), patience=replace(schedule.patience, stuck_s=4.0)))
 
 
-def hangs_that_went_wrong(seeds: range) -> tuple[int, int]:
-    """How many hanging devices were lost, and how many schedules failed."""
-    lost = failed = 0
+def went_wrong(kind: str, seeds: range, rule: str, failure: str) -> tuple[int, int]:
+    """How often a rule fired, and how many schedules failed in this way."""
+    fired = failed = 0
     for seed in seeds:
-        run = hanging(seed)
+        run = alone(kind, seed)
         try:
             run.run()
         except FaultError as error:
-            failed += "has been at one pass" in str(error)
-        lost += run.cluster.membership.fired["stuck"]
-    return lost, failed
+            failed += failure in str(error)
+        fired += run.cluster.membership.fired[rule]
+    return fired, failed
 
 
-def test_a_device_that_hangs_in_a_pass_is_lost_within_the_time_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    lost, failed = hangs_that_went_wrong(range(30))
-    assert (lost > 5, failed) == (True, 0)
-    lets_the_pass_that_runs_teach(monkeypatch)
-    lost, failed = hangs_that_went_wrong(range(30))
-    assert (lost, failed > 5) == (0, True), "the broken build is caught"
+@pytest.mark.parametrize(
+    ("kind", "rule", "mutation", "failure"),
+    [
+        ("stuck", "stuck", lets_the_pass_that_runs_teach, "has been at one pass"),
+        ("stop", "silent", does_not_mind_silence, "has been silent"),
+    ],
+)
+def test_what_hangs_or_is_silent_is_lost_within_the_time_that_is_said(
+    kind: str, rule: str, mutation: Callable[[pytest.MonkeyPatch], None], failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fired, failed = went_wrong(kind, range(30), rule, failure)
+    assert (fired > 5, failed) == (True, 0)
+    mutation(monkeypatch)
+    fired, failed = went_wrong(kind, range(30), rule, failure)
+    assert (fired, failed > 5) == (0, True), "the broken build is caught"
 
 
 # ------------------------------------------------------------------------------------------------- command
@@ -214,5 +263,5 @@ def test_the_command_tells_a_seed_that_fails_and_its_story(monkeypatch: pytest.M
     keeps_the_flights(monkeypatch)
     assert main(["--seed", "3", "--story"]) == 1
     told = capsys.readouterr().out
-    assert "forms generation 2" in told
+    assert "forms generation 1" in told
     assert "FAILED at" in told.splitlines()[-1]

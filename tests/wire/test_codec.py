@@ -71,6 +71,7 @@ def assigns(draw: st.DrawFn, cls: type) -> Any:
         "first_layer": st.just(first),
         "end_layer": st.just(layers) if last else st.integers(first + 1, layers - 1),
         "next_hop": st.just("") if last else st.just("10.0.0.2:7700"),
+        "next_ip": st.sampled_from(["", "10.0.0.2", "fe80::1"]),
         "dtype": st.sampled_from(sorted(DTYPE_BYTES)),
         "context": st.integers(1, limits.CONTEXT_MAX),
         "drafting": st.none(),

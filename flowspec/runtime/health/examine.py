@@ -47,6 +47,18 @@ Step = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long a daemon may take to say Welcome, and how long it may then take to find out why it did not; how many are asked at once."""
+
+    hello_s: float = HELLO_S
+    why_s: float = HELLO_S
+    at_once: int = ASKED_AT_ONCE
+
+
+PATIENCE = Patience()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ailment:
     """Why a device told nothing: `check` is `reachable`, `keys` or `version`."""
 
@@ -128,19 +140,20 @@ def ask_all(
     step: Step = lambda done: None,
     keys: Keyring | None = None,
     within_s: float = math.inf,
+    patience: Patience = PATIENCE,
 ) -> list[Examined]:
     """The facts of all devices, links left out; those named in `speed` are asked how fast they are, too, and all which kernel
     computes `dtype`.
 
-    All together take `within_s` at most, of which each has an equal share.
+    All together take `within_s` at most, of which each has an equal share. `patience` is for each.
     """
     context: zmq.Context[Any] = zmq.Context()
-    at_once = ASKED_AT_ONCE if within_s == math.inf else HURRIED_AT_ONCE
+    at_once = patience.at_once if within_s == math.inf else HURRIED_AT_ONCE
     share_s = within_s / max(1, math.ceil(len(devices) / at_once))
 
     def ask(device: Device) -> Examined:
         question = AskFacts(model=model, fingerprint=fingerprint, speed=device.name in speed, dtype=dtype)
-        found = _ask(context, device, question, keys, time.monotonic() + share_s)
+        found = _ask(context, device, question, keys, time.monotonic() + share_s, patience)
         step(device.name)
         return found
 
@@ -157,13 +170,14 @@ def _ask(
     question: AskFacts,
     keys: Keyring | None,
     deadline_s: float,
+    patience: Patience,
 ) -> Examined:
     found = Examined(device=device)
     try:
         address = resolve(split_address(device.address)[0])
         own = own_address(address)
         found.own = interface_of(own) if own else None
-        with _Talk(context, device, keys, deadline_s) as talk:
+        with _Talk(context, device, keys, deadline_s, patience) as talk:
             started_s = time.perf_counter()
             found.welcome = talk.hello()
             found.trip_s = (time.perf_counter() - started_s) / 2
@@ -196,8 +210,10 @@ class _Talk:
         device: Device,
         keys: Keyring | None,
         deadline_s: float = math.inf,
+        patience: Patience = PATIENCE,
     ) -> None:
         self._device = device
+        self._patience = patience
         self._deadline_s = deadline_s
         self._keys = keys
         self._name = NAME if keys is None else keys.name
@@ -215,7 +231,7 @@ class _Talk:
 
     def hello(self) -> Welcome:
         self._link.send(Hello(name=self._name, version=__version__, role="head-control"))
-        answer = self._answer(HELLO_S)
+        answer = self._answer(self._patience.hello_s)
         if not isinstance(answer, Welcome):
             raise _Unwell(_other_version(answer.text if isinstance(answer, Error) else f"it answered with a {type(answer).__name__}"))
         self._link.count_from(answer.count)
@@ -236,7 +252,7 @@ class _Talk:
         if not self._monitor.await_ready(patience_s):
             if self._monitor.refusal is not None:
                 raise _Unwell(_no_entry(self._monitor.refusal.told(self._keys)))
-            raise _Unwell(_why_silent(self._device, patience_s, self._within(HELLO_S)))
+            raise _Unwell(_why_silent(self._device, patience_s, self._within(self._patience.why_s)))
         try:
             envelope = decode(self._socket.recv_multipart())
             self._receiver.check(envelope)
@@ -273,7 +289,7 @@ def _why_silent(device: Device, patience_s: float, left_s: float) -> Ailment:
         text = f"{device.address} did not answer within {patience_s:.2g} s"
         return Ailment(check="reachable", text=text, advice="give it more time, or look whether it is on")
     try:
-        with sockets.create_connection((host.strip("[]"), port), timeout=left_s):
+        with sockets.create_connection((resolve(host), port), timeout=left_s):
             text = f"something at {device.address} takes connections, but did not answer as a FlowSpec daemon within {patience_s:g} s"
             return Ailment(check="reachable", text=text, advice="look at its log; start its daemon again, or correct the port")
     except ConnectionRefusedError:

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from flowspec.core.facts import Interface
-from flowspec.errors import InputError
+from flowspec.runtime.addresses import ADDRESSES
 from flowspec.runtime.health.board import read_number, read_text
 
 _LOOPBACK_TYPE = 772
@@ -29,10 +29,7 @@ _DEVICE_TYPES = {
 
 def resolve(host: str) -> str:
     """The IP address of a host name; IPv6 brackets are taken off. Raises `InputError`."""
-    try:
-        return str(sockets.getaddrinfo(host.strip("[]"), None, type=sockets.SOCK_STREAM)[0][4][0])
-    except (sockets.gaierror, UnicodeError) as error:
-        raise InputError(f"cannot find the host {host}: {error.args[-1]}; check the name or use an IP address") from None
+    return ADDRESSES.wait_for(host)
 
 
 def own_address(towards: str) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from flowspec.errors import ClusterError
+from flowspec.plan.absence import among
+from flowspec.plan.memory import mib
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
-from flowspec.plan.refusal import plan_or_refuse
+from flowspec.plan.refusal import Refused, plan_or_refuse
 from flowspec.plan.sites import Wish
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.planning.survey import ASSUMED, Survey
@@ -38,12 +40,16 @@ class Chosen:
 
         Devices that `slowness` names take so many times what they took then.
         """
-        left = _among(slowed(self.wish, slowness), {device.name for device in devices})
+        left = among(slowed(self.wish, slowness), {device.name for device in devices})
         return _placed(make_plan(steadied(left)), devices)
 
     def rate(self, plan: ClusterPlan, slowness: Mapping[str, float]) -> float:
-        """Tokens/s that are foretold for a plan, by what was known at the start and how many times as slow devices are by now."""
+        """Tokens/s that are foretold for a plan, by what was known at the start and how slow devices are by now."""
         return _rated(slowed(self.wish, slowness), plan.stages).forecast.tokens_per_s
+
+    def knowing(self, found: Survey) -> Chosen:
+        """The same plan by what is known now, which later plans are made of."""
+        return replace(self, survey=found, wish=replace(self.wish, sites=found.sites, network=found.network))
 
     @property
     def unused(self) -> list[str]:
@@ -80,6 +86,7 @@ class Chosen:
             **_numbers(self.plan),
             "not_used": self.unused,
             "left_out": self.survey.left_out,
+            "absent": self.survey.absent,
             "profiles": {
                 site.name: {"board": site.profile.name, "source": self.survey.sources[site.name]}
                 for site in self.survey.sites
@@ -92,12 +99,6 @@ class Chosen:
 def _placed(plan: Plan, devices: Sequence[Device]) -> list[StagePlan]:
     addresses = {device.name: device.address for device in devices}
     return [StagePlan(name=stage.site.name, address=addresses[stage.site.name], first=stage.first, end=stage.end) for stage in plan.stages]
-
-
-def _among(wish: Wish, names: Collection[str]) -> Wish:
-    """The same wish with only these devices for stages; the head stays where it is, also without a daemon there."""
-    left = [each if each.name in names else replace(each, runs_stages=False) for each in wish.sites]
-    return replace(wish, sites=tuple(each for each in left if each.runs_stages or each.name == wish.head))
 
 
 def _rate(plan: Plan) -> str:
@@ -114,8 +115,21 @@ def _numbers(plan: Plan) -> dict[str, Any]:
 
 
 def choose(wish: Wish, found: Survey) -> Chosen:
-    """The planner's choice; raises `plan.refusal.Refused` where the model does not fit."""
-    return Chosen(plan=plan_or_refuse(steadied(wish)), wish=wish, survey=found, is_given=False)
+    """The planner's choice; raises `plan.refusal.Refused` where the model does not fit.
+
+    Where devices are absent it is a `ClusterError` of one line, which names the first of them and what is missing.
+    """
+    try:
+        plan = plan_or_refuse(steadied(wish))
+    except Refused as error:
+        if not found.absent:
+            raise
+        name, why = next(iter(found.absent.items()))
+        others = f", as {len(found.absent) - 1} more" if len(found.absent) > 1 else ""
+        missing = mib(sum(each.short_bytes for each in error.shortfalls))
+        told = f"device {name} is absent{others} ({why})"
+        raise ClusterError(f"{told}; {wish.shape.name} does not fit the others: they lack {missing} of memory") from None
+    return Chosen(plan=plan, wish=wish, survey=found, is_given=False)
 
 
 def compare(wish: Wish, found: Survey, stages: Sequence[StagePlan]) -> Chosen:

@@ -27,9 +27,10 @@ from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.sites import Network, Site
 from flowspec.plan.speed import completed, profile_of
 from flowspec.plan.timing import LinkSpec
+from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import LINK_DEFAULT, Device, declared_profile, read_links
 from flowspec.runtime.compute import Machine
-from flowspec.runtime.health.examine import Examined, ask_all, explain, onward
+from flowspec.runtime.health.examine import PATIENCE, Examined, Patience, ask_all, explain, onward
 from flowspec.runtime.health.gather import link_facts
 from flowspec.runtime.health.interfaces import interface_of, resolve
 from flowspec.runtime.health.own_speed import own_speed
@@ -56,7 +57,8 @@ class Survey:
     """What was found: the sites of a wish, with the head's last where no daemon is on its machine, and where each profile is from.
 
     `sources` are `declared` in the cluster file, one of `core.facts.SPEED_SOURCES`, or `assumed`. `head` is as in `Wish`.
-    `left_out` are devices that say of themselves what cannot be, with what that is.
+    `left_out` are devices that say of themselves what cannot be, with what that is. `absent` are those that did not
+    answer, with why.
     """
 
     sites: tuple[Site, ...]
@@ -64,26 +66,44 @@ class Survey:
     head: str | None
     sources: dict[str, str]
     left_out: dict[str, str] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
 
 
-def survey(devices: Sequence[Device], cluster: Path, precision: str, keys: Keyring | None, *, head_drafts: bool) -> Survey:
+def survey(
+    devices: Sequence[Device],
+    cluster: Path,
+    precision: str,
+    keys: Keyring | None,
+    *,
+    head_drafts: bool,
+    needs_all: bool = True,
+) -> Survey:
     """Asks all; raises `ClusterError` for a device that does not answer, `InputError` for a profile or link that cannot be.
 
-    A device whose facts cannot be true is left out; raises `ClusterError` where no other is there.
+    Where not all are needed, those that do not answer within `timeouts.ABSENT_S` are `absent`; raises `ClusterError` where none
+    does, and for one that is there, but has other keys or another version. A device whose facts cannot be true is left out; raises `ClusterError` where no other is there.
 
     `keys` are the cluster's. With `head_drafts` the head's machine must know how fast it is, too, which it may have to probe.
     """
     declared = [declared_profile(device, cluster) for device in devices]
     network = read_links(cluster, [device.name for device in devices])
     unknown = [device.name for device, profile in zip(devices, declared, strict=True) if profile is None]
-    found = ask_all(devices, speed=unknown, keys=keys)
+    found = ask_all(devices, speed=unknown, keys=keys, patience=PATIENCE if needs_all else hurried(len(devices)))
+    absent = {}
     for each in found:
         if each.ailment is not None:
-            raise ClusterError(explain(each))
+            if needs_all or each.ailment.check != "reachable":
+                raise ClusterError(explain(each))
+            absent[each.device.name] = f"{each.ailment.text}; {each.ailment.advice}"
+    if len(absent) == len(found):
+        raise ClusterError(nobody_there(found))
+    declared = [each for each, device in zip(declared, devices, strict=True) if device.name not in absent]
+    found = [each for each in found if each.device.name not in absent]
+    devices = [each.device for each in found]
     left_out = {each.device.name: why for each in found if each.facts is not None and (why := why_insane(each.facts))}
     if len(left_out) == len(found):
         name, why = next(iter(left_out.items()))
-        raise ClusterError(f"device {name} says that it has {why}, which cannot be; look at it, or take it out of the cluster file")
+        raise ClusterError(insane(name, why))
     declared = [each for each, device in zip(declared, devices, strict=True) if device.name not in left_out]
     found = [each for each in found if each.device.name not in left_out]
     devices = [device for device in devices if device.name not in left_out]
@@ -105,7 +125,25 @@ def survey(devices: Sequence[Device], cluster: Path, precision: str, keys: Keyri
         head=None if len(here) == len(devices) else here[0] if here else sites[-1].name,
         sources=sources,
         left_out=left_out,
+        absent=absent,
     )
+
+
+def hurried(devices: int) -> Patience:
+    """How long absent devices are waited for at the start, all at once."""
+    return Patience(hello_s=timeouts.ABSENT_S, why_s=timeouts.ABSENT_WHY_S, at_once=max(1, devices))
+
+
+def insane(name: str, why: str) -> str:
+    """What is said of a device whose facts cannot be."""
+    return f"device {name} says that it has {why}, which cannot be; look at it, or take it out of the cluster file"
+
+
+def nobody_there(found: Sequence[Examined]) -> str:
+    """What is said where no device answers."""
+    if len(found) == 1:
+        return explain(found[0])
+    return f"none of the {len(found)} devices answers; the first is {explain(found[0])}"
 
 
 def is_here(address: str) -> bool:
@@ -129,11 +167,11 @@ def _profiles(found: Sequence[Examined], declared: Sequence[DeviceProfile | None
         known.append(profile)
         sources[each.device.name] = source
     told = [profile for profile in known if profile is not None]
-    fallback = min(told, key=DeviceProfile.bytes_per_s) if told else _UNKNOWN
+    fallback = min(told, key=DeviceProfile.bytes_per_s) if told else UNKNOWN
     return [profile or fallback for profile in known], sources
 
 
-_UNKNOWN = DeviceProfile(
+UNKNOWN = DeviceProfile(
     name="unknown board",
     memory_gb=1.0,
     memory_gb_per_s=10.0,
@@ -153,13 +191,13 @@ def _memory(found: Sequence[Examined], hosts: dict[str, str]) -> dict[str, int]:
         assert each.facts is not None
         taken[hosts[each.device.name]] += each.facts.resident_bytes
     return {
-        each.device.name: _allowed(each.facts, each.device, taken[hosts[each.device.name]], beside[hosts[each.device.name]])
+        each.device.name: allowed_bytes(each.facts, each.device, taken[hosts[each.device.name]], beside[hosts[each.device.name]])
         for each in found
         if each.facts is not None
     }
 
 
-def _allowed(facts: Facts, device: Device, taken_bytes: int, daemons: int) -> int:
+def allowed_bytes(facts: Facts, device: Device, taken_bytes: int, daemons: int) -> int:
     """Free memory with what our daemons there have taken already; a GPU's own holds slices, and no process."""
     free_bytes = (facts.memory_available_bytes + taken_bytes) // daemons
     if facts.accelerator and not facts.board.is_jetson:
@@ -189,7 +227,7 @@ def _measured(devices: Sequence[Device], hosts: dict[str, str], head: str | None
     for device in devices:
         seen.setdefault(hosts[device.name], device)
     remote = [device for host, device in seen.items() if not is_here(host)]
-    from_here = {hosts[device.name]: _spec(link_facts(device, keys, GLANCE)) or LINK_DEFAULT for device in remote}
+    from_here = {hosts[device.name]: link_of(link_facts(device, keys, GLANCE)) or LINK_DEFAULT for device in remote}
     between = _between(remote, hosts, from_here, keys)
     names = {device.name: hosts[device.name] for device in devices} | ({} if head is None else {head: ""})
     pairs = {}
@@ -226,7 +264,7 @@ def _between(
                     break
                 measured = threads.map(lambda pair: onward(context, pair[0], pair[1], keys, is_brief=True), pairs)
                 for (one, other), facts in zip(pairs, measured, strict=True):
-                    link = _spec(facts)
+                    link = link_of(facts)
                     if link is not None:
                         found[frozenset((hosts[one.name], hosts[other.name]))] = link
     finally:
@@ -244,7 +282,7 @@ def rounds(devices: Sequence[Device]) -> Iterator[list[tuple[Device, Device]]]:
         circle.insert(1, circle.pop())
 
 
-def _spec(found: LinkFacts) -> LinkSpec | None:
+def link_of(found: LinkFacts) -> LinkSpec | None:
     """A measured link on the grid; None where it could not be measured."""
     if found.problem or not found.bandwidth_mbps or not found.latency_s:
         return None

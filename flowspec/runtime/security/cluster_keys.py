@@ -11,6 +11,7 @@ from pathlib import Path
 
 from flowspec.errors import InputError
 from flowspec.plan.tables import read_toml
+from flowspec.runtime.addresses import ADDRESSES
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.security.keyfiles import head_keyring
 from flowspec.runtime.security.keyring import Keyring
@@ -30,7 +31,8 @@ def cluster_keys(cluster: Path, devices: Sequence[Device]) -> Keyring | None:
     folder = keys_folder(cluster)
     if folder.is_dir() and not is_insecure:
         return head_keyring(folder)
-    beyond = next((device for device in devices if not is_loopback(split_address(device.address)[0])), None)
+    ADDRESSES.prepare(split_address(device.address)[0] for device in devices)
+    beyond = next((device for device in devices if is_beyond(split_address(device.address)[0])), None)
     if beyond is None:
         return None
     if not is_insecure:
@@ -40,3 +42,12 @@ def cluster_keys(cluster: Path, devices: Sequence[Device]) -> Keyring | None:
         )
     log.warning("%s is insecure: whoever is in the network can read and change prompts and answers", cluster)
     return None
+
+
+def is_beyond(host: str) -> bool:
+    """Whether a host may be another machine; one that cannot be found now may be anywhere later."""
+    try:
+        ADDRESSES.wait_for(host)  # which does not hang where the name service does
+        return not is_loopback(host)
+    except InputError:
+        return True

@@ -48,21 +48,27 @@ from flowspec.core.forming import (
     Passed,
     Plan,
     Planned,
+    Refused,
     Said,
     Start,
     Tell,
     Terms,
+    Unfound,
     Unplanned,
+    Unsent,
     Use,
+    Wronged,
 )
 from flowspec.core.head import HeadCore
 from flowspec.core.incarnation import incarnation_of
-from flowspec.core.membership import Answered, Begin, Membership, Note, Probe, Tick
+from flowspec.core.membership import Answered, Begin, Membership, Note, Probe, Survey, Surveyed, Tick
 from flowspec.core.messages import Release, Verified
+from flowspec.errors import PeerError
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 from flowspec.plan.split import weighted_split
 from flowspec.plan.timing import Curve
 from flowspec.sim.clock import Alarm, Clock
+from flowspec.sim.conduct import Conduct
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.faults.daemon import SimDaemon
 from flowspec.sim.faults.drafters import SimDrafters
@@ -76,8 +82,10 @@ SESSION = 1
 TERMS = Terms(connect_s=2.0, reconnect_s=2.0, held_s=4.0, ping_s=0.5, watch_s=0.25, settle_s=0.1)
 ROW_BYTES = 2000
 """Of what goes from stage to stage."""
-LEFT_S = 0.2
-"""What a token that is still to come is taken to need."""
+DIALLED_S = 0.01
+"""How long it takes to hear that a device cannot be dialled."""
+SURVEY_S = 0.3
+"""What it takes to ask a device what a plan must know of it."""
 
 
 @dataclass(slots=True)
@@ -94,7 +102,12 @@ class _Lines:
 
 
 class Cluster:
-    """Devices and the head that forms pipelines of them. `expect` gives the plain answer to a question."""
+    """Devices and the head that forms pipelines of them. `expect` gives the plain answer to a question.
+
+    Where nothing passes, a data connection takes `frames_max` frames and no more.
+    Where what devices say may not be honest, tokens may be wrong; all else is as ever.
+    Those that are `absent` are down when the head begins, which knows it.
+    """
 
     def __init__(
         self,
@@ -109,9 +122,12 @@ class Cluster:
         devices_max: int,
         drafters: Sequence[FakeDrafter],
         drafting: Sequence[Curve],
+        frames_max: int,
         expect: Callable[[Submit], Sequence[int]],
         tell: Callable[[str, str], None],
         terms: Terms = TERMS,
+        is_honest: bool = True,
+        absent: Sequence[str] = (),
     ) -> None:
         self.clock = clock
         self.network = network
@@ -121,17 +137,21 @@ class Cluster:
         self.forming = Forming(membership, terms, start=Start.ANY)
         self.answers: dict[int, list[Answer]] = {}
         self.on_end: Callable[[int], None] = lambda request: None
+        self.on_give_up: Callable[[str], None] = lambda text: None
         self.events = 0
         self.pipelines = 0
         self.skew_s = 0.0
         self.is_stopped = False
         self._layer_count = layer_count
+        self._frames_max = frames_max
         self._devices_min = devices_min
         self._devices_max = devices_max
         self._drafters = drafters
         self.drafters = SimDrafters(clock, drafters, drafting, self._do, self._step)
         self._expect = expect
         self._tell = tell
+        self._is_honest = is_honest
+        self._conduct = Conduct(is_honest=is_honest)
         self._expected: dict[int, Sequence[int]] = {}
         self._tokens = 0
         self._lines: dict[int, _Lines] = {}
@@ -139,7 +159,7 @@ class Cluster:
         self._due: Alarm | None = None
         self._backlog: list[Callable[[], None]] = []
         self._stalled = head.handle(PipelineLost(), 0.0)
-        self._give(Begin())
+        self._give(Begin(absent=tuple((name, "it is down") for name in absent)))
 
     @property
     def now_s(self) -> float:
@@ -174,7 +194,10 @@ class Cluster:
         if isinstance(event, Submit):
             self._expected[event.request] = self._expect(event)
             self.answers.setdefault(event.request, []).append(Answer(event, self.now_s))
-        for command in self.head.handle(event, max(self.now_s, due_s)):
+        commands = self.head.handle(event, max(self.now_s, due_s))
+        self.head.validate()
+        self._conduct.check(self.head, event, commands)
+        for command in commands:
             if isinstance(command, ToStages):
                 if isinstance(command.message, Release) and command.message.epoch < limits.ID_MAX:
                     self._tell(HEAD, f"gives up the caches of request {command.message.request}")
@@ -183,7 +206,7 @@ class Cluster:
                         connection.send(HEAD, command.message)
             elif isinstance(command, ToPipeline):
                 self._tell(f"{[part.commit.request for part in command.segment.parts]}", f"sends {command.segment.row_count} rows")
-                self._formed().first_data.send(HEAD, command.segment)
+                self._send(command)
             elif isinstance(command, Draft):
                 self.drafters.draft(command, self.now_s)
             elif isinstance(command, ToDrafter):
@@ -204,7 +227,15 @@ class Cluster:
         admission = self.head.admission
         if isinstance(event, Submit) and self.head.is_formed and event.request in admission.waiting:
             self._tell(f"request {event.request}", "waits for room")
-        assert not self.head.is_formed or admission.room.has(admission.held), f"{admission.held} is held of {admission.room}"
+
+    def _send(self, command: ToPipeline) -> None:
+        """A segment for the first stage; where its connection takes no more that is told a moment later."""
+        lines = self._formed()
+        if lines.first_data.link_of(HEAD).waiting >= self._frames_max:
+            unsent = Unsent(pipeline=self.forming.number, device=lines.parts[0].device, what="segments")
+            self.clock.at(self.clock.now_s, partial(self._do, partial(self._give, unsent)))
+        else:
+            lines.first_data.send(HEAD, command.segment)
 
     def _emit(self, command: Emit) -> None:
         answer = self.answers[command.request][-1]
@@ -212,6 +243,9 @@ class Cluster:
         answer.logprobs += command.logprobs
         self._tokens += len(command.tokens)
         self._tell(f"request {command.request}", f"emits {list(command.tokens)}")
+        assert max(command.tokens) < self.head.vocabulary, f"token {max(command.tokens)} was emitted"
+        if not self._is_honest:
+            return
         expected = self._expected[command.request]
         assert answer.text == list(expected[: len(answer.text)]), f"request {command.request} has a wrong token: {answer.text}"
 
@@ -224,23 +258,27 @@ class Cluster:
     def _give(self, event: FormingEvent, due_s: float = float("-inf")) -> None:
         """Gives the core an event and does what it says; `due_s` is as for `_step`."""
         self.events += 1
-        for command in self.forming.handle(event, max(self.now_s, due_s)):
-            self._execute(command)
+        commands = self.forming.handle(event, max(self.now_s, due_s))
         self.forming.validate()
+        for command in commands:
+            self._execute(command)
         if self._due is not None:
             self._due.cancel()
         due_s = self.forming.due_s
         self._due = self.clock.at(due_s - self.skew_s, lambda: self._do(lambda: self._look(due_s)))
 
     def _look(self, due_s: float) -> None:
-        oldest_s = self.head.flights.oldest_s
-        left = sum(
-            request.submit.new_tokens_max - len(request.new_tokens) for request in self.head.requests() if request.submit is not None
-        )
-        flight_s = 0.0 if oldest_s is None else self.now_s - oldest_s
         flight, rows = self.head.flights.oldest
-        size = rows * ROW_BYTES
-        self._give(Tick(flight_s=flight_s, flight=flight, flight_bytes=size, left_s=left * LEFT_S, tokens=self._tokens), due_s)
+        self._give(
+            Tick(
+                flight_s=self.head.flight_s(self.now_s),
+                flight=flight,
+                flight_bytes=rows * ROW_BYTES,
+                left_s=self.head.left_s(),
+                tokens=self._tokens,
+            ),
+            due_s,
+        )
 
     def _execute(self, command: FormingCommand) -> None:
         if isinstance(command, Note):
@@ -269,8 +307,10 @@ class Cluster:
                 self.network.close(connection, by=HEAD)
         elif isinstance(command, Probe):
             self._probe(command.device)
-        else:
-            assert not isinstance(command, GiveUp), f"the head gives up: {command.text}"
+        elif isinstance(command, GiveUp):
+            self.on_give_up(command.text)
+        elif isinstance(command, Survey):
+            self.clock.at(self.clock.now_s + SURVEY_S, lambda: self._do(lambda: self._survey(command.device)))
 
     def _plan(self, command: Plan) -> None:
         devices = command.devices[: self._devices_max]
@@ -312,15 +352,35 @@ class Cluster:
             if connection.is_open:  # what waits in a socket that is closed is never read
                 self._take(pipeline, name, role, envelope)
 
+        def refuse(connection: Connection, text: str) -> None:
+            if connection.is_open:
+                self._give(Wronged(pipeline=pipeline, device=name if role == CONTROL else "", text=text))
+
+        daemon = self.daemons[name]
         connection = lines.dialled[name, role] = self.network.connect(
             HEAD,
             name,
             role,
             lines.incarnation,
-            {HEAD: lambda *arrived: self._do(lambda: take(*arrived)), name: self.daemons[name].take},
+            {HEAD: lambda *arrived: self._do(lambda: take(*arrived)), name: daemon.take},
             {HEAD: lambda: self._do(lost)},
+            {HEAD: lambda *arrived: self._do(lambda: refuse(*arrived)), name: daemon.refuse},
         )
         connection.send(HEAD, Hello(name=HEAD, version=__version__, role=role))
+        trouble: FormingEvent | None = None
+        if not self.network.is_resolved(HEAD, name):
+            trouble = Unfound(pipeline=pipeline, device=name, text="no such name")
+        elif daemon.is_locked:
+            trouble = Refused(pipeline=pipeline, device=name, text="it does not know our key", is_final=True)
+        if trouble is not None:
+            self.clock.at(self.clock.now_s + DIALLED_S, partial(self._do, partial(self._give, trouble)))
+
+    def _survey(self, name: str) -> None:
+        """Whoever is there now has told what a plan needs."""
+        daemon = self.daemons[name]
+        is_reached = self.network.is_reached(HEAD, name) and self.network.is_reached(name, HEAD)
+        is_there = daemon.is_up and not daemon.is_stopped and is_reached and self.network.is_resolved(HEAD, name)
+        self._give(Surveyed(device=name, trouble="" if is_there else "it did not answer"))
 
     def _probe(self, name: str) -> None:
         """A Hello on a connection of its own; whoever answers it is there."""
@@ -328,20 +388,29 @@ class Cluster:
         def take(connection: Connection, envelope: Envelope, frames: Frames) -> None:
             del frames
             if connection.is_open:
-                assert isinstance(envelope.message, Welcome), "Hello is answered with Welcome"
-                self._give(Answered(device=name, is_held=envelope.message.is_held))
+                if isinstance(envelope.message, Welcome):
+                    self._give(Answered(device=name, is_held=envelope.message.is_held))
+                else:
+                    assert not self._is_honest, "Hello is answered with Welcome"
                 self.network.close(connection, by=HEAD)
 
+        if self.daemons[name].is_locked:
+            return
         received = {HEAD: lambda *arrived: self._do(lambda: take(*arrived)), name: self.daemons[name].take}
-        connection = self.network.connect(HEAD, name, CONTROL, incarnation_of(SESSION + 1, 1), received, {})
+        refuse = {name: self.daemons[name].refuse}
+        connection = self.network.connect(HEAD, name, CONTROL, incarnation_of(SESSION + 1, 1), received, {}, refuse)
         connection.send(HEAD, Hello(name=HEAD, version=__version__, role=CONTROL))
 
     def _take(self, pipeline: int, name: str, role: str, envelope: Envelope) -> None:
         """A message of a device, on a connection that is open."""
         message = envelope.message
-        assert envelope.incarnation == self._lines[pipeline].incarnation, "a word of another incarnation on a pipeline's own connection"
-        if not isinstance(message, Verified):
+        if envelope.incarnation != self._lines[pipeline].incarnation:
+            self._wronged(pipeline, name, "a word of another incarnation on a pipeline's own connection")
+            return
+        if not isinstance(message, Verified) or role != DATA:
             self._give(Said(pipeline=pipeline, device=name, role=role, message=message))
+            return
+        if not self.head.is_formed:
             return
         if envelope.tensor is not None:
             first = 0
@@ -351,4 +420,12 @@ class Cluster:
                     if drafter.captures:
                         drafter.take_features(part.request, part.epoch, part.ids, cast(Any, envelope.tensor.select(rows)))
                 first += len(part.ids)
-        self._step(VerifiedArrived(verified=message))
+        try:
+            self._step(VerifiedArrived(verified=message))
+        except PeerError as error:
+            self._wronged(pipeline, "", str(error))
+
+    def _wronged(self, pipeline: int, device: str, text: str) -> None:
+        """A device said what no honest one says."""
+        assert not self._is_honest, text
+        self._give(Wronged(pipeline=pipeline, device=device, text=text))

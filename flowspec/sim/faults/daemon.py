@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 
 from flowspec import __version__
-from flowspec.core.cluster_messages import Assign, Hello, Pong, Ready, Welcome
+from flowspec.core.cluster_messages import Assign, Hello, Pong, Ready, Reset, Welcome
 from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers, SendSegment, Trim
 from flowspec.core.holding import (
+    Attach,
     Ban,
     Caller,
     Compute,
+    Deliver,
     Failed,
+    Gather,
     Greet,
     Greeted,
     Holding,
@@ -25,6 +28,7 @@ from flowspec.core.holding import (
     LetGo,
     Loaded,
     Log,
+    Misbehaved,
     NextLost,
     NextSaid,
     Said,
@@ -40,6 +44,7 @@ from flowspec.core.holding import (
 )
 from flowspec.core.messages import Message
 from flowspec.core.slots import cache_size
+from flowspec.core.stage import StageCore
 from flowspec.sim.clock import Clock
 from flowspec.sim.device import Device, DeviceSpec
 from flowspec.sim.fake_layers import FakeLayers
@@ -55,6 +60,8 @@ CHECK_S = 0.5
 KEPT_S = 0.001
 """How long a slice that is there already takes to load."""
 SLOW = 20.0
+SHORT_SLOTS = 1
+"""Room that is left where memory is short: less than any conversation takes."""
 
 
 @dataclass(eq=False, slots=True)
@@ -78,6 +85,8 @@ class _Part:
 
     hold: int
     assign: Assign
+    core: StageCore | None
+    layers: FakeLayers
     device: Device
     next_hop: Connection | None = None
     caches: dict[int, _Cache] = field(default_factory=dict)
@@ -87,7 +96,10 @@ class SimDaemon:
     """Serves one pipeline after another. `layers_max` is how many layers fit, `load_s` what a layer takes to load.
 
     It has memory for `cache_slots` of all conversations, as it says; what needs more fails at once. `fired` counts the rules of its lives.
-    A pass takes what the device's curve says, `heat` times; where a device `is_by_layers`, that is of all layers of the model together.
+    Whatever is wrong with it is set from outside: what it would load `is_damaged`, memory `is_short` of what one conversation takes, it
+    `is_doomed` to be killed over what it loads next, it `is_locked` for everybody, it `babbles` where it should show life, its passes take
+    `heat` times as long. Where those who speak to it may not be honest, whatever it is told is possible.
+    Where a device `is_by_layers`, its curve is that of all layers of the model together.
     """
 
     def __init__(
@@ -104,6 +116,7 @@ class SimDaemon:
         queued_max: int,
         daemons: Mapping[str, SimDaemon],
         tell: Callable[[str], None],
+        is_honest: bool = True,
     ) -> None:
         self.name = name
         self.layers_max = layers_max
@@ -112,13 +125,20 @@ class SimDaemon:
         self.is_stopped = False
         self.is_stuck = False
         self.is_by_layers = False
+        self.is_damaged = False
+        self.is_short = False
+        self.is_doomed = False
+        self.is_locked = False
+        self.babbles = False
         self.heat = 1.0
         self.fired: Counter[str] = Counter()
+        self.stage_fired: Counter[str] = Counter()
         self._clock = clock
         self._network = network
         self._language = language
         self._spec = spec
         self._load_s = load_s
+        self._is_honest = is_honest
         self._terms = Terms(lease_s=LEASE_S, link_s=LINK_S, queued_max=queued_max)
         self._daemons = daemons
         self._tell = tell
@@ -139,6 +159,11 @@ class SimDaemon:
         return self.fired + self._core.fired
 
     @property
+    def stage_rules(self) -> Counter[str]:
+        """The same, of the stages that heads made of it."""
+        return self.stage_fired + _fired(self._part)
+
+    @property
     def at_work_s(self) -> tuple[float, float]:
         """How long the pass that runs has been running (0: none does), and the longest of this hold's that ended took."""
         hold, part = self._core.hold, self._part
@@ -151,6 +176,7 @@ class SimDaemon:
         self.is_up = self.is_stopped = self.is_stuck = False
         self._lives += 1
         self.fired.update(self._core.fired)
+        self.stage_fired.update(_fired(self._part))
         self._begin()
         self._backlog.clear()
         self._network.close_all(self.name)
@@ -170,20 +196,24 @@ class SimDaemon:
             each()
         self._give(Tick())
 
-    def be_slow(self, is_slow: bool) -> None:
+    def be_slow(self, times: float) -> None:
+        """Passes of the hold that is take so many times as long, from the next layer on; 1 is as before."""
         if self._part is not None:
-            spec = self._paced(self._part.assign)
-            self._part.device.spec = replace(spec, curve=spec.curve.scaled(SLOW)) if is_slow else spec
+            self._part.device.spec = self._spec_at(self._part.assign, times)
 
-    def be_hot(self, heat: float) -> None:
-        """From now on it takes so many times as long, also for what it is given later."""
-        self.heat = heat
-        self.be_slow(False)
+    def be_hot(self, times: float) -> None:
+        """The same, for later holds as well."""
+        self.heat = times
+        self.be_slow(times)
 
-    def _paced(self, assign: Assign) -> DeviceSpec:
-        """How fast it is with what it was assigned."""
+    def recover(self) -> None:
+        """Nothing is wrong with it any more, but what went wrong already."""
+        self.is_damaged = self.is_short = self.is_doomed = self.is_locked = self.babbles = False
+        self.be_hot(1.0)
+
+    def _spec_at(self, assign: Assign, times: float) -> DeviceSpec:
         share = (assign.end_layer - assign.first_layer) / assign.layer_count if self.is_by_layers else 1.0
-        return replace(self._spec, curve=self._spec.curve.scaled(self.heat * share))
+        return replace(self._spec, curve=self._spec.curve.scaled(times * share))
 
     def _do(self, action: Callable[[], None]) -> None:
         """Now, or when a stopped process goes on; never in a later life."""
@@ -204,6 +234,14 @@ class SimDaemon:
 
     # -------------------------------------------------------------------------------------------- messages
 
+    def refuse(self, connection: Connection, text: str) -> None:
+        """What came on a connection is no message."""
+        self._do(lambda: self._refuse(connection, text))
+
+    def _refuse(self, connection: Connection, text: str) -> None:
+        if (caller := self._peers.get(id(connection))) is not None:  # else a stranger, who is not listened to
+            self._give(Misbehaved(caller=caller, text=text))
+
     def take(self, connection: Connection, envelope: Envelope, frames: Frames) -> None:
         """A message of a head or of the stage before."""
         del frames
@@ -211,19 +249,33 @@ class SimDaemon:
 
     def _take(self, connection: Connection, envelope: Envelope) -> None:
         message = envelope.message
-        if isinstance(message, Hello):
+        known = self._peers.get(id(connection))
+        if known is not None and (envelope.incarnation != known.incarnation or isinstance(message, Hello)):
+            assert not self._is_honest, "Hello came twice, or another incarnation on an open connection"
+            self._give(Misbehaved(caller=known, text="it says Hello twice, or is of another session"))
+        elif isinstance(message, Hello):
             peer = self._peers[id(connection)] = _Peer(message.name, message.role, envelope.incarnation, connection)
             self._give(Greeted(caller=peer))
-        elif (caller := self._peers.get(id(connection))) is not None:  # else its Hello came when nobody was there to hear it
+        elif known is not None:  # else its Hello came when nobody was there to hear it
             tensor = envelope.tensor
             size = 0 if tensor is None else len(tensor.data)
-            self._give(Said(caller=caller, message=message, payload=tensor, payload_bytes=size))
+            self._give(Said(caller=known, message=message, payload=tensor, payload_bytes=size))
 
     def _give(self, event: HoldingEvent) -> None:
         """Gives the core an event and does what it says."""
-        for command in self._core.handle(event, self._clock.now_s):
+        commands = self._core.handle(event, self._clock.now_s)
+        self._core.validate(is_honest=self._is_honest)
+        for command in commands:
             self._execute(command)
-        self._core.validate()
+        self._validate_caches()
+
+    def _validate_caches(self) -> None:
+        """A slice that runs nothing holds what the core believes."""
+        hold, part = self._core.hold, self._part
+        if hold is not None and part is not None and hold.number == part.hold and part.device.is_idle:
+            core = hold.core
+            if isinstance(core, StageCore) and core.running_s(self._clock.now_s) == 0:
+                part.layers.validate(part.assign.stage, core)
 
     def _execute(self, command: HoldingCommand) -> None:
         if isinstance(command, Log):
@@ -239,7 +291,7 @@ class SimDaemon:
         elif isinstance(command, ShowLife):
             running_s, arrived = command.running_s, command.arrived
             pong = Pong(queued=command.queued, done=command.done, memory_bytes=0, running_s=running_s, arrived=arrived)
-            self._send(command.caller, pong)
+            self._send(command.caller, Reset() if self.babbles else pong)
         elif isinstance(command, ShowReady):
             self._send(command.caller, Ready(weight_bytes=1, memory_bytes=1, cache_slots=command.loaded.cache_slots))
         elif isinstance(command, Take):
@@ -249,10 +301,15 @@ class SimDaemon:
                 self._compute(self._part, command.work)
         elif isinstance(command, LetGo):
             part, self._part = self._part, None
+            self.stage_fired.update(_fired(part))
             if part is not None and part.next_hop is not None:
                 self._network.close(part.next_hop, by=self.name)
+        elif isinstance(command, Ban):
+            self._send(command.caller, command.error)
+            self._peers = {key: peer for key, peer in self._peers.items() if peer is not command.caller}
         else:
-            assert not isinstance(command, Ban), f"{command.error.text}, and nobody here breaks the protocol"
+            is_expected = isinstance(command, Attach) or (not self._is_honest and isinstance(command, Deliver | Gather))
+            assert is_expected, f"nobody here does {type(command).__name__}"
 
     def _send(self, caller: Caller, message: Message, tensor: Tensor | None = None) -> bool:
         """Whether the connection was there; what is on its way may still be lost with it."""
@@ -275,14 +332,24 @@ class SimDaemon:
     # --------------------------------------------------------------------------------------------- holding
 
     def _take_hold(self, command: Take) -> None:
-        assign, hold = command.assign, command.hold
+        assign, hold, life = command.assign, command.hold, self._lives
         count, span = assign.end_layer - assign.first_layer, (assign.first_layer, assign.end_layer)
-        layers, is_last = FakeLayers(assign.stages, self._language), not assign.next_hop
-        device = Device(self._clock, self._paced(assign), assign.stage, layers, is_last, lambda done: self._done(hold, done))
-        part = self._part = _Part(hold, assign, device)
-        if assign.next_hop:
+        taken = self._core.hold
+        core = None if taken is None else taken.core
+        layers, is_last = FakeLayers(assign.stages, self._language, is_honest=self._is_honest), not assign.next_hop
+        device = Device(
+            self._clock, self._spec_at(assign, self.heat), assign.stage, layers, is_last, lambda done: self._done(life, hold, done)
+        )
+        part = self._part = _Part(hold, assign, core if isinstance(core, StageCore) else None, layers, device)
+        if assign.next_hop and assign.next_name not in self._daemons:
+            assert not self._is_honest, f"there is no device {assign.next_name}"
+            self._later(0.0, lambda: self._give(NextLost(hold=hold, text="cannot be dialled: no such name")))
+        elif assign.next_hop:
             part.next_hop = self._dial(hold, assign, command.caller.incarnation)
-        if count > self.layers_max:
+        if assign.drafting is not None or assign.dtype != "float32":
+            assert not self._is_honest, f"a head assigns {assign.told}"
+            self._later(0.0, lambda: self._give(Failed(hold=hold, text=f"no {assign.told} here", is_part=True)))
+        elif count > self.layers_max:
             self._later(0.0, lambda: self._give(Failed(hold=hold, text=f"{count} layers do not fit here", is_part=True)))
         else:
             self._later(KEPT_S if self._kept == span else self._load_s * count, lambda: self._loaded(hold, span))
@@ -298,8 +365,18 @@ class SimDaemon:
             del connection, frames
             self._do(lambda: self._give(NextSaid(hold=hold, message=envelope.message)))
 
+        def refuse(connection: Connection, text: str) -> None:
+            del connection
+            self._do(lambda: self._give(NextLost(hold=hold, text=f"broke the protocol: {text}")))
+
         found = self._network.connect(
-            self.name, other.name, "stage", incarnation, {self.name: take, other.name: other.take}, {self.name: lost}
+            self.name,
+            other.name,
+            "stage",
+            incarnation,
+            {self.name: take, other.name: other.take},
+            {self.name: lost},
+            {self.name: refuse, other.name: other.refuse},
         )
         found.send(self.name, Hello(name=self.name, version=__version__, role="stage"))
         return found
@@ -307,27 +384,38 @@ class SimDaemon:
     def _loaded(self, hold: int, span: tuple[int, int]) -> None:
         if self.is_stuck:
             return
+        if self.is_damaged and self._kept != span:
+            self._give(Failed(hold=hold, text="a tensor differs from the head's"))
+            return
+        if self.is_doomed and self._kept != span:
+            self._tell("is killed: out of memory")
+            self.crash()
+            return
         self._kept = span
         vocabulary = self._language.vocabulary_size
-        loaded = Loaded(
-            weight_bytes=1, cache_slots=self.cache_slots, received_bytes=0, hidden_size=1, vocabulary_size=vocabulary, reused=False
-        )
+        slots = SHORT_SLOTS if self.is_short else self.cache_slots
+        loaded = Loaded(weight_bytes=1, cache_slots=slots, received_bytes=0, hidden_size=1, vocabulary_size=vocabulary, reused=False)
         self._give(Worked(hold=hold, result=loaded))
 
     def _check(self, hold: int) -> None:
         if self._core.number == hold:
-            self._give(Tick())
+            assign = None if self._part is None else self._part.assign
+            is_known = assign is None or not assign.next_hop or self._network.is_resolved(self.name, assign.next_name)
+            self._give(Tick(next_trouble="" if is_known else f"{assign and assign.next_name}: no such name"))
             self._later(CHECK_S, lambda: self._check(hold))
 
     # ------------------------------------------------------------------------------------------- computing
 
-    def _done(self, hold: int, done: LayersDone) -> None:
-        if not self.is_stuck:
+    def _done(self, life: int, hold: int, done: LayersDone) -> None:
+        """A pass ends: that of an earlier life tells nobody, though its hold may have had the same number."""
+        if not self.is_stuck and life == self._lives:
             self._do(lambda: self._give(Worked(hold=hold, result=done)))
 
     def _compute(self, part: _Part, work: Any) -> None:
         if isinstance(work, RunLayers):
-            self._reserve(part, work)
+            if not self._reserve(part, work):
+                self._later(0.0, lambda: self._give(Failed(hold=part.hold, text="no room for these caches", is_part=True)))
+                return
             part.device.run(replace(work, payload=narrowed(work.payload)))
         elif isinstance(work, Trim):
             if not part.device.is_idle:  # of a stopped process the job may be done while nobody was told
@@ -340,13 +428,15 @@ class SimDaemon:
                 del part.caches[work.request]
             part.device.change_cache(work)
 
-    def _reserve(self, part: _Part, job: RunLayers) -> None:
-        """As `model.slice.Slice` does before it runs a job."""
+    def _reserve(self, part: _Part, job: RunLayers) -> bool:
+        """As `model.slice.Slice` does before it runs a job: whether there is memory for it, as there is for all that an honest head asks."""
         for each in job.parts:
             cache = part.caches[each.request]
             cache.size = max(cache.size, cache_size(len(each.key_positions), cache.capacity))
         taken = sum(cache.size for cache in part.caches.values())
-        assert taken <= self.cache_slots, f"{self.name} has memory for {self.cache_slots} cache slots, {taken} are needed"
+        has_room = taken <= self.cache_slots
+        assert has_room or not self._is_honest, f"{self.name} has memory for {self.cache_slots} cache slots, {taken} are needed"
+        return has_room
 
 
 def widened(tensor: Tensor, assign: Assign) -> Tensor:
@@ -362,3 +452,8 @@ def narrowed(tensor: Tensor | None) -> Tensor | None:
         return tensor
     rows = np.frombuffer(tensor.data, dtype="<i4").reshape(tensor.rows, tensor.width)  # [rows, 1 + captured]
     return Tensor(rows=tensor.rows, width=1, dtype=tensor.dtype, data=rows[:, 0].tobytes())
+
+
+def _fired(part: _Part | None) -> Counter[str]:
+    """How often each rule of a stage fired."""
+    return Counter() if part is None or part.core is None else part.core.fired

@@ -7,8 +7,9 @@ Knows no message.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from flowspec.core.messages import Message
 from flowspec.plan.timing import LinkSpec
@@ -21,7 +22,11 @@ STALLED_S = 1.5
 NOTICED_S_MAX = 0.05
 """How long the closing of a connection may take to show at its other end."""
 
+SLOW_LINK = LinkSpec(delay_s=0.3, bandwidth_mbps=0.01)
+"""A link that has become slow: a frame of 200 bytes takes .46 s."""
+
 Take = Callable[["Connection", Envelope, Frames], None]
+Refuse = Callable[["Connection", str], None]
 
 
 @dataclass(slots=True)
@@ -40,7 +45,11 @@ class Connection:
     def send(self, place: str, message: Message, tensor: Tensor | None = None) -> None:
         """Sends from one of the two places to the other; into a broken connection, in vain."""
         if self.is_open:
-            (self.forth if place == self.dialler else self.back).send(message, tensor)
+            self.link_of(place).send(message, tensor)
+
+    def link_of(self, sender: str) -> Link:
+        """The direction in which a place sends."""
+        return self.forth if sender == self.dialler else self.back
 
 
 class Network:
@@ -54,11 +63,23 @@ class Network:
         self._connections: list[Connection] = []
         self._severed: set[frozenset[str]] = set()
         self._one_way: set[tuple[str, str]] = set()
+        self._mute: set[tuple[str, str]] = set()
+        self._slow: set[frozenset[str]] = set()
+        self._unresolved: set[tuple[str, str]] = set()
+        self.tamper: Callable[[Connection, str, Frames], Sequence[Frames]] | None = None
+        """What somebody makes of the frames that a place sends on any connection."""
 
     def connect(
-        self, dialler: str, listener: str, role: str, incarnation: int, take: Mapping[str, Take], lost: Mapping[str, Callable[[], None]]
+        self,
+        dialler: str,
+        listener: str,
+        role: str,
+        incarnation: int,
+        take: Mapping[str, Take],
+        lost: Mapping[str, Callable[[], None]],
+        refuse: Mapping[str, Refuse],
     ) -> Connection:
-        """A new connection; `take` receives what arrives at each place."""
+        """A new connection; `take` receives what arrives at each place, `refuse` hears there of what came and is no message."""
 
         def link(sender: str, receiver: str) -> Link:
             return Link(
@@ -73,9 +94,15 @@ class Network:
         connection = Connection(dialler, listener, incarnation, role, link(dialler, listener), link(listener, dialler), lost)
         connection.forth.stalls = lambda frames: self._stalls(connection, dialler, listener, frames)
         connection.back.stalls = lambda frames: self._stalls(connection, listener, dialler, frames)
-        if frozenset((dialler, listener)) in self._severed:
-            connection.forth.hold()
-            connection.back.hold()
+        for sender, receiver in ((dialler, listener), (listener, dialler)):
+            way = connection.link_of(sender)
+            way.refuse = partial(refuse.get(receiver, _ignore), connection)
+            if self.tamper is not None:
+                way.tamper = partial(self._tampered, connection, sender)
+            if self._is_held_up(sender, receiver) or (dialler, listener) in self._unresolved:
+                way.hold()
+            if frozenset((dialler, listener)) in self._slow:
+                way.spec = SLOW_LINK
         self._connections = [known for known in self._connections if known.is_open]
         self._connections.append(connection)
         return connection
@@ -88,7 +115,8 @@ class Network:
         for link in (connection.forth, connection.back):
             link.cut(self._chance.random(), self._chance.choice((0.0, 0.0, self._late_s)))
         for place, tell in connection.lost.items():
-            if place != by and frozenset((connection.dialler, connection.listener)) not in self._severed:
+            other = connection.listener if place == connection.dialler else connection.dialler
+            if place != by and not self._is_held_up(other, place):
                 self.clock.at(self.clock.now_s + self._chance.uniform(0, NOTICED_S_MAX), tell)
 
     def close_all(self, place: str) -> None:
@@ -112,6 +140,70 @@ class Network:
         self.clock.at(self.clock.now_s + STALLED_S, lambda: self.close(connection, by=None))
         return True
 
+    def _tampered(self, connection: Connection, sender: str, frames: Frames) -> Sequence[Frames]:
+        return [frames] if self.tamper is None else self.tamper(connection, sender, frames)
+
+    def garble(self, first: str, second: str) -> None:
+        """The next frames between two places come damaged, on each connection and in each direction."""
+
+        def damaged(link: Link, before: Callable[[Frames], Sequence[Frames]] | None) -> Callable[[Frames], Sequence[Frames]]:
+            def once(frames: Frames) -> Sequence[Frames]:
+                link.tamper = before
+                return [[bytes(frames[0])[:-1], *frames[1:]]]
+
+            return once
+
+        for connection in self._between(first, second):
+            for link in (connection.forth, connection.back):
+                link.tamper = damaged(link, link.tamper)
+
+    def mute(self, sender: str, receiver: str) -> None:
+        """Nothing passes one way until `unmute`: what is said the other way does."""
+        self._mute.add((sender, receiver))
+        for connection in self._between(sender, receiver):
+            connection.link_of(sender).hold()
+
+    def unmute(self, sender: str, receiver: str) -> None:
+        self._mute.discard((sender, receiver))
+        self._let_go(sender, receiver)
+
+    def slow_down(self, first: str, second: str) -> None:
+        """All connections between two places are slow until `speed_up`."""
+        self._slow.add(frozenset((first, second)))
+        for connection in self._between(first, second):
+            connection.forth.spec = connection.back.spec = SLOW_LINK
+
+    def speed_up(self, first: str, second: str) -> None:
+        self._slow.discard(frozenset((first, second)))
+        for connection in self._between(first, second):
+            connection.forth.spec = connection.back.spec = self._specs[0]
+
+    def lose_name(self, dialler: str, listener: str) -> None:
+        """A place cannot find out where another one is until `find_name`: what it dials opens no sooner."""
+        self._unresolved.add((dialler, listener))
+
+    def find_name(self, dialler: str, listener: str) -> None:
+        self._unresolved.discard((dialler, listener))
+        self._let_go(dialler, listener)
+        self._let_go(listener, dialler)
+
+    def is_resolved(self, dialler: str, listener: str) -> bool:
+        return (dialler, listener) not in self._unresolved
+
+    def is_reached(self, sender: str, receiver: str) -> bool:
+        """Whether what one place says arrives at the other on connections that are there."""
+        return not self._is_held_up(sender, receiver)
+
+    def _is_held_up(self, sender: str, receiver: str) -> bool:
+        return frozenset((sender, receiver)) in self._severed or (sender, receiver) in self._mute
+
+    def _let_go(self, sender: str, receiver: str) -> None:
+        """What was held up on the way goes on, if nothing else holds it up."""
+        for connection in self._between(sender, receiver):
+            ways = ((connection.dialler, connection.listener) in self._unresolved, self._is_held_up(sender, receiver))
+            if not any(ways):
+                connection.link_of(sender).let_go()
+
     def sever(self, first: str, second: str) -> None:
         """Nothing passes between two places until `mend`; neither notices but by silence."""
         self._severed.add(frozenset((first, second)))
@@ -122,17 +214,23 @@ class Network:
     def mend(self, first: str, second: str) -> None:
         """What was held up goes on."""
         self._severed.discard(frozenset((first, second)))
-        for connection in self._between(first, second):
-            connection.forth.let_go()
-            connection.back.let_go()
-
-    def is_severed(self, first: str, second: str) -> bool:
-        return frozenset((first, second)) in self._severed
+        self._let_go(first, second)
+        self._let_go(second, first)
 
     def mend_all(self) -> None:
         self._one_way.clear()
         for first, second in sorted(map(sorted, self._severed)):
             self.mend(first, second)
+        for sender, receiver in sorted(self._mute):
+            self.unmute(sender, receiver)
+        for first, second in sorted(map(sorted, self._slow)):
+            self.speed_up(first, second)
+        for dialler, listener in sorted(self._unresolved):
+            self.find_name(dialler, listener)
 
     def _between(self, first: str, second: str) -> list[Connection]:
         return [known for known in self._connections if {known.dialler, known.listener} == {first, second}]
+
+
+def _ignore(connection: Connection, text: str) -> None:
+    """Nobody there minds what is no message."""

@@ -25,7 +25,9 @@ class OtherHead:
         self._until_s = until_s
         self._layer_count = layer_count
         taken = {PLACE: self._take, daemon.name: daemon.take}
-        self._line = network.connect(PLACE, daemon.name, CONTROL, incarnation_of(FIRST_SESSION + number, 1), taken, {})
+        self._line = network.connect(
+            PLACE, daemon.name, CONTROL, incarnation_of(FIRST_SESSION + number, 1), taken, {}, {daemon.name: daemon.refuse}
+        )
         self._line.send(PLACE, Hello(name=PLACE, version=__version__, role=CONTROL))
         self._ask()
         self._ping()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from flowspec.core.events import Cancel, Forget, Submit
@@ -14,19 +14,43 @@ from flowspec.core.mirror import DrafterTraits
 from flowspec.sim.clock import Clock
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.faults.cluster import HEAD, Cluster
-from flowspec.sim.faults.daemon import SimDaemon
-from flowspec.sim.faults.network import Network
+from flowspec.sim.faults.daemon import SLOW, SimDaemon
+from flowspec.sim.faults.network import Connection, Network
 from flowspec.sim.faults.oracle import LOOK_S, Oracle
 from flowspec.sim.faults.other_head import OtherHead
 from flowspec.sim.faults.schedule import HEAL_S, Fault, Schedule
 from flowspec.sim.language import plain_answer, plain_logprobs
+from flowspec.sim.link import Frames
 from flowspec.sim.record import Answer
 
+Tamper = Callable[[Connection, str, Frames], Sequence[Frames]]
+Change = Callable[[Network, str, str], None]
 EVENTS_MAX = 100_000
 RECOVERED_S = 600.0
 """By when all must be answered, the healing included; waits between attempts double, and links may be slow."""
 SETTLED_S = 30.0
 STORY_LINES_MAX = 20_000
+HOTTER = 1.5
+HOTTER_EVERY_S = 0.5
+HOTTEST = 20.0
+"""A device that gets hot: how much longer its passes take each time, how often, and at most."""
+LINK_FAULTS: dict[str, tuple[Change, Change | None]] = {
+    "sever": (Network.sever, Network.mend),
+    "break": (Network.break_between, None),
+    "garble": (Network.garble, None),
+    "mute": (Network.mute, Network.unmute),
+    "slow link": (Network.slow_down, Network.speed_up),
+    "no name": (Network.lose_name, Network.find_name),
+}
+"""What happens between two places, and how it ends."""
+FLAWS = {
+    "damaged": "is_damaged",
+    "short": "is_short",
+    "doomed": "is_doomed",
+    "locked": "is_locked",
+    "babble": "babbles",
+}
+"""What is wrong with a device for a while."""
 
 
 class FaultError(AssertionError):
@@ -34,10 +58,15 @@ class FaultError(AssertionError):
 
 
 class Play:
-    """One run; `story` holds what happened, as (instant, who, what)."""
+    """One run; `story` holds what happened, as (instant, who, what).
 
-    def __init__(self, schedule: Schedule) -> None:
+    With a `tamper` nobody is taken to be honest: it makes what it likes of the frames that a place sends on a connection. Then tokens may be
+    wrong and devices lost, and the session may end; but all cores stay as they say that they are.
+    """
+
+    def __init__(self, schedule: Schedule, tamper: Tamper | None = None) -> None:
         self.schedule = schedule
+        self._is_honest = tamper is None
         self.story: list[tuple[float, str, str]] = []
         self.clock = Clock()
         self._rng = random.Random(schedule.seed + 1)
@@ -46,10 +75,17 @@ class Play:
         self._forgotten: set[int] = set()
         self._lost_drafters: set[int] = set()
         self._others = 0
+        self._has_babbled = False
+        self.has_given_up = False
+        self.ending = ""
         self.network = Network(self.clock, random.Random(schedule.seed + 2), schedule.links, schedule.late_s)
+        self.network.tamper = tamper
         self.daemons: dict[str, SimDaemon] = {}
         for name in schedule.devices:
             self.daemons[name] = self._daemon(name)
+        absent = {fault.where[0]: fault for fault in schedule.faults if fault.kind == "absent"}
+        for name in absent:
+            self.daemons[name].crash()
         drafters = [
             FakeDrafter(
                 schedule.language,
@@ -71,6 +107,7 @@ class Play:
             ],
             bounds=schedule.bounds,
         )
+        head.vocabulary = schedule.language.vocabulary_size
         self.cluster = Cluster(
             self.clock,
             self.network,
@@ -82,13 +119,20 @@ class Play:
             devices_max=schedule.devices_max,
             drafters=drafters,
             drafting=schedule.drafting,
+            frames_max=schedule.frames_max,
             expect=lambda submit: self._plain(submit)[0],
             tell=self._tell,
             terms=schedule.terms,
+            is_honest=self._is_honest,
+            absent=list(absent),
         )
         self.cluster.on_end = self._ended
+        self.cluster.on_give_up = self._given_up
         self._oracle = Oracle(self.clock, self.network, self.daemons, self.cluster.membership, HEAD)
-        self._look()
+        for fault in absent.values():
+            self._oracle.touch(fault)
+        if self._is_honest:
+            self._look()
         for fault in schedule.faults:
             self.clock.at(fault.at_s, lambda fault=fault: self._begin(fault))  # type: ignore[misc]
         self.clock.at(HEAL_S, self._heal)
@@ -112,26 +156,44 @@ class Play:
             queued_max=schedule.queued_max,
             daemons=self.daemons,
             tell=lambda text: self._tell(name, text),
+            is_honest=self._is_honest,
         )
 
     def run(self) -> None:
         """To the end; raises `FaultError`."""
         try:
-            self._run_until(lambda: self.clock.now_s >= HEAL_S and self._waiting == 0, RECOVERED_S)
+            self._run_until(lambda: self.has_given_up or (self.clock.now_s >= HEAL_S and self._waiting == 0), RECOVERED_S)
+            if self.has_given_up:
+                return
             assert self._waiting == 0, f"{self._waiting} requests have not ended {RECOVERED_S - HEAL_S:.0f} s after all was well again"
             self._run_until(lambda: self.cluster.head.is_formed and self.cluster.head.in_flight == 0, self.clock.now_s + SETTLED_S)
             assert self.cluster.head.in_flight == 0, f"{self.cluster.head.in_flight} segments never came back"
             for answers in self.cluster.answers.values():
                 for answer in answers:
                     self._check(answer)
+            lost = self.cluster.membership.lost
+            back_s = self.clock.now_s + max(map(self._oracle.back_s, lost), default=0.0)
+            self._run_until(lambda: not self.cluster.membership.lost, back_s + LOOK_S)  # whoever is not back in time fails the oracle
         except Exception as error:  # whatever comes out is the finding; it is told with its instant, and the cause stays attached
             raise FaultError(f"at {self.clock.now_s:.3f} s: {type(error).__name__}: {error}") from error
 
+    def run_until(self, is_over: Callable[[], bool], events_max: int) -> None:
+        """Until something is so, the session or all questions end, or so many events were handled; what is wrong comes out as it is."""
+
+        def is_done() -> bool:
+            is_answered = self.clock.now_s >= HEAL_S and self._waiting == 0
+            return is_over() or self.has_given_up or is_answered or self.cluster.events > events_max
+
+        while not is_done() and self.clock.step(RECOVERED_S):
+            pass
+
     def fired(self) -> Counter[str]:
-        """How often each rule fired, by whose it is: `member`, `pipeline` or `daemon`."""
+        """How often each rule fired, by whose it is: `member`, `pipeline`, `daemon` or `stage`."""
         found: Counter[str] = Counter()
         cores = [("member", self.cluster.membership.fired), ("pipeline", self.cluster.forming.fired)]
-        for core, rules in [*cores, *(("daemon", daemon.rules) for daemon in self.daemons.values())]:
+        for daemon in self.daemons.values():
+            cores += [("daemon", daemon.rules), ("stage", daemon.stage_rules)]
+        for core, rules in cores:
             found.update({f"{core}: {rule}": count for rule, count in rules.items()})
         return found
 
@@ -144,7 +206,7 @@ class Play:
             self.story.append((self.clock.now_s, who, text))
 
     def _look(self) -> None:
-        self._oracle.look(head_listens=not self.cluster.is_stopped)
+        self._oracle.look(head_listens=not self.cluster.is_stopped, pipeline=self.cluster.forming.number, healed_s=HEAL_S)
         self.clock.at(self.clock.now_s + LOOK_S, self._look)
 
     # ---------------------------------------------------------------------------------------------- answers
@@ -195,15 +257,15 @@ class Play:
 
     def _begin(self, fault: Fault) -> None:
         self._tell("fault", str(fault))
-        self._oracle.touch(fault.where)
+        self._has_babbled |= fault.kind == "babble"
+        self._oracle.touch(fault)
         until_s = min(fault.at_s + fault.for_s, HEAL_S)
-        if fault.kind in ("sever", "break"):
+        if fault.kind in LINK_FAULTS:
+            begin, end = LINK_FAULTS[fault.kind]
             first, second = fault.where
-            if fault.kind == "break":
-                self.network.break_between(first, second)
-            else:
-                self.network.sever(first, second)
-                self.clock.at(until_s, lambda: self.network.mend(first, second))
+            begin(self.network, first, second)
+            if end is not None:
+                self.clock.at(until_s, lambda: end(self.network, first, second))
         elif fault.kind == "one way":
             for receiver in fault.where[1:]:
                 self.network.block(fault.where[0], receiver)
@@ -231,12 +293,19 @@ class Play:
         if kind in ("crash", "restart"):
             daemon.crash()
             self.clock.at(self.clock.now_s + 0.01 if kind == "restart" else until_s, daemon.start)
+        elif kind == "absent":  # since before the head began
+            self.clock.at(until_s, daemon.start)
         elif kind == "stop":
             daemon.stop()
             self.clock.at(until_s, daemon.go_on)
         elif kind == "slow":
-            daemon.be_slow(True)
-            self.clock.at(until_s, lambda: daemon.be_slow(False))
+            daemon.be_slow(SLOW)
+            self.clock.at(until_s, lambda: daemon.be_slow(daemon.heat))
+        elif kind == "heat":
+            self._warm(daemon, until_s)
+        elif kind in FLAWS:
+            setattr(daemon, FLAWS[kind], True)
+            self.clock.at(until_s, lambda: setattr(daemon, FLAWS[kind], False))
         elif kind == "stuck":
             daemon.is_stuck = True
         elif kind == "held":
@@ -244,6 +313,21 @@ class Play:
             OtherHead(self.clock, self.network, daemon, self._others, self.schedule.layer_count, until_s)
         else:
             daemon.layers_max = self._rng.randint(0, self.schedule.layer_count)
+
+    def _warm(self, daemon: SimDaemon, until_s: float) -> None:
+        """A device gets hotter, and its passes longer, until it may cool down."""
+        if self.clock.now_s >= until_s or daemon.heat >= HOTTEST:
+            return
+        daemon.be_hot(daemon.heat * HOTTER)
+        self.clock.at(self.clock.now_s + HOTTER_EVERY_S, lambda: self._warm(daemon, until_s))
+
+    def _given_up(self, text: str) -> None:
+        """The session ends: that is right where users do not wait for ever, or where a device says nonsense again and again."""
+        self._tell("head", f"gives up: {text}")
+        self.ending = text
+        has_waited = self.schedule.terms.wait_s is not None and "nothing changed within" in text
+        assert has_waited or self._has_babbled or not self._is_honest, f"the head gives up: {text}"
+        self.has_given_up = True
 
     def _heal(self) -> None:
         """From now on nothing goes wrong any more; a stuck process is started again, as its owner would."""
@@ -258,5 +342,5 @@ class Play:
             if not daemon.is_up:
                 daemon.start()
             daemon.go_on()
-            daemon.be_slow(False)
+            daemon.recover()
             daemon.layers_max = self.schedule.layer_count

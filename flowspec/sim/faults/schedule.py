@@ -28,6 +28,10 @@ ANSWERED_SHARE = 0.25
 """Of the first questions: an answer that another head began, as its journal says."""
 MORE_KINDS = ("held", "one way")
 """Faults that came later: drawn beside the others, so that a seed keeps the faults that it had."""
+LATER_KINDS = ("damaged", "short", "doomed", "locked", "babble", "heat", "garble", "mute", "slow link", "no name")
+"""And those that came after these."""
+START_KINDS = ("absent",)
+"""What may be so when the head begins."""
 KINDS = ("crash", "restart", "stop", "slow", "stuck", "sever", "break", "head stops", "clock", "refuse", "drafter")
 
 
@@ -69,6 +73,7 @@ class Schedule:
     devices_min: int
     devices_max: int
     queued_max: int
+    frames_max: int
     context: int
     bounds: Bounds
     patience: Patience
@@ -103,6 +108,7 @@ def draw(seed: int) -> Schedule:
     dialogues = tuple(_dialogue(rng, request, language, context) for request in range(rng.choices([1, 2, 3], weights=[6, 3, 1])[0]))
     room = random.Random(f"room {seed}")
     heat = random.Random(f"heat {seed}")
+    later = random.Random(f"later {seed}")
     devices_min = room.randint(1, len(devices)) if room.random() < 0.2 else 1
     wanted = random.Random(~seed)
     dialogues = tuple(replace(each, first=replace(each.first, top_logprobs=wanted.choice([-1, -1, 0, 3, 20]))) for each in dialogues)
@@ -117,6 +123,12 @@ def draw(seed: int) -> Schedule:
         devices_min=devices_min,
         devices_max=room.randint(devices_min, len(devices)) if room.random() < 0.25 else len(devices),
         queued_max=flights_max or 64,
+        frames_max=later.choice([1, 2, 1000]),
+        terms=replace(
+            TERMS,
+            wait_s=later.choice([2.0, 4.0]) if later.random() < 0.05 else None,
+            changed_s=heat.choice([0.2, 1.0, 60.0]),
+        ),
         context=context,
         bounds=Bounds(flights_max=flights_max, prefill_chunk=rng.choice([1, 4, 128])),
         patience=Patience(
@@ -131,7 +143,6 @@ def draw(seed: int) -> Schedule:
             moment_s=room.choice([0.3, 1.0, 10.0]),
             again_s=heat.choice([1.0, 600.0]),
         ),
-        terms=replace(TERMS, changed_s=heat.choice([0.2, 1.0, 60.0])),
         method=partial(make_method, name, **(_options(rng, name, len(qualities)) | shape if "window" in OPTIONS[name] else sizes)),
         language=language,
         cache_slots={device: rng.choice([1, 1, 2, 64]) * (context + limits.TREE_NODES_MAX) for device in devices},
@@ -146,6 +157,8 @@ def draw(seed: int) -> Schedule:
                 (
                     *_faults(rng, devices, 0 if captures else len(qualities), [dialogue.at_s for dialogue in dialogues]),
                     *_more_faults(random.Random(f"more {seed}"), devices),
+                    *_later_faults(later, devices, [dialogue.at_s for dialogue in dialogues]),
+                    *_start_faults(random.Random(f"start {seed}"), devices),
                 ),
                 key=lambda fault: fault.at_s,
             )
@@ -218,4 +231,46 @@ def _more_faults(rng: random.Random, devices: tuple[str, ...]) -> tuple[Fault, .
         others = [each for each in devices if each != device] or [HEAD]
         where = (device,) if kind == "held" else (device, *rng.sample(others, rng.choice([1, len(others)])))
         found.append(Fault(kind=kind, at_s=rng.uniform(0, HEAL_S / 2), for_s=rng.choice([1.0, 3.0, HEAL_S]), where=where))
+    return tuple(found)
+
+
+def _later_faults(rng: random.Random, devices: tuple[str, ...], asked_s: list[float]) -> tuple[Fault, ...]:
+    """In a third of the seeds: a device that cannot do what it should, a link that is slow, dead one way or noisy, a name that is lost."""
+    if rng.random() > 0.35:
+        return ()
+    found = []
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        kind = rng.choice(LATER_KINDS)
+        is_link = kind in ("garble", "mute", "slow link", "no name")
+        where = tuple(rng.sample([HEAD, *devices], 2)) if is_link else (rng.choice(devices),)
+        at_s = rng.choice([0.0, rng.choice(asked_s) + rng.uniform(0, 1), rng.uniform(0, HEAL_S)])
+        found.append(Fault(kind=kind, at_s=min(at_s, HEAL_S), for_s=rng.choice([0.5, 2.0, HEAL_S]), where=where))
+        if kind in ("damaged", "short", "doomed") and rng.random() < 0.7:  # they show when something is loaded
+            found.append(Fault(kind="restart", at_s=min(at_s + 0.3, HEAL_S), for_s=0.0, where=where))
+    return tuple(found)
+
+
+def _start_faults(rng: random.Random, devices: tuple[str, ...]) -> tuple[Fault, ...]:
+    """In a fifth of the seeds: a device is down and has no name for some time, or is not there when the head begins."""
+    kind = rng.choices(["", "no name", "absent"], weights=[8, 1, 1])[0]
+    if kind == "absent":
+        return _absences(rng, devices)
+    if not kind:
+        return ()
+    at_s, for_s, device = rng.uniform(0, HEAL_S / 2), rng.choice([1.0, 3.0, HEAL_S]), rng.choice(devices)
+    return (
+        Fault(kind="no name", at_s=at_s, for_s=for_s, where=(HEAD, device)),
+        Fault(kind="crash", at_s=at_s, for_s=0.3 * for_s, where=(device,)),
+    )
+
+
+def _absences(rng: random.Random, devices: tuple[str, ...]) -> tuple[Fault, ...]:
+    """Some devices are absent at first; of some the power fails again as soon as they have come up."""
+    found = []
+    for device in rng.sample(devices, rng.randint(1, max(1, len(devices) - 1))):
+        for_s = rng.uniform(0, HEAL_S / 2)
+        found.append(Fault(kind="absent", at_s=0.0, for_s=for_s, where=(device,)))
+        if rng.random() < 0.4:
+            at_s = for_s + rng.uniform(0, 3)
+            found.append(Fault(kind="crash", at_s=at_s, for_s=rng.uniform(0, 2), where=(device,)))
     return tuple(found)

@@ -7,7 +7,6 @@ in the order of what they are worth; those for which no time is left are left ou
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import signal
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flowspec.model.trials import ending
+from flowspec.model.trials import ending, word_of
 
 SECONDS = 120.0
 """How long all steps may take together, unless another time is asked for."""
@@ -139,8 +138,7 @@ class Check:
                 return
             spent_s = watch.s
             if child.poll() is not None:
-                fault = _last_line(errors) if child.returncode > 0 else ""
-                self._note(_lost(name, dtypes[at], spent_s, f"{ending(child.returncode)}{fault and ': '}{fault}"))
+                self._note(_lost(name, dtypes[at], spent_s, ending(child.returncode, errors)))
             elif spent_s >= limit_s:
                 self._note(_lost(name, dtypes[at], spent_s, f"did not end within {limit_s:.0f} s"))
             else:
@@ -190,14 +188,5 @@ def _words(child: subprocess.Popen[bytes], left_s: Callable[[], float]) -> Itera
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(END_S)
                 return
-            text += chunk
-            while b"\n" in text:
-                line, text = text.split(b"\n", 1)
-                yield json.loads(line)
-
-
-def _last_line(errors: Any) -> str:
-    """What a process that failed said last."""
-    errors.seek(0)
-    lines = errors.read()[-10_000:].decode("utf-8", "replace").strip().splitlines()
-    return "".join(letter for letter in lines[-1] if letter.isprintable())[:300] if lines else ""
+            *lines, text = (text + chunk).split(b"\n")
+            yield from filter(None, map(word_of, lines))

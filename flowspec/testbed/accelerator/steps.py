@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import FlowSpecError, InputError, first_line
-from flowspec.model.trials import ATTENTION, run_trial, torch_version
+from flowspec.model.trials import ATTENTION, NoRightKernelError, run_trial, torch_version
 
 if TYPE_CHECKING:  # importing torch is the first thing that may kill a step
     import numpy as np
@@ -119,8 +119,8 @@ def kernels_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:
     try:
         found = run_trial(dtype, device)
     except InputError as refusal:
-        text = first_line(refusal, 1000)
-        return {"dtype": dtype, "kernel": "", "faults": text, "is_lack": not text.startswith(f"{dtype} does not run right")}
+        is_lack = not isinstance(refusal, NoRightKernelError)
+        return {"dtype": dtype, "kernel": "", "faults": first_line(refusal, 1000), "is_lack": is_lack}
     tried = [verdict.kernel for verdict in found.verdicts if verdict.kernel != ATTENTION]
     return {"dtype": dtype, "kernel": found.kernel, "faults": found.faults, "tried": tried}
 

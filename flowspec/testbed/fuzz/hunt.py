@@ -152,7 +152,7 @@ class Hunt:
                 ending = World(case).run()
                 tally.worlds += 1
                 tally.worlds_wronged += bool(ending.error)
-                tally.pipelines_lost += ending.lost
+                tally.pipelines_lost += ending.pipelines - 1
                 tally.frames += ending.frames
                 tally.refused += ending.refused
                 tally.valid += ending.frames - ending.refused
@@ -208,5 +208,5 @@ def replay(path: Path) -> str:
         raise InputError(f"{path}: expected a case written by this command, but it cannot be read ({error})") from None
     if genome:
         ending = World(genome).run()
-        return f"{ending.frames} frames, {ending.refused} refused; {ending.lost} pipelines lost; the last error: {ending.error or 'none'}"
+        return f"{ending.frames} frames, {ending.refused} refused; {ending.pipelines} pipelines; the last error: {ending.error or 'none'}"
     return "valid" if try_frames(frames) else "refused"

@@ -124,6 +124,17 @@ def test_devices_that_are_left_get_the_plan_that_they_had_got_without_the_others
         choose(wish_of(scarce), scarce).stages_of([d1], {})
 
 
+def test_what_does_not_fit_without_an_absent_device_is_one_line_that_names_it() -> None:
+    found = replace(survey_of(PI, memory_bytes=2 * GIB), absent={"d1": "nothing listens; start its daemon"})
+    with pytest.raises(ClusterError) as caught:
+        choose(wish_of(found), found)
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith("device d1 is absent (nothing listens; start its daemon); llama-3.2-1b does not fit the others: they lack ")
+    assert line.endswith(" MiB of memory")
+    found = replace(survey_of(PI), absent={"d1": "nothing listens; start its daemon"})
+    assert choose(wish_of(found), found).report()["absent"] == found.absent
+
+
 def test_memory_that_is_enough_gives_the_same_wish() -> None:
     wish = wish_of(survey_of(PI, PI))
     more = replace(wish, sites=tuple(replace(site, memory_bytes=site.memory_bytes + 12345) for site in wish.sites))

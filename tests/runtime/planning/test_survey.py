@@ -19,8 +19,10 @@ from flowspec.plan.profile import find_profile
 from flowspec.plan.speed import speed_of
 from flowspec.plan.timing import LinkSpec
 from flowspec.runtime.cluster import Device
-from flowspec.runtime.health.examine import Ailment, Examined
+from flowspec.runtime.health.examine import Ailment, Examined, Patience
+from flowspec.runtime.planning import newcomer
 from flowspec.runtime.planning import survey as module
+from flowspec.runtime.planning.newcomer import Newcomers
 from flowspec.runtime.planning.survey import HERE, LOOPBACK, Survey, on_grid, rounds, survey
 from flowspec.runtime.security.keyring import Keyring
 from tests.runtime.health.test_diagnose import FACTS, GIB
@@ -35,17 +37,22 @@ class Cluster:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.file = folder / "cluster.toml"
         self.asked: list[Sequence[str]] = []
+        self.waited_s: list[float] = []
         self.measured: list[tuple[str, ...]] = []
         self.links: dict[tuple[str, ...], LinkFacts] = {}
         self.facts: dict[str, Facts | Ailment] = {}
         self.keys = Keyring(name="head", public=bytes(32), secret=bytes(32), heads={}, devices={}, where="here")
         monkeypatch.setattr(module, "ask_all", self.ask_all)
+        monkeypatch.setattr(newcomer, "ask_all", self.ask_all)
+        monkeypatch.setattr(newcomer, "link_facts", lambda device, keys, effort: self.measure(keys, device.name))
+        monkeypatch.setattr(newcomer, "is_here", lambda address: address.startswith("127."))
         monkeypatch.setattr(module, "link_facts", lambda device, keys, effort: self.measure(keys, device.name))
         monkeypatch.setattr(module, "onward", lambda context, one, other, keys, *, is_brief: self.measure(keys, one.name, other.name))
         monkeypatch.setattr(module, "is_here", lambda address: address.startswith("127."))
 
-    def ask_all(self, devices: Sequence[Device], speed: Sequence[str], keys: Keyring | None) -> list[Examined]:
+    def ask_all(self, devices: Sequence[Device], speed: Sequence[str], keys: Keyring | None, patience: Patience) -> list[Examined]:
         assert keys is self.keys
+        self.waited_s.append(patience.hello_s + patience.why_s)
         self.asked.append(speed)
         found = [(device, self.facts[device.name]) for device in devices]
         return [
@@ -148,6 +155,53 @@ def test_a_device_that_does_not_answer_is_an_error_with_advice(cluster: Cluster)
     devices = cluster.devices(FACTS, Ailment(check="reachable", text="nothing listens", advice="start its daemon"))
     with pytest.raises(ClusterError, match=r"device d1 at 10\.0\.0\.2:7700: nothing listens; start its daemon"):
         cluster.survey(*devices)
+
+
+ABSENT = Ailment(check="reachable", text="nothing listens", advice="start its daemon")
+
+
+def test_devices_that_do_not_answer_may_be_absent_where_not_all_are_needed(cluster: Cluster) -> None:
+    devices = cluster.devices(replace(FACTS, speed=PI), ABSENT, replace(FACTS, speed=PI))
+    found = cluster.survey(*devices, needs_all=False)
+    assert [site.name for site in found.sites] == ["d0", "d2", HERE]
+    assert found.absent == {"d1": "nothing listens; start its daemon"}
+    assert cluster.waited_s == [4.0], "the number that is documented"
+    with pytest.raises(ClusterError, match=r"device d1 at 10\.0\.0\.2:7700: nothing listens; start its daemon"):
+        cluster.survey(devices[1], needs_all=False)
+    cluster.facts["d0"] = cluster.facts["d2"] = ABSENT
+    with pytest.raises(ClusterError, match=r"none of the 3 devices answers; the first is device d0 at 10\.0\.0\.1:7700"):
+        cluster.survey(*devices, needs_all=False)
+
+
+@pytest.mark.parametrize("check", ["keys", "version"])
+def test_a_device_that_is_there_and_not_as_it_should_be_is_not_absent(cluster: Cluster, check: str) -> None:
+    devices = cluster.devices(FACTS, Ailment(check=check, text="it is not as it should be", advice="mend it"))
+    with pytest.raises(ClusterError, match=r"device d1 at .*: it is not as it should be; mend it"):
+        cluster.survey(*devices, needs_all=False)
+
+
+def test_a_device_that_was_absent_is_known_when_it_has_been_asked(cluster: Cluster) -> None:
+    devices = cluster.devices(replace(FACTS, speed=PI), ABSENT, replace(FACTS, speed=LAPTOP), ABSENT)
+    cluster.links["d0",] = LinkFacts(latency_s=0.003, bandwidth_mbps=23.0)
+    found = cluster.survey(*devices, needs_all=False)
+    newcomers = Newcomers(devices=tuple(devices), cluster=cluster.file, precision="bfloat16", keys=cluster.keys)
+    with pytest.raises(ClusterError, match=r"device d1 at .*: nothing listens"):
+        newcomers.learn(found, "d1")
+    cluster.facts["d1"] = replace(FACTS, speed=PI, memory_total_bytes=0, memory_available_bytes=0)
+    with pytest.raises(ClusterError, match="device d1 says that it has 0 MiB of memory"):
+        newcomers.learn(found, "d1")
+    cluster.facts["d1"], cluster.measured = FACTS, []
+    found = newcomers.learn(found, "d1")
+    assert cluster.measured == [("d1",)], "between stages nothing is measured"
+    assert [site.name for site in found.sites] == ["d0", "d1", "d2", HERE], "in the order of the file"
+    assert found.sites[1].profile.name == "raspberry-pi-4", "that of the slowest"
+    assert (found.sources["d1"], list(found.absent)) == ("assumed", ["d3"])
+    assert found.network.between(HERE, "d1") == LinkSpec(bandwidth_mbps=1000, delay_s=0.00025)
+    assert found.network.between("d0", "d1") == LinkSpec(bandwidth_mbps=25, delay_s=0.0025), "the worse of both ends'"
+    cluster.facts["d3"] = replace(FACTS, speed=LAPTOP)
+    found = newcomers.learn(found, "d3")
+    assert (found.sources["d3"], found.absent) == ("kept", {})
+    assert found.network.between("d1", "d3") == LinkSpec(bandwidth_mbps=1000, delay_s=0.00025)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from flowspec.testbed.ggufs import convert
 from flowspec.wire.codec import BYTES, Tensor
 from tests import warm
 from tests.caches import make_cache
-from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of
+from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, whole_model
 
 Model = Callable[..., Path]
 
@@ -332,19 +332,7 @@ def test_memory_is_checked_before_anything_is_sent(alone: Callable[..., LocalDae
 
 
 def assignment(layers: int = 8) -> Assign:
-    return Assign(
-        model="nowhere",
-        fingerprint="0" * 32,
-        stage=0,
-        stages=1,
-        first_layer=0,
-        end_layer=layers,
-        layer_count=layers,
-        next_hop="",
-        next_name="",
-        dtype="float32",
-        context=100,
-    )
+    return replace(whole_model("nowhere", "0" * 32), end_layer=layers, layer_count=layers)
 
 
 def asked(daemon: LocalDaemon, control: Peer, weights: Peer) -> None:

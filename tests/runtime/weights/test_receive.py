@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,7 +15,6 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from flowspec.core import limits
-from flowspec.core.cluster_messages import Assign
 from flowspec.core.weight_messages import AskModel, AskNames, AskTensors, ModelOffer, TensorEntry
 from flowspec.errors import ClusterError, InputError, PeerError
 from flowspec.model.files import ModelFiles
@@ -22,22 +22,11 @@ from flowspec.runtime.weights.offer import Offer
 from flowspec.runtime.weights.receive import ask_entries, ask_word, fetched
 from flowspec.runtime.weights.store import WeightStore
 from flowspec.runtime.weights.stored import StoredModel
+from tests.runtime.clusters import whole_model
 from tests.runtime.weights.served import Direct
 
 CONFIG = json.dumps({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 16})
-ASSIGN = Assign(
-    model="m",
-    fingerprint="f",
-    stage=0,
-    stages=1,
-    first_layer=0,
-    end_layer=2,
-    layer_count=2,
-    next_hop="",
-    next_name="",
-    dtype="float32",
-    context=100,
-)
+ASSIGN = replace(whole_model("m", "f"), end_layer=2, layer_count=2)
 
 
 def make_model(folder: Path, sizes: list[int]) -> dict[str, bytes]:

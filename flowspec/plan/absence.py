@@ -1,0 +1,40 @@
+"""What is left of a plan when one of its devices is absent: whether the model fits the others, and how fast they are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from flowspec.plan.advice import shortfalls
+from flowspec.plan.planner import DoesNotFit, Plan, make_plan
+from flowspec.plan.sites import Wish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Without:
+    """The plan without a device; None where the model does not fit the others, which lack `short_bytes`."""
+
+    device: str
+    plan: Plan | None
+    short_bytes: int = 0
+
+
+def among(wish: Wish, names: Collection[str]) -> Wish:
+    """The same wish with only these devices for stages; the head stays where it is, also without a daemon there."""
+    left = [each if each.name in names else replace(each, runs_stages=False) for each in wish.sites]
+    return replace(wish, sites=tuple(each for each in left if each.runs_stages or each.name == wish.head))
+
+
+def without_each(wish: Wish, plan: Plan) -> Sequence[Without]:
+    """What is left without each device that the plan uses, in pipeline order; those that it does not use change nothing."""
+    return [_without(wish, stage.site.name) for stage in plan.stages]
+
+
+def _without(wish: Wish, name: str) -> Without:
+    others = among(wish, {site.name for site in wish.stage_sites} - {name})
+    if not others.stage_sites:
+        return Without(device=name, plan=None)
+    try:
+        return Without(device=name, plan=make_plan(others))
+    except DoesNotFit:
+        return Without(device=name, plan=None, short_bytes=sum(each.short_bytes for each in shortfalls(others)))

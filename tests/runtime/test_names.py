@@ -1,0 +1,122 @@
+"""Devices that are named: who waits for look-ups, and what a name service that is out costs."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowspec.core.addresses import Terms
+from flowspec.core.messages import Sampling
+from flowspec.errors import InputError
+from flowspec.model.reference import Reference
+from flowspec.runtime.addresses import ADDRESSES, Addresses
+from flowspec.runtime.cluster import Device
+from flowspec.runtime.head import Head
+from flowspec.runtime.local import LocalDaemon
+from flowspec.runtime.pipelines import Recovery
+from flowspec.runtime.session import replan
+from tests import names
+from tests.daemons import DaemonProcess
+from tests.runtime.clusters import PROMPT, plan_for, submit, tokens_of, wait_until
+
+COUNT = 150
+PAUSE_S_MAX = 8.0
+"""One look-up takes 20 s while the service is out. A stage waits 3 s for it, and then takes the head's word."""
+CODE = (
+    "import sys; from pathlib import Path; from tests import names; names.install(Path(sys.argv.pop(1))); "
+    "from flowspec.cli.main import main; sys.exit(main())"
+)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Iterator[Path]:
+    """While there is such a file the name service is out."""
+    plain = socket.getaddrinfo
+    path = tmp_path / "out"
+    names.install(path)
+    yield path
+    path.unlink(missing_ok=True)
+    socket.getaddrinfo = plain
+
+
+def addresses() -> Addresses:
+    return Addresses(Terms(limit_s=0.5, fresh_s=0.0, again_s=0.0))
+
+
+def test_numeric_addresses_are_looked_up_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(*args: Any, **options: Any) -> Any:
+        raise AssertionError("a numeric address is looked up")
+
+    monkeypatch.setattr(socket, "getaddrinfo", ask)
+    before = threading.active_count()
+    assert [addresses().wait_for(host) for host in ("10.0.0.2", "::1", "[::1]")] == ["10.0.0.2", "::1", "::1"]
+    assert threading.active_count() == before
+
+
+def test_a_service_that_hangs_is_waited_for_once_for_all_and_an_old_address_is_kept(out: Path) -> None:
+    book = addresses()
+    assert book.wait_for("pi.board") == "127.0.0.1"
+    out.touch()
+    began_s = time.monotonic()
+    assert [book.look_up("pi.board") for _ in range(3)] == ["127.0.0.1"] * 3
+    assert time.monotonic() - began_s < 0.2
+    book.prepare(("a.board", "b.board", "c.board"))
+    for host in ("a.board", "b.board", "c.board"):
+        with pytest.raises(InputError, match=rf"cannot find the host {host}: no name service answered within 0.5 s"):
+            book.wait_for(host)
+    assert time.monotonic() - began_s < 1.5, "not one after the other"
+    out.unlink()
+    woken = threading.Event()
+    with contextlib.suppress(InputError):
+        book.look_up("a.board", woken.set)
+    wait_until(lambda: book.look_up("d.board", woken.set) is not None, "the service is back")
+    assert woken.wait(5)
+
+
+def test_what_cannot_be_a_name_is_an_error(out: Path) -> None:
+    for host in ("no-such-host.invalid", "a\0b", "x" * 300):
+        with pytest.raises(InputError, match="cannot find the host"):
+            Addresses(Terms(limit_s=10.0, fresh_s=30.0, again_s=2.0)).wait_for(host)
+
+
+def test_an_answer_goes_on_when_a_device_is_lost_while_the_name_service_is_out(out: Path, folder: Path, reference: Reference) -> None:
+    """The middle one of three: the first has to reach the last, whose name it never looked up."""
+    started = [DaemonProcess(f"d{index}", run=("-c", CODE, str(out))) for index in range(3)]
+    daemons = [LocalDaemon(name=each.name, port=int(each.address.split(":")[1]), pid=0) for each in started]
+    numeric, notes = plan_for(folder, daemons), []
+    hosts = {stage.address: f"{stage.name}{names.ENDING}:{stage.address.split(':')[1]}" for stage in numeric.stages}
+    plan = replace(numeric, stages=tuple(replace(stage, address=hosts[stage.address]) for stage in numeric.stages))
+    devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
+    recovery = Recovery(replan=partial(replan, plan, devices), on_note=notes.append, wait_s=60.0)
+    try:
+        with Head(plan, recovery=recovery) as head:
+            answer = submit(head, count=COUNT)
+            found, came_s = [], []
+            for batch in answer:
+                found += batch.tokens
+                came_s.append(time.monotonic())
+                if len(came_s) == 5:
+                    out.touch()
+                    started[1].process.kill()
+            pause_s = max(after - before for before, after in itertools.pairwise(came_s))
+            assert found == reference.generate(PROMPT, Sampling(), COUNT, frozenset())
+            assert notes == ["device d1 is lost (its connection closed)", "going on with 2 devices"]
+            assert pause_s < PAUSE_S_MAX, f"a pause of {pause_s:.1f} s"
+            before_s = time.monotonic()
+            assert tokens_of(submit(head)) == reference.generate(PROMPT, Sampling(), 20, frozenset())
+            assert time.monotonic() - before_s < 5, "nobody waits for look-ups of the lost one"
+    finally:
+        out.unlink(missing_ok=True)
+        for each in started:
+            each.stop()
+    assert ADDRESSES.look_up(f"d0{names.ENDING}") == "127.0.0.1"
