@@ -671,10 +671,11 @@ class Membership:
 
     def _give_up_flight(self, tick: Tick, now_s: float) -> bool:
         """Whether a segment that is in flight, and that nobody is at, is given up: on a link between two stages it has its time."""
+        self.fired["vanished"] += self._slow_flight != tick.flight
         to_come = [name for name in self.members if self._standing[name].arrived < tick.flight]
         if not to_come or to_come[0] == self.members[0]:
             text = f"a segment got lost: nobody has been at it for {self._idle_s:.0f} s"
-            self._broken("", text, now_s, "vanished")
+            self._broken("", text, now_s, "nobody's")
             return True
         second = to_come[0]
         first = self.members[self.members.index(second) - 1]

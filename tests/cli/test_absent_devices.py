@@ -138,7 +138,7 @@ def test_a_device_that_was_absent_is_asked_and_taken_in_when_it_is_there(
 
             def answers_while_it_comes() -> bool:
                 assert session.ask(PROMPT, Sampling(), limits)[0].end is not None
-                return notes[1:] == ["device late is there now"]
+                return notes[1:2] == ["device late is there now"]
 
             wait_until(answers_while_it_comes, "the device is taken in")
             assert [stage.plan.name for stage in session.head.stages] == ["late"]

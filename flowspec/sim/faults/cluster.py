@@ -80,7 +80,7 @@ from flowspec.wire.codec import Envelope
 HEAD = "head"
 SESSION = 1
 TERMS = Terms(connect_s=2.0, reconnect_s=2.0, held_s=4.0, ping_s=0.5, watch_s=0.25, settle_s=0.1)
-ROW_BYTES = 2000
+ROW_BYTES = 12000
 """Of what goes from stage to stage."""
 DIALLED_S = 0.01
 """How long it takes to hear that a device cannot be dialled."""
