@@ -370,6 +370,7 @@ class Membership:
         self._better_s = 0.0
         self._replanned_s = -1e9
         self._slow_flight = -1
+        self._slow_links: set[tuple[str, str]] = set()
         self._is_switching = False
         self._blameless = 0
         self._tokens = 0
@@ -671,25 +672,28 @@ class Membership:
 
     def _give_up_flight(self, tick: Tick, now_s: float) -> bool:
         """Whether a segment that is in flight, and that nobody is at, is given up: on a link between two stages it has its time."""
+        late_s = min(self._idle_s, tick.flight_s)  # devices may have been seen idle since before it left
         self.fired["vanished"] += self._slow_flight != tick.flight
         to_come = [name for name in self.members if self._standing[name].arrived < tick.flight]
         if not to_come or to_come[0] == self.members[0]:
-            text = f"a segment got lost: nobody has been at it for {self._idle_s:.0f} s"
+            text = f"a segment got lost: nobody has been at it for {late_s:.0f} s"
             self._broken("", text, now_s, "nobody's")
             return True
         second = to_come[0]
         first = self.members[self.members.index(second) - 1]
         size = f"{tick.flight_bytes / 1024:.0f} KiB" if tick.flight_bytes else "a segment"
-        if self._idle_s > max(self.patience.stuck_s, tick.flight_bytes / SLOWEST_BYTES_PER_S):
-            text = f"{size} did not come over it within {self._idle_s:.0f} s"
+        if late_s > max(self.patience.stuck_s, tick.flight_bytes / SLOWEST_BYTES_PER_S):
+            text = f"{size} did not come over it within {late_s:.0f} s"
             self._link_broken(LinkBroken(first=first, second=second, text=text), now_s)
             return True
         if self._slow_flight != tick.flight:
             self.fired["slow link"] += 1
             self._slow_flight = tick.flight
-            rate = tick.flight_bytes * 8 / 1000 / self._idle_s
+        if (first, second) not in self._slow_links:
+            self._slow_links.add((first, second))
+            rate = tick.flight_bytes * 8 / 1000 / late_s
             text = f"the link from {first} to {second} carries less than {rate:.0f} kbit/s"
-            self._commands.append(Note(text=f"{text}: {size} have been on their way for {self._idle_s:.0f} s"))
+            self._commands.append(Note(text=f"{text}: {size} have been on their way for {late_s:.0f} s"))
         return False
 
     def _probe(self, now_s: float) -> None:

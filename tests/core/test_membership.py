@@ -195,6 +195,13 @@ def test_a_link_on_which_a_segment_is_for_long_is_named_and_waited_for() -> None
     assert said[1] == Reform(devices=("a", "c"), silent_s=1.0)
 
 
+def test_a_segment_has_its_time_from_when_it_left_however_long_devices_were_idle_before() -> None:
+    bench = on_its_way(90 << 10)
+    for at in range(300):
+        bench.tick = Tick(flight_s=1.0 + at % 40, flight=7, flight_bytes=90 << 10)
+        assert [command for command in wait_for(bench, 1) if isinstance(command, Reform)] == []
+
+
 def test_a_link_on_which_a_short_segment_is_for_as_long_is_broken() -> None:
     said = wait_for(on_its_way(4096), 31)
     assert said[0] == Note(text="device b is lost (the link from a to b failed: 4 KiB did not come over it within 30 s)")

@@ -35,8 +35,9 @@ def test_a_link_on_which_a_segment_takes_very_long_is_named_and_costs_nobody(
         plan = replace(whole, stages=(whole.stages[0], replace(whole.stages[1], address=address)))
         devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
         with Head(plan, recovery=Recovery(replan=partial(replan, plan, devices), on_note=notes.append)) as head:
-            assert tokens_of(submit(head, count=3)) == reference.generate(PROMPT, Sampling(), 3, frozenset())
-            assert len(head.stages) == 2
+            for _ in range(2):
+                assert tokens_of(submit(head, count=3)) == reference.generate(PROMPT, Sampling(), 3, frozenset())
+            assert len(head.stages) == 2, notes
     (note,) = notes
     assert re.fullmatch(r"the link from local-0 to local-1 carries less than \d+ kbit/s: 10 KiB have been .* for \d s", note)
 

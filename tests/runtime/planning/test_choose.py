@@ -8,7 +8,7 @@ import pytest
 
 from flowspec.errors import ClusterError
 from flowspec.plan.memory import weights_of
-from flowspec.plan.placement import StagePlan
+from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.plan.planner import DoesNotFit
 from flowspec.plan.profile import DeviceProfile, find_profile
 from flowspec.plan.refusal import Refused
@@ -18,6 +18,7 @@ from flowspec.runtime.cluster import LINK_DEFAULT, Device
 from flowspec.runtime.planning.choose import Chosen, choose, compare, steadied
 from flowspec.runtime.planning.survey import Survey
 from flowspec.runtime.planning.wish import enough_bytes, find_drafter
+from flowspec.runtime.session import Replanner
 
 GIB = 1 << 30
 SHAPE = find_shape("llama-3.2-1b")
@@ -122,6 +123,26 @@ def test_devices_that_are_left_get_the_plan_that_they_had_got_without_the_others
     scarce = survey_of(PI, PI, memory_bytes=2 * GIB)
     with pytest.raises(DoesNotFit, match=r"does not fit the devices in float16"):
         choose(wish_of(scarce), scarce).stages_of([d1], {})
+
+
+def test_a_device_that_has_become_slower_gets_fewer_layers_and_the_forecast_says_what_that_gains() -> None:
+    found = survey_of(PI, PI)
+    chosen = choose(wish_of(found), found)
+    devices = [Device(name=site.name, address=f"{site.name}:7700") for site in found.sites]
+    slowness = {"d1": 2.0}
+    before, after = chosen.stages_of(devices, {}), chosen.stages_of(devices, slowness)
+    layers = [{stage.name: stage.end - stage.first for stage in stages} for stages in (before, after)]
+    assert layers[1].get("d1", 0) < layers[0]["d1"]
+    plans = [ClusterPlan(model="m", fingerprint="f", dtype="float16", context=100, stages=tuple(stages)) for stages in (before, after)]
+    assert chosen.rate(plans[0], {}) == pytest.approx(chosen.plan.forecast.tokens_per_s)
+    assert chosen.rate(plans[0], slowness) < chosen.rate(plans[0], {})
+    assert chosen.rate(plans[1], slowness) > 1.05 * chosen.rate(plans[0], slowness)
+    left = [device for device in devices if device.name in {stage.name for stage in before}]
+    planner = Replanner(plans[0], left, chosen, None)
+    names = [device.name for device in left]
+    assert planner.plan_of(names) is plans[0], "as at first"
+    assert list(planner.plan_of(names, slowness).stages) == after
+    assert planner.rate(plans[1], slowness) == chosen.rate(plans[1], slowness)
 
 
 def test_what_does_not_fit_without_an_absent_device_is_one_line_that_names_it() -> None:
