@@ -27,6 +27,8 @@ WIRE_DOUBT = 16.0
 """Segments of few rows alone say little of a row: as many squared rows as if one of four had taken no time."""
 DRIFT = 1e-4
 """By how much two clocks may go apart, and more than crystals do: seconds by second."""
+LINK_SLOW = 2.0
+"""A link that takes so many times as long for a row as the slowest stage is what holds answers up."""
 RATE_MEMORY_S = 64.0
 """Slots after which old answers' speed has faded to a third; times the slot time."""
 
@@ -111,6 +113,11 @@ class Wire:
         self._arrived_s = received_s
         return began_s - ready_s
 
+    @property
+    def row_s(self) -> float:
+        """Seconds for a row, as `at`, but 0 while segments of few rows are all that is known."""
+        return self._seconds / self._squares if self._squares > WIRE_DOUBT else 0.0
+
     def at(self, rows: int) -> float:
         """Seconds for so many rows, by least squares through none; 0 while nothing is known."""
         return rows * self._seconds / (self._squares + WIRE_DOUBT)
@@ -173,6 +180,11 @@ class Costs:
         if found is None:
             found = self._trips[rows] = sum(curve.at(rows) for curve in self._stages) + self._links_s(rows)
         return found
+
+    def slow_link(self) -> tuple[int, float] | None:
+        """The slowest link between two stages, by the stage it leads to, and its seconds for a row; None where stages are slower."""
+        row_s, stage = max(((wire.row_s, at) for at, wire in enumerate(self._wires) if at), default=(0.0, 0))
+        return (stage, row_s) if row_s > LINK_SLOW * max(curve.at(1) for curve in self._stages) > 0 else None
 
     def _wires_s(self, rows: int) -> float:
         return sum(wire.at(rows) for wire in self._wires)

@@ -108,6 +108,7 @@ class Head:
         traits = [traits_of(drafter, level) for drafter, level in zip(drafters, levels or [0] * len(drafters), strict=True)]
         self._core = HeadCore(context=plan.context, stage_count=len(plan.stages), method=method or make_method("ar"), drafters=traits)
         self._core.vocabulary = plan.vocabulary
+        self._has_told_link = recovery is None  # then links are declared, or nobody is to be told
         self._row_bytes = plan.hidden_size * DTYPE_BYTES[ACTIVATIONS[plan.dtype]] * (1 + len(plan.captures))
         self._is_checked = is_on()
         self._wake = Wake()
@@ -301,7 +302,19 @@ class Head:
     def _changed(self, event: PipelineLost | Reformed) -> None:
         self._step(event, time.monotonic())
         if isinstance(event, Reformed):
+            self._has_told_link = False
             self._show_stages()
+
+    def _tell_of_slow_link(self) -> None:
+        """Names the link that holds answers up, once for a pipeline, where what a row takes on the wire is known."""
+        found = self._core.costs.slow_link()
+        if found is None or not self._row_bytes:
+            return
+        self._has_told_link = True
+        stage, row_s = found
+        first, second = (self.plan.stages[at].name for at in (stage - 1, stage))
+        rate = self._row_bytes * 8 / 1000 / row_s
+        self._on_note(f"the link from {first} to {second} carries about {rate:.0f} kbit/s, and holds answers up")
 
     def _show_stages(self) -> None:
         assert self._pipelines.stages is not None
@@ -383,6 +396,8 @@ class Head:
                 self._pipelines.passed(command.hops, command.context)
             else:
                 for_readers.append(command)
+        if not self._has_told_link and any(isinstance(command, Finished) for command in for_readers):
+            self._tell_of_slow_link()
         for command in for_readers:
             if isinstance(command, Emit):
                 self._tokens += len(command.tokens)

@@ -232,3 +232,15 @@ def test_the_rate_follows_a_change_of_speed() -> None:
         assert costs.rate == pytest.approx(10 * tokens, rel=0.05)
     costs.emitted(1, now_s + 2 * RATE_MEMORY_S * 0.1, is_busy=True, is_missed=False)
     assert costs.rate == pytest.approx(1 / (2 * RATE_MEMORY_S * 0.1 + 0.1), rel=0.01), "after a long silence nothing old counts"
+
+
+@pytest.mark.parametrize(("row_s", "found"), [(0.1, (1, 0.1)), (0.001, None)])
+def test_a_link_is_named_if_a_row_takes_longer_on_it_than_at_every_stage(row_s: float, found: tuple[int, float] | None) -> None:
+    costs = Costs(2)
+    assert costs.slow_link() is None, "nothing is known"
+    for at in range(8):
+        rows, sent_s = (40 if at % 2 else 1), 10.0 * at
+        arrived_s = sent_s + 0.02 + row_s * rows
+        hops = [Hop(received_s=came_s, queued_s=0.0, compute_s=0.02, own_s=0.0, rows=rows) for came_s in (sent_s, arrived_s)]
+        costs.learn(hops, rows, sent_s, arrived_s + 0.02)
+    assert costs.slow_link() == (None if found is None else (1, pytest.approx(row_s, rel=0.05)))

@@ -38,7 +38,10 @@ def test_a_link_on_which_a_segment_takes_very_long_is_named_and_costs_nobody(
             for _ in range(2):
                 assert tokens_of(submit(head, count=3)) == reference.generate(PROMPT, Sampling(), 3, frozenset())
             assert len(head.stages) == 2, notes
-    (note,) = notes
+    note, other = notes
+    found = re.fullmatch(r"the link from local-0 to local-1 carries about (\d+) kbit/s, and holds answers up", other)
+    assert found is not None
+    assert 12 < int(found[1]) < 32, "21 with headers"
     assert re.fullmatch(r"the link from local-0 to local-1 carries less than \d+ kbit/s: 10 KiB have been .* for \d s", note)
 
 
