@@ -11,7 +11,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flowspec.child_process import python_module
 from flowspec.model.trials import ending, word_of
 
 SECONDS = 120.0
@@ -30,7 +30,7 @@ START_FACTOR = 1.5
 END_S = 5.0
 """How long a process may take to end after its last word."""
 DTYPES = ("float32", "bfloat16", "int8", "int4", "float16")
-COMMAND = (sys.executable, "-m", "flowspec.testbed.accelerator.steps")
+COMMAND = tuple(python_module("flowspec.testbed.accelerator.steps"))
 RIGHT, WRONG, LEFT_OUT = "right", "wrong", "left out"
 Tell = Callable[["Outcome"], None]
 
