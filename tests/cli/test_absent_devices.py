@@ -106,7 +106,11 @@ def test_those_that_are_absent_are_waited_for_no_longer_than_documented(
     assert timeouts.ABSENT_S <= waited_s < timeouts.ABSENT_S + timeouts.ABSENT_WHY_S + 3
 
 
-def test_what_does_not_fit_the_others_is_one_line(tmp_path: Path, here: DaemonProcess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_fit_the_others_is_one_line(
+    tmp_path: Path,
+    here: DaemonProcess,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     gone = f"127.0.0.1:{free_port()}"
     file = cluster_file(tmp_path, {"here": here.address, "gone": gone}, memory="560MiB")
     assert main(["generate", f"--cluster={file}", *ASKED]) == 1
@@ -115,7 +119,11 @@ def test_what_does_not_fit_the_others_is_one_line(tmp_path: Path, here: DaemonPr
     assert "bundled does not fit the others: they lack " in line
 
 
-def test_layers_that_are_given_need_all_devices(tmp_path: Path, here: DaemonProcess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_that_are_given_need_all_devices(
+    tmp_path: Path,
+    here: DaemonProcess,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     gone = f"127.0.0.1:{free_port()}"
     file = cluster_file(tmp_path, {"here": here.address, "gone": gone})
     assert main(["generate", f"--cluster={file}", *ASKED, "--layers=4,4"]) == 1
@@ -182,7 +190,11 @@ class Asked:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_device_that_was_absent_is_asked_and_taken_in_when_it_is_there(tmp_path: Path, here: DaemonProcess, expected: list[int]) -> None:
+def test_a_device_that_was_absent_is_asked_and_taken_in_when_it_is_there(
+    tmp_path: Path,
+    here: DaemonProcess,
+    expected: list[int],
+) -> None:
     """It is faster than the other, which the head learns from it: then it does all of the work."""
     port = free_port()
     file = cluster_file(tmp_path, {"here": here.address, "late": f"127.0.0.1:{port}"}, rates=[0.01])
@@ -197,7 +209,11 @@ def test_a_device_that_was_absent_is_asked_and_taken_in_when_it_is_there(tmp_pat
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_device_that_is_silent_at_first_is_taken_in_when_it_goes_on(tmp_path: Path, here: DaemonProcess, expected: list[int]) -> None:
+def test_a_device_that_is_silent_at_first_is_taken_in_when_it_goes_on(
+    tmp_path: Path,
+    here: DaemonProcess,
+    expected: list[int],
+) -> None:
     with daemon_process("late", "--threads=1") as late:
         file = cluster_file(tmp_path, {"here": here.address, "late": late.address}, rates=[0.01])
         os.kill(late.process.pid, signal.SIGSTOP)
