@@ -567,7 +567,7 @@ class Forming:
                 self._assign_all(pipeline)
         elif isinstance(message, Loading):
             self._commands.append(ShowProgress(text=f"{device}: {message.doing}", share=message.share))
-        elif isinstance(message, Ready):
+        elif isinstance(message, Ready) and pipeline.is_assigned:
             self._ready(pipeline, device, message, now_s)
         elif isinstance(message, AskModel):
             self._commands.append(ServeWeights(pipeline=pipeline.number, device=device))
@@ -692,7 +692,7 @@ class Forming:
                 rehearsal.progressed_s = now_s
         elif isinstance(message, AskModel):
             self._commands.append(ServeWeights(pipeline=rehearsal.number, device=device))
-        elif isinstance(message, Ready):
+        elif isinstance(message, Ready) and device in rehearsal.welcomed:
             rehearsal.ready.add(device)
             if len(rehearsal.ready) == len(rehearsal.parts):
                 self._end_rehearsal()
