@@ -85,6 +85,7 @@ def devices_report(present: Present) -> list[dict[str, Any]]:
                 "present": None if not row else bool(row["present"]) and layers is not None,
                 "memory_bytes": row.get("memory_bytes"),
                 "temperature_c": row.get("temperature_c"),
+                "throttled": row.get("throttled"),
                 "queued": row.get("queued"),
                 "done": row.get("done"),
                 "running_s": row.get("running_s"),
@@ -162,11 +163,17 @@ def _devices(rows: Sequence[Mapping[str, Any]], *, blocks: bool) -> Table:
             "-" if layers is None else f"{layers[0]}-{layers[1] - 1}",
             Text(state, style="red" if state == "lost" else ""),
             "-" if row["memory_bytes"] is None else mib(row["memory_bytes"]),
-            "-" if heat is None else f"{heat:.0f} C",
+            _heat(heat, is_throttled=bool(row["throttled"])),
             "-" if row["queued"] is None else str(row["queued"]),
             "-" if busy is None else f"{meter(busy, blocks=blocks)} {100 * busy:3.0f}%",
         )
     return table
+
+
+def _heat(celsius: float | None, *, is_throttled: bool) -> Text:
+    """How hot a device is; `!` where that holds its clock down."""
+    shown = "-" if celsius is None else f"{celsius:.0f} C"
+    return Text(f"{shown}!" if is_throttled else shown, style="red" if is_throttled else "")
 
 
 def _answer_line(number: int, answer: Living) -> Text:

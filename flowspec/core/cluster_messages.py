@@ -186,8 +186,11 @@ class Ping:
 class Pong:
     """A daemon's sign of life: segments waiting and run so far, how long it has been at the one that runs (0: idle), resident memory.
 
+    `arrived` is the number of the last segment that came (-1: none yet).
+
     `running_s` counts from when that one last got further: when it began, or (where that can be seen) when one of its layers ended.
-    `temperature_c` is that of its device's hottest part, None where nothing tells it.
+    `temperature_c` is that of its device's hottest part, `clock_mhz` that of its fastest core right now and `clock_max_mhz` what it can do,
+    each None where nothing tells it. It `is_throttled` where its kernel or firmware says so.
     """
 
     queued: int
@@ -195,10 +198,18 @@ class Pong:
     memory_bytes: int
     running_s: float = 0.0
     temperature_c: float | None = None
+    clock_mhz: float | None = None
+    clock_max_mhz: float | None = None
+    is_throttled: bool = False
+    arrived: int = -1
 
     def __post_init__(self) -> None:
         for field in ("queued", "done", "memory_bytes", "running_s"):
             check_range(field, getattr(self, field), 0, limits.ID_MAX)
+        check_range("arrived", self.arrived, -1, limits.ID_MAX)
+        for field in ("clock_mhz", "clock_max_mhz"):
+            if (clock_mhz := getattr(self, field)) is not None:
+                check_range(field, clock_mhz, 0, limits.CLOCK_MHZ_MAX)
         if self.temperature_c is not None:
             check_range("temperature_c", self.temperature_c, *limits.CELSIUS_RANGE)
 

@@ -20,6 +20,7 @@ class DrafterCore:
 
     def __init__(self) -> None:
         self.done = 0
+        self.arrived = -1
         self._job: int | None = None
         self._started_s = 0.0
         self._open: set[int] = set()

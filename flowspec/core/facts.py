@@ -16,7 +16,6 @@ INTERFACE_KINDS = ("loopback", "wired", "wi-fi", "bridge", "tunnel", "virtual", 
 MODEL_STATES = ("", "same", "other", "part", "none")
 """Not asked; there, with the fingerprint; there, with another one; there, but weight files are missing or broken; not there."""
 _CELSIUS_MAX = 1000.0
-_MHZ_MAX = 1e6
 _RATE_MAX = 1e9
 
 
@@ -81,7 +80,8 @@ class Board:
     """The hardware as its kernel shows it; None or empty where it does not.
 
     `throttled` is the Raspberry Pi firmware's bit field. `trip_c` is where the hottest zone begins to throttle. Clocks are in
-    MHz: `cpu_mhz` is the cap that is in force, `cpu_max_mhz` what the processor can do.
+    MHz: `cpu_mhz` is the cap that is in force, `cpu_max_mhz` what the processor can do. It `is_capped` where the kernel holds clocks down
+    because of heat.
     """
 
     model: str = ""
@@ -92,13 +92,15 @@ class Board:
     trip_c: float | None = None
     cpu_mhz: float | None = None
     cpu_max_mhz: float | None = None
+    is_capped: bool = False
 
     def __post_init__(self) -> None:
         for field in ("model", "power_mode"):
             check_text(field, getattr(self, field))
         if self.throttled is not None:
             check_range("throttled", self.throttled, 0, (1 << 32) - 1)
-        for field, most in (("celsius", _CELSIUS_MAX), ("trip_c", _CELSIUS_MAX), ("cpu_mhz", _MHZ_MAX), ("cpu_max_mhz", _MHZ_MAX)):
+        mhz_max = limits.CLOCK_MHZ_MAX
+        for field, most in (("celsius", _CELSIUS_MAX), ("trip_c", _CELSIUS_MAX), ("cpu_mhz", mhz_max), ("cpu_max_mhz", mhz_max)):
             value = getattr(self, field)
             if value is not None:
                 check_range(field, value, -_CELSIUS_MAX, most)

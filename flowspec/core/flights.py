@@ -88,11 +88,12 @@ def embark(request: Request, nodes: list[int], *, is_prompt: bool, window: int) 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A segment in flight."""
+    """A segment in flight; its rows see `context` earlier tokens, as in `RunLayers`."""
 
     loads: tuple[Load, ...]
     sent_s: float
     rows: int
+    context: int
     releases: tuple[Release, ...] = ()
 
 
@@ -116,12 +117,19 @@ class Flights:
         """When the oldest one left; None without any."""
         return next((flight.sent_s for flight in self._flights.values()), None)
 
+    @property
+    def oldest(self) -> tuple[int, int]:
+        """The number and the rows of the segment that left first of those in flight; -1 and none without any."""
+        return next(((number, flight.rows) for number, flight in self._flights.items()), (-1, 0))
+
     def depart(self, loads: Sequence[tuple[Request, list[int], bool]], window: int, now_s: float) -> Segment:
         """The segment that carries these nodes of each request, which say whether they are of its prompt; it is in flight from now on."""
         boarded = [embark(request, nodes, is_prompt=is_prompt, window=window) for request, nodes, is_prompt in loads]
         segment = Segment(segment=self._departed, parts=tuple(part for part, _ in boarded), releases=self.releases[: limits.LIST_MAX])
         self._departed += 1
-        self._flights[segment.segment] = Flight(tuple(load for _, load in boarded), now_s, segment.row_count, segment.releases)
+        context = sum(min(part.positions, default=0) for part in segment.parts)
+        loaded = tuple(load for _, load in boarded)
+        self._flights[segment.segment] = Flight(loaded, now_s, segment.row_count, context, segment.releases)
         return segment
 
     def land(self, segment: int) -> Flight:

@@ -11,6 +11,9 @@ here it is formed, watched and given up. The runtime's `Pipelines` and the clust
   known of it.
 - A device that is back makes ready beside the pipeline that works: it is assigned what it would have to do, on connections of its own, and let go
   of when it is ready. It keeps what it loaded, so that the switch to a pipeline with it is short.
+- What passes take is watched (`core.slowing`). Where devices have become slower or faster another plan is made, by what they take now; whoever is in that
+  plan and in no pipeline makes ready in the same way.
+- A plan that is made beside a pipeline is gone over to only if it is foretold to be faster, where anything is foretold (`Planned.gain`).
 - What a device says went wrong is believed after `settle_s`: if a connection closes meanwhile, its device is the better explanation.
 - The first pipeline is what the user asked for: how much of it must be there is for the user to say (`Start`). Any failure of a pipeline that
   `is_only` is an error.
@@ -19,16 +22,17 @@ here it is formed, watched and given up. The runtime's `Pipelines` and the clust
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from flowspec.core import limits
-from flowspec.core.cluster_messages import LOADING_STEPS, Assign, Error, Loading, Ping, Pong, Ready, Reset, Welcome
+from flowspec.core.cluster_messages import Assign, Error, Loading, Ping, Pong, Ready, Reset, Welcome
 from flowspec.core.membership import (
     Answered,
     Begin,
     Broken,
+    Changed,
     Disband,
     Formed,
     Heard,
@@ -50,7 +54,8 @@ from flowspec.core.membership import (
 )
 from flowspec.core.membership import GiveUp as MembershipGivesUp
 from flowspec.core.membership import Planned as MembershipPlanned
-from flowspec.core.messages import Message, Proposed, Verified
+from flowspec.core.messages import Hop, Message, Proposed, Verified
+from flowspec.core.slowing import Slowing
 from flowspec.core.weight_messages import AskModel
 
 CONTROL, DATA = "head-control", "head-data"
@@ -58,6 +63,8 @@ RETRY_S_MAX = 1.0
 """How often a device that another head holds is asked again, at least."""
 LOOK_S = 0.1
 """How often a pipeline that is being formed is looked at."""
+STEP_BEGINNINGS_MAX = 4
+"""How often a device may begin the same step of loading: kernels, say, are tried for each precision that it needs."""
 LOADED_SHARE_MIN = 0.001
 """What a device must have got further with loading for it to count as progress."""
 RULES = {
@@ -95,7 +102,7 @@ class Terms:
 
     A device may take `connect_s` to answer at all, where it was there a moment ago `reconnect_s`. The first pipeline waits `held_s` for one that
     another head holds. Leases are kept by a Ping every `ping_s`, devices looked at every `watch_s`. `wait_s` is how long a user waits for devices
-    where there is no pipeline (None: for ever).
+    where there is no pipeline (None: for ever). A stage that is slower for `changed_s` of work leads to another plan.
     """
 
     connect_s: float
@@ -105,6 +112,7 @@ class Terms:
     watch_s: float
     settle_s: float
     wait_s: float | None = None
+    changed_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +129,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The plan that `Plan` asked for, in pipeline order; `is_beside` is as there."""
+    """The plan that `Plan` asked for, in pipeline order; `is_beside` is as there.
+
+    By its forecast it is `gain` times as fast as the pipeline that works (None: there is none, or nothing foretells it).
+    """
 
     parts: tuple[Part, ...]
     is_beside: bool = False
+    gain: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +203,15 @@ class Unsent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """A segment came back through pipeline `pipeline`: what its stages spent on it; its rows saw `context` earlier tokens."""
+
+    pipeline: int
+    hops: tuple[Hop, ...]
+    context: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CannotServe:
     """The weights cannot be read, or sent."""
 
@@ -199,7 +220,7 @@ class CannotServe:
 
 
 _Heard = Said | Closed | Refused | Unfound | Wronged | Unsent | CannotServe
-FormingEvent = Begin | Planned | Unplanned | _Heard | Answered | Surveyed | Tick
+FormingEvent = Begin | Planned | Unplanned | Passed | _Heard | Answered | Surveyed | Tick
 
 # ------------------------------------------------------------------------------------------------- commands
 
@@ -208,12 +229,13 @@ FormingEvent = Begin | Planned | Unplanned | _Heard | Answered | Surveyed | Tick
 class Plan:
     """Find out what these devices shall run, and say `Planned` or `Unplanned`; `is_first` is the plan that the user has seen.
 
-    `is_beside` says that another pipeline works meanwhile.
+    `is_beside` says that another pipeline works meanwhile. Devices that are named in `slowness` take so many times what they took at first.
     """
 
     devices: tuple[str, ...]
     is_first: bool
     is_beside: bool = False
+    slowness: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,6 +338,25 @@ class _Fault:
 
 
 @dataclass(slots=True)
+class _Loaded:
+    """How far a device has come with loading: its step, how often it began each, and how far it has come with each."""
+
+    step: str = ""
+    begun: Counter[str] = field(default_factory=Counter)
+    shares: dict[str, float] = field(default_factory=dict)
+
+    def gets_further(self, loading: Loading) -> bool:
+        """Whether this is progress. The same again, less, or a step that begins once more too often is a sign of life alone."""
+        begins, self.step = loading.doing != self.step, loading.doing
+        self.begun[self.step] += begins
+        is_anew = begins and self.begun[self.step] <= STEP_BEGINNINGS_MAX
+        if not is_anew and loading.share < self.shares.get(self.step, 0.0) + LOADED_SHARE_MIN:
+            return False
+        self.shares[self.step] = loading.share
+        return True
+
+
+@dataclass(slots=True)
 class _Pipeline:
     """One pipeline, on its way or at work."""
 
@@ -325,7 +366,7 @@ class _Pipeline:
     connect_s: float
     welcomed: set[tuple[str, str]] = field(default_factory=set)
     ready: dict[str, Ready] = field(default_factory=dict)
-    loaded: dict[str, tuple[int, float]] = field(default_factory=dict)
+    loaded: dict[str, _Loaded] = field(default_factory=dict)
     again_s: dict[str, float] = field(default_factory=dict)
     held: set[str] = field(default_factory=set)
     trouble: dict[str, str] = field(default_factory=dict)
@@ -361,9 +402,10 @@ class _Rehearsal:
     returning: tuple[str, ...]
     began_s: float
     progressed_s: float
+    gain: float | None = None
     welcomed: set[str] = field(default_factory=set)
     ready: set[str] = field(default_factory=set)
-    loaded: dict[str, tuple[int, float]] = field(default_factory=dict)
+    loaded: dict[str, _Loaded] = field(default_factory=dict)
 
     def part(self, device: str) -> Part:
         return next(part for part in self.parts if part.device == device)
@@ -382,6 +424,8 @@ class Forming:
         self._pipeline: _Pipeline | None = None
         self._rehearsal: _Rehearsal | None = None
         self._returning: tuple[str, ...] = ()
+        self._slowing = Slowing(terms.changed_s)
+        self._layers: dict[str, tuple[int, int]] = {}
         self._generation = 0
         self._was_formed = self._is_over = False
         self._pinged_s = self._watched_s = -1e9
@@ -405,13 +449,17 @@ class Forming:
         if self._is_over:
             return commands
         pipeline = self._pipeline
+        if isinstance(event, Passed):
+            if pipeline is not None and pipeline.number == event.pipeline:
+                self._slowing.passed(event.hops, event.context)
+            return commands
         if isinstance(event, Tick):
             self._tick(event, now_s)
         elif isinstance(event, Begin | Answered | Surveyed):
             self._decide(event, now_s)
         elif isinstance(event, Planned):
             if event.is_beside:
-                self._planned_beside(event.parts, now_s)
+                self._planned_beside(event, now_s)
             else:
                 self._planned(event.parts, now_s)
         elif isinstance(event, Unplanned):
@@ -491,7 +539,8 @@ class Forming:
                 self._commands.append(command)
             elif isinstance(command, Prepare):
                 self._returning = command.returning
-                self._commands.append(Plan(devices=command.devices, is_first=False, is_beside=True))
+                slowness = self._slowing.slowness
+                self._commands.append(Plan(devices=command.devices, is_first=False, is_beside=True, slowness=slowness))
             elif isinstance(command, Reform | Disband):
                 is_wanted = isinstance(command, Reform)
                 if self._generation and (self.is_only or not (self._was_formed or self._may_begin_without(is_wanted))):
@@ -500,7 +549,8 @@ class Forming:
                 self._fence(command.silent_s)
                 self._waiting_since_s = None if is_wanted else now_s
                 if isinstance(command, Reform):
-                    self._commands.append(Plan(devices=command.devices, is_first=not self._generation))
+                    slowness = self._slowing.slowness
+                    self._commands.append(Plan(devices=command.devices, is_first=not self._generation, slowness=slowness))
             else:
                 assert isinstance(command, MembershipGivesUp)
                 self._give_up(command.text)
@@ -554,12 +604,20 @@ class Forming:
 
     def _said(self, pipeline: _Pipeline, device: str, message: Message, now_s: float) -> None:
         if isinstance(message, Pong):
-            self._decide(Heard(device=device, running_s=message.running_s, queued=message.queued, done=message.done), now_s)
+            self._slowing.heard(device, message)
+            heard = Heard(
+                device=device,
+                running_s=message.running_s,
+                queued=message.queued,
+                done=message.done,
+                arrived=message.arrived,
+            )
+            self._decide(heard, now_s)
             return
         if isinstance(message, Error) and message.retry_after_s > 0:
             self._held(pipeline, device, message, now_s)
             return
-        is_progress = not isinstance(message, Loading) or self._has_loaded(pipeline, device, message)
+        is_progress = not isinstance(message, Loading) or pipeline.loaded.setdefault(device, _Loaded()).gets_further(message)
         self._decide(Progressed(device=device, is_ready=isinstance(message, Ready)) if is_progress else Heard(device=device), now_s)
         if isinstance(message, Welcome):
             pipeline.welcomed.add((device, CONTROL))
@@ -589,15 +647,6 @@ class Forming:
             text = f"{device} sent an unexpected {type(message).__name__}"
             self._break(_Fault(text=text, why=text), now_s)
 
-    def _has_loaded(self, pipeline: _Pipeline | _Rehearsal, device: str, loading: Loading) -> bool:
-        """Whether a device has got further: the same again, or less, is a sign of life and no progress."""
-        step, share = pipeline.loaded.get(device, (-1, 0.0))
-        now = LOADING_STEPS.index(loading.doing)
-        if now == step and loading.share < share + LOADED_SHARE_MIN:
-            return False
-        pipeline.loaded[device] = (now, loading.share)
-        return True
-
     def _assign_all(self, pipeline: _Pipeline) -> None:
         pipeline.is_assigned = True
         self._commands += [Dial(pipeline=pipeline.number, device=device, role=DATA) for device in pipeline.ends]
@@ -621,7 +670,10 @@ class Forming:
         if not is_there or pipeline.is_formed:
             return
         pipeline.is_formed = self._was_formed = True
-        self._decide(Formed(), now_s)
+        self._slowing.begin(pipeline.devices)
+        before, self._layers = self._layers, layers_of(pipeline.parts)
+        moved = tuple(device for device, span in self._layers.items() if before.get(device, span) != span)
+        self._decide(Formed(moved=moved), now_s)
         slots = min(ready.cache_slots for ready in pipeline.ready.values())
         self._commands.append(Use(pipeline=pipeline.number, stage_count=len(pipeline.parts), cache_slots=slots))
 
@@ -660,15 +712,27 @@ class Forming:
 
     # ----------------------------------------------------------------------------------------------- beside
 
-    def _planned_beside(self, parts: tuple[Part, ...], now_s: float) -> None:
-        """What those who are back would have to do."""
-        theirs = tuple(part for part in parts if part.device in self._returning)
-        if not theirs:
+    def _planned_beside(self, planned: Planned, now_s: float) -> None:
+        """What those who are in no pipeline would have to do in a better one."""
+        pipeline = self._pipeline
+        if pipeline is None or not pipeline.is_formed:
+            return  # it was lost meanwhile, and membership knows
+        theirs = tuple(part for part in planned.parts if part.device not in pipeline.devices)
+        is_same = [(part.device, part.assign) for part in planned.parts] == [(part.device, part.assign) for part in pipeline.parts]
+        if planned.gain is None:
+            is_wanted = any(part.device in self._returning for part in theirs)
+        else:
+            is_wanted = not is_same and self.membership.is_worth(planned.gain)
+        if not is_wanted:
             self._decide(Needless(devices=self._returning), now_s)
             return
+        if not theirs:
+            self._decide(Prepared(devices=self._returning, gain=planned.gain), now_s)
+            return
         self._generation += 1  # of the same session: the next pipeline may follow before the device has heard that this is over
-        rehearsal = self._rehearsal = _Rehearsal(self._generation, theirs, self._returning, now_s, now_s)
-        self._commands.append(Open(pipeline=rehearsal.number, parts=parts, is_beside=True))
+        rehearsal = _Rehearsal(self._generation, theirs, self._returning, now_s, now_s, planned.gain)
+        self._rehearsal = rehearsal
+        self._commands.append(Open(pipeline=rehearsal.number, parts=planned.parts, is_beside=True))
         self._commands += [Dial(pipeline=rehearsal.number, device=part.device, role=CONTROL) for part in theirs]
 
     def _heard_beside(self, rehearsal: _Rehearsal, event: _Heard, now_s: float) -> None:
@@ -688,7 +752,7 @@ class Forming:
             rehearsal.progressed_s = now_s
             self._commands.append(Tell(pipeline=rehearsal.number, device=device, message=rehearsal.part(device).assign))
         elif isinstance(message, Loading):
-            if self._has_loaded(rehearsal, device, message):
+            if rehearsal.loaded.setdefault(device, _Loaded()).gets_further(message):
                 rehearsal.progressed_s = now_s
         elif isinstance(message, AskModel):
             self._commands.append(ServeWeights(pipeline=rehearsal.number, device=device))
@@ -696,7 +760,7 @@ class Forming:
             rehearsal.ready.add(device)
             if len(rehearsal.ready) == len(rehearsal.parts):
                 self._end_rehearsal()
-                self._decide(Prepared(devices=rehearsal.returning), now_s)
+                self._decide(Prepared(devices=rehearsal.returning, gain=rehearsal.gain), now_s)
         elif not isinstance(message, Pong):
             text = message.text if isinstance(message, Error) else f"it sent an unexpected {type(message).__name__}"
             self._fail_beside(rehearsal, text, now_s)
@@ -739,6 +803,8 @@ class Forming:
                 return
         if now_s >= self._watched_s + self.terms.watch_s:
             self._watched_s = now_s
+            if changes := self._slowing.look(now_s):
+                self._decide(Changed(text=", ".join(str(change) for change in changes)), now_s)
             self._decide(tick, now_s)
         if self._rehearsal is not None:
             self._look_beside(self._rehearsal, now_s)
@@ -765,6 +831,11 @@ class Forming:
                 self._break(_Fault(text=text, why=why, device=device), now_s)
                 return True
         return False
+
+
+def layers_of(parts: Sequence[Part]) -> dict[str, tuple[int, int]]:
+    """What each device holds: layers `[first, end)`."""
+    return {part.device: (part.assign.first_layer, part.assign.end_layer) for part in parts}
 
 
 def fault_of(parts: Sequence[Part], device: str, error: Error) -> _Fault:

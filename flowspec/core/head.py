@@ -344,7 +344,8 @@ class HeadCore:
         flight = self.flights.land(verified.segment)
         if len(verified.hops) not in (0, self.stage_count):  # none: nothing was timed
             raise PeerError(f"segment {verified.segment} came back after {len(verified.hops)} hops, expected {self.stage_count}")
-        commands.append(Timed(segment=verified.segment, rows=flight.rows, sent_s=flight.sent_s, hops=verified.hops))
+        hops, context = verified.hops, flight.context
+        commands.append(Timed(segment=verified.segment, rows=flight.rows, sent_s=flight.sent_s, hops=hops, context=context))
         round_trip_s = now_s - flight.sent_s
         self.costs.learn(verified.hops, flight.rows, flight.sent_s, now_s)
         drawn = {part.request: part for part in verified.parts}

@@ -222,6 +222,7 @@ class ShowLife:
     queued: int
     done: int
     running_s: float
+    arrived: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -448,7 +449,9 @@ class Holding:
         self.lease.renew(now_s)
         if isinstance(message, Ping):
             core = hold.core
-            self._commands.append(ShowLife(caller=caller, queued=core.queued, done=core.done, running_s=core.running_s(now_s)))
+            running_s, arrived = core.running_s(now_s), core.arrived
+            life = ShowLife(caller=caller, queued=core.queued, done=core.done, running_s=running_s, arrived=arrived)
+            self._commands.append(life)
         elif isinstance(message, Open | Commit | Release) and isinstance(hold.core, StageCore):
             self._step(hold, ControlArrived(message=message), now_s)
         elif isinstance(message, Expand | Release) and isinstance(hold.core, DrafterCore):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 STAGES_MAX = 256
 LAYERS_MAX = 1024
@@ -44,6 +44,7 @@ VOCABULARY_MAX = 1 << 22
 ID_MAX = (1 << 62) - 1
 CELSIUS_RANGE = (-100.0, 300.0)
 """Degrees that a device may have; what a sensor says beyond is none."""
+CLOCK_MHZ_MAX = 1e6
 NAME_CHARS_MAX = 200
 TEXT_CHARS_MAX = 4096
 HEADER_BYTES_MAX = 1 << 20

@@ -10,6 +10,8 @@ carry out `Reform` (fence the old pipeline, plan, connect, load) and tell how it
   again and again is left out itself.
 - *Too long* is `stuck_s`, and `STUCK_PASSES` times what its longest pass that ended was seen to take. A pass that still runs teaches
   nothing: a limit that grew with it would never be reached.
+- A segment that nobody has been at for `stuck_s` is *on its way* where one stage has had it and the next has not: that link is
+  named, and waited for as long as one of `SLOWEST_BYTES_PER_S` takes; then it is broken. Elsewhere the segment *vanished*.
 - A failure that is nobody's (a lease that lapsed, a segment that vanished) forms the same pipeline again, a few times in a row.
 - A lost device is probed. It may *return* when it answers and `back_s` have passed since it was lost, twice as long with each
   loss; a device that has done its part for `forgive_s` has a clean record again.
@@ -20,6 +22,9 @@ carry out `Reform` (fence the old pipeline, plan, connect, load) and tell how it
 - A device that is absent at the start counts as lost. Nothing is known of it: when it answers it is surveyed
   first (`Survey`), beside the pipeline if there is one, and only then may it return.
 - The plan may leave devices out: those stand by until the next pipeline is formed.
+- Where devices have become slower, or faster (`Changed`), another plan is made beside the pipeline that works, no more often than every `again_s`. If it is
+  worth the switch, it is gone over to at the next moment without an answer, or after `calm_s` between two tokens.
+- Another pipeline is worth it if by its forecast it gains `GAIN_MIN`, and more until a next plan may be made than forming the last pipeline took.
 - Where no pipeline can be formed of those that are there, they are let go of, and whoever returns may change that.
 
 Every rule counts how often it fired (`RULES`, `Membership.fired`), so that a test can tell which of them it never tried.
@@ -36,6 +41,10 @@ BLAMELESS_MAX = 3
 DOUBLINGS_MAX = 8
 STUCK_PASSES = 10
 """Times its longest pass that ended that a device may be at one segment."""
+GAIN_MIN = 1.05
+"""So many times as fast as the pipeline that works another one must be foretold to be: forecasts are not more exact."""
+SLOWEST_BYTES_PER_S = 2000
+"""A link between stages that carries less counts as broken: 16 kbit/s."""
 TICK_MAX_S = 1.0
 """What a tick counts at most, however late it comes."""
 RULES = {
@@ -49,6 +58,7 @@ RULES = {
     "stalled": "a member answers, but its loading makes no progress",
     "stuck": "a member answers, but has been at one segment for too long",
     "vanished": "a segment is in flight, and nobody is at it",
+    "slow link": "a segment has been on its way between two stages for long, and has more time for its size",
     "nobody's": "the same devices are tried again, for none is to blame",
     "given up": "the same devices failed too often",
     "made good": "tokens or time made good for failures that were nobody's",
@@ -63,7 +73,10 @@ RULES = {
     "not worth it": "a device that is back waits for the end of an answer",
     "prepared": "a device that is back has made ready beside the working pipeline",
     "unprepared": "a device that is back could not make ready, and stays out",
-    "needless": "a device that is back would have nothing to do, and stands by",
+    "needless": "a device that is back would have nothing to do, or make nothing faster, and stands by",
+    "changed": "another plan is made, for devices have become slower or faster",
+    "stays": "the plan that was made because of that is not worth the switch",
+    "gone over": "another pipeline takes the place of one that works, for it is faster",
     "all help": "devices are taken in before their time, for nothing goes without them",
     "forgiven": "a device has a clean record again",
 }
@@ -76,6 +89,8 @@ class Patience:
 
     `silent_s` is for a device that runs, `loading_silent_s` for one that loads; `loading_s` is for one that answers, but whose loading
     makes no progress; `stuck_s` is the least for one segment.
+
+    Plans for devices that have become slower are `again_s` apart, and wait for the end of an answer for `calm_s` at most.
     """
 
     silent_s: float
@@ -87,6 +102,8 @@ class Patience:
     forgive_s: float
     worth: float = 10.0
     moment_s: float = 10.0
+    again_s: float = 600.0
+    calm_s: float = 60.0
 
 
 # --------------------------------------------------------------------------------------------------- events
@@ -111,7 +128,9 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formed:
-    """The pipeline that was asked for is there."""
+    """The pipeline that was asked for is there; `moved` were in the one before, too, and have other layers now."""
+
+    moved: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,12 +163,16 @@ class LinkBroken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """A word of a member: it has been at one segment for `running_s` (0: it is idle), `queued` wait, and `done` have ended so far."""
+    """A word of a member: it has been at one segment for `running_s` (0: it is idle), `queued` wait, and `done` have ended so far.
+
+    Of those that came `arrived` was the last (-1: none).
+    """
 
     device: str
     running_s: float = 0.0
     queued: int = 0
     done: int = 0
+    arrived: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +192,13 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """Members have become slower or faster than they were when the pipeline was formed: `text` names them."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Surveyed:
     """What `Survey` asked for is known now; with a `trouble` it is not, which says why."""
 
@@ -178,9 +208,13 @@ class Surveyed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """These devices have made ready for a pipeline with the members; they are taken in when it suits."""
+    """These devices have made ready for a pipeline with the members; they are taken in when it suits.
+
+    Without any the members are ready for another pipeline of them, which is foretold to be `gain` times as fast.
+    """
 
     devices: tuple[str, ...]
+    gain: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +227,7 @@ class Unprepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needless:
-    """A plan for the members and these devices leaves them out."""
+    """A plan for the members and these devices leaves them out, or is not worth the switch (without any: one for the members alone)."""
 
     devices: tuple[str, ...]
 
@@ -202,10 +236,13 @@ class Needless:
 class Tick:
     """Time passes. `flight_s` is the age of the oldest segment in flight (0: none), `left_s` what the answers under way may still take.
 
-    `tokens` have been answered so far, by this and all earlier pipelines.
+    That segment is number `flight`, of which about `flight_bytes` go from stage to stage (0: not known). `tokens` have been
+    answered so far, by this and all earlier pipelines.
     """
 
     flight_s: float = 0.0
+    flight: int = -1
+    flight_bytes: int = 0
     left_s: float = 0.0
     tokens: int = 0
 
@@ -220,6 +257,7 @@ MembershipEvent = (
     | Heard
     | Progressed
     | Answered
+    | Changed
     | Surveyed
     | Prepared
     | Unprepared
@@ -261,7 +299,10 @@ class Survey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
-    """Have those of these devices that are no members make ready for a pipeline of all of them, beside the one that works."""
+    """Have those of these devices that are no members make ready for a pipeline of all of them, beside the one that works.
+
+    Of these `returning` were lost; without any the members have changed.
+    """
 
     devices: tuple[str, ...]
     returning: tuple[str, ...]
@@ -299,6 +340,7 @@ class _Standing:
     is_ready: bool = False
     is_idle: bool = True
     done: int = 0
+    arrived: int = -1
     running_s: float = 0.0
     longest_s: float = 0.0
     has_returned: bool = False
@@ -325,7 +367,13 @@ class Membership:
         self.fired: Counter[str] = Counter()
         self._standing = {name: _Standing() for name in devices}
         self._has_lost = False
-        self._preparing: tuple[str, ...] = ()
+        self._preparing: tuple[str, ...] | None = None
+        self._change = ""
+        self._better: Prepared | None = None
+        self._better_s = 0.0
+        self._replanned_s = -1e9
+        self._slow_flight = -1
+        self._is_switching = False
         self._blameless = 0
         self._tokens = 0
         self._formed_s = 0.0
@@ -366,7 +414,7 @@ class Membership:
                 if not self._drafter:
                     self._commands.append(Note(text=f"going on with {count} device{'s' if count > 1 else ''}"))
         elif isinstance(event, Formed):
-            self._formed(now_s)
+            self._formed(event, now_s)
         elif isinstance(event, Unfit):
             self.fired["unfit"] += 1
             self._disband(f"the model does not fit on what is left: {event.text}; waiting for a device to come back", 0.0)
@@ -383,15 +431,20 @@ class Membership:
                 standing.silent_s = standing.stalled_s = 0.0
                 standing.is_ready = event.is_ready
         elif isinstance(event, Answered):
-            if event.device in self._standing and event.device not in self._preparing:  # then it is ours
+            if event.device in self._standing and event.device not in (self._preparing or ()):  # then it is ours
                 self.fired["held"] += event.is_held
                 self._standing[event.device].answered_s = None if event.is_held else now_s
+        elif isinstance(event, Changed):
+            self._changed(event, now_s)
         elif isinstance(event, Surveyed):
             self._surveyed(event, now_s)
         elif isinstance(event, Prepared | Unprepared | Needless):
             if event.devices == self._preparing:
-                self._preparing = ()
-                self._prepared(event, now_s)
+                self._preparing = None
+                if event.devices:
+                    self._prepared(event, now_s)
+                else:
+                    self._replanned(event, now_s)
         else:
             self._tick(event, now_s)
         return self._commands
@@ -446,14 +499,44 @@ class Membership:
         for name in self.members:
             standing = self._standing[name]
             standing.silent_s = standing.stalled_s = standing.running_s = standing.longest_s = 0.0
-            standing.done, standing.is_idle, standing.is_ready = 0, True, False
+            standing.done, standing.arrived, standing.is_idle, standing.is_ready = 0, -1, True, False
         self._commands.append(Reform(devices=self.members, silent_s=silent_s))
 
     def _forget_preparations(self) -> None:
         """What devices made ready for is over."""
-        self._preparing = ()
+        self._preparing = self._better = None
         for standing in self._standing.values():
             standing.is_prepared = False
+
+    def is_worth(self, gain: float) -> bool:
+        """Whether a pipeline that is foretold to be `gain` times as fast as the one that works is worth going over to."""
+        return gain >= GAIN_MIN and (1 - 1 / gain) * self.patience.again_s > self._forming_s
+
+    def _changed(self, event: Changed, now_s: float) -> None:
+        """Has another plan made for devices that have become slower or faster, unless one was made a moment ago."""
+        if not self.is_formed or self._preparing is not None or self._better is not None:
+            return
+        if now_s - self._replanned_s < self.patience.again_s:
+            return
+        self.fired["changed"] += 1
+        self._replanned_s, self._change, self._preparing = now_s, event.text, ()
+        devices = tuple(name for name, known in self._standing.items() if known.lost_s is None)
+        self._commands.append(Prepare(devices=devices, returning=()))
+
+    def _replanned(self, event: Prepared | Unprepared | Needless, now_s: float) -> None:
+        """What came of another plan for those who are there."""
+        if isinstance(event, Prepared):
+            self._better, self._better_s = event, now_s
+        else:
+            self.fired["stays"] += 1
+
+    def _go_over(self, better: Prepared, now_s: float) -> None:
+        """The members, and those who stand by, form the pipeline that they have made ready for."""
+        self.fired["gone over"] += 1
+        gain = "" if better.gain is None else f", which is {better.gain:.2f} times as fast"
+        self._commands.append(Note(text=f"{self._title} {self._change}: going over to another plan{gain}"))
+        self._is_switching = True
+        self._reform(now_s, 0.0)
 
     def _prepared(self, event: Prepared | Unprepared | Needless, now_s: float) -> None:
         """What came of a device's making ready."""
@@ -483,7 +566,7 @@ class Membership:
         self._forget_preparations()
         self._commands += [Note(text=text), Disband(silent_s=silent_s)]
 
-    def _formed(self, now_s: float) -> None:
+    def _formed(self, event: Formed, now_s: float) -> None:
         self.is_formed = True
         self._forming_s = now_s - self._began_s
         self._formed_s = now_s
@@ -496,6 +579,10 @@ class Membership:
                 self.fired["back"] += 1
                 self._commands.append(Note(text=f"{self._title} {name} is {self._here(standing)}"))
             standing.was_there = True
+        if self._is_switching:
+            self._is_switching = False
+            moved = f"; {', '.join(event.moved)} loaded other layers in it" if event.moved else ""
+            self._commands.append(Note(text=f"the switch took {self._forming_s:.1f} s{moved}"))
 
     def _here(self, standing: _Standing) -> str:
         """How to say that a device is there again, or for the first time."""
@@ -505,6 +592,7 @@ class Membership:
         if not self.members:
             return
         self.fired[rule] += 1
+        self._is_switching = False
         is_refusal = rule == "refused"
         silent_s = 0.0
         if device in self.members:
@@ -552,7 +640,7 @@ class Membership:
             self._idle_s = 0.0
         if event.done != standing.done:  # the pass that was heard of last has ended: it took at least as long as was heard
             standing.longest_s = max(standing.longest_s, standing.running_s)
-        standing.done, standing.running_s = event.done, event.running_s
+        standing.done, standing.arrived, standing.running_s = event.done, event.arrived, event.running_s
         if self.is_formed and event.running_s > max(self.patience.stuck_s, STUCK_PASSES * standing.longest_s):
             self._broken(event.device, f"at one segment for {event.running_s:.0f} s", now_s, "stuck")
 
@@ -578,22 +666,48 @@ class Membership:
             self._idle_s = 0.0
         elif self.is_formed:
             self._idle_s += passed_s
-            if min(self._idle_s, tick.flight_s) > self.patience.stuck_s:
-                self._broken("", f"a segment got lost: nobody has been at it for {self._idle_s:.0f} s", now_s, "vanished")
+            is_late = min(self._idle_s, tick.flight_s) > self.patience.stuck_s
+            if is_late and self._give_up_flight(tick, now_s):
                 return
         self._survey(now_s)
         self._take_in(tick.left_s, now_s)
         self._probe(now_s)
 
+    def _give_up_flight(self, tick: Tick, now_s: float) -> bool:
+        """Whether a segment that is in flight, and that nobody is at, is given up: on a link between two stages it has its time."""
+        self.fired["vanished"] += self._slow_flight != tick.flight
+        to_come = [name for name in self.members if self._standing[name].arrived < tick.flight]
+        if not to_come or to_come[0] == self.members[0]:
+            text = f"a segment got lost: nobody has been at it for {self._idle_s:.0f} s"
+            self._broken("", text, now_s, "nobody's")
+            return True
+        second = to_come[0]
+        first = self.members[self.members.index(second) - 1]
+        size = f"{tick.flight_bytes / 1024:.0f} KiB" if tick.flight_bytes else "a segment"
+        if self._idle_s > max(self.patience.stuck_s, tick.flight_bytes / SLOWEST_BYTES_PER_S):
+            text = f"{size} did not come over it within {self._idle_s:.0f} s"
+            self._link_broken(LinkBroken(first=first, second=second, text=text), now_s)
+            return True
+        if self._slow_flight != tick.flight:
+            self.fired["slow link"] += 1
+            self._slow_flight = tick.flight
+            rate = tick.flight_bytes * 8 / 1000 / self._idle_s
+            text = f"the link from {first} to {second} carries less than {rate:.0f} kbit/s"
+            self._commands.append(Note(text=f"{text}: {size} have been on their way for {self._idle_s:.0f} s"))
+        return False
+
     def _probe(self, now_s: float) -> None:
         for name in self.lost:
             standing = self._standing[name]
-            if name not in self._preparing and now_s - standing.probed_s >= self.patience.probe_s:
+            if name not in (self._preparing or ()) and now_s - standing.probed_s >= self.patience.probe_s:
                 standing.probed_s = now_s
                 self._commands.append(Probe(device=name))
 
     def _take_in(self, left_s: float, now_s: float) -> None:
-        if self._preparing or (self.members and not self.is_formed):
+        if self._preparing is not None or (self.members and not self.is_formed):
+            return
+        if self._better is not None and (left_s == 0 or now_s - self._better_s > self.patience.calm_s):
+            self._go_over(self._better, now_s)
             return
         known = [name for name in self.lost if self._standing[name].is_known]
         there = [name for name in known if self._is_there(self._standing[name], now_s)]
@@ -618,6 +732,7 @@ class Membership:
             self._standing[name].lost_s = None
             self._standing[name].has_returned = True
         if returned:
+            self._is_switching = self.is_formed
             self._reform(now_s, 0.0)
 
     def wait_s(self, device: str) -> float:

@@ -110,6 +110,7 @@ class StageCore:
         self._job: Job | None = None
         self._jobs_done = 0
         self._free_since_s = 0.0
+        self.arrived = -1
 
     @property
     def queued(self) -> int:
@@ -138,6 +139,7 @@ class StageCore:
             if len(self._queue) >= self.queued_max:
                 raise PeerError(f"expected at most {self.queued_max} segments in the queue, one more came")
             self._queued_bytes += event.payload_bytes
+            self.arrived = event.segment.segment
             if self._queued_bytes > limits.QUEUED_BYTES_MAX:
                 raise PeerError(f"expected payloads of at most {limits.QUEUED_BYTES_MAX} bytes in the queue, got {self._queued_bytes}")
             for release in event.segment.releases:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowspec.errors import InputError
@@ -54,6 +54,16 @@ class DeviceProfile:
 
     def bytes_per_s(self) -> float:
         return self.memory_gb_per_s * 1e9 * self.memory_efficiency
+
+    def slowed(self, factor: float) -> DeviceProfile:
+        """A device that takes `factor` times as long for everything."""
+        return replace(
+            self,
+            memory_gb_per_s=self.memory_gb_per_s / factor,
+            tflops={precision: rate / factor for precision, rate in self.tflops.items()},
+            layer_us=self.layer_us * factor,
+            pass_us=self.pass_us * factor,
+        )
 
     def flops(self, precision: str) -> float:
         """Operations per second; raises `InputError` for a precision that the profile says nothing about."""

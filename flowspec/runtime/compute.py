@@ -224,7 +224,8 @@ class ComputeThread:
             keep_for_good()
         if self._emulation is not None:
             layers = assign.end_layer - assign.first_layer
-            self._pacer = Pacer(self._emulation, stage=assign.stage, stages=assign.stages, layers=layers)
+            worked_s = 0.0 if self._pacer is None else self._pacer.worked_s
+            self._pacer = Pacer(self._emulation, stage=assign.stage, stages=assign.stages, layers=layers, worked_s=worked_s)
         span = Span(first=assign.first_layer, end=assign.end_layer, count=assign.layer_count)
         try:
             self._tell(self._find_and_load(assign, span))

@@ -320,13 +320,18 @@ class Daemon:
         )
 
     def _show_life(self, command: ShowLife, now_s: float) -> None:
+        heat = self._thermometer.last()
         link_of(command.caller).send(
             Pong(
                 queued=command.queued,
                 done=command.done,
                 memory_bytes=psutil.Process().memory_info().rss,
                 running_s=min(command.running_s, max(0.0, now_s - self._compute.progressed_s)),
-                temperature_c=self._thermometer.last_c(),
+                temperature_c=heat.celsius,
+                clock_mhz=heat.clock_mhz,
+                clock_max_mhz=heat.clock_max_mhz,
+                is_throttled=heat.is_throttled,
+                arrived=command.arrived,
             )
         )
 

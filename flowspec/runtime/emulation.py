@@ -42,17 +42,26 @@ class DeviceEmulation:
 
     `layers` is the time of all its layers together, `sampling` what the last stage adds after them. `outgoing` is the link to
     the next hop, from the last stage back to the head. A row of a payload counts `row_bytes` there, as in the declared model;
-    0 counts the bytes that really travel.
+    0 counts the bytes that really travel. With `layer_count`, `layers` is the time of so many, and it takes its share for those that it holds.
+    After `cool_s` of work it is hot, and takes `heat` times as long.
     """
 
     layers: Curve
     sampling: Curve
     outgoing: LinkSpec
     row_bytes: int = 0
+    layer_count: int = 0
+    cool_s: float = float("inf")
+    heat: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.row_bytes < 0:
-            raise ValueError(f"row_bytes: expected bytes from 0, got {self.row_bytes!r}")
+        if min(self.row_bytes, self.layer_count) < 0 or self.heat <= 0:
+            raise ValueError(f"expected row_bytes and layer_count from 0 and a heat above 0, got {self}")
+
+    def pace(self, held: int, worked_s: float) -> Curve:
+        """The time of the `held` layers together, after so many seconds of work."""
+        share = held / self.layer_count if self.layer_count else 1.0
+        return self.layers.scaled(share * (self.heat if worked_s >= self.cool_s else 1.0))
 
     def shaper(self, stage: int) -> Shaper:
         """The shape of what leaves the daemon when it is stage number `stage`."""
@@ -91,7 +100,7 @@ def devices_from_json(text: str) -> tuple[DeviceEmulation, ...]:
             layers=Curve(**entry["layers"]),
             sampling=Curve(**entry["sampling"]),
             outgoing=LinkSpec(**entry["outgoing"]),
-            row_bytes=entry["row_bytes"],
+            **{name: entry[name] for name in ("row_bytes", "layer_count", "cool_s", "heat")},
         )
         for entry in json.loads(text)
     )
@@ -137,6 +146,7 @@ class Pacer:
 
     The declared time of all layers is divided evenly among the real ones. Rows that die shorten the layers after the next
     boundary. Boundaries are instants reckoned from the job's beginning: what one layer took too long the next ones catch up.
+    `worked_s` is for how long the device has worked, with layers that it held before, too.
     """
 
     def __init__(
@@ -146,10 +156,13 @@ class Pacer:
         stage: int,
         stages: int,
         layers: int,
+        worked_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        self.worked_s = worked_s
         self._device = device
+        self._curve = device.pace(layers, worked_s)
         self._layers = layers
         self._is_last = stage == stages - 1
         self._clock = clock
@@ -164,6 +177,7 @@ class Pacer:
 
     def begin(self, rows: int, context: int, started_s: float) -> None:
         """A job of so many rows, seeing `context` earlier tokens, began at `started_s`."""
+        self._curve = self._device.pace(self._layers, self.worked_s)
         self._rows = self._alive = rows
         self._context = context
         self._started_s = self._due_s = started_s
@@ -172,7 +186,7 @@ class Pacer:
         """Before each layer: waits until it is due, and only then reads which rows are dead, so that none dies too late."""
         dead = self._wait_and_read(dead_rows)
         if self._alive:
-            self._due_s += self._device.layers.seconds(self._alive, self._context) / self._layers
+            self._due_s += self._curve.seconds(self._alive, self._context) / self._layers
         return dead
 
     def end(self, dead_rows: DeadRows) -> float:
@@ -184,6 +198,7 @@ class Pacer:
             self._wait_and_read(dead_rows)
             self._due_s += self._device.sampling.seconds(self._alive) if self._alive else 0.0
         ended_s = wait_until(self._due_s, self._clock, self._sleep)
+        self.worked_s += ended_s - self._started_s
         self._lateness.count(self._due_s - self._started_s, ended_s - self._started_s)
         return ended_s
 

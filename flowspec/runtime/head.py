@@ -45,6 +45,7 @@ from flowspec.core.messages import Hop
 from flowspec.core.methods import make_method
 from flowspec.core.methods.base import Method
 from flowspec.core.mirror import DrafterTraits
+from flowspec.core.precision import ACTIVATIONS
 from flowspec.core.request import Request
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError, PeerError
@@ -60,6 +61,7 @@ from flowspec.runtime.remote_drafter import Absent, PlacedDrafter, RemoteDrafter
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.stages import Progress, Stage
 from flowspec.runtime.transport import TIMER_EARLY_S, Wake, patience_ms
+from flowspec.wire.codec import DTYPE_BYTES
 
 TIMED_SEGMENTS_MAX = 1_000
 """Whose times are kept: the last ones, of which each takes more than half a KiB."""
@@ -106,6 +108,7 @@ class Head:
         traits = [traits_of(drafter, level) for drafter, level in zip(drafters, levels or [0] * len(drafters), strict=True)]
         self._core = HeadCore(context=plan.context, stage_count=len(plan.stages), method=method or make_method("ar"), drafters=traits)
         self._core.vocabulary = plan.vocabulary
+        self._row_bytes = plan.hidden_size * DTYPE_BYTES[ACTIVATIONS[plan.dtype]] * (1 + len(plan.captures))
         self._is_checked = is_on()
         self._wake = Wake()
         self._keys = keys
@@ -291,7 +294,15 @@ class Head:
 
     def _tick(self, now_s: float) -> Tick:
         """How things stand, for those who decide about devices."""
-        return Tick(flight_s=self._core.flight_s(now_s), left_s=self._core.left_s(), tokens=self._tokens)
+        core = self._core
+        flight, rows = core.flights.oldest
+        return Tick(
+            flight_s=core.flight_s(now_s),
+            flight=flight,
+            flight_bytes=rows * self._row_bytes,
+            left_s=core.left_s(),
+            tokens=self._tokens,
+        )
 
     def _changed(self, event: PipelineLost | Reformed) -> None:
         self._step(event, time.monotonic())
@@ -375,6 +386,7 @@ class Head:
                 self._timer_s = command.at_s
             elif isinstance(command, Timed):
                 self.hops.append(command.hops)
+                self._pipelines.passed(command.hops, command.context)
             else:
                 for_readers.append(command)
         for command in for_readers:

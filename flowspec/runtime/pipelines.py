@@ -31,6 +31,7 @@ from flowspec.core.forming import (
     Lose,
     Open,
     Part,
+    Passed,
     Plan,
     Planned,
     Refused,
@@ -45,7 +46,7 @@ from flowspec.core.forming import (
 )
 from flowspec.core.incarnation import incarnation_of
 from flowspec.core.membership import Begin, Membership, Note, Patience, Probe, Survey, Surveyed, Tick
-from flowspec.core.messages import Verified
+from flowspec.core.messages import Hop, Verified
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError
 from flowspec.plan.placement import ClusterPlan, assigns_of
 from flowspec.runtime import timeouts
@@ -63,7 +64,9 @@ POLL_MS = 100
 
 log = logging.getLogger("flowspec.head")
 
-Replan = Callable[[Sequence[str]], ClusterPlan]
+Slowness = Mapping[str, float]
+"""How many times as slow as the first plan took them for devices are by now, by name; those that are not named are as they were."""
+Replan = Callable[[Sequence[str], Slowness], ClusterPlan]
 """The plan for these devices of the cluster, by name; raises `InputError` or `ClusterError` where there is none."""
 
 
@@ -74,9 +77,11 @@ class Recovery:
     `spares` are the devices that the first plan leaves out, with their addresses; of those the `absent` did
     not answer, each with why. When one answers, `survey` finds out what `replan` must know of it, in a thread
     of its own: it raises `FlowSpecError`. `start` tells what must be there for the first pipeline.
+    `rate` foretells the tokens/s of a plan, where anything does.
     """
 
     replan: Replan
+    rate: Callable[[ClusterPlan, Slowness], float] | None = None
     spares: Mapping[str, str] = field(default_factory=dict)
     on_note: Callable[[str], None] = lambda text: None
     wait_s: float | None = None
@@ -124,6 +129,7 @@ class Pipelines:
             probe_s=timeouts.PROBE_EVERY_S,
             back_s=timeouts.BACK_S,
             forgive_s=timeouts.FORGIVE_S,
+            again_s=timeouts.AGAIN_S,
         )
         terms = Terms(
             connect_s=timeouts.ABSENT_S if drafter and start is Start.SHORT else timeouts.CONNECT_S,
@@ -133,6 +139,7 @@ class Pipelines:
             watch_s=timeouts.WATCH_EVERY_S,
             settle_s=timeouts.SETTLE_S,
             wait_s=None if recovery is None else recovery.wait_s,
+            changed_s=timeouts.CHANGED_S,
         )
         membership = Membership(list(self._addresses), patience, drafter)
         self._core = Forming(membership, terms, start=start, is_only=recovery is None)
@@ -142,6 +149,7 @@ class Pipelines:
         self._probes = Probes(incarnation_of(new_session(), 1), keys)
         self._open: dict[int, Stages] = {}
         self._planned = plan
+        self._beside: tuple[tuple[tuple[str, ...], dict[str, float]], ClusterPlan] | None = None
         self._was_formed = False
         self._serving_error: BaseException | None = None
         self._note = ""
@@ -176,6 +184,10 @@ class Pipelines:
     def due_s(self) -> float:
         """When `listen` must be called again at the latest."""
         return min([self._core.due_s, *(stages.due_s for stages in self._open.values())])
+
+    def passed(self, hops: tuple[Hop, ...], context: int) -> None:
+        """A segment came back: what its stages spent on it, whose rows saw `context` earlier tokens."""
+        self._give(Passed(pipeline=self._core.number, hops=hops, context=context))
 
     @property
     def is_waiting(self) -> bool:
@@ -291,11 +303,10 @@ class Pipelines:
             self._wake.set()
 
     def _make_plan(self, command: Plan) -> None:
-        plan = self.plan
+        plan, gain = self.plan, None
         if not command.is_first:
-            assert self._recovery is not None, "without one the first pipeline is the only one"
             try:
-                plan = self._recovery.replan(command.devices)
+                plan, gain = self._planned_again(command)
             except (InputError, ClusterError) as error:
                 self._give(Unplanned(text=str(error), is_beside=command.is_beside))
                 return
@@ -312,8 +323,26 @@ class Pipelines:
                     for stage, assign in zip(plan.stages, assigns, strict=True)
                 ),
                 is_beside=command.is_beside,
+                gain=gain,
             )
         )
+
+    def _planned_again(self, command: Plan) -> tuple[ClusterPlan, float | None]:
+        """The plan for the devices of a command, and how many times as fast as the pipeline that works it is foretold to be.
+
+        What was planned beside a pipeline is what it is gone over to: it is not planned twice.
+        """
+        recovery, wish = self._recovery, (command.devices, dict(command.slowness))
+        assert recovery is not None, "without one the first pipeline is the only one"
+        if not command.is_beside and self._beside is not None and self._beside[0] == wish:
+            return self._beside[1], None
+        plan = recovery.replan(command.devices, command.slowness)
+        if not command.is_beside:
+            return plan, None
+        self._beside = wish, plan
+        if recovery.rate is None:
+            return plan, None
+        return plan, recovery.rate(plan, command.slowness) / recovery.rate(self.plan, command.slowness)
 
     def _dial(self, stages: Stages, command: Dial) -> None:
         try:

@@ -98,7 +98,7 @@ class RemoteDrafter:
             lambda text, share: self._tell(Told(text=text, share=share)),
             None,
             Recovery(
-                replan=lambda devices: placed.plan,
+                replan=lambda devices, slowness: placed.plan,
                 on_note=lambda text: self._tell(Told(text=text)),
                 start=Start.SHORT if may_be_absent else Start.WHOLE,
             ),

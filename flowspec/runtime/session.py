@@ -33,7 +33,7 @@ from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.head import Head, OnEvent
 from flowspec.runtime.local import LocalCluster
-from flowspec.runtime.pipelines import Recovery
+from flowspec.runtime.pipelines import Recovery, Slowness
 from flowspec.runtime.placing import assign_devices, captures_of, open_drafters, own_devices, use_one_thread
 from flowspec.runtime.planning.choose import Chosen, choose, compare
 from flowspec.runtime.planning.newcomer import Newcomers
@@ -45,6 +45,8 @@ from flowspec.runtime.stages import Progress
 from flowspec.wire.codec import DTYPE_BYTES
 
 log = logging.getLogger("flowspec.head")
+
+NOBODY_SLOWER: Slowness = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +231,7 @@ class Cluster:
             planner = Replanner(plan, self.devices, self.chosen, self.newcomers)
             recovery = Recovery(
                 replan=planner.plan_of,
+                rate=planner.rate if planner.is_planned else None,
                 spares={device.name: device.address for device in self.devices if device.name not in used},
                 on_note=survival.on_note,
                 wait_s=survival.wait_s,
@@ -424,14 +427,25 @@ class Replanner:
         absent = () if chosen is None else chosen.survey.absent
         self._first = {device.name for device in devices} - set(absent)
 
-    def plan_of(self, names: Sequence[str]) -> ClusterPlan:
-        """The plan for the devices of these names; raises `InputError` where there is none."""
-        if set(names) == self._first:
+    @property
+    def is_planned(self) -> bool:
+        """Whether the planner decides, and not the user or nobody."""
+        return self._chosen is not None and not self._chosen.is_given
+
+    def plan_of(self, names: Sequence[str], slowness: Slowness = NOBODY_SLOWER) -> ClusterPlan:
+        """The plan for the devices of these names, which are so many times as slow as at first; raises `InputError`."""
+        is_slower = bool(slowness) and self.is_planned
+        if set(names) == self._first and not is_slower:
             return self._plan
         if len(self._first) < len(self._devices) and len(names) == len(self._devices):
             assert self._chosen is not None, "devices that were absent are the planner's"
-            return replace(self._plan, stages=tuple(self._chosen.stages_of(self._devices)))
-        return replan(self._plan, self._devices, names, self._chosen)
+            return replace(self._plan, stages=tuple(self._chosen.stages_of(self._devices, slowness)))
+        return replan(self._plan, self._devices, names, slowness, self._chosen)
+
+    def rate(self, plan: ClusterPlan, slowness: Slowness) -> float:
+        """Tokens/s that the planner foretells for a plan."""
+        assert self._chosen is not None, "only the planner foretells"
+        return self._chosen.rate(plan, slowness)
 
     def survey(self, name: str) -> None:
         """Asks a device that was absent; raises `FlowSpecError` where that tells no plan what it needs."""
@@ -440,17 +454,25 @@ class Replanner:
         self._chosen = self._chosen.knowing(self._newcomers.learn(self._chosen.survey, name))
 
 
-def replan(plan: ClusterPlan, devices: Sequence[Device], names: Sequence[str], chosen: Chosen | None = None) -> ClusterPlan:
+def replan(
+    plan: ClusterPlan,
+    devices: Sequence[Device],
+    names: Sequence[str],
+    slowness: Slowness = NOBODY_SLOWER,
+    chosen: Chosen | None = None,
+) -> ClusterPlan:
     """The plan where only the devices of these names are there: the planner's if the first one was, else an even split.
 
-    Raises `InputError` where the model does not fit them, or they are too many for its layers.
+    The planner takes devices for so many times as slow as they were as `slowness` says. Raises `InputError` where the model does not fit them,
+    or they are too many for its layers.
     """
     left = [device for device in devices if device.name in names]
-    if len(left) == len(devices):
+    is_planned = chosen is not None and not chosen.is_given
+    if len(left) == len(devices) and not (slowness and is_planned):
         return plan
-    if chosen is None or chosen.is_given:
+    if chosen is None or not is_planned:
         return replace(plan, stages=tuple(split_layers(left, plan.layer_count, None)))
-    return replace(plan, stages=tuple(chosen.stages_of(left)))
+    return replace(plan, stages=tuple(chosen.stages_of(left, slowness)))
 
 
 def pick_dtype(wanted: str | None, config: Any) -> str:

@@ -41,6 +41,10 @@ FORGIVE_S = 300.0
 """... until it has done its part for so long."""
 WATCH_EVERY_S = 0.5
 """How often the head looks who is silent."""
+CHANGED_S = 60.0
+"""For how long of its work a stage must be a fifth slower, or faster, than when its pipeline was formed for another plan to be made; ..."""
+AGAIN_S = 600.0
+"""... and how long no further one is made then."""
 WAIT_FOR_DEVICES_S = 120.0
 """How long `generate` waits for devices to come back where the model does not fit on those that are left."""
 HEARTBEAT_S = 2.0

@@ -285,6 +285,7 @@ class Watch:
                 "name": stage.plan.name,
                 "memory_bytes": pong.memory_bytes if pong is not None else ready.memory_bytes if ready is not None else 0,
                 "temperature_c": None if pong is None or pong.temperature_c is None else round(pong.temperature_c, 1),
+                "throttled": pong is not None and pong.is_throttled,
                 "queued": 0 if pong is None else pong.queued,
                 "done": 0 if pong is None else pong.done,
                 "running_s": 0.0 if pong is None else round(pong.running_s, 3),

@@ -206,6 +206,7 @@ _device = _record(
         "done": _id,
         "running_s": _seconds,
         "present": lambda value: isinstance(value, bool),
+        "throttled": lambda value: value is None or isinstance(value, bool),
     }
 )
 _DOCUMENT: dict[str, Check] = {

@@ -183,7 +183,7 @@ class Asked:
     def ask_until(self, note: str) -> None:
         def is_told() -> bool:
             self.ask()
-            return self.notes[-1] == note
+            return note in self.notes
 
         wait_until(is_told, note)
         self.ask()

@@ -40,7 +40,16 @@ def document() -> dict[str, Any]:
 
 
 def device(name: str, **changes: Any) -> dict[str, Any]:
-    plain = {"name": name, "memory_bytes": 5 << 30, "temperature_c": 61.4, "queued": 2, "done": 9, "running_s": 0.1, "present": True}
+    plain = {
+        "name": name,
+        "memory_bytes": 5 << 30,
+        "temperature_c": 61.4,
+        "queued": 2,
+        "done": 9,
+        "running_s": 0.1,
+        "present": True,
+        "throttled": True,
+    }
     return {**plain, **changes}
 
 

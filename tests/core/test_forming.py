@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -26,6 +27,7 @@ from flowspec.core.forming import (
     Lose,
     Open,
     Part,
+    Passed,
     Plan,
     Planned,
     Refused,
@@ -42,7 +44,7 @@ from flowspec.core.forming import (
     Wronged,
 )
 from flowspec.core.membership import Answered, Begin, Membership, Note, Patience, Probe, Survey, Surveyed, Tick
-from flowspec.core.messages import Message
+from flowspec.core.messages import Hop, Message
 from flowspec.core.weight_messages import AskModel
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 
@@ -68,13 +70,16 @@ class Bench:
         self.names = names or ("a", "b", "c")
         self.core = Forming(Membership(self.names, PATIENCE), terms, start=start, is_only=is_only)
         self.now_s = 0.0
+        self.gain: float | None = None
 
     def give(self, event: FormingEvent) -> list[FormingCommand]:
         found = []
         for command in self.core.handle(event, self.now_s):
             found.append(command)
             if isinstance(command, Plan):
-                found += self.core.handle(Planned(parts=parts_of(*command.devices), is_beside=command.is_beside), self.now_s)
+                gain = self.gain if command.is_beside else None
+                planned = Planned(parts=parts_of(*command.devices), is_beside=command.is_beside, gain=gain)
+                found += self.core.handle(planned, self.now_s)
         self.core.validate()
         return found
 
@@ -288,6 +293,29 @@ def test_a_device_that_says_the_same_share_for_ever_makes_no_progress() -> None:
     assert told[0] == Note(text="device a is lost (no progress in loading for 60 s)")
 
 
+def test_a_device_that_goes_from_step_to_step_and_back_for_ever_makes_no_progress() -> None:
+    bench = running("a", "b")
+    bench.give(Closed(pipeline=1, device="b"))
+    bench.welcomes("a")
+    told: list[FormingCommand] = []
+    for at in range(90):
+        bench.says("a", Loading(share=0.5, doing=("checking", "receiving")[at % 2]))
+        told += [command for command in bench.pass_time(1.0) if isinstance(command, Note)]
+    assert told[0] == Note(text="device a is lost (no progress in loading for 60 s)")
+
+
+def test_a_step_that_is_taken_for_each_of_several_precisions_is_progress_each_time() -> None:
+    bench = running("a", "b")
+    bench.give(Closed(pipeline=1, device="b"))
+    bench.welcomes("a")
+    for doing in ("trying kernels", "asking", "trying kernels", "receiving", "loading"):
+        for share in (0.0, 0.5, 1.0):
+            bench.says("a", Loading(share=share, doing=doing))
+            for _ in range(4):
+                assert [command for command in bench.pass_time(10.0) if isinstance(command, Note)] == []
+                bench.says("a", Pong(queued=0, done=0, memory_bytes=0))
+
+
 def test_a_device_without_room_for_one_conversation_cannot_do_its_part() -> None:
     bench = running("a", "b")
     bench.give(Closed(pipeline=1, device="b"))
@@ -410,6 +438,53 @@ def test_a_device_that_is_back_loads_beside_the_pipeline_that_works_and_the_swit
     switched = [command for command in bench.pass_time(0.6) if not isinstance(command, Probe)]
     assert switched[0] == Lose(silent_s=0.0)
     assert switched[-5:-3] == [Plan(devices=("a", "b", "c"), is_first=False), Open(pipeline=4, parts=parts)]
+    bench.now_s += 1.2
+    notes = [command.text for command in bench.form() if isinstance(command, Note)]
+    assert notes[0] == "device b is back"
+    assert re.fullmatch(r"the switch took 1.\d s; c loaded other layers in it", notes[1])
+
+
+def test_a_device_that_makes_nothing_faster_stands_by() -> None:
+    bench = running()
+    bench.give(Closed(pipeline=1, device="b"))
+    bench.form()
+    bench.gain = 1.04
+    assert back(bench, "b")[-1] == Note(text="device b is back, and stands by")
+    assert bench.core.is_formed
+
+
+def slow_down(bench: Bench, slowness: float, seconds: float) -> list[FormingCommand]:
+    """Segments come back, one every tenth of a second, of which the second device's part takes so many times as long."""
+    found = []
+    until_s = bench.now_s + seconds
+    while bench.now_s < until_s:
+        hops = tuple(Hop(received_s=0.0, queued_s=0.0, compute_s=0.05 * factor, own_s=0.0, rows=2) for factor in (1.0, slowness, 1.0))
+        assert bench.give(Passed(pipeline=bench.core.number, hops=hops, context=20)) == []
+        for device in bench.core.membership.members:
+            hot = device == "b"
+            bench.says(device, Pong(queued=0, done=0, memory_bytes=0, running_s=0.01, temperature_c=82.0 if hot else 50.0))
+        found += [command for command in bench.pass_time(0.1) if not isinstance(command, Probe)]
+    return found
+
+
+def test_a_device_that_is_slower_for_a_minute_leads_to_another_plan_and_one_that_is_better_is_gone_over_to() -> None:
+    bench = running()
+    assert slow_down(bench, 1.0, 30) == []
+    assert slow_down(bench, 1.5, 58) == []
+    (plan,) = slow_down(bench, 1.5, 10)
+    assert isinstance(plan, Plan)
+    assert (plan.devices, plan.is_beside, plan.slowness) == (("a", "b", "c"), True, {"b": pytest.approx(1.5)})
+    assert slow_down(bench, 1.5, 60) == [], "there was nothing better, and it is not asked again at once"
+    bench.now_s += 600
+    parts = parts_of("a", "c")
+    (plan,) = bench.core.handle(Tick(), bench.now_s)[-1:]
+    assert isinstance(plan, Plan)
+    bench.give(Planned(parts=parts, is_beside=True, gain=1.3))
+    told = bench.pass_time(0.6)
+    assert told[:2] == [
+        Note(text="device b has slowed down to 67% of its speed (82 degrees): going over to another plan, which is 1.30 times as fast"),
+        Lose(silent_s=0.0),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from flowspec.core.membership import (
     Answered,
     Begin,
     Broken,
+    Changed,
     Disband,
     Formed,
     GiveUp,
@@ -167,6 +168,38 @@ def test_a_segment_that_vanished_is_nobodys_fault_but_not_for_ever() -> None:
     assert isinstance(bench.pass_time(31)[-1], GiveUp)
 
 
+def on_its_way(flight_bytes: int) -> Bench:
+    """Segment 7 has come to the first device, which is done with it, and not to the second."""
+    bench = running()
+    bench.tick = Tick(flight_s=1000.0, flight=7, flight_bytes=flight_bytes)
+    bench.alive.clear()
+    return bench
+
+
+def wait_for(bench: Bench, seconds: float) -> list[MembershipCommand]:
+    found = []
+    for _ in range(int(seconds)):
+        for name, arrived in (("a", 7), ("b", 6), ("c", 6)):
+            bench.give(Heard(device=name, arrived=arrived))
+        found += bench.pass_time(1.0)
+    return found
+
+
+def test_a_link_on_which_a_segment_is_for_long_is_named_and_waited_for() -> None:
+    bench = on_its_way(512 << 10)
+    note = "the link from a to b carries less than 138 kbit/s: 512 KiB have been on their way for 30 s"
+    assert wait_for(bench, 31) == [Note(text=note)], "once"
+    assert wait_for(bench, 200) == []
+    said = wait_for(bench, 40)
+    assert said[0] == Note(text="device b is lost (the link from a to b failed: 512 KiB did not come over it within 262 s)")
+    assert said[1] == Reform(devices=("a", "c"), silent_s=1.0)
+
+
+def test_a_link_on_which_a_short_segment_is_for_as_long_is_broken() -> None:
+    said = wait_for(on_its_way(4096), 31)
+    assert said[0] == Note(text="device b is lost (the link from a to b failed: 4 KiB did not come over it within 30 s)")
+
+
 def test_tokens_make_good_for_failures_that_were_nobodys() -> None:
     bench = running()
     for tokens in range(1, 8):
@@ -183,7 +216,7 @@ def test_who_answers_again_returns_after_a_while_that_doubles_with_each_loss() -
         bench.form()
         assert bench.pass_time(wait_s - 1) == []
         assert bench.pass_time(2.5) == [Reform(devices=("a", "b", "c"))]
-        assert bench.form() == [Note(text="device b is back")]
+        assert bench.form() == [Note(text="device b is back"), Note(text="the switch took 1.0 s")]
 
 
 def test_what_was_long_ago_is_forgiven() -> None:
@@ -324,6 +357,66 @@ def test_a_device_that_would_have_nothing_to_do_stands_by() -> None:
     bench.outcome = Needless(devices=("b",))
     assert bench.pass_time(30) == [Note(text="device b is back, and stands by")]
     assert bench.give(Broken(device="a", text="its connection closed"))[-1] == Reform(devices=("b", "c"), silent_s=0.5)
+
+
+SLOW = Changed(text="b has slowed down to 70% of its speed (throttled, 82 degrees)")
+GOING_OVER = Note(text=f"device {SLOW.text}: going over to another plan, which is 1.20 times as fast")
+
+
+def test_a_better_plan_is_gone_over_to_between_two_answers_and_its_switch_is_timed() -> None:
+    bench = running()
+    assert bench.give(SLOW) == [Prepare(devices=("a", "b", "c"), returning=())]
+    assert bench.give(SLOW) == [], "it is being made"
+    assert bench.give(Prepared(devices=(), gain=1.2)) == []
+    bench.tick = Tick(left_s=500.0)
+    assert bench.pass_time(30) == []
+    assert bench.give(Tick()) == [GOING_OVER, Reform(devices=("a", "b", "c"))]
+    bench.now_s += 1.5
+    assert bench.give(Formed(moved=("a", "b"))) == [Note(text="the switch took 1.5 s; a, b loaded other layers in it")]
+    bench.tick = Tick()
+    assert bench.pass_time(500) == []
+    assert bench.give(SLOW) == [], "plans are ten minutes apart"
+    assert bench.pass_time(100) == []
+    assert bench.give(SLOW) == [Prepare(devices=("a", "b", "c"), returning=())]
+
+
+def test_where_there_is_always_an_answer_a_better_plan_waits_for_a_minute() -> None:
+    bench = running()
+    bench.give(SLOW)
+    bench.give(Prepared(devices=(), gain=1.2))
+    bench.tick = Tick(left_s=500.0)
+    assert bench.pass_time(60) == []
+    assert bench.pass_time(1) == [GOING_OVER, Reform(devices=("a", "b", "c"))]
+
+
+def test_a_plan_that_is_no_better_changes_nothing() -> None:
+    bench = running()
+    bench.give(SLOW)
+    assert bench.give(Needless(devices=())) == []
+    assert bench.pass_time(60) == []
+    assert bench.core.fired["stays"] == 1
+
+
+def test_a_loss_makes_a_better_plan_one_of_the_past() -> None:
+    bench = running()
+    bench.give(SLOW)
+    bench.give(Prepared(devices=(), gain=1.2))
+    bench.alive.discard("c")
+    assert bench.give(Broken(device="c", text="its connection closed"))[-1] == Reform(devices=("a", "b"))
+    assert bench.form(1.0) == []
+    assert bench.pass_time(60) == []
+
+
+def test_a_switch_must_gain_more_than_it_costs() -> None:
+    bench = running()
+    assert not bench.core.is_worth(1.0)
+    assert not bench.core.is_worth(1.04), "forecasts are not that exact"
+    assert bench.core.is_worth(1.05)
+    slow = Bench()
+    slow.give(Begin())
+    slow.form(60.0)
+    assert not slow.core.is_worth(1.1), "a tenth of ten minutes is what it cost to form"
+    assert slow.core.is_worth(1.12)
 
 
 def test_a_device_that_another_head_has_is_not_back() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from flowspec.core.messages import Sampling
 from flowspec.model.reference import Reference
+from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster
@@ -18,6 +22,23 @@ from tests.runtime.clusters import PROMPT, plan_for, submit, tokens_of
 
 MBPS = 0.008
 """The prompt's activations, 40 rows of 64 numbers, take ten seconds."""
+
+
+def test_a_link_on_which_a_segment_takes_very_long_is_named_and_costs_nobody(
+    cluster: LocalCluster, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt's activations, 10 KiB, take 4 seconds where 2 count as long; of a link that is not broken they may take 5."""
+    monkeypatch.setattr(timeouts, "STUCK_S", 2.0)
+    daemons, notes = cluster.wait()[:2], []
+    whole = replace(plan_for(folder, daemons), hidden_size=64)
+    with slow_wire(daemons[1].address, 0.021) as address:
+        plan = replace(whole, stages=(whole.stages[0], replace(whole.stages[1], address=address)))
+        devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
+        with Head(plan, recovery=Recovery(replan=partial(replan, plan, devices), on_note=notes.append)) as head:
+            assert tokens_of(submit(head, count=3)) == reference.generate(PROMPT, Sampling(), 3, frozenset())
+            assert len(head.stages) == 2
+    (note,) = notes
+    assert re.fullmatch(r"the link from local-0 to local-1 carries less than \d+ kbit/s: 10 KiB have been .* for \d s", note)
 
 
 def test_a_segment_that_takes_long_on_its_way_costs_nobody(cluster: LocalCluster, folder: Path, reference: Reference) -> None:

@@ -286,12 +286,13 @@ def test_a_watch_that_fails_is_told_and_closed(place: str, monkeypatch: pytest.M
 def test_devices_are_told_with_what_they_said_last() -> None:
     head = VirtualHead(2)
     watch = watched(head)
-    head.stages[0].pong = Pong(queued=1, done=2, memory_bytes=3, running_s=0.5, temperature_c=61.26)
+    head.stages[0].pong = Pong(queued=1, done=2, memory_bytes=3, running_s=0.5, temperature_c=61.26, is_throttled=True)
     first, *_ = watch._look_at_devices()
     assert first == {
         "name": "board-0",
         "memory_bytes": 3,
         "temperature_c": 61.3,
+        "throttled": True,
         "queued": 1,
         "done": 2,
         "running_s": 0.5,

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowspec.core import limits
-from flowspec.core.cluster_messages import ERROR_CAUSES, LOADING_STEPS, ROLES, Drafting, Error
+from flowspec.core.cluster_messages import ERROR_CAUSES, LOADING_STEPS, ROLES, Drafting, Error, Pong
 from flowspec.core.facts import (
     INTERFACE_KINDS,
     MODEL_STATES,
@@ -192,6 +192,7 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "TensorList": build(TensorList, entries=st.lists(ENTRIES, max_size=3).map(tuple)),
     "AskBytes": build(AskBytes, digest=DIGESTS, offset=OFFSETS, size=st.integers(1, limits.WEIGHT_CHUNK_BYTES)),
     "TensorBytes": build(TensorBytes, digest=DIGESTS, offset=OFFSETS),
+    "Pong": build(Pong, temperature_c=DEGREES, clock_mhz=CLOCKS, clock_max_mhz=CLOCKS, arrived=st.integers(-1, limits.ID_MAX)),
     "Error": build(Error, text=st.text(PRINTABLE, max_size=40), retry_after_s=st.floats(0, 3600), cause=st.sampled_from(ERROR_CAUSES)),
 }
 
@@ -201,7 +202,7 @@ def messages_of(cls: type) -> st.SearchStrategy[Any]:
         return assigns(cls)
     if cls.__name__ in SPECIAL:
         return SPECIAL[cls.__name__]
-    return build(cls, role=st.sampled_from(ROLES), doing=st.sampled_from(LOADING_STEPS), temperature_c=DEGREES)
+    return build(cls, role=st.sampled_from(ROLES), doing=st.sampled_from(LOADING_STEPS))
 
 
 @st.composite

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from flowspec.core.facts import Board
@@ -15,8 +16,51 @@ from flowspec.core.limits import CELSIUS_RANGE, NAME_CHARS_MAX
 TOOL_S = 2.0
 """How long a board's own tool may take to answer."""
 _TRIPS_MAX = 16
+FIRMWARE = "sys/devices/platform/soc/soc:firmware/get_throttled"
+"""Where a Raspberry Pi's kernel shows what its firmware does about heat and a weak supply."""
+_CAPPED_NOW = 0b1111
+"""Of the Raspberry Pi's `get_throttled`: whatever lowers its clock now."""
+_COOLED = ("cpu", "gpu", "processor", "devfreq")
+"""In the types of cooling devices that are parts which compute, and no fans."""
 
 RunTool = Callable[[str, str], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heat:
+    """How hot a device is right now and what that does to its clock; None for what nothing tells. The clock is its fastest core's, in MHz."""
+
+    celsius: float | None = None
+    clock_mhz: float | None = None
+    clock_max_mhz: float | None = None
+    is_throttled: bool = False
+
+
+def read_heat(root: Path = Path("/"), firmware: int | None = None) -> Heat:
+    """Heat and clocks of the moment, from files alone; `firmware` is `get_throttled` where the kernel has no file for it."""
+    clock_mhz, max_mhz = _fastest(root)
+    told = _firmware(root)
+    bits = firmware if told is None else told
+    return Heat(
+        celsius=read_celsius(root),
+        clock_mhz=clock_mhz,
+        clock_max_mhz=max_mhz,
+        is_throttled=bool((bits or 0) & _CAPPED_NOW) or is_capped(root),
+    )
+
+
+def read_firmware(run_tool: RunTool | None = None) -> int | None:
+    """The Raspberry Pi's `get_throttled` from its own tool, None where there is none."""
+    return _bits((run_tool or _run_tool)("vcgencmd", "get_throttled").strip().removeprefix("throttled="))
+
+
+def is_capped(root: Path = Path("/")) -> bool:
+    """Whether the kernel holds the clock of a part that computes down because of heat."""
+    return any(
+        (read_number(device / "cur_state") or 0) > 0
+        for device in sorted((root / "sys/class/thermal").glob("cooling_device*"))
+        if any(kind in read_text(device / "type").lower() for kind in _COOLED)
+    )
 
 
 def read_board(root: Path = Path("/"), run_tool: RunTool | None = None) -> Board:
@@ -35,6 +79,7 @@ def read_board(root: Path = Path("/"), run_tool: RunTool | None = None) -> Board
         trip_c=trip_c,
         cpu_mhz=cap_mhz,
         cpu_max_mhz=max_mhz,
+        is_capped=is_capped(root),
     )
 
 
@@ -70,8 +115,16 @@ def _run_tool(name: str, flag: str) -> str:
 
 def _throttled(root: Path, run_tool: RunTool) -> int | None:
     """The firmware's bit field: from the kernel, else from `vcgencmd get_throttled`, which says throttled=0x50000."""
-    shown = read_text(root / "sys/devices/platform/soc/soc:firmware/get_throttled")
-    shown = shown or run_tool("vcgencmd", "get_throttled").strip().removeprefix("throttled=")
+    if read_text(root / FIRMWARE):
+        return _firmware(root)
+    return read_firmware(run_tool)
+
+
+def _firmware(root: Path) -> int | None:
+    return _bits(read_text(root / FIRMWARE))
+
+
+def _bits(shown: str) -> int | None:
     try:
         found = int(shown, 16)
     except ValueError:
@@ -123,3 +176,13 @@ def _clocks(root: Path) -> tuple[float | None, float | None]:
         if cap and most and 0 < cap <= most < 10**9:
             found.append((cap / 1000, most / 1000))
     return min(found, key=lambda each: each[0] / each[1], default=(None, None))
+
+
+def _fastest(root: Path) -> tuple[float | None, float | None]:
+    """(clock right now, what it can do) in MHz, of the core that runs fastest beside what it can do: the others may be idle."""
+    found = []
+    for policy in sorted((root / "sys/devices/system/cpu/cpufreq").glob("policy*")):
+        clock, most = read_number(policy / "scaling_cur_freq"), read_number(policy / "cpuinfo_max_freq")
+        if clock and most and 0 < clock < 10**9 and 0 < most < 10**9:
+            found.append((min(clock, most) / 1000, most / 1000))
+    return max(found, key=lambda each: each[0] / each[1], default=(None, None))

@@ -23,6 +23,9 @@ def heat_findings(name: str, board: Board) -> Iterator[Finding]:
             text = f"the firmware reports {', '.join(PI_BITS[bit] for bit in seen)}, {when}"
             advice = POWER if seen == [0] else COOLING if 0 not in seen else f"{POWER}; {COOLING}"
             yield Finding(severity=severity, device=name, check="throttling", text=text, advice=advice)
+    if board.is_capped:
+        text = "its kernel holds its clocks down because of heat, now"
+        yield Finding(severity=PROBLEM, device=name, check="throttling", text=text, advice=COOLING)
     if board.celsius is not None and board.trip_c is not None and board.celsius >= board.trip_c:
         text = f"{board.celsius:.0f} degrees, and it throttles from {board.trip_c:.0f} on"
         yield Finding(severity=WARNING, device=name, check="throttling", text=text, advice=COOLING)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from flowspec.errors import ClusterError
 from flowspec.plan.absence import among
 from flowspec.plan.memory import mib
-from flowspec.plan.placement import StagePlan
+from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
 from flowspec.plan.refusal import Refused, plan_or_refuse
 from flowspec.plan.sites import Wish
@@ -35,9 +35,17 @@ class Chosen:
         """The plan's stages with the addresses of their devices."""
         return _placed(self.plan, devices)
 
-    def stages_of(self, devices: Sequence[Device]) -> list[StagePlan]:
-        """What the planner has these devices run when all others are lost, by what it knew at the start; raises `DoesNotFit`."""
-        return _placed(make_plan(steadied(among(self.wish, {device.name for device in devices}))), devices)
+    def stages_of(self, devices: Sequence[Device], slowness: Mapping[str, float]) -> list[StagePlan]:
+        """What the planner has these devices run when all others are lost, by what it knew at the start; raises `DoesNotFit`.
+
+        Devices that `slowness` names take so many times what they took then.
+        """
+        left = among(slowed(self.wish, slowness), {device.name for device in devices})
+        return _placed(make_plan(steadied(left)), devices)
+
+    def rate(self, plan: ClusterPlan, slowness: Mapping[str, float]) -> float:
+        """Tokens/s that are foretold for a plan, by what was known at the start and how slow devices are by now."""
+        return _rated(slowed(self.wish, slowness), plan.stages).forecast.tokens_per_s
 
     def knowing(self, found: Survey) -> Chosen:
         """The same plan by what is known now, which later plans are made of."""
@@ -131,18 +139,29 @@ def compare(wish: Wish, found: Survey, stages: Sequence[StagePlan]) -> Chosen:
 
     Raises `ClusterError` where it has layers for a device that is left out.
     """
-    sites = {site.name: site for site in wish.sites}
     for stage in stages:
         if why := found.left_out.get(stage.name):
             raise ClusterError(f"{stage.name} is given layers, but says that it has {why}, which cannot be; look at it")
-    order, layers = [sites[stage.name] for stage in stages], [stage.end - stage.first for stage in stages]
-    given = max((rate_split(wish, order, head, layers) for head in wish.heads), key=lambda plan: plan.forecast.tokens_per_s)
+    given = _rated(wish, stages)
     try:
         planned = make_plan(steadied(wish))
     except DoesNotFit:
         return Chosen(plan=given, wish=wish, survey=found, is_given=True)
     is_better = planned.forecast.tokens_per_s > (1 + BETTER_BY) * given.forecast.tokens_per_s
     return Chosen(plan=given, wish=wish, survey=found, is_given=True, better=planned if is_better else None)
+
+
+def _rated(wish: Wish, stages: Sequence[StagePlan]) -> Plan:
+    """The forecast of given stages, with the head where it suits them best."""
+    sites = {site.name: site for site in wish.sites}
+    order, layers = [sites[stage.name] for stage in stages], [stage.end - stage.first for stage in stages]
+    return max((rate_split(wish, order, head, layers) for head in wish.heads), key=lambda plan: plan.forecast.tokens_per_s)
+
+
+def slowed(wish: Wish, slowness: Mapping[str, float]) -> Wish:
+    """The same with devices that take so many times what their profile says."""
+    sites = tuple(replace(site, profile=site.profile.slowed(slowness.get(site.name, 1.0))) for site in wish.sites)
+    return replace(wish, sites=sites)
 
 
 def steadied(wish: Wish) -> Wish:

@@ -79,7 +79,7 @@ export class Figures {
     put(memory, device ? bytes(device.memory_bytes) : NONE);
     const celsius = device?.temperature_c ?? null;
     put(temperature, celsius === null ? NONE : `${Math.round(celsius)} °C`);
-    temperature.className = celsius !== null && celsius >= HOT_C ? "gone" : "";
+    temperature.className = device?.throttled || (celsius !== null && celsius >= HOT_C) ? "gone" : "";
     put(busy, share(found.busy));
     const gone = device && !device.present;
     const queued = device?.queued && doing === "working" ? `, ${device.queued} queued` : "";

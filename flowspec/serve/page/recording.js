@@ -27,6 +27,7 @@ const device = record({
   temperature_c: orNull(within(-300, 1000)),
   running_s: isSeconds,
   present: isFlag,
+  throttled: (value) => value === undefined || orNull(isFlag)(value),
   ...each(["memory_bytes", "queued", "done"], isCount),
 });
 

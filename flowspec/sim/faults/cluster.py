@@ -25,6 +25,7 @@ from flowspec.core.events import (
     Reformed,
     SetTimer,
     Submit,
+    Timed,
     TimerFired,
     ToDrafter,
     ToPipeline,
@@ -44,6 +45,7 @@ from flowspec.core.forming import (
     Lose,
     Open,
     Part,
+    Passed,
     Plan,
     Planned,
     Refused,
@@ -63,7 +65,7 @@ from flowspec.core.membership import Answered, Begin, Membership, Note, Probe, S
 from flowspec.core.messages import Release, Verified
 from flowspec.errors import PeerError
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
-from flowspec.plan.split import even_split
+from flowspec.plan.split import weighted_split
 from flowspec.plan.timing import Curve
 from flowspec.sim.clock import Alarm, Clock
 from flowspec.sim.conduct import Conduct
@@ -78,6 +80,8 @@ from flowspec.wire.codec import Envelope
 HEAD = "head"
 SESSION = 1
 TERMS = Terms(connect_s=2.0, reconnect_s=2.0, held_s=4.0, ping_s=0.5, watch_s=0.25, settle_s=0.1)
+ROW_BYTES = 12000
+"""Of what goes from stage to stage."""
 DIALLED_S = 0.01
 """How long it takes to hear that a device cannot be dialled."""
 SURVEY_S = 0.3
@@ -213,6 +217,8 @@ class Cluster:
                 self._timer = self.clock.at(command.at_s - self.skew_s, partial(self._do, partial(self._step, TimerFired(), command.at_s)))
             elif isinstance(command, Emit):
                 self._emit(command)
+            elif isinstance(command, Timed):
+                self._give(Passed(pipeline=self.forming.number, hops=command.hops, context=command.context))
             elif isinstance(command, Finished):
                 answer = self.answers[command.request][-1]
                 answer.end, answer.ended_s = command, self.now_s
@@ -262,7 +268,17 @@ class Cluster:
         self._due = self.clock.at(due_s - self.skew_s, lambda: self._do(lambda: self._look(due_s)))
 
     def _look(self, due_s: float) -> None:
-        self._give(Tick(flight_s=self.head.flight_s(self.now_s), left_s=self.head.left_s(), tokens=self._tokens), due_s)
+        flight, rows = self.head.flights.oldest
+        self._give(
+            Tick(
+                flight_s=self.head.flight_s(self.now_s),
+                flight=flight,
+                flight_bytes=rows * ROW_BYTES,
+                left_s=self.head.left_s(),
+                tokens=self._tokens,
+            ),
+            due_s,
+        )
 
     def _execute(self, command: FormingCommand) -> None:
         if isinstance(command, Note):
@@ -301,7 +317,7 @@ class Cluster:
         if not self._devices_min <= len(devices) <= self._layer_count:
             self._give(Unplanned(text=f"{self._layer_count} layers on {len(devices)} devices", is_beside=command.is_beside))
             return
-        counts = even_split(self._layer_count, len(devices))
+        counts = weighted_split(self._layer_count, [1 / command.slowness.get(device, 1.0) for device in devices])
         plan = ClusterPlan(
             model="model",
             fingerprint="fingerprint",
@@ -314,7 +330,16 @@ class Cluster:
             captures=tuple(sorted({layer for drafter in self._drafters for layer in drafter.captures})),
         )
         parts = [Part(device=device, place=device, assign=assign) for device, assign in zip(devices, assigns_of(plan), strict=True)]
-        self._give(Planned(parts=tuple(parts), is_beside=command.is_beside))
+        gain = self._gain(parts, command.slowness) if command.is_beside else None
+        self._give(Planned(parts=tuple(parts), is_beside=command.is_beside, gain=gain))
+
+    def _gain(self, parts: Sequence[Part], slowness: Mapping[str, float]) -> float:
+        """How many times as fast as the pipeline that works these would be, by their slowest stages."""
+        before_s, after_s = (
+            max(slowness.get(part.device, 1.0) * (part.assign.end_layer - part.assign.first_layer) for part in each)
+            for each in (self._formed().parts, parts)
+        )
+        return before_s / after_s
 
     def _dial(self, pipeline: int, name: str, role: str) -> None:
         lines = self._lines[pipeline]

@@ -99,6 +99,7 @@ class SimDaemon:
     Whatever is wrong with it is set from outside: what it would load `is_damaged`, memory `is_short` of what one conversation takes, it
     `is_doomed` to be killed over what it loads next, it `is_locked` for everybody, it `babbles` where it should show life, its passes take
     `heat` times as long. Where those who speak to it may not be honest, whatever it is told is possible.
+    Where a device `is_by_layers`, its curve is that of all layers of the model together.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class SimDaemon:
         self.is_up = True
         self.is_stopped = False
         self.is_stuck = False
+        self.is_by_layers = False
         self.is_damaged = False
         self.is_short = False
         self.is_doomed = False
@@ -197,7 +199,7 @@ class SimDaemon:
     def be_slow(self, times: float) -> None:
         """Passes of the hold that is take so many times as long, from the next layer on; 1 is as before."""
         if self._part is not None:
-            self._part.device.spec = self._spec_at(times)
+            self._part.device.spec = self._spec_at(self._part.assign, times)
 
     def be_hot(self, times: float) -> None:
         """The same, for later holds as well."""
@@ -209,8 +211,9 @@ class SimDaemon:
         self.is_damaged = self.is_short = self.is_doomed = self.is_locked = self.babbles = False
         self.be_hot(1.0)
 
-    def _spec_at(self, times: float) -> DeviceSpec:
-        return replace(self._spec, curve=self._spec.curve.scaled(times))
+    def _spec_at(self, assign: Assign, times: float) -> DeviceSpec:
+        share = (assign.end_layer - assign.first_layer) / assign.layer_count if self.is_by_layers else 1.0
+        return replace(self._spec, curve=self._spec.curve.scaled(times * share))
 
     def _do(self, action: Callable[[], None]) -> None:
         """Now, or when a stopped process goes on; never in a later life."""
@@ -286,7 +289,8 @@ class SimDaemon:
         elif isinstance(command, SendOn):
             self._send_on(command)
         elif isinstance(command, ShowLife):
-            pong = Pong(queued=command.queued, done=command.done, memory_bytes=0, running_s=command.running_s)
+            running_s, arrived = command.running_s, command.arrived
+            pong = Pong(queued=command.queued, done=command.done, memory_bytes=0, running_s=running_s, arrived=arrived)
             self._send(command.caller, Reset() if self.babbles else pong)
         elif isinstance(command, ShowReady):
             self._send(command.caller, Ready(weight_bytes=1, memory_bytes=1, cache_slots=command.loaded.cache_slots))
@@ -333,7 +337,9 @@ class SimDaemon:
         taken = self._core.hold
         core = None if taken is None else taken.core
         layers, is_last = FakeLayers(assign.stages, self._language, is_honest=self._is_honest), not assign.next_hop
-        device = Device(self._clock, self._spec_at(self.heat), assign.stage, layers, is_last, lambda done: self._done(life, hold, done))
+        device = Device(
+            self._clock, self._spec_at(assign, self.heat), assign.stage, layers, is_last, lambda done: self._done(life, hold, done)
+        )
         part = self._part = _Part(hold, assign, core if isinstance(core, StageCore) else None, layers, device)
         if assign.next_hop and assign.next_name not in self._daemons:
             assert not self._is_honest, f"there is no device {assign.next_name}"

@@ -107,6 +107,7 @@ def draw(seed: int) -> Schedule:
     captures = (1,) if rng.random() < 0.15 else ()
     dialogues = tuple(_dialogue(rng, request, language, context) for request in range(rng.choices([1, 2, 3], weights=[6, 3, 1])[0]))
     room = random.Random(f"room {seed}")
+    heat = random.Random(f"heat {seed}")
     later = random.Random(f"later {seed}")
     devices_min = room.randint(1, len(devices)) if room.random() < 0.2 else 1
     wanted = random.Random(~seed)
@@ -123,7 +124,11 @@ def draw(seed: int) -> Schedule:
         devices_max=room.randint(devices_min, len(devices)) if room.random() < 0.25 else len(devices),
         queued_max=flights_max or 64,
         frames_max=later.choice([1, 2, 1000]),
-        terms=replace(TERMS, wait_s=later.choice([2.0, 4.0]) if later.random() < 0.05 else None),
+        terms=replace(
+            TERMS,
+            wait_s=later.choice([2.0, 4.0]) if later.random() < 0.05 else None,
+            changed_s=heat.choice([0.2, 1.0, 60.0]),
+        ),
         context=context,
         bounds=Bounds(flights_max=flights_max, prefill_chunk=rng.choice([1, 4, 128])),
         patience=Patience(
@@ -136,6 +141,7 @@ def draw(seed: int) -> Schedule:
             forgive_s=rng.choice([5.0, 60.0]),
             worth=rng.choice([0.0, 3.0, 10.0]),
             moment_s=room.choice([0.3, 1.0, 10.0]),
+            again_s=heat.choice([1.0, 600.0]),
         ),
         method=partial(make_method, name, **(_options(rng, name, len(qualities)) | shape if "window" in OPTIONS[name] else sizes)),
         language=language,

@@ -94,7 +94,7 @@ MESSAGES: tuple[Message, ...] = (
     Ready(weight_bytes=1, memory_bytes=2, cache_slots=600, received_bytes=3),
     Reset(),
     Ping(),
-    Pong(queued=1, done=2, memory_bytes=3, running_s=0.5, temperature_c=61.5),
+    Pong(queued=1, done=2, memory_bytes=3, running_s=0.5, temperature_c=61.5, clock_mhz=1500.0, clock_max_mhz=2400.0, is_throttled=True),
     Error(text="no", retry_after_s=0.5),
     Error(text="lost", cause="next"),
     _OPEN,

@@ -90,6 +90,7 @@ def test_nothing_is_wrong_with_a_healthy_cluster() -> None:
         (Board(throttled=0x5), "problem", "under-voltage, throttling, now", "power supply"),
         (Board(throttled=0x50000), "warning", "under-voltage, throttling, since it was started", "power supply"),
         (Board(throttled=0x80008), "problem", "the soft temperature limit, now", "heat sink"),
+        (Board(is_capped=True), "problem", "holds its clocks down because of heat", "heat sink"),
         (Board(celsius=86.0, trip_c=85.0), "warning", "86 degrees, and it throttles from 85 on", "heat sink"),
         (Board(cpu_mhz=1500, cpu_max_mhz=2400), "warning", "1500 MHz of 2400", "power mode"),
         (Board(power_mode="15W"), "warning", "its power mode is 15W", "nvpmodel -m 0"),

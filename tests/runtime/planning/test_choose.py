@@ -115,13 +115,13 @@ def test_devices_that_are_left_get_the_plan_that_they_had_got_without_the_others
     found = survey_of(NANO, PI, NANO)
     chosen = choose(wish_of(found), found)
     d0, d1, d2 = (Device(name=site.name, address=f"{site.name}:7700") for site in found.sites)
-    assert chosen.stages_of([d0, d1, d2]) == chosen.stages([d0, d1, d2])
-    assert {stage.name for stage in chosen.stages_of([d1, d2])} == {"d2"}, "the head may stay where the daemon was lost"
-    (alone,) = chosen.stages_of([d1])
+    assert chosen.stages_of([d0, d1, d2], {}) == chosen.stages([d0, d1, d2])
+    assert {stage.name for stage in chosen.stages_of([d1, d2], {})} == {"d2"}, "the head may stay where the daemon was lost"
+    (alone,) = chosen.stages_of([d1], {})
     assert (alone.name, alone.address, alone.first, alone.end) == ("d1", "d1:7700", 0, SHAPE.layers)
     scarce = survey_of(PI, PI, memory_bytes=2 * GIB)
     with pytest.raises(DoesNotFit, match=r"does not fit the devices in float16"):
-        choose(wish_of(scarce), scarce).stages_of([d1])
+        choose(wish_of(scarce), scarce).stages_of([d1], {})
 
 
 def test_what_does_not_fit_without_an_absent_device_is_one_line_that_names_it() -> None:
