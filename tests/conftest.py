@@ -1,4 +1,5 @@
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ from hypothesis import settings
 from tests import warm
 from tests.caches import make_cache
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # the suite runs in the background; commands hear Ctrl-C all the same
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side, each with processes of its own
 os.environ["HF_HUB_OFFLINE"] = "1"  # the hub is no part of any test
 

@@ -20,7 +20,7 @@ LAYERS = [
     {"draft", "model", "plan", "wire"},
     {"core"},
     {"checking"},
-    {"tree", "noise", "errors", "interruption", "host_memory", "folders"},
+    {"tree", "noise", "errors", "interruption", "host_memory", "folders", "child_process"},
 ]
 DEPTHS = {package: depth for depth, packages in enumerate(LAYERS) for package in packages}
 SIDEWAYS = {

@@ -1,4 +1,4 @@
-"""`flowspec doctor --accelerator`: the check of this machine's accelerator, told as it goes, with a table at the end."""
+"""`flowspec doctor --accelerator`: the check of this machine's accelerator, told as it goes; then a table."""
 
 from __future__ import annotations
 
@@ -39,11 +39,23 @@ NEEDLESS = ("cluster", "layers", "context", "model")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("this machine's accelerator")
-    group.add_argument("--accelerator", action="store_true", help="check this machine's GPU or CPU instead, and write a report to send in")
-    group.add_argument("--device", metavar="auto|cpu|cuda:N", help="what to check (default: auto)")
-    group.add_argument("--report", type=Path, metavar="FILE", help=f"where to write the report (default: {REPORT})")
     group.add_argument(
-        "--seconds", type=float, metavar="S", help=f"how long all may take; what does not fit is left out (default: {SECONDS:.0f})"
+        "--accelerator",
+        action="store_true",
+        help="check this machine's GPU or CPU instead, and write a report to send in",
+    )
+    group.add_argument("--device", metavar="auto|cpu|cuda:N", help="what to check (default: auto)")
+    group.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help=f"where to write the report (default: {REPORT})",
+    )
+    group.add_argument(
+        "--seconds",
+        type=float,
+        metavar="S",
+        help=f"how long all may take; what does not fit is left out (default: {SECONDS:.0f})",
     )
 
 
@@ -52,7 +64,8 @@ def check_flags(args: argparse.Namespace, parsed_defaults: Mapping[str, Any]) ->
     if args.accelerator:
         for name in NEEDLESS:
             if getattr(args, name) != parsed_defaults[name]:
-                raise InputError(f"--{name} goes with a cluster; --accelerator checks this machine with the bundled model")
+                text = "goes with a cluster; --accelerator checks this machine with the bundled model"
+                raise InputError(f"--{name} {text}")
         device = args.device or "auto"
         if device not in ("auto", "cpu") and not (device.startswith("cuda:") and device[5:].isdecimal()):
             raise InputError(f"--device: expected auto, cpu or cuda:N, got {device!r}")
@@ -143,12 +156,14 @@ def show(document: Mapping[str, Any], findings: Sequence[Finding]) -> None:
 def _head(document: Mapping[str, Any]) -> list[str]:
     system, before, after = document["system"], document["before"]["board"], document["after"]["board"]
     software = document["software"]
-    used = next((step["found"] for step in document["steps"] if step["step"] == "torch" and step["found"]), None)
-    lines = [before["model"] or system["processor"], f"{system['system']}, Python {software['python']}, torch {software['torch']}"]
-    if used is not None:
+    found = [step["found"] for step in document["steps"] if step["step"] == "torch" and step["found"]]
+    lines = [before["model"] or system["processor"]]
+    lines.append(f"{system['system']}, Python {software['python']}, torch {software['torch']}")
+    for used in found[:1]:
         capability = used["facts"].get("capability")
         name = f"{used['facts']['name']}{f', capability {capability}' if capability else ''}"
-        lines.append(f"{used['device']} ({name}): {mib(used['free_bytes'])} free, reads {used['gb_per_s']:.3g} GB/s")
+        speed = f"reads {used['gb_per_s']:.3g} GB/s"
+        lines.append(f"{used['device']} ({name}): {mib(used['free_bytes'])} free, {speed}")
     modes = [moment["power_mode"] for moment in (before, after) if moment["power_mode"]]
     heat = [f"{moment['celsius']:.0f}" for moment in (before, after) if moment["celsius"] is not None]
     if modes:
@@ -170,14 +185,16 @@ def _table(steps: Sequence[Mapping[str, Any]]) -> Table:
         if step["dtype"] and step["step"] in ("kernels", "slice"):
             parts.setdefault(step["dtype"], {})[step["step"]] = step
     for dtype, found in parts.items():
-        kernel = found["kernels"]["found"].get("kernel") or ("-" if found["kernels"]["state"] == LEFT_OUT else "none")
+        tried = found["kernels"]
+        kernel = tried["found"].get("kernel") or ("-" if tried["state"] == LEFT_OUT else "none")
         part = found.get("slice", {}).get("found")
         if not part:
             table.add_row(dtype, kernel, *["-"] * 6)
             continue
         alone = "same" if not part["rows_alone"]["other_bits"] else f"{part['rows_alone']['off']:.1g}"
         times = [f"{part['pass_ms'][rows]:.1f}" for rows in ("1", "4", "16")]
-        table.add_row(dtype, kernel, f"{part['logits_off']:.2g}", f"{part['logits_allowed']:.2g}", alone, *times)
+        logits = [f"{part[name]:.2g}" for name in ("logits_off", "logits_allowed")]
+        table.add_row(dtype, kernel, *logits, alone, *times)
     return table
 
 

@@ -6,10 +6,12 @@ Exit status: 0 done, 1 the work failed or differed, 2 wrong usage or input, 130 
 from __future__ import annotations
 
 import argparse
+import difflib
 import io
 import json
 import logging
 import os
+import re
 import sys
 from typing import Any, NoReturn
 
@@ -42,19 +44,20 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, allow_abbrev=False)
+        self.commands: dict[str, Parser] = {}
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     parser = Parser(
         prog="flowspec",
         description="Run one language model across several small devices, exactly as in one piece.",
         epilog="Start with: flowspec chat   (a bundled model on four local processes)",
     )
     parser.add_argument("--version", action="version", version=f"flowspec {__version__}")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, module in COMMANDS.items():
         summary = (module.__doc__ or "").splitlines()[0]
         command = subparsers.add_parser(name, help=summary, description=summary)
@@ -63,7 +66,23 @@ def build_parser() -> argparse.ArgumentParser:
         group.add_argument("-v", "--verbose", action="store_true", help="tell more on standard error")
         group.add_argument("--log-file", metavar="FILE", help="write the log to FILE instead")
         group.add_argument("--check", action="store_true", help="check FlowSpec's own state after every event (slower); end if it is wrong")
+    parser.commands = dict(subparsers.choices)
     return parser
+
+
+def _parsed(argv: list[str] | None) -> argparse.Namespace:
+    """The flags of a command; one that it does not have is told of by that command, with the one that may be meant."""
+    parser = build_parser()
+    args, unknown = parser.parse_known_args(argv)
+    if args.command is None:
+        parser.error("expected a command, such as: flowspec chat")
+    if unknown:
+        command = parser.commands[args.command]
+        flags = [each.partition("=")[0] for each in unknown if each.startswith("-")]
+        wrong = (flags or unknown)[0]
+        meant = difflib.get_close_matches(wrong, re.findall(r"--[a-z-]+", command.format_help()), n=1) if flags else []
+        command.error(f"unrecognized argument {wrong}" + (f"; is {meant[0]} meant?" if meant else ""))
+    return args
 
 
 def start_logging(args: argparse.Namespace) -> None:
@@ -87,7 +106,7 @@ def start_logging(args: argparse.Namespace) -> None:
 
 def run(argv: list[str] | None = None) -> int:
     """Runs one command; returns its exit status. Raises `OSError` where its output cannot be written."""
-    args = build_parser().parse_args(argv)
+    args = _parsed(argv)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # as in arguments; the tokenizer refuses what is not UTF-8
     if args.command != "daemon":

@@ -212,7 +212,10 @@ def plan_lines(wish: Wish, best: Rated, helps: list[Option], by_hand: Rated | No
 
 
 def absent_report(without: Sequence[Without] | None) -> dict[str, Any] | None:
-    """For each device of a cluster file that the plan uses what a head does while it is absent; `was_asked` says that none was."""
+    """For each device of a cluster file that the plan uses what a head does while it is absent.
+
+    `was_asked` says that none was asked whether it is there.
+    """
     if without is None:
         return None
     found = [
@@ -234,7 +237,9 @@ def absent_lines(without: Sequence[Without] | None) -> Iterator[str]:
     yield "\nabsent devices (none was asked whether it is there)"
     yield "  a head begins without one if the model fits the others, and takes it in later"
     for each in without:
-        left = f"does not fit: the others lack {mib(each.short_bytes)}" if each.short_bytes else "nothing is left"
+        left = "nothing is left"
+        if each.short_bytes:
+            left = f"does not fit: the others lack {mib(each.short_bytes)}"
         if each.plan is not None:
             left = f"{each.plan.forecast.tokens_per_s:.3g} tokens/s, by formula"
         yield f"  without {each.device:<{NAME_WIDTH}}{left}"

@@ -1,4 +1,4 @@
-"""Standard output and standard error as terminals: what others wrote is made `visible` there; a pipe gets it as it is."""
+"""Standard output and error: what others wrote is made `visible` on a terminal; a pipe gets it as it is."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What others wrote, fit for a terminal: control characters are shown and not sent, so that no text does more than be read.
+"""What others wrote, fit for a terminal: control characters are shown and not sent; a text is only read.
 
-A model's text may hold what sets the clipboard or a window's title, moves the cursor, or turns the order of letters round; so may an
-error of another device, its log, or a journal. `python -m flowspec.cli.visible` does so to its standard input.
+A model's text may hold what sets the clipboard or a window's title, moves the cursor, or turns the order of
+letters round; so may an error of another device, its log, or a journal. `python -m flowspec.cli.visible` does
+so to its standard input.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Which IP address a device's name stands for, as far as is known, and when to ask again.
 
-Look-ups take as long as they like, and may hang for as long as the name service is out. So nobody waits for one
-who knows an address already:
+Look-ups take as long as they like, and may hang for as long as the name service is out. So nobody waits for
+one who knows an address already:
 
-- The last address that was found is the answer, while a new look-up runs, and when that fails. It is looked up
-  again when it is `fresh_s` old; a device that got another address is found at its new one the next time.
-- A name without an address is waited for as long as a look-up may take, and is then an error, as it is when the
-  look-up says so. It is looked up again when that is `again_s` ago.
+- The last address that was found is the answer, while a new look-up runs, and when that fails. It is looked
+  up again when it is `fresh_s` old; a device that got another address is found at its new one the next time.
+- A name without an address is waited for as long as a look-up may take, and is then an error, as it is when
+  the look-up says so. It is looked up again when that is `again_s` ago.
 - A name is looked up once at a time: one that hangs is not joined by others.
 """
 
@@ -69,7 +69,7 @@ class AddressBook:
         self._names: dict[str, _Name] = {}
 
     def ask(self, name: str, now_s: float) -> Found:
-        """What is known of a name; where it `is_wanted`, a look-up has begun, and `found` or `failed` must follow."""
+        """What is known of a name; where it `is_wanted`, a look-up has begun: `found` or `failed` must follow."""
         known = self._names.setdefault(name, _Name())
         if known.began_s is not None:
             is_late = not known.address and now_s - known.began_s >= self.terms.limit_s

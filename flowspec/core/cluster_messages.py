@@ -74,8 +74,8 @@ class Assign:
     `captures` names hidden states that a drafter wants of committed nodes: the inputs of those layers, `layer_count` being
     the output after the final norm. They ride behind the hidden states to the last stage, and back with Verified.
 
-    `next_ip` is the address of the host of `next_hop` as the head knows it (empty: it knows none), for a daemon that
-    cannot look it up.
+    `next_ip` is the address of the host of `next_hop` as the head knows it (empty: it knows none), for a
+    daemon that cannot look it up.
 
     With `drafting` the daemon becomes a drafter instead: all layers of a small model, which answers `Expand` with `Proposed`.
     """

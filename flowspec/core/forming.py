@@ -7,7 +7,8 @@ here it is formed, watched and given up. The runtime's `Pipelines` and the clust
 - First every device is dialled. When all have answered, the ends get a second connection for data, and each device its part. The pipeline is
   there when all are ready and both ends have answered on the data connections.
 - A device that another head holds is waited for where the first pipeline is formed, and else left out until it is free.
-- A device that was absent at the start, and answers now, is surveyed before it is planned with: nothing is known of it.
+- A device that was absent at the start, and answers now, is surveyed before it is planned with: nothing is
+  known of it.
 - A device that is back makes ready beside the pipeline that works: it is assigned what it would have to do, on connections of its own, and let go
   of when it is ready. It keeps what it loaded, so that the switch to a pipeline with it is short.
 - What passes take is watched (`core.slowing`). Where devices have become slower or faster another plan is made, by what they take now; whoever is in that
@@ -556,7 +557,9 @@ class Forming:
 
     def _may_begin_without(self, is_wanted: bool) -> bool:
         """Whether the first pipeline may lack devices; `is_wanted` says that another one is to be formed of the rest."""
-        return self.start is Start.ANY or (self.start is Start.SHORT and (is_wanted or not self.membership.is_needed))
+        if self.start is Start.SHORT:
+            return is_wanted or not self.membership.is_needed
+        return self.start is Start.ANY
 
     def _fence(self, silent_s: float) -> None:
         """The pipeline is over: its devices are let go of, and what they still say is not heard."""
@@ -622,7 +625,7 @@ class Forming:
                 self._assign_all(pipeline)
         elif isinstance(message, Loading):
             self._commands.append(ShowProgress(text=f"{device}: {message.doing}", share=message.share))
-        elif isinstance(message, Ready):
+        elif isinstance(message, Ready) and pipeline.is_assigned:
             self._ready(pipeline, device, message, now_s)
         elif isinstance(message, AskModel):
             self._commands.append(ServeWeights(pipeline=pipeline.number, device=device))
@@ -753,7 +756,7 @@ class Forming:
                 rehearsal.progressed_s = now_s
         elif isinstance(message, AskModel):
             self._commands.append(ServeWeights(pipeline=rehearsal.number, device=device))
-        elif isinstance(message, Ready):
+        elif isinstance(message, Ready) and device in rehearsal.welcomed:
             rehearsal.ready.add(device)
             if len(rehearsal.ready) == len(rehearsal.parts):
                 self._end_rehearsal()

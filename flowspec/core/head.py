@@ -14,6 +14,7 @@ under way becomes a prompt of what is known of it, in a new epoch; `Reformed` op
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from flowspec.core import limits
@@ -50,6 +51,23 @@ from flowspec.core.request import Request, begin
 from flowspec.errors import InputError, PeerError
 from flowspec.tree import NodeState
 
+RULES = {
+    "taken over": "an answer goes on where another head's ended",
+    "kept": "a prompt begins with what the stages have cached",
+    "cancelled": "an answer ends because nobody wants it any more",
+    "end told": "the stages are told of an end, for guesses of it are in flight",
+    "forgotten": "a conversation is over, and its caches are released",
+    "release waits": "a Release waits until nothing of its conversation is in flight",
+    "gives up": "caches that nobody uses now are given up for an answer that waits",
+    "waits": "an answer waits for room",
+    "begins again": "an answer whose pipeline was lost becomes a prompt of what is known of it",
+    "old epoch": "a segment comes back with what is known of an epoch that is over",
+    "guessed": "the next token was in flight already",
+    "missed": "nobody had guessed the next token",
+    "drafter lost": "a model beside the target is asked no more",
+    "drafter back": "a model that was lost is asked again, and begins with nothing",
+}
+"""What is decided here, by name; `HeadCore.fired` counts."""
 UNKNOWN_LEFT_S = 1e-3
 """What is taken to be left of an answer whose speed is unknown: little, so that nobody waits for its end."""
 
@@ -77,6 +95,7 @@ class HeadCore:
         self.panel = Panel(drafters, self.method)
         self.costs = Costs(stage_count)
         self.is_formed = True
+        self.fired: Counter[str] = Counter()
         self._requests: dict[int, Request] = {}
         self.flights = Flights(self._requests)
         self.admission = Admission(context, drafters)
@@ -136,8 +155,10 @@ class HeadCore:
         elif isinstance(event, Drafted):
             self.panel.drafted(event, self._requests, now_s)
         elif isinstance(event, DrafterLost):
+            self.fired["drafter lost"] += 1
             self.panel.lost(event.drafter, self._requests.values())
         elif isinstance(event, DrafterBack):
+            self.fired["drafter back"] += 1
             self.admission.drafter_back(event.drafter, event.cache_slots)
             self.panel.back(event.drafter, self._requests.values(), self.admission)
         elif isinstance(event, PipelineLost):
@@ -196,6 +217,8 @@ class HeadCore:
         request = begin(old, submit, context=self.context, stage_count=self.stage_count, now_s=now_s)
         self.panel.begin(request, request.computed, self.admission)
         self._requests[submit.request] = request
+        self.fired["taken over"] += bool(submit.answered)
+        self.fired["kept"] += request.reused > 0
         self.method.begin(request)
         if submit.answered and (reason := request.why_over):
             self._end(request, reason, commands)
@@ -215,6 +238,8 @@ class HeadCore:
         del self._requests[number]
         self.panel.release(Release(request=number), commands)
         self._leaving.add(number)
+        self.fired["forgotten"] += 1
+        self.fired["release waits"] += self.flights.carry(number)
         self._release_if_landed(number, commands)
 
     def _release_if_landed(self, number: int, commands: list[HeadCommand]) -> None:
@@ -235,11 +260,13 @@ class HeadCore:
         if self.flights.have_guesses(request):
             self._tell(request.commit(is_over=True), commands)
             request.is_end_told = True
+            self.fired["end told"] += 1
         if request.number in self._turns:
             self._turns.remove(request.number)
         self.admission.end(request.number)
         self.method.ended(request)
         self._requests[request.number] = self._requests.pop(request.number)  # the last to be given up
+        self.fired["cancelled"] += reason == "cancelled"
         statistics = request.statistics
         statistics.dropped_alive += request.tree.alive_count
         statistics.calibration_error = self.panel.trust.error
@@ -262,6 +289,7 @@ class HeadCore:
             request.statistics.admitted(now_s)
             self._turns.append(number)
             self._tell(request.opening, commands)
+        self.fired["waits"] += self.is_formed and self.admission.is_awaited
         return has_admitted
 
     def _idle(self) -> list[int]:
@@ -271,6 +299,7 @@ class HeadCore:
 
     def _give_up(self, request: Request, commands: list[HeadCommand]) -> None:
         """Has a conversation's caches released; whatever is asked of it next begins with a prefill."""
+        self.fired["gives up"] += 1
         release = Release(request=request.number, epoch=request.opening.epoch)
         self._release(release, commands)
         self.panel.release(release, commands)
@@ -282,6 +311,7 @@ class HeadCore:
         self.panel.forget(request.number)
         request.computed = request.in_flight = 0
         if request.submit is not None:
+            self.fired["begins again"] += 1
             request.reopen()
             self.panel.begin(request, request.opening.length - 1, self.admission)
             self.method.begin(request)
@@ -321,6 +351,7 @@ class HeadCore:
         drawn = {part.request: part for part in verified.parts}
         for load in flight.loads:
             request = self._requests.get(load.request)
+            self.fired["old epoch"] += request is not None and request.opening.epoch != load.epoch
             if request is not None and request.opening.epoch == load.epoch:
                 self._landed(request, load, drawn.get(load.request), verified.segment)
                 request.statistics.landed(verified.hops, len(load.nodes) / flight.rows, round_trip_s)
@@ -385,8 +416,10 @@ class HeadCore:
         request.computed = max(request.computed, tree.committed_length)
         node = tree.child(tree.root, token)
         if node is None:
+            self.fired["missed"] += 1
             node = tree.add(tree.root, token, 1.0)
         request.root_sent = tree.state(node) is NodeState.SENT
+        self.fired["guessed"] += request.root_sent
         request.forget(tree.commit(node))
 
     def _learn_pace(self, request: Request, emitted: int, now_s: float) -> None:

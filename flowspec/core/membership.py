@@ -19,8 +19,8 @@ carry out `Reform` (fence the old pipeline, plan, connect, load) and tell how it
   before if it cannot. If the plan for all has nothing for it to do, it stands by.
 - It is taken in at the next moment without an answer, or during one that would take `worth` times as long as the last forming of
   a pipeline took; when it has waited for such a moment for `moment_s`, between two tokens; and at once if there is no pipeline without it.
-- A device that is absent at the start counts as lost. Nothing is known of it: when it answers it is surveyed first (`Survey`), beside
-  the pipeline if there is one, and only then may it return.
+- A device that is absent at the start counts as lost. Nothing is known of it: when it answers it is surveyed
+  first (`Survey`), beside the pipeline if there is one, and only then may it return.
 - The plan may leave devices out: those stand by until the next pipeline is formed.
 - Where devices have become slower, or faster (`Changed`), another plan is made beside the pipeline that works, no more often than every `again_s`. If it is
   worth the switch, it is gone over to at the next moment without an answer, or after `calm_s` between two tokens.
@@ -111,7 +111,10 @@ class Patience:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """The first pipeline is wanted. `absent` are devices that are not there now, each with why, of which nothing is known."""
+    """The first pipeline is wanted.
+
+    `absent` are devices that are not there now, each with why, of which nothing is known.
+    """
 
     absent: tuple[tuple[str, str], ...] = ()
 
@@ -455,11 +458,11 @@ class Membership:
             self._lose(name, now_s)
             standing = self._standing[name]
             standing.is_known = standing.was_there = False
-            text = f"{self._title} {name} is absent ({why}); beginning without it, and taking it in when it is there"
-            self._commands.append(Note(text=text))
+            fate = "beginning without it, and taking it in when it is there"
+            self._commands.append(Note(text=f"{self._title} {name} is absent ({why}); {fate}"))
 
     def _survey(self, now_s: float) -> None:
-        """Asks those who have answered, and of whom nothing is known; at once where nothing goes without them."""
+        """Asks those who have answered and are not known; at once where nothing goes without them."""
         for name in self.lost:
             standing = self._standing[name]
             if standing.is_known or standing.is_asked or not self._is_there(standing, now_s):
@@ -549,7 +552,8 @@ class Membership:
             elif isinstance(event, Needless):
                 self.fired["needless"] += 1
                 standing.lost_s = None
-                self._commands.append(Note(text=f"{self._title} {name} is {self._here(standing)}, and stands by"))
+                here = self._here(standing)
+                self._commands.append(Note(text=f"{self._title} {name} is {here}, and stands by"))
                 standing.was_there = True
             else:
                 self.fired["unprepared"] += 1
@@ -709,7 +713,8 @@ class Membership:
         if self._better is not None and (left_s == 0 or now_s - self._better_s > self.patience.calm_s):
             self._go_over(self._better, now_s)
             return
-        there = [name for name in self.lost if self._standing[name].is_known and self._is_there(self._standing[name], now_s)]
+        known = [name for name in self.lost if self._standing[name].is_known]
+        there = [name for name in known if self._is_there(self._standing[name], now_s)]
         for name in set(self.lost) - set(there):
             self._standing[name].is_prepared = False
         returned = [name for name in there if self._has_waited(name, now_s)]

@@ -23,7 +23,10 @@ Facts = dict[str, str | int | bool | list[str]]
 
 
 class Accelerator(Protocol):
-    """A device that torch computes on. Whoever has one has float32 products in float32, and sums of 16-bit products, too."""
+    """A device that torch computes on.
+
+    Whoever has one has float32 products in float32, and sums of 16-bit products, too.
+    """
 
     @property
     def device(self) -> torch.device:
@@ -84,7 +87,8 @@ def find(name: str) -> Accelerator:
         raise InputError(f"--device: expected auto, cpu or cuda:N, got {name!r}")
     why = CudaAccelerator.absence(int(number))
     if why:
-        raise InputError(f"--device {name}: {why}; use --device cpu, or a torch for this machine's GPU (docs/devices.md)")
+        advice = "use --device cpu, or a torch for this machine's GPU (docs/devices.md)"
+        raise InputError(f"--device {name}: {why}; {advice}")
     return CudaAccelerator(int(number))
 
 
@@ -103,8 +107,8 @@ def compute_precisely() -> None:
 
     TF32 has 10 bits where float32 has 23. It is off by default, but NVIDIA's containers switch it on by an
     environment variable (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE). Of torch's settings for it this one works in all
-    versions; where an older and a newer one disagree, torch refuses to multiply. Partial sums in 16 bits are on
-    by default.
+    versions; where an older and a newer one disagree, torch refuses to multiply. Partial sums in 16 bits are
+    on by default.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some versions of torch ask for a way that older ones do not have
@@ -178,11 +182,12 @@ class CudaAccelerator:
         if torch.version.cuda is None:
             return f"this torch ({torch.__version__}) was built without CUDA"
         if not torch.cuda.is_available():
+            text = f"this torch ({torch.__version__}, CUDA {torch.version.cuda}) finds no GPU"
             try:
                 torch.cuda.init()  # type: ignore[no-untyped-call]
             except (RuntimeError, AssertionError) as error:  # says which of driver, GPU and rights is missing
-                return f"this torch ({torch.__version__}, CUDA {torch.version.cuda}) finds no GPU: {first_line(error)}"
-            return f"this torch ({torch.__version__}, CUDA {torch.version.cuda}) finds no GPU"
+                return f"{text}: {first_line(error)}"
+            return text
         count = torch.cuda.device_count()
         return "" if index < count else f"expected one of the {count} CUDA devices of this machine"
 

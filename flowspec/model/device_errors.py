@@ -1,4 +1,4 @@
-"""What errors of torch and CUDA mean; only their text tells. Imports nothing: who catches one may have no torch."""
+"""What errors of torch and CUDA mean, of which only the text tells. Needs no torch itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _NO_MEMORY = (
     "allocate",  # torch's own: "can't allocate memory", "Tried to allocate 20.00 MiB"
     "out of memory",  # CUDA's
     "cublas_status_alloc_failed",
-    "nvml_success == r",  # torch's allocator on Jetsons, where it cannot ask how much is free (pytorch/pytorch#185240)
+    "nvml_success == r",  # torch's allocator on Jetsons, where it cannot ask what is free (pytorch#185240)
     "nvmapmemalloc",  # a Jetson's driver
 )
 _LOST = (
@@ -26,7 +26,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_gpu_lost(error: BaseException) -> bool:
-    """Whether a GPU takes no more work from this process: after these errors every call fails, until it is started again."""
+    """Whether a GPU takes no more work from this process: every call fails, until that is started again."""
     return _says(error, _LOST)
 
 

@@ -94,6 +94,11 @@ class ModelFiles:
             if _is_path(model) or model.count("/") < 2:
                 raise InputError(f"expected a GGUF file, here or on the hub as owner/name/file.gguf, but there is no file {model!r}")
             self._hub_gguf = model.split("/", 2)[2]
+        elif os.path.isfile(model):
+            raise InputError(
+                f"expected a model folder, a GGUF file or a hub id such as owner/name, but {model!r} is a file "
+                "whose name does not end in .gguf"
+            )
         elif _is_path(model) or model.count("/") != 1:
             raise InputError(f"expected a model folder, a GGUF file or a hub id such as owner/name, but there is no folder {model!r}")
 

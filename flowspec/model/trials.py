@@ -17,7 +17,6 @@ import platform
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from flowspec.child_process import python_module
 from flowspec.errors import InputError
 from flowspec.folders import cache_folder, locked, write_whole
 
@@ -41,7 +41,7 @@ all on a laptop, a minute on an emulated board."""
 TELL_S = 1.0
 ERROR_CHARS_MAX = 300
 """Of what a child that failed said last."""
-CHILD = (sys.executable, "-m", "flowspec.model.kernel_checks")
+CHILD = tuple(python_module("flowspec.model.kernel_checks"))
 ATTENTION = "attention"
 """What is tried beside kernels: all that a layer computes without a matrix of weights. Nothing can take its
 place."""

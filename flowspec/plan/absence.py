@@ -1,4 +1,4 @@
-"""What is left of a plan when one of its devices is absent: whether the model fits the others, and how fast they are."""
+"""What is left of a plan when one of its devices is absent: whether the model fits the others."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Without:
 
 
 def among(wish: Wish, names: Collection[str]) -> Wish:
-    """The same wish with only these devices for stages; the head stays where it is, also without a daemon there."""
+    """The same wish with only these devices for stages; the head stays, also without a daemon there."""
     left = [each if each.name in names else replace(each, runs_stages=False) for each in wish.sites]
     return replace(wish, sites=tuple(each for each in left if each.runs_stages or each.name == wish.head))
 
 
 def without_each(wish: Wish, plan: Plan) -> Sequence[Without]:
-    """What is left without each device that the plan uses, in pipeline order; those that it does not use change nothing."""
+    """What is left without each device that the plan uses, in pipeline order; the others change nothing."""
     return [_without(wish, stage.site.name) for stage in plan.stages]
 
 
@@ -37,4 +37,5 @@ def _without(wish: Wish, name: str) -> Without:
     try:
         return Without(device=name, plan=make_plan(others))
     except DoesNotFit:
-        return Without(device=name, plan=None, short_bytes=sum(each.short_bytes for each in shortfalls(others)))
+        short_bytes = sum(each.short_bytes for each in shortfalls(others))
+        return Without(device=name, plan=None, short_bytes=short_bytes)

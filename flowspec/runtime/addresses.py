@@ -1,7 +1,8 @@
-"""IP addresses of devices that are named, looked up in threads of their own: who serves others waits for no look-up.
+"""IP addresses of devices that are named, looked up in threads of their own: who serves others does not wait.
 
-`core/addresses.py` decides which address is used and when to look it up; here are the threads. All of a process
-shares one `ADDRESSES`, so that what one connection found out every other knows. Numeric addresses are what they are, and no thread sees them.
+`core/addresses.py` decides which address is used and when to look it up; here are the threads. All of a
+process shares one `ADDRESSES`, so that what one connection found out every other knows. Numeric addresses are
+what they are, and no thread sees them.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Addresses:
         return address
 
     def hint(self, host: str, other: str) -> str:
-        """The address of a host that can be told to another, `other`; empty where none is known that would do."""
+        """The address of a host that can be told to another, `other`; empty where none is known that will do."""
         try:
             found = [self.look_up(each) for each in (host, other)]
         except InputError:

@@ -84,8 +84,8 @@ class Head:
     """A connected cluster; a context manager that lets go of the daemons at its end.
 
     `method` decides what is sent and drafted (default: plain decoding); the drafters are the head's from now on, each with a thread. Those
-    that are placed on devices must be there at first, unless the recovery may start short; later answers go on without those that are lost. `levels` are those of
-    `DrafterTraits` (default: all drafters).
+    that are placed on devices must be there at first, unless the recovery may start short; later answers go
+    on without those that are lost. `levels` are those of `DrafterTraits` (default: all drafters).
     An `emulation` is what the local daemons were started with. With `keys` the cluster is spoken to in secret, else in the clear.
     """
 
@@ -244,7 +244,13 @@ class Head:
             if isinstance(drafter, PlacedDrafter):
                 self._core.handle(DrafterLost(drafter=number), time.monotonic())
                 self._absent.add(number)
-                remote = RemoteDrafter(drafter, number, self._wake, self._keys, may_be_absent=self._may_be_short)
+                remote = RemoteDrafter(
+                    drafter,
+                    number,
+                    self._wake,
+                    self._keys,
+                    may_be_absent=self._may_be_short,
+                )
                 self._drafting.append(remote)
             else:
                 self._drafting.append(DraftThread(drafter, number, self._wake, pace))

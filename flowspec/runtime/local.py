@@ -7,13 +7,13 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from flowspec.child_process import python_module
 from flowspec.errors import ClusterError
 from flowspec.runtime import timeouts
 from flowspec.runtime.emulation import DeviceEmulation, devices_to_json
@@ -35,7 +35,7 @@ def start_pool(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
 
     In a session of its own: Ctrl-C at the terminal is the head's to handle, and the pool ends through its lifeline.
     """
-    command = [sys.executable, "-m", "flowspec.runtime.pool", *arguments]
+    command = python_module("flowspec.runtime.pool", *arguments)
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
 

@@ -22,7 +22,7 @@ from flowspec.wire.codec import decode
 
 
 class NextHop:
-    """On its way to `assign.next_hop` when made, or as soon as its address is known (`go_on`, for which `wake` is set).
+    """On its way to `assign.next_hop` when made, or as soon as its address is known (`go_on`; `wake` is set then).
 
     The address is that of its name, or else what the head says.
 

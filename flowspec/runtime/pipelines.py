@@ -74,9 +74,10 @@ Replan = Callable[[Sequence[str], Slowness], ClusterPlan]
 class Recovery:
     """How a head goes on when a device is lost: `replan`, whom to tell in a line of text, and how long to wait for devices (None: for ever).
 
-    `spares` are the devices that the first plan leaves out, with their addresses; of those the `absent` did not answer, each with
-    why. When one answers, `survey` finds out what `replan` must know of it, in a thread of its own: it raises `FlowSpecError`.
-    `start` tells what must be there for the first pipeline. `rate` foretells the tokens/s of a plan, where anything does.
+    `spares` are the devices that the first plan leaves out, with their addresses; of those the `absent` did
+    not answer, each with why. When one answers, `survey` finds out what `replan` must know of it, in a thread
+    of its own: it raises `FlowSpecError`. `start` tells what must be there for the first pipeline.
+    `rate` foretells the tokens/s of a plan, where anything does.
     """
 
     replan: Replan
@@ -140,7 +141,8 @@ class Pipelines:
             wait_s=None if recovery is None else recovery.wait_s,
             changed_s=timeouts.CHANGED_S,
         )
-        self._core = Forming(Membership(list(self._addresses), patience, drafter), terms, start=start, is_only=recovery is None)
+        membership = Membership(list(self._addresses), patience, drafter)
+        self._core = Forming(membership, terms, start=start, is_only=recovery is None)
         self._is_checked = is_on()
         self._surveyed: deque[Surveyed] = deque()
         self._session = new_session()
@@ -253,7 +255,8 @@ class Pipelines:
             if self._recovery is not None:
                 self._probes.ask(command.device, self._addresses[command.device])
         elif isinstance(command, Survey):
-            threading.Thread(target=self._survey, args=(command.device,), name=f"survey of {command.device}", daemon=True).start()
+            name = f"survey of {command.device}"
+            threading.Thread(target=self._survey, args=(command.device,), name=name, daemon=True).start()
         elif isinstance(command, Plan):
             self._make_plan(command)
         elif isinstance(command, Open):
@@ -286,7 +289,7 @@ class Pipelines:
             self._use(stages, command)
 
     def _survey(self, device: str) -> None:
-        """Asks a device what plans must know of it, in a thread of its own; whatever comes of that is told."""
+        """Asks a device what plans must know of it, in a thread of its own; tells what comes of it."""
         trouble = "it could not be asked; the traceback is above"
         try:
             survey = None if self._recovery is None else self._recovery.survey
@@ -309,10 +312,10 @@ class Pipelines:
                 return
         self._planned = plan
         hosts = {stage.name: split_address(stage.address)[0] for stage in plan.stages}
-        assigns = [
-            replace(assign, next_ip=ADDRESSES.hint(hosts[assign.next_name], hosts[stage.name])) if assign.next_name else assign
-            for stage, assign in zip(plan.stages, assigns_of(plan), strict=True)
-        ]
+        assigns = []
+        for stage, assign in zip(plan.stages, assigns_of(plan), strict=True):
+            hint = ADDRESSES.hint(hosts[assign.next_name], hosts[stage.name]) if assign.next_name else ""
+            assigns.append(replace(assign, next_ip=hint))
         self._give(
             Planned(
                 parts=tuple(

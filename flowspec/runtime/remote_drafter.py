@@ -66,8 +66,8 @@ class RemoteDrafter:
     """The head's drafter number `number`, which is lost (`DrafterLost`) until the first `DrafterBack`.
 
     Whoever takes a `DrafterBack` from the results posts it again before any work for it: so the thread knows what work was meant for a
-    drafter that is gone. One that cannot be had at first is `Failed`, or `Absent` where it `may_be_absent`; later it is lost, for good
-    if it would fail again in the same way.
+    drafter that is gone. One that cannot be had at first is `Failed`, or `Absent` where it `may_be_absent`;
+    later it is lost, for good if it would fail again in the same way.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class RemoteDrafter:
             self._pipelines.close()
 
     def _wait(self) -> bool:
-        """While it is not there at first: whoever waits for it is told once that it is absent; whether to go on."""
+        """While it is not there at first: says once that it is absent; returns whether to go on."""
         if self._pipelines.is_waiting and not self._is_absent:
             self._is_absent = True
             self._tell(Absent(drafter=self.number))

@@ -278,7 +278,8 @@ def open_cluster(
 ) -> Iterator[Cluster]:
     """The devices, local ones started; those are stopped at the end.
 
-    Devices of a cluster file that do not answer are an error, unless not all are needed and the planner shares out the layers.
+    Devices of a cluster file that do not answer are an error, unless not all are needed and the planner
+    shares out the layers.
 
     What can be wrong with the model, the cluster file or the split is found before anything is started. `meanwhile` runs
     while local daemons come up: for slow imports of the caller. The devices of a cluster file are asked, and the planner decides
@@ -334,7 +335,12 @@ def open_cluster(
             needs_all = needs_all or bool(stages)
             chosen = choose_for(options, files, devices, plan, decoding, keys, needs_all=needs_all)
             if not needs_all:
-                newcomers = Newcomers(devices=tuple(devices), cluster=options.cluster, precision=plan.dtype, keys=keys)
+                newcomers = Newcomers(
+                    devices=tuple(devices),
+                    cluster=options.cluster,
+                    precision=plan.dtype,
+                    keys=keys,
+                )
             plan = replace(plan, stages=tuple(chosen.stages(devices)))
         meanwhile(files)
         if local is not None:
@@ -403,15 +409,23 @@ def _placed(devices: Sequence[Device], plan: ClusterPlan) -> tuple[Device, ...]:
 class Replanner:
     """Plans for those of a cluster's devices that are there, by what is known of them.
 
-    `plan` is the first one; those that are absent then are asked when they are there (`survey`, in any thread).
+    `plan` is the first one; those that are absent then are asked when they are there (`survey`, in any
+    thread).
     """
 
-    def __init__(self, plan: ClusterPlan, devices: Sequence[Device], chosen: Chosen | None, newcomers: Newcomers | None) -> None:
+    def __init__(
+        self,
+        plan: ClusterPlan,
+        devices: Sequence[Device],
+        chosen: Chosen | None,
+        newcomers: Newcomers | None,
+    ) -> None:
         self._plan = plan
         self._devices = devices
         self._chosen = chosen
         self._newcomers = newcomers
-        self._first = {device.name for device in devices} - set(() if chosen is None else chosen.survey.absent)
+        absent = () if chosen is None else chosen.survey.absent
+        self._first = {device.name for device in devices} - set(absent)
 
     @property
     def is_planned(self) -> bool:
@@ -434,7 +448,7 @@ class Replanner:
         return self._chosen.rate(plan, slowness)
 
     def survey(self, name: str) -> None:
-        """Asks a device that was absent; raises `FlowSpecError` where that does not tell what a plan needs."""
+        """Asks a device that was absent; raises `FlowSpecError` where that tells no plan what it needs."""
         assert self._newcomers is not None, "who may be absent can be asked"
         assert self._chosen is not None, "who may be absent was planned with"
         self._chosen = self._chosen.knowing(self._newcomers.learn(self._chosen.survey, name))

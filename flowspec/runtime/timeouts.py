@@ -17,7 +17,7 @@ SETTLE_S = 0.1
 LOOK_UP_S = 3.0
 """How long the look-up of a device's name is waited for where no address of it is known."""
 FRESH_S = 30.0
-"""How old an address may be before its name is looked up again; the old one is used meanwhile, and if the look-up fails."""
+"""How old an address may be before its name is looked up again; the old one is used until another is found."""
 LOOK_UP_AGAIN_S = 2.0
 """How long a look-up that failed is not tried again."""
 LINK_S = 10.0

@@ -116,7 +116,8 @@ def dial(
 ) -> zmq.Socket[bytes]:
     """A DEALER on its way to `host:port`, with room for so many messages that wait to leave; without `has_pulse` silence is no loss.
 
-    Waits for the host's address where it is not known (`dealer` and `reach` do not), no longer than a look-up may take. With keys only the device of that name is spoken to, and nobody else understands a word.
+    Waits for the host's address where it is not known (`dealer` and `reach` do not), no longer than a look-up
+    may take. With keys only the device of that name is spoken to, and nobody else understands a word.
     """
     host, _ = split_address(address)
     ADDRESSES.wait_for(host)
@@ -137,7 +138,10 @@ def dealer(
     queued_max: int = limits.FRAMES_QUEUED_MAX,
     has_pulse: bool = True,
 ) -> zmq.Socket[bytes]:
-    """A DEALER as `dial` makes it, on its way to nowhere yet: nothing can be sent before `reach`. Raises `InputError` for a device without a key."""
+    """A DEALER as `dial` makes it, on its way to nowhere yet: nothing can be sent before `reach`.
+
+    Raises `InputError` for a device without a key.
+    """
     socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
     _configure(socket)
     socket.setsockopt(zmq.SNDHWM, queued_max)
@@ -148,14 +152,16 @@ def dealer(
             keys.dial(socket, device)
     except (zmq.ZMQError, InputError) as error:
         socket.close()
-        raise InputError(str(error) if isinstance(error, InputError) else f"cannot dial {device}: {error.strerror}") from None
+        text = str(error) if isinstance(error, InputError) else f"cannot dial {device}: {error.strerror}"
+        raise InputError(text) from None
     return socket
 
 
 def reach(socket: zmq.Socket[bytes], address: str, wake: Wake | None = None) -> bool:
-    """Sends a `dealer` on its way to `host:port`; False while the host's address is being looked up, of which `wake` hears.
+    """Sends a `dealer` on its way to `host:port`; False while the host is being looked up, of which `wake` hears.
 
-    Never waits, and has ZeroMQ look nothing up: it would do so in the thread that carries all its messages. Raises `InputError`.
+    Never waits, and has ZeroMQ look nothing up: it would do so in the thread that carries all its messages.
+    Raises `InputError`.
     """
     host, port = split_address(address)
     found = ADDRESSES.look_up(host, None if wake is None else wake.set)

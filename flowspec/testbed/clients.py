@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from flowspec.child_process import python_module
 from flowspec.core.messages import Sampling
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import BUNDLED, ModelFiles
@@ -295,7 +296,7 @@ def cases() -> list[Case]:
 @contextlib.contextmanager
 def own_server(flags: Sequence[str]) -> Iterator[str]:
     """A `flowspec serve` of the bundled model in float32; yields its address. Raises `ClusterError`."""
-    command = [sys.executable, "-m", "flowspec.cli.main", "serve", "--json", "--port", "0", "--dtype", "float32", *flags]
+    command = python_module("flowspec.cli.main", "serve", "--json", "--port", "0", "--dtype", "float32", *flags)
     with Popen(command, stdout=PIPE, text=True, env={**os.environ, KEY_VARIABLE: ""}) as process:
         try:
             assert process.stdout is not None

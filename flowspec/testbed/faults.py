@@ -2,7 +2,7 @@
 
 Each seed draws a cluster and what happens to it (`flowspec.sim.faults.schedule`; docs/architecture.md lists the faults). No token may ever
 be wrong, and once all is well again every answer must end, whole, and every device come back in time. A seed that fails is printed with
-the command that replays it; `--seed N --story` tells what happened. Every rule that decides (`core/stage.py`, `membership.py`, `forming.py`,
+the command that replays it; `--seed N --story` tells what happened. Every rule that decides (`core/head.py`, `stage.py`, `membership.py`, `forming.py`,
 `holding.py`) counts how often it fired: in a run of `RULES_SEEDS` seeds or more one that never did is a failure, too.
 """
 
@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flowspec.core import forming, holding, membership, stage
+from flowspec.core import forming, head, holding, membership, stage
 from flowspec.sim.faults.play import FaultError, Play
 from flowspec.sim.faults.schedule import draw
 from flowspec.testbed.command import Parser, run_command, whole
@@ -32,6 +32,7 @@ RULES = {
     for core, rules in (
         ("member", membership.RULES),
         ("pipeline", forming.RULES),
+        ("head", head.RULES),
         ("daemon", holding.RULES),
         ("stage", stage.RULES),
     )

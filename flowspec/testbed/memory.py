@@ -11,11 +11,11 @@ import contextlib
 import json
 import re
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+from flowspec.child_process import python_module
 from flowspec.core.events import Submit
 from flowspec.core.messages import Sampling
 from flowspec.errors import ClusterError
@@ -34,7 +34,7 @@ CONTEXT = 1024
 @contextlib.contextmanager
 def daemon(name: str) -> Any:
     """A `flowspec daemon` of its own, as on a device; yields its port and pid."""
-    command = [sys.executable, "-m", "flowspec.cli.main", "daemon", "--port", "0", "--name", name, "--threads", "1"]
+    command = python_module("flowspec.cli.main", "daemon", "--port", "0", "--name", name, "--threads", "1")
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         first = process.stderr.readline()

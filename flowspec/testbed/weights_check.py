@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from flowspec.child_process import python_module
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import ModelFiles, parts_of
 from flowspec.plan.memory import mib
@@ -35,7 +36,7 @@ DEVICES = 4
 POLL_S = 0.005
 START_S = 120.0
 ASKED = ("--prompt-token-ids", "5,6,7", "--max-new-tokens", "8", "--temperature", "0", "--drafter", "ngram", "--context", "256", "--json")
-FLOWSPEC = (sys.executable, "-m", "flowspec.cli.main")
+FLOWSPEC = tuple(python_module("flowspec.cli.main"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

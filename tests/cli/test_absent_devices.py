@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
+import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +21,7 @@ from flowspec.model.reference import Reference
 from flowspec.runtime import timeouts
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import ClusterOptions, Limits, Survival, open_session
+from tests import names
 from tests.daemons import DaemonProcess, daemon_process
 from tests.runtime.clusters import wait_until
 
@@ -101,7 +106,11 @@ def test_those_that_are_absent_are_waited_for_no_longer_than_documented(
     assert timeouts.ABSENT_S <= waited_s < timeouts.ABSENT_S + timeouts.ABSENT_WHY_S + 3
 
 
-def test_what_does_not_fit_the_others_is_one_line(tmp_path: Path, here: DaemonProcess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_fit_the_others_is_one_line(
+    tmp_path: Path,
+    here: DaemonProcess,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     gone = f"127.0.0.1:{free_port()}"
     file = cluster_file(tmp_path, {"here": here.address, "gone": gone}, memory="560MiB")
     assert main(["generate", f"--cluster={file}", *ASKED]) == 1
@@ -110,7 +119,11 @@ def test_what_does_not_fit_the_others_is_one_line(tmp_path: Path, here: DaemonPr
     assert "bundled does not fit the others: they lack " in line
 
 
-def test_layers_that_are_given_need_all_devices(tmp_path: Path, here: DaemonProcess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_that_are_given_need_all_devices(
+    tmp_path: Path,
+    here: DaemonProcess,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     gone = f"127.0.0.1:{free_port()}"
     file = cluster_file(tmp_path, {"here": here.address, "gone": gone})
     assert main(["generate", f"--cluster={file}", *ASKED, "--layers=4,4"]) == 1
@@ -118,29 +131,141 @@ def test_layers_that_are_given_need_all_devices(tmp_path: Path, here: DaemonProc
     assert line.startswith(f"flowspec generate: device gone at {gone}: the device answers, but nothing listens")
 
 
+def test_a_chat_begins_without_a_device_that_is_absent(
+    tmp_path: Path,
+    here: DaemonProcess,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = cluster_file(tmp_path, {"here": here.address, "gone": f"127.0.0.1:{free_port()}"})
+    monkeypatch.setattr("sys.stdin", io.StringIO("What is 17 + 25?\n"))
+    assert main(["chat", f"--cluster={file}", "--json", "--no-journal", "--context=200"]) == 0
+    shown = capsys.readouterr()
+    assert "42" in json.loads(shown.out)["text"]
+    assert [line for line in shown.err.splitlines() if "device gone is absent" in line] != []
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("PROBE_EVERY_S", 0.5), ("BACK_S", 0.5), ("HELD_S", 2.0)):
+        monkeypatch.setattr(timeouts, name, seconds)
+
+
+class Asked:
+    """A session of a cluster file with a slow device, `here`, and a fast one, `late`, that cannot be had at first."""
+
+    def __init__(self, file: Path, expected: list[int]) -> None:
+        self.notes: list[str] = []
+        self._expected = expected
+        options = ClusterOptions(model=BUNDLED, dtype="float32", cluster=file, context=200)
+        survival = Survival(on_note=self.notes.append, wait_s=60.0)
+        decoding = Decoding(method="ar", drafters=("none",))
+        self._opened = open_session(options, decoding, lambda *told: None, survival=survival)
+
+    def __enter__(self) -> Asked:
+        self._session = self._opened.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._opened.__exit__(None, None, None)
+
+    @property
+    def stages(self) -> list[str]:
+        return [stage.plan.name for stage in self._session.head.stages]
+
+    def ask(self) -> None:
+        limits = Limits(new_tokens_max=COUNT, stop_ids=frozenset())
+        request = self._session.head.new_request()
+        answer = self._session.submit(PROMPT, Sampling(), limits, request=request)
+        assert [token for batch in answer for token in batch.tokens] == self._expected
+        self._session.head.forget(request)
+
+    def ask_until(self, note: str) -> None:
+        def is_told() -> bool:
+            self.ask()
+            return note in self.notes
+
+        wait_until(is_told, note)
+        self.ask()
+
+
+@pytest.mark.usefixtures("hasty")
 def test_a_device_that_was_absent_is_asked_and_taken_in_when_it_is_there(
-    tmp_path: Path, here: DaemonProcess, expected: list[int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    here: DaemonProcess,
+    expected: list[int],
 ) -> None:
     """It is faster than the other, which the head learns from it: then it does all of the work."""
-    for name, seconds in (("PROBE_EVERY_S", 0.5), ("BACK_S", 0.5)):
-        monkeypatch.setattr(timeouts, name, seconds)
-    port, notes = free_port(), list[str]()
+    port = free_port()
     file = cluster_file(tmp_path, {"here": here.address, "late": f"127.0.0.1:{port}"}, rates=[0.01])
-    options = ClusterOptions(model=BUNDLED, dtype="float32", cluster=file, context=200)
-    limits = Limits(new_tokens_max=COUNT, stop_ids=frozenset())
-    survival = Survival(on_note=notes.append, wait_s=60.0)
-    with open_session(options, Decoding(method="ar", drafters=("none",)), lambda *told: None, survival=survival) as session:
-        assert [stage.plan.name for stage in session.head.stages] == ["here"]
-        (note,) = notes
+    with Asked(file, expected) as session:
+        assert session.stages == ["here"]
+        (note,) = session.notes
         assert note.startswith("device late is absent (")
         assert note.endswith("beginning without it, and taking it in when it is there")
         with daemon_process("late", f"--port={port}", "--threads=1"):
+            session.ask_until("device late is there now")
+            assert session.stages == ["late"]
 
-            def answers_while_it_comes() -> bool:
-                assert session.ask(PROMPT, Sampling(), limits)[0].end is not None
-                return notes[1:2] == ["device late is there now"]
 
-            wait_until(answers_while_it_comes, "the device is taken in")
-            assert [stage.plan.name for stage in session.head.stages] == ["late"]
-            answer = session.submit(PROMPT, Sampling(), limits, request=session.head.new_request())
-            assert [token for batch in answer for token in batch.tokens] == expected
+@pytest.mark.usefixtures("hasty")
+def test_a_device_that_is_silent_at_first_is_taken_in_when_it_goes_on(
+    tmp_path: Path,
+    here: DaemonProcess,
+    expected: list[int],
+) -> None:
+    with daemon_process("late", "--threads=1") as late:
+        file = cluster_file(tmp_path, {"here": here.address, "late": late.address}, rates=[0.01])
+        os.kill(late.process.pid, signal.SIGSTOP)
+        try:
+            with Asked(file, expected) as session:
+                assert session.stages == ["here"]
+                session.ask()
+                os.kill(late.process.pid, signal.SIGCONT)
+                session.ask_until("device late is there now")
+                assert session.stages == ["late"]
+        finally:
+            os.kill(late.process.pid, signal.SIGCONT)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_device_that_another_head_holds_is_waited_for_and_then_left_out_until_it_is_free(
+    tmp_path: Path, here: DaemonProcess, expected: list[int]
+) -> None:
+    with daemon_process("late", "--threads=1") as late:
+        for name in ("first", "second"):
+            (tmp_path / name).mkdir()
+        theirs = cluster_file(tmp_path / "first", {"late": late.address}, rates=[1.0])
+        file = cluster_file(tmp_path / "second", {"here": here.address, "late": late.address}, rates=[0.01, 1.0])
+        with contextlib.ExitStack() as other:
+            other.enter_context(Asked(theirs, expected)).ask()
+            with Asked(file, expected) as session:
+                assert session.stages == ["here"]
+                assert session.notes[0].startswith("device late is lost (held by ")
+                assert session.notes[1:] == ["going on with 1 device"]
+                session.ask()
+                other.close()
+                session.ask_until("device late is back")
+                assert session.stages == ["late"]
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_device_whose_name_nobody_knows_at_first_is_taken_in_when_it_is_known(
+    tmp_path: Path, here: DaemonProcess, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", socket.getaddrinfo)  # which puts it back
+    names.install(out := tmp_path / "out")
+    out.touch()
+    with daemon_process("late", "--threads=1") as late:
+        address = late.address.replace("127.0.0.1", f"unheard-of{names.ENDING}")
+        file = cluster_file(tmp_path, {"here": here.address, "late": address}, rates=[0.01])
+        file.write_text("insecure = true\n" + file.read_text())
+        began_s = time.monotonic()
+        with Asked(file, expected) as session:
+            assert time.monotonic() - began_s < names.HANGS_S / 2, "a look-up is not waited for to its end"
+            assert session.stages == ["here"]
+            assert "no name service answered within 3 s" in session.notes[0]
+            session.ask()
+            out.unlink()
+            session.ask_until("device late is there now")
+            assert session.stages == ["late"]

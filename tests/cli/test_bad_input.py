@@ -127,6 +127,9 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         (["daemon", "--port", "65536"], "--port: expected 0 to 65535, got 65536"),
         (["daemon", "--threads", "0"], "--threads: expected 1 or more, got 0"),
         (["daemon", "--name", "n" * 201], "--name: expected 1 to 200 characters, got 201"),
+        (["generate", "--modell", "x", "hi"], "unrecognized argument --modell; is --model meant? (see flowspec generate --help)"),
+        (["generate", "a", "prompt"], "unrecognized argument prompt (see flowspec generate --help)"),
+        (["generate", "--model", __file__, "hi"], "expected a model folder, a GGUF file or a hub id such as owner/name, but "),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )

@@ -44,7 +44,10 @@ def test_a_plan_for_people_and_the_same_for_programs(capsys: pytest.CaptureFixtu
     assert "simulated" not in text
 
 
-def test_a_plan_is_foretold_by_answers_in_virtual_time(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_is_foretold_by_answers_in_virtual_time(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(planned, "FORETOLD_TOKENS", 24)
     args = ("--shape", "tinyllama-1.1b", "--devices", "jetson-orin-nano", "--context", "256")
     found = json.loads(plan(capsys, *args, "--layers", "22", "--json")[1])
@@ -72,7 +75,10 @@ def test_a_model_that_does_not_fit_is_refused_with_what_would(capsys: pytest.Cap
     assert plan(capsys, *args, "--precision", "int4", "--quick")[0] == 0
 
 
-def test_a_cluster_file_names_boards_memory_and_layers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_cluster_file_names_boards_memory_and_layers(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "cluster.toml"
     file.write_text(
         '[[device]]\nname = "a"\naddress = "a:7700"\nprofile = "raspberry-pi-5"\nmemory = "1GiB"\n'
@@ -88,7 +94,10 @@ def test_a_cluster_file_names_boards_memory_and_layers(capsys: pytest.CaptureFix
     )
 
 
-def test_a_plan_of_a_cluster_file_says_what_a_head_does_without_each_device(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_plan_of_a_cluster_file_says_what_a_head_does_without_each_device(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
     table = '[[device]]\nname = "{}"\naddress = "{}:7700"\nprofile = "raspberry-pi-5"\nmemory = "{}"\n'
     for names, fits in (("abc", True), ("ab", False)):
         file = tmp_path / f"{names}.toml"

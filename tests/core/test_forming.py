@@ -341,6 +341,14 @@ def test_who_breaks_the_protocol_or_takes_nothing_more_breaks_the_pipeline(event
     assert running().give(event)[0] == Note(text=note)
 
 
+def test_a_device_that_says_it_is_ready_before_it_was_assigned_anything_breaks_the_protocol() -> None:
+    bench = Bench("a", "b", start=Start.ANY)
+    bench.give(Begin())
+    bench.welcomes("a")
+    assert Note(text="device a at a:1 sent an unexpected Ready; beginning again with the same devices") in bench.says("a", READY)
+    assert bench.core.fired["misspoke"] == 1
+
+
 def test_a_pipeline_that_is_the_only_one_ends_with_its_first_failure() -> None:
     text = "device b at b:1 was lost while answering: its connection closed; see the daemon's log there"
     assert running(is_only=True).give(Closed(pipeline=1, device="b")) == [GiveUp(text=text)]

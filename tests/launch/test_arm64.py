@@ -92,7 +92,7 @@ def test_a_folder_with_other_things_is_not_taken(programs: Path, tmp_path: Path)
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter").touch()
     done = arm64(["make"], tmp_path / "home", str(programs))
-    told = f"launch/arm64: FLOWSPEC_ARM64: {tmp_path}/home is there with other things in it; "
+    told = f"launch/arm64: FLOWSPEC_ARM64: {tmp_path}/home has other things in it; "
     assert (done.returncode, done.stderr) == (2, f"{told}expected an empty folder or a new one\n")
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from flowspec.errors import InputError
+from flowspec.host_memory import HostMemory
 from flowspec.model import accelerator
 from flowspec.model.accelerator import CudaAccelerator, accelerator_of, find
 from flowspec.model.device_errors import is_gpu_lost, is_out_of_memory
@@ -106,10 +107,10 @@ def test_why_a_gpu_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 def test_memory_that_is_the_processors_too_is_what_the_system_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Jetson's CUDA counts the files in memory as taken, from which weights were just read."""
     pretend_cuda(monkeypatch, is_integrated=True)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: psutil._ntp.svmem(*[0] * 11)._replace(available=5 * GIB))
+    monkeypatch.setattr(accelerator, "host_memory", lambda: HostMemory(total=64 * GIB, available=5 * GIB))
     gpu = CudaAccelerator()
     assert gpu.free_bytes() == 5 * GIB + 100
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: psutil._ntp.svmem(*[0] * 11)._replace(available=50 * GIB))
+    monkeypatch.setattr(accelerator, "host_memory", lambda: HostMemory(total=64 * GIB, available=50 * GIB))
     assert gpu.free_bytes() == 8 * GIB + 100
     pretend_cuda(monkeypatch, is_integrated=False)
     assert gpu.free_bytes() == 1 * GIB + 100

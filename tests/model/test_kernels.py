@@ -180,7 +180,7 @@ def test_what_was_found_is_kept_for_this_processor_and_torch(tmp_path: Path, mon
                 run_trial("int8", "cpu", folder=tmp_path, command=never)
 
 
-def test_what_was_found_is_of_the_libraries_that_were_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_found_is_of_the_libraries_that_were_loaded(tmp_path: Path) -> None:
     """A torch of a Jetson computes with libraries of the system, which an upgrade replaces."""
     found = run_trial("int8", "cpu", folder=tmp_path, command=child("raise"))
     core = Path(torch.__file__).parent / "lib/libtorch_cpu.so"
@@ -198,7 +198,7 @@ def test_what_was_found_is_of_the_libraries_that_were_loaded(tmp_path: Path, mon
 
 
 def test_all_code_that_is_tried_counts() -> None:
-    """`trials.CODE` names what the checks import of the model, but for `slice`, of which they take names alone."""
+    """`trials.CODE` names what the checks import of the model, but for what gives them names alone."""
     imported = {"trials"}
     for module in (kernel_checks, kernels):
         assert module.__file__ is not None
@@ -254,14 +254,15 @@ def test_a_torch_that_dies_when_it_is_imported_is_told_of(tmp_path: Path) -> Non
 
 def test_why_torch_cannot_be_imported_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     fails = [sys.executable, "-c", "raise ImportError('libcudnn.so.9: cannot open shared object file')"]
-    told = r"torch .* cannot be imported on .*: .* ended with status 1: ImportError: libcudnn\.so\.9: cannot open .*; install"
+    told = r"torch .* cannot be imported on .*: .* status 1: ImportError: libcudnn\.so\.9: cannot open .*; install"
     with pytest.raises(InputError, match=told):
         run_trial("float32", "cpu", folder=tmp_path, command=fails)
     assert capfd.readouterr().err == "", "a line is enough"
 
 
 def test_a_child_whose_parent_is_gone_does_not_hang_for_ever() -> None:
-    code = "from flowspec.model import kernel_checks as k; import time; k.TRIAL_S = 0.5; k._say(at=''); time.sleep(600)"
+    code = "from flowspec.model import kernel_checks as checks; import time; "
+    code += "checks.TRIAL_S = 0.5; checks._say(at=''); time.sleep(600)"
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, timeout=120, check=False)
     assert done.returncode == -signal.SIGALRM
 

@@ -31,7 +31,10 @@ from tests.runtime.clusters import PROMPT, plan_for, submit, tokens_of, wait_unt
 
 COUNT = 150
 PAUSE_S_MAX = 8.0
-"""One look-up takes 20 s while the service is out. A stage waits 3 s for it, and then takes the head's word."""
+"""One look-up takes 20 s while the service is out.
+
+A stage waits 3 s for it, and then takes the head's word.
+"""
 CODE = (
     "import sys; from pathlib import Path; from tests import names; names.install(Path(sys.argv.pop(1))); "
     "from flowspec.cli.main import main; sys.exit(main())"
@@ -89,7 +92,11 @@ def test_what_cannot_be_a_name_is_an_error(out: Path) -> None:
             Addresses(Terms(limit_s=10.0, fresh_s=30.0, again_s=2.0)).wait_for(host)
 
 
-def test_an_answer_goes_on_when_a_device_is_lost_while_the_name_service_is_out(out: Path, folder: Path, reference: Reference) -> None:
+def test_an_answer_goes_on_when_a_device_is_lost_while_the_name_service_is_out(
+    out: Path,
+    folder: Path,
+    reference: Reference,
+) -> None:
     """The middle one of three: the first has to reach the last, whose name it never looked up."""
     started = [DaemonProcess(f"d{index}", run=("-c", CODE, str(out))) for index in range(3)]
     daemons = [LocalDaemon(name=each.name, port=int(each.address.split(":")[1]), pid=0) for each in started]

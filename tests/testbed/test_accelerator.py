@@ -88,7 +88,7 @@ def test_the_command_on_this_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert found["slice"]["memory"]["weight_bytes"] > 40e6
     assert (found["verify"]["exact"], found["verify"]["wrong"], found["verify"]["answers"]) == (12, 0, 12)
     assert all(rate > 0 for rate in found["verify"]["tokens_per_s"].values())
-    assert report["software"]["torch"] == torch_version()
+    assert report["software"]["torch"].partition("+")[0] == torch_version().partition("+")[0], "not all builds tell which they are"
     text = path.read_text("utf-8")
     for private in (socket.gethostname(), str(Path.home()), os.getcwd(), str(tmp_path), "127.0.0.1", "::1"):
         assert private not in text

@@ -117,7 +117,8 @@ def _numbers(plan: Plan) -> dict[str, Any]:
 def choose(wish: Wish, found: Survey) -> Chosen:
     """The planner's choice; raises `plan.refusal.Refused` where the model does not fit.
 
-    Where devices are absent it is a `ClusterError` of one line, which names the first of them and what is missing.
+    Where devices are absent it is a `ClusterError` of one line, which names the first of them and what is
+    missing.
     """
     try:
         plan = plan_or_refuse(steadied(wish))
@@ -128,7 +129,8 @@ def choose(wish: Wish, found: Survey) -> Chosen:
         others = f", as {len(found.absent) - 1} more" if len(found.absent) > 1 else ""
         missing = mib(sum(each.short_bytes for each in error.shortfalls))
         told = f"device {name} is absent{others} ({why})"
-        raise ClusterError(f"{told}; {wish.shape.name} does not fit the others: they lack {missing} of memory") from None
+        lacks = f"{wish.shape.name} does not fit the others: they lack {missing} of memory"
+        raise ClusterError(f"{told}; {lacks}") from None
     return Chosen(plan=plan, wish=wish, survey=found, is_given=False)
 
 

@@ -1,7 +1,8 @@
 """Asks a device that was absent at the start what a plan must know of it, beside a pipeline that works.
 
-Only the link between it and the head is measured: those between stages carry answers. A link to another device is taken for as good as
-the worse of both ends' links from here, as the survey at the start does where there is no time to measure.
+Only the link between it and the head is measured: those between stages carry answers. A link to another
+device is taken for as good as the worse of both ends' links from here, as the survey at the start does where
+there is no time to measure.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from flowspec.runtime.transport import split_address
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Newcomers:
-    """How devices of a cluster file are asked that were absent: all its devices, its keys, and the precision of the model."""
+    """How devices that were absent are asked: all of the cluster file, its keys, and the model's precision."""
 
     devices: tuple[Device, ...]
     cluster: Path
@@ -45,7 +46,7 @@ class Newcomers:
     keys: Keyring | None
 
     def learn(self, found: Survey, name: str) -> Survey:
-        """The survey with one of the absent in it; raises `ClusterError` where that does not tell what a plan needs."""
+        """The survey with one of the absent in it; raises `ClusterError` where that tells no plan what it needs."""
         device = next(each for each in self.devices if each.name == name)
         declared = declared_profile(device, self.cluster)
         (examined,) = ask_all([device], speed=[] if declared else [name], keys=self.keys, patience=hurried(1))
@@ -56,13 +57,15 @@ class Newcomers:
             raise ClusterError(insane(name, why))
         told = None if facts.speed is None else profile_of(facts.speed, facts.memory_total_bytes)
         source = DECLARED if declared else ASSUMED if facts.speed is None else facts.speed.source
-        profile = declared or told or min((site.profile for site in found.sites if site.runs_stages), key=DeviceProfile.bytes_per_s)
+        others = [each.profile for each in found.sites if each.runs_stages]
+        profile = declared or told or min(others, key=DeviceProfile.bytes_per_s)
         host = host_of(device)
         beside = [each for each in self.devices if each.name in found.sources and host_of(each) == host]
         memory_bytes = allowed_bytes(facts, device, facts.resident_bytes, 1 + len(beside))
         site = Site(name=name, profile=completed(profile, self.precision), memory_bytes=memory_bytes)
         order = [each.name for each in self.devices]
-        sites = sorted((*found.sites, site), key=lambda each: order.index(each.name) if each.name in order else len(order))
+        place = {each: number for number, each in enumerate(order)}
+        sites = sorted((*found.sites, site), key=lambda each: place.get(each.name, len(order)))
         return replace(
             found,
             sites=tuple(sites),
@@ -81,7 +84,7 @@ class Newcomers:
             other = hosts.get(site.name, "")
             if other == host:
                 link = LOOPBACK
-            elif not other or is_here(other) or found.head is None:  # that one, or all others, are on this machine
+            elif not other or is_here(other) or found.head is None:  # it, or all others, are on this machine
                 link = own
             else:
                 link = worse(own, found.network.between(found.head, site.name))

@@ -57,8 +57,8 @@ class Survey:
     """What was found: the sites of a wish, with the head's last where no daemon is on its machine, and where each profile is from.
 
     `sources` are `declared` in the cluster file, one of `core.facts.SPEED_SOURCES`, or `assumed`. `head` is as in `Wish`.
-    `left_out` are devices that say of themselves what cannot be, with what that is. `absent` are those that did not
-    answer, with why.
+    `left_out` are devices that say of themselves what cannot be, with what that is. `absent` are those that
+    did not answer, with why.
     """
 
     sites: tuple[Site, ...]
@@ -80,15 +80,17 @@ def survey(
 ) -> Survey:
     """Asks all; raises `ClusterError` for a device that does not answer, `InputError` for a profile or link that cannot be.
 
-    Where not all are needed, those that do not answer within `timeouts.ABSENT_S` are `absent`; raises `ClusterError` where none
-    does, and for one that is there, but has other keys or another version. A device whose facts cannot be true is left out; raises `ClusterError` where no other is there.
+    Where not all are needed, those that do not answer within `timeouts.ABSENT_S` are `absent`; raises
+    `ClusterError` where none does, and for one that is there, but has other keys or another version. A device
+    whose facts cannot be true is left out; raises `ClusterError` where no other is there.
 
     `keys` are the cluster's. With `head_drafts` the head's machine must know how fast it is, too, which it may have to probe.
     """
     declared = [declared_profile(device, cluster) for device in devices]
     network = read_links(cluster, [device.name for device in devices])
     unknown = [device.name for device, profile in zip(devices, declared, strict=True) if profile is None]
-    found = ask_all(devices, speed=unknown, keys=keys, patience=PATIENCE if needs_all else hurried(len(devices)))
+    patience = PATIENCE if needs_all else hurried(len(devices))
+    found = ask_all(devices, speed=unknown, keys=keys, patience=patience)
     absent = {}
     for each in found:
         if each.ailment is not None:
@@ -136,7 +138,8 @@ def hurried(devices: int) -> Patience:
 
 def insane(name: str, why: str) -> str:
     """What is said of a device whose facts cannot be."""
-    return f"device {name} says that it has {why}, which cannot be; look at it, or take it out of the cluster file"
+    advice = "look at it, or take it out of the cluster file"
+    return f"device {name} says that it has {why}, which cannot be; {advice}"
 
 
 def nobody_there(found: Sequence[Examined]) -> str:

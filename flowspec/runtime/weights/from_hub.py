@@ -10,10 +10,10 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flowspec.child_process import python_module
 from flowspec.core.limits import JSON_BYTES_MAX
 from flowspec.errors import InputError
 from flowspec.model.hub import hub_cache
@@ -69,7 +69,7 @@ class HubFetcher:
 
     def _ask(self, what: str, names: Sequence[str]) -> Any:
         """Has a child do it. Raises `InputError` for what it says is wrong, `ClusterError` when the head has let go."""
-        command = [sys.executable, "-m", "flowspec.model.hub", what, self._repository, *names]
+        command = python_module("flowspec.model.hub", what, self._repository, *names)
         quiet = {**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=quiet)
         assert child.stdin is not None

@@ -188,9 +188,9 @@ class Play:
             pass
 
     def fired(self) -> Counter[str]:
-        """How often each rule fired, by whose it is: `member`, `pipeline`, `daemon` or `stage`."""
+        """How often each rule fired, by whose it is: `member`, `pipeline`, `head`, `daemon` or `stage`."""
         found: Counter[str] = Counter()
-        cores = [("member", self.cluster.membership.fired), ("pipeline", self.cluster.forming.fired)]
+        cores = [("member", self.cluster.membership.fired), ("pipeline", self.cluster.forming.fired), ("head", self.cluster.head.fired)]
         for daemon in self.daemons.values():
             cores += [("daemon", daemon.rules), ("stage", daemon.stage_rules)]
         for core, rules in cores:

@@ -251,7 +251,7 @@ def _later_faults(rng: random.Random, devices: tuple[str, ...], asked_s: list[fl
 
 
 def _start_faults(rng: random.Random, devices: tuple[str, ...]) -> tuple[Fault, ...]:
-    """In a fifth of the seeds: a device is down and has no name for some time, or is not there when the head begins."""
+    """In a fifth of the seeds: a device is down and has no name for a while, or is not there at the start."""
     kind = rng.choices(["", "no name", "absent"], weights=[8, 1, 1])[0]
     if kind == "absent":
         return _absences(rng, devices)

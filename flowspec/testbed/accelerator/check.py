@@ -1,7 +1,7 @@
 """Runs the steps of an accelerator's check in processes of their own, within a time that is given.
 
-A process that dies or hangs is a finding about what it was at, and the next one goes on behind that. Steps come
-in the order of what they are worth; those for which no time is left are left out, and that is told.
+A process that dies or hangs is a finding about what it was at, and the next one goes on behind that. Steps
+come in the order of what they are worth; those for which no time is left are left out, and that is told.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flowspec.child_process import python_module
 from flowspec.model.trials import ending, word_of
 
 SECONDS = 120.0
@@ -30,14 +30,17 @@ START_FACTOR = 1.5
 END_S = 5.0
 """How long a process may take to end after its last word."""
 DTYPES = ("float32", "bfloat16", "int8", "int4", "float16")
-COMMAND = (sys.executable, "-m", "flowspec.testbed.accelerator.steps")
+COMMAND = tuple(python_module("flowspec.testbed.accelerator.steps"))
 RIGHT, WRONG, LEFT_OUT = "right", "wrong", "left out"
 Tell = Callable[["Outcome"], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one part of a step. `found` is what it found; `fault` says what is wrong, or why it is left out."""
+    """What became of one part of a step.
+
+    `found` is what it found; `fault` says what is wrong, or why it is left out.
+    """
 
     step: str
     dtype: str
@@ -64,7 +67,14 @@ class Stopwatch:
 class Check:
     """One run of all steps. `tell` hears of each outcome as it comes; `outcomes` holds them all."""
 
-    def __init__(self, device: str, dtypes: Sequence[str], seconds: float, tell: Tell, command: Sequence[str] = COMMAND) -> None:
+    def __init__(
+        self,
+        device: str,
+        dtypes: Sequence[str],
+        seconds: float,
+        tell: Tell,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
         self.outcomes: list[Outcome] = []
         self._device = device
         self._dtypes = tuple(dtype for dtype in DTYPES if dtype in dtypes)
@@ -83,7 +93,8 @@ class Check:
 
         What they keep is thrown away at the end. Nothing of the user's caches is read or written.
         """
-        with tempfile.TemporaryDirectory(prefix="flowspec-accelerator-", ignore_cleanup_errors=True) as folder:
+        prefix = "flowspec-accelerator-"
+        with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder:
             (found,) = self._step("torch", Path(folder))
             if found.state != RIGHT:
                 return self.outcomes  # all else stands on it
@@ -118,20 +129,22 @@ class Check:
 
     def _child(self, name: str, folder: Path, dtypes: Sequence[str]) -> None:
         """One process, which ends after all of these precisions, or at the first that it does not outlive."""
-        arguments = [name, f"--device={self._device}", f"--folder={folder}", *(f"--dtype={dtype}" for dtype in dtypes if dtype)]
+        arguments = [name, f"--device={self._device}", f"--folder={folder}"]
+        arguments += [f"--dtype={dtype}" for dtype in dtypes if dtype]
         environment = {**os.environ, "XDG_CACHE_HOME": str(folder), "HF_HUB_OFFLINE": "1"}
         if self._device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""  # the drafter, too, is to run on the CPU
         limit_s = SHARES[name] * self._seconds
-        with tempfile.TemporaryFile() as errors, started([*self._command, *arguments], environment, errors) as child:
+        command = [*self._command, *arguments]
+        with tempfile.TemporaryFile() as errors, started(command, environment, errors) as child:
             at, watch = 0, Stopwatch()
             for word in _words(child, lambda: min(self.left_s, limit_s - watch.s)):
                 if "found" not in word and "fault" not in word:
                     continue
                 spent_s = watch.s
                 state = WRONG if "fault" in word else RIGHT
-                found, fault = word.get("found", {}), word.get("fault", "")
-                self._note(Outcome(step=name, dtype=dtypes[at], state=state, s=spent_s, fault=fault, found=found))
+                said = {"fault": word.get("fault", ""), "found": word.get("found", {})}
+                self._note(Outcome(step=name, dtype=dtypes[at], state=state, s=spent_s, **said))
                 at += 1
                 watch.restart()
             if at == len(dtypes):
@@ -156,12 +169,22 @@ def _lost(step: str, dtype: str, s: float, fault: str) -> Outcome:
 
 def start(command: Sequence[str], environment: Mapping[str, str], errors: Any) -> subprocess.Popen[bytes]:
     """A step's process, in a session of its own, so that all that it starts ends with it."""
-    null, pipe = subprocess.DEVNULL, subprocess.PIPE
-    return subprocess.Popen(command, stdin=null, stdout=pipe, stderr=errors, start_new_session=True, env=dict(environment))
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        start_new_session=True,
+        env=dict(environment),
+    )
 
 
 @contextlib.contextmanager
-def started(command: Sequence[str], environment: Mapping[str, str], errors: Any) -> Iterator[subprocess.Popen[bytes]]:
+def started(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    errors: Any,
+) -> Iterator[subprocess.Popen[bytes]]:
     """A step's process, which is ended with all its children."""
     child = start(command, environment, errors)
     try:

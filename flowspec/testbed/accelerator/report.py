@@ -1,7 +1,7 @@
-"""What an accelerator's check found, as findings for people and as one file to send in. Pure but for `here`.
+"""What an accelerator's check found, as findings for people and as one file to send in.
 
-The file holds nothing private: what is told of a machine is chosen field by field, and texts that libraries made
-lose names of users and hosts, paths and addresses.
+The file holds nothing private: what is told of a machine is chosen field by field, and texts that libraries
+made lose names of users and hosts, paths and addresses.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def private_names() -> tuple[str, ...]:
 
 
 def without_private(text: str, names: Sequence[str]) -> str:
-    """A text without paths, addresses and these names; the last part of a path stays where it is a source file's."""
+    """A text without paths, addresses and these names; of a path the name of a source file stays."""
 
     def path(found: re.Match[str]) -> str:
         if len(found[0]) < 2:
@@ -72,7 +72,7 @@ def without_private(text: str, names: Sequence[str]) -> str:
     return text
 
 
-# ---------------------------------------------------------------------------------------------------- findings
+# ------------------------------------------------------------------------------------------- findings
 
 
 def findings_of(outcomes: Sequence[Outcome], before: Moment, after: Moment, device: str) -> list[Finding]:
@@ -88,9 +88,11 @@ def findings_of(outcomes: Sequence[Outcome], before: Moment, after: Moment, devi
 def _of_outcome(outcome: Outcome) -> Iterator[Finding]:
     what = f"{outcome.step} {outcome.dtype}".strip()
     if outcome.state == LEFT_OUT:
-        yield _finding(NOTE, what, f"left out: {outcome.fault}", "give it more time with --seconds, or an idle machine")
+        advice = "give it more time with --seconds, or an idle machine"
+        yield _finding(NOTE, what, f"left out: {outcome.fault}", advice)
     elif outcome.state != RIGHT:
-        advice = ADVICE_TORCH if outcome.step == "torch" else "send the report in; until then use another --dtype or --device cpu"
+        advice = "send the report in; until then use another --dtype or --device cpu"
+        advice = ADVICE_TORCH if outcome.step == "torch" else advice
         yield _finding(PROBLEM, what, outcome.fault or "failed", advice)
     else:
         yield from _OF_STEPS.get(outcome.step, _nothing)(what, outcome.found)
@@ -105,13 +107,15 @@ def _of_kernels(what: str, found: Mapping[str, Any]) -> Iterator[Finding]:
         severity, advice = (WARNING, "use another --dtype") if found["is_lack"] else (PROBLEM, ADVICE_TORCH)
         yield _finding(severity, what, found["faults"], advice)
     elif found["faults"]:
-        yield _finding(WARNING, what, f"{found['kernel']} is used, for {found['faults']}", "send the report in")
+        text = f"{found['kernel']} is used, for {found['faults']}"
+        yield _finding(WARNING, what, text, "send the report in")
 
 
 def _of_slice(what: str, found: Mapping[str, Any]) -> Iterator[Finding]:
     if not found["logits_off"] <= found["logits_allowed"]:
         text = f"its logits are off by {found['logits_off']}, where {found['logits_allowed']} is allowed"
-        yield _finding(PROBLEM, what, text, f"send the report in, and do not use --dtype {found['dtype']} on this device")
+        advice = f"send the report in, and do not use --dtype {found['dtype']} on this device"
+        yield _finding(PROBLEM, what, text, advice)
 
 
 def _of_verify(what: str, found: Mapping[str, Any]) -> Iterator[Finding]:
@@ -128,8 +132,8 @@ _OF_STEPS = {"kernels": _of_kernels, "slice": _of_slice, "verify": _of_verify}
 
 def _of_choice(outcomes: Sequence[Outcome], board: Board, device: str) -> Iterator[Finding]:
     """A Jetson whose GPU idles."""
-    used = next((outcome.found for outcome in outcomes if outcome.step == "torch" and outcome.state == RIGHT), None)
-    if board.is_jetson and used is not None and used["is_cpu"] and device == "auto":
+    used = [outcome.found for outcome in outcomes if outcome.step == "torch" and outcome.state == RIGHT]
+    if board.is_jetson and used and used[0]["is_cpu"] and device == "auto":
         text = "a Jetson, but torch can use its CPU only"
         yield _finding(PROBLEM, "device", text, "install JetPack's torch (docs/devices.md, Jetson)")
 
@@ -138,7 +142,7 @@ def _finding(severity: str, check: str, text: str, advice: str) -> Finding:
     return Finding(severity=severity, device="this machine", check=check, text=text, advice=advice)
 
 
-# -------------------------------------------------------------------------------------------------------- file
+# ----------------------------------------------------------------------------------------------- file
 
 
 def report_of(
@@ -194,7 +198,8 @@ def write_file(path: Path, document: Mapping[str, Any]) -> None:
     try:
         path.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     except OSError as error:
-        raise InputError(f"--report: expected a file that can be written, got {path} ({error.strerror})") from None
+        text = f"--report: expected a file that can be written, got {path} ({error.strerror})"
+        raise InputError(text) from None
 
 
 def _is_report(path: Path) -> bool:

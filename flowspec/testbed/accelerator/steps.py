@@ -32,9 +32,10 @@ if TYPE_CHECKING:  # importing torch is the first thing that may kill a step
     F32 = npt.NDArray[np.float32]
 
 TEXT = (
-    "Once there was a crow who lived in a tall tree beside a river. One day he found a piece of cheese and sat down "
-    "to eat it. A fox came by, looked up and asked: What is 17 + 25? It is 42, said the crow, and kept the cheese. "
-    "The devices of a cluster each hold some layers of one model, and send what they computed to the next one."
+    "Once there was a crow who lived in a tall tree beside a river. One day he found a piece of cheese and "
+    "sat down to eat it. A fox came by, looked up and asked: What is 17 + 25? It is 42, said the crow, and "
+    "kept the cheese. The devices of a cluster each hold some layers of one model, and send what they "
+    "computed to the next one."
 )
 """What the bundled target reads in every precision."""
 PORTIONS = (16, 1, 32, 4, 17, 1)
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _say(at=dtype)
         try:
             _say(found=STEPS[args.step](args.device, args.folder, dtype))
-        except (FlowSpecError, RuntimeError, NotImplementedError, OSError) as error:  # as torch and CUDA tell theirs
+        except (FlowSpecError, RuntimeError, OSError) as error:  # as torch and CUDA tell theirs
             _say(fault=first_line(error))
     _say(done=True)
 
@@ -77,7 +78,7 @@ def _say(**word: object) -> None:
     print(json.dumps(word), flush=True)
 
 
-# ------------------------------------------------------------------------------------------------------- steps
+# ---------------------------------------------------------------------------------------------- steps
 
 
 def torch_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def torch_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:
 
 
 def plain_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:
-    """The logits of the whole model through transformers, on the CPU in float32: what all else is compared with."""
+    """The whole model's logits through transformers, on the CPU in float32, to compare all others with."""
     import numpy as np
 
     from flowspec.model.files import BUNDLED, ModelFiles
@@ -115,7 +116,7 @@ def plain_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:
 
 
 def kernels_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:
-    """Which kernel computes this precision, after all that come before it were tried in processes of their own."""
+    """Which kernel computes this precision: those before it were tried, each in a process of its own."""
     try:
         found = run_trial(dtype, device)
     except InputError as refusal:
@@ -126,7 +127,7 @@ def kernels_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:
 
 
 def slice_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:
-    """The bundled target as one slice in this precision: its logits, whether rows are alone, times and memory."""
+    """The bundled target as one slice in this precision: logits, whether rows are alone, times, memory."""
     from flowspec.model.accelerator import find
     from flowspec.runtime.torch_device import use_threads
 
@@ -135,7 +136,7 @@ def slice_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:
 
 
 def verify_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:
-    """The bundled pair on a real daemon with that device, token by token beside the plain model on the CPU."""
+    """The bundled pair on a real daemon with that device, token by token beside the plain model on a CPU."""
     from flowspec.model.files import BUNDLED, bundled_folder
     from flowspec.model.reference import Reference
     from flowspec.runtime.decoding import Decoding
@@ -143,9 +144,16 @@ def verify_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:
     from flowspec.testbed.exactness import judge
     from flowspec.testbed.prompts import read_prompts
 
-    stories = [prompt for prompt in read_prompts(bundled_folder("prompts.jsonl")) if prompt.domain == "stories"]
-    texts = [prompt.turns[0] for prompt in stories[:PROMPTS]]
-    options = ClusterOptions(model=BUNDLED, dtype=dtype, local=1, local_device=device, local_threads=THREADS, log_level="ERROR")
+    prompts = read_prompts(bundled_folder("prompts.jsonl"))
+    texts = [prompt.turns[0] for prompt in prompts if prompt.domain == "stories"][:PROMPTS]
+    options = ClusterOptions(
+        model=BUNDLED,
+        dtype=dtype,
+        local=1,
+        local_device=device,
+        local_threads=THREADS,
+        log_level="ERROR",
+    )
     found: list[Found] = []
     rates: dict[str, float] = {}
     with open_cluster(options, decoding=Decoding()) as cluster:
@@ -179,7 +187,7 @@ STEPS = {
 }
 
 
-# ----------------------------------------------------------------------------------------------------- a slice
+# -------------------------------------------------------------------------------------------- a slice
 
 
 def read_text() -> tuple[int, ...]:
@@ -218,6 +226,7 @@ def check_slice(here: Accelerator, folder: Path, dtype: str) -> dict[str, Any]:
     few = tokens[:ROWS_ALONE]
     together, alone = (pass_through(part, few, rows) for rows in ([len(few)], [1] * len(few)))
     apart = np.abs(together - alone).max(axis=1)
+    other_bits, apart_max = int((apart > 0).sum()), float(f"{apart.max():.2g}")
     times = {str(rows): pass_ms(here, part, rows) for rows in SPEED_ROWS}
     weights = part.weight_bytes
     part.close_all()
@@ -230,7 +239,7 @@ def check_slice(here: Accelerator, folder: Path, dtype: str) -> dict[str, Any]:
         "logits_allowed": float(f"{SHARES[dtype] * spread:.2g}"),
         "same_choices": int((logits.argmax(axis=1) == plain.argmax(axis=1)).sum()),
         "tokens": len(tokens),
-        "rows_alone": {"rows": len(few), "other_bits": int((apart > 0).sum()), "off": float(f"{apart.max():.2g}")},
+        "rows_alone": {"rows": len(few), "other_bits": other_bits, "off": apart_max},
         "pass_ms": times,
         "threads": torch.get_num_threads(),
         "memory": {
@@ -265,7 +274,8 @@ def pass_through(part: Slice, tokens: npt.NDArray[np.int64], portions: Sequence[
             sampled=np.zeros(rows, dtype=np.bool_),
             sampling=Sampling(),
         )
-        _, states = part.forward(RunLayers(job=job, parts=(segment,), payload=None, rows=tuple(range(rows))), None)
+        run = RunLayers(job=job, parts=(segment,), payload=None, rows=tuple(range(rows)))
+        _, states = part.forward(run, None)
         found.append(part.logits(states))
         first = end
     part.close_cache(request)
@@ -304,7 +314,7 @@ def _spread(logits: F32) -> float:
     return float(logits.std(axis=1).mean())
 
 
-# ------------------------------------------------------------------------------------------------------ verify
+# --------------------------------------------------------------------------------------------- verify
 
 
 def _answer(session: Any, texts: Sequence[str]) -> tuple[list[Found], float]:

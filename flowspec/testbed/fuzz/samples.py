@@ -69,7 +69,15 @@ MESSAGES: tuple[Message, ...] = (
     Hello(name="head", version=__version__, role="head-control"),
     Hello(name="board", version=__version__, role="stage"),
     Welcome(name="board", version=__version__, device="cpu", pid=7, memory_bytes=1 << 30, count=1 << 40),
-    Assign(**_ASSIGN, stage=0, first_layer=0, end_layer=4, next_hop="127.0.0.1:7700", next_name="board", next_ip="127.0.0.1"),
+    Assign(
+        **_ASSIGN,
+        stage=0,
+        first_layer=0,
+        end_layer=4,
+        next_hop="127.0.0.1:7700",
+        next_name="board",
+        next_ip="127.0.0.1",
+    ),
     Assign(**_ASSIGN, stage=1, first_layer=4, end_layer=8, next_hop="", next_name="", captures=(2, 4, 8)),
     Assign(
         **{**_ASSIGN, "stages": 1},

@@ -50,7 +50,13 @@ class Cluster:
         monkeypatch.setattr(module, "onward", lambda context, one, other, keys, *, is_brief: self.measure(keys, one.name, other.name))
         monkeypatch.setattr(module, "is_here", lambda address: address.startswith("127."))
 
-    def ask_all(self, devices: Sequence[Device], speed: Sequence[str], keys: Keyring | None, patience: Patience) -> list[Examined]:
+    def ask_all(
+        self,
+        devices: Sequence[Device],
+        speed: Sequence[str],
+        keys: Keyring | None,
+        patience: Patience,
+    ) -> list[Examined]:
         assert keys is self.keys
         self.waited_s.append(patience.hello_s + patience.why_s)
         self.asked.append(speed)
@@ -80,7 +86,9 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return Cluster(tmp_path, monkeypatch)
 
 
-def test_the_file_knows_best_then_the_daemon_and_who_tells_nothing_counts_as_the_slowest(cluster: Cluster) -> None:
+def test_the_file_knows_best_then_the_daemon_and_who_tells_nothing_counts_as_the_slowest(
+    cluster: Cluster,
+) -> None:
     first, *others = cluster.devices(replace(FACTS, speed=PI), replace(FACTS, speed=LAPTOP), replace(FACTS, speed=PI), FACTS)
     found = cluster.survey(replace(first, profile="jetson-orin-nano"), *others)
     assert [site.profile.name for site in found.sites[:4]] == ["jetson-orin-nano", "old-laptop", "raspberry-pi-4", "raspberry-pi-4"]
@@ -105,7 +113,12 @@ def test_where_nobody_tells_anything_all_are_alike(cluster: Cluster) -> None:
         ({"accelerator": "Orin", "accelerator_free_bytes": GIB, "board": Board(is_jetson=True)}, None, 6 * GIB + (64 << 20)),
     ],
 )
-def test_memory_is_what_is_free_and_allowed(cluster: Cluster, changes: dict[str, Any], device_bytes: int | None, expected: int) -> None:
+def test_memory_is_what_is_free_and_allowed(
+    cluster: Cluster,
+    changes: dict[str, Any],
+    device_bytes: int | None,
+    expected: int,
+) -> None:
     found = cluster.survey(*cluster.devices(replace(FACTS, **changes), memory_bytes=device_bytes))
     assert found.sites[0].memory_bytes == expected
 
@@ -216,7 +229,11 @@ def test_a_device_that_was_absent_is_known_when_it_has_been_asked(cluster: Clust
         ({"speed": replace(PI, layer_us=1e9)}, "a speed of 1e+09 (layer_us)"),
     ],
 )
-def test_a_device_whose_facts_cannot_be_is_left_out(cluster: Cluster, changes: dict[str, Any], why: str) -> None:
+def test_a_device_whose_facts_cannot_be_is_left_out(
+    cluster: Cluster,
+    changes: dict[str, Any],
+    why: str,
+) -> None:
     devices = cluster.devices(replace(FACTS, speed=PI), replace(FACTS, **{"speed": PI, **changes}))
     found = cluster.survey(*devices)
     assert [site.name for site in found.sites] == ["d0", HERE]

@@ -247,7 +247,11 @@ def test_a_head_speaks_beyond_loopback_with_keys_or_insecurely(folder: Path, tmp
     path.write_text("insecure = true")
     assert cluster_keys(path, [there]) is None
     assert "whoever is in the network can read" in caplog.text
+    unheard_of = Device(name="pi-2", address="no-such-host.invalid:7700")
+    assert cluster_keys(path, [unheard_of]) is None, "it is absent, and no mistake"
     path.write_text("")
+    with pytest.raises(InputError, match=r"home.keys is missing, .* pi-2 at no-such-host.invalid:7700"):
+        cluster_keys(path, [unheard_of])
     folder.rename(tmp_path / "home.keys")
     for devices in ([here], [there]):
         found = cluster_keys(path, devices)
