@@ -28,6 +28,7 @@ CHUNK = 25
 SEEDS_TO_CATCH = 40
 """Within how many seeds each broken build must be caught."""
 REMEMBERED = {
+    3810: "the session ends for want of devices after its last answer",
     65: "a stopped daemon is told to trim a job that is done",
     1604: "the first device is assigned its layers twice, and again for ever",
     2345: "a device makes ready again and again, and never comes in: its probes find it held by its last time",

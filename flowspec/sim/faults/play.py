@@ -162,7 +162,7 @@ class Play:
     def run(self) -> None:
         """To the end; raises `FaultError`."""
         try:
-            self._run_until(lambda: self.has_given_up or (self.clock.now_s >= HEAL_S and self._waiting == 0), RECOVERED_S)
+            self._run_until(lambda: self.clock.now_s >= HEAL_S and self._waiting == 0, RECOVERED_S)
             if self.has_given_up:
                 return
             assert self._waiting == 0, f"{self._waiting} requests have not ended {RECOVERED_S - HEAL_S:.0f} s after all was well again"
@@ -198,7 +198,7 @@ class Play:
         return found
 
     def _run_until(self, is_done, until_s: float) -> None:  # type: ignore[no-untyped-def]
-        while not is_done() and self.clock.step(until_s):
+        while not self.has_given_up and not is_done() and self.clock.step(until_s):
             assert self.cluster.events <= EVENTS_MAX, f"not done within {EVENTS_MAX} events"
 
     def _tell(self, who: str, text: str) -> None:
