@@ -137,7 +137,6 @@ class Link(Line):
                 return
             self._receive(envelope, each)
 
-    @property
-    def waiting(self) -> int:
-        """Messages that are held up."""
-        return len(self._held or ())
+    def is_full(self, frames_max: int) -> bool:
+        """Whether nothing passes, and so many messages wait."""
+        return self._held is not None and len(self._held) >= frames_max

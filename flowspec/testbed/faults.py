@@ -26,7 +26,7 @@ CHUNK = 25
 REPORTED_EVERY = 1000
 STORY_LINES = 400
 RULES_SEEDS = 5000
-"""So many schedules bring every rule about: the rarest fires in one of two hundred."""
+"""So many schedules bring every rule about: the rarest fires in one of six hundred."""
 RULES = {
     f"{core}: {rule}": text
     for core, rules in (

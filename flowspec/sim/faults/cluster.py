@@ -231,7 +231,7 @@ class Cluster:
     def _send(self, command: ToPipeline) -> None:
         """A segment for the first stage; where its connection takes no more that is told a moment later."""
         lines = self._formed()
-        if lines.first_data.link_of(HEAD).waiting >= self._frames_max:
+        if lines.first_data.link_of(HEAD).is_full(self._frames_max):
             unsent = Unsent(pipeline=self.forming.number, device=lines.parts[0].device, what="segments")
             self.clock.at(self.clock.now_s, partial(self._do, partial(self._give, unsent)))
         else:

@@ -123,7 +123,7 @@ def draw(seed: int) -> Schedule:
         devices_min=devices_min,
         devices_max=room.randint(devices_min, len(devices)) if room.random() < 0.25 else len(devices),
         queued_max=flights_max or 64,
-        frames_max=later.choice([1, 2, 1000]),
+        frames_max=later.choice([0, 2, 1000]),
         terms=replace(
             TERMS,
             wait_s=later.choice([2.0, 4.0]) if later.random() < 0.05 else None,
