@@ -159,7 +159,8 @@ def test_a_lost_device_that_another_head_has_is_not_back_until_it_is_free(
         finally:
             os.kill(daemons[1].pid, signal.SIGCONT)
         other.greet()
-        assert isinstance(other.assign(daemons[1].address, whole_model(plan.model, plan.fingerprint)), Ready)
+        assign = whole_model(plan.model, plan.fingerprint)
+        wait_until(lambda: isinstance(other.assign(daemons[1].address, assign), Ready), "it has heard that its head let go of it")
         for _ in range(24):
             assert tokens_of(submit(head, count=2)) == expected[:2]
             other.link.send(Ping())
