@@ -1,6 +1,7 @@
 """What setup.cfg cannot say: the package's page is README.md, without its links to files of the source.
 
-A link that is relative leads nowhere on PyPI, and the source is not published at an address that could be named.
+A link that is relative leads nowhere on PyPI, and the source is not published at an address that could be
+named.
 """
 
 import re

@@ -1,7 +1,7 @@
 """The flag `--check`: what the cores say of themselves (`validate`) is asked after every event.
 
-The simulated worlds always ask. A running head or daemon asks where it is told to, since it costs time. If something is not true, that is
-a fault in FlowSpec: its state goes to the log, and the process ends.
+The simulated worlds always ask. A running head or daemon asks where it is told to, since it costs time. If
+something is not true, that is a fault in FlowSpec: its state goes to the log, and the process ends.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def is_on() -> bool:
 
 
 def check(core: Core, event: object) -> None:
-    """Asks a core after an event; where something is not true its state goes to the log, and `BrokenCoreError` is raised."""
+    """Asks a core after an event; where something is not true its state goes to the log, and
+    `BrokenCoreError` is raised."""
     try:
         core.validate()
     except AssertionError as error:

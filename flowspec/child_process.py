@@ -7,10 +7,11 @@ import sys
 
 
 def python_module(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module as `python -m` does, but finds all modules where this process finds them.
+    """The command that runs a module as `python -m` does, but finds all modules where this process finds
+    them.
 
-    `python -m` looks into the working folder first, where a folder named `flowspec` (a clone, say) would hide the
-    package. The option against that, `-P`, came with Python 3.11.
+    `python -m` looks into the working folder first, where a folder named `flowspec` (a clone, say) would hide
+    the package. The option against that, `-P`, came with Python 3.11.
     """
     path = [os.path.abspath(folder) for folder in sys.path]
     run = f"import runpy, sys; sys.path[:] = {path!r}; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"

@@ -1,4 +1,5 @@
-"""How much memory there is and how much is free, where this process runs: a container has its limit, not the machine's memory.
+"""How much memory there is and how much is free, where this process runs: a container has its limit, not the
+machine's memory.
 
 The limits are those of control groups, version 1 and 2, of this process's own group and of all above it.
 """
@@ -30,7 +31,8 @@ def host_memory(root: Path = Path("/")) -> HostMemory:
 
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
-    """The limit of each group that has one, and what is taken of it; pages of files that nobody uses now count as free."""
+    """The limit of each group that has one, and what is taken of it; pages of files that nobody uses now
+    count as free."""
     groups = root / "sys/fs/cgroup"
     for controllers, path in _own_groups(root):
         if not controllers:
@@ -56,7 +58,8 @@ def _own_groups(root: Path) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _upwards(mounts: list[Path], path: str) -> Iterator[Path]:
-    """The folder of a group and of those above it; in a container the own one may be the top, whatever its path says."""
+    """The folder of a group and of those above it; in a container the own one may be the top, whatever its
+    path says."""
     parts = [part for part in path.split("/") if part not in ("", "..")]
     for mount in mounts:
         for count in range(len(parts), -1, -1):

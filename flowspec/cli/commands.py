@@ -71,7 +71,8 @@ def build_parser() -> Parser:
 
 
 def _parsed(argv: list[str] | None) -> argparse.Namespace:
-    """The flags of a command; one that it does not have is told of by that command, with the one that may be meant."""
+    """The flags of a command; one that it does not have is told of by that command, with the one that may be
+    meant."""
     parser = build_parser()
     args, unknown = parser.parse_known_args(argv)
     if args.command is None:

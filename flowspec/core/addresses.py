@@ -69,7 +69,8 @@ class AddressBook:
         self._names: dict[str, _Name] = {}
 
     def ask(self, name: str, now_s: float) -> Found:
-        """What is known of a name; where it `is_wanted`, a look-up has begun: `found` or `failed` must follow."""
+        """What is known of a name; where it `is_wanted`, a look-up has begun: `found` or `failed` must
+        follow."""
         known = self._names.setdefault(name, _Name())
         if known.began_s is not None:
             is_late = not known.address and now_s - known.began_s >= self.terms.limit_s

@@ -188,9 +188,10 @@ class Pong:
 
     `arrived` is the number of the last segment that came (-1: none yet).
 
-    `running_s` counts from when that one last got further: when it began, or (where that can be seen) when one of its layers ended.
-    `temperature_c` is that of its device's hottest part, `clock_mhz` that of its fastest core right now and `clock_max_mhz` what it can do,
-    each None where nothing tells it. It `is_throttled` where its kernel or firmware says so.
+    `running_s` counts from when that one last got further: when it began, or (where that can be seen) when
+    one of its layers ended. `temperature_c` is that of its device's hottest part, `clock_mhz` that of its
+    fastest core right now and `clock_max_mhz` what it can do, each None where nothing tells it. It
+    `is_throttled` where its kernel or firmware says so.
     """
 
     queued: int

@@ -182,7 +182,8 @@ class Costs:
         return found
 
     def slow_link(self) -> tuple[int, float] | None:
-        """The slowest link between two stages, by the stage it leads to, and its seconds for a row; None where stages are slower."""
+        """The slowest link between two stages, by the stage it leads to, and its seconds for a row; None
+        where stages are slower."""
         row_s, stage = max(((wire.row_s, at) for at, wire in enumerate(self._wires) if at), default=(0.0, 0))
         return (stage, row_s) if row_s > LINK_SLOW * max(curve.at(1) for curve in self._stages) > 0 else None
 

@@ -306,7 +306,8 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """A segment of `rows` nodes, sent at `sent_s`, came back; `hops` are what the stages spent on it, in pipeline order.
+    """A segment of `rows` nodes, sent at `sent_s`, came back; `hops` are what the stages spent on it, in
+    pipeline order.
 
     Its rows saw `context` earlier tokens, as in `RunLayers`.
     """

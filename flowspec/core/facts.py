@@ -79,9 +79,9 @@ class LinkFacts:
 class Board:
     """The hardware as its kernel shows it; None or empty where it does not.
 
-    `throttled` is the Raspberry Pi firmware's bit field. `trip_c` is where the hottest zone begins to throttle. Clocks are in
-    MHz: `cpu_mhz` is the cap that is in force, `cpu_max_mhz` what the processor can do. It `is_capped` where the kernel holds clocks down
-    because of heat.
+    `throttled` is the Raspberry Pi firmware's bit field. `trip_c` is where the hottest zone begins to
+    throttle. Clocks are in MHz: `cpu_mhz` is the cap that is in force, `cpu_max_mhz` what the processor can
+    do. It `is_capped` where the kernel holds clocks down because of heat.
     """
 
     model: str = ""

@@ -149,8 +149,8 @@ class Flights:
     def validate(self) -> None:
         """What is true between two events; raises `AssertionError`.
 
-        Of each conversation: no node is on two segments at once, none that goes out has its parent behind it, and while guesses of an
-        answer that is over are in flight, the stages know that it is.
+        Of each conversation: no node is on two segments at once, none that goes out has its parent behind it,
+        and while guesses of an answer that is over are in flight, the stages know that it is.
         """
         seen: dict[int, set[int]] = {number: set() for number in self._requests}
         counts = dict.fromkeys(self._requests, 0)

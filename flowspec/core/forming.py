@@ -9,11 +9,13 @@ here it is formed, watched and given up. The runtime's `Pipelines` and the clust
 - A device that another head holds is waited for where the first pipeline is formed, and else left out until it is free.
 - A device that was absent at the start, and answers now, is surveyed before it is planned with: nothing is
   known of it.
-- A device that is back makes ready beside the pipeline that works: it is assigned what it would have to do, on connections of its own, and let go
-  of when it is ready. It keeps what it loaded, so that the switch to a pipeline with it is short.
-- What passes take is watched (`core.slowing`). Where devices have become slower or faster another plan is made, by what they take now; whoever is in that
-  plan and in no pipeline makes ready in the same way.
-- A plan that is made beside a pipeline is gone over to only if it is foretold to be faster, where anything is foretold (`Planned.gain`).
+- A device that is back makes ready beside the pipeline that works: it is assigned what it would have to do,
+  on connections of its own, and let go of when it is ready. It keeps what it loaded, so that the switch to a
+  pipeline with it is short.
+- What passes take is watched (`core.slowing`). Where devices have become slower or faster another plan is
+  made, by what they take now; whoever is in that plan and in no pipeline makes ready in the same way.
+- A plan that is made beside a pipeline is gone over to only if it is foretold to be faster, where anything is
+  foretold (`Planned.gain`).
 - What a device says went wrong is believed after `settle_s`: if a connection closes meanwhile, its device is the better explanation.
 - The first pipeline is what the user asked for: how much of it must be there is for the user to say (`Start`). Any failure of a pipeline that
   `is_only` is an error.
@@ -64,7 +66,8 @@ RETRY_S_MAX = 1.0
 LOOK_S = 0.1
 """How often a pipeline that is being formed is looked at."""
 STEP_BEGINNINGS_MAX = 4
-"""How often a device may begin the same step of loading: kernels, say, are tried for each precision that it needs."""
+"""How often a device may begin the same step of loading: kernels, say, are tried for each precision that it
+needs."""
 LOADED_SHARE_MIN = 0.001
 """What a device must have got further with loading for it to count as progress."""
 RULES = {
@@ -100,9 +103,10 @@ class Start(Enum):
 class Terms:
     """How long what may take, in seconds.
 
-    A device may take `connect_s` to answer at all, where it was there a moment ago `reconnect_s`. The first pipeline waits `held_s` for one that
-    another head holds. Leases are kept by a Ping every `ping_s`, devices looked at every `watch_s`. `wait_s` is how long a user waits for devices
-    where there is no pipeline (None: for ever). A stage that is slower for `changed_s` of work leads to another plan.
+    A device may take `connect_s` to answer at all, where it was there a moment ago `reconnect_s`. The first
+    pipeline waits `held_s` for one that another head holds. Leases are kept by a Ping every `ping_s`, devices
+    looked at every `watch_s`. `wait_s` is how long a user waits for devices where there is no pipeline (None:
+    for ever). A stage that is slower for `changed_s` of work leads to another plan.
     """
 
     connect_s: float
@@ -131,7 +135,8 @@ class Part:
 class Planned:
     """The plan that `Plan` asked for, in pipeline order; `is_beside` is as there.
 
-    By its forecast it is `gain` times as fast as the pipeline that works (None: there is none, or nothing foretells it).
+    By its forecast it is `gain` times as fast as the pipeline that works (None: there is none, or nothing
+    foretells it).
     """
 
     parts: tuple[Part, ...]
@@ -204,7 +209,8 @@ class Unsent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
-    """A segment came back through pipeline `pipeline`: what its stages spent on it; its rows saw `context` earlier tokens."""
+    """A segment came back through pipeline `pipeline`: what its stages spent on it; its rows saw `context`
+    earlier tokens."""
 
     pipeline: int
     hops: tuple[Hop, ...]
@@ -227,9 +233,11 @@ FormingEvent = Begin | Planned | Unplanned | Passed | _Heard | Answered | Survey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Find out what these devices shall run, and say `Planned` or `Unplanned`; `is_first` is the plan that the user has seen.
+    """Find out what these devices shall run, and say `Planned` or `Unplanned`; `is_first` is the plan that
+    the user has seen.
 
-    `is_beside` says that another pipeline works meanwhile. Devices that are named in `slowness` take so many times what they took at first.
+    `is_beside` says that another pipeline works meanwhile. Devices that are named in `slowness` take so many
+    times what they took at first.
     """
 
     devices: tuple[str, ...]
@@ -240,7 +248,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """Pipeline `pipeline` is to have these parts: nothing is dialled yet. With `is_beside` some of them make ready beside another one."""
+    """Pipeline `pipeline` is to have these parts: nothing is dialled yet. With `is_beside` some of them make
+    ready beside another one."""
 
     pipeline: int
     parts: tuple[Part, ...]
@@ -339,14 +348,16 @@ class _Fault:
 
 @dataclass(slots=True)
 class _Loaded:
-    """How far a device has come with loading: its step, how often it began each, and how far it has come with each."""
+    """How far a device has come with loading: its step, how often it began each, and how far it has come with
+    each."""
 
     step: str = ""
     begun: Counter[str] = field(default_factory=Counter)
     shares: dict[str, float] = field(default_factory=dict)
 
     def gets_further(self, loading: Loading) -> bool:
-        """Whether this is progress. The same again, less, or a step that begins once more too often is a sign of life alone."""
+        """Whether this is progress. The same again, less, or a step that begins once more too often is a sign
+        of life alone."""
         begins, self.step = loading.doing != self.step, loading.doing
         self.begun[self.step] += begins
         is_anew = begins and self.begun[self.step] <= STEP_BEGINNINGS_MAX

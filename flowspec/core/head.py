@@ -133,7 +133,8 @@ class HeadCore:
         return 0.0 if oldest_s is None else now_s - oldest_s
 
     def left_s(self) -> float:
-        """What is left of the longest answer under way, at the rate that was seen; next to nothing where none was, 0 without an answer."""
+        """What is left of the longest answer under way, at the rate that was seen; next to nothing where none
+        was, 0 without an answer."""
         left = [each.submit.new_tokens_max - len(each.new_tokens) for each in self._requests.values() if each.submit is not None]
         if not left:
             return 0.0

@@ -10,21 +10,26 @@ carry out `Reform` (fence the old pipeline, plan, connect, load) and tell how it
   again and again is left out itself.
 - *Too long* is `stuck_s`, and `STUCK_PASSES` times what its longest pass that ended was seen to take. A pass that still runs teaches
   nothing: a limit that grew with it would never be reached.
-- A segment that nobody has been at for `stuck_s` is *on its way* where one stage has had it and the next has not: that link is
-  named, and waited for as long as one of `SLOWEST_BYTES_PER_S` takes; then it is broken. Elsewhere the segment *vanished*.
+- A segment that nobody has been at for `stuck_s` is *on its way* where one stage has had it and the next has
+  not: that link is named, and waited for as long as one of `SLOWEST_BYTES_PER_S` takes; then it is broken.
+  Elsewhere the segment *vanished*.
 - A failure that is nobody's (a lease that lapsed, a segment that vanished) forms the same pipeline again, a few times in a row.
 - A lost device is probed. It may *return* when it answers and `back_s` have passed since it was lost, twice as long with each
   loss; a device that has done its part for `forgive_s` has a clean record again.
-- Where a pipeline works without it, the device first makes ready beside it (`Prepare`): it loads what it would have to do, and is left out as
-  before if it cannot. If the plan for all has nothing for it to do, it stands by.
-- It is taken in at the next moment without an answer, or during one that would take `worth` times as long as the last forming of
-  a pipeline took; when it has waited for such a moment for `moment_s`, between two tokens; and at once if there is no pipeline without it.
+- Where a pipeline works without it, the device first makes ready beside it (`Prepare`): it loads what it
+  would have to do, and is left out as before if it cannot. If the plan for all has nothing for it to do, it
+  stands by.
+- It is taken in at the next moment without an answer, or during one that would take `worth` times as long as
+  the last forming of a pipeline took; when it has waited for such a moment for `moment_s`, between two
+  tokens; and at once if there is no pipeline without it.
 - A device that is absent at the start counts as lost. Nothing is known of it: when it answers it is surveyed
   first (`Survey`), beside the pipeline if there is one, and only then may it return.
 - The plan may leave devices out: those stand by until the next pipeline is formed.
-- Where devices have become slower, or faster (`Changed`), another plan is made beside the pipeline that works, no more often than every `again_s`. If it is
-  worth the switch, it is gone over to at the next moment without an answer, or after `calm_s` between two tokens.
-- Another pipeline is worth it if by its forecast it gains `GAIN_MIN`, and more until a next plan may be made than forming the last pipeline took.
+- Where devices have become slower, or faster (`Changed`), another plan is made beside the pipeline that
+  works, no more often than every `again_s`. If it is worth the switch, it is gone over to at the next moment
+  without an answer, or after `calm_s` between two tokens.
+- Another pipeline is worth it if by its forecast it gains `GAIN_MIN`, and more until a next plan may be made
+  than forming the last pipeline took.
 - Where no pipeline can be formed of those that are there, they are let go of, and whoever returns may change that.
 
 Every rule counts how often it fired (`RULES`, `Membership.fired`), so that a test can tell which of them it never tried.
@@ -42,7 +47,8 @@ DOUBLINGS_MAX = 8
 STUCK_PASSES = 10
 """Times its longest pass that ended that a device may be at one segment."""
 GAIN_MIN = 1.05
-"""So many times as fast as the pipeline that works another one must be foretold to be: forecasts are not more exact."""
+"""So many times as fast as the pipeline that works another one must be foretold to be: forecasts are not more
+exact."""
 SLOWEST_BYTES_PER_S = 2000
 """A link between stages that carries less counts as broken: 16 kbit/s."""
 TICK_MAX_S = 1.0
@@ -90,7 +96,8 @@ class Patience:
     `silent_s` is for a device that runs, `loading_silent_s` for one that loads; `loading_s` is for one that answers, but whose loading
     makes no progress; `stuck_s` is the least for one segment.
 
-    Plans for devices that have become slower are `again_s` apart, and wait for the end of an answer for `calm_s` at most.
+    Plans for devices that have become slower are `again_s` apart, and wait for the end of an answer for
+    `calm_s` at most.
     """
 
     silent_s: float
@@ -128,7 +135,8 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formed:
-    """The pipeline that was asked for is there; `moved` were in the one before, too, and have other layers now."""
+    """The pipeline that was asked for is there; `moved` were in the one before, too, and have other layers
+    now."""
 
     moved: tuple[str, ...] = ()
 
@@ -163,7 +171,8 @@ class LinkBroken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """A word of a member: it has been at one segment for `running_s` (0: it is idle), `queued` wait, and `done` have ended so far.
+    """A word of a member: it has been at one segment for `running_s` (0: it is idle), `queued` wait, and
+    `done` have ended so far.
 
     Of those that came `arrived` was the last (-1: none).
     """
@@ -210,7 +219,8 @@ class Surveyed:
 class Prepared:
     """These devices have made ready for a pipeline with the members; they are taken in when it suits.
 
-    Without any the members are ready for another pipeline of them, which is foretold to be `gain` times as fast.
+    Without any the members are ready for another pipeline of them, which is foretold to be `gain` times as
+    fast.
     """
 
     devices: tuple[str, ...]
@@ -227,7 +237,8 @@ class Unprepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needless:
-    """A plan for the members and these devices leaves them out, or is not worth the switch (without any: one for the members alone)."""
+    """A plan for the members and these devices leaves them out, or is not worth the switch (without any: one
+    for the members alone)."""
 
     devices: tuple[str, ...]
 
@@ -236,8 +247,8 @@ class Needless:
 class Tick:
     """Time passes. `flight_s` is the age of the oldest segment in flight (0: none), `left_s` what the answers under way may still take.
 
-    That segment is number `flight`, of which about `flight_bytes` go from stage to stage (0: not known). `tokens` have been
-    answered so far, by this and all earlier pipelines.
+    That segment is number `flight`, of which about `flight_bytes` go from stage to stage (0: not known).
+    `tokens` have been answered so far, by this and all earlier pipelines.
     """
 
     flight_s: float = 0.0
@@ -299,7 +310,8 @@ class Survey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
-    """Have those of these devices that are no members make ready for a pipeline of all of them, beside the one that works.
+    """Have those of these devices that are no members make ready for a pipeline of all of them, beside the
+    one that works.
 
     Of these `returning` were lost; without any the members have changed.
     """
@@ -510,11 +522,13 @@ class Membership:
             standing.is_prepared = False
 
     def is_worth(self, gain: float) -> bool:
-        """Whether a pipeline that is foretold to be `gain` times as fast as the one that works is worth going over to."""
+        """Whether a pipeline that is foretold to be `gain` times as fast as the one that works is worth going
+        over to."""
         return gain >= GAIN_MIN and (1 - 1 / gain) * self.patience.again_s > self._forming_s
 
     def _changed(self, event: Changed, now_s: float) -> None:
-        """Has another plan made for devices that have become slower or faster, unless one was made a moment ago."""
+        """Has another plan made for devices that have become slower or faster, unless one was made a moment
+        ago."""
         if not self.is_formed or self._preparing is not None or self._better is not None:
             return
         if now_s - self._replanned_s < self.patience.again_s:
@@ -547,7 +561,8 @@ class Membership:
                 self.fired["prepared"] += 1
                 standing.is_prepared = True
                 standing.answered_s = standing.probed_s = now_s
-                # It may make ready again, where it still seems held by the last time: what it has waited counts.
+                # It may make ready again, where it still seems held by the last time: what it has waited
+                # counts.
                 standing.prepared_s = standing.prepared_s or now_s
             elif isinstance(event, Needless):
                 self.fired["needless"] += 1
@@ -675,7 +690,8 @@ class Membership:
         self._probe(now_s)
 
     def _give_up_flight(self, tick: Tick, now_s: float) -> bool:
-        """Whether a segment that is in flight, and that nobody is at, is given up: on a link between two stages it has its time."""
+        """Whether a segment that is in flight, and that nobody is at, is given up: on a link between two
+        stages it has its time."""
         late_s = min(self._idle_s, tick.flight_s)  # devices may have been seen idle since before it left
         self.fired["vanished"] += self._slow_flight != tick.flight
         to_come = [name for name in self.members if self._standing[name].arrived < tick.flight]

@@ -32,7 +32,8 @@ def cache_size(used: int, capacity: int) -> int:
 class SlotMap:
     """Slots `0..capacity-1` with the position of the node each holds (-1: free) and whether it is committed.
 
-    Takes memory for those that were used, not for all that are reserved: a head may reserve far more than it uses.
+    Takes memory for those that were used, not for all that are reserved: a head may reserve far more than it
+    uses.
     """
 
     def __init__(self, capacity: int) -> None:

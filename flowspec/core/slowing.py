@@ -1,14 +1,19 @@
-"""Which stages have become slower or faster than they were when the pipeline was formed, by what their passes take. Pure.
+"""Which stages have become slower or faster than they were when the pipeline was formed, by what their passes
+take. Pure.
 
-Heat, a neighbour on the same board or a weak supply slow a device down while it works; a plan that was made before then has the wrong stage for
-its bottleneck. What a pass takes depends on its rows and on the tokens before them, so passes are compared with passes of the same kind:
+Heat, a neighbour on the same board or a weak supply slow a device down while it works; a plan that was made
+before then has the wrong stage for its bottleneck. What a pass takes depends on its rows and on the tokens
+before them, so passes are compared with passes of the same kind:
 
-- A *kind* is a number of rows and a stretch of context. The first `BASIS` passes of each kind, after a warm-up, are what the plan stands on. For a
-  kind that comes up while the stage is known to be slower, they count as what they would have taken before.
-- How slow a stage *is* now: the median of its last `RECENT` passes, each as a multiple of its kind's basis. One slow pass, or seven, say nothing.
-- A stage has *changed* when it was `LEVEL` times as slow, or as fast, for `changed_s` of work without a look in between at which it was not. Pauses do not
-  count, for a device cools in them.
-- What is known of a device goes on counting when another pipeline is formed, for its plan reckons with it (`slowness`); its passes are then measured anew.
+- A *kind* is a number of rows and a stretch of context. The first `BASIS` passes of each kind, after a
+  warm-up, are what the plan stands on. For a kind that comes up while the stage is known to be slower, they
+  count as what they would have taken before.
+- How slow a stage *is* now: the median of its last `RECENT` passes, each as a multiple of its kind's basis.
+  One slow pass, or seven, say nothing.
+- A stage has *changed* when it was `LEVEL` times as slow, or as fast, for `changed_s` of work without a look
+  in between at which it was not. Pauses do not count, for a device cools in them.
+- What is known of a device goes on counting when another pipeline is formed, for its plan reckons with it
+  (`slowness`); its passes are then measured anew.
 """
 
 from __future__ import annotations
@@ -24,7 +29,8 @@ from flowspec.core.messages import Hop
 LEVEL = 1.2
 """So many times as slow, or as fast, as at first is a change."""
 COUNTED = 1.1
-"""What is nearer to the speed at first than this is taken for it: noise must not make another plan of a forming."""
+"""What is nearer to the speed at first than this is taken for it: noise must not make another plan of a
+forming."""
 COUNTED_AFTER_S = 10.0
 """Of work, for which a stage must have been beyond `COUNTED` for it to count in a plan."""
 WARM_UP = 3
@@ -41,7 +47,8 @@ CONTEXT_MIN = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A device takes `slowness` times what it took when its pipeline was formed; `why` is what it says of its heat, where it says anything."""
+    """A device takes `slowness` times what it took when its pipeline was formed; `why` is what it says of its
+    heat, where it says anything."""
 
     device: str
     slowness: float
@@ -55,7 +62,8 @@ class Change:
 
 
 def kind_of(rows: int, context: int) -> tuple[int, int]:
-    """Passes of one kind take about the same: rows to an eighth of a power of two, context to a quarter of one."""
+    """Passes of one kind take about the same: rows to an eighth of a power of two, context to a quarter of
+    one."""
     return (rows if rows <= EXACT_ROWS else _rounded(rows, 4)), (0 if context < CONTEXT_MIN else _rounded(context, 3))
 
 
@@ -67,7 +75,8 @@ def _rounded(number: int, bits: int) -> int:
 
 @dataclass(slots=True)
 class _Stage:
-    """What one stage's passes take. `changed_s` and `counted_s` are for how long it has been beyond `LEVEL` and `COUNTED`."""
+    """What one stage's passes take. `changed_s` and `counted_s` are for how long it has been beyond `LEVEL`
+    and `COUNTED`."""
 
     device: str
     passes: int = 0
@@ -124,7 +133,8 @@ class Slowing:
 
     @property
     def slowness(self) -> dict[str, float]:
-        """How many times as slow as at the start of the session devices are known to be, by name: those that are as they were are left out."""
+        """How many times as slow as at the start of the session devices are known to be, by name: those that
+        are as they were are left out."""
         found = dict(self._known)
         for stage in self._stages:
             if stage.counted_s >= min(COUNTED_AFTER_S, self._changed_s):
@@ -150,7 +160,8 @@ class Slowing:
             self._why[device] = why_slow(pong)
 
     def look(self, now_s: float) -> list[Change]:
-        """What has changed for long enough, the slowest first; told at every look until another pipeline is there."""
+        """What has changed for long enough, the slowest first; told at every look until another pipeline is
+        there."""
         for stage in self._stages:
             stage.look(now_s)
         changed = [stage for stage in self._stages if stage.changed_s >= self._changed_s]

@@ -72,10 +72,11 @@ Work = Assign | RunLayers | OpenCache | ClearSlots | CloseCache | Expand | Relea
 class Machine:
     """What the user allowed this daemon to use.
 
-    Weights that a head sends, and quantised ones, are stored in `cache_dir` (None: in the user's cache folder), up to `cache_bytes` of them
-    (None: a share of the disk; 0: none are taken). Of a model on the hub the files of a slice are fetched from there if it
-    `uses_hub` and takes weights at all, up to `cache_bytes` at once. `profile` says how fast the device is, None: nobody told.
-    Of what is free for caches a daemon takes its part where several, `sharers`, share the memory of one machine.
+    Weights that a head sends, and quantised ones, are stored in `cache_dir` (None: in the user's cache
+    folder), up to `cache_bytes` of them (None: a share of the disk; 0: none are taken). Of a model on the hub
+    the files of a slice are fetched from there if it `uses_hub` and takes weights at all, up to `cache_bytes`
+    at once. `profile` says how fast the device is, None: nobody told. Of what is free for caches a daemon
+    takes its part where several, `sharers`, share the memory of one machine.
     """
 
     device: str = "auto"

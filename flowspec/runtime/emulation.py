@@ -40,10 +40,11 @@ DeadRows = Callable[[], frozenset[int]]
 class DeviceEmulation:
     """What one local daemon pretends to be.
 
-    `layers` is the time of all its layers together, `sampling` what the last stage adds after them. `outgoing` is the link to
-    the next hop, from the last stage back to the head. A row of a payload counts `row_bytes` there, as in the declared model;
-    0 counts the bytes that really travel. With `layer_count`, `layers` is the time of so many, and it takes its share for those that it holds.
-    After `cool_s` of work it is hot, and takes `heat` times as long.
+    `layers` is the time of all its layers together, `sampling` what the last stage adds after them.
+    `outgoing` is the link to the next hop, from the last stage back to the head. A row of a payload counts
+    `row_bytes` there, as in the declared model; 0 counts the bytes that really travel. With `layer_count`,
+    `layers` is the time of so many, and it takes its share for those that it holds. After `cool_s` of work it
+    is hot, and takes `heat` times as long.
     """
 
     layers: Curve

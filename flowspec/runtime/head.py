@@ -312,7 +312,8 @@ class Head:
             self._show_stages()
 
     def _tell_of_slow_link(self) -> None:
-        """Names the link that holds answers up, once for a pipeline, where what a row takes on the wire is known."""
+        """Names the link that holds answers up, once for a pipeline, where what a row takes on the wire is
+        known."""
         found = self._core.costs.slow_link()
         if found is None or not self._row_bytes:
             return

@@ -217,7 +217,8 @@ def check_memory(
     limit_bytes: int | None,
     sharers: int = 1,
 ) -> int:
-    """Refuses a slice that does not fit, before anything of it is loaded. Returns the bytes that are left for the caches of all requests.
+    """Refuses a slice that does not fit, before anything of it is loaded. Returns the bytes that are left for
+    the caches of all requests.
 
     With several `sharers` of this memory these are its part of it, and at least those of one conversation.
     """

@@ -1,7 +1,7 @@
 """A stage's connections to the next one: dialled for one hold, watched, and closed with it.
 
-Segments go over one, and ZeroMQ's signs of life over another, which carries nothing else: behind a long segment on a slow link they would
-come so late that the next stage was taken for lost.
+Segments go over one, and ZeroMQ's signs of life over another, which carries nothing else: behind a long
+segment on a slow link they would come so late that the next stage was taken for lost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from flowspec.wire.codec import decode
 
 
 class NextHop:
-    """On its way to `assign.next_hop` when made, or as soon as its address is known (`go_on`; `wake` is set then).
+    """On its way to `assign.next_hop` when made, or as soon as its address is known (`go_on`; `wake` is set
+    then).
 
     The address is that of its name, or else what the head says.
 

@@ -65,7 +65,8 @@ POLL_MS = 100
 log = logging.getLogger("flowspec.head")
 
 Slowness = Mapping[str, float]
-"""How many times as slow as the first plan took them for devices are by now, by name; those that are not named are as they were."""
+"""How many times as slow as the first plan took them for devices are by now, by name; those that are not
+named are as they were."""
 Replan = Callable[[Sequence[str], Slowness], ClusterPlan]
 """The plan for these devices of the cluster, by name; raises `InputError` or `ClusterError` where there is none."""
 
@@ -328,7 +329,8 @@ class Pipelines:
         )
 
     def _planned_again(self, command: Plan) -> tuple[ClusterPlan, float | None]:
-        """The plan for the devices of a command, and how many times as fast as the pipeline that works it is foretold to be.
+        """The plan for the devices of a command, and how many times as fast as the pipeline that works it is
+        foretold to be.
 
         What was planned beside a pipeline is what it is gone over to: it is not planned twice.
         """

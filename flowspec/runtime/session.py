@@ -433,7 +433,8 @@ class Replanner:
         return self._chosen is not None and not self._chosen.is_given
 
     def plan_of(self, names: Sequence[str], slowness: Slowness = NOBODY_SLOWER) -> ClusterPlan:
-        """The plan for the devices of these names, which are so many times as slow as at first; raises `InputError`."""
+        """The plan for the devices of these names, which are so many times as slow as at first; raises
+        `InputError`."""
         is_slower = bool(slowness) and self.is_planned
         if set(names) == self._first and not is_slower:
             return self._plan
@@ -463,8 +464,8 @@ def replan(
 ) -> ClusterPlan:
     """The plan where only the devices of these names are there: the planner's if the first one was, else an even split.
 
-    The planner takes devices for so many times as slow as they were as `slowness` says. Raises `InputError` where the model does not fit them,
-    or they are too many for its layers.
+    The planner takes devices for so many times as slow as they were as `slowness` says. Raises `InputError`
+    where the model does not fit them, or they are too many for its layers.
     """
     left = [device for device in devices if device.name in names]
     is_planned = chosen is not None and not chosen.is_given

@@ -17,7 +17,8 @@ SETTLE_S = 0.1
 LOOK_UP_S = 3.0
 """How long the look-up of a device's name is waited for where no address of it is known."""
 FRESH_S = 30.0
-"""How old an address may be before its name is looked up again; the old one is used until another is found."""
+"""How old an address may be before its name is looked up again; the old one is used until another is found.
+"""
 LOOK_UP_AGAIN_S = 2.0
 """How long a look-up that failed is not tried again."""
 LINK_S = 10.0
@@ -42,7 +43,8 @@ FORGIVE_S = 300.0
 WATCH_EVERY_S = 0.5
 """How often the head looks who is silent."""
 CHANGED_S = 60.0
-"""For how long of its work a stage must be a fifth slower, or faster, than when its pipeline was formed for another plan to be made; ..."""
+"""For how long of its work a stage must be a fifth slower, or faster, than when its pipeline was formed for
+another plan to be made; ..."""
 AGAIN_S = 600.0
 """... and how long no further one is made then."""
 WAIT_FOR_DEVICES_S = 120.0

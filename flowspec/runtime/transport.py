@@ -44,7 +44,8 @@ def _configure(socket: zmq.Socket[bytes]) -> None:
 def _keep_pulse(socket: zmq.Socket[bytes]) -> None:
     """Has ZeroMQ close a connection over which no sign of life comes.
 
-    Whoever dials asks for these, on connections that carry no long messages: one behind which a Ping had to wait would be closed.
+    Whoever dials asks for these, on connections that carry no long messages: one behind which a Ping had to
+    wait would be closed.
     """
     socket.setsockopt(zmq.HEARTBEAT_IVL, int(timeouts.HEARTBEAT_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(timeouts.HEARTBEAT_TIMEOUT_S * 1000))
@@ -114,7 +115,8 @@ def dial(
     queued_max: int = limits.FRAMES_QUEUED_MAX,
     has_pulse: bool = True,
 ) -> zmq.Socket[bytes]:
-    """A DEALER on its way to `host:port`, with room for so many messages that wait to leave; without `has_pulse` silence is no loss.
+    """A DEALER on its way to `host:port`, with room for so many messages that wait to leave; without
+    `has_pulse` silence is no loss.
 
     Waits for the host's address where it is not known (`dealer` and `reach` do not), no longer than a look-up
     may take. With keys only the device of that name is spoken to, and nobody else understands a word.
@@ -158,7 +160,8 @@ def dealer(
 
 
 def reach(socket: zmq.Socket[bytes], address: str, wake: Wake | None = None) -> bool:
-    """Sends a `dealer` on its way to `host:port`; False while the host is being looked up, of which `wake` hears.
+    """Sends a `dealer` on its way to `host:port`; False while the host is being looked up, of which `wake`
+    hears.
 
     Never waits, and has ZeroMQ look nothing up: it would do so in the thread that carries all its messages.
     Raises `InputError`.
@@ -287,8 +290,8 @@ class Wake:
     def on_signals(self) -> None:
         """Has every signal set it at once; to be called in the main thread.
 
-        Handlers of Python run between two of its instructions. A signal that comes just before the poll, or in another thread,
-        would not be handled until the poll ends by itself.
+        Handlers of Python run between two of its instructions. A signal that comes just before the poll, or
+        in another thread, would not be handled until the poll ends by itself.
         """
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
 

@@ -1,4 +1,5 @@
-"""What a head does from one event to the next, which its state alone does not show; of its state, `HeadCore.validate` tells."""
+"""What a head does from one event to the next, which its state alone does not show; of its state,
+`HeadCore.validate` tells."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from flowspec.tree import NodeState
 
 
 class Conduct:
-    """Watches one head. Its stages are honest, unless `is_honest` says that somebody tampers with what they say."""
+    """Watches one head. Its stages are honest, unless `is_honest` says that somebody tampers with what they
+    say."""
 
     def __init__(self, *, is_honest: bool = True) -> None:
         self._is_honest = is_honest

@@ -322,7 +322,8 @@ class World:
         assert self.timers <= others + 10, f"{self.timers} timers beside {others} other events: somebody polls"
 
     def validate_at_rest(self) -> None:
-        """Nothing moves any more: all is back and answered, and every stage holds what the head believes; raises `AssertionError`."""
+        """Nothing moves any more: all is back and answered, and every stage holds what the head believes;
+        raises `AssertionError`."""
         assert not self._conduct.answering, f"requests {sorted(self._conduct.answering)} never ended"
         assert self.head.in_flight == 0, f"{self.head.in_flight} segments never came back"
         assert not self.is_drafting, "a drafter never answered"

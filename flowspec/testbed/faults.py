@@ -1,9 +1,11 @@
 """Fault schedules by the thousand, in virtual time: `python -m flowspec.testbed.faults --seeds 20000 --jobs 2`.
 
-Each seed draws a cluster and what happens to it (`flowspec.sim.faults.schedule`; docs/architecture.md lists the faults). No token may ever
-be wrong, and once all is well again every answer must end, whole, and every device come back in time. A seed that fails is printed with
-the command that replays it; `--seed N --story` tells what happened. Every rule that decides (`core/head.py`, `stage.py`, `membership.py`, `forming.py`,
-`holding.py`) counts how often it fired: in a run of `RULES_SEEDS` seeds or more one that never did is a failure, too.
+Each seed draws a cluster and what happens to it (`flowspec.sim.faults.schedule`; docs/architecture.md lists
+the faults). No token may ever be wrong, and once all is well again every answer must end, whole, and every
+device come back in time. A seed that fails is printed with the command that replays it; `--seed N --story`
+tells what happened. Every rule that decides (`core/head.py`, `stage.py`, `membership.py`, `forming.py`,
+`holding.py`) counts how often it fired: in a run of `RULES_SEEDS` seeds or more one that never did is a
+failure, too.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ RULES = {
 
 @dataclass(slots=True)
 class Tally:
-    """What a number of seeds came to: failures by seed, how often which fault and how many pipelines occurred, and sessions that ended as they should."""
+    """What a number of seeds came to: failures by seed, how often which fault and how many pipelines
+    occurred, and sessions that ended as they should."""
 
     seeds: int = 0
     failures: dict[int, str] = field(default_factory=dict)

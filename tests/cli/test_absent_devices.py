@@ -1,4 +1,5 @@
-"""A device that is absent when a command starts: answers begin without it, and it is taken in when it is there."""
+"""A device that is absent when a command starts: answers begin without it, and it is taken in when it is
+there."""
 
 from __future__ import annotations
 
@@ -152,7 +153,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Asked:
-    """A session of a cluster file with a slow device, `here`, and a fast one, `late`, that cannot be had at first."""
+    """A session of a cluster file with a slow device, `here`, and a fast one, `late`, that cannot be had at
+    first."""
 
     def __init__(self, file: Path, expected: list[int]) -> None:
         self.notes: list[str] = []

@@ -454,7 +454,8 @@ def test_a_device_that_makes_nothing_faster_stands_by() -> None:
 
 
 def slow_down(bench: Bench, slowness: float, seconds: float) -> list[FormingCommand]:
-    """Segments come back, one every tenth of a second, of which the second device's part takes so many times as long."""
+    """Segments come back, one every tenth of a second, of which the second device's part takes so many times
+    as long."""
     found = []
     until_s = bench.now_s + seconds
     while bench.now_s < until_s:

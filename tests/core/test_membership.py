@@ -37,7 +37,8 @@ PATIENCE = Patience(silent_s=5.0, loading_silent_s=15.0, loading_s=60.0, stuck_s
 
 
 class Bench:
-    """A membership of three devices with a clock; time passes in ticks of half a second, in which those in `alive` are heard.
+    """A membership of three devices with a clock; time passes in ticks of half a second, in which those in
+    `alive` are heard.
 
     Devices that are to make ready have done so at once, or what `outcome` says comes of it.
     """

@@ -1,4 +1,5 @@
-"""What counts as a device that has become slower: passes of the same kind, over a minute of work, and no noise."""
+"""What counts as a device that has become slower: passes of the same kind, over a minute of work, and no
+noise."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ MINUTE_S = 60.0
 
 
 def pass_s(rows: int, context: int) -> float:
-    """What a pass of a board takes: more rows than four are computed longer than weights are read, and so is a context."""
+    """What a pass of a board takes: more rows than four are computed longer than weights are read, and so is
+    a context."""
     return 0.1 * max(1.0, rows / 4) + 1e-4 * context
 
 
@@ -25,7 +27,8 @@ def hop(seconds: float, rows: int, *, dead: int = 0) -> Hop:
 
 
 class Bench:
-    """Two devices at work, a segment every half a second; `heat` is how many times as long the second one takes."""
+    """Two devices at work, a segment every half a second; `heat` is how many times as long the second one
+    takes."""
 
     def __init__(self) -> None:
         self.core = Slowing(MINUTE_S)

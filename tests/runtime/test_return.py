@@ -1,4 +1,5 @@
-"""A device that comes back as a new process: it imports and loads beside the pipeline that works, and only then is taken in."""
+"""A device that comes back as a new process: it imports and loads beside the pipeline that works, and only
+then is taken in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Daemons of one machine share what is free: none takes all of it for its caches, and a limit above it is no memory."""
+"""Daemons of one machine share what is free: none takes all of it for its caches, and a limit above it is no
+memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A link on which one message takes longer than ZeroMQ waits for a sign of life: it is waited for, and nobody is lost."""
+"""A link on which one message takes longer than ZeroMQ waits for a sign of life: it is waited for, and nobody
+is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ MBPS = 0.008
 def test_a_link_on_which_a_segment_takes_very_long_is_named_and_costs_nobody(
     cluster: LocalCluster, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The prompt's activations, 10 KiB, take 4 seconds where 2 count as long; of a link that is not broken they may take 5."""
+    """The prompt's activations, 10 KiB, take 4 seconds where 2 count as long; of a link that is not broken
+    they may take 5."""
     monkeypatch.setattr(timeouts, "STUCK_S", 2.0)
     daemons, notes = cluster.wait()[:2], []
     whole = replace(plan_for(folder, daemons), hidden_size=64)

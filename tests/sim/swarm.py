@@ -213,7 +213,8 @@ def _dialogue(rng: random.Random, request: int, language: HashLanguage, context:
 
 
 class Play:
-    """One run of a schedule. With `checks` what the cores say of themselves is true after every event, and every answer is the plain one."""
+    """One run of a schedule. With `checks` what the cores say of themselves is true after every event, and
+    every answer is the plain one."""
 
     def __init__(self, schedule: Schedule, *, checks: bool) -> None:
         self.schedule = schedule

@@ -1,4 +1,5 @@
-"""A device that heat slows down, in virtual time: one new plan between two answers, faster from then on, and no wrong token.
+"""A device that heat slows down, in virtual time: one new plan between two answers, faster from then on, and
+no wrong token.
 
 Every token is compared with the plain answer when it is emitted.
 """
@@ -28,7 +29,8 @@ NOTE = "going over to another plan"
 
 
 def schedule(changed_s: float) -> Schedule:
-    """Three boards that are alike take 120 ms a layer; one user asks, and asks again a second after each answer."""
+    """Three boards that are alike take 120 ms a layer; one user asks, and asks again a second after each
+    answer."""
     drawn = draw(1)
     first = Submit(request=0, prompt=(1, 2, 3, 4), new_tokens_max=30, sampling=Sampling(temperature=0.8, seed=3), stop_ids=frozenset())
     return replace(

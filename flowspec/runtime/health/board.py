@@ -28,7 +28,8 @@ RunTool = Callable[[str, str], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heat:
-    """How hot a device is right now and what that does to its clock; None for what nothing tells. The clock is its fastest core's, in MHz."""
+    """How hot a device is right now and what that does to its clock; None for what nothing tells. The clock
+    is its fastest core's, in MHz."""
 
     celsius: float | None = None
     clock_mhz: float | None = None
@@ -37,7 +38,8 @@ class Heat:
 
 
 def read_heat(root: Path = Path("/"), firmware: int | None = None) -> Heat:
-    """Heat and clocks of the moment, from files alone; `firmware` is `get_throttled` where the kernel has no file for it."""
+    """Heat and clocks of the moment, from files alone; `firmware` is `get_throttled` where the kernel has no
+    file for it."""
     clock_mhz, max_mhz = _fastest(root)
     told = _firmware(root)
     bits = firmware if told is None else told
@@ -179,7 +181,8 @@ def _clocks(root: Path) -> tuple[float | None, float | None]:
 
 
 def _fastest(root: Path) -> tuple[float | None, float | None]:
-    """(clock right now, what it can do) in MHz, of the core that runs fastest beside what it can do: the others may be idle."""
+    """(clock right now, what it can do) in MHz, of the core that runs fastest beside what it can do: the
+    others may be idle."""
     found = []
     for policy in sorted((root / "sys/devices/system/cpu/cpufreq").glob("policy*")):
         clock, most = read_number(policy / "scaling_cur_freq"), read_number(policy / "cpuinfo_max_freq")

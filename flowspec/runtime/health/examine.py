@@ -48,7 +48,8 @@ Step = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long a daemon may take to say Welcome, and how long finding out why it did not; how many are asked at once."""
+    """How long a daemon may take to say Welcome, and how long finding out why it did not; how many are asked
+    at once."""
 
     hello_s: float = HELLO_S
     why_s: float = HELLO_S

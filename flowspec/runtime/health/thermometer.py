@@ -1,4 +1,5 @@
-"""How hot this device is and what that does to its clock, read beside the daemon's other work: some boards' sensors take milliseconds to answer."""
+"""How hot this device is and what that does to its clock, read beside the daemon's other work: some boards'
+sensors take milliseconds to answer."""
 
 from __future__ import annotations
 
@@ -8,11 +9,13 @@ from pathlib import Path
 from flowspec.runtime.health.board import FIRMWARE, Heat, read_firmware, read_heat, read_text
 
 TOOL_EVERY = 10
-"""Readings, about one a second, for each question to a Raspberry Pi's own tool where its kernel does not tell."""
+"""Readings, about one a second, for each question to a Raspberry Pi's own tool where its kernel does not
+tell."""
 
 
 class Thermometer:
-    """Each question brings what the one before had read; there is no thread before the first question, and none where nothing tells."""
+    """Each question brings what the one before had read; there is no thread before the first question, and
+    none where nothing tells."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root

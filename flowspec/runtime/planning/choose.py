@@ -36,7 +36,8 @@ class Chosen:
         return _placed(self.plan, devices)
 
     def stages_of(self, devices: Sequence[Device], slowness: Mapping[str, float]) -> list[StagePlan]:
-        """What the planner has these devices run when all others are lost, by what it knew at the start; raises `DoesNotFit`.
+        """What the planner has these devices run when all others are lost, by what it knew at the start;
+        raises `DoesNotFit`.
 
         Devices that `slowness` names take so many times what they took then.
         """
@@ -44,7 +45,8 @@ class Chosen:
         return _placed(make_plan(steadied(left)), devices)
 
     def rate(self, plan: ClusterPlan, slowness: Mapping[str, float]) -> float:
-        """Tokens/s that are foretold for a plan, by what was known at the start and how slow devices are by now."""
+        """Tokens/s that are foretold for a plan, by what was known at the start and how slow devices are by
+        now."""
         return _rated(slowed(self.wish, slowness), plan.stages).forecast.tokens_per_s
 
     def knowing(self, found: Survey) -> Chosen:

@@ -46,7 +46,8 @@ class Newcomers:
     keys: Keyring | None
 
     def learn(self, found: Survey, name: str) -> Survey:
-        """The survey with one of the absent in it; raises `ClusterError` where that tells no plan what it needs."""
+        """The survey with one of the absent in it; raises `ClusterError` where that tells no plan what it
+        needs."""
         device = next(each for each in self.devices if each.name == name)
         declared = declared_profile(device, self.cluster)
         (examined,) = ask_all([device], speed=[] if declared else [name], keys=self.keys, patience=hurried(1))

@@ -136,7 +136,8 @@ def _check_folder(folder: Path) -> None:
 
 
 def _check_modes(path: Path, forbidden: int, verb: str, mode: str) -> None:
-    """Raises `InputError` for what is no file, that somebody else owns or that gives others more than they may have."""
+    """Raises `InputError` for what is no file, that somebody else owns or that gives others more than they
+    may have."""
     try:
         found = path.stat()
     except OSError as error:

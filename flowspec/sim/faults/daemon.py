@@ -95,11 +95,12 @@ class _Part:
 class SimDaemon:
     """Serves one pipeline after another. `layers_max` is how many layers fit, `load_s` what a layer takes to load.
 
-    It has memory for `cache_slots` of all conversations, as it says; what needs more fails at once. `fired` counts the rules of its lives.
-    Whatever is wrong with it is set from outside: what it would load `is_damaged`, memory `is_short` of what one conversation takes, it
-    `is_doomed` to be killed over what it loads next, it `is_locked` for everybody, it `babbles` where it should show life, its passes take
-    `heat` times as long. Where those who speak to it may not be honest, whatever it is told is possible.
-    Where a device `is_by_layers`, its curve is that of all layers of the model together.
+    It has memory for `cache_slots` of all conversations, as it says; what needs more fails at once. `fired`
+    counts the rules of its lives. Whatever is wrong with it is set from outside: what it would load
+    `is_damaged`, memory `is_short` of what one conversation takes, it `is_doomed` to be killed over what it
+    loads next, it `is_locked` for everybody, it `babbles` where it should show life, its passes take `heat`
+    times as long. Where those who speak to it may not be honest, whatever it is told is possible. Where a
+    device `is_by_layers`, its curve is that of all layers of the model together.
     """
 
     def __init__(
@@ -429,7 +430,8 @@ class SimDaemon:
             part.device.change_cache(work)
 
     def _reserve(self, part: _Part, job: RunLayers) -> bool:
-        """As `model.slice.Slice` does before it runs a job: whether there is memory for it, as there is for all that an honest head asks."""
+        """As `model.slice.Slice` does before it runs a job: whether there is memory for it, as there is for
+        all that an honest head asks."""
         for each in job.parts:
             cache = part.caches[each.request]
             cache.size = max(cache.size, cache_size(len(each.key_positions), cache.capacity))

@@ -79,7 +79,8 @@ class Network:
         lost: Mapping[str, Callable[[], None]],
         refuse: Mapping[str, Refuse],
     ) -> Connection:
-        """A new connection; `take` receives what arrives at each place, `refuse` hears there of what came and is no message."""
+        """A new connection; `take` receives what arrives at each place, `refuse` hears there of what came and
+        is no message."""
 
         def link(sender: str, receiver: str) -> Link:
             return Link(

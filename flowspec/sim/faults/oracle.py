@@ -1,8 +1,9 @@
 """What must happen in time, and what must not happen at all, whatever was drawn: the world knows what is wrong, and holds the head to it.
 
-*Whatever is stuck, silent or gone is lost within X.* A member that has been at one pass for longer than the rule allows, that says nothing,
-or whose process is gone is a member no more `X` after the head could know: X is the product's own limit for it (`core.membership.Patience`),
-and `NOTICED_S` for a word to come and for the head to look.
+*Whatever is stuck, silent or gone is lost within X.* A member that has been at one pass for longer than the
+rule allows, that says nothing, or whose process is gone is a member no more `X` after the head could know: X
+is the product's own limit for it (`core.membership.Patience`), and `NOTICED_S` for a word to come and for the
+head to look.
 
 | a member | is lost within |
 |---|---|
@@ -11,14 +12,15 @@ and `NOTICED_S` for a word to come and for the head to look.
 | silent while the pipeline is formed | `loading_silent_s` |
 | gone while it serves, its connections noticed | at once |
 
-*Whatever is healthy is not lost*: a device is lost only if something happened to it, to one of its links, or to the head. Slow is not lost, as long as each pass ends within the limit above.
+*Whatever is healthy is not lost*: a device is lost only if something happened to it, to one of its links, or
+to the head. Slow is not lost, as long as each pass ends within the limit above.
 
 *Whatever is back serves within Y*: where all is well, a lost device is a member again, or stands by, after
-`back_s * 2 ** (losses - 1)` (it stays out), `2 * probe_s` (it is asked), `moment_s` (it waits for an answer to end), and `READY_S` (it loads,
-and the pipeline is formed again).
+`back_s * 2 ** (losses - 1)` (it stays out), `2 * probe_s` (it is asked), `moment_s` (it waits for an answer
+to end), and `READY_S` (it loads, and the pipeline is formed again).
 
-In the product (`runtime/timeouts.py`) X is 60 s, or ten of its passes, for a pass, 5 s for silence, 15 s for silence while loading; Y is 18 s and
-the time to load after a first loss.
+In the product (`runtime/timeouts.py`) X is 60 s, or ten of its passes, for a pass, 5 s for silence, 15 s for
+silence while loading; Y is 18 s and the time to load after a first loss.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from flowspec.sim.faults.schedule import Fault
 SLOW_KINDS = ("slow", "heat")
 LOOK_S = 0.25
 NOTICED_S = 2.0
-"""What the head may take, beyond what the rule says, to hear of something and to decide: a Ping, its answer, a look."""
+"""What the head may take, beyond what the rule says, to hear of something and to decide: a Ping, its answer,
+a look."""
 READY_S = 20.0
 """What loading, dialling and the forming of a pipeline may take here, others' returns beside it included."""
 
@@ -55,7 +58,8 @@ class Oracle:
         self._lost_s: dict[str, float] = {}
 
     def touch(self, fault: Fault) -> None:
-        """Something goes wrong: at the head (then all may be lost), a device, or a link, whose ends may be, if they are devices.
+        """Something goes wrong: at the head (then all may be lost), a device, or a link, whose ends may be,
+        if they are devices.
 
         A device that is slow or hot is not lost for it, unless a pass takes longer than the rule allows.
         """
@@ -63,7 +67,8 @@ class Oracle:
             self._touched.update(fault.where if len(fault.where) == 1 else [place for place in fault.where if place != self._head])
 
     def look(self, *, head_listens: bool, pipeline: int, healed_s: float) -> None:
-        """The head listens or not, `pipeline` is the one that it has or forms; from `healed_s` on all is well."""
+        """The head listens or not, `pipeline` is the one that it has or forms; from `healed_s` on all is
+        well."""
         for name, daemon in self._daemons.items():
             is_watched = head_listens and name in self._membership.members
             self._look_at(name, daemon, pipeline if is_watched else 0)

@@ -60,8 +60,9 @@ class FaultError(AssertionError):
 class Play:
     """One run; `story` holds what happened, as (instant, who, what).
 
-    With a `tamper` nobody is taken to be honest: it makes what it likes of the frames that a place sends on a connection. Then tokens may be
-    wrong and devices lost, and the session may end; but all cores stay as they say that they are.
+    With a `tamper` nobody is taken to be honest: it makes what it likes of the frames that a place sends on a
+    connection. Then tokens may be wrong and devices lost, and the session may end; but all cores stay as they
+    say that they are.
     """
 
     def __init__(self, schedule: Schedule, tamper: Tamper | None = None) -> None:
@@ -178,7 +179,8 @@ class Play:
             raise FaultError(f"at {self.clock.now_s:.3f} s: {type(error).__name__}: {error}") from error
 
     def run_until(self, is_over: Callable[[], bool], events_max: int) -> None:
-        """Until something is so, the session or all questions end, or so many events were handled; what is wrong comes out as it is."""
+        """Until something is so, the session or all questions end, or so many events were handled; what is
+        wrong comes out as it is."""
 
         def is_done() -> bool:
             is_answered = self.clock.now_s >= HEAL_S and self._waiting == 0
@@ -322,7 +324,8 @@ class Play:
         self.clock.at(self.clock.now_s + HOTTER_EVERY_S, lambda: self._warm(daemon, until_s))
 
     def _given_up(self, text: str) -> None:
-        """The session ends: that is right where users do not wait for ever, or where a device says nonsense again and again."""
+        """The session ends: that is right where users do not wait for ever, or where a device says nonsense
+        again and again."""
         self._tell("head", f"gives up: {text}")
         self.ending = text
         has_waited = self.schedule.terms.wait_s is not None and "nothing changed within" in text

@@ -61,7 +61,8 @@ class Dialogue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Everything that a run depends on. With fewer than `devices_min` devices the model does not fit, more than `devices_max` are not planned with."""
+    """Everything that a run depends on. With fewer than `devices_min` devices the model does not fit, more
+    than `devices_max` are not planned with."""
 
     seed: int
     devices: tuple[str, ...]
@@ -235,7 +236,8 @@ def _more_faults(rng: random.Random, devices: tuple[str, ...]) -> tuple[Fault, .
 
 
 def _later_faults(rng: random.Random, devices: tuple[str, ...], asked_s: list[float]) -> tuple[Fault, ...]:
-    """In a third of the seeds: a device that cannot do what it should, a link that is slow, dead one way or noisy, a name that is lost."""
+    """In a third of the seeds: a device that cannot do what it should, a link that is slow, dead one way or
+    noisy, a name that is lost."""
     if rng.random() > 0.35:
         return ()
     found = []

@@ -1,12 +1,15 @@
-"""The world of `sim.faults`, with somebody who tampers with its frames: lost, twice, late, changed, or made up.
+"""The world of `sim.faults`, with somebody who tampers with its frames: lost, twice, late, changed, or made
+up.
 
-What runs is the product's own: `HeadCore`, `Forming`, the daemons' `Holding` with its `StageCore`, and the codec between them. The cluster, its
-faults and what is asked are a schedule's. A frame that the codec refuses ends its connection, as in the runtime; what no honest peer says
-ends the pipeline or bans the speaker, and the head forms another one. Every core's `validate()` is asked after every event. Where nobody
-tampers the world is as honest as ever, and every token is the model's.
+What runs is the product's own: `HeadCore`, `Forming`, the daemons' `Holding` with its `StageCore`, and the
+codec between them. The cluster, its faults and what is asked are a schedule's. A frame that the codec refuses
+ends its connection, as in the runtime; what no honest peer says ends the pipeline or bans the speaker, and
+the head forms another one. Every core's `validate()` is asked after every event. Where nobody tampers the
+world is as honest as ever, and every token is the model's.
 
-Everything follows from the genome: the first of its numbers draws the schedule, each other one seeds the chance for the next `STEPS` frames,
-so that a beginning that led somewhere can be kept and gone on from. With the last of them the world ends.
+Everything follows from the genome: the first of its numbers draws the schedule, each other one seeds the
+chance for the next `STEPS` frames, so that a beginning that led somewhere can be kept and gone on from. With
+the last of them the world ends.
 """
 
 from __future__ import annotations
@@ -35,13 +38,15 @@ RATES = (0.0, 0.01, 0.05, 0.2)
 """Of the frames, how many somebody tampers with."""
 WAYS = ("lost", "twice", "late", "old", "mutated", "nudged", "made up")
 _WEIGHTS = {"control": (2, 2, 2, 2, 1, 6, 3), "data": (1, 1, 1, 1, 1, 10, 2), "head": (1, 0.2, 2, 0.2, 1, 12, 0.2)}
-"""How often what is done to frames, in the order of `WAYS`, by where they go; what ends a cluster at once is rare."""
+"""How often what is done to frames, in the order of `WAYS`, by where they go; what ends a cluster at once is
+rare."""
 _SAMPLES = sample_frames()
 
 
 @dataclass(slots=True)
 class Ending:
-    """How a world went: frames that came, those that the codec or a check refused, pipelines, and what the head said at the end."""
+    """How a world went: frames that came, those that the codec or a check refused, pipelines, and what the
+    head said at the end."""
 
     frames: int = 0
     refused: int = 0
