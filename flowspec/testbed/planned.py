@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import mean, stdev
 
 from flowspec.core.messages import Sampling
@@ -37,7 +37,7 @@ def testbed_of(wish: Wish, plan: Plan) -> Testbed:
     shared = plan.guesses and not plan.is_head_free
 
     def profile(place: Site) -> DeviceProfile:
-        return slowed(place.profile, SHARED_SLOWDOWN) if shared and place.name == arrangement.head.name else place.profile
+        return place.profile.slowed(SHARED_SLOWDOWN) if shared and place.name == arrangement.head.name else place.profile
 
     drafter = wish.drafter.shape if wish.drafter is not None else None
     return Testbed(
@@ -50,17 +50,6 @@ def testbed_of(wish: Wish, plan: Plan) -> Testbed:
         precision=arrangement.precision,
         split=plan.split.layers,
         hops=tuple(Partition(wish).hops(arrangement)),
-    )
-
-
-def slowed(profile: DeviceProfile, factor: float) -> DeviceProfile:
-    """A device that takes `factor` times as long for everything."""
-    return replace(
-        profile,
-        memory_gb_per_s=profile.memory_gb_per_s / factor,
-        tflops={name: value / factor for name, value in profile.tflops.items()},
-        layer_us=profile.layer_us * factor,
-        pass_us=profile.pass_us * factor,
     )
 
 

@@ -282,24 +282,16 @@ def test_a_device_that_another_head_holds_is_left_out_later() -> None:
     assert bench.core.membership.members == ("a",)
 
 
-def test_a_device_that_says_the_same_share_for_ever_makes_no_progress() -> None:
+@pytest.mark.parametrize(
+    ("steps", "seconds"), [(("loading",), 62), (("checking", "receiving"), 90)], ids=["says the same share", "goes to and fro"]
+)
+def test_a_device_that_loads_for_ever_makes_no_progress(steps: tuple[str, ...], seconds: int) -> None:
     bench = running("a", "b")
     bench.give(Closed(pipeline=1, device="b"))
     bench.welcomes("a")
     told: list[FormingCommand] = []
-    for _ in range(62):
-        bench.says("a", Loading(share=0.5))
-        told += [command for command in bench.pass_time(1.0) if isinstance(command, Note)]
-    assert told[0] == Note(text="device a is lost (no progress in loading for 60 s)")
-
-
-def test_a_device_that_goes_from_step_to_step_and_back_for_ever_makes_no_progress() -> None:
-    bench = running("a", "b")
-    bench.give(Closed(pipeline=1, device="b"))
-    bench.welcomes("a")
-    told: list[FormingCommand] = []
-    for at in range(90):
-        bench.says("a", Loading(share=0.5, doing=("checking", "receiving")[at % 2]))
+    for at in range(seconds):
+        bench.says("a", Loading(share=0.5, doing=steps[at % len(steps)]))
         told += [command for command in bench.pass_time(1.0) if isinstance(command, Note)]
     assert told[0] == Note(text="device a is lost (no progress in loading for 60 s)")
 
