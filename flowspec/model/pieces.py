@@ -41,6 +41,22 @@ class Span:
         return self.end == self.count
 
 
+@dataclass(slots=True, kw_only=True)
+class Kept:
+    """Modules of a slice that another slice of the same model, in the same precision, takes over as they are:
+    layers by their number, and what the first and the last slice have beside theirs."""
+
+    layers: dict[int, Any]
+    embedding: nn.Embedding | None = None
+    norm: Any = None
+    lm_head: nn.Linear | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of their weights, a tied one once."""
+        return _bytes_of([*self.layers.values(), *_there(self.embedding, self.norm, self.lm_head)])
+
+
 @dataclass(slots=True)
 class Pieces:
     """The modules of a slice: the first one has the embedding, the last one the final norm and `lm_head`."""
@@ -83,9 +99,39 @@ class Pieces:
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights, a tied one once."""
-        distinct = {id(weight): weight for module in self.loaded for weight in module.parameters()}
-        plain = sum(weight.numel() * weight.element_size() for weight in distinct.values())
-        return plain + sum(packed_bytes(self.loaded))
+        return _bytes_of(list(self.loaded))
+
+    def kept_for(self, span: Span) -> Kept:
+        """What of this slice one of the same model with these layers has, too.
+
+        A tied matrix is another parameter where a slice has both of its ends: then none is taken over.
+        """
+        own = self.span
+        both = range(max(own.first, span.first), min(own.end, span.end))
+        kept = Kept(layers={index: self.layers[index - own.first] for index in both})
+        has_same_ends = (own.is_first, own.is_last) == (span.is_first, span.is_last)
+        if has_same_ends or not self.config.tie_word_embeddings:
+            if span.is_first:
+                kept.embedding = self.embedding
+            if span.is_last:
+                kept.norm, kept.lm_head = self.norm, self.lm_head
+        return kept
+
+    def lacking(self, kept: Kept | None) -> list[nn.Module]:
+        """The modules that hold weights and are not taken over."""
+        if kept is None:
+            return list(self.loaded)
+        numbered = enumerate(self.layers, self.span.first)
+        layers = [layer for index, layer in numbered if index not in kept.layers]
+        ends = ((self.embedding, kept.embedding), (self.norm, kept.norm), (self.lm_head, kept.lm_head))
+        return [*layers, *_there(*(own for own, other in ends if other is None))]
+
+    def take_over(self, kept: Kept) -> None:
+        """Has the modules of another slice in the place of its own."""
+        numbered = enumerate(self.layers, self.span.first)
+        self.layers = [kept.layers.get(index, layer) for index, layer in numbered]
+        self.embedding = kept.embedding or self.embedding
+        self.norm, self.lm_head = kept.norm or self.norm, kept.lm_head or self.lm_head
 
     def call_directly(self) -> None:
         for module in (*self.loaded, self.rotary):
@@ -111,6 +157,17 @@ class Pieces:
         assert self.lm_head is not None, "only the last slice has logits"
         logits: torch.Tensor = self.family.finish(self.config, self.lm_head(self.norm(hidden)))
         return logits
+
+
+def _there(*modules: nn.Module | None) -> list[nn.Module]:
+    return [module for module in modules if module is not None]
+
+
+def _bytes_of(modules: list[nn.Module]) -> int:
+    """Bytes of all weights of modules, a tied one once."""
+    distinct = {id(weight): weight for module in modules for weight in module.parameters()}
+    plain = sum(weight.numel() * weight.element_size() for weight in distinct.values())
+    return plain + sum(packed_bytes(iter(modules)))
 
 
 def slice_config(config: Any) -> Any:

@@ -21,7 +21,7 @@ from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import packing_of
-from flowspec.model.pieces import Pieces, Span, head_dim
+from flowspec.model.pieces import Kept, Pieces, Span, head_dim
 from flowspec.model.sampler import F32, Sampler, logprobs
 from flowspec.model.support import family_of
 from flowspec.model.weights import RoundedStore, fill
@@ -56,17 +56,21 @@ class Slice:
         device: torch.device,
         progress: Callable[[float], None] = lambda share: None,
         store: RoundedStore | None = None,
+        kept: Kept | None = None,
     ) -> Slice:
-        """Reads just this slice's tensors, of quantised matrices what `store` lacks.
+        """Reads just this slice's tensors, of quantised matrices what `store` lacks; what is `kept` of another
+        slice is taken over.
 
         Raises `InputError` when the model cannot be used or is incomplete.
         """
         config = files.config()
         pieces = Pieces.build(config, family_of(config, files.model), span)
         activations = DTYPES[ACTIVATIONS[dtype]]
-        fill(pieces, files.tensors(), activations, device, progress, packing_of(dtype, device), store)
+        fill(pieces, files.tensors(), activations, device, progress, packing_of(dtype, device), store, kept)
         pieces.rotary.to(device)
         pieces.call_directly()
+        if kept is not None:
+            pieces.take_over(kept)
         return Slice(pieces, activations, device)
 
     # ------------------------------------------------------------------------------------------- caches

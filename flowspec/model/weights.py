@@ -7,7 +7,7 @@ and filled in place from the memory-mapped files, so a device never holds its sl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from flowspec.errors import InputError
 from flowspec.model.experts import pack_experts
 from flowspec.model.families import Family, Root
 from flowspec.model.files import TensorIndex
-from flowspec.model.pieces import Pieces
+from flowspec.model.pieces import Kept, Pieces
 from flowspec.model.quantised import QuantisedLinear, Rounded, pack
 
 
@@ -74,6 +74,12 @@ class SliceWeights:
     packed: tuple[Weight, ...]
     plain: tuple[Weight, ...]
 
+    def within(self, modules: Iterable[nn.Module]) -> SliceWeights:
+        """Those of these modules alone."""
+        wanted = {id(module) for module in modules}
+        packed = tuple(each for each in self.packed if id(each.module) in wanted)
+        return SliceWeights(packed, tuple(each for each in self.plain if id(each.module) in wanted))
+
 
 class RoundedStore(Protocol):
     """Keeps rounded matrices from one load to the next."""
@@ -119,14 +125,17 @@ def fill(
     progress: Callable[[float], None] = lambda share: None,
     packing: type[QuantisedLinear] | None = None,
     store: RoundedStore | None = None,
+    kept: Kept | None = None,
 ) -> None:
     """Gives every parameter its values, converted to `dtype`; with `packing`, matrices are packed as they come.
 
-    What `store` has of these is not read from the checkpoint. Raises `InputError` for a tensor that is missing or of another shape, or
-    before anything is read for one that nothing uses, and for what cannot be packed.
+    What `store` has of these is not read from the checkpoint, and modules that are `kept` stay without values.
+    Raises `InputError` for a tensor that is missing or of another shape, or before anything is read for one
+    that nothing uses, and for what cannot be packed.
     """
     weights = sorted_weights(pieces, tensors, packing)
     _check_all_used(pieces, (*weights.plain, *weights.packed), tensors)
+    weights = weights.within(pieces.lacking(kept))
     count = sum(len(weight.sources) for weight in (*weights.plain, *weights.packed))
     done = 0
 

@@ -33,7 +33,6 @@ from flowspec.runtime.emulation import DeviceEmulation, Pacer
 from flowspec.runtime.heap import free_cycles, give_back, keep_for_good
 from flowspec.runtime.transport import Wake
 from flowspec.runtime.weights.line import Asked, Line, LoadProgress
-from flowspec.runtime.weights.store import WeightStore
 from flowspec.wire.codec import Tensor
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from flowspec.draft.language import LanguageModelDrafter
     from flowspec.model.pieces import Span
     from flowspec.model.slice import Slice
-    from flowspec.runtime.weights.content import Content
+    from flowspec.runtime.loading import Held
 
 log = logging.getLogger("flowspec.daemon")
 
@@ -106,9 +105,8 @@ class ComputeThread:
         self._hold = 0
         self._failed_hold = -1
         self.line = Line(self._tell)
-        self._slice: Slice | None = None
+        self._held: Held | None = None
         self._drafter: LanguageModelDrafter | None = None
-        self._content: Content | None = None
         self._has_imports = False
         self._dead: tuple[tuple[int, int], frozenset[int]] = ((0, 0), frozenset())
         self.progressed_s = 0.0
@@ -154,13 +152,13 @@ class ComputeThread:
 
     def _fail(self, error: FlowSpecError, work: Work) -> None:
         """Gives up the work; where the hold has no slice, all that was posted for it behind, too."""
-        if self._slice is None or isinstance(work, Assign):
+        if self._held is None or isinstance(work, Assign):
             self._failed_hold = self._hold
         self._tell(Failed(error=error))
 
     def _forget(self) -> None:
         """No slice is held any more, nor anything that belongs to one."""
-        self._slice, self._drafter, self._content = None, None, None
+        self._held = self._drafter = None
 
     def _tell(self, result: Result) -> None:
         self.results.append((self._hold, result))
@@ -170,18 +168,19 @@ class ComputeThread:
         if isinstance(work, Assign):
             self._load(work)
             return
-        assert self._slice is not None, "work before a slice is loaded"
+        assert self._held is not None, "work before a slice is loaded"
+        part = self._held.part
         if isinstance(work, RunLayers):
-            self._tell(self._run_layers(self._slice, work))
+            self._tell(self._run_layers(part, work))
         elif isinstance(work, Expand | Release):
             assert self._drafter is not None, "a drafter's work for a stage"
             self._draft(self._drafter, work)
         elif isinstance(work, OpenCache):
-            self._slice.open_cache(work.request, work.slots)
+            part.open_cache(work.request, work.slots)
         elif isinstance(work, ClearSlots):
-            self._slice.clear_slots(work.request, work.slots)
+            part.clear_slots(work.request, work.slots)
         else:
-            self._slice.close_cache(work.request)
+            part.close_cache(work.request)
             give_back()
 
     def _draft(self, drafter: LanguageModelDrafter, work: Expand | Release) -> None:
@@ -235,57 +234,34 @@ class ComputeThread:
             give_back()
 
     def _find_and_load(self, assign: Assign, span: Span) -> Loaded:
-        from flowspec.model.slice import Slice
-        from flowspec.runtime.loading import (
-            Places,
-            check_memory,
-            fetch_missing,
-            find_source,
-            kept_memory,
-            slice_memory,
-            slice_weights,
-        )
+        """Of a slice that is not in memory only what is not is loaded: layers that stay are taken over."""
+        from flowspec.runtime.loading import SliceLoad, check_memory, kept_memory
         from flowspec.runtime.torch_device import pick_device, use_threads
-        from flowspec.runtime.weights.checked import CheckedFiles, HubModel
-        from flowspec.runtime.weights.from_hub import HubFetcher
-        from flowspec.runtime.weights.rounded import ready_weights
 
-        store, limit_bytes = self._store(), self.machine.memory_bytes
-        fetcher = None
-        if self.machine.uses_hub and store is not None:
-            fetcher = HubFetcher(assign.model, self.line, self.machine.cache_bytes)
-        places = Places(store=store, folder=self.machine.cache_dir, fetcher=fetcher)
-        source = find_source(assign, span, self._content, self.line, places)
-        files = source.files
-        if files is None:
-            assert self._slice is not None, "a content is known of a slice that is kept"
-            self._slice.close_all()
+        load = SliceLoad(assign, span, self.machine, self.line)
+        held = [] if self._held is None else [self._held]
+        if (found := load.find(held)) is not None:
+            part = found.part
+            part.close_all()
             free_cycles()
-            need = kept_memory(self._slice.config, span, assign)
-            self._take_on(self._slice, assign, check_memory(need, span, assign, self._slice.device, limit_bytes, self.machine.sharers))
-            return _loaded(self._slice, reused=True)
+            need, machine = kept_memory(part.config, span, assign), self.machine
+            room_bytes = check_memory(need, span, assign, part.device, machine.memory_bytes, machine.sharers)
+            self._take_on(part, assign, room_bytes)
+            return _loaded(part, reused=True)
+        kept = load.kept_of(held)
+        held.clear()
         self._forget()
         free_cycles()
         give_back()
         use_threads(self.machine.threads)
         device = pick_device(self.machine.device)
         self._try_kernels(assign.dtype, str(device))
-        need = slice_memory(files, span, assign.dtype, assign.context, device)
-        cache_bytes_max = check_memory(need, span, assign, device, limit_bytes, self.machine.sharers)
-        if isinstance(files, HubModel):
-            fetch_missing(files, span, assign.dtype, fetcher)
-            need = slice_memory(files, span, assign.dtype, assign.context, device)  # all names are known now
-            cache_bytes_max = check_memory(need, span, assign, device, limit_bytes, self.machine.sharers)
-        weights = slice_weights(files, span, assign.dtype, device)
-        try:
-            with ready_weights(files, weights, assign.dtype, store, self.line) as (received_bytes, rounded):
-                part = Slice.load(files, span, assign.dtype, device, partial(self.line.tell, "loading"), rounded)
-        finally:
-            if isinstance(files, CheckedFiles):
-                files.end()
-        self._take_on(part, assign, cache_bytes_max)
-        self._slice, self._content = part, source.content
-        return _loaded(part, reused=False, received_bytes=received_bytes)
+        load.check(kept, device)
+        load.fetch()
+        cache_bytes_max = load.check(kept, device)  # of a model of the hub all names are known now
+        self._held, received_bytes = load.load(kept, device)
+        self._take_on(self._held.part, assign, cache_bytes_max)
+        return _loaded(self._held.part, reused=False, received_bytes=received_bytes)
 
     def _try_kernels(self, dtype: str, device: str) -> None:
         """Makes sure that a precision runs right here; raises `InputError` where it does not."""
@@ -303,10 +279,6 @@ class ComputeThread:
 
             told = assign.drafting
             self._drafter = LanguageModelDrafter(part, context=assign.context, vocabulary_size=told.vocabulary, coupled=told.coupled)
-
-    def _store(self) -> WeightStore | None:
-        """Where weights are kept, if the user allows it."""
-        return None if self.machine.cache_bytes == 0 else WeightStore(self.machine.cache_dir, self.machine.cache_bytes)
 
 
 def _loaded(part: Slice, *, reused: bool, received_bytes: int = 0) -> Loaded:

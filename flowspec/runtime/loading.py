@@ -1,11 +1,16 @@
-"""What a daemon finds out before it loads a slice: what the head means, where that is, and whether it fits."""
+"""How a daemon comes to a slice: what the head means, where that is, whether it fits, and loading what is not
+in memory yet."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,19 +20,23 @@ from flowspec.errors import ClusterError, FlowSpecError, InputError, NoRoomError
 from flowspec.model.accelerator import accelerator_of
 from flowspec.model.files import ModelFiles, is_gguf
 from flowspec.model.kernels import packing_of
-from flowspec.model.pieces import Pieces, Span, head_dim
+from flowspec.model.pieces import Kept, Pieces, Span, head_dim
 from flowspec.model.quantised import LINEARS
-from flowspec.model.slice import DTYPES
+from flowspec.model.slice import DTYPES, Slice
 from flowspec.model.support import family_of
-from flowspec.model.weights import SliceWeights, sorted_weights, weight_bytes
+from flowspec.model.weights import SliceWeights, Weight, sorted_weights, weight_bytes
 from flowspec.plan.memory import SliceMemory, cache_bytes, mib
-from flowspec.runtime.weights.checked import INDEX, HubModel, LocalModel
+from flowspec.runtime.weights.checked import INDEX, CheckedFiles, HubModel, LocalModel
 from flowspec.runtime.weights.content import Content, Word, content_of, hub_content
 from flowspec.runtime.weights.from_hub import HubFetcher
 from flowspec.runtime.weights.receive import Courier, ask_entries, ask_word
-from flowspec.runtime.weights.rounded import in_files
+from flowspec.runtime.weights.rounded import StoredRounded, in_files, ready_weights
 from flowspec.runtime.weights.store import WeightStore
 from flowspec.runtime.weights.stored import StoredModel
+
+if TYPE_CHECKING:
+    from flowspec.runtime.compute import Machine
+    from flowspec.runtime.weights.line import Line
 
 CPU = torch.device("cpu")
 
@@ -55,20 +64,127 @@ class Places:
     fetcher: HubFetcher | None
 
 
-def find_source(assign: Assign, span: Span, kept: Content | None, courier: Courier, places: Places) -> Source:
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A slice in memory, and what it is."""
+
+    part: Slice
+    content: Content
+
+
+class SliceLoad:
+    """Comes to the slice of one Assign, step by step: `find` it, then `load` it. Each raises `FlowSpecError`
+    where it cannot go on.
+
+    The `line` goes to the head that assigns it.
+    """
+
+    def __init__(self, assign: Assign, span: Span, machine: Machine, line: Line) -> None:
+        self.rate = 0.0
+        """Bytes of weights in a second, once something was loaded."""
+        self._assign = assign
+        self._span = span
+        self._machine = machine
+        self._line = line
+        store = None if machine.cache_bytes == 0 else WeightStore(machine.cache_dir, machine.cache_bytes)
+        fetcher = None
+        if machine.uses_hub and store is not None:
+            fetcher = HubFetcher(assign.model, line, machine.cache_bytes)
+        self._places = Places(store=store, folder=machine.cache_dir, fetcher=fetcher)
+        self._source: Source | None = None
+
+    @property
+    def _files(self) -> ModelFiles:
+        files = None if self._source is None else self._source.files
+        assert files is not None, "a slice is found first, and only one that is not in memory is loaded"
+        return files
+
+    def find(self, held: Sequence[Held]) -> Held | None:
+        """The slice in memory that the head means, if one of these is it."""
+        contents = [each.content for each in held]
+        source = self._source = find_source(self._assign, self._span, contents, self._line, self._places)
+        return next((each for each in held if source.files is None and each.content == source.content), None)
+
+    def kept_of(self, held: Sequence[Held]) -> Kept | None:
+        """Of these slices the modules that the one that was found has, too: of that with the most."""
+        assert self._source is not None, "a slice is found first"
+        content = self._source.content
+        found = [each.part.pieces.kept_for(self._span) for each in held if each.content.agrees_with(content)]
+        return max(found, key=lambda kept: kept.weight_bytes, default=None)
+
+    def need(self, kept: Kept | None, device: torch.device) -> SliceMemory:
+        """The memory that it takes beside what is `kept`, as far as that is known before it is fetched."""
+        need = slice_memory(self._files, self._span, self._assign.dtype, self._assign.context, device)
+        return need if kept is None else replace(need, weight_bytes=need.weight_bytes - kept.weight_bytes)
+
+    def fetch(self) -> None:
+        """Has the files of a model of the hub here."""
+        if isinstance(self._files, HubModel):
+            fetch_missing(self._files, self._span, self._assign.dtype, self._places.fetcher)
+
+    def check(self, kept: Kept | None, device: torch.device) -> int:
+        """`check_memory` for it."""
+        machine, need = self._machine, self.need(kept, device)
+        return check_memory(need, self._span, self._assign, device, machine.memory_bytes, machine.sharers)
+
+    def load(self, kept: Kept | None, device: torch.device) -> tuple[Held, int]:
+        """The slice, what is `kept` taken over, and how many bytes of it the head sent."""
+        assert self._source is not None, "a slice is found first"
+        files, tell = self._files, partial(self._line.tell, "loading")
+        lacking_bytes = self.need(kept, device).weight_bytes
+        with self._ready(kept, device) as (received_bytes, rounded):
+            began_s = time.monotonic()
+            part = Slice.load(files, self._span, self._assign.dtype, device, tell, rounded, kept)
+            self.rate = lacking_bytes / max(time.monotonic() - began_s, 1e-3)
+        return Held(part, self._source.content), received_bytes
+
+    def stock(self, kept: Kept | None, device: torch.device) -> int:
+        """Has all that `load` would read here, checked and read once; how many bytes the head sent for it."""
+        files = self._files
+        with self._ready(kept, device) as (received_bytes, _):
+            if isinstance(files, CheckedFiles):
+                names = sorted(in_files(files, self._weights(kept, device)))
+                for number, name in enumerate(names):
+                    self._line.tell("checking", number / len(names))
+                    files.check(name)
+        return received_bytes
+
+    @contextlib.contextmanager
+    def _ready(self, kept: Kept | None, device: torch.device) -> Iterator[tuple[int, StoredRounded | None]]:
+        files, weights = self._files, slice_weights(self._files, self._span, self._assign.dtype, device, kept)
+        try:
+            with ready_weights(files, weights, self._assign.dtype, self._places.store, self._line) as ready:
+                yield ready
+        finally:
+            if isinstance(files, CheckedFiles):
+                files.end()
+
+    def _weights(self, kept: Kept | None, device: torch.device) -> tuple[Weight, ...]:
+        found = slice_weights(self._files, self._span, self._assign.dtype, device, kept)
+        return (*found.plain, *found.packed)
+
+
+def find_source(
+    assign: Assign,
+    span: Span,
+    kept: Sequence[Content],
+    courier: Courier,
+    places: Places,
+) -> Source:
     """Finds out what the head means, by the digests of the tensors that it has, and where that is.
 
-    From the hub a model comes with hashes of its own, and the head, which may not have the weights, is not asked. Raises
-    `FlowSpecError` where the model cannot be had.
+    That may be one of those that are `kept`. From the hub a model comes with hashes of its own, and the head,
+    which may not have the weights, is not asked. Raises `FlowSpecError` where the model cannot be had.
     """
     from_hub = hub_content(assign, span)
-    if kept == from_hub:
+    if from_hub in kept:
         return Source(from_hub, None)
     word: Word | None = None
-    if kept is not None and kept.called == (assign.model, assign.fingerprint):
+    called = (assign.model, assign.fingerprint)
+    if likely := [each for each in kept if each.called == called and each.span == span]:
         word = ask_word(courier)
-        if _is_kept(kept, word, span, assign, courier):
-            return Source(kept, None)
+        if (found := _find_kept(likely, word, span, assign, courier)) is not None:
+            return Source(found, None)
     here, why = _look_here(assign, span, courier, places)
     if isinstance(here, HubModel):
         return Source(from_hub, here)
@@ -76,8 +192,8 @@ def find_source(assign: Assign, span: Span, kept: Content | None, courier: Couri
         raise why
     if word is None:
         word = ask_word(courier)
-        if kept is not None and _is_kept(kept, word, span, assign, courier):
-            return Source(kept, None)
+        if (found := _find_kept(kept, word, span, assign, courier)) is not None:
+            return Source(found, None)
     if here is not None and not _is_same(here, word):
         here, why = None, ClusterError(f"model {assign.model!r} here has another config or other tensors than the head's")
     if here is not None:
@@ -91,11 +207,20 @@ def find_source(assign: Assign, span: Span, kept: Content | None, courier: Couri
     return Source(content_of(word, span, assign, offered.entries.values()), offered)
 
 
-def _is_kept(kept: Content, word: Word, span: Span, assign: Assign, courier: Courier) -> bool:
-    """Whether the slice that is kept is the one that the head means, tensor by tensor."""
-    if not kept.is_of(word.digest, span, assign.dtype):
-        return False
-    return content_of(word, span, assign, ask_entries(word, kept.names, courier)) == kept
+def _find_kept(
+    kept: Sequence[Content],
+    word: Word,
+    span: Span,
+    assign: Assign,
+    courier: Courier,
+) -> Content | None:
+    """The slice that is kept and is the one that the head means, tensor by tensor."""
+    for each in kept:
+        if not each.is_of(word.digest, span, assign.dtype):
+            continue
+        if content_of(word, span, assign, ask_entries(word, each.names, courier)) == each:
+            return each
+    return None
 
 
 def _look_here(assign: Assign, span: Span, courier: Courier, places: Places) -> tuple[LocalModel | HubModel | None, FlowSpecError | None]:
@@ -175,11 +300,17 @@ def _check_layers(files: ModelFiles, assign: Assign) -> None:
         raise ClusterError(f"model {assign.model!r} has {layer_count} layers, the head expects {assign.layer_count}")
 
 
-def slice_weights(files: ModelFiles, span: Span, dtype: str, device: torch.device) -> SliceWeights:
-    """The parameters of a slice, those that are packed and the others; nothing is loaded."""
+def slice_weights(
+    files: ModelFiles,
+    span: Span,
+    dtype: str,
+    device: torch.device,
+    kept: Kept | None = None,
+) -> SliceWeights:
+    """The parameters of a slice that are not `kept`, by whether they are packed; nothing is loaded."""
     config = files.config()
     pieces = Pieces.build(config, family_of(config, files.model), span)
-    return sorted_weights(pieces, files.tensors(), packing_of(dtype, device))
+    return sorted_weights(pieces, files.tensors(), packing_of(dtype, device)).within(pieces.lacking(kept))
 
 
 def slice_memory(files: ModelFiles, span: Span, dtype: str, context: int, device: torch.device | None = None) -> SliceMemory:

@@ -138,8 +138,8 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ComputeTh
         compute.line.deliver(hold, offer.begin() if is_first else offer.answer(found.question)[0], b"")
     offer.close()
     assert isinstance(found, Loaded)
-    assert compute._slice is not None
-    pieces = compute._slice.pieces
+    assert compute._held is not None
+    pieces = compute._held.part.pieces
     pieces.layers = [Watched(layer) for layer in pieces.layers]
     yield compute, wake, pieces.layers
     compute.stop(WAIT_S)

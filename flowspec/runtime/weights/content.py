@@ -47,6 +47,13 @@ class Content:
         """Whether only the tensors remain to be compared."""
         return (self.model, self.span, self.dtype) == (model, span, dtype)
 
+    def agrees_with(self, other: Content) -> bool:
+        """Whether layers that both slices have are the same, tensor by tensor."""
+        if (self.model, self.dtype) != (other.model, other.dtype):
+            return False
+        known = {entry.name: entry for entry in self.tensors}
+        return all(known.get(entry.name, entry) == entry for entry in other.tensors)
+
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(entry.name for entry in self.tensors)

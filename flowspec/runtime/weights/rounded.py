@@ -159,16 +159,16 @@ def ready_weights(
     Without a store, or in a precision that is not rounded, none are kept. Raises `ClusterError` as `fetched` does.
     """
     with contextlib.ExitStack() as stack:
-        kept, spared = None, set[str]()
+        kept, needed = None, (*weights.plain, *weights.packed)
         if store is not None and dtype in LINEARS:
             own = stack.enter_context(contextlib.closing(OpenFiles(store.folder)))
             opened = files.opened if isinstance(files, CheckedFiles) else own
             kept = StoredRounded(files, weights.packed, dtype, store, opened, courier.tell)
             stack.enter_context(kept.checked())
-            needed = [*weights.plain, *(weight for weight in weights.packed if not kept.is_stored(weight))]
-            spared = in_files(files, weights.packed) - in_files(files, needed)
+            needed = (*weights.plain, *(weight for weight in weights.packed if not kept.is_stored(weight)))
         received_bytes = 0
         if isinstance(files, StoredModel):
+            spared = files.entries.keys() - in_files(files, needed)
             received_bytes = stack.enter_context(fetched(files, courier, spared))
         if kept is not None:
             stack.enter_context(kept.room())
