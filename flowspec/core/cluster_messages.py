@@ -78,6 +78,9 @@ class Assign:
     daemon that cannot look it up.
 
     With `drafting` the daemon becomes a drafter instead: all layers of a small model, which answers `Expand` with `Proposed`.
+
+    With `is_beside` an earlier pipeline of the same head holds the daemon and goes on: it makes ready for this
+    one beside its work.
     """
 
     model: str
@@ -94,6 +97,7 @@ class Assign:
     captures: tuple[int, ...] = ()
     drafting: Drafting | None = None
     next_ip: str = ""
+    is_beside: bool = False
 
     def __post_init__(self) -> None:
         check_text("model", self.model, limits.TEXT_CHARS_MAX)
@@ -120,6 +124,7 @@ class Assign:
             check(self.stages == 1, "stages", self.stages, "1 of a drafter")
             check(self.first_layer == 0, "first_layer", self.first_layer, "0 of a drafter, which holds all layers")
             check(not self.captures, "captures", self.captures, "none of a drafter")
+            check(not self.is_beside, "is_beside", self.is_beside, "false of a drafter")
 
     @property
     def payload_dtype(self) -> str:
@@ -160,16 +165,21 @@ class Ready:
 
     The head sent `received_bytes` of weights for it: 0 where they were there already. It has memory for `cache_slots`, of all
     conversations together.
+
+    Where it made ready beside a pipeline and had no memory for both slices, loading takes about `load_s` more
+    once that one is over.
     """
 
     weight_bytes: int
     memory_bytes: int
     cache_slots: int
     received_bytes: int = 0
+    load_s: float = 0.0
 
     def __post_init__(self) -> None:
         for field in ("weight_bytes", "memory_bytes", "cache_slots", "received_bytes"):
             check_range(field, getattr(self, field), 0, limits.ID_MAX)
+        check_range("load_s", self.load_s, 0, limits.ID_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,9 @@ here it is formed, watched and given up. The runtime's `Pipelines` and the clust
 - A device that is back makes ready beside the pipeline that works: it is assigned what it would have to do,
   on connections of its own, and let go of when it is ready. It keeps what it loaded, so that the switch to a
   pipeline with it is short.
+- Members whose layers are others in the next pipeline make ready for them in the same way, beside their work,
+  and the switch is made when all are. Who has no memory for both says how long it will load then; that
+  counts in what the switch is worth.
 - What passes take is watched (`core.slowing`). Where devices have become slower or faster another plan is
   made, by what they take now; whoever is in that plan and in no pipeline makes ready in the same way.
 - A plan that is made beside a pipeline is gone over to only if it is foretold to be faster, where anything is
@@ -25,7 +28,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from flowspec.core import limits
@@ -83,6 +86,7 @@ RULES = {
     "no room": "a device has no room for one conversation",
     "misspoke": "a device broke the protocol",
     "unsent": "a device takes no more messages",
+    "member not ready": "a member cannot make ready for other layers, and the pipeline that works stays",
     "waited too long": "nothing changed for as long as the user wanted to wait",
 }
 """What is decided here, by name; `Forming.fired` counts."""
@@ -406,7 +410,10 @@ class _Pipeline:
 
 @dataclass(slots=True)
 class _Rehearsal:
-    """Devices that make ready for their parts, beside the pipeline that works."""
+    """Devices that make ready for their parts, beside the pipeline that works: who is in none, and members.
+
+    Of those that have no room for it yet `load_s` tells how long they will load.
+    """
 
     number: int
     parts: tuple[Part, ...]
@@ -417,6 +424,7 @@ class _Rehearsal:
     welcomed: set[str] = field(default_factory=set)
     ready: set[str] = field(default_factory=set)
     loaded: dict[str, _Loaded] = field(default_factory=dict)
+    load_s: float = 0.0
 
     def part(self, device: str) -> Part:
         return next(part for part in self.parts if part.device == device)
@@ -435,6 +443,7 @@ class Forming:
         self._pipeline: _Pipeline | None = None
         self._rehearsal: _Rehearsal | None = None
         self._returning: tuple[str, ...] = ()
+        self._beside: tuple[tuple[str, ...], dict[str, float]] | None = None
         self._slowing = Slowing(terms.changed_s)
         self._layers: dict[str, tuple[int, int]] = {}
         self._generation = 0
@@ -551,6 +560,7 @@ class Forming:
             elif isinstance(command, Prepare):
                 self._returning = command.returning
                 slowness = self._slowing.slowness
+                self._beside = command.devices, slowness
                 self._commands.append(Plan(devices=command.devices, is_first=False, is_beside=True, slowness=slowness))
             elif isinstance(command, Reform | Disband):
                 is_wanted = isinstance(command, Reform)
@@ -559,8 +569,11 @@ class Forming:
                     return
                 self._fence(command.silent_s)
                 self._waiting_since_s = None if is_wanted else now_s
+                beside, self._beside = self._beside, None
                 if isinstance(command, Reform):
                     slowness = self._slowing.slowness
+                    if beside is not None and beside[0] == command.devices:
+                        slowness = beside[1]  # they have made ready for that plan, and no other
                     self._commands.append(Plan(devices=command.devices, is_first=not self._generation, slowness=slowness))
             else:
                 assert isinstance(command, MembershipGivesUp)
@@ -729,6 +742,12 @@ class Forming:
         if pipeline is None or not pipeline.is_formed:
             return  # it was lost meanwhile, and membership knows
         theirs = tuple(part for part in planned.parts if part.device not in pipeline.devices)
+        now = layers_of(pipeline.parts)
+        moved = tuple(
+            replace(part, assign=replace(part.assign, is_beside=True))
+            for part in planned.parts
+            if now.get(part.device, span := (part.assign.first_layer, part.assign.end_layer)) != span
+        )
         is_same = [(part.device, part.assign) for part in planned.parts] == [(part.device, part.assign) for part in pipeline.parts]
         if planned.gain is None:
             is_wanted = any(part.device in self._returning for part in theirs)
@@ -737,25 +756,27 @@ class Forming:
         if not is_wanted:
             self._decide(Needless(devices=self._returning), now_s)
             return
-        if not theirs:
+        makers = (*theirs, *moved)
+        if not makers:
             self._decide(Prepared(devices=self._returning, gain=planned.gain), now_s)
             return
         self._generation += 1  # of the same session: the next pipeline may follow before the device has heard that this is over
-        rehearsal = _Rehearsal(self._generation, theirs, self._returning, now_s, now_s, planned.gain)
+        rehearsal = _Rehearsal(self._generation, makers, self._returning, now_s, now_s, planned.gain)
         self._rehearsal = rehearsal
         self._commands.append(Open(pipeline=rehearsal.number, parts=planned.parts, is_beside=True))
-        self._commands += [Dial(pipeline=rehearsal.number, device=part.device, role=CONTROL) for part in theirs]
+        self._commands += [Dial(pipeline=rehearsal.number, device=part.device, role=CONTROL) for part in makers]
 
     def _heard_beside(self, rehearsal: _Rehearsal, event: _Heard, now_s: float) -> None:
         if isinstance(event, Said):
             self._said_beside(rehearsal, event.device, event.message, now_s)
         elif isinstance(event, Closed):
             if event.device in rehearsal.welcomed:
-                self._fail_beside(rehearsal, "its connection closed", now_s)
+                self._fail_beside(rehearsal, event.device, "its connection closed", now_s)
         elif isinstance(event, Unsent):
-            self._fail_beside(rehearsal, f"it takes no more {event.what}", now_s)
+            self._fail_beside(rehearsal, event.device, f"it takes no more {event.what}", now_s)
         elif not isinstance(event, Refused) or event.is_final:
-            self._fail_beside(rehearsal, event.text, now_s)
+            device = "" if isinstance(event, CannotServe) else event.device
+            self._fail_beside(rehearsal, device, event.text, now_s)
 
     def _said_beside(self, rehearsal: _Rehearsal, device: str, message: Message, now_s: float) -> None:
         if isinstance(message, Welcome):
@@ -769,21 +790,30 @@ class Forming:
             self._commands.append(ServeWeights(pipeline=rehearsal.number, device=device))
         elif isinstance(message, Ready) and device in rehearsal.welcomed:
             rehearsal.ready.add(device)
+            rehearsal.load_s = max(rehearsal.load_s, message.load_s)
             if len(rehearsal.ready) == len(rehearsal.parts):
                 self._end_rehearsal()
-                self._decide(Prepared(devices=rehearsal.returning, gain=rehearsal.gain), now_s)
+                prepared = Prepared(devices=rehearsal.returning, gain=rehearsal.gain, load_s=rehearsal.load_s)
+                self._decide(prepared, now_s)
         elif not isinstance(message, Pong):
             text = message.text if isinstance(message, Error) else f"it sent an unexpected {type(message).__name__}"
-            self._fail_beside(rehearsal, text, now_s)
+            self._fail_beside(rehearsal, device, text, now_s)
 
     def _look_beside(self, rehearsal: _Rehearsal, now_s: float) -> None:
-        if len(rehearsal.welcomed) < len(rehearsal.parts) and now_s > rehearsal.began_s + self.terms.reconnect_s:
-            self._fail_beside(rehearsal, f"no answer within {self.terms.reconnect_s:.0f} s", now_s)
-        elif now_s > rehearsal.progressed_s + self.membership.patience.loading_s:
-            self._fail_beside(rehearsal, f"no progress in loading for {self.membership.patience.loading_s:.0f} s", now_s)
+        devices = [part.device for part in rehearsal.parts]
+        silent = next((device for device in devices if device not in rehearsal.welcomed), None)
+        if silent is not None and now_s > rehearsal.began_s + self.terms.reconnect_s:
+            self._fail_beside(rehearsal, silent, f"no answer within {self.terms.reconnect_s:.0f} s", now_s)
+        elif now_s > rehearsal.progressed_s + (patience_s := self.membership.patience.loading_s):
+            last = next(device for device in devices if device not in rehearsal.ready)
+            self._fail_beside(rehearsal, last, f"no progress in loading for {patience_s:.0f} s", now_s)
 
-    def _fail_beside(self, rehearsal: _Rehearsal, text: str, now_s: float) -> None:
+    def _fail_beside(self, rehearsal: _Rehearsal, device: str, text: str, now_s: float) -> None:
+        """One of them cannot make ready; a member is named, for it is not the one that is left out."""
         self._end_rehearsal()
+        if device and device not in rehearsal.returning:
+            self.fired["member not ready"] += 1
+            text = f"{device} cannot make ready for it: {text}"
         self._decide(Unprepared(devices=rehearsal.returning, text=text), now_s)
 
     def _end_rehearsal(self) -> None:

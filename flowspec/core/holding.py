@@ -7,6 +7,9 @@ simulator and those of the fuzzer carry out the same commands.
   (`Ban`), and where it belongs to the pipeline that holds the daemon, that pipeline is over.
 - An Assign takes *hold* of the daemon, as `core.incarnation.Lease` decides: a stage (`StageCore`) or a drafter (`DrafterCore`) is made of it,
   the next hop is dialled, the slice is loaded. When both are there it is ready, and says so once.
+- Beside its work for one pipeline a daemon makes ready for a later one of the same head (`Assign.is_beside`):
+  it loads what it lacks, or where there is no memory for both (`room_for`) has it here and checked, and says
+  so. What it has made ready is found by the next Assign. It is given up with the pipeline that works.
 - Words of a pipeline that does not hold the daemon change nothing. What was computed for a hold that is over counts for nothing.
 - The hold ends with a Reset, a later pipeline of the same head, a lease that lapsed, or a failure; the head is told why, and what that means
   (`Error.cause`), unless it is the head that ended it.
@@ -17,6 +20,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from flowspec.core import limits
@@ -56,6 +60,10 @@ RULES = {
     "unsent": "what was to leave could not",
     "misbehaved": "a caller broke the protocol, and is not listened to any more",
     "failed": "the slice could not be loaded, or run",
+    "beside": "the slice of a later pipeline is made ready beside the one that works",
+    "beside nothing": "no earlier pipeline of that head works here: there is nothing to make ready beside",
+    "not made ready": "the slice of a later pipeline could not be had beside the one that works",
+    "given up": "what was being made ready is given up: the pipeline that works is over, or the head says so",
 }
 """What is decided here, by name; `Holding.fired` counts."""
 
@@ -85,7 +93,7 @@ class Terms:
 class Loaded:
     """A slice is in memory; `reused` says that it was there already, `received_bytes` how much of it the head sent just now.
 
-    There is room for `cache_slots` beside it.
+    There is room for `cache_slots` beside it. One that was made ready and had no room takes `load_s` to load.
     """
 
     weight_bytes: int
@@ -94,6 +102,26 @@ class Loaded:
     hidden_size: int
     vocabulary_size: int
     reused: bool
+    load_s: float = 0.0
+
+
+class Room(Enum):
+    """Where the slice of the next pipeline fits."""
+
+    BESIDE = "beside the one that runs"
+    AFTER = "once the one that runs is given up"
+    NONE = "nowhere"
+
+
+def room_for(*, new: int, cache: int, free: int, growth: int, given_up: int) -> Room:
+    """Where a slice fits of which `new` bytes are not in memory, and which needs `cache` for a conversation.
+
+    There are `free` bytes, of which the caches that are open may yet take `growth`; `given_up` are freed with
+    the slice that runs.
+    """
+    if new + cache > free + given_up:
+        return Room.NONE
+    return Room.BESIDE if new + growth <= free else Room.AFTER
 
 
 # --------------------------------------------------------------------------------------------------- events
@@ -259,6 +287,22 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MakeReady:
+    """Load what is assigned beside the slice that runs, under number `hold`; nothing is dialled."""
+
+    hold: int
+    caller: Caller
+    assign: Assign
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndMakingReady:
+    """Nothing more is to be done for `hold`; what is loaded stays until the next Take."""
+
+    hold: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attach:
     """The head's data connection is there, on which hold `hold` answers if its stage is the last."""
 
@@ -299,7 +343,8 @@ class Log:
     level: str = "info"
 
 
-HoldingCommand = Greet | Send | SendOn | ShowLife | ShowReady | Gather | Ban | Take | Attach | Compute | Deliver | LetGo | Log
+_Told = Greet | Send | SendOn | ShowLife | ShowReady | Gather | Ban | Deliver | Log
+HoldingCommand = _Told | Take | MakeReady | EndMakingReady | Attach | Compute | LetGo
 
 
 @dataclass(slots=True)
@@ -324,6 +369,19 @@ class Hold:
         return f"the next device {self.assign.next_name} at {self.assign.next_hop}"
 
 
+@dataclass(slots=True)
+class Preparation:
+    """A later pipeline of the head that holds the daemon, for which it makes ready; last heard of at `heard_s`."""
+
+    number: int
+    control: Caller
+    assign: Assign
+    heard_s: float
+    weights: Caller | None = None
+    unanswered: int = 0
+    is_ready: bool = False
+
+
 class Holding:
     """See the module. A daemon has one, for as long as it lives."""
 
@@ -331,6 +389,7 @@ class Holding:
         self.terms = terms
         self.lease = Lease(terms.lease_s)
         self.hold: Hold | None = None
+        self.beside: Preparation | None = None
         self.fired: Counter[str] = Counter()
         self._holds_begun = 0
         self._data: OrderedDict[int, Caller] = OrderedDict()
@@ -376,8 +435,14 @@ class Holding:
         assert (hold is None) == (self.lease.holder is None), "held, and by nobody"
         self.lease.validate()
         assert len(self._data) <= limits.PEERS_MAX, f"{len(self._data)} data connections are remembered"
+        beside = self.beside
         if hold is None:
+            assert beside is None, "something is made ready beside nothing"
             return
+        if beside is not None:
+            assert hold.is_ready, "something is made ready beside a pipeline that is not there yet"
+            assert beside.control.incarnation > hold.control.incarnation, "it is made ready for what is over"
+            assert beside.unanswered >= 0, "more answers than questions"
         assert self.lease.admits(hold.control.incarnation), "another pipeline holds the daemon than the one that it works for"
         for caller in (hold.data, hold.weights):
             assert caller is None or caller.incarnation == hold.control.incarnation, "a connection of another pipeline"
@@ -403,6 +468,8 @@ class Holding:
                 self._take_data(hold, caller)
         elif caller.role == "head-weights" and hold is not None and is_ours:
             hold.weights = caller
+        elif caller.role == "head-weights" and self._is_beside(caller) and self.beside is not None:
+            self.beside.weights = caller
         elif caller.role == "stage":
             self._log(f"stage {caller.name} is connected")
         self._commands.append(Greet(caller=caller, is_held=hold is not None and not is_ours and not self.lease.is_over(now_s)))
@@ -414,14 +481,18 @@ class Holding:
         self._commands.append(Ban(caller=caller, error=Error.saying(text, cause="again" if is_ours else "")))
         if is_ours:
             self._fail(f"{caller.name}: {text}", "again")
+        elif self._is_beside(caller) and caller.role != "stage":
+            self._end_beside()
 
     def _said(self, said: Said, now_s: float) -> None:
         caller, message, hold = said.caller, said.message, self.hold
         if caller.role == "head-control":
             self._from_head(caller, message, now_s)
         elif caller.role == "head-weights":
-            if hold is not None and hold.weights is caller:
-                self._commands.append(Deliver(hold=hold.number, answer=_checked_answer(hold, message), payload=said.payload))
+            for asker in (hold, self.beside):
+                if asker is not None and asker.weights is caller:
+                    answer = _checked_answer(asker, message)
+                    self._commands.append(Deliver(hold=asker.number, answer=answer, payload=said.payload))
         elif not isinstance(message, Segment):
             raise PeerError(f"a {caller.role} connection carries segments, not {type(message).__name__}")
         elif hold is None or not self.lease.admits(caller.incarnation) or caller.role == "measure":
@@ -440,7 +511,9 @@ class Holding:
         if isinstance(message, AskFacts):
             self._commands.append(Gather(caller=caller, question=message))
             return None
-        hold = self.hold
+        hold, beside = self.hold, self.beside
+        if beside is not None and beside.control is caller:
+            return self._from_head_beside(beside, message, now_s)
         if hold is None or hold.control is not caller:
             if not isinstance(message, Ping):
                 self.fired["fenced"] += 1
@@ -468,6 +541,9 @@ class Holding:
 
     def _assign(self, caller: Caller, assign: Assign, now_s: float) -> None:
         claim = self.lease.claim(caller.incarnation)
+        if assign.is_beside:
+            self._make_ready(caller, assign, claim, now_s)
+            return
         if claim is Claim.HELD and self.hold is not None:
             self.fired["held"] += 1
             lease_s = self.terms.lease_s
@@ -489,6 +565,67 @@ class Holding:
         self._commands.append(Take(hold=hold.number, caller=caller, assign=assign))
         if (data := self._data.get(caller.incarnation)) is not None:
             self._take_data(hold, data)
+
+    def _make_ready(self, caller: Caller, assign: Assign, claim: Claim, now_s: float) -> None:
+        """For a later pipeline of the head whose pipeline works here."""
+        hold, before = self.hold, self.beside
+        if before is not None and before.control.incarnation >= caller.incarnation:
+            self.fired["stale"] += 1
+            self._log(f"ignored an Assign of {caller.name} for a pipeline that is over")
+            return
+        is_stage = hold is not None and hold.assign.drafting is None and hold.is_ready
+        if claim is not Claim.SUPERSEDES or not is_stage:
+            self.fired["beside nothing"] += 1
+            text = "no earlier pipeline of this head works here: there is nothing to make ready beside"
+            self._commands.append(Send(caller=caller, message=Error.saying(text, cause="again")))
+            return
+        self._end_beside()
+        self.fired["beside"] += 1
+        self._log(f"head {caller.name} has this daemon make ready for {assign.told}")
+        self._holds_begun += 1
+        self.beside = Preparation(self._holds_begun, caller, assign, now_s)
+        self._commands.append(MakeReady(hold=self._holds_begun, caller=caller, assign=assign))
+
+    def _is_beside(self, caller: Caller) -> bool:
+        """Whether a caller is of the pipeline for which something is made ready."""
+        return self.beside is not None and self.beside.control.incarnation == caller.incarnation
+
+    def _from_head_beside(self, beside: Preparation, message: Message, now_s: float) -> None:
+        beside.heard_s = now_s
+        if isinstance(message, Ping):
+            self._commands.append(ShowLife(caller=beside.control, queued=0, done=0, running_s=0.0))
+        elif isinstance(message, Reset):
+            self._end_beside()
+        else:
+            raise PeerError(f"a head for whom something is made ready says no {type(message).__name__}")
+
+    def _worked_beside(self, beside: Preparation, result: Any) -> None:
+        if isinstance(result, Loaded):
+            beside.is_ready = True
+            self._commands.append(ShowReady(caller=beside.control, loaded=result))
+        elif isinstance(result, Loading):
+            self._commands.append(Send(caller=beside.control, message=result))
+        else:
+            caller = beside.control if isinstance(result, AskModel) else beside.weights
+            if caller is None:
+                self._fail_beside(beside, "the head's connection for weights is gone", "again")
+            else:
+                beside.unanswered += 1
+                self._commands.append(Send(caller=caller, message=result, hold=beside.number))
+
+    def _fail_beside(self, beside: Preparation, text: str, cause: str) -> None:
+        """Tells the head that it cannot be had; the pipeline that works goes on."""
+        self.fired["not made ready"] += 1
+        self._log(text, "error")
+        self._commands.append(Send(caller=beside.control, message=Error.saying(text, cause=cause)))
+        self._end_beside()
+
+    def _end_beside(self) -> None:
+        """Makes ready no longer."""
+        beside, self.beside = self.beside, None
+        if beside is not None:
+            self.fired["given up"] += not beside.is_ready
+            self._commands.append(EndMakingReady(hold=beside.number))
 
     def _take_data(self, hold: Hold, caller: Caller) -> None:
         hold.data = caller
@@ -515,9 +652,11 @@ class Holding:
         self._fail(f"{hold.next_device} {text}", "next")
 
     def _tick(self, tick: Tick, now_s: float) -> None:
-        hold = self.hold
+        hold, beside = self.hold, self.beside
         if hold is None:
             return
+        if beside is not None and now_s > beside.heard_s + self.terms.lease_s:
+            self._end_beside()  # its connection is gone, or the word that it is over was lost
         if self.lease.is_over(now_s):
             self.fired["lapsed"] += 1
             silent_s = self.terms.lease_s
@@ -529,7 +668,10 @@ class Holding:
             self._fail(f"{hold.next_device} did not answer within {self.terms.link_s:.0f} s{why}", "next")
 
     def _unsent(self, event: Unsent) -> None:
-        hold = self.hold
+        hold, beside = self.hold, self.beside
+        if beside is not None and beside.number == event.hold:
+            self._fail_beside(beside, "the head's connection for weights is gone", "again")
+            return
         if hold is None or hold.number != event.hold:
             return
         self.fired["unsent"] += 1
@@ -556,6 +698,7 @@ class Holding:
 
     def _let_go(self, reason: str, *, cause: str = "") -> None:
         """Ends the hold; with a `cause` the head is told."""
+        self._end_beside()
         hold, self.hold = self.hold, None
         if hold is None:
             return
@@ -569,8 +712,10 @@ class Holding:
 
     def _worked(self, worked: Worked, now_s: float) -> None:
         """Of a hold that is over, what still ends counts for nothing."""
-        hold, result = self.hold, worked.result
-        if hold is None or hold.number != worked.hold:
+        hold, beside, result = self.hold, self.beside, worked.result
+        if beside is not None and beside.number == worked.hold:
+            self._worked_beside(beside, result)
+        elif hold is None or hold.number != worked.hold:
             self.fired["late result"] += 1
         elif isinstance(result, LayersDone | Proposed):
             try:
@@ -591,8 +736,10 @@ class Holding:
                 self._commands.append(Send(caller=caller, message=result, hold=hold.number))
 
     def _failed(self, event: Failed) -> None:
-        hold = self.hold
-        if hold is not None and hold.number == event.hold:
+        hold, beside = self.hold, self.beside
+        if beside is not None and beside.number == event.hold:
+            self._fail_beside(beside, event.text, "gone" if event.is_gone else "part")
+        elif hold is not None and hold.number == event.hold:
             self.fired["failed"] += 1
             is_part = event.is_part or not hold.is_ready
             self._fail(event.text, "gone" if event.is_gone else "part" if is_part else "")
@@ -658,7 +805,7 @@ def _check_tokens(segment: Segment, loaded: Loaded) -> None:
         raise PeerError(f"expected token ids below {loaded.vocabulary_size}, got {most}")
 
 
-def _checked_answer(hold: Hold, message: Message) -> WeightAnswer | Error:
+def _checked_answer(hold: Hold | Preparation, message: Message) -> WeightAnswer | Error:
     """An answer to one of the hold's questions; raises `PeerError` for anything else."""
     if not isinstance(message, ModelOffer | NameList | TensorList | TensorBytes | Error):
         raise PeerError(f"a head's weights connection carries no {type(message).__name__}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 STAGES_MAX = 256
 LAYERS_MAX = 1024

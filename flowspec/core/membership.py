@@ -20,7 +20,7 @@ carry out `Reform` (fence the old pipeline, plan, connect, load) and tell how it
   would have to do, and is left out as before if it cannot. If the plan for all has nothing for it to do, it
   stands by.
 - It is taken in at the next moment without an answer, or during one that would take `worth` times as long as
-  the last forming of a pipeline took; when it has waited for such a moment for `moment_s`, between two
+  the switch will; when it has waited for such a moment for `moment_s`, between two
   tokens; and at once if there is no pipeline without it.
 - A device that is absent at the start counts as lost. Nothing is known of it: when it answers it is surveyed
   first (`Survey`), beside the pipeline if there is one, and only then may it return.
@@ -29,7 +29,8 @@ carry out `Reform` (fence the old pipeline, plan, connect, load) and tell how it
   works, no more often than every `again_s`. If it is worth the switch, it is gone over to at the next moment
   without an answer, or after `calm_s` between two tokens.
 - Another pipeline is worth it if by its forecast it gains `GAIN_MIN`, and more until a next plan may be made
-  than forming the last pipeline took.
+  than the switch will take: as long as the last one did, or at first forming, but no more than `SWITCH_S`, and
+  what devices that had no memory for both must load then. That is known when all have made ready.
 - Where no pipeline can be formed of those that are there, they are let go of, and whoever returns may change that.
 
 Every rule counts how often it fired (`RULES`, `Membership.fired`), so that a test can tell which of them it never tried.
@@ -51,6 +52,8 @@ GAIN_MIN = 1.05
 exact."""
 SLOWEST_BYTES_PER_S = 2000
 """A link between stages that carries less counts as broken: 16 kbit/s."""
+SWITCH_S = 2.0
+"""What a switch for which all have made ready takes at most, as long as none was seen."""
 TICK_MAX_S = 1.0
 """What a tick counts at most, however late it comes."""
 RULES = {
@@ -82,6 +85,8 @@ RULES = {
     "needless": "a device that is back would have nothing to do, or make nothing faster, and stands by",
     "changed": "another plan is made, for devices have become slower or faster",
     "stays": "the plan that was made because of that is not worth the switch",
+    "too dear": "a pipeline for which all have made ready takes longer to load than it gains",
+    "loads then": "in a switch devices must load, for they had no memory for both pipelines' layers",
     "gone over": "another pipeline takes the place of one that works, for it is faster",
     "all help": "devices are taken in before their time, for nothing goes without them",
     "forgiven": "a device has a clean record again",
@@ -220,11 +225,12 @@ class Prepared:
     """These devices have made ready for a pipeline with the members; they are taken in when it suits.
 
     Without any the members are ready for another pipeline of them, which is foretold to be `gain` times as
-    fast.
+    fast. Who had no memory for both pipelines' layers must load for `load_s` when it is gone over to.
     """
 
     devices: tuple[str, ...]
     gain: float | None = None
+    load_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,6 +398,8 @@ class Membership:
         self._formed_s = 0.0
         self._began_s = 0.0
         self._forming_s = 0.0
+        self._switch_s: float | None = None
+        self._load_s = 0.0
         self._ticked_s: float | None = None
         self._idle_s = 0.0
         self._commands: list[MembershipCommand] = []
@@ -454,6 +462,7 @@ class Membership:
         elif isinstance(event, Prepared | Unprepared | Needless):
             if event.devices == self._preparing:
                 self._preparing = None
+                event = self._priced(event)
                 if event.devices:
                     self._prepared(event, now_s)
                 else:
@@ -521,10 +530,25 @@ class Membership:
         for standing in self._standing.values():
             standing.is_prepared = False
 
-    def is_worth(self, gain: float) -> bool:
+    def is_worth(self, gain: float, load_s: float = 0.0) -> bool:
         """Whether a pipeline that is foretold to be `gain` times as fast as the one that works is worth going
-        over to."""
-        return gain >= GAIN_MIN and (1 - 1 / gain) * self.patience.again_s > self._forming_s
+        over to, where devices must still load for `load_s` then."""
+        return gain >= GAIN_MIN and (1 - 1 / gain) * self.patience.again_s > self.pause_s(load_s)
+
+    def pause_s(self, load_s: float) -> float:
+        """How long going over to another pipeline will take."""
+        usual_s = min(self._forming_s, SWITCH_S) if self._switch_s is None else self._switch_s
+        return usual_s + load_s
+
+    def _priced(self, event: Prepared | Unprepared | Needless) -> Prepared | Unprepared | Needless:
+        """What was made ready, unless its switch takes longer than it gains."""
+        if not isinstance(event, Prepared):
+            return event
+        if event.gain is not None and not self.is_worth(event.gain, event.load_s):
+            self.fired["too dear"] += 1
+            return Needless(devices=event.devices)
+        self._load_s = event.load_s
+        return event
 
     def _changed(self, event: Changed, now_s: float) -> None:
         """Has another plan made for devices that have become slower or faster, unless one was made a moment
@@ -585,6 +609,9 @@ class Membership:
     def _formed(self, event: Formed, now_s: float) -> None:
         self.is_formed = True
         self._forming_s = now_s - self._began_s
+        if self._is_switching:
+            self.fired["loads then"] += self._load_s > 0
+            self._switch_s = max(0.0, self._forming_s - self._load_s)
         self._formed_s = now_s
         self._idle_s = 0.0
         for name in self.members:
@@ -597,7 +624,7 @@ class Membership:
             standing.was_there = True
         if self._is_switching:
             self._is_switching = False
-            moved = f"; {', '.join(event.moved)} loaded other layers in it" if event.moved else ""
+            moved = f"; other layers than before: {', '.join(event.moved)}" if event.moved else ""
             self._commands.append(Note(text=f"the switch took {self._forming_s:.1f} s{moved}"))
 
     def _here(self, standing: _Standing) -> str:
@@ -739,7 +766,7 @@ class Membership:
             devices = tuple(name for name, known in self._standing.items() if known.lost_s is None or name in returned)
             self._commands.append(Prepare(devices=devices, returning=self._preparing))
             return
-        if returned and self.is_formed and 0 < left_s <= self.patience.worth * self._forming_s:
+        if returned and self.is_formed and 0 < left_s <= self.patience.worth * self.pause_s(self._load_s):
             if now_s - max(self._standing[name].prepared_s for name in returned) <= self.patience.moment_s:
                 self.fired["not worth it"] += 1
                 return

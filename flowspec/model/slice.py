@@ -82,6 +82,16 @@ class Slice:
         heads: int = self.config.num_key_value_heads
         return 2 * layers * heads * head_dim(self.config) * self.dtype.itemsize
 
+    @property
+    def cache_bytes(self) -> int:
+        """What all caches take now."""
+        return sum(cache.bytes for cache in tuple(self._caches.values()))
+
+    @property
+    def opened_bytes(self) -> int:
+        """What all caches may take."""
+        return sum(cache.slots_max for cache in tuple(self._caches.values())) * self.slot_bytes
+
     def open_cache(self, request: int, slots: int) -> None:
         self._caches[request] = TreeCache(
             layers=self.span.end - self.span.first,
@@ -205,7 +215,7 @@ class Slice:
         """Room in a cache; raises `ClusterError` before all of them together take more than was free when the slice was loaded."""
         growth = cache.growth_bytes(slots)
         if growth and self.cache_bytes_max is not None:
-            needed = growth + sum(each.bytes for each in self._caches.values())
+            needed = growth + self.cache_bytes
             if needed > self.cache_bytes_max:
                 raise ClusterError(
                     f"the caches of {len(self._caches)} conversations need {needed >> 20} MiB, but {self.cache_bytes_max >> 20} MiB are free "

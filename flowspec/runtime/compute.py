@@ -1,6 +1,7 @@
 """The compute thread of a daemon: loads slices and drafters and runs jobs, one after another, while the poller keeps listening.
 
 Work goes in by `post`, results come back on `results` with a wake-up. Heavy imports happen here, on the first Assign.
+The slice of a next pipeline is loaded beside, by a thread of its own (`beside.py`).
 
 Whatever fails here ends the hold that it was done for, and nothing else: an error that nobody foresaw is logged with
 its traceback, the slice that met it is forgotten, and the next head's work is done as ever. Only what ends the process
@@ -20,15 +21,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowspec.core.cluster_messages import Assign
+from flowspec.core.cluster_messages import Assign, Error
 from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers
 from flowspec.core.holding import Loaded
 from flowspec.core.messages import Expand, Proposed, Release
 from flowspec.core.slots import slots_in
-from flowspec.errors import FlowSpecError, NoRoomError, UnexpectedError, first_line
+from flowspec.core.weight_messages import WeightAnswer
+from flowspec.errors import ClusterError, FlowSpecError, NoRoomError, UnexpectedError, first_line
 from flowspec.model.device_errors import is_gpu_lost, is_out_of_memory
 from flowspec.model.trials import run_trial
 from flowspec.plan.profile import DeviceProfile
+from flowspec.runtime.beside import Beside
 from flowspec.runtime.emulation import DeviceEmulation, Pacer
 from flowspec.runtime.heap import free_cycles, give_back, keep_for_good
 from flowspec.runtime.transport import Wake
@@ -105,6 +108,7 @@ class ComputeThread:
         self._hold = 0
         self._failed_hold = -1
         self.line = Line(self._tell)
+        self._beside = Beside(machine, self._tell_of, self._fail_beside)
         self._held: Held | None = None
         self._drafter: LanguageModelDrafter | None = None
         self._has_imports = False
@@ -122,6 +126,21 @@ class ComputeThread:
 
     def post(self, hold: int, work: Work) -> None:
         self._work.put((hold, work))
+
+    def make_ready(self, hold: int, assign: Assign) -> None:
+        """Loads another slice beside the one that runs, as far as there is memory for it."""
+        if self._held is None:
+            self._fail_beside(hold, assign, ClusterError("the slice that ran was given up"))
+        else:
+            self._beside.begin(hold, assign, self._held)
+
+    def end_making_ready(self, hold: int) -> None:
+        self._beside.end(hold)
+
+    def deliver(self, hold: int, answer: WeightAnswer | Error, data: bytes | memoryview) -> None:
+        """An answer to a question about weights of hold `hold`."""
+        if not self._beside.deliver(hold, answer, data):
+            self.line.deliver(hold, answer, data)
 
     def trim(self, hold: int, job: int, rows: tuple[int, ...]) -> None:
         """Rows of the running job that are dead; it drops them at its next layer."""
@@ -161,8 +180,20 @@ class ComputeThread:
         self._held = self._drafter = None
 
     def _tell(self, result: Result) -> None:
-        self.results.append((self._hold, result))
+        self._tell_of(self._hold, result)
+
+    def _tell_of(self, hold: int, result: Result) -> None:
+        self.results.append((hold, result))
         self._wake.set()
+
+    def _fail_beside(self, hold: int, assign: Assign, error: BaseException) -> None:
+        """What is made ready beside the slice that runs cannot be had: that one is not touched by it."""
+        if is_out_of_memory(error):
+            error = NoRoomError("out of memory beside the layers that run")
+        elif not isinstance(error, FlowSpecError):
+            log.error("unexpected error %s", doing(assign), exc_info=error)
+            error = unexpected(error, doing(assign))
+        self._tell_of(hold, Failed(error=error))
 
     def _do(self, work: Work) -> None:
         if isinstance(work, Assign):
@@ -176,6 +207,7 @@ class ComputeThread:
             assert self._drafter is not None, "a drafter's work for a stage"
             self._draft(self._drafter, work)
         elif isinstance(work, OpenCache):
+            self._beside.make_room(part, work.slots)
             part.open_cache(work.request, work.slots)
         elif isinstance(work, ClearSlots):
             part.clear_slots(work.request, work.slots)
@@ -239,9 +271,11 @@ class ComputeThread:
         from flowspec.runtime.torch_device import pick_device, use_threads
 
         load = SliceLoad(assign, span, self.machine, self.line)
-        held = [] if self._held is None else [self._held]
+        held = [each for each in (self._held, self._beside.take()) if each is not None]
         if (found := load.find(held)) is not None:
             part = found.part
+            self._held = found
+            held.clear()
             part.close_all()
             free_cycles()
             need, machine = kept_memory(part.config, span, assign), self.machine
@@ -260,6 +294,7 @@ class ComputeThread:
         load.fetch()
         cache_bytes_max = load.check(kept, device)  # of a model of the hub all names are known now
         self._held, received_bytes = load.load(kept, device)
+        self._beside.rate = load.rate
         self._take_on(self._held.part, assign, cache_bytes_max)
         return _loaded(self._held.part, reused=False, received_bytes=received_bytes)
 

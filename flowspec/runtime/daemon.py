@@ -28,6 +28,7 @@ from flowspec.core.holding import (
     Caller,
     Compute,
     Deliver,
+    EndMakingReady,
     Gather,
     Greet,
     Greeted,
@@ -36,6 +37,7 @@ from flowspec.core.holding import (
     HoldingEvent,
     LetGo,
     Log,
+    MakeReady,
     Misbehaved,
     NextLost,
     NextSaid,
@@ -288,7 +290,11 @@ class Daemon:
             self._show_ready(command)
         elif isinstance(command, Deliver):
             payload = command.payload
-            self._compute.line.deliver(command.hold, command.answer, b"" if payload is None else payload.data)
+            self._compute.deliver(command.hold, command.answer, b"" if payload is None else payload.data)
+        elif isinstance(command, MakeReady):
+            self._compute.make_ready(command.hold, command.assign)
+        elif isinstance(command, EndMakingReady):
+            self._compute.end_making_ready(command.hold)
         elif isinstance(command, Ban):
             self._peers.ban(peer_of(command.caller).identity, command.error)
         else:
@@ -343,8 +349,14 @@ class Daemon:
                 memory_bytes=resident,
                 cache_slots=loaded.cache_slots,
                 received_bytes=loaded.received_bytes,
+                load_s=loaded.load_s,
             )
         )
+        hold = self._core.hold
+        if hold is None or hold.control is not command.caller:
+            later = f", but for {loaded.load_s:.1f} s of loading" if loaded.load_s else ""
+            log.info("made ready for another pipeline%s; process %s", later, mib(resident))
+            return
         kept = "kept" if loaded.reused else "loaded"
         text = "ready: %s weights %s, process %s, room for %d cache slots"
         log.info(text, kept, mib(loaded.weight_bytes), mib(resident), loaded.cache_slots)

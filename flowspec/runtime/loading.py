@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flowspec.core.cluster_messages import Assign
+from flowspec.core.holding import Room, room_for
 from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import ClusterError, FlowSpecError, InputError, NoRoomError
 from flowspec.model.accelerator import accelerator_of
@@ -322,6 +323,21 @@ def slice_memory(files: ModelFiles, span: Span, dtype: str, context: int, device
     return SliceMemory(
         weight_bytes=weight_bytes(pieces, files.tensors(), activations, packing),
         cache_bytes=_cache_bytes(config, span, dtype, context),
+    )
+
+
+def room_beside(need: SliceMemory, kept: Kept | None, serving: Slice, machine: Machine) -> Room:
+    """Where a slice fits that takes `need` beside what is `kept` of the one that is `serving`."""
+    here = accelerator_of(serving.device)
+    free = here.free_bytes()
+    if machine.memory_bytes is not None:
+        free = min(free, machine.memory_bytes - here.taken_bytes())
+    return room_for(
+        new=need.weight_bytes,
+        cache=need.cache_bytes,
+        free=max(0, free) // machine.sharers,
+        growth=serving.opened_bytes - serving.cache_bytes,
+        given_up=serving.weight_bytes - (0 if kept is None else kept.weight_bytes) + serving.cache_bytes,
     )
 
 

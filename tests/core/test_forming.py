@@ -408,6 +408,11 @@ def back(bench: Bench, device: str) -> list[FormingCommand]:
     raise AssertionError(f"nothing comes of {device}")
 
 
+def beside(bench: Bench, device: str, message: Message, number: int = 3) -> list[FormingCommand]:
+    """What comes of a word of a device that makes ready for pipeline `number`."""
+    return bench.give(Said(pipeline=number, device=device, role=CONTROL, message=message))
+
+
 def test_a_device_that_is_back_loads_beside_the_pipeline_that_works_and_the_switch_comes_after() -> None:
     bench = running()
     bench.give(Closed(pipeline=1, device="b"))
@@ -415,17 +420,17 @@ def test_a_device_that_is_back_loads_beside_the_pipeline_that_works_and_the_swit
     parts = parts_of("a", "b", "c")
     plan = Plan(devices=("a", "b", "c"), is_first=False, is_beside=True)
     opened = Open(pipeline=3, parts=parts, is_beside=True)
-    assert back(bench, "b") == [plan, opened, Dial(pipeline=3, device="b", role=CONTROL)]
+    assert back(bench, "b") == [plan, opened, *dials(3, "b", "c")], "the layers of the first one stay"
     assert bench.core.is_formed
     assert bench.core.number == 2
-
-    def says(message: Message) -> list[FormingCommand]:
-        return bench.give(Said(pipeline=3, device="b", role=CONTROL, message=message))
-
-    assert says(WELCOME) == [Tell(pipeline=3, device="b", message=parts[1].assign)]
-    assert says(AskModel()) == [ServeWeights(pipeline=3, device="b")]
-    assert says(Loading(share=0.5)) == []
-    assert says(READY) == [Tell(pipeline=3, device="b", message=Reset()), HangUp(pipeline=3, device="")]
+    assert beside(bench, "b", WELCOME) == [Tell(pipeline=3, device="b", message=parts[1].assign)]
+    assert beside(bench, "b", AskModel()) == [ServeWeights(pipeline=3, device="b")]
+    assert beside(bench, "b", Loading(share=0.5)) == []
+    assert beside(bench, "b", READY) == [], "the other is not ready"
+    other = replace(parts[2].assign, is_beside=True)
+    assert beside(bench, "c", WELCOME) == [Tell(pipeline=3, device="c", message=other)]
+    resets: list[FormingCommand] = [Tell(pipeline=3, device=name, message=Reset()) for name in ("b", "c")]
+    assert beside(bench, "c", READY) == [*resets, HangUp(pipeline=3, device="")]
     assert bench.core.is_formed
     switched = [command for command in bench.pass_time(0.6) if not isinstance(command, Probe)]
     assert switched[0] == Lose(silent_s=0.0)
@@ -433,7 +438,48 @@ def test_a_device_that_is_back_loads_beside_the_pipeline_that_works_and_the_swit
     bench.now_s += 1.2
     notes = [command.text for command in bench.form() if isinstance(command, Note)]
     assert notes[0] == "device b is back"
-    assert re.fullmatch(r"the switch took 1.\d s; c loaded other layers in it", notes[1])
+    assert re.fullmatch(r"the switch took 1.\d s; other layers than before: c", notes[1])
+
+
+def test_a_plan_for_which_devices_have_made_ready_is_not_made_by_other_times() -> None:
+    """What passes take goes on changing; who has made ready for one plan is not given another."""
+    bench = running()
+    slow_down(bench, 1.0, 30)
+    slow_down(bench, 1.5, 68)
+    bench.now_s += 600
+    (plan,) = bench.core.handle(Tick(), bench.now_s)[-1:]
+    assert isinstance(plan, Plan)
+    bench.give(Planned(parts=parts_of("a", "c"), is_beside=True, gain=1.3))
+    number = bench.core.number + 1
+    assert beside(bench, "c", WELCOME, number) != []
+    slow_down(bench, 3.0, 20)
+    told = [*beside(bench, "c", READY, number), *bench.pass_time(1.0)]
+    assert [each.slowness for each in told if isinstance(each, Plan)] == [plan.slowness]
+
+
+def test_a_member_that_cannot_make_ready_is_named_and_the_one_that_is_back_stays_out() -> None:
+    bench = running()
+    bench.give(Closed(pipeline=1, device="b"))
+    bench.form()
+    back(bench, "b")
+    beside(bench, "c", WELCOME)
+    told = beside(bench, "c", Error(text="2 GiB are missing", cause="part"))
+    text = "device b is not taken in (c cannot make ready for it: 2 GiB are missing)"
+    assert told[-1] == Note(text=text)
+    assert bench.core.is_formed
+    assert bench.core.fired["member not ready"] == 1
+
+
+def test_what_a_member_must_still_load_in_the_switch_counts_in_its_worth() -> None:
+    bench = running()
+    bench.give(Closed(pipeline=1, device="b"))
+    bench.form()
+    bench.gain = 1.1
+    back(bench, "b")
+    for name, load_s in (("b", 0.0), ("c", 90.0)):
+        beside(bench, name, WELCOME)
+        told = beside(bench, name, replace(READY, load_s=load_s))
+    assert told[-1] == Note(text="device b is back, and stands by")
 
 
 def test_a_device_that_makes_nothing_faster_stands_by() -> None:
@@ -473,6 +519,9 @@ def test_a_device_that_is_slower_for_a_minute_leads_to_another_plan_and_one_that
     (plan,) = bench.core.handle(Tick(), bench.now_s)[-1:]
     assert isinstance(plan, Plan)
     bench.give(Planned(parts=parts, is_beside=True, gain=1.3))
+    number = bench.core.number + 1
+    for said in (WELCOME, READY):
+        beside(bench, "c", said, number)
     told = bench.pass_time(0.6)
     assert told[:2] == [
         Note(text="device b has slowed down to 67% of its speed (82 degrees): going over to another plan, which is 1.30 times as fast"),
@@ -548,8 +597,8 @@ def test_a_device_that_is_absent_at_first_is_surveyed_before_it_makes_ready_and_
     assert bench.give(Surveyed(device="b")) == []
     prepared = answered(bench, "b", 0.5)
     assert prepared[0] == Plan(devices=("a", "b", "c"), is_first=False, is_beside=True)
-    for said in (WELCOME, READY):
-        bench.give(Said(pipeline=2, device="b", role=CONTROL, message=said))
+    for name, said in ((name, said) for name in ("b", "c") for said in (WELCOME, READY)):
+        beside(bench, name, said, 2)
     bench.pass_time(0.5)
     assert Note(text="device b is there now") in bench.form()
     assert bench.core.membership.members == ("a", "b", "c")

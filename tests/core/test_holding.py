@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from flowspec.core.holding import (
     Ban,
     Caller,
     Deliver,
+    EndMakingReady,
     Failed,
     Greet,
     Greeted,
@@ -21,9 +23,11 @@ from flowspec.core.holding import (
     LetGo,
     Loaded,
     Log,
+    MakeReady,
     Misbehaved,
     NextLost,
     NextSaid,
+    Room,
     Said,
     Send,
     ShowLife,
@@ -34,14 +38,15 @@ from flowspec.core.holding import (
     Tick,
     Unsent,
     Worked,
+    room_for,
 )
 from flowspec.core.incarnation import incarnation_of
 from flowspec.core.messages import Segment
-from flowspec.core.weight_messages import AskModel, AskNames, NameList
+from flowspec.core.weight_messages import AskModel, AskNames, ModelOffer, NameList
 
 LOADED = Loaded(weight_bytes=1, cache_slots=600, received_bytes=0, hidden_size=4, vocabulary_size=9, reused=False)
 WELCOME = Welcome(name="b", version="1", device="cpu", pid=1, memory_bytes=1, count=0)
-FIRST, SECOND, OTHER = incarnation_of(7, 1), incarnation_of(7, 2), incarnation_of(8, 1)
+FIRST, SECOND, THIRD, OTHER = incarnation_of(7, 1), incarnation_of(7, 2), incarnation_of(7, 3), incarnation_of(8, 1)
 
 
 def assign(stages: int = 2, stage: int = 0) -> Assign:
@@ -242,3 +247,103 @@ def test_a_daemon_that_stops_says_that_it_is_gone() -> None:
     head = bench.held()
     assert bench.give(Stopping(reason="SIGTERM"))[0] == says(head, "the daemon stops (SIGTERM)", "gone")
     assert bench.give(Stopping(reason="SIGTERM")) == []
+
+
+def assigned_beside() -> Assign:
+    """Other layers than those of `assign`, in a later pipeline of the same head."""
+    return replace(assign(3, 1), is_beside=True)
+
+
+def test_a_slice_is_made_ready_beside_the_pipeline_that_works_and_found_by_the_next_assign() -> None:
+    bench = Bench()
+    bench.held()
+    later, weights = bench.dial(incarnation=SECOND), Caller("head", "head-weights", SECOND)
+    wanted = assigned_beside()
+    assert bench.give(Said(caller=later, message=wanted)) == [MakeReady(hold=2, caller=later, assign=wanted)]
+    assert bench.core.number == 1, "the pipeline that works goes on"
+    question = AskModel()
+    assert bench.give(Worked(hold=2, result=question)) == [Send(caller=later, message=question, hold=2)]
+    bench.give(Greeted(caller=weights))
+    answer = ModelOffer(config="{}", gguf="", tensor_count=1)
+    assert bench.give(Said(caller=weights, message=answer)) == [Deliver(hold=2, answer=answer, payload=None)]
+    loading = Loading(share=0.5)
+    assert bench.give(Worked(hold=2, result=loading)) == [Send(caller=later, message=loading)]
+    life = ShowLife(caller=later, queued=0, done=0, running_s=0.0)
+    assert bench.give(Said(caller=later, message=Ping())) == [life]
+    assert bench.give(Worked(hold=2, result=LOADED)) == [ShowReady(caller=later, loaded=LOADED)]
+    assert bench.give(Said(caller=later, message=Reset())) == [EndMakingReady(hold=2)]
+    assert bench.core.number == 1
+    taken = bench.give(Said(caller=bench.dial(incarnation=THIRD), message=assign()))
+    assert [type(command) for command in taken] == [LetGo, Take]
+    assert bench.core.fired == Counter({"beside": 1, "superseded": 1})
+
+
+def test_what_is_made_ready_is_given_up_with_the_pipeline_that_works_and_never_ends_it() -> None:
+    for ends in ("reset", "lease", "silence", "error", "weights", "nonsense"):
+        bench = Bench()
+        head = bench.held()
+        later = bench.dial(incarnation=SECOND)
+        bench.give(Said(caller=later, message=assigned_beside()))
+        if ends == "reset":
+            assert bench.give(Said(caller=head, message=Reset()))[0] == EndMakingReady(hold=2)
+        elif ends == "lease":
+            bench.now_s = 6.0
+            assert EndMakingReady(hold=2) in bench.give(Tick())
+        elif ends == "silence":
+            for bench.now_s in (4.0, 6.0):
+                bench.give(Said(caller=head, message=Ping()))
+            assert bench.give(Tick()) == [EndMakingReady(hold=2)], "the other connection is gone"
+        elif ends == "error":
+            told = bench.give(Failed(hold=2, text="it is damaged", is_part=True))
+            assert told == [says(later, "it is damaged", "part"), EndMakingReady(hold=2)]
+        elif ends == "weights":
+            told = bench.give(Worked(hold=2, result=AskNames(first=0)))
+            assert told[-1] == EndMakingReady(hold=2), "it asks where nobody serves"
+        else:
+            told = bench.give(Said(caller=later, message=Loading(share=0.1)))
+            assert [type(command) for command in told] == [Ban, EndMakingReady]
+        assert bench.core.beside is None
+        assert (bench.core.hold is None) == (ends in ("reset", "lease"))
+        assert bench.core.fired["given up"] == 1
+        bench.give(Worked(hold=2, result=LOADED))
+        assert bench.core.fired["late result"] == 1
+
+
+def test_nothing_is_made_ready_beside_nothing_nor_for_another_head() -> None:
+    bench = Bench()
+    wanted = assigned_beside()
+    text = "no earlier pipeline of this head works here: there is nothing to make ready beside"
+    first = bench.dial()
+    assert bench.give(Said(caller=first, message=wanted)) == [says(first, text, "again")]
+    bench.held()
+    for incarnation in (FIRST, OTHER):
+        caller = bench.dial(incarnation=incarnation)
+        assert bench.give(Said(caller=caller, message=wanted)) == [says(caller, text, "again")]
+    assert bench.core.fired == Counter({"beside nothing": 3})
+
+
+def test_of_two_later_pipelines_the_last_one_counts() -> None:
+    bench = Bench()
+    bench.held()
+    second, third = bench.dial(incarnation=SECOND), bench.dial(incarnation=THIRD)
+    bench.give(Said(caller=second, message=assigned_beside()))
+    told = bench.give(Said(caller=third, message=assigned_beside()))
+    assert told == [EndMakingReady(hold=2), MakeReady(hold=3, caller=third, assign=assigned_beside())]
+    assert bench.give(Said(caller=second, message=assigned_beside())) == []
+    assert bench.core.fired == Counter({"beside": 2, "given up": 1, "stale": 1})
+
+
+@pytest.mark.parametrize(
+    ("new", "free", "growth", "given_up", "room"),
+    [
+        (6, 6, 0, 0, Room.NONE),
+        (6, 6, 0, 1, Room.BESIDE),
+        (6, 7, 1, 0, Room.BESIDE),
+        (6, 6, 1, 1, Room.AFTER),
+        (6, 3, 0, 4, Room.AFTER),
+        (6, 3, 0, 3, Room.NONE),
+        (0, 0, 0, 1, Room.BESIDE),
+    ],
+)
+def test_where_a_slice_fits_that_is_made_ready(new: int, free: int, growth: int, given_up: int, room: Room) -> None:
+    assert room_for(new=new, cache=1, free=free, growth=growth, given_up=given_up) is room

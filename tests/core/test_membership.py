@@ -40,7 +40,7 @@ class Bench:
     """A membership of three devices with a clock; time passes in ticks of half a second, in which those in
     `alive` are heard.
 
-    Devices that are to make ready have done so at once, or what `outcome` says comes of it.
+    Devices that are to make ready have done so at once, or what `outcome` or `prepares` says comes of it.
     """
 
     def __init__(self, *names: str) -> None:
@@ -50,6 +50,7 @@ class Bench:
         self.tick = Tick()
         self.prepared: list[Prepare] = []
         self.outcome: Unprepared | Needless | None = None
+        self.prepares: Prepared | None = None
 
     def give(self, event: MembershipEvent) -> list[MembershipCommand]:
         return self.core.handle(event, self.now_s)
@@ -71,7 +72,7 @@ class Bench:
                         self.give(Answered(device=command.device))
                 elif isinstance(command, Prepare):
                     self.prepared.append(command)
-                    found += self.give(self.outcome or Prepared(devices=command.returning))
+                    found += self.give(self.outcome or self.prepares or Prepared(devices=command.returning))
                 else:
                     found.append(command)
         return found
@@ -380,7 +381,7 @@ def test_a_better_plan_is_gone_over_to_between_two_answers_and_its_switch_is_tim
     assert bench.pass_time(30) == []
     assert bench.give(Tick()) == [GOING_OVER, Reform(devices=("a", "b", "c"))]
     bench.now_s += 1.5
-    assert bench.give(Formed(moved=("a", "b"))) == [Note(text="the switch took 1.5 s; a, b loaded other layers in it")]
+    assert bench.give(Formed(moved=("a", "b"))) == [Note(text="the switch took 1.5 s; other layers than before: a, b")]
     bench.tick = Tick()
     assert bench.pass_time(500) == []
     assert bench.give(SLOW) == [], "plans are ten minutes apart"
@@ -423,8 +424,44 @@ def test_a_switch_must_gain_more_than_it_costs() -> None:
     slow = Bench()
     slow.give(Begin())
     slow.form(60.0)
-    assert not slow.core.is_worth(1.1), "a tenth of ten minutes is what it cost to form"
-    assert slow.core.is_worth(1.12)
+    assert slow.core.is_worth(1.05), "all are ready before it: what forming took at first does not count"
+    assert slow.core.pause_s(58.0) == 60.0
+    assert not slow.core.is_worth(1.1, 58.0), "a tenth of ten minutes is what it costs"
+    assert slow.core.is_worth(1.12, 58.0)
+
+
+def test_what_is_loaded_in_the_switch_counts_when_all_have_made_ready() -> None:
+    bench = running()
+    bench.give(SLOW)
+    assert bench.give(Prepared(devices=(), gain=1.2, load_s=101.0)) == []
+    assert bench.pass_time(60) == []
+    assert (bench.core.fired["too dear"], bench.core.fired["stays"]) == (1, 1)
+    bench.pass_time(600)
+    bench.give(SLOW)
+    assert bench.give(Prepared(devices=(), gain=1.2, load_s=99.0)) == []
+    assert bench.pass_time(1) == [GOING_OVER, Reform(devices=("a", "b", "c"))]
+    assert bench.form(99.5) == [Note(text="the switch took 100.0 s")]
+    assert bench.core.fired["loads then"] == 1
+    assert bench.core.pause_s(0.0) == 1.0, "that is what the next switch takes, if nothing is to be loaded"
+
+
+def test_a_device_that_is_back_but_makes_too_little_faster_for_what_must_be_loaded_stands_by() -> None:
+    bench = running()
+    bench.give(Broken(device="b", text="its connection closed"))
+    bench.form()
+    bench.prepares = Prepared(devices=("b",), gain=1.1, load_s=60.0)
+    assert bench.pass_time(6.5) == [Note(text="device b is back, and stands by")]
+
+
+def test_the_shorter_the_switch_the_sooner_a_device_is_taken_in() -> None:
+    """One answer would take ten times as long as the switch, and is worth it; the other is waited for."""
+    for load_s, is_taken in ((0.0, True), (9.0, False)):
+        bench = running()
+        bench.give(Broken(device="b", text="its connection closed"))
+        bench.form(30.0)
+        bench.prepares = Prepared(devices=("b",), load_s=load_s)
+        bench.tick = Tick(left_s=30.0)
+        assert (Reform(devices=("a", "b", "c")) in bench.pass_time(8)) == is_taken
 
 
 def test_a_device_that_another_head_has_is_not_back() -> None:

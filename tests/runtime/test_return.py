@@ -1,5 +1,5 @@
-"""A device that comes back as a new process: it imports and loads beside the pipeline that works, and only
-then is taken in."""
+"""A device that comes back as a new process: it imports and loads beside the pipeline that works, as do the
+others what is new to them, and only then is it taken in."""
 
 from __future__ import annotations
 
@@ -44,3 +44,35 @@ def test_the_pipeline_that_works_is_given_up_when_the_device_is_ready_and_not_be
         for each in started:
             if each.process.poll() is None:
                 each.stop()
+
+
+def test_devices_that_stay_load_their_new_layers_beside_the_pipeline_too(folder: Path, reference: Reference) -> None:
+    """Three with layers 0-1, 2-4 and 5-7: without the first they run 0-3 and 4-7, so 4 is new to the second."""
+    expected = reference.generate(PROMPT, Sampling(), 20, frozenset())
+    started = [DaemonProcess(f"d{index}") for index in range(3)]
+    daemons = [LocalDaemon(name=each.name, port=int(each.address.rpartition(":")[2]), pid=0) for each in started]
+    plan, notes = plan_for(folder, daemons), []
+    devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
+    try:
+        with Head(plan, recovery=Recovery(replan=partial(replan, plan, devices), on_note=notes.append)) as head:
+            assert tokens_of(submit(head)) == expected
+            started[0].process.kill()
+            started[0].stop()
+            wait_until(lambda: head.is_formed and len(head.stages) == 2, "it goes on with two")
+            assert tokens_of(submit(head)) == expected
+            started.append(DaemonProcess("d0", f"--port={daemons[0].port}", is_warm=False))
+            while "device d0 is back" not in notes:
+                answer = submit(head)
+                assert tokens_of(answer) == expected
+                head.forget(answer.request)
+            assert tokens_of(submit(head)) == expected
+    finally:
+        for each in started:
+            if each.process.poll() is None:
+                each.stop()
+    for daemon in started[1:3]:
+        text = "".join(daemon.lines)
+        made, _, after = text.partition("made ready for another pipeline;")
+        assert made.count("ready: loaded weights") == 2, "at first, and after the loss"
+        assert "ready: kept weights" in after, "the switch found what was made ready"
+        assert "loaded weights" not in after

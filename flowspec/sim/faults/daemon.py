@@ -18,6 +18,7 @@ from flowspec.core.holding import (
     Caller,
     Compute,
     Deliver,
+    EndMakingReady,
     Failed,
     Gather,
     Greet,
@@ -28,9 +29,11 @@ from flowspec.core.holding import (
     LetGo,
     Loaded,
     Log,
+    MakeReady,
     Misbehaved,
     NextLost,
     NextSaid,
+    Room,
     Said,
     Send,
     SendOn,
@@ -41,6 +44,7 @@ from flowspec.core.holding import (
     Tick,
     Unsent,
     Worked,
+    room_for,
 )
 from flowspec.core.messages import Message
 from flowspec.core.slots import cache_size
@@ -95,6 +99,8 @@ class _Part:
 class SimDaemon:
     """Serves one pipeline after another. `layers_max` is how many layers fit, `load_s` what a layer takes to load.
 
+    While it serves `spare_layers` more fit.
+
     It has memory for `cache_slots` of all conversations, as it says; what needs more fails at once. `fired`
     counts the rules of its lives. Whatever is wrong with it is set from outside: what it would load
     `is_damaged`, memory `is_short` of what one conversation takes, it `is_doomed` to be killed over what it
@@ -115,6 +121,7 @@ class SimDaemon:
         cache_slots: int,
         load_s: float,
         queued_max: int,
+        spare_layers: int,
         daemons: Mapping[str, SimDaemon],
         tell: Callable[[str], None],
         is_honest: bool = True,
@@ -122,6 +129,7 @@ class SimDaemon:
         self.name = name
         self.layers_max = layers_max
         self.cache_slots = cache_slots
+        self.spare_layers = spare_layers
         self.is_up = True
         self.is_stopped = False
         self.is_stuck = False
@@ -153,6 +161,8 @@ class SimDaemon:
         self._part: _Part | None = None
         self._peers: dict[int, _Peer] = {}
         self._kept: tuple[int, int] | None = None
+        self._spare: tuple[int, int] | None = None
+        self._preparing = 0
 
     @property
     def rules(self) -> Counter[str]:
@@ -294,9 +304,15 @@ class SimDaemon:
             pong = Pong(queued=command.queued, done=command.done, memory_bytes=0, running_s=running_s, arrived=arrived)
             self._send(command.caller, Reset() if self.babbles else pong)
         elif isinstance(command, ShowReady):
-            self._send(command.caller, Ready(weight_bytes=1, memory_bytes=1, cache_slots=command.loaded.cache_slots))
+            slots, load_s = command.loaded.cache_slots, command.loaded.load_s
+            ready = Ready(weight_bytes=1, memory_bytes=1, cache_slots=slots, load_s=load_s)
+            self._send(command.caller, ready)
         elif isinstance(command, Take):
             self._take_hold(command)
+        elif isinstance(command, MakeReady):
+            self._make_ready(command)
+        elif isinstance(command, EndMakingReady):
+            self._preparing = 0
         elif isinstance(command, Compute):
             if self._part is not None and self._part.hold == command.hold:
                 self._compute(self._part, command.work)
@@ -353,7 +369,9 @@ class SimDaemon:
         elif count > self.layers_max:
             self._later(0.0, lambda: self._give(Failed(hold=hold, text=f"{count} layers do not fit here", is_part=True)))
         else:
-            self._later(KEPT_S if self._kept == span else self._load_s * count, lambda: self._loaded(hold, span))
+            self._preparing = 0
+            load_s = KEPT_S if self._has(span) else self._load_s * self._lacking(span)
+            self._later(load_s, lambda: self._loaded(hold, span))
         self._later(CHECK_S, lambda: self._check(hold))
 
     def _dial(self, hold: int, assign: Assign, incarnation: int) -> Connection:
@@ -382,21 +400,69 @@ class SimDaemon:
         found.send(self.name, Hello(name=self.name, version=__version__, role="stage"))
         return found
 
+    def _has(self, span: tuple[int, int]) -> bool:
+        """Whether these layers are in memory, as one slice."""
+        return span in (self._kept, self._spare)
+
+    def _lacking(self, span: tuple[int, int]) -> int:
+        """How many of these layers are not in memory."""
+        return len(set(range(*span)) - set(range(*(self._kept or (0, 0)))))
+
     def _loaded(self, hold: int, span: tuple[int, int]) -> None:
+        if self._may_load(hold, span):
+            self._kept, self._spare = span, None
+            self._give(Worked(hold=hold, result=self._result()))
+
+    def _may_load(self, hold: int, span: tuple[int, int]) -> bool:
+        """Whether loading comes to an end, and a good one."""
         if self.is_stuck:
-            return
-        if self.is_damaged and self._kept != span:
+            return False
+        if self.is_damaged and not self._has(span):
             self._give(Failed(hold=hold, text="a tensor differs from the head's"))
-            return
-        if self.is_doomed and self._kept != span:
+            return False
+        if self.is_doomed and not self._has(span):
             self._tell("is killed: out of memory")
             self.crash()
-            return
-        self._kept = span
-        vocabulary = self._language.vocabulary_size
+            return False
+        return True
+
+    def _result(self, load_s: float = 0.0) -> Loaded:
         slots = SHORT_SLOTS if self.is_short else self.cache_slots
-        loaded = Loaded(weight_bytes=1, cache_slots=slots, received_bytes=0, hidden_size=1, vocabulary_size=vocabulary, reused=False)
-        self._give(Worked(hold=hold, result=loaded))
+        return Loaded(
+            weight_bytes=1,
+            cache_slots=slots,
+            received_bytes=0,
+            hidden_size=1,
+            vocabulary_size=self._language.vocabulary_size,
+            reused=False,
+            load_s=load_s,
+        )
+
+    def _make_ready(self, command: MakeReady) -> None:
+        """Loads what it lacks of another slice beside the one that it runs, or only fetches it."""
+        assign, hold = command.assign, command.hold
+        span = assign.first_layer, assign.end_layer
+        self._preparing, self._spare = hold, None
+        own = 0 if self._kept is None else self._kept[1] - self._kept[0]
+        lacking = self._lacking(span)
+        kept = span[1] - span[0] - lacking
+        free = min(self.layers_max - own, self.spare_layers)
+        given_up = self.layers_max - kept - free  # what it does not keep, and the caches
+        room = room_for(new=lacking, cache=0, free=free, growth=0, given_up=given_up)
+        if room is Room.NONE or assign.dtype != "float32":
+            text = f"{assign.told} do not fit here"
+            self._later(0.0, lambda: self._give(Failed(hold=hold, text=text, is_part=True)))
+            return
+
+        def made() -> None:
+            if self._preparing != hold or not self._may_load(hold, span):
+                return
+            if room is Room.BESIDE:
+                self._spare = span
+            later_s = 0.0 if room is Room.BESIDE else self._load_s * lacking
+            self._give(Worked(hold=hold, result=self._result(later_s)))
+
+        self._later(self._load_s * lacking, made)
 
     def _check(self, hold: int) -> None:
         if self._core.number == hold:

@@ -155,6 +155,7 @@ class Play:
             cache_slots=schedule.cache_slots[name],
             load_s=schedule.load_s,
             queued_max=schedule.queued_max,
+            spare_layers=schedule.spare_layers,
             daemons=self.daemons,
             tell=lambda text: self._tell(name, text),
             is_honest=self._is_honest,

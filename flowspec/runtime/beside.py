@@ -1,0 +1,167 @@
+"""Makes ready for another pipeline beside the one that works: its slice is loaded in a thread of its own.
+
+Layers that stay are taken over, so only the others are loaded, at low priority: passes go on meanwhile. What was
+made ready is kept until the next Assign, which finds it by its digests. Where there is no memory for both slices
+all that is to be loaded is fetched, checked and read once, and it is told how long loading will take.
+
+Conversations come first: a cache that needs the memory takes it, and the slice is loaded later.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from flowspec.core.cluster_messages import Assign, Error
+from flowspec.core.holding import Loaded, Room
+from flowspec.core.weight_messages import WeightAnswer
+from flowspec.errors import ClusterError, NoRoomError
+from flowspec.plan.memory import mib
+from flowspec.runtime.heap import give_back
+from flowspec.runtime.weights.line import Asked, Line, LoadProgress
+
+if TYPE_CHECKING:
+    from flowspec.model.slice import Slice
+    from flowspec.runtime.compute import Machine
+    from flowspec.runtime.loading import Held
+
+log = logging.getLogger("flowspec.daemon")
+
+NICENESS = 10
+"""Of the thread that loads; passes have 0."""
+USUAL_RATE = 200e6
+"""Bytes of weights that are loaded in a second, as long as none were."""
+
+Tell = Callable[[int, Loaded | LoadProgress | Asked], None]
+Fail = Callable[[int, Assign, BaseException], None]
+
+
+class Beside:
+    """See the module. The poller begins, delivers and ends; the compute thread takes what is ready, and makes room.
+
+    `tell` and `fail` are told how it goes, with the number of the hold that it is for; they may be called in any
+    thread.
+    """
+
+    def __init__(self, machine: Machine, tell: Tell, fail: Fail) -> None:
+        self.rate = USUAL_RATE
+        """Bytes of weights that are loaded in a second, as was seen last."""
+        self._machine = machine
+        self._tell = tell
+        self._fail = fail
+        self._hold = 0
+        self._line = Line(lambda result: None)
+        self._thread: threading.Thread | None = None
+        self._spare: Held | None = None
+        self._taken_bytes = 0
+        self._is_crowded = False
+
+    def begin(self, hold: int, assign: Assign, serving: Held) -> None:
+        """Makes ready for `assign` beside the slice that is `serving`; what was being made ready before is given up."""
+        self.end(self._hold)
+        self._hold, before = hold, self._thread
+        line = self._line = Line(lambda result: self._tell(hold, result))
+        line.begin(hold)
+        thread = threading.Thread(target=self._run, args=(hold, assign, serving, line, before), name="beside", daemon=True)
+        self._thread = thread
+        thread.start()
+
+    def deliver(self, hold: int, answer: WeightAnswer | Error, data: bytes | memoryview) -> bool:
+        """An answer of the head's; whether it is for this."""
+        if hold == self._hold:
+            self._line.deliver(hold, answer, data)
+        return hold == self._hold
+
+    def end(self, hold: int) -> None:
+        """Goes on no longer; what is loaded stays."""
+        if hold == self._hold:
+            self._line.hang_up(hold)
+
+    def take(self) -> Held | None:
+        """What was made ready, if anything was. From here on nothing is."""
+        self.end(self._hold)
+        if self._thread is not None:
+            self._thread.join()
+        spare, self._spare, self._thread = self._spare, None, None
+        self._taken_bytes = 0
+        return spare
+
+    def make_room(self, part: Slice, slots: int) -> None:
+        """A cache of so many slots is opened: if all caches might need what was made ready, that is given up."""
+        if not self._taken_bytes or part.cache_bytes_max is None:
+            return
+        caches_bytes = part.opened_bytes + slots * part.slot_bytes
+        if caches_bytes + self._taken_bytes > part.cache_bytes_max:
+            log.info("conversations need the %s in which layers were made ready", mib(self._taken_bytes))
+            self._is_crowded, self._taken_bytes = True, 0
+            self.end(self._hold)
+            if self._thread is not None:
+                self._thread.join()
+            self._spare = None
+            give_back()
+
+    def _run(self, hold: int, assign: Assign, serving: Held, line: Line, before: threading.Thread | None) -> None:
+        if sys.platform == "linux":  # elsewhere it would be the whole process's
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        if before is not None:
+            before.join()
+        self._is_crowded, self._taken_bytes = False, 0
+        try:
+            self._tell(hold, self._make(assign, serving, line))
+        except BaseException as error:  # noqa: BLE001 - the top of a thread: who is told makes a line of it
+            self._taken_bytes = 0
+            self._fail(hold, assign, error)
+        finally:
+            give_back()
+
+    def _make(self, assign: Assign, serving: Held, line: Line) -> Loaded:
+        from flowspec.model.pieces import Span
+        from flowspec.runtime.loading import SliceLoad, room_beside
+
+        span = Span(first=assign.first_layer, end=assign.end_layer, count=assign.layer_count)
+        load = SliceLoad(assign, span, self._machine, line)
+        spare, self._spare = self._spare, None
+        found = load.find([serving] if spare is None else [serving, spare])
+        if found is not None:
+            if found is not serving:
+                both = serving.part.pieces.kept_for(span)
+                self._spare, self._taken_bytes = found, found.part.weight_bytes - both.weight_bytes
+            return _made(found.part)
+        del spare
+        kept, device = load.kept_of([serving]), serving.part.device
+        load.fetch()
+        need = load.need(kept, device)
+        room = room_beside(need, kept, serving.part, self._machine)
+        if room is Room.NONE:
+            what = f"layers {span.first} to {span.end - 1} need {mib(need.total_bytes)} beside what is kept of these"
+            raise NoRoomError(f"{what}, which this device does not have; give it fewer, or use a smaller --context")
+        load_s = need.weight_bytes / self.rate
+        if room is Room.AFTER:
+            log.info("no memory for %s beside the layers that run: they are loaded when those are done", mib(need.weight_bytes))
+            return _made(serving.part, received_bytes=load.stock(kept, device), load_s=load_s)
+        self._taken_bytes = need.weight_bytes
+        try:
+            self._spare, received_bytes = load.load(kept, device)
+        except ClusterError:
+            if not self._is_crowded:
+                raise
+            return _made(serving.part, load_s=load_s)
+        self.rate = load.rate
+        return _made(self._spare.part, received_bytes=received_bytes)
+
+
+def _made(part: Slice, *, received_bytes: int = 0, load_s: float = 0.0) -> Loaded:
+    """Caches are none of it: what there is for them is known when the slice is taken."""
+    return Loaded(
+        weight_bytes=part.weight_bytes,
+        cache_slots=0,
+        received_bytes=received_bytes,
+        hidden_size=part.config.hidden_size,
+        vocabulary_size=part.config.vocab_size,
+        reused=False,
+        load_s=load_s,
+    )
