@@ -79,8 +79,8 @@ class Assign:
 
     With `drafting` the daemon becomes a drafter instead: all layers of a small model, which answers `Expand` with `Proposed`.
 
-    With `is_beside` an earlier pipeline of the same head holds the daemon and goes on: it makes ready for this
-    one beside its work.
+    With `is_beside` an earlier pipeline of the same head holds the daemon and goes on: it makes ready for
+    this one beside its work.
     """
 
     model: str

@@ -764,7 +764,8 @@ class Forming:
         rehearsal = _Rehearsal(self._generation, makers, self._returning, now_s, now_s, planned.gain)
         self._rehearsal = rehearsal
         self._commands.append(Open(pipeline=rehearsal.number, parts=planned.parts, is_beside=True))
-        self._commands += [Dial(pipeline=rehearsal.number, device=part.device, role=CONTROL) for part in makers]
+        number = rehearsal.number
+        self._commands += [Dial(pipeline=number, device=part.device, role=CONTROL) for part in makers]
 
     def _heard_beside(self, rehearsal: _Rehearsal, event: _Heard, now_s: float) -> None:
         if isinstance(event, Said):

@@ -371,7 +371,7 @@ class Hold:
 
 @dataclass(slots=True)
 class Preparation:
-    """A later pipeline of the head that holds the daemon, for which it makes ready; last heard of at `heard_s`."""
+    """A later pipeline of the head that holds the daemon, for which it makes ready; heard of at `heard_s`."""
 
     number: int
     control: Caller

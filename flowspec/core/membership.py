@@ -29,7 +29,7 @@ carry out `Reform` (fence the old pipeline, plan, connect, load) and tell how it
   works, no more often than every `again_s`. If it is worth the switch, it is gone over to at the next moment
   without an answer, or after `calm_s` between two tokens.
 - Another pipeline is worth it if by its forecast it gains `GAIN_MIN`, and more until a next plan may be made
-  than the switch will take: as long as the last one did, or at first forming, but no more than `SWITCH_S`, and
+  than the switch will take: as long as the last one did (at first: as forming did, `SWITCH_S` at most), and
   what devices that had no memory for both must load then. That is known when all have made ready.
 - Where no pipeline can be formed of those that are there, they are let go of, and whoever returns may change that.
 

@@ -58,8 +58,8 @@ class Slice:
         store: RoundedStore | None = None,
         kept: Kept | None = None,
     ) -> Slice:
-        """Reads just this slice's tensors, of quantised matrices what `store` lacks; what is `kept` of another
-        slice is taken over.
+        """Reads just this slice's tensors, of quantised matrices what `store` lacks; what is `kept` of
+        another slice is taken over.
 
         Raises `InputError` when the model cannot be used or is incomplete.
         """

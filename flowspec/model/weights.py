@@ -129,7 +129,7 @@ def fill(
 ) -> None:
     """Gives every parameter its values, converted to `dtype`; with `packing`, matrices are packed as they come.
 
-    What `store` has of these is not read from the checkpoint, and modules that are `kept` stay without values.
+    What `store` has of these is not read from the checkpoint, and modules that are `kept` get no values.
     Raises `InputError` for a tensor that is missing or of another shape, or before anything is read for one
     that nothing uses, and for what cannot be packed.
     """

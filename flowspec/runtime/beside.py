@@ -1,8 +1,8 @@
 """Makes ready for another pipeline beside the one that works: its slice is loaded in a thread of its own.
 
-Layers that stay are taken over, so only the others are loaded, at low priority: passes go on meanwhile. What was
-made ready is kept until the next Assign, which finds it by its digests. Where there is no memory for both slices
-all that is to be loaded is fetched, checked and read once, and it is told how long loading will take.
+Layers that stay are taken over, so only the others are loaded, at low priority: passes go on meanwhile. What
+was made ready is kept until the next Assign, which finds it by its digests. Where there is no memory for both
+slices all that is to be loaded is fetched, checked and read once, and it is told how long loading will take.
 
 Conversations come first: a cache that needs the memory takes it, and the slice is loaded later.
 """
@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from flowspec.core.cluster_messages import Assign, Error
@@ -41,10 +42,10 @@ Fail = Callable[[int, Assign, BaseException], None]
 
 
 class Beside:
-    """See the module. The poller begins, delivers and ends; the compute thread takes what is ready, and makes room.
+    """See the module. The poller begins, delivers and ends; the compute thread takes, and makes room.
 
-    `tell` and `fail` are told how it goes, with the number of the hold that it is for; they may be called in any
-    thread.
+    `tell` and `fail` are told how it goes, with the number of the hold that it is for; they may be called in
+    any thread.
     """
 
     def __init__(self, machine: Machine, tell: Tell, fail: Fail) -> None:
@@ -61,12 +62,13 @@ class Beside:
         self._is_crowded = False
 
     def begin(self, hold: int, assign: Assign, serving: Held) -> None:
-        """Makes ready for `assign` beside the slice that is `serving`; what was being made ready before is given up."""
+        """Makes ready for `assign` beside the slice that is `serving`, and for nothing else any more."""
         self.end(self._hold)
         self._hold, before = hold, self._thread
         line = self._line = Line(lambda result: self._tell(hold, result))
         line.begin(hold)
-        thread = threading.Thread(target=self._run, args=(hold, assign, serving, line, before), name="beside", daemon=True)
+        work = partial(self._run, hold, assign, serving, line, before)
+        thread = threading.Thread(target=work, name="beside", daemon=True)
         self._thread = thread
         thread.start()
 
@@ -91,7 +93,7 @@ class Beside:
         return spare
 
     def make_room(self, part: Slice, slots: int) -> None:
-        """A cache of so many slots is opened: if all caches might need what was made ready, that is given up."""
+        """A cache of so many slots is opened: if caches might need its memory, what is ready is given up."""
         if not self._taken_bytes or part.cache_bytes_max is None:
             return
         caches_bytes = part.opened_bytes + slots * part.slot_bytes
@@ -104,7 +106,14 @@ class Beside:
             self._spare = None
             give_back()
 
-    def _run(self, hold: int, assign: Assign, serving: Held, line: Line, before: threading.Thread | None) -> None:
+    def _run(
+        self,
+        hold: int,
+        assign: Assign,
+        serving: Held,
+        line: Line,
+        before: threading.Thread | None,
+    ) -> None:
         if sys.platform == "linux":  # elsewhere it would be the whole process's
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         if before is not None:
@@ -133,15 +142,19 @@ class Beside:
             return _made(found.part)
         del spare
         kept, device = load.kept_of([serving]), serving.part.device
-        load.fetch()
-        need = load.need(kept, device)
-        room = room_beside(need, kept, serving.part, self._machine)
-        if room is Room.NONE:
-            what = f"layers {span.first} to {span.end - 1} need {mib(need.total_bytes)} beside what is kept of these"
-            raise NoRoomError(f"{what}, which this device does not have; give it fewer, or use a smaller --context")
+        for is_fetched in (False, True):  # only what fits is fetched, and more is known of it then
+            if is_fetched:
+                load.fetch()
+            need = load.need(kept, device)
+            room = room_beside(need, kept, serving.part, self._machine)
+            if room is Room.NONE:
+                layers, needed = f"layers {span.first} to {span.end - 1}", mib(need.total_bytes)
+                advice = "give this device fewer layers, or use a smaller --context"
+                raise NoRoomError(f"{layers} need {needed} beside what is kept, more than there is here; {advice}")
         load_s = need.weight_bytes / self.rate
         if room is Room.AFTER:
-            log.info("no memory for %s beside the layers that run: they are loaded when those are done", mib(need.weight_bytes))
+            text = "no memory for %s beside the layers that run: they are loaded when those are done"
+            log.info(text, mib(need.weight_bytes))
             return _made(serving.part, received_bytes=load.stock(kept, device), load_s=load_s)
         self._taken_bytes = need.weight_bytes
         try:

@@ -46,7 +46,8 @@ from flowspec.core.weight_messages import AskModel, AskNames, ModelOffer, NameLi
 
 LOADED = Loaded(weight_bytes=1, cache_slots=600, received_bytes=0, hidden_size=4, vocabulary_size=9, reused=False)
 WELCOME = Welcome(name="b", version="1", device="cpu", pid=1, memory_bytes=1, count=0)
-FIRST, SECOND, THIRD, OTHER = incarnation_of(7, 1), incarnation_of(7, 2), incarnation_of(7, 3), incarnation_of(8, 1)
+FIRST, SECOND, THIRD = (incarnation_of(7, generation) for generation in (1, 2, 3))
+OTHER = incarnation_of(8, 1)
 
 
 def assign(stages: int = 2, stage: int = 0) -> Assign:

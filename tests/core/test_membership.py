@@ -381,7 +381,8 @@ def test_a_better_plan_is_gone_over_to_between_two_answers_and_its_switch_is_tim
     assert bench.pass_time(30) == []
     assert bench.give(Tick()) == [GOING_OVER, Reform(devices=("a", "b", "c"))]
     bench.now_s += 1.5
-    assert bench.give(Formed(moved=("a", "b"))) == [Note(text="the switch took 1.5 s; other layers than before: a, b")]
+    text = "the switch took 1.5 s; other layers than before: a, b"
+    assert bench.give(Formed(moved=("a", "b"))) == [Note(text=text)]
     bench.tick = Tick()
     assert bench.pass_time(500) == []
     assert bench.give(SLOW) == [], "plans are ten minutes apart"

@@ -115,7 +115,7 @@ def is_right(bench: Bench, bounds: tuple[int, int]) -> bool:
     )
 
 
-def test_what_is_made_ready_is_there_when_it_is_assigned_and_until_then_the_other_one_runs(bench: Bench) -> None:
+def test_what_is_made_ready_is_there_when_it_is_assigned_and_the_other_runs_until_then(bench: Bench) -> None:
     bench.load(1, FIRST)
     before = bench.slice()
     made = bench.make_ready(2, NEXT)
@@ -130,7 +130,10 @@ def test_what_is_made_ready_is_there_when_it_is_assigned_and_until_then_the_othe
     assert is_right(bench, NEXT)
 
 
-def test_without_memory_for_both_it_is_checked_and_told_how_long_loading_takes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memory_for_both_it_is_checked_and_told_how_long_loading_takes(
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bench.load(1, FIRST)
     monkeypatch.setattr(loading, "room_beside", lambda *args: Room.AFTER)
     made = bench.make_ready(2, NEXT)
@@ -142,12 +145,18 @@ def test_without_memory_for_both_it_is_checked_and_told_how_long_loading_takes(b
     assert is_right(bench, NEXT)
 
 
-def test_what_fits_nowhere_is_refused_and_the_slice_that_runs_goes_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fits_nowhere_is_refused_and_the_slice_that_runs_goes_on(
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bench.load(1, FIRST)
     monkeypatch.setattr(loading, "room_beside", lambda *args: Room.NONE)
+    fetches: list[object] = []
+    monkeypatch.setattr(loading.SliceLoad, "fetch", fetches.append)
     made = bench.make_ready(2, NEXT)
     assert isinstance(made, Failed)
     assert str(made.error).startswith("layers 2 to 5 need")
+    assert fetches == [], "only what fits is fetched"
     assert is_right(bench, FIRST)
 
 
@@ -164,7 +173,7 @@ def test_conversations_that_need_the_memory_take_it(bench: Bench) -> None:
     assert is_right(bench, NEXT)
 
 
-def test_what_is_made_ready_for_nobody_any_more_ends_soon(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_made_ready_for_nobody_any_more_ends_soon(bench: Bench) -> None:
     bench.load(1, FIRST)
     bench.compute.make_ready(2, bench.assign(NEXT, is_beside=True))
     bench.compute.end_making_ready(2)
@@ -175,7 +184,10 @@ def test_what_is_made_ready_for_nobody_any_more_ends_soon(bench: Bench, monkeypa
     assert bench.load(4, NEXT).reused
 
 
-def test_memory_that_is_left_is_for_layers_and_for_caches_that_are_open(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_left_is_for_layers_and_for_caches_that_are_open(
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bench.load(1, FIRST)
     part, free_bytes = bench.slice(), 1 << 20
 

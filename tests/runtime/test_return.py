@@ -46,8 +46,8 @@ def test_the_pipeline_that_works_is_given_up_when_the_device_is_ready_and_not_be
                 each.stop()
 
 
-def test_devices_that_stay_load_their_new_layers_beside_the_pipeline_too(folder: Path, reference: Reference) -> None:
-    """Three with layers 0-1, 2-4 and 5-7: without the first they run 0-3 and 4-7, so 4 is new to the second."""
+def test_devices_that_stay_load_their_new_layers_beside_it_too(folder: Path, reference: Reference) -> None:
+    """Three with layers 0-1, 2-4 and 5-7: without the first they run 0-3 and 4-7; then 4 is new to one."""
     expected = reference.generate(PROMPT, Sampling(), 20, frozenset())
     started = [DaemonProcess(f"d{index}") for index in range(3)]
     daemons = [LocalDaemon(name=each.name, port=int(each.address.rpartition(":")[2]), pid=0) for each in started]

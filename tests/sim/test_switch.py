@@ -62,7 +62,8 @@ class Switching(Play):
         if self.clock.now_s >= LAST_S:
             self._waiting -= 1
             return
-        again: Submit = replace(submit, sampling=replace(submit.sampling, seed=submit.sampling.seed + 1), answered=())
+        sampling = replace(submit.sampling, seed=submit.sampling.seed + 1)
+        again: Submit = replace(submit, sampling=sampling, answered=())
         self.cluster.at(self.clock.now_s, again)
 
     def notes(self) -> list[str]:
@@ -81,7 +82,7 @@ def switch_s(run: Switching) -> float:
 
 
 @pytest.mark.parametrize("heat", [1.0, 2.0], ids=["a device is back", "a device is hot"])
-def test_new_layers_are_loaded_beside_the_pipeline_that_works_where_there_is_memory_for_both(heat: float) -> None:
+def test_new_layers_are_loaded_beside_the_pipeline_where_there_is_memory_for_both(heat: float) -> None:
     run = Switching(24, heat)
     run.run()
     assert switch_s(run) < 0.2
