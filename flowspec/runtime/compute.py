@@ -26,6 +26,7 @@ from flowspec.core.holding import Loaded
 from flowspec.core.messages import Expand, Proposed, Release
 from flowspec.core.slots import slots_in
 from flowspec.errors import FlowSpecError, NoRoomError, UnexpectedError, first_line
+from flowspec.memory_claims import MemoryClaims
 from flowspec.model.device_errors import is_gpu_lost, is_out_of_memory
 from flowspec.model.trials import run_trial
 from flowspec.plan.profile import DeviceProfile
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from flowspec.draft.language import LanguageModelDrafter
     from flowspec.model.pieces import Span
     from flowspec.model.slice import Slice
+    from flowspec.plan.memory import SliceMemory
     from flowspec.runtime.weights.content import Content
 
 log = logging.getLogger("flowspec.daemon")
@@ -105,6 +107,8 @@ class ComputeThread:
         self._work: queue.SimpleQueue[tuple[int, Work] | None] = queue.SimpleQueue()
         self._hold = 0
         self._failed_hold = -1
+        self.claims = MemoryClaims()
+        """What this daemon was promised of the machine's memory; the poller joins, eases and leaves it."""
         self.line = Line(self._tell)
         self._slice: Slice | None = None
         self._drafter: LanguageModelDrafter | None = None
@@ -250,7 +254,11 @@ class ComputeThread:
         from flowspec.runtime.weights.from_hub import HubFetcher
         from flowspec.runtime.weights.rounded import ready_weights
 
-        store, limit_bytes = self._store(), self.machine.memory_bytes
+        def check(need: SliceMemory, device: torch.device) -> int:
+            limit_bytes, sharers = self.machine.memory_bytes, self.machine.sharers
+            return check_memory(need, span, assign, device, limit_bytes, self.claims, sharers)
+
+        store = self._store()
         fetcher = None
         if self.machine.uses_hub and store is not None:
             fetcher = HubFetcher(assign.model, self.line, self.machine.cache_bytes)
@@ -262,7 +270,7 @@ class ComputeThread:
             self._slice.close_all()
             free_cycles()
             need = kept_memory(self._slice.config, span, assign)
-            self._take_on(self._slice, assign, check_memory(need, span, assign, self._slice.device, limit_bytes, self.machine.sharers))
+            self._take_on(self._slice, assign, check(need, self._slice.device))
             return _loaded(self._slice, reused=True)
         self._forget()
         free_cycles()
@@ -271,11 +279,11 @@ class ComputeThread:
         device = pick_device(self.machine.device)
         self._try_kernels(assign.dtype, str(device))
         need = slice_memory(files, span, assign.dtype, assign.context, device)
-        cache_bytes_max = check_memory(need, span, assign, device, limit_bytes, self.machine.sharers)
+        cache_bytes_max = check(need, device)
         if isinstance(files, HubModel):
             fetch_missing(files, span, assign.dtype, fetcher)
             need = slice_memory(files, span, assign.dtype, assign.context, device)  # all names are known now
-            cache_bytes_max = check_memory(need, span, assign, device, limit_bytes, self.machine.sharers)
+            cache_bytes_max = check(need, device)
         weights = slice_weights(files, span, assign.dtype, device)
         try:
             with ready_weights(files, weights, assign.dtype, store, self.line) as (received_bytes, rounded):
