@@ -72,3 +72,18 @@ def test_version_2_beside_version_1(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "max", "-5", "x" * 100, "²"])
 def test_what_is_no_number_is_no_limit(tmp_path: Path, content: str) -> None:
     assert host_memory(root(tmp_path, "0::/a\nnonsense\n", group("a", content, 5, version=2))) == MACHINE
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_others_were_promised_counts_in_their_groups_and_in_all(tmp_path: Path, version: int) -> None:
+    own, theirs = ("4:memory:/a/b\n", "4:memory:/a/c\n") if version == 1 else ("0::/a/b\n", "0::/a/c\n")
+    files = {**group("a/b", 400 * MIB, 0, version=version), **group("a", 1000 * MIB, 0, version=version)}
+    place = root(tmp_path, own, files)
+    for process, groups in ((17, own), (18, theirs)):
+        (place / f"proc/{process}").mkdir()
+        (place / f"proc/{process}/cgroup").write_text(groups)
+    assert host_memory(place, {17: 100 * MIB}).available == 300 * MIB, "it shares our own limit"
+    assert host_memory(place, {18: 500 * MIB}).available == 400 * MIB, "only the one above"
+    assert host_memory(place, {18: 700 * MIB}).available == 300 * MIB
+    assert host_memory(place, {19: 5900 * MIB}).available == 100 * MIB, "the machine's"
+    assert host_memory(place, {19: 9000 * MIB}).available == 0

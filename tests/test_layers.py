@@ -19,7 +19,7 @@ LAYERS = [
     {"watch"},
     {"draft", "model", "plan", "wire"},
     {"core"},
-    {"checking"},
+    {"checking", "memory_claims"},
     {"tree", "noise", "errors", "interruption", "host_memory", "folders", "child_process"},
 ]
 DEPTHS = {package: depth for depth, packages in enumerate(LAYERS) for package in packages}

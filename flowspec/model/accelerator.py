@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import platform
 import warnings
+from collections.abc import Mapping
 from typing import Protocol
 
 import psutil
 import torch
 
 from flowspec.errors import InputError, first_line
-from flowspec.host_memory import host_memory
+from flowspec.host_memory import NOTHING, host_memory
 
 Capability = tuple[int, int]
 Facts = dict[str, str | int | bool | list[str]]
@@ -59,8 +60,11 @@ class Accelerator(Protocol):
     def total_bytes(self) -> int:
         """All of its memory."""
 
-    def free_bytes(self) -> int:
-        """What is to be had of it now; what torch keeps for later counts as free."""
+    def free_bytes(self, promised: Mapping[int, int] = NOTHING) -> int:
+        """What is to be had of it now; what torch keeps for later counts as free.
+
+        Where it is the processor's memory, less what is `promised` to other processes (`memory_claims.py`).
+        """
 
     def taken_bytes(self) -> int:
         """What this process uses of it now."""
@@ -143,8 +147,8 @@ class CpuAccelerator:
     def total_bytes(self) -> int:
         return host_memory().total
 
-    def free_bytes(self) -> int:
-        return host_memory().available
+    def free_bytes(self, promised: Mapping[int, int] = NOTHING) -> int:
+        return host_memory(promised=promised).available
 
     def taken_bytes(self) -> int:
         return int(psutil.Process().memory_info().rss)
@@ -215,7 +219,7 @@ class CudaAccelerator:
     def total_bytes(self) -> int:
         return int(torch.cuda.mem_get_info(self.device)[1])
 
-    def free_bytes(self) -> int:
+    def free_bytes(self, promised: Mapping[int, int] = NOTHING) -> int:
         """Where memory is the processor's, too, what the system says: CUDA counts files in memory as taken.
 
         A slice's weights are read from such files, so that on a Jetson hardly anything would seem to be free.
@@ -223,7 +227,7 @@ class CudaAccelerator:
         free, total = torch.cuda.mem_get_info(self.device)
         kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         if self.shares_memory:
-            free = min(total, max(free, host_memory().available))
+            free = min(total, max(free, host_memory(promised=promised).available))
         return int(free + kept)
 
     def taken_bytes(self) -> int:

@@ -21,6 +21,7 @@ from flowspec.core.cluster_messages import Assign, Error
 from flowspec.core.holding import Loaded, Room
 from flowspec.core.weight_messages import WeightAnswer
 from flowspec.errors import ClusterError, NoRoomError
+from flowspec.memory_claims import MemoryClaims
 from flowspec.plan.memory import mib
 from flowspec.runtime.heap import give_back
 from flowspec.runtime.weights.line import Asked, Line, LoadProgress
@@ -48,10 +49,11 @@ class Beside:
     any thread.
     """
 
-    def __init__(self, machine: Machine, tell: Tell, fail: Fail) -> None:
+    def __init__(self, machine: Machine, tell: Tell, fail: Fail, claims: MemoryClaims) -> None:
         self.rate = USUAL_RATE
         """Bytes of weights that are loaded in a second, as was seen last."""
         self._machine = machine
+        self._claims = claims
         self._tell = tell
         self._fail = fail
         self._hold = 0
@@ -132,7 +134,7 @@ class Beside:
         from flowspec.runtime.loading import SliceLoad, room_beside
 
         span = Span(first=assign.first_layer, end=assign.end_layer, count=assign.layer_count)
-        load = SliceLoad(assign, span, self._machine, line)
+        load = SliceLoad(assign, span, self._machine, line, self._claims)
         spare, self._spare = self._spare, None
         found = load.find([serving] if spare is None else [serving, spare])
         if found is not None:

@@ -28,6 +28,7 @@ from flowspec.core.messages import Expand, Proposed, Release
 from flowspec.core.slots import slots_in
 from flowspec.core.weight_messages import WeightAnswer
 from flowspec.errors import ClusterError, FlowSpecError, NoRoomError, UnexpectedError, first_line
+from flowspec.memory_claims import MemoryClaims
 from flowspec.model.device_errors import is_gpu_lost, is_out_of_memory
 from flowspec.model.trials import run_trial
 from flowspec.plan.profile import DeviceProfile
@@ -107,8 +108,10 @@ class ComputeThread:
         self._work: queue.SimpleQueue[tuple[int, Work] | None] = queue.SimpleQueue()
         self._hold = 0
         self._failed_hold = -1
+        self.claims = MemoryClaims()
+        """What this daemon was promised of the machine's memory; the poller joins, eases and leaves it."""
         self.line = Line(self._tell)
-        self._beside = Beside(machine, self._tell_of, self._fail_beside)
+        self._beside = Beside(machine, self._tell_of, self._fail_beside, self.claims)
         self._held: Held | None = None
         self._drafter: LanguageModelDrafter | None = None
         self._has_imports = False
@@ -270,7 +273,7 @@ class ComputeThread:
         from flowspec.runtime.loading import SliceLoad, check_memory, kept_memory
         from flowspec.runtime.torch_device import pick_device, use_threads
 
-        load = SliceLoad(assign, span, self.machine, self.line)
+        load = SliceLoad(assign, span, self.machine, self.line, self.claims)
         held = [each for each in (self._held, self._beside.take()) if each is not None]
         if (found := load.find(held)) is not None:
             part = found.part
@@ -278,8 +281,8 @@ class ComputeThread:
             held.clear()
             part.close_all()
             free_cycles()
-            need, machine = kept_memory(part.config, span, assign), self.machine
-            room_bytes = check_memory(need, span, assign, part.device, machine.memory_bytes, machine.sharers)
+            need, machine, claims = kept_memory(part.config, span, assign), self.machine, self.claims
+            room_bytes = check_memory(need, span, assign, part.device, machine.memory_bytes, claims, machine.sharers)
             self._take_on(part, assign, room_bytes)
             return _loaded(part, reused=True)
         kept = load.kept_of(held)

@@ -143,6 +143,7 @@ class Daemon:
         sources = [*self._port.sources, self._wake.read_fd]
         for source in sources if self._lifeline_fd is None else [*sources, self._lifeline_fd]:
             self._poller.register(source, zmq.POLLIN)
+        self._compute.claims.join()
         try:
             while not self._stopping:
                 self._turn()
@@ -150,6 +151,7 @@ class Daemon:
             self._give(Stopping(reason=self._stopping or "error"), time.monotonic())
             self._compute.stop(timeouts.COMPUTE_STOP_S)
             self._thermometer.stop()
+            self._compute.claims.leave()
             self._context.destroy(linger=200)
             log.info("%s stopped (%s)", self.name, self._stopping or "error")
         if self._broken is not None:
@@ -389,6 +391,7 @@ class Daemon:
         self._compute.line.hang_up(command.hold)
         for request in command.requests:
             self._compute.post(command.hold, CloseCache(request=request))
+        self._compute.claims.promise(sure=0, most=0)  # the layers stay, and nothing is cached
         self._peers.kept_incarnation = None
         if self._next is not None:
             self._next.close()

@@ -18,6 +18,7 @@ from flowspec.core.cluster_messages import Assign
 from flowspec.core.holding import Room, room_for
 from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import ClusterError, FlowSpecError, InputError, NoRoomError
+from flowspec.memory_claims import MemoryClaims
 from flowspec.model.accelerator import accelerator_of
 from flowspec.model.files import ModelFiles, is_gguf
 from flowspec.model.kernels import packing_of
@@ -80,13 +81,14 @@ class SliceLoad:
     The `line` goes to the head that assigns it.
     """
 
-    def __init__(self, assign: Assign, span: Span, machine: Machine, line: Line) -> None:
+    def __init__(self, assign: Assign, span: Span, machine: Machine, line: Line, claims: MemoryClaims) -> None:
         self.rate = 0.0
         """Bytes of weights in a second, once something was loaded."""
         self._assign = assign
         self._span = span
         self._machine = machine
         self._line = line
+        self._claims = claims
         store = None if machine.cache_bytes == 0 else WeightStore(machine.cache_dir, machine.cache_bytes)
         fetcher = None
         if machine.uses_hub and store is not None:
@@ -126,7 +128,8 @@ class SliceLoad:
     def check(self, kept: Kept | None, device: torch.device) -> int:
         """`check_memory` for it."""
         machine, need = self._machine, self.need(kept, device)
-        return check_memory(need, self._span, self._assign, device, machine.memory_bytes, machine.sharers)
+        limit_bytes, sharers = machine.memory_bytes, machine.sharers
+        return check_memory(need, self._span, self._assign, device, limit_bytes, self._claims, sharers)
 
     def load(self, kept: Kept | None, device: torch.device) -> tuple[Held, int]:
         """The slice, what is `kept` taken over, and how many bytes of it the head sent."""
@@ -362,23 +365,38 @@ def check_memory(
     assign: Assign,
     device: torch.device,
     limit_bytes: int | None,
+    claims: MemoryClaims,
     sharers: int = 1,
 ) -> int:
     """Refuses a slice that does not fit, before anything of it is loaded. Returns the bytes that are left for
     the caches of all requests.
 
-    With several `sharers` of this memory these are its part of it, and at least those of one conversation.
+    What other daemons of this machine are sure to need is theirs. Of what is left each of the `sharers`, or
+    of the daemons that are here if they are more, gets its part for caches, as far as nobody else was
+    promised it, and at least what one conversation takes.
     """
     here = accelerator_of(device)
     here.give_back()
-    have = here.free_bytes()
-    if limit_bytes is not None:
-        have = min(have, limit_bytes - here.taken_bytes())
-    if need.total_bytes > have:
-        smaller = "give this device fewer layers" if assign.drafting is None else "give this device a smaller drafter"
-        raise NoRoomError(
-            f"layers {span.first} to {span.end - 1} need {mib(need.total_bytes)} (weights {mib(need.weight_bytes)}, "
-            f"cache {mib(need.cache_bytes)} for {assign.context} tokens), but {mib(max(0, have))} are free here; "
-            f"{smaller}, or use a smaller --context or --dtype"
-        )
-    return have - need.weight_bytes if sharers == 1 else max(need.cache_bytes, have // sharers - need.weight_bytes)
+    with claims.deciding():
+        others = claims.untouched("sure")
+        free_bytes, rest_bytes = here.free_bytes(others), here.free_bytes(claims.untouched("most"))
+        allowed_bytes = None if limit_bytes is None else limit_bytes - here.taken_bytes()
+        have = free_bytes if allowed_bytes is None else min(free_bytes, allowed_bytes)
+        if need.total_bytes > have:
+            smaller = "fewer layers" if assign.drafting is None else "a smaller drafter"
+            taken_bytes = sum(others.values())
+            theirs = f" beside {mib(taken_bytes)} that other daemons here still need" if taken_bytes else ""
+            raise NoRoomError(
+                f"layers {span.first} to {span.end - 1} need {mib(need.total_bytes)} "
+                f"(weights {mib(need.weight_bytes)}, "
+                f"cache {mib(need.cache_bytes)} for {assign.context} tokens), "
+                f"but {mib(max(0, have))} are free here{theirs}; "
+                f"give this device {smaller}, or use a smaller --context or --dtype"
+            )
+        part = min(rest_bytes, free_bytes // max(sharers, 1 + len(others)))
+        if allowed_bytes is not None:
+            part = min(part, allowed_bytes)
+        most = max(need.total_bytes, part)
+        if here.is_cpu:
+            claims.promise(sure=need.total_bytes, most=most)
+    return most - need.weight_bytes

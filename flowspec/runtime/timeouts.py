@@ -52,6 +52,9 @@ WAIT_FOR_DEVICES_S = 120.0
 HEARTBEAT_S = 2.0
 HEARTBEAT_TIMEOUT_S = 6.0
 """ZeroMQ's own heartbeats: they notice a cable that was pulled."""
+UNACKNOWLEDGED_S = 20.0
+"""How long nothing of what was sent on a connection without heartbeats may be acknowledged before the system
+closes it: what lies before it in the queue of a slow link takes its time."""
 COMPUTE_STOP_S = 1.5
 """How long a stopping daemon waits for the layers that run."""
 STOP_S = 4.0

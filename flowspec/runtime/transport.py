@@ -51,6 +51,15 @@ def _keep_pulse(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(timeouts.HEARTBEAT_TIMEOUT_S * 1000))
 
 
+def _close_unacknowledged(socket: zmq.Socket[bytes]) -> None:
+    """Has the system close a connection of which nothing that was sent has been acknowledged for long.
+
+    For connections that carry long messages. On a slow link acknowledgements come slowly; where large frames
+    get lost, or all of them, none come.
+    """
+    socket.setsockopt(zmq.TCP_MAXRT, int(timeouts.UNACKNOWLEDGED_S * 1000))
+
+
 def split_address(address: str) -> tuple[str, int]:
     """`host:port` (IPv6 hosts in brackets) as its two halves; raises `InputError` when it is not one."""
     host, _, port = address.rpartition(":")
@@ -149,6 +158,8 @@ def dealer(
     socket.setsockopt(zmq.SNDHWM, queued_max)
     if has_pulse:
         _keep_pulse(socket)
+    else:
+        _close_unacknowledged(socket)
     try:
         if keys is not None:
             keys.dial(socket, device)

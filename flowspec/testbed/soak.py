@@ -44,7 +44,7 @@ from flowspec.runtime.stages import Stage
 from flowspec.testbed.command import Parser, Step, progress, run_command, show, whole
 from flowspec.testbed.exactness import STOPPED, Case, compare
 from flowspec.testbed.outcome import WRONG
-from flowspec.testbed.survive import cluster_of
+from flowspec.testbed.rigs import cluster_of
 from flowspec.testbed.weights_check import Device as Daemon
 
 FAULTS = ("kill", "stop")

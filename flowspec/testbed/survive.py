@@ -1,189 +1,157 @@
-"""Real daemons that are killed, stopped or cut off in the middle of an answer: `python -m flowspec.testbed.survive`.
+"""Real daemons that are disturbed in the middle of an answer: `python -m flowspec.testbed.survive`.
 
-Four stages answer one prompt, undisturbed and then once for each fault and moment; the text must be the same every time.
+Four stages answer one prompt, undisturbed and then once for each fault and moment; the tokens must be the
+same every time.
 
 - `kill`: `kill -9` of one stage's process; spare ones take part in the next run.
 - `stop`: SIGSTOP, and SIGCONT when the answer is there: the process returns with its old state, and is fenced.
-- `drafter`: `kill -9` of the process of one of two drafters, which have daemons of their own; nothing is to be recovered from then.
-- `sever`: the link of one stage goes down and up again, each daemon being in a network namespace (`launch/netns`; for root).
+- `drafter`: `kill -9` of one of two drafters, which have daemons of their own; answers go on without it.
+- `suspend`: SIGSTOP of the head itself for 20 seconds.
 
-A run's pause is told by what it was spent on: until the loss was noticed, until another pipeline was loaded, until what was known had been
-computed again and the next token came.
+With each daemon in a network namespace (`launch/netns`; for root):
+
+- `sever`: the link of one stage goes down and up again.
+- `loss`: `kill -9` of one stage's daemon, which is started again after the answer.
+- `return`: such a daemon is started again while answers go on without it: what taking it in costs.
+- `slow`: all links carry 100 kbit/s in each direction.
+- `oneway`: what one stage sends to the next is lost; what the next sends to it arrives.
+- `frames`: no frame of more than 1,000 bytes gets from one stage to the next, and nobody says so: a path MTU
+  that is not what it seems. Small ones do, the other direction is whole, and all other links are.
+- `mtu`: one stage sends no such frame to anybody.
+
+In these three a note must name the link, and its far end must be lost, or the near end of `mtu`.
+
+With each daemon in a control group for memory (version 1 or 2; for root):
+
+- `memory`, `drafter-memory`: memory is taken from a stage, or a drafter, until the kernel ends its daemon.
+
+A run's pause is told by what it was spent on (`pauses.py`).
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from statistics import mean
+from typing import Any
 
 from flowspec.core.messages import Sampling
 from flowspec.errors import FlowSpecError, InputError
-from flowspec.model.files import BUNDLED, ModelFiles, canonical_name
+from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.reference import Reference
-from flowspec.model.support import context_max
 from flowspec.model.text import Tokenizer
-from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
-from flowspec.runtime.cluster import Device, pick_context, read_cluster, split_layers
-from flowspec.runtime.decoding import Decoding
-from flowspec.runtime.local import LocalCluster
-from flowspec.runtime.session import Cluster, Limits, Session, Survival
-from flowspec.testbed.command import Parser, run_command, whole
+from flowspec.runtime.session import Limits, Survival
+from flowspec.testbed.command import Parser, run_command, show, whole
 from flowspec.testbed.exactness import compare
 from flowspec.testbed.outcome import WRONG
+from flowspec.testbed.pauses import DRAFTER, LOST, PauseWatch, parts_of
+from flowspec.testbed.rigs import FAULTS, STAGES, Rig, rig_of
 
-FAULTS = ("kill", "stop", "drafter", "sever")
-STAGES = 4
-DRAFTERS = ("draft", "draft-math")
 PROMPT = "Tell me a story about a lighthouse, and then explain how a lighthouse works."
-NETNS = Path(__file__).parents[2] / "launch" / "netns"
+LASTS_S = 180.0
+"""For how long answers are asked for until a fault has shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One disturbed answer. `verdict` is that of `exactness.compare`; seconds are counted from the fault."""
+    """One disturbed answer, or several. `verdict` is that of `exactness.compare`, the worst of all answers.
+
+    Seconds are those of `pauses.Parts`; `after_s` is from the fault to the first loss of a pipeline. `wrong`
+    says what is wrong with how the fault ended, if anything is.
+    """
 
     fault: str
     moment: int
     victim: str
     verdict: str
+    answers: int
     recoveries: int
     noticed_s: float
-    load_s: float
-    prefill_s: float
+    reached_s: float
+    loaded_s: float
+    ready_s: float
+    token_s: float
     pause_s: float
+    longest_s: float
+    after_s: float
+    notes: tuple[str, ...]
+    wrong: str = ""
 
 
-@dataclass(slots=True)
-class Rig:
-    """Devices to disturb, and how: `hit` and `heal` take a target's number and what is known of it."""
-
-    cluster: Cluster
-    hit: Callable[[Session, int], None]
-    heal: Callable[[Session, int], None]
-    decoding: Decoding = field(default_factory=Decoding)
-
-    def target(self, number: int) -> Device:
-        """Whom a fault strikes: a stage's device, or a drafter's where some have devices of their own."""
-        targets = self.cluster.drafter_devices or self.cluster.devices
-        return targets[number % len(targets)]
-
-
-def cluster_of(files: ModelFiles, devices: Sequence[Device]) -> Cluster:
-    """These devices for this model, in float32, with their layers shared out evenly."""
-    config = files.config()
-    plan = ClusterPlan(
-        model=canonical_name(files.model),
-        fingerprint=files.fingerprint(),
-        dtype="float32",
-        context=pick_context(None, context_max(config)),
-        stages=tuple(split_layers(devices, config.num_hidden_layers, None)),
-    )
-    return Cluster(files=files, config=config, plan=plan, is_local=True, devices=tuple(devices))
-
-
-@contextlib.contextmanager
-def local_rig(files: ModelFiles, fault: str, spares: int) -> Iterator[Rig]:
-    """Local daemons; the dead are replaced by spare ones from run to run."""
-    drafters = len(DRAFTERS) if fault == "drafter" else 0
-    if drafters and files.model != BUNDLED:
-        raise InputError(f"--faults drafter: expected the bundled model, for which there are drafters, got {files.model!r}")
-    count = STAGES + drafters + (0 if fault == "stop" else spares)
-    with LocalCluster(count, family=files.raw_config()["model_type"], log_level="CRITICAL") as local:
-        devices = [Device(name=daemon.name, address=daemon.address) for daemon in local.wait()]
-        left = devices[STAGES if drafters else 0 :]
-        pids = {daemon.name: daemon.pid for daemon in local.wait()}
-
-        def cluster() -> Cluster:
-            if drafters:
-                return replace(cluster_of(files, devices[:STAGES]), drafter_devices=tuple(left[:drafters]))
-            return cluster_of(files, left[:STAGES])
-
-        def hit(session: Session, number: int) -> None:
-            os.kill(pids[rig.target(number).name], signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
-
-        def heal(session: Session, number: int) -> None:
-            if fault == "stop":
-                os.kill(pids[rig.target(number).name], signal.SIGCONT)
-            else:
-                left.remove(rig.target(number))
-                if len(left) >= (drafters or STAGES):
-                    rig.cluster = cluster()
-
-        rig = Rig(cluster(), hit, heal, Decoding(drafters=DRAFTERS) if drafters else Decoding())
-        yield rig
-
-
-@contextlib.contextmanager
-def netns_rig(files: ModelFiles) -> Iterator[Rig]:
-    """Daemons in network namespaces, whose links go down and up."""
-    if os.geteuid() != 0:
-        raise InputError("--faults sever: expected root, for network namespaces; run it with sudo, or choose kill,stop")
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "cluster.toml"
-        here = {**os.environ, "FLOWSPEC_VENV": sys.prefix}  # the daemons are this installation's
-        if subprocess.run([str(NETNS), "up", "--devices", str(STAGES), "--file", str(file)], env=here, check=False).returncode:
-            raise InputError("launch/netns did not start the daemons; see what it says above")
-
-        def link(stage: int, state: str) -> None:
-            subprocess.run(["ip", "link", "set", f"flowspec-v{stage}", state], check=True)
-
-        try:
-            devices = read_cluster(file)
-            yield Rig(cluster_of(files, devices), lambda session, stage: link(stage, "down"), lambda session, stage: link(stage, "up"))
-        finally:
-            subprocess.run([str(NETNS), "down"], check=False)
+SECONDS = ("noticed", "reached", "loaded", "ready", "token", "pause", "longest")
 
 
 def run_once(
-    rig: Rig, fault: str, prompt: Sequence[int], limits: Limits, moment: int, stage: int, judge: Callable[[list[int]], str]
+    rig: Rig,
+    fault: str,
+    prompt: Sequence[int],
+    limits: Limits,
+    moment: int,
+    stage: int,
+    judge: Callable[[list[int]], str],
 ) -> Run:
-    """One answer with a fault after `moment` of its tokens."""
-    notes: list[float] = []
-    survival = Survival(on_note=lambda text: notes.append(time.monotonic()), wait_s=timeouts.WAIT_FOR_DEVICES_S)
+    """One answer with a fault after `moment` of its tokens; where the rig wants that, answers until the fault
+    has shown."""
+    notes: list[str] = []
+    survival = Survival(on_note=notes.append, wait_s=timeouts.WAIT_FOR_DEVICES_S)
     victim = rig.target(stage).name
-    with rig.cluster.session(rig.decoding, lambda text, share: None, survival=survival) as session:
-        hit_s = after_s = None
-        found: list[int] = []
-        answer = session.submit(prompt, Sampling(), limits, request=session.head.new_request())
-        if moment == 0:
-            hit_s = time.monotonic()
+    verdicts: list[str] = []
+    hit_s: float | None = None
+    with (
+        rig.cluster.session(rig.decoding, lambda text, share: None, survival=survival) as session,
+        PauseWatch(rig.logs) as watch,
+    ):
+        rig.prepare(session, stage)
+        session.head.observe(watch.observe)
+
+        def strike() -> float:
+            begun_s = time.monotonic()
             rig.hit(session, stage)
+            return time.monotonic() if fault == "suspend" else begun_s
+
         try:
-            for batch in answer:
-                if hit_s is not None and after_s is None and notes:
-                    after_s = batch.at_s
-                found += batch.tokens
-                if hit_s is None and len(found) >= moment:
-                    hit_s = time.monotonic()
-                    rig.hit(session, stage)
+            while not verdicts or (rig.until and not watch.is_over(rig.until, hit_s)):
+                if hit_s is not None and time.monotonic() > hit_s + LASTS_S:
+                    text = f"{fault} of {victim}: nothing came of it within {LASTS_S:.0f} s"
+                    raise FlowSpecError(f"{text}; the notes: {'; '.join(notes) or 'none'}")
+                found: list[int] = []
+                answer = session.submit(prompt, Sampling(), limits, request=session.head.new_request())
+                if hit_s is None and not moment:
+                    hit_s = strike()
+                for batch in answer:
+                    watch.token(batch.at_s)
+                    found += batch.tokens
+                    if hit_s is None and len(found) >= moment:
+                        hit_s = strike()
+                assert hit_s is not None
+                verdicts.append(judge(found))
+                session.head.forget(answer.request)
         finally:
             rig.heal(session, stage)
-        assert answer.end is not None
-        assert hit_s is not None
-        statistics = answer.end.statistics
-        return Run(
-            fault=fault,
-            moment=moment,
-            victim=victim,
-            verdict=judge(found),
-            recoveries=statistics["recoveries"],
-            noticed_s=round(notes[0] - hit_s, 3) if notes else 0.0,
-            load_s=round(statistics["recovery_load_s"], 3),
-            prefill_s=round(statistics["recovery_prefill_s"], 3),
-            pause_s=round(after_s - hit_s, 3) if after_s is not None else 0.0,
-        )
+    assert hit_s is not None, "an answer was asked for"
+    parts = parts_of(watch.marks, hit_s)
+    lost_s = watch.first(LOST, hit_s)
+    gone_s = watch.first(DRAFTER, hit_s)
+    seconds = {f"{name}_s": round(getattr(parts, f"{name}_s"), 3) for name in SECONDS}
+    if not parts.pauses and gone_s is not None:
+        seconds["noticed_s"] = round(gone_s - hit_s, 3)  # answers go on without a drafter: there is no pause
+    return Run(
+        fault=fault,
+        moment=moment,
+        victim=victim,
+        verdict=WRONG if WRONG in verdicts else max(verdicts),
+        answers=len(verdicts),
+        recoveries=parts.pauses,
+        after_s=round(lost_s - hit_s, 3) if lost_s is not None else 0.0,
+        notes=tuple(notes),
+        wrong=rig.check(stage, notes),
+        **seconds,
+    )
 
 
 def survive(files: ModelFiles, faults: Sequence[str], moments: int, count: int, tell: Callable[[Run], None]) -> list[Run]:
@@ -198,7 +166,7 @@ def survive(files: ModelFiles, faults: Sequence[str], moments: int, count: int, 
 
     runs = []
     for fault in faults:
-        with netns_rig(files) if fault == "sever" else local_rig(files, fault, moments) as rig:
+        with rig_of(files, fault, moments) as rig:
             with rig.cluster.session(rig.decoding, lambda text, share: None) as session:
                 undisturbed = session.ask(prompt, Sampling(), limits)[1].new_tokens
             if judge(undisturbed) == WRONG:
@@ -209,17 +177,26 @@ def survive(files: ModelFiles, faults: Sequence[str], moments: int, count: int, 
     return runs
 
 
-def summary(runs: Sequence[Run], fault: str) -> str:
-    """One line of what a fault cost."""
-    own = [run for run in runs if run.fault == fault and (run.recoveries or (fault == "drafter" and run.noticed_s))]
-    kinds = {kind: sum(run.verdict == kind for run in runs if run.fault == fault) for kind in sorted({run.verdict for run in runs})}
-    if not own:
-        return f"{fault}: {kinds}, none of the answers lost a device"
-    parts = ", ".join(
-        f"{name} {mean(getattr(run, field) for run in own):.2f} s (most {max(getattr(run, field) for run in own):.2f})"
-        for name, field in (("noticed after", "noticed_s"), ("loading", "load_s"), ("prefill", "prefill_s"), ("pause", "pause_s"))
-    )
-    return f"{fault}: {kinds}; {parts}"
+def table(runs: Sequence[Run]) -> tuple[list[str], list[list[Any]]]:
+    """Columns and rows: of each fault how its answers were, and means and the most of those that lost
+    anything."""
+    rows: list[list[Any]] = []
+    for fault in dict.fromkeys(run.fault for run in runs):
+        every = [run for run in runs if run.fault == fault]
+        own = [run for run in every if run.recoveries or run.noticed_s] or every
+        right = sum(run.verdict != WRONG and not run.wrong for run in every)
+        cells = [f"{mean(getattr(run, f'{name}_s') for run in own):.2f}" for name in SECONDS]
+        most = [f"{max(getattr(run, f'{name}_s') for run in own):.2f}" for name in SECONDS[-2:]]
+        rows.append([fault, f"{right} of {len(every)}", sum(run.recoveries for run in every), *cells, *most])
+    return ["fault", "right", "losses", *SECONDS, *(f"most {name}" for name in SECONDS[-2:])], rows
+
+
+def told(run: Run) -> str:
+    """A run in a line."""
+    parts = ", ".join(f"{name} {getattr(run, f'{name}_s'):.2f}" for name in SECONDS)
+    wrong = f"; WRONG: {run.wrong}" if run.wrong else ""
+    what = f"{run.fault} of {run.victim} after {run.moment} tokens"
+    return f"{what}: {run.verdict}, {run.recoveries} losses; seconds: {parts}{wrong}"
 
 
 def command(args: argparse.Namespace) -> int:
@@ -228,25 +205,25 @@ def command(args: argparse.Namespace) -> int:
         raise InputError(f"--faults: expected some of {', '.join(FAULTS)}, got {args.faults}")
 
     def tell(run: Run) -> None:
-        if args.json:
-            print(json.dumps(asdict(run)), flush=True)
-        else:
-            print(
-                f"{run.fault} of {run.victim} after {run.moment} tokens: {run.verdict}; noticed after {run.noticed_s:.2f} s, loading "
-                f"{run.load_s:.2f}, prefill {run.prefill_s:.2f}, pause {run.pause_s:.2f}, {run.recoveries} recoveries",
-                flush=True,
-            )
+        print(json.dumps(asdict(run)) if args.json else told(run), flush=True)
 
     runs = survive(ModelFiles(args.model), faults, args.moments, args.tokens, tell)
     if not args.json:
-        print("\n".join(summary(runs, fault) for fault in faults))
-    return 1 if any(run.verdict == WRONG for run in runs) else 0
+        show("seconds by part, means of the runs that lost something", *table(runs))
+    return 1 if any(run.verdict == WRONG or run.wrong for run in runs) else 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("survive", __doc__)
-    parser.add_argument("--faults", default="kill,stop", help="of kill, stop, drafter and sever, with commas (default: %(default)s)")
-    parser.add_argument("--moments", type=whole, default=10, metavar="N", help="moments of the answer, each a run (default: %(default)s)")
+    faults = f"of {', '.join(FAULTS)}, with commas (default: %(default)s)"
+    parser.add_argument("--faults", default="kill,stop", help=faults)
+    parser.add_argument(
+        "--moments",
+        type=whole,
+        default=10,
+        metavar="N",
+        help="moments of the answer, each a run (default: %(default)s)",
+    )
     parser.add_argument("--tokens", type=whole, default=200, metavar="N", help="length of the answer (default: %(default)s)")
     parser.add_argument("--model", "-m", default=BUNDLED, help="model (default: the bundled one)")
     return run_command(parser, command, argv)

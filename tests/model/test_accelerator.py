@@ -107,10 +107,12 @@ def test_why_a_gpu_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 def test_memory_that_is_the_processors_too_is_what_the_system_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Jetson's CUDA counts the files in memory as taken, from which weights were just read."""
     pretend_cuda(monkeypatch, is_integrated=True)
-    monkeypatch.setattr(accelerator, "host_memory", lambda: HostMemory(total=64 * GIB, available=5 * GIB))
+    found = HostMemory(total=64 * GIB, available=5 * GIB)
+    monkeypatch.setattr(accelerator, "host_memory", lambda promised: found)
     gpu = CudaAccelerator()
     assert gpu.free_bytes() == 5 * GIB + 100
-    monkeypatch.setattr(accelerator, "host_memory", lambda: HostMemory(total=64 * GIB, available=50 * GIB))
+    more = HostMemory(total=64 * GIB, available=50 * GIB)
+    monkeypatch.setattr(accelerator, "host_memory", lambda promised: more)
     assert gpu.free_bytes() == 8 * GIB + 100
     pretend_cuda(monkeypatch, is_integrated=False)
     assert gpu.free_bytes() == 1 * GIB + 100

@@ -1,46 +1,188 @@
-"""Daemons of one machine share what is free: none takes all of it for its caches, and a limit above it is no
-memory."""
+"""Daemons of one machine share what is free: none takes all of it for its caches, nor what another was
+promised, and a limit above it is no memory."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
+from flowspec.core.cluster_messages import Ready, Reset
+from flowspec.core.slots import slots_in
 from flowspec.errors import NoRoomError
 from flowspec.host_memory import HostMemory
+from flowspec.memory_claims import MemoryClaims
 from flowspec.model import accelerator
+from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.plan.memory import SliceMemory
 from flowspec.runtime.loading import check_memory
-from tests.runtime.clusters import whole_model
+from tests.daemons import daemon_process
+from tests.runtime.clusters import Peer, wait_until, whole_model
 
 MIB = 1 << 20
+Other = subprocess.Popen[bytes]
 CPU = torch.device("cpu")
 SPAN = Span(first=0, end=2, count=8)
 NEED = SliceMemory(weight_bytes=50 * MIB, cache_bytes=20 * MIB)
 ASSIGN = replace(whole_model("m", "f"), stages=4, end_layer=2, next_hop="127.0.0.1:7701", next_name="next")
+NEAR = 8 * MIB
+"""What a process may grow by while it is looked at."""
 
 
 @pytest.fixture(autouse=True)
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerator, "host_memory", lambda: HostMemory(total=8000 * MIB, available=1000 * MIB))
+    def host_memory(*, promised: Mapping[int, int]) -> HostMemory:
+        return HostMemory(total=8000 * MIB, available=1000 * MIB - sum(promised.values()))
+
+    monkeypatch.setattr(accelerator, "host_memory", host_memory)
 
 
-def test_the_caches_of_four_daemons_fit_together() -> None:
-    assert check_memory(NEED, SPAN, ASSIGN, CPU, None) == 950 * MIB
-    left = check_memory(NEED, SPAN, ASSIGN, CPU, None, 4)
+@pytest.fixture
+def alone(tmp_path: Path) -> MemoryClaims:
+    return MemoryClaims(tmp_path / "flowspec" / "memory")
+
+
+@pytest.fixture
+def joined(alone: MemoryClaims) -> MemoryClaims:
+    alone.join()
+    return alone
+
+
+@pytest.fixture
+def other() -> Iterator[Other]:
+    """Another process of this machine."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def claim_of(folder: Path, process: psutil.Process, *, sure: int, most: int) -> Path:
+    """The file of a process that was promised so much beyond what it has."""
+    resident = process.memory_info().rss
+    path = folder / "flowspec" / "memory" / f"{process.pid}.json"
+    claim = {"began": process.create_time(), "sure": resident + sure, "most": resident + most}
+    path.write_text(json.dumps(claim))
+    return path
+
+
+def test_the_caches_of_four_daemons_fit_together(alone: MemoryClaims) -> None:
+    assert check_memory(NEED, SPAN, ASSIGN, CPU, None, alone) == 950 * MIB
+    left = check_memory(NEED, SPAN, ASSIGN, CPU, None, alone, 4)
     assert left == 200 * MIB
     assert 4 * (left + NEED.weight_bytes) <= 1000 * MIB
 
 
-def test_one_conversation_always_fits_and_what_does_not_is_refused() -> None:
+def test_one_conversation_always_fits_and_what_does_not_is_refused(alone: MemoryClaims) -> None:
     large = SliceMemory(weight_bytes=400 * MIB, cache_bytes=20 * MIB)
-    assert check_memory(large, SPAN, ASSIGN, CPU, None, 4) == 20 * MIB
-    with pytest.raises(NoRoomError, match="1000 MiB are free here"):
-        check_memory(SliceMemory(weight_bytes=990 * MIB, cache_bytes=20 * MIB), SPAN, ASSIGN, CPU, None, 4)
+    left = check_memory(large, SPAN, ASSIGN, CPU, None, alone, 4)
+    assert slots_in(left, 1) == 20 * MIB, "with room to work beside it"
+    with pytest.raises(NoRoomError, match="1000 MiB are free here;"):
+        check_memory(replace(large, weight_bytes=990 * MIB), SPAN, ASSIGN, CPU, None, alone, 4)
 
 
-def test_what_is_allowed_and_not_there_is_no_memory() -> None:
-    assert check_memory(NEED, SPAN, ASSIGN, CPU, 1 << 40) == 950 * MIB
+def test_what_is_allowed_and_not_there_is_no_memory(alone: MemoryClaims) -> None:
+    assert check_memory(NEED, SPAN, ASSIGN, CPU, 1 << 40, alone) == 950 * MIB
+
+
+def test_daemons_started_one_by_one_share(joined: MemoryClaims, tmp_path: Path, other: Other) -> None:
+    claim_of(tmp_path, psutil.Process(other.pid), sure=0, most=0)
+    assert check_memory(NEED, SPAN, ASSIGN, CPU, None, joined) == 450 * MIB, "it is half of what is free"
+
+
+def test_what_another_daemon_needs_is_not_free(joined: MemoryClaims, tmp_path: Path, other: Other) -> None:
+    claim_of(tmp_path, psutil.Process(other.pid), sure=900 * MIB, most=900 * MIB)
+    with pytest.raises(
+        NoRoomError,
+        match=r"but (9\d|10\d) MiB are free here beside (89\d|90\d) MiB that other",
+    ):
+        check_memory(NEED, SPAN, ASSIGN, CPU, None, joined)
+
+
+def test_caches_of_another_daemon_leave_some(joined: MemoryClaims, tmp_path: Path, other: Other) -> None:
+    """A daemon that was alone when it was given layers was promised all; it has touched next to nothing."""
+    claim_of(tmp_path, psutil.Process(other.pid), sure=100 * MIB, most=1000 * MIB)
+    assert check_memory(NEED, SPAN, ASSIGN, CPU, None, joined) == NEED.total_bytes - NEED.weight_bytes
+
+
+def test_what_it_has_touched_is_not_counted_twice(joined: MemoryClaims, tmp_path: Path, other: Other) -> None:
+    process = psutil.Process(other.pid)
+    claim_of(tmp_path, process, sure=-process.memory_info().rss, most=100 * MIB)
+    assert joined.untouched("sure") == {other.pid: 0}
+    assert abs(joined.untouched("most")[other.pid] - 100 * MIB) < NEAR
+
+
+def test_the_dead_are_promised_nothing(joined: MemoryClaims, tmp_path: Path, other: Other) -> None:
+    path = claim_of(tmp_path, psutil.Process(other.pid), sure=500 * MIB, most=500 * MIB)
+    path.write_text(path.read_text().replace('"began": ', '"began": 1'))
+    assert joined.untouched("most") == {}, "its id is another process's now"
+    assert not path.exists()
+    path = claim_of(tmp_path, psutil.Process(other.pid), sure=500 * MIB, most=500 * MIB)
+    other.kill()
+    other.wait()
+    assert joined.untouched("most") == {}
+    assert not path.exists()
+    assert check_memory(NEED, SPAN, ASSIGN, CPU, None, joined) == 950 * MIB
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"began": "x"}', "{}"])
+def test_what_is_no_claim_is_nothing(joined: MemoryClaims, tmp_path: Path, text: str, other: Other) -> None:
+    (tmp_path / "flowspec" / "memory" / f"{other.pid}.json").write_text(text)
+    (tmp_path / "flowspec" / "memory" / "name.json").write_text(text)
+    assert joined.untouched("sure") == {}
+
+
+def test_its_own_promise_is_for_others(joined: MemoryClaims, tmp_path: Path) -> None:
+    check_memory(NEED, SPAN, ASSIGN, CPU, None, joined)
+    assert joined.untouched("most") == {}
+    code = "import json, sys; from pathlib import Path; from flowspec.memory_claims import MemoryClaims\n"
+    code += "other = MemoryClaims(Path(sys.argv[1])); other.join()\n"
+    code += "print(json.dumps(other.untouched(sys.argv[2]))); other.leave()"
+    for kind, expected in (("sure", NEED.total_bytes), ("most", 1000 * MIB)):
+        command = [sys.executable, "-c", code, str(tmp_path / "flowspec" / "memory"), kind]
+        seen = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        ((pid, size),) = json.loads(seen).items()
+        assert pid == str(os.getpid())
+        assert abs(size - expected) < NEAR
+    joined.leave()
+    assert list((tmp_path / "flowspec" / "memory").glob("*.json")) == []
+
+
+def test_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: Other) -> None:
+    uid = os.getuid()
+    claims = MemoryClaims(tmp_path / "flowspec" / "memory")
+    monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+    claims.join()
+    claim_of(tmp_path, psutil.Process(other.pid), sure=900 * MIB, most=900 * MIB)
+    assert check_memory(NEED, SPAN, ASSIGN, CPU, None, claims) == 950 * MIB
+
+
+def test_two_real_daemons(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assign = whole_model(str(folder), ModelFiles(str(folder)).fingerprint())
+    place = tmp_path / "flowspec" / "memory"
+    available = psutil.virtual_memory().available
+    with daemon_process("first") as first, daemon_process("second") as second:
+        files = {each.name: place / f"{each.process.pid}.json" for each in (first, second)}
+        wait_until(lambda: all(path.exists() for path in files.values()), "both are there")
+        with Peer(first.address) as one, Peer(second.address) as two:
+            for daemon, peer in ((first, one), (second, two)):
+                peer.greet()
+                assert isinstance(peer.assign(daemon.address, assign), Ready)
+            promised = {name: json.loads(path.read_text())["most"] for name, path in files.items()}
+            assert 0.35 * available < promised["first"] < 0.65 * available
+            assert promised["second"] < 0.65 * available
+            one.link.send(Reset())
+            wait_until(
+                lambda: json.loads(files["first"].read_text())["most"] < promised["first"] / 2,
+                "its head has let go of it",
+            )
+    assert list(place.glob("*.json")) == []

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import zmq
 
 from flowspec.core.messages import Sampling
 from flowspec.model.reference import Reference
@@ -18,11 +19,23 @@ from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster
 from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.session import replan
+from flowspec.runtime.transport import dealer
 from tests.daemons import slow_wire
 from tests.runtime.clusters import PROMPT, plan_for, submit, tokens_of
 
 MBPS = 0.008
 """The prompt's activations, 40 rows of 64 numbers, take ten seconds."""
+
+
+def test_a_connection_has_heartbeats_or_waits_for_acknowledgements() -> None:
+    """Which links it closes is tried in network namespaces: `survive --faults frames,slow`."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        with dealer(context, "d", None) as control, dealer(context, "d", None, has_pulse=False) as data:
+            assert (control.getsockopt(zmq.HEARTBEAT_IVL), control.getsockopt(zmq.TCP_MAXRT)) == (2000, 0)
+            assert (data.getsockopt(zmq.HEARTBEAT_IVL), data.getsockopt(zmq.TCP_MAXRT)) == (0, 20_000)
+    finally:
+        context.destroy(linger=0)
 
 
 def test_a_link_on_which_a_segment_takes_very_long_is_named_and_costs_nobody(
