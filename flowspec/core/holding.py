@@ -26,6 +26,7 @@ from flowspec.core.events import (
     ClearSlots,
     CloseCache,
     ControlArrived,
+    LayerEnded,
     LayersDone,
     OpenCache,
     RunLayers,
@@ -49,6 +50,7 @@ RULES = {
     "stale": "an Assign of a pipeline that is over is ignored",
     "superseded": "a later pipeline of the same head takes the daemon",
     "lapsed": "the head was silent for longer than its lease",
+    "held up": "no deadline is looked at, for words of others wait to be read",
     "next silent": "the next hop did not answer in time",
     "next lost": "the next hop was lost, or refuses",
     "fenced": "a word of a pipeline that does not hold the daemon is ignored",
@@ -73,12 +75,14 @@ class Caller:
 class Terms:
     """How long what may take, in seconds: a head may be silent for `lease_s`, the next hop may take `link_s` to answer.
 
-    Of `queued_max` segments that wait none more is taken.
+    Of `queued_max` segments that wait none more is taken. Of what others say `messages_max` are read, before
+    results have their turn.
     """
 
     lease_s: float
     link_s: float
     queued_max: int = limits.QUEUED_SEGMENTS_MAX
+    messages_max: int = limits.MESSAGES_PER_TURN_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +157,7 @@ class Worked:
     """What the computing side did, or asks, for hold `hold`."""
 
     hold: int
-    result: Loaded | Loading | WeightQuestion | LayersDone | Proposed
+    result: Loaded | Loading | WeightQuestion | LayerEnded | LayersDone | Proposed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,9 +182,13 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Time passes, and all that had come was read. `next_trouble` is why the next hop may not answer, where something tells."""
+    """Time passes; unless all that came `is_read`, the head's pings may be among what waits.
+
+    `next_trouble` is why the next hop may not answer, where something tells.
+    """
 
     next_trouble: str = ""
+    is_read: bool = True
 
 
 HoldingEvent = Greeted | Said | Misbehaved | NextSaid | NextLost | Unsent | Worked | Failed | Stopping | Tick
@@ -518,7 +526,9 @@ class Holding:
         hold = self.hold
         if hold is None:
             return
-        if self.lease.is_over(now_s):
+        if not tick.is_read:
+            self.fired["held up"] += 1
+        elif self.lease.is_over(now_s):
             self.fired["lapsed"] += 1
             silent_s = self.terms.lease_s
             self._log(f"head {hold.control.name} has been silent for {silent_s:.0f} s: it no longer holds this daemon", "warning")
@@ -572,7 +582,7 @@ class Holding:
         hold, result = self.hold, worked.result
         if hold is None or hold.number != worked.hold:
             self.fired["late result"] += 1
-        elif isinstance(result, LayersDone | Proposed):
+        elif isinstance(result, LayersDone | LayerEnded | Proposed):
             try:
                 self._step(hold, result, now_s)
             except PeerError as error:  # of a segment that had waited in the queue

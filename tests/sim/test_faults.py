@@ -15,9 +15,14 @@ from flowspec.core.admission import Room
 from flowspec.core.flights import Flights
 from flowspec.core.forming import Forming, FormingCommand, FormingEvent, GiveUp, Wronged
 from flowspec.core.head import HeadCore
+from flowspec.core.holding import Holding
 from flowspec.core.incarnation import Lease
 from flowspec.core.membership import Heard, Membership, Tick
 from flowspec.core.request import Request, begin
+from flowspec.core.stage import StageCore
+from flowspec.plan.timing import Curve
+from flowspec.sim.device import DeviceSpec
+from flowspec.sim.faults.daemon import LEASE_S
 from flowspec.sim.faults.play import FaultError, Play
 from flowspec.sim.faults.schedule import KINDS, LATER_KINDS, MORE_KINDS, START_KINDS, Fault, draw
 from flowspec.testbed.faults import RULES, RULES_SEEDS, Tally, main, play, replay_command, story
@@ -248,6 +253,50 @@ def test_what_hangs_or_is_silent_is_lost_within_the_time_that_is_said(
     mutation(monkeypatch)
     fired, failed = went_wrong(kind, range(30), rule, failure)
     assert (fired, failed > 5) == (0, True), "the broken build is caught"
+
+
+def lets_a_lease_lapse_before_it_has_read(patch: pytest.MonkeyPatch) -> None:
+    """A daemon that was stopped ends a hold, though the head's pings wait to be read."""
+    tick = Holding._tick
+    patch.setattr(Holding, "_tick", lambda self, event, now_s: tick(self, replace(event, is_read=True), now_s))
+
+
+def minds_the_whole_pass(patch: pytest.MonkeyPatch) -> None:
+    """A pass counts as a whole: a slow device that gets further layer by layer is taken for one that hangs."""
+    patch.setattr(StageCore, "running_s", lambda self, now_s: 0.0 if self._job is None else now_s - self._job.started_s)
+
+
+def with_slow_layers(seed: int) -> Play:
+    """The first device becomes so slow that a pass, but no layer of it, takes longer than a device may hang."""
+    made = alone("slow", seed).schedule
+    return Play(replace(made, spec=DeviceSpec(curve=Curve(base_s=0.3), layers=3)))
+
+
+def with_a_stop_longer_than_the_lease(seed: int) -> Play:
+    """The first device stops, and when it goes on reads one message in a turn."""
+    (fault,) = alone("stop", seed).schedule.faults
+    return Play(replace(alone("stop", seed).schedule, faults=(replace(fault, for_s=LEASE_S + 1),), messages_max=1))
+
+
+def run_all(world: Callable[[int], Play], seeds: range) -> None:
+    for seed in seeds:
+        world(seed).run()
+
+
+@pytest.mark.parametrize(
+    ("world", "mutation", "failure"),
+    [
+        (with_slow_layers, minds_the_whole_pass, "is lost, though nothing was wrong with it"),
+        (with_a_stop_longer_than_the_lease, lets_a_lease_lapse_before_it_has_read, "though words of it wait to be read"),
+    ],
+)
+def test_a_daemon_that_counts_its_time_wrong_is_caught(
+    world: Callable[[int], Play], mutation: Callable[[pytest.MonkeyPatch], None], failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_all(world, range(10))
+    mutation(monkeypatch)
+    with pytest.raises(FaultError, match=failure):
+        run_all(world, range(60))
 
 
 # ------------------------------------------------------------------------------------------------- command

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from flowspec import __version__
-from flowspec.core.cluster_messages import Assign, Hello, Pong, Ready, Reset, Welcome
-from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers, SendSegment, Trim
+from flowspec.core.cluster_messages import Assign, Hello, Ping, Pong, Ready, Reset, Welcome
+from flowspec.core.driving import Driver, turn
+from flowspec.core.events import ClearSlots, CloseCache, LayerEnded, LayersDone, OpenCache, RunLayers, SendSegment, Trim
 from flowspec.core.holding import (
     Attach,
     Ban,
@@ -90,6 +91,10 @@ class _Part:
     device: Device
     next_hop: Connection | None = None
     caches: dict[int, _Cache] = field(default_factory=dict)
+    began_s: float | None = None
+    """When the job that runs began (None: none runs)."""
+    further_s: float = 0.0
+    """When a job last got further, as it tells."""
 
 
 class SimDaemon:
@@ -115,6 +120,7 @@ class SimDaemon:
         cache_slots: int,
         load_s: float,
         queued_max: int,
+        messages_max: int,
         daemons: Mapping[str, SimDaemon],
         tell: Callable[[str], None],
         is_honest: bool = True,
@@ -140,17 +146,21 @@ class SimDaemon:
         self._spec = spec
         self._load_s = load_s
         self._is_honest = is_honest
-        self._terms = Terms(lease_s=LEASE_S, link_s=LINK_S, queued_max=queued_max)
+        self._terms = Terms(lease_s=LEASE_S, link_s=LINK_S, queued_max=queued_max, messages_max=messages_max)
         self._daemons = daemons
         self._tell = tell
-        self._backlog: list[Callable[[], None]] = []
         self._lives = 0
         self._begin()
 
     def _begin(self) -> None:
         """A new life, with nothing."""
         self._core = Holding(self._terms)
+        self._driver: Driver[HoldingEvent, HoldingCommand] = Driver(self._handle, self._execute)
         self._part: _Part | None = None
+        self._results: deque[Callable[[], None]] = deque()
+        self._inbox: deque[tuple[Connection, Callable[[], None]]] = deque()
+        self._onward: deque[Callable[[], None]] = deque()
+        self._is_due = False
         self._peers: dict[int, _Peer] = {}
         self._kept: tuple[int, int] | None = None
 
@@ -166,9 +176,14 @@ class SimDaemon:
 
     @property
     def at_work_s(self) -> tuple[float, float]:
-        """How long the pass that runs has been running (0: none does), and the longest of this hold's that ended took."""
-        hold, part = self._core.hold, self._part
-        return (0.0, 0.0) if hold is None or part is None else (hold.core.running_s(self._clock.now_s), part.device.longest_s)
+        """For how long the pass that runs has got no further (0: none runs), and what the longest of this hold's that ended took."""
+        part = self._part
+        if self._core.hold is None or part is None:
+            return 0.0, 0.0
+        further = part.device.further
+        since_s = part.further_s if self.is_stuck or further is None else further[1]
+        running_s = 0.0 if part.began_s is None else self._clock.now_s - max(part.began_s, since_s)
+        return running_s, part.device.longest_s
 
     # ------------------------------------------------------------------------------------------- its faults
 
@@ -179,7 +194,6 @@ class SimDaemon:
         self.fired.update(self._core.fired)
         self.stage_fired.update(_fired(self._part))
         self._begin()
-        self._backlog.clear()
         self._network.close_all(self.name)
 
     def start(self) -> None:
@@ -190,12 +204,10 @@ class SimDaemon:
         self.is_stopped = self.is_up
 
     def go_on(self) -> None:
-        """What came in the meantime is taken now, in order."""
+        """What came in the meantime is taken now."""
         self.is_stopped = False
-        backlog, self._backlog = self._backlog, []
-        for each in backlog:
-            each()
-        self._give(Tick())
+        self._is_due = True
+        self._turn()
 
     def be_slow(self, times: float) -> None:
         """Passes of the hold that is take so many times as long, from the next layer on; 1 is as before."""
@@ -216,28 +228,81 @@ class SimDaemon:
         share = (assign.end_layer - assign.first_layer) / assign.layer_count if self.is_by_layers else 1.0
         return replace(self._spec, curve=self._spec.curve.scaled(times * share))
 
-    def _do(self, action: Callable[[], None]) -> None:
-        """Now, or when a stopped process goes on; never in a later life."""
+    def hang(self) -> None:
+        """The pass that runs, or the next one, never ends."""
+        self._note_further()
+        self.is_stuck = True
+
+    def _later(self, after_s: float, queue: deque[Callable[[], None]], action: Callable[[], None]) -> None:
+        """Something waits on a queue then, if the daemon lives until then."""
         life = self._lives
 
-        def act() -> None:
-            if life == self._lives and self.is_up:
-                if self.is_stopped:
-                    self._backlog.append(act)
-                else:
-                    action()
+        def wait() -> None:
+            if life == self._lives:
+                self._put(queue, action)
 
-        act()
+        self._clock.at(self._clock.now_s + after_s, wait)
 
-    def _later(self, after_s: float, action: Callable[[], None]) -> None:
+    # ------------------------------------------------------------------------------------------------- loop
+
+    def _put(self, queue: deque[Any], item: Any) -> None:
+        """Something came, or was done: it is taken at once by a process that runs."""
+        if self.is_up:
+            queue.append(item)
+            if not self.is_stopped:
+                self._turn()
+
+    def _turn(self) -> None:
+        """A turn of the daemon's loop, and soon another where something was left over."""
+        if not self.is_up or self.is_stopped:
+            return
         life = self._lives
-        self._clock.at(self._clock.now_s + after_s, lambda: self._do(action) if life == self._lives else None)
+        is_read = turn(self._take_result, self._take_message, self._look, self._terms.messages_max)
+        if not is_read and life == self._lives and (self._inbox or self._is_due):
+            self._clock.at(self._clock.now_s, lambda: self._turn() if life == self._lives else None)
+
+    def _take_result(self) -> bool:
+        if self._results:
+            self._results.popleft()()
+            return True
+        return False
+
+    def _take_message(self) -> bool:
+        if self._inbox:
+            self._inbox.popleft()[1]()
+            return True
+        return False
+
+    def _look(self, is_read: bool) -> None:
+        """What the next hop said; and now and then the time."""
+        while self._onward:
+            self._onward.popleft()()
+        if not self._is_due:
+            return
+        self._is_due = not is_read
+        self._note_further()
+        hold, lapsed = self._core.hold, self._core.fired["lapsed"]
+        assign = None if hold is None else hold.assign
+        is_known = assign is None or not assign.next_hop or self._network.is_resolved(self.name, assign.next_name)
+        trouble = "" if is_known or assign is None else f"{assign.next_name}: no such name"
+        self._give(Tick(next_trouble=trouble, is_read=is_read))
+        if hold is not None and self._core.fired["lapsed"] > lapsed:
+            unread = [line for line, _ in self._inbox if self._peers.get(id(line)) is hold.control]
+            assert not unread, f"{self.name} lets its head's lease lapse, though words of it wait to be read"
+
+    def _note_further(self) -> None:
+        """How far the pass that runs has come by now."""
+        part = self._part
+        if part is None or self.is_stuck or (further := part.device.further) is None or further[1] <= part.further_s:
+            return
+        job, part.further_s = further
+        self._give(Worked(hold=part.hold, result=LayerEnded(job=job, at_s=part.further_s)))
 
     # -------------------------------------------------------------------------------------------- messages
 
     def refuse(self, connection: Connection, text: str) -> None:
         """What came on a connection is no message."""
-        self._do(lambda: self._refuse(connection, text))
+        self._put(self._inbox, (connection, lambda: self._refuse(connection, text)))
 
     def _refuse(self, connection: Connection, text: str) -> None:
         if (caller := self._peers.get(id(connection))) is not None:  # else a stranger, who is not listened to
@@ -246,7 +311,7 @@ class SimDaemon:
     def take(self, connection: Connection, envelope: Envelope, frames: Frames) -> None:
         """A message of a head or of the stage before."""
         del frames
-        self._do(lambda: self._take(connection, envelope))
+        self._put(self._inbox, (connection, lambda: self._take(connection, envelope)))
 
     def _take(self, connection: Connection, envelope: Envelope) -> None:
         message = envelope.message
@@ -258,24 +323,28 @@ class SimDaemon:
             peer = self._peers[id(connection)] = _Peer(message.name, message.role, envelope.incarnation, connection)
             self._give(Greeted(caller=peer))
         elif known is not None:  # else its Hello came when nobody was there to hear it
+            if isinstance(message, Ping):
+                self._note_further()
             tensor = envelope.tensor
             size = 0 if tensor is None else len(tensor.data)
             self._give(Said(caller=known, message=message, payload=tensor, payload_bytes=size))
 
     def _give(self, event: HoldingEvent) -> None:
-        """Gives the core an event and does what it says."""
+        """Gives the core an event, and has done what it says."""
+        self._driver.give(event)
+        self._validate_caches()
+
+    def _handle(self, event: HoldingEvent) -> list[HoldingCommand]:
         commands = self._core.handle(event, self._clock.now_s)
         self._core.validate(is_honest=self._is_honest)
-        for command in commands:
-            self._execute(command)
-        self._validate_caches()
+        return commands
 
     def _validate_caches(self) -> None:
         """A slice that runs nothing holds what the core believes."""
         hold, part = self._core.hold, self._part
         if hold is not None and part is not None and hold.number == part.hold and part.device.is_idle:
             core = hold.core
-            if isinstance(core, StageCore) and core.running_s(self._clock.now_s) == 0:
+            if isinstance(core, StageCore) and part.began_s is None:
                 part.layers.validate(part.assign.stage, core)
 
     def _execute(self, command: HoldingCommand) -> None:
@@ -344,31 +413,32 @@ class SimDaemon:
         part = self._part = _Part(hold, assign, core if isinstance(core, StageCore) else None, layers, device)
         if assign.next_hop and assign.next_name not in self._daemons:
             assert not self._is_honest, f"there is no device {assign.next_name}"
-            self._later(0.0, lambda: self._give(NextLost(hold=hold, text="cannot be dialled: no such name")))
+            self._later(0.0, self._onward, lambda: self._give(NextLost(hold=hold, text="cannot be dialled: no such name")))
         elif assign.next_hop:
             part.next_hop = self._dial(hold, assign, command.caller.incarnation)
         if assign.drafting is not None or assign.dtype != "float32":
             assert not self._is_honest, f"a head assigns {assign.told}"
-            self._later(0.0, lambda: self._give(Failed(hold=hold, text=f"no {assign.told} here", is_part=True)))
+            self._later(0.0, self._results, lambda: self._give(Failed(hold=hold, text=f"no {assign.told} here", is_part=True)))
         elif count > self.layers_max:
-            self._later(0.0, lambda: self._give(Failed(hold=hold, text=f"{count} layers do not fit here", is_part=True)))
+            self._later(0.0, self._results, lambda: self._give(Failed(hold=hold, text=f"{count} layers do not fit here", is_part=True)))
         else:
-            self._later(KEPT_S if self._kept == span else self._load_s * count, lambda: self._loaded(hold, span))
-        self._later(CHECK_S, lambda: self._check(hold))
+            loading_s = KEPT_S if self._kept == span else self._load_s * count
+            self._later(loading_s, self._results, lambda: self._loaded(hold, span))
+        self._check_later(hold)
 
     def _dial(self, hold: int, assign: Assign, incarnation: int) -> Connection:
         other = self._daemons[assign.next_name]
 
         def lost() -> None:
-            self._do(lambda: self._give(NextLost(hold=hold, text="was lost: its connection closed")))
+            self._put(self._onward, lambda: self._give(NextLost(hold=hold, text="was lost: its connection closed")))
 
         def take(connection: Connection, envelope: Envelope, frames: Frames) -> None:
             del connection, frames
-            self._do(lambda: self._give(NextSaid(hold=hold, message=envelope.message)))
+            self._put(self._onward, lambda: self._give(NextSaid(hold=hold, message=envelope.message)))
 
         def refuse(connection: Connection, text: str) -> None:
             del connection
-            self._do(lambda: self._give(NextLost(hold=hold, text=f"broke the protocol: {text}")))
+            self._put(self._onward, lambda: self._give(NextLost(hold=hold, text=f"broke the protocol: {text}")))
 
         found = self._network.connect(
             self.name,
@@ -398,25 +468,38 @@ class SimDaemon:
         loaded = Loaded(weight_bytes=1, cache_slots=slots, received_bytes=0, hidden_size=1, vocabulary_size=vocabulary, reused=False)
         self._give(Worked(hold=hold, result=loaded))
 
-    def _check(self, hold: int) -> None:
-        if self._core.number == hold:
-            assign = None if self._part is None else self._part.assign
-            is_known = assign is None or not assign.next_hop or self._network.is_resolved(self.name, assign.next_name)
-            self._give(Tick(next_trouble="" if is_known else f"{assign and assign.next_name}: no such name"))
-            self._later(CHECK_S, lambda: self._check(hold))
+    def _check_later(self, hold: int) -> None:
+        """Deadlines are looked at now and then, as long as the hold lasts."""
+        life = self._lives
+
+        def check() -> None:
+            if life == self._lives and self._core.number == hold:
+                self._is_due = True
+                self._turn()
+                self._check_later(hold)
+
+        self._clock.at(self._clock.now_s + CHECK_S, check)
 
     # ------------------------------------------------------------------------------------------- computing
 
     def _done(self, life: int, hold: int, done: LayersDone) -> None:
         """A pass ends: that of an earlier life tells nobody, though its hold may have had the same number."""
-        if not self.is_stuck and life == self._lives:
-            self._do(lambda: self._give(Worked(hold=hold, result=done)))
+        if self.is_stuck or life != self._lives:
+            return
+
+        def tell() -> None:
+            if self._part is not None and self._part.hold == hold:
+                self._part.began_s = None
+            self._give(Worked(hold=hold, result=done))
+
+        self._put(self._results, tell)
 
     def _compute(self, part: _Part, work: Any) -> None:
         if isinstance(work, RunLayers):
             if not self._reserve(part, work):
-                self._later(0.0, lambda: self._give(Failed(hold=part.hold, text="no room for these caches", is_part=True)))
+                self._later(0.0, self._results, lambda: self._give(Failed(hold=part.hold, text="no room for these caches", is_part=True)))
                 return
+            part.began_s = self._clock.now_s
             part.device.run(replace(work, payload=narrowed(work.payload)))
         elif isinstance(work, Trim):
             if not part.device.is_idle:  # of a stopped process the job may be done while nobody was told

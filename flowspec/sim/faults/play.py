@@ -155,6 +155,7 @@ class Play:
             cache_slots=schedule.cache_slots[name],
             load_s=schedule.load_s,
             queued_max=schedule.queued_max,
+            messages_max=schedule.messages_max,
             daemons=self.daemons,
             tell=lambda text: self._tell(name, text),
             is_honest=self._is_honest,
@@ -309,7 +310,7 @@ class Play:
             setattr(daemon, FLAWS[kind], True)
             self.clock.at(until_s, lambda: setattr(daemon, FLAWS[kind], False))
         elif kind == "stuck":
-            daemon.is_stuck = True
+            daemon.hang()
         elif kind == "held":
             self._others += 1
             OtherHead(self.clock, self.network, daemon, self._others, self.schedule.layer_count, until_s)

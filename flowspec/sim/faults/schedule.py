@@ -74,6 +74,7 @@ class Schedule:
     devices_min: int
     devices_max: int
     queued_max: int
+    messages_max: int
     frames_max: int
     context: int
     bounds: Bounds
@@ -124,6 +125,7 @@ def draw(seed: int) -> Schedule:
         devices_min=devices_min,
         devices_max=room.randint(devices_min, len(devices)) if room.random() < 0.25 else len(devices),
         queued_max=flights_max or 64,
+        messages_max=random.Random(f"turn {seed}").choice([1, 2, limits.MESSAGES_PER_TURN_MAX]),
         frames_max=later.choice([0, 2, 1000]),
         terms=replace(
             TERMS,
