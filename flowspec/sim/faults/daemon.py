@@ -43,11 +43,13 @@ from flowspec.core.holding import (
     Unsent,
     Worked,
 )
-from flowspec.core.messages import Message
+from flowspec.core.messages import Expand, Message, Proposal, Proposed, Release, Segment
 from flowspec.core.slots import cache_size
 from flowspec.core.stage import StageCore
+from flowspec.plan.timing import INSTANT, Curve
 from flowspec.sim.clock import Clock
 from flowspec.sim.device import Device, DeviceSpec
+from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.fake_layers import FakeLayers
 from flowspec.sim.faults.network import Connection, Network
 from flowspec.sim.language import HashLanguage
@@ -61,6 +63,7 @@ CHECK_S = 0.5
 KEPT_S = 0.001
 """How long a slice that is there already takes to load."""
 SLOW = 20.0
+NO_NUMBER = "the drafter computed no number"
 SHORT_SLOTS = 1
 """Room that is left where memory is short: less than any conversation takes."""
 
@@ -95,6 +98,8 @@ class _Part:
     """When the job that runs began (None: none runs)."""
     further_s: float = 0.0
     """When a job last got further, as it tells."""
+    drafted_s: float = 0.0
+    """The longest job of a drafter that has ended."""
 
 
 class SimDaemon:
@@ -102,9 +107,9 @@ class SimDaemon:
 
     It has memory for `cache_slots` of all conversations, as it says; what needs more fails at once. `fired`
     counts the rules of its lives. Whatever is wrong with it is set from outside: what it would load
-    `is_damaged`, memory `is_short` of what one conversation takes, it `is_doomed` to be killed over what it
+    `is_damaged`, what its drafter computes `is_numb` (no number), memory `is_short` of what one conversation takes, it `is_doomed` to be killed over what it
     loads next, it `is_locked` for everybody, it `babbles` where it should show life, its passes take `heat`
-    times as long. Where those who speak to it may not be honest, whatever it is told is possible. Where a
+    times as long. With a `drafter` it can be assigned that, whose jobs take as long as `drafting` says. Where those who speak to it may not be honest, whatever it is told is possible. Where a
     device `is_by_layers`, its curve is that of all layers of the model together.
     """
 
@@ -124,6 +129,8 @@ class SimDaemon:
         daemons: Mapping[str, SimDaemon],
         tell: Callable[[str], None],
         is_honest: bool = True,
+        drafter: FakeDrafter | None = None,
+        drafting: Curve = INSTANT,
     ) -> None:
         self.name = name
         self.layers_max = layers_max
@@ -137,6 +144,8 @@ class SimDaemon:
         self.is_doomed = False
         self.is_locked = False
         self.babbles = False
+        self.has_babbled = False
+        self.is_numb = False
         self.heat = 1.0
         self.fired: Counter[str] = Counter()
         self.stage_fired: Counter[str] = Counter()
@@ -146,6 +155,9 @@ class SimDaemon:
         self._spec = spec
         self._load_s = load_s
         self._is_honest = is_honest
+        self._drafter = drafter
+        self._drafting = drafting
+        self._times = 1.0
         self._terms = Terms(lease_s=LEASE_S, link_s=LINK_S, queued_max=queued_max, messages_max=messages_max)
         self._daemons = daemons
         self._tell = tell
@@ -183,7 +195,7 @@ class SimDaemon:
         further = part.device.further
         since_s = part.further_s if self.is_stuck or further is None else further[1]
         running_s = 0.0 if part.began_s is None else self._clock.now_s - max(part.began_s, since_s)
-        return running_s, part.device.longest_s
+        return running_s, max(part.device.longest_s, part.drafted_s)
 
     # ------------------------------------------------------------------------------------------- its faults
 
@@ -210,7 +222,8 @@ class SimDaemon:
         self._turn()
 
     def be_slow(self, times: float) -> None:
-        """Passes of the hold that is take so many times as long, from the next layer on; 1 is as before."""
+        """Passes of the hold that is take so many times as long, from the next layer or draft on; 1 is as before."""
+        self._times = times
         if self._part is not None:
             self._part.device.spec = self._spec_at(self._part.assign, times)
 
@@ -221,7 +234,7 @@ class SimDaemon:
 
     def recover(self) -> None:
         """Nothing is wrong with it any more, but what went wrong already."""
-        self.is_damaged = self.is_short = self.is_doomed = self.is_locked = self.babbles = False
+        self.is_damaged = self.is_short = self.is_doomed = self.is_locked = self.babbles = self.is_numb = False
         self.be_hot(1.0)
 
     def _spec_at(self, assign: Assign, times: float) -> DeviceSpec:
@@ -354,14 +367,18 @@ class SimDaemon:
             welcome = Welcome(name=self.name, version=__version__, device="cpu", pid=1, memory_bytes=1, count=0, is_held=command.is_held)
             self._send(command.caller, welcome)
         elif isinstance(command, Send):
-            if not self._send(command.caller, command.message) and command.hold:
-                self._give(Unsent(hold=command.hold, message=command.message))
+            message = command.message
+            if self.babbles and isinstance(message, Proposed):
+                message = self._nonsense(message)
+            if not self._send(command.caller, message) and command.hold:
+                self._driver.give(Unsent(hold=command.hold, message=command.message))
         elif isinstance(command, SendOn):
             self._send_on(command)
         elif isinstance(command, ShowLife):
             running_s, arrived = command.running_s, command.arrived
             pong = Pong(queued=command.queued, done=command.done, memory_bytes=0, running_s=running_s, arrived=arrived)
-            self._send(command.caller, Reset() if self.babbles else pong)
+            is_nonsense = self.babbles and self._drafter is None  # of a drafter what it proposes is
+            self._send(command.caller, Reset() if is_nonsense else pong)
         elif isinstance(command, ShowReady):
             self._send(command.caller, Ready(weight_bytes=1, memory_bytes=1, cache_slots=command.loaded.cache_slots))
         elif isinstance(command, Take):
@@ -397,7 +414,7 @@ class SimDaemon:
             assert part.next_hop is not None, "a stage that is ready has its next hop"
             part.next_hop.send(self.name, message, tensor and widened(tensor, part.assign))
         elif not self._send(command.caller, message, tensor):
-            self._give(Unsent(hold=command.hold, message=message))
+            self._driver.give(Unsent(hold=command.hold, message=message))
 
     # --------------------------------------------------------------------------------------------- holding
 
@@ -411,12 +428,16 @@ class SimDaemon:
             self._clock, self._spec_at(assign, self.heat), assign.stage, layers, is_last, lambda done: self._done(life, hold, done)
         )
         part = self._part = _Part(hold, assign, core if isinstance(core, StageCore) else None, layers, device)
+        self._times = self.heat
         if assign.next_hop and assign.next_name not in self._daemons:
             assert not self._is_honest, f"there is no device {assign.next_name}"
             self._later(0.0, self._onward, lambda: self._give(NextLost(hold=hold, text="cannot be dialled: no such name")))
         elif assign.next_hop:
             part.next_hop = self._dial(hold, assign, command.caller.incarnation)
-        if assign.drafting is not None or assign.dtype != "float32":
+        if assign.drafting is not None and self._drafter is not None:
+            self._drafter.restart()
+        is_known = assign.dtype == "float32" and (assign.drafting is None or self._drafter is not None)
+        if not is_known:
             assert not self._is_honest, f"a head assigns {assign.told}"
             self._later(0.0, self._results, lambda: self._give(Failed(hold=hold, text=f"no {assign.told} here", is_part=True)))
         elif count > self.layers_max:
@@ -504,13 +525,49 @@ class SimDaemon:
         elif isinstance(work, Trim):
             if not part.device.is_idle:  # of a stopped process the job may be done while nobody was told
                 part.device.trim(work)
+        elif isinstance(work, Expand):
+            self._draft(part, work)
+        elif isinstance(work, Release):
+            assert self._drafter is not None, "no drafter here"
+            self._drafter.release(work)
         else:
-            assert isinstance(work, OpenCache | ClearSlots | CloseCache), "no drafters here"
+            assert isinstance(work, OpenCache | ClearSlots | CloseCache), f"nobody here does {type(work).__name__}"
             if isinstance(work, OpenCache):
                 part.caches[work.request] = _Cache(work.slots)
             elif isinstance(work, CloseCache):
                 del part.caches[work.request]
             part.device.change_cache(work)
+
+    def _draft(self, part: _Part, work: Expand) -> None:
+        """What is proposed depends on the order of jobs and releases alone: it is made at once, and told when the job is done."""
+        assert self._drafter is not None, "no drafter here"
+        life, segment = self._lives, work.segment
+        context = sum(min(each.positions, default=0) for each in segment.parts)
+        if self.is_numb:
+            self._later(0.0, self._results, lambda: self._give(Failed(hold=part.hold, text=NO_NUMBER)))
+            return
+        seconds = self._drafting.seconds(segment.row_count, context) * self._times
+        proposals = self._drafter.draft(segment, work.width) if self._is_honest else wild_proposals(segment, work.width)
+        part.began_s = self._clock.now_s
+
+        def tell() -> None:
+            if self._part is part:
+                part.began_s, part.drafted_s = None, max(part.drafted_s, seconds)
+            self._give(Worked(hold=part.hold, result=Proposed(job=segment.segment, proposals=proposals, compute_s=seconds)))
+
+        def done() -> None:
+            if not self.is_stuck and life == self._lives:
+                self._put(self._results, tell)
+
+        self._clock.at(self._clock.now_s + seconds, done)
+
+    def _nonsense(self, answer: Proposed) -> Proposed:
+        """In its place: an answer to another job, or with a token that the target lacks."""
+        self.has_babbled = True
+        if answer.job % 2:
+            return replace(answer, job=answer.job + 1)
+        lacking = Proposal(request=0, epoch=0, node=0, tokens=(self._language.vocabulary_size,), confidences=(0.5,))
+        return replace(answer, proposals=(*answer.proposals, lacking))
 
     def _reserve(self, part: _Part, job: RunLayers) -> bool:
         """As `model.slice.Slice` does before it runs a job: whether there is memory for it, as there is for
@@ -522,6 +579,21 @@ class SimDaemon:
         has_room = taken <= self.cache_slots
         assert has_room or not self._is_honest, f"{self.name} has memory for {self.cache_slots} cache slots, {taken} are needed"
         return has_room
+
+
+def wild_proposals(segment: Segment, width: int) -> tuple[Proposal, ...]:
+    """What a drafter might make of any job, of a head that may not be honest."""
+    return tuple(
+        Proposal(
+            request=part.commit.request,
+            epoch=part.commit.epoch,
+            node=node,
+            tokens=tuple(range(width)),
+            confidences=(1 / width,) * width,
+        )
+        for part in segment.parts
+        for node in part.ids
+    )
 
 
 def widened(tensor: Tensor, assign: Assign) -> Tensor:

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flowspec.core.messages import Segment, Verified
-from flowspec.sim.faults.cluster import HEAD
 from flowspec.sim.faults.network import Connection
+from flowspec.sim.faults.pipelines import HEAD
 from flowspec.sim.faults.play import Play
 from flowspec.sim.faults.schedule import draw
 from flowspec.sim.link import Frames as AnyFrames
