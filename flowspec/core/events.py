@@ -47,7 +47,15 @@ class LayersDone:
     logprobs: tuple[Logprobs | None, ...] = ()
 
 
-StageEvent = SegmentArrived | ControlArrived | LayersDone
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerEnded:
+    """The job that runs began its first layer, or ended one, at `at_s`; it runs on."""
+
+    job: int
+    at_s: float
+
+
+StageEvent = SegmentArrived | ControlArrived | LayerEnded | LayersDone
 
 # ---------------------------------------------------------------------------------------- a stage's commands
 

@@ -30,6 +30,7 @@ from flowspec.core.events import (
     ClearSlots,
     CloseCache,
     ControlArrived,
+    LayerEnded,
     LayersDone,
     OpenCache,
     RunLayers,
@@ -53,6 +54,7 @@ RULES = {
     "stale": "an Assign of a pipeline that is over is ignored",
     "superseded": "a later pipeline of the same head takes the daemon",
     "lapsed": "the head was silent for longer than its lease",
+    "held up": "no deadline is looked at, for words of others wait to be read",
     "next silent": "the next hop did not answer in time",
     "next lost": "the next hop was lost, or refuses",
     "fenced": "a word of a pipeline that does not hold the daemon is ignored",
@@ -81,12 +83,14 @@ class Caller:
 class Terms:
     """How long what may take, in seconds: a head may be silent for `lease_s`, the next hop may take `link_s` to answer.
 
-    Of `queued_max` segments that wait none more is taken.
+    Of `queued_max` segments that wait none more is taken. Of what others say `messages_max` are read, before
+    results have their turn.
     """
 
     lease_s: float
     link_s: float
     queued_max: int = limits.QUEUED_SEGMENTS_MAX
+    messages_max: int = limits.MESSAGES_PER_TURN_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +185,7 @@ class Worked:
     """What the computing side did, or asks, for hold `hold`."""
 
     hold: int
-    result: Loaded | Loading | WeightQuestion | LayersDone | Proposed
+    result: Loaded | Loading | WeightQuestion | LayerEnded | LayersDone | Proposed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,9 +210,13 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Time passes, and all that had come was read. `next_trouble` is why the next hop may not answer, where something tells."""
+    """Time passes; unless all that came `is_read`, the head's pings may be among what waits.
+
+    `next_trouble` is why the next hop may not answer, where something tells.
+    """
 
     next_trouble: str = ""
+    is_read: bool = True
 
 
 HoldingEvent = Greeted | Said | Misbehaved | NextSaid | NextLost | Unsent | Worked | Failed | Stopping | Tick
@@ -655,6 +663,9 @@ class Holding:
         hold, beside = self.hold, self.beside
         if hold is None:
             return
+        if not tick.is_read:
+            self.fired["held up"] += 1
+            return
         if beside is not None and now_s > beside.heard_s + self.terms.lease_s:
             self._end_beside()  # its connection is gone, or the word that it is over was lost
         if self.lease.is_over(now_s):
@@ -717,7 +728,7 @@ class Holding:
             self._worked_beside(beside, result)
         elif hold is None or hold.number != worked.hold:
             self.fired["late result"] += 1
-        elif isinstance(result, LayersDone | Proposed):
+        elif isinstance(result, LayersDone | LayerEnded | Proposed):
             try:
                 self._step(hold, result, now_s)
             except PeerError as error:  # of a segment that had waited in the queue

@@ -28,6 +28,7 @@ from flowspec.core.events import (
     CloseCache,
     ControlArrived,
     JobPart,
+    LayerEnded,
     LayersDone,
     OpenCache,
     RunLayers,
@@ -51,6 +52,7 @@ RULES = {
     "over": "guesses of an answer that is over are dropped",
     "dead on arrival": "a row is dropped before it runs: nothing above it lives, or it holds another token than was drawn",
     "trimmed": "rows leave a segment that runs",
+    "further": "a segment that runs has got further by a layer: how long it has been running counts from there",
     "drawn otherwise": "the last stage drew another token than a guess holds",
     "passed on": "a segment of which nothing lives passes on at once",
     "dead late": "rows that ran are dropped before they are sent on",
@@ -110,6 +112,7 @@ class StageCore:
         self._job: Job | None = None
         self._jobs_done = 0
         self._free_since_s = 0.0
+        self._further_s = 0.0
         self.arrived = -1
 
     @property
@@ -121,8 +124,8 @@ class StageCore:
         return self._jobs_done
 
     def running_s(self, now_s: float) -> float:
-        """How long the segment that runs has been running; 0 while none does."""
-        return 0.0 if self._job is None else max(0.0, now_s - self._job.started_s)
+        """How long ago the segment that runs began, or last got further by a layer; 0 while none runs."""
+        return 0.0 if self._job is None else max(0.0, now_s - max(self._job.started_s, self._further_s))
 
     def requests(self) -> list[int]:
         """The requests whose caches are open."""
@@ -149,6 +152,10 @@ class StageCore:
             self._queue.append(event)
         elif isinstance(event, ControlArrived):
             self._control(event.message, commands)
+        elif isinstance(event, LayerEnded):
+            if self._job is not None and self._job.number == event.job:
+                self.fired["further"] += 1
+                self._further_s = event.at_s
         else:
             self._finish(event, now_s, commands)
         while self._job is None and self._queue:

@@ -116,8 +116,8 @@ class ComputeThread:
         self._drafter: LanguageModelDrafter | None = None
         self._has_imports = False
         self._dead: tuple[tuple[int, int], frozenset[int]] = ((0, 0), frozenset())
-        self.progressed_s = 0.0
-        """When a job last began or ended a layer: a long job is at work as long as this moves on."""
+        self.further: tuple[int, int, float] = (0, 0, 0.0)
+        """Of which hold which job last began or ended a layer, and when: another object each time."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
         self._thread.start()
@@ -233,7 +233,7 @@ class ComputeThread:
         running = (self._hold, job.job)
 
         def dead_rows() -> frozenset[int]:
-            self.progressed_s = time.monotonic()
+            self.further = (*running, time.monotonic())
             of, rows = self._dead
             return rows if of == running else frozenset()
 

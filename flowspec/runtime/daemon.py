@@ -21,7 +21,8 @@ from flowspec import __version__
 from flowspec.checking import BrokenCoreError, check, is_on
 from flowspec.core import limits
 from flowspec.core.cluster_messages import Error, Loading, Ping, Pong, Ready, Welcome
-from flowspec.core.events import CloseCache, SendSegment, Trim
+from flowspec.core.driving import Driver, turn
+from flowspec.core.events import CloseCache, LayerEnded, SendSegment, Trim
 from flowspec.core.holding import (
     Attach,
     Ban,
@@ -114,6 +115,9 @@ class Daemon:
         self._peers = Peers(self._port.router, name)
         self._poller = zmq.Poller()
         self._core = Holding(Terms(lease_s=timeouts.LEASE_S, link_s=timeouts.LINK_S))
+        self._driver: Driver[tuple[HoldingEvent, float], HoldingCommand] = Driver(self._handle, self._do)
+        self._now_s = 0.0
+        self._further = self._compute.further
         self._next: NextHop | None = None
         self._shape: Shaper | None = None
         self._data: Link | None = None
@@ -175,33 +179,35 @@ class Daemon:
             self.stop("the process that started it is gone")
         if self._wake.read_fd in ready:
             self._wake.clear()
-        while self._compute.results:
-            self._result(*self._compute.results.popleft(), time.monotonic())
         self._clerk.answer(is_held=self._is_held)
         self._port.watch(ready)
-        is_read = self._port.router not in ready or self._receive_all(now_s)
-        self._watch_next(ready, now_s)
-        if is_read:  # a turn that was held up must not end a hold while the head's pings wait to be read
-            self._give(Tick(next_trouble="" if self._next is None else self._next.trouble), now_s)
+
+        def receive() -> bool:
+            return self._port.router in ready and self._receive(now_s)
+
+        def look(is_read: bool) -> None:
+            self._watch_next(ready, now_s)
+            trouble = "" if self._next is None else self._next.trouble
+            self._give(Tick(next_trouble=trouble, is_read=is_read), now_s)
+
+        turn(self._take_result, receive, look, self._core.terms.messages_max)
 
     # ------------------------------------------------------------------------------------------- messages
 
-    def _receive_all(self, now_s: float) -> bool:
-        """Takes what has arrived, a bounded number so that results get their turn; whether that was all."""
-        for _ in range(limits.MESSAGES_PER_TURN_MAX):
-            if (received := self._port.receive()) is None:
-                return True
-            identity, user, frames = received
-            if self._peers.is_banned(identity):
-                continue
+    def _receive(self, now_s: float) -> bool:
+        """Takes the next thing that has come; whether there was one."""
+        if (received := self._port.receive()) is None:
+            return False
+        identity, user, frames = received
+        if not self._peers.is_banned(identity):
             try:
-                self._receive(identity, user, frames, now_s)
+                self._hear(identity, user, frames, now_s)
             except Exception as error:  # the top of a turn: no message of a peer may end a daemon
                 log.exception("unexpected error over a message")
                 self._drop(identity, str(unexpected(error, "over this message")), now_s)
-        return False
+        return True
 
-    def _receive(self, identity: bytes, user: str, frames: list[bytes], now_s: float) -> None:
+    def _hear(self, identity: bytes, user: str, frames: list[bytes], now_s: float) -> None:
         try:
             envelope = decode(frames)
             peer, is_new = self._peers.sender_of(identity, user, envelope)
@@ -250,38 +256,39 @@ class Daemon:
     # ------------------------------------------------------------------------------------------- the core
 
     def _give(self, event: HoldingEvent, now_s: float) -> None:
-        """Gives the core an event and does what it says; what is left to do for a hold that ends on the way is left out."""
-        commands = self._core.handle(event, now_s)
+        """Gives the core an event, and has done what it says."""
+        self._driver.give((event, now_s))
+
+    def _handle(self, given: tuple[HoldingEvent, float]) -> list[HoldingCommand]:
+        event, self._now_s = given
+        commands = self._core.handle(event, self._now_s)
         if self._is_checked and self._broken is None:
             try:
                 check(self._core, event)
             except BrokenCoreError as error:
                 self._broken = error
                 self.stop("a check failed")
-        for command in commands:
-            self._do(command, now_s)
+        return commands
 
-    def _do(self, command: HoldingCommand, now_s: float) -> None:
+    def _do(self, command: HoldingCommand) -> None:
         if isinstance(command, SendOn):
-            self._send_on(command, now_s)
+            self._send_on(command)
         elif isinstance(command, Compute):
-            if command.hold != self._core.number:
-                return
             if isinstance(command.work, Trim):
                 self._compute.trim(command.hold, command.work.job, command.work.rows)
             else:
                 self._compute.post(command.hold, command.work)
         elif isinstance(command, Send):
             if not link_of(command.caller).send(command.message) and command.hold:
-                self._unsent(command.hold, command.message, now_s)
+                self._unsent(command.hold, command.message, self._now_s)
         elif isinstance(command, ShowLife):
-            self._show_life(command, now_s)
+            self._show_life(command)
         elif isinstance(command, Log):
             log.log(LEVELS[command.level], "%s", command.text)
         elif isinstance(command, Greet):
             link_of(command.caller).send(self._welcome(command))
         elif isinstance(command, Take):
-            self._take(command, now_s)
+            self._take(command)
         elif isinstance(command, Attach):
             if self._next is None:
                 self._data = link_of(command.caller)
@@ -303,15 +310,13 @@ class Daemon:
             assert isinstance(command, Gather), f"nobody does {type(command).__name__}"
             self._clerk.ask(link_of(command.caller), command.question, is_held=self._is_held)
 
-    def _send_on(self, command: SendOn, now_s: float) -> None:
-        if command.hold != self._core.number:
-            return
+    def _send_on(self, command: SendOn) -> None:
         work = command.work
         self._last_sent = work.segment if isinstance(work, SendSegment) else work.verified
         tensor = work.payload.select(work.rows) if work.rows else None
         link = link_of(command.caller) if command.caller is not None else None if self._next is None else self._next.link
         if link is None or not link.send(self._last_sent, tensor):
-            self._unsent(command.hold, self._last_sent, now_s)
+            self._unsent(command.hold, self._last_sent, self._now_s)
 
     def _unsent(self, hold: int, message: Message, now_s: float) -> None:
         self._give(Unsent(hold=hold, message=message), now_s)
@@ -327,14 +332,14 @@ class Daemon:
             is_held=command.is_held,
         )
 
-    def _show_life(self, command: ShowLife, now_s: float) -> None:
+    def _show_life(self, command: ShowLife) -> None:
         heat = self._thermometer.last()
         link_of(command.caller).send(
             Pong(
                 queued=command.queued,
                 done=command.done,
                 memory_bytes=psutil.Process().memory_info().rss,
-                running_s=min(command.running_s, max(0.0, now_s - self._compute.progressed_s)),
+                running_s=command.running_s,
                 temperature_c=heat.celsius,
                 clock_mhz=heat.clock_mhz,
                 clock_max_mhz=heat.clock_max_mhz,
@@ -365,7 +370,7 @@ class Daemon:
 
     # -------------------------------------------------------------------------------------------- holding
 
-    def _take(self, command: Take, now_s: float) -> None:
+    def _take(self, command: Take) -> None:
         """A hold begins: the next hop is dialled, and the slice loaded."""
         assign, peer = command.assign, peer_of(command.caller)
         self._peers.kept_incarnation = peer.incarnation
@@ -383,7 +388,7 @@ class Daemon:
                     wake=self._wake,
                 )
             except InputError as error:
-                self._give(NextLost(hold=command.hold, text=f"cannot be dialled: {error}"), now_s)
+                self._give(NextLost(hold=command.hold, text=f"cannot be dialled: {error}"), self._now_s)
                 return
         self._compute.post(command.hold, assign)
 
@@ -396,6 +401,20 @@ class Daemon:
         if self._next is not None:
             self._next.close()
         self._next = self._data = self._shape = None
+
+    def _take_result(self) -> bool:
+        """Takes the next thing that the compute thread did, or how far the running job has come; whether there was one."""
+        now_s = time.monotonic()
+        if self._compute.results:
+            self._result(*self._compute.results.popleft(), now_s)
+            return True
+        further = self._compute.further
+        if further is self._further:
+            return False
+        self._further = further
+        hold, job, at_s = further
+        self._give(Worked(hold=hold, result=LayerEnded(job=job, at_s=at_s)), now_s)
+        return True
 
     def _result(self, hold: int, result: Result, now_s: float) -> None:
         """What the compute thread did for a hold."""

@@ -18,6 +18,7 @@ from typing import Any
 import zmq
 
 from flowspec.checking import check, is_on
+from flowspec.core.driving import Driver
 from flowspec.core.events import PipelineLost, Reformed
 from flowspec.core.forming import (
     CannotServe,
@@ -145,6 +146,8 @@ class Pipelines:
         membership = Membership(list(self._addresses), patience, drafter)
         self._core = Forming(membership, terms, start=start, is_only=recovery is None)
         self._is_checked = is_on()
+        self._driver: Driver[FormingEvent, FormingCommand] = Driver(self._handle, self._do)
+        self._give = self._driver.give
         self._surveyed: deque[Surveyed] = deque()
         self._session = new_session()
         self._probes = Probes(incarnation_of(new_session(), 1), keys)
@@ -239,13 +242,11 @@ class Pipelines:
 
     # ---------------------------------------------------------------------------------------------- deciding
 
-    def _give(self, event: FormingEvent) -> None:
-        """Gives the core an event and does what it says."""
+    def _handle(self, event: FormingEvent) -> list[FormingCommand]:
         commands = self._core.handle(event, time.monotonic())
         if self._is_checked:
             check(self._core, event)
-        for command in commands:
-            self._do(command)
+        return commands
 
     def _do(self, command: FormingCommand) -> None:
         if isinstance(command, Note):
@@ -275,19 +276,16 @@ class Pipelines:
         elif isinstance(command, Lose):
             self.stages = None
             self._on_change(PipelineLost(silent_s=command.silent_s))
-        elif (stages := self._open.get(command.pipeline)) is None:
-            return  # a command before this one ended it
         elif isinstance(command, Dial):
-            self._dial(stages, command)
+            self._dial(self._open[command.pipeline], command)
         elif isinstance(command, Tell):
-            stages.say(command.device, command.message)
+            self._open[command.pipeline].say(command.device, command.message)
         elif isinstance(command, ServeWeights):
-            stages.serve_weights(command.device)
+            self._open[command.pipeline].serve_weights(command.device)
         elif isinstance(command, HangUp):
-            del self._open[command.pipeline]
-            stages.close(lost=command.device)
+            self._open.pop(command.pipeline).close(lost=command.device)
         else:
-            self._use(stages, command)
+            self._use(self._open[command.pipeline], command)
 
     def _survey(self, device: str) -> None:
         """Asks a device what plans must know of it, in a thread of its own; tells what comes of it."""

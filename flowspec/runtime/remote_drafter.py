@@ -1,7 +1,7 @@
 """A drafter on a device of its own, as the head sees it: work goes there, proposals come back, and its loss is an event like others.
 
-A thread keeps the connection, as a pipeline of one device that answers do not need (`Pipelines`): the same dialling, leases, time-outs and
-probes as for stages. Nothing that happens there holds the head up. Results come back on `results` with a wake-up, as a `DraftThread`'s.
+Carries out what `core/remote_drafter.py` decides. A thread keeps the connection, as a pipeline of one device that answers do not need
+(`Pipelines`): the same dialling, leases, time-outs and probes as for stages. Nothing that happens there holds the head up. Results come back on `results` with a wake-up, as a `DraftThread`'s.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowspec.checking import BrokenCoreError
+from flowspec.checking import BrokenCoreError, check, is_on
+from flowspec.core.driving import Driver
 from flowspec.core.events import Draft, Drafted, DrafterBack, DrafterLost, PipelineLost, Reformed, ToDrafter
 from flowspec.core.forming import Start
-from flowspec.core.membership import Tick
-from flowspec.core.messages import Expand, Proposed, VerifiedPart
+from flowspec.core.messages import Expand, Release, VerifiedPart
 from flowspec.core.mirror import DrafterTraits
-from flowspec.errors import BrokenError, FlowSpecError, PeerError
+from flowspec.core.remote_drafter import Disbelieve, GivenUp, RemoteDrafterCommand, RemoteDrafterCore, RemoteDrafterEvent
+from flowspec.errors import BrokenError, FlowSpecError
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
 from flowspec.runtime.compute import Crashed, Failed
@@ -65,8 +66,7 @@ Result = Drafted | DrafterLost | DrafterBack | Absent | Told | Failed | Crashed
 class RemoteDrafter:
     """The head's drafter number `number`, which is lost (`DrafterLost`) until the first `DrafterBack`.
 
-    Whoever takes a `DrafterBack` from the results posts it again before any work for it: so the thread knows what work was meant for a
-    drafter that is gone. One that cannot be had at first is `Failed`, or `Absent` where it `may_be_absent`;
+    Whoever takes a `DrafterBack` from the results posts it again before any work for it, as the core wants it. One that cannot be had at first is `Failed`, or `Absent` where it `may_be_absent`;
     later it is lost, for good if it would fail again in the same way.
     """
 
@@ -86,11 +86,9 @@ class RemoteDrafter:
         self._head_wake = wake
         self._wake = Wake()
         self._work: deque[Draft | ToDrafter | DrafterBack] = deque()
-        self._behind = 0
-        self._job: int | None = None
-        self._sent_s = 0.0
-        self._jobs_done = 0
-        self._is_there = False
+        self._core = RemoteDrafterCore(number, placed.plan.vocabulary)
+        self._driver: Driver[RemoteDrafterEvent, RemoteDrafterCommand] = Driver(self._handle, self._do)
+        self._is_checked = is_on()
         self._stopping = self._is_absent = False
         self._pipelines = Pipelines(
             placed.plan,
@@ -119,7 +117,7 @@ class RemoteDrafter:
             "pid": welcome.pid if welcome else None,
             "weight_bytes": ready.weight_bytes if ready else 0,
             "received_bytes": ready.received_bytes if ready else 0,
-            "is_there": self._is_there,
+            "is_there": self._core.is_there,
         }
 
     def post(self, work: Draft | ToDrafter | DrafterBack) -> None:
@@ -143,16 +141,15 @@ class RemoteDrafter:
         try:
             self._pipelines.connect()
             assert self._pipelines.stages is not None
-            self._begin(self._pipelines.stages.cache_slots)
+            self._changed(Reformed(stage_count=1, cache_slots=self._pipelines.stages.cache_slots))
             while not self._stopping:
                 for _ in self._pipelines.listen(patience_ms(self._pipelines.due_s, time.monotonic(), POLL_MS)):
                     pass  # its answers are gathered in `Stages.proposed`
-                try:
-                    self._hear()
-                except PeerError as error:
-                    self._pipelines.broken(BrokenError(str(error), self._device))
-                self._work_off()
-                self._pipelines.watch(self._tick)
+                while (stages := self._pipelines.stages) is not None and stages.proposed:
+                    self._driver.give(stages.proposed.popleft())
+                while self._work:
+                    self._driver.give(self._work.popleft())
+                self._pipelines.watch(self._core.tick)
         except BrokenCoreError as error:
             self._tell(Crashed(error=error))
         except FlowSpecError as error:
@@ -173,65 +170,33 @@ class RemoteDrafter:
     def _device(self) -> str:
         return self.placed.plan.stages[0].name
 
-    def _hear(self) -> None:
-        """Hands on what was proposed; raises `PeerError` for what was not asked for. The times are those of the head's clock."""
-        stages = self._pipelines.stages
-        while stages is not None and stages.proposed:
-            answer = stages.proposed.popleft()
-            self._check(answer)
-            now_s, self._job = time.monotonic(), None
-            self._jobs_done += 1
-            started_s = max(self._sent_s, now_s - answer.compute_s)
-            self._tell(Drafted(drafter=self.number, job=answer.job, proposals=answer.proposals, started_s=started_s, ended_s=now_s))
+    def _handle(self, event: RemoteDrafterEvent) -> list[RemoteDrafterCommand]:
+        commands = self._core.handle(event, time.monotonic())
+        if self._is_checked:
+            check(self._core, event)
+        return commands
 
-    def _check(self, answer: Proposed) -> None:
-        if answer.job != self._job:
-            raise PeerError(f"expected proposals of job {self._job}, got those of {answer.job}")
-        most = max((token for proposal in answer.proposals for token in proposal.tokens), default=0)
-        if most >= self.placed.plan.vocabulary:
-            raise PeerError(f"expected token ids below {self.placed.plan.vocabulary}, got {most}")
-
-    def _work_off(self) -> None:
-        while self._work:
-            work, stages = self._work.popleft(), self._pipelines.stages
-            if isinstance(work, DrafterBack):
-                self._behind -= 1
-            elif stages is None or self._behind:
-                continue  # for a drafter that is gone
-            elif isinstance(work, Draft):
-                self._job, self._sent_s = work.job, time.monotonic()
-                stages.tell(Expand(segment=work.segment, width=work.width))
-            else:
-                stages.tell(work.message)
-
-    def _tick(self, now_s: float) -> Tick:
-        return Tick(flight_s=0.0 if self._job is None else now_s - self._sent_s, tokens=self._jobs_done)
+    def _do(self, command: RemoteDrafterCommand) -> None:
+        if isinstance(command, Disbelieve):
+            self._pipelines.broken(BrokenError(command.text, self._device))
+        elif isinstance(command, Expand | Release):
+            assert self._pipelines.stages is not None, "one that is there has its connection"
+            self._pipelines.stages.tell(command)
+        else:
+            self._tell(command)
 
     def _changed(self, event: PipelineLost | Reformed) -> None:
         if isinstance(event, Reformed):
-            self._begin(event.cache_slots)
-        else:
-            self._lose()
-
-    def _begin(self, cache_slots: int) -> None:
-        assert self._pipelines.stages is not None
-        self.stage = self._pipelines.stages.all[0]
-        self._is_there = True
-        self._behind += 1
-        self._tell(DrafterBack(drafter=self.number, cache_slots=cache_slots))
-
-    def _lose(self) -> None:
-        self._job = None
-        if self._is_there:
-            self._is_there = False
-            self._tell(DrafterLost(drafter=self.number))
+            assert self._pipelines.stages is not None
+            self.stage = self._pipelines.stages.all[0]
+        self._driver.give(event)
 
     def _give_up(self, error: FlowSpecError) -> None:
         """Nothing more is to be had of it in this session."""
         if self.stage is None:
             self._tell(Failed(error=error))
             return
-        self._lose()
+        self._driver.give(GivenUp())
         self._tell(Told(text=f"drafter {self.placed.name} on {self._device} is given up ({error}); answers go on without it"))
 
     def _tell(self, result: Result) -> None:

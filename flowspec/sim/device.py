@@ -81,6 +81,16 @@ class Device:
     def is_idle(self) -> bool:
         return self._run is None
 
+    @property
+    def further(self) -> tuple[int, float] | None:
+        """Which job runs, and when it last began or ended a layer; None if none does."""
+        run = self._run
+        if run is None:
+            return None
+        layer_s, late_s = self._layer_s(run), self._clock.now_s - run.next_layer_s
+        ended = min(run.layers_left, math.floor(late_s / layer_s + BOUNDARY_SLACK)) if layer_s else run.layers_left
+        return run.job.job, run.next_layer_s + max(0, ended) * layer_s
+
     def run(self, job: RunLayers) -> None:
         assert self._run is None, f"stage {self._stage} was given job {job.job} while another runs"
         now_s = self._clock.now_s

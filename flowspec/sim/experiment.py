@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flowspec.core import limits
 from flowspec.core.head import HeadCore
 from flowspec.core.methods import make_method
 from flowspec.core.methods.base import Method
 from flowspec.core.mirror import DrafterTraits
-from flowspec.core.stage import StageCore
 from flowspec.draft.protocol import Drafter
+from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.plan.timing import DIRECT, INSTANT, Curve, LinkSpec
 from flowspec.sim.board import BoardSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.fake_layers import FakeLayers
+from flowspec.sim.forming import Beginning
 from flowspec.sim.language import Language
 from flowspec.sim.world import Handled, Links, World
 
@@ -51,6 +51,18 @@ class Experiment:
     verifying: Curve = INSTANT
     seed: int = 0
 
+    def plan(self, *, has_features: bool = False) -> ClusterPlan:
+        """What its devices are told that they are: a layer each, by number."""
+        names = [f"stage{index}" for index in range(len(self.devices))]
+        return ClusterPlan(
+            model="simulated",
+            fingerprint="simulated",
+            dtype="float32",
+            context=self.context,
+            stages=tuple(StagePlan(name=name, address=f"{name}:1", first=at, end=at + 1) for at, name in enumerate(names)),
+            captures=(0,) if has_features else (),
+        )
+
     def build(
         self,
         language: Language,
@@ -65,17 +77,11 @@ class Experiment:
             DrafterTraits(context=drafter.context, needs_features=bool(drafter.captures), level=level)
             for drafter, level in zip(drafters, self.levels or (0,) * len(drafters), strict=True)
         ]
-        needs_features = any(each.needs_features for each in traits)
         method = make_method(self.method, **self.options) if isinstance(self.method, str) else self.method()
         head = HeadCore(context=self.context, stage_count=count, method=method, drafters=traits)
-        slots_max = self.context + limits.TREE_NODES_MAX
-        stages = [
-            StageCore(is_last=index == count - 1, slots_max=slots_max, returns_features=needs_features and index == count - 1)
-            for index in range(count)
-        ]
         return World(
             head,
-            stages,
+            Beginning(self.plan(has_features=any(each.needs_features for each in traits))).stages,
             devices=self.devices,
             links=self.links or Links(control=(self.control,) * count, data=(self.data,) * (count + 1)),
             layers=FakeLayers(count, language),

@@ -4,7 +4,7 @@ Each seed draws a cluster and what happens to it (`flowspec.sim.faults.schedule`
 the faults). No token may ever be wrong, and once all is well again every answer must end, whole, and every
 device come back in time. A seed that fails is printed with the command that replays it; `--seed N --story`
 tells what happened. Every rule that decides (`core/head.py`, `stage.py`, `membership.py`, `forming.py`,
-`holding.py`) counts how often it fired: in a run of `RULES_SEEDS` seeds or more one that never did is a
+`holding.py`, `remote_drafter.py`) counts how often it fired: in a run of `RULES_SEEDS` seeds or more one that never did is a
 failure, too.
 """
 
@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flowspec.core import forming, head, holding, membership, stage
+from flowspec.core import forming, head, holding, membership, remote_drafter, stage
 from flowspec.sim.faults.play import FaultError, Play
 from flowspec.sim.faults.schedule import draw
 from flowspec.testbed.command import Parser, run_command, whole
@@ -28,13 +28,14 @@ CHUNK = 25
 REPORTED_EVERY = 1000
 STORY_LINES = 400
 RULES_SEEDS = 5000
-"""So many schedules bring every rule about: the rarest fires in one of six hundred."""
+"""So many schedules bring every rule about: the rarest fires in one of five hundred."""
 RULES = {
     f"{core}: {rule}": text
     for core, rules in (
         ("member", membership.RULES),
         ("pipeline", forming.RULES),
         ("head", head.RULES),
+        ("drafter", remote_drafter.RULES),
         ("daemon", holding.RULES),
         ("stage", stage.RULES),
     )

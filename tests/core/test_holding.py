@@ -148,6 +148,16 @@ def test_a_head_that_falls_silent_loses_its_hold_and_is_told_that_it_may_try_aga
     assert bench.give(Tick()) == []
 
 
+def test_no_hold_ends_while_words_of_its_head_may_wait_to_be_read() -> None:
+    bench = Bench()
+    head = bench.held()
+    bench.now_s = 60.0
+    assert bench.give(Tick(is_read=False)) == []
+    bench.give(Said(caller=head, message=Ping()))
+    assert bench.give(Tick()) == []
+    assert bench.core.fired == Counter({"held up": 1})
+
+
 def test_a_next_hop_that_does_not_answer_is_told_of_with_what_is_known() -> None:
     bench = Bench()
     head = bench.dial()

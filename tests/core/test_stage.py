@@ -11,6 +11,7 @@ from flowspec.core.events import (
     ClearSlots,
     CloseCache,
     ControlArrived,
+    LayerEnded,
     OpenCache,
     SegmentArrived,
     SendSegment,
@@ -75,6 +76,19 @@ def test_a_trim_that_comes_too_late_for_the_layers_still_holds_at_the_end() -> N
     (sent,) = finish(core, job)  # all rows came back: the executor did not get to it
     assert isinstance(sent, SendSegment)
     assert (sent.segment.parts[0].ids, sent.rows) == ((4,), (1,))
+
+
+def test_how_long_a_segment_has_been_running_counts_from_its_last_layer() -> None:
+    core = opened()
+    job = run_of(core.handle(SegmentArrived(segment=segment(1, [(3, 2, 3)]), payload=None, received_s=10.0), 10.0))
+    assert core.running_s(14.0) == 4.0
+    assert core.handle(LayerEnded(job=job.job, at_s=13.0), 14.0) == []
+    assert core.running_s(14.0) == 1.0
+    core.handle(LayerEnded(job=job.job - 1, at_s=13.9), 14.0)
+    assert core.running_s(14.0) == 1.0, "another job's layers say nothing of this one's"
+    finish(core, job)
+    assert core.running_s(20.0) == 0.0
+    assert core.fired["further"] == 1
 
 
 def test_dead_rows_leave_the_queue_before_they_run() -> None:

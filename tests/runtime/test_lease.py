@@ -27,7 +27,7 @@ def test_a_turn_that_was_held_up_does_not_end_a_hold(monkeypatch: pytest.MonkeyP
 
     try:
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
-        monkeypatch.setattr(daemon, "_do", lambda command, now_s: done.append(type(command).__name__))
+        monkeypatch.setattr(daemon._driver, "_do", lambda command: done.append(type(command).__name__))
         held._poller = SimpleNamespace(poll=lambda timeout_ms: [])
         held._clerk = SimpleNamespace(answer=hold_up)
         head = Caller("head", "head-control", 1)

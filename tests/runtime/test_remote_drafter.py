@@ -167,20 +167,6 @@ def test_work_for_a_drafter_that_was_lost_is_not_given_to_the_one_that_is_back(r
     assert first.segment.segment == 2
 
 
-def test_one_lost_twice_before_the_head_looks(rig: Rig) -> None:
-    rig.begin()
-    for act in (rig.pipelines.lose, rig.pipelines.form, rig.pipelines.lose, rig.pipelines.form):
-        rig.do(act)
-    events = [rig.result() for _ in range(4)]
-    rig.drafter.post(events[1])
-    rig.drafter.post(draft(0))  # of the time between its losses
-    rig.drafter.post(events[3])
-    rig.drafter.post(draft(1))
-    first = rig.told()
-    assert isinstance(first, Expand)
-    assert first.segment.segment == 1
-
-
 @pytest.mark.parametrize(
     ("job", "token", "said"), [(1, 7, "expected proposals of job 0, got those of 1"), (0, VOCABULARY_SIZE, "expected token ids below")]
 )

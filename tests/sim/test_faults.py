@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -12,14 +12,24 @@ import pytest
 
 from flowspec.core import head
 from flowspec.core.admission import Room
+from flowspec.core.drafter import DrafterCore, DrafterEvent
+from flowspec.core.events import Drafted
 from flowspec.core.flights import Flights
 from flowspec.core.forming import Forming, FormingCommand, FormingEvent, GiveUp, Wronged
 from flowspec.core.head import HeadCore
+from flowspec.core.holding import Holding
 from flowspec.core.incarnation import Lease
 from flowspec.core.membership import Heard, Membership, Tick
+from flowspec.core.messages import Proposed
+from flowspec.core.remote_drafter import RemoteDrafterCommand, RemoteDrafterCore, RemoteDrafterEvent
 from flowspec.core.request import Request, begin
+from flowspec.core.stage import StageCore
+from flowspec.plan.timing import Curve
+from flowspec.sim.device import DeviceSpec
+from flowspec.sim.faults.daemon import LEASE_S
+from flowspec.sim.faults.pipelines import HEAD
 from flowspec.sim.faults.play import FaultError, Play
-from flowspec.sim.faults.schedule import KINDS, LATER_KINDS, MORE_KINDS, START_KINDS, Fault, draw
+from flowspec.sim.faults.schedule import DRAFTER_KINDS, KINDS, LATER_KINDS, MORE_KINDS, START_KINDS, Fault, draw
 from flowspec.testbed.faults import RULES, RULES_SEEDS, Tally, main, play, replay_command, story
 from tests.broken_builds import keeps_the_flights, sends_only_the_root_again
 
@@ -51,7 +61,7 @@ def test_seeds_that_once_failed(seed: int) -> None:
 def test_the_swarm_draws_every_fault_and_every_limit() -> None:
     schedules = [draw(seed) for seed in range(SEEDS)]
     drawn = {fault.kind for schedule in schedules for fault in schedule.faults}
-    assert drawn == {*KINDS, *MORE_KINDS, *LATER_KINDS, *START_KINDS}
+    assert drawn == {*KINDS, *MORE_KINDS, *LATER_KINDS, *START_KINDS, *DRAFTER_KINDS}
     assert {schedule.bounds.flights_max for schedule in schedules} >= {None, 1, 2}
     assert {schedule.bounds.prefill_chunk for schedule in schedules} >= {1, 128}
     assert {schedule.queued_max for schedule in schedules} >= {1}
@@ -248,6 +258,124 @@ def test_what_hangs_or_is_silent_is_lost_within_the_time_that_is_said(
     mutation(monkeypatch)
     fired, failed = went_wrong(kind, range(30), rule, failure)
     assert (fired, failed > 5) == (0, True), "the broken build is caught"
+
+
+def gives_the_work_of_the_old_one_to_the_new(patch: pytest.MonkeyPatch) -> None:
+    """What the head asked of a drafter before it heard of its loss goes to the one that is back."""
+    handle = RemoteDrafterCore.handle
+
+    def broken(self: RemoteDrafterCore, event: RemoteDrafterEvent, now_s: float) -> list[RemoteDrafterCommand]:
+        commands = handle(self, event, now_s)
+        self._behind = 0
+        return commands
+
+    patch.setattr(RemoteDrafterCore, "handle", broken)
+
+
+def believes_whatever_is_proposed(patch: pytest.MonkeyPatch) -> None:
+    """Proposals of a drafter on a device are handed on as they come."""
+
+    def broken(self: RemoteDrafterCore, answer: Proposed, now_s: float) -> Drafted:
+        self._job = None
+        return Drafted(drafter=self.number, job=answer.job, proposals=answer.proposals, started_s=now_s, ended_s=now_s)
+
+    patch.setattr(RemoteDrafterCore, "_proposed", broken)
+
+
+def tells_nobody_of_a_drafters_loss(patch: pytest.MonkeyPatch) -> None:
+    """The head waits for the answer of a drafter that is gone."""
+
+    def broken(self: RemoteDrafterCore) -> list[RemoteDrafterCommand]:
+        self.is_there, self._job = False, None
+        return []
+
+    patch.setattr(RemoteDrafterCore, "_lose", broken)
+
+
+def holds_a_drafter_for_ever_at_its_first_job(patch: pytest.MonkeyPatch) -> None:
+    """A daemon keeps what its drafter proposes to itself."""
+    handle = DrafterCore.handle
+
+    def broken(self: DrafterCore, event: DrafterEvent, now_s: float) -> Sequence[DrafterEvent]:
+        return () if isinstance(event, Proposed) else handle(self, event, now_s)
+
+    patch.setattr(DrafterCore, "handle", broken)
+
+
+AWAY = [seed for seed in range(400) if any(draw(seed).places)]
+"""Seeds with drafters on devices of their own."""
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        believes_whatever_is_proposed,
+        tells_nobody_of_a_drafters_loss,
+        holds_a_drafter_for_ever_at_its_first_job,
+    ],
+)
+def test_a_broken_build_of_a_drafter_on_a_device_is_caught(
+    mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutation(monkeypatch)
+    assert any(play([seed]).failures for seed in AWAY)
+
+
+def lets_a_lease_lapse_before_it_has_read(patch: pytest.MonkeyPatch) -> None:
+    """A daemon that was stopped ends a hold, though the head's pings wait to be read."""
+    tick = Holding._tick
+    patch.setattr(Holding, "_tick", lambda self, event, now_s: tick(self, replace(event, is_read=True), now_s))
+
+
+def minds_the_whole_pass(patch: pytest.MonkeyPatch) -> None:
+    """A pass counts as a whole: a slow device that gets further layer by layer is taken for one that hangs."""
+    patch.setattr(StageCore, "running_s", lambda self, now_s: 0.0 if self._job is None else now_s - self._job.started_s)
+
+
+def with_slow_layers(seed: int) -> Play:
+    """The first device becomes so slow that a pass, but no layer of it, takes longer than a device may hang."""
+    made = alone("slow", seed).schedule
+    return Play(replace(made, spec=DeviceSpec(curve=Curve(base_s=0.3), layers=3)))
+
+
+def with_a_stop_longer_than_the_lease(seed: int) -> Play:
+    """The first device stops, and when it goes on reads one message in a turn."""
+    (fault,) = alone("stop", seed).schedule.faults
+    return Play(replace(alone("stop", seed).schedule, faults=(replace(fault, for_s=LEASE_S + 1),), messages_max=1))
+
+
+def with_a_lapse_of_a_drafters_lease(seed: int) -> Play:
+    """Drafters on devices are lost because the head stops, and are back before it has heard of that."""
+    made = draw(seed)
+    at_s = min(dialogue.at_s for dialogue in made.dialogues) + 1.5
+    places = tuple(None if place is None else replace(place, handover_s=1.0) for place in made.places)
+    return Play(replace(made, places=places, faults=(Fault(kind="head stops", at_s=at_s, for_s=LEASE_S + 0.5, where=(HEAD,)),)))
+
+
+def run_all(world: Callable[[int], Play], seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        world(seed).run()
+
+
+@pytest.mark.parametrize(
+    ("world", "seeds", "mutation", "failure"),
+    [
+        (with_slow_layers, range(60), minds_the_whole_pass, "is lost, though nothing was wrong with it"),
+        (with_a_stop_longer_than_the_lease, range(60), lets_a_lease_lapse_before_it_has_read, "though words of it wait to be read"),
+        (with_a_lapse_of_a_drafters_lease, AWAY, gives_the_work_of_the_old_one_to_the_new, "AssertionError"),
+    ],
+)
+def test_a_broken_build_is_caught_where_one_thing_goes_wrong(
+    world: Callable[[int], Play],
+    seeds: Sequence[int],
+    mutation: Callable[[pytest.MonkeyPatch], None],
+    failure: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_all(world, seeds[:15])
+    mutation(monkeypatch)
+    with pytest.raises(FaultError, match=failure):
+        run_all(world, seeds)
 
 
 # ------------------------------------------------------------------------------------------------- command

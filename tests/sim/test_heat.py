@@ -54,6 +54,7 @@ def schedule(changed_s: float) -> Schedule:
         levels=(0,),
         captures=(),
         drafting=(Curve(base_s=0.01),),
+        places=(None,),
         dialogues=(Dialogue(first=first, at_s=0.0, turns=0, cancel_s=None, forget_s=None),),
         faults=(),
     )
@@ -103,7 +104,7 @@ def test_a_device_that_heat_slows_down_gets_fewer_layers_between_two_answers() -
     assert not any(each.submitted_s < at_s < each.ended_s for each in run.cluster.answers[0]), "between two answers"
     assert run.cluster.pipelines == 2, "one new plan"
     assert [len(run.notes("the switch took")), run.notes("lost")] == [1, []]
-    parts = {part.device: part.assign.end_layer - part.assign.first_layer for part in run.cluster._formed().parts}
+    parts = {part.device: part.assign.end_layer - part.assign.first_layer for part in run.cluster.parts}
     assert parts["pi-1"] < 8 < parts["pi-0"]
     as_it_was = Heated(1.4, changed_s=1e9)
     as_it_was.play()
@@ -130,5 +131,5 @@ def test_a_device_that_has_cooled_down_gets_its_layers_back_but_not_at_once() ->
     run.play()
     _, cool_s = run.notes(NOTE)
     assert cool_s > HOT_S + 60 + run.schedule.patience.again_s
-    parts = {part.device: part.assign.end_layer - part.assign.first_layer for part in run.cluster._formed().parts}
+    parts = {part.device: part.assign.end_layer - part.assign.first_layer for part in run.cluster.parts}
     assert set(parts.values()) == {8}

@@ -117,8 +117,8 @@ def test_an_unfinished_preparation_is_given_up_and_the_answers_stay_exact(fault:
     run = Switching(24)
     at_s = BACK_S + 4.0  # the second device takes 8 s to load
     if fault == "the head":
-        run.clock.at(at_s, run.cluster.stop)
-        run.clock.at(at_s + 20.0, run.cluster.go_on)
+        run.clock.at(at_s, run.cluster.process.stop)
+        run.clock.at(at_s + 20.0, run.cluster.process.go_on)
     else:
         victim = run.daemons["pi-0" if fault == "the device" else "pi-1"]
         run.clock.at(at_s, victim.crash)

@@ -150,7 +150,7 @@ def test_a_reader_that_comes_now_and_then_sees_the_same() -> None:
 
 def test_recoveries_are_followed_too() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(30):
+    for seed in range(40):
         try:
             mirror = watch_faults(seed)
         except AssertionError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from flowspec import __version__
-from flowspec.core.cluster_messages import Assign, Hello, Pong, Ready, Reset, Welcome
-from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers, SendSegment, Trim
+from flowspec.core.cluster_messages import Assign, Hello, Ping, Pong, Ready, Reset, Welcome
+from flowspec.core.driving import Driver, turn
+from flowspec.core.events import ClearSlots, CloseCache, LayerEnded, LayersDone, OpenCache, RunLayers, SendSegment, Trim
 from flowspec.core.holding import (
     Attach,
     Ban,
@@ -46,11 +47,13 @@ from flowspec.core.holding import (
     Worked,
     room_for,
 )
-from flowspec.core.messages import Message
+from flowspec.core.messages import Expand, Message, Proposal, Proposed, Release, Segment
 from flowspec.core.slots import cache_size
 from flowspec.core.stage import StageCore
+from flowspec.plan.timing import INSTANT, Curve
 from flowspec.sim.clock import Clock
 from flowspec.sim.device import Device, DeviceSpec
+from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.fake_layers import FakeLayers
 from flowspec.sim.faults.network import Connection, Network
 from flowspec.sim.language import HashLanguage
@@ -64,6 +67,7 @@ CHECK_S = 0.5
 KEPT_S = 0.001
 """How long a slice that is there already takes to load."""
 SLOW = 20.0
+NO_NUMBER = "the drafter computed no number"
 SHORT_SLOTS = 1
 """Room that is left where memory is short: less than any conversation takes."""
 
@@ -94,6 +98,12 @@ class _Part:
     device: Device
     next_hop: Connection | None = None
     caches: dict[int, _Cache] = field(default_factory=dict)
+    began_s: float | None = None
+    """When the job that runs began (None: none runs)."""
+    further_s: float = 0.0
+    """When a job last got further, as it tells."""
+    drafted_s: float = 0.0
+    """The longest job of a drafter that has ended."""
 
 
 class SimDaemon:
@@ -103,9 +113,9 @@ class SimDaemon:
 
     It has memory for `cache_slots` of all conversations, as it says; what needs more fails at once. `fired`
     counts the rules of its lives. Whatever is wrong with it is set from outside: what it would load
-    `is_damaged`, memory `is_short` of what one conversation takes, it `is_doomed` to be killed over what it
+    `is_damaged`, what its drafter computes `is_numb` (no number), memory `is_short` of what one conversation takes, it `is_doomed` to be killed over what it
     loads next, it `is_locked` for everybody, it `babbles` where it should show life, its passes take `heat`
-    times as long. Where those who speak to it may not be honest, whatever it is told is possible. Where a
+    times as long. With a `drafter` it can be assigned that, whose jobs take as long as `drafting` says. Where those who speak to it may not be honest, whatever it is told is possible. Where a
     device `is_by_layers`, its curve is that of all layers of the model together.
     """
 
@@ -122,9 +132,12 @@ class SimDaemon:
         load_s: float,
         queued_max: int,
         spare_layers: int,
+        messages_max: int,
         daemons: Mapping[str, SimDaemon],
         tell: Callable[[str], None],
         is_honest: bool = True,
+        drafter: FakeDrafter | None = None,
+        drafting: Curve = INSTANT,
     ) -> None:
         self.name = name
         self.layers_max = layers_max
@@ -139,6 +152,8 @@ class SimDaemon:
         self.is_doomed = False
         self.is_locked = False
         self.babbles = False
+        self.has_babbled = False
+        self.is_numb = False
         self.heat = 1.0
         self.fired: Counter[str] = Counter()
         self.stage_fired: Counter[str] = Counter()
@@ -148,17 +163,24 @@ class SimDaemon:
         self._spec = spec
         self._load_s = load_s
         self._is_honest = is_honest
-        self._terms = Terms(lease_s=LEASE_S, link_s=LINK_S, queued_max=queued_max)
+        self._drafter = drafter
+        self._drafting = drafting
+        self._times = 1.0
+        self._terms = Terms(lease_s=LEASE_S, link_s=LINK_S, queued_max=queued_max, messages_max=messages_max)
         self._daemons = daemons
         self._tell = tell
-        self._backlog: list[Callable[[], None]] = []
         self._lives = 0
         self._begin()
 
     def _begin(self) -> None:
         """A new life, with nothing."""
         self._core = Holding(self._terms)
+        self._driver: Driver[HoldingEvent, HoldingCommand] = Driver(self._handle, self._execute)
         self._part: _Part | None = None
+        self._results: deque[Callable[[], None]] = deque()
+        self._inbox: deque[tuple[Connection, Callable[[], None]]] = deque()
+        self._onward: deque[Callable[[], None]] = deque()
+        self._is_due = False
         self._peers: dict[int, _Peer] = {}
         self._kept: tuple[int, int] | None = None
         self._spare: tuple[int, int] | None = None
@@ -176,9 +198,14 @@ class SimDaemon:
 
     @property
     def at_work_s(self) -> tuple[float, float]:
-        """How long the pass that runs has been running (0: none does), and the longest of this hold's that ended took."""
-        hold, part = self._core.hold, self._part
-        return (0.0, 0.0) if hold is None or part is None else (hold.core.running_s(self._clock.now_s), part.device.longest_s)
+        """For how long the pass that runs has got no further (0: none runs), and what the longest of this hold's that ended took."""
+        part = self._part
+        if self._core.hold is None or part is None:
+            return 0.0, 0.0
+        further = part.device.further
+        since_s = part.further_s if self.is_stuck or further is None else further[1]
+        running_s = 0.0 if part.began_s is None else self._clock.now_s - max(part.began_s, since_s)
+        return running_s, max(part.device.longest_s, part.drafted_s)
 
     # ------------------------------------------------------------------------------------------- its faults
 
@@ -189,7 +216,6 @@ class SimDaemon:
         self.fired.update(self._core.fired)
         self.stage_fired.update(_fired(self._part))
         self._begin()
-        self._backlog.clear()
         self._network.close_all(self.name)
 
     def start(self) -> None:
@@ -200,15 +226,14 @@ class SimDaemon:
         self.is_stopped = self.is_up
 
     def go_on(self) -> None:
-        """What came in the meantime is taken now, in order."""
+        """What came in the meantime is taken now."""
         self.is_stopped = False
-        backlog, self._backlog = self._backlog, []
-        for each in backlog:
-            each()
-        self._give(Tick())
+        self._is_due = True
+        self._turn()
 
     def be_slow(self, times: float) -> None:
-        """Passes of the hold that is take so many times as long, from the next layer on; 1 is as before."""
+        """Passes of the hold that is take so many times as long, from the next layer or draft on; 1 is as before."""
+        self._times = times
         if self._part is not None:
             self._part.device.spec = self._spec_at(self._part.assign, times)
 
@@ -219,35 +244,88 @@ class SimDaemon:
 
     def recover(self) -> None:
         """Nothing is wrong with it any more, but what went wrong already."""
-        self.is_damaged = self.is_short = self.is_doomed = self.is_locked = self.babbles = False
+        self.is_damaged = self.is_short = self.is_doomed = self.is_locked = self.babbles = self.is_numb = False
         self.be_hot(1.0)
 
     def _spec_at(self, assign: Assign, times: float) -> DeviceSpec:
         share = (assign.end_layer - assign.first_layer) / assign.layer_count if self.is_by_layers else 1.0
         return replace(self._spec, curve=self._spec.curve.scaled(times * share))
 
-    def _do(self, action: Callable[[], None]) -> None:
-        """Now, or when a stopped process goes on; never in a later life."""
+    def hang(self) -> None:
+        """The pass that runs, or the next one, never ends."""
+        self._note_further()
+        self.is_stuck = True
+
+    def _later(self, after_s: float, queue: deque[Callable[[], None]], action: Callable[[], None]) -> None:
+        """Something waits on a queue then, if the daemon lives until then."""
         life = self._lives
 
-        def act() -> None:
-            if life == self._lives and self.is_up:
-                if self.is_stopped:
-                    self._backlog.append(act)
-                else:
-                    action()
+        def wait() -> None:
+            if life == self._lives:
+                self._put(queue, action)
 
-        act()
+        self._clock.at(self._clock.now_s + after_s, wait)
 
-    def _later(self, after_s: float, action: Callable[[], None]) -> None:
+    # ------------------------------------------------------------------------------------------------- loop
+
+    def _put(self, queue: deque[Any], item: Any) -> None:
+        """Something came, or was done: it is taken at once by a process that runs."""
+        if self.is_up:
+            queue.append(item)
+            if not self.is_stopped:
+                self._turn()
+
+    def _turn(self) -> None:
+        """A turn of the daemon's loop, and soon another where something was left over."""
+        if not self.is_up or self.is_stopped:
+            return
         life = self._lives
-        self._clock.at(self._clock.now_s + after_s, lambda: self._do(action) if life == self._lives else None)
+        is_read = turn(self._take_result, self._take_message, self._look, self._terms.messages_max)
+        if not is_read and life == self._lives and (self._inbox or self._is_due):
+            self._clock.at(self._clock.now_s, lambda: self._turn() if life == self._lives else None)
+
+    def _take_result(self) -> bool:
+        if self._results:
+            self._results.popleft()()
+            return True
+        return False
+
+    def _take_message(self) -> bool:
+        if self._inbox:
+            self._inbox.popleft()[1]()
+            return True
+        return False
+
+    def _look(self, is_read: bool) -> None:
+        """What the next hop said; and now and then the time."""
+        while self._onward:
+            self._onward.popleft()()
+        if not self._is_due:
+            return
+        self._is_due = not is_read
+        self._note_further()
+        hold, lapsed = self._core.hold, self._core.fired["lapsed"]
+        assign = None if hold is None else hold.assign
+        is_known = assign is None or not assign.next_hop or self._network.is_resolved(self.name, assign.next_name)
+        trouble = "" if is_known or assign is None else f"{assign.next_name}: no such name"
+        self._give(Tick(next_trouble=trouble, is_read=is_read))
+        if hold is not None and self._core.fired["lapsed"] > lapsed:
+            unread = [line for line, _ in self._inbox if self._peers.get(id(line)) is hold.control]
+            assert not unread, f"{self.name} lets its head's lease lapse, though words of it wait to be read"
+
+    def _note_further(self) -> None:
+        """How far the pass that runs has come by now."""
+        part = self._part
+        if part is None or self.is_stuck or (further := part.device.further) is None or further[1] <= part.further_s:
+            return
+        job, part.further_s = further
+        self._give(Worked(hold=part.hold, result=LayerEnded(job=job, at_s=part.further_s)))
 
     # -------------------------------------------------------------------------------------------- messages
 
     def refuse(self, connection: Connection, text: str) -> None:
         """What came on a connection is no message."""
-        self._do(lambda: self._refuse(connection, text))
+        self._put(self._inbox, (connection, lambda: self._refuse(connection, text)))
 
     def _refuse(self, connection: Connection, text: str) -> None:
         if (caller := self._peers.get(id(connection))) is not None:  # else a stranger, who is not listened to
@@ -256,7 +334,7 @@ class SimDaemon:
     def take(self, connection: Connection, envelope: Envelope, frames: Frames) -> None:
         """A message of a head or of the stage before."""
         del frames
-        self._do(lambda: self._take(connection, envelope))
+        self._put(self._inbox, (connection, lambda: self._take(connection, envelope)))
 
     def _take(self, connection: Connection, envelope: Envelope) -> None:
         message = envelope.message
@@ -268,24 +346,28 @@ class SimDaemon:
             peer = self._peers[id(connection)] = _Peer(message.name, message.role, envelope.incarnation, connection)
             self._give(Greeted(caller=peer))
         elif known is not None:  # else its Hello came when nobody was there to hear it
+            if isinstance(message, Ping):
+                self._note_further()
             tensor = envelope.tensor
             size = 0 if tensor is None else len(tensor.data)
             self._give(Said(caller=known, message=message, payload=tensor, payload_bytes=size))
 
     def _give(self, event: HoldingEvent) -> None:
-        """Gives the core an event and does what it says."""
+        """Gives the core an event, and has done what it says."""
+        self._driver.give(event)
+        self._validate_caches()
+
+    def _handle(self, event: HoldingEvent) -> list[HoldingCommand]:
         commands = self._core.handle(event, self._clock.now_s)
         self._core.validate(is_honest=self._is_honest)
-        for command in commands:
-            self._execute(command)
-        self._validate_caches()
+        return commands
 
     def _validate_caches(self) -> None:
         """A slice that runs nothing holds what the core believes."""
         hold, part = self._core.hold, self._part
         if hold is not None and part is not None and hold.number == part.hold and part.device.is_idle:
             core = hold.core
-            if isinstance(core, StageCore) and core.running_s(self._clock.now_s) == 0:
+            if isinstance(core, StageCore) and part.began_s is None:
                 part.layers.validate(part.assign.stage, core)
 
     def _execute(self, command: HoldingCommand) -> None:
@@ -295,14 +377,18 @@ class SimDaemon:
             welcome = Welcome(name=self.name, version=__version__, device="cpu", pid=1, memory_bytes=1, count=0, is_held=command.is_held)
             self._send(command.caller, welcome)
         elif isinstance(command, Send):
-            if not self._send(command.caller, command.message) and command.hold:
-                self._give(Unsent(hold=command.hold, message=command.message))
+            message = command.message
+            if self.babbles and isinstance(message, Proposed):
+                message = self._nonsense(message)
+            if not self._send(command.caller, message) and command.hold:
+                self._driver.give(Unsent(hold=command.hold, message=command.message))
         elif isinstance(command, SendOn):
             self._send_on(command)
         elif isinstance(command, ShowLife):
             running_s, arrived = command.running_s, command.arrived
             pong = Pong(queued=command.queued, done=command.done, memory_bytes=0, running_s=running_s, arrived=arrived)
-            self._send(command.caller, Reset() if self.babbles else pong)
+            is_nonsense = self.babbles and self._drafter is None  # of a drafter what it proposes is
+            self._send(command.caller, Reset() if is_nonsense else pong)
         elif isinstance(command, ShowReady):
             slots, load_s = command.loaded.cache_slots, command.loaded.load_s
             ready = Ready(weight_bytes=1, memory_bytes=1, cache_slots=slots, load_s=load_s)
@@ -344,7 +430,7 @@ class SimDaemon:
             assert part.next_hop is not None, "a stage that is ready has its next hop"
             part.next_hop.send(self.name, message, tensor and widened(tensor, part.assign))
         elif not self._send(command.caller, message, tensor):
-            self._give(Unsent(hold=command.hold, message=message))
+            self._driver.give(Unsent(hold=command.hold, message=message))
 
     # --------------------------------------------------------------------------------------------- holding
 
@@ -358,35 +444,39 @@ class SimDaemon:
             self._clock, self._spec_at(assign, self.heat), assign.stage, layers, is_last, lambda done: self._done(life, hold, done)
         )
         part = self._part = _Part(hold, assign, core if isinstance(core, StageCore) else None, layers, device)
+        self._times = self.heat
         if assign.next_hop and assign.next_name not in self._daemons:
             assert not self._is_honest, f"there is no device {assign.next_name}"
-            self._later(0.0, lambda: self._give(NextLost(hold=hold, text="cannot be dialled: no such name")))
+            self._later(0.0, self._onward, lambda: self._give(NextLost(hold=hold, text="cannot be dialled: no such name")))
         elif assign.next_hop:
             part.next_hop = self._dial(hold, assign, command.caller.incarnation)
-        if assign.drafting is not None or assign.dtype != "float32":
+        if assign.drafting is not None and self._drafter is not None:
+            self._drafter.restart()
+        is_known = assign.dtype == "float32" and (assign.drafting is None or self._drafter is not None)
+        if not is_known:
             assert not self._is_honest, f"a head assigns {assign.told}"
-            self._later(0.0, lambda: self._give(Failed(hold=hold, text=f"no {assign.told} here", is_part=True)))
+            self._later(0.0, self._results, lambda: self._give(Failed(hold=hold, text=f"no {assign.told} here", is_part=True)))
         elif count > self.layers_max:
-            self._later(0.0, lambda: self._give(Failed(hold=hold, text=f"{count} layers do not fit here", is_part=True)))
+            self._later(0.0, self._results, lambda: self._give(Failed(hold=hold, text=f"{count} layers do not fit here", is_part=True)))
         else:
             self._preparing = 0
             load_s = KEPT_S if self._has(span) else self._load_s * self._lacking(span)
-            self._later(load_s, lambda: self._loaded(hold, span))
-        self._later(CHECK_S, lambda: self._check(hold))
+            self._later(load_s, self._results, lambda: self._loaded(hold, span))
+        self._check_later(hold)
 
     def _dial(self, hold: int, assign: Assign, incarnation: int) -> Connection:
         other = self._daemons[assign.next_name]
 
         def lost() -> None:
-            self._do(lambda: self._give(NextLost(hold=hold, text="was lost: its connection closed")))
+            self._put(self._onward, lambda: self._give(NextLost(hold=hold, text="was lost: its connection closed")))
 
         def take(connection: Connection, envelope: Envelope, frames: Frames) -> None:
             del connection, frames
-            self._do(lambda: self._give(NextSaid(hold=hold, message=envelope.message)))
+            self._put(self._onward, lambda: self._give(NextSaid(hold=hold, message=envelope.message)))
 
         def refuse(connection: Connection, text: str) -> None:
             del connection
-            self._do(lambda: self._give(NextLost(hold=hold, text=f"broke the protocol: {text}")))
+            self._put(self._onward, lambda: self._give(NextLost(hold=hold, text=f"broke the protocol: {text}")))
 
         found = self._network.connect(
             self.name,
@@ -451,7 +541,7 @@ class SimDaemon:
         room = room_for(new=lacking, cache=0, free=free, growth=0, given_up=given_up)
         if room is Room.NONE or assign.dtype != "float32":
             text = f"{assign.told} do not fit here"
-            self._later(0.0, lambda: self._give(Failed(hold=hold, text=text, is_part=True)))
+            self._later(0.0, self._results, lambda: self._give(Failed(hold=hold, text=text, is_part=True)))
             return
 
         def made() -> None:
@@ -462,38 +552,87 @@ class SimDaemon:
             later_s = 0.0 if room is Room.BESIDE else self._load_s * lacking
             self._give(Worked(hold=hold, result=self._result(later_s)))
 
-        self._later(self._load_s * lacking, made)
+        self._later(self._load_s * lacking, self._results, made)
 
-    def _check(self, hold: int) -> None:
-        if self._core.number == hold:
-            assign = None if self._part is None else self._part.assign
-            is_known = assign is None or not assign.next_hop or self._network.is_resolved(self.name, assign.next_name)
-            self._give(Tick(next_trouble="" if is_known else f"{assign and assign.next_name}: no such name"))
-            self._later(CHECK_S, lambda: self._check(hold))
+    def _check_later(self, hold: int) -> None:
+        """Deadlines are looked at now and then, as long as the hold lasts."""
+        life = self._lives
+
+        def check() -> None:
+            if life == self._lives and self._core.number == hold:
+                self._is_due = True
+                self._turn()
+                self._check_later(hold)
+
+        self._clock.at(self._clock.now_s + CHECK_S, check)
 
     # ------------------------------------------------------------------------------------------- computing
 
     def _done(self, life: int, hold: int, done: LayersDone) -> None:
         """A pass ends: that of an earlier life tells nobody, though its hold may have had the same number."""
-        if not self.is_stuck and life == self._lives:
-            self._do(lambda: self._give(Worked(hold=hold, result=done)))
+        if self.is_stuck or life != self._lives:
+            return
+
+        def tell() -> None:
+            if self._part is not None and self._part.hold == hold:
+                self._part.began_s = None
+            self._give(Worked(hold=hold, result=done))
+
+        self._put(self._results, tell)
 
     def _compute(self, part: _Part, work: Any) -> None:
         if isinstance(work, RunLayers):
             if not self._reserve(part, work):
-                self._later(0.0, lambda: self._give(Failed(hold=part.hold, text="no room for these caches", is_part=True)))
+                self._later(0.0, self._results, lambda: self._give(Failed(hold=part.hold, text="no room for these caches", is_part=True)))
                 return
+            part.began_s = self._clock.now_s
             part.device.run(replace(work, payload=narrowed(work.payload)))
         elif isinstance(work, Trim):
             if not part.device.is_idle:  # of a stopped process the job may be done while nobody was told
                 part.device.trim(work)
+        elif isinstance(work, Expand):
+            self._draft(part, work)
+        elif isinstance(work, Release):
+            assert self._drafter is not None, "no drafter here"
+            self._drafter.release(work)
         else:
-            assert isinstance(work, OpenCache | ClearSlots | CloseCache), "no drafters here"
+            assert isinstance(work, OpenCache | ClearSlots | CloseCache), f"nobody here does {type(work).__name__}"
             if isinstance(work, OpenCache):
                 part.caches[work.request] = _Cache(work.slots)
             elif isinstance(work, CloseCache):
                 del part.caches[work.request]
             part.device.change_cache(work)
+
+    def _draft(self, part: _Part, work: Expand) -> None:
+        """What is proposed depends on the order of jobs and releases alone: it is made at once, and told when the job is done."""
+        assert self._drafter is not None, "no drafter here"
+        life, segment = self._lives, work.segment
+        context = sum(min(each.positions, default=0) for each in segment.parts)
+        if self.is_numb:
+            self._later(0.0, self._results, lambda: self._give(Failed(hold=part.hold, text=NO_NUMBER)))
+            return
+        seconds = self._drafting.seconds(segment.row_count, context) * self._times
+        proposals = self._drafter.draft(segment, work.width) if self._is_honest else wild_proposals(segment, work.width)
+        part.began_s = self._clock.now_s
+
+        def tell() -> None:
+            if self._part is part:
+                part.began_s, part.drafted_s = None, max(part.drafted_s, seconds)
+            self._give(Worked(hold=part.hold, result=Proposed(job=segment.segment, proposals=proposals, compute_s=seconds)))
+
+        def done() -> None:
+            if not self.is_stuck and life == self._lives:
+                self._put(self._results, tell)
+
+        self._clock.at(self._clock.now_s + seconds, done)
+
+    def _nonsense(self, answer: Proposed) -> Proposed:
+        """In its place: an answer to another job, or with a token that the target lacks."""
+        self.has_babbled = True
+        if answer.job % 2:
+            return replace(answer, job=answer.job + 1)
+        lacking = Proposal(request=0, epoch=0, node=0, tokens=(self._language.vocabulary_size,), confidences=(0.5,))
+        return replace(answer, proposals=(*answer.proposals, lacking))
 
     def _reserve(self, part: _Part, job: RunLayers) -> bool:
         """As `model.slice.Slice` does before it runs a job: whether there is memory for it, as there is for
@@ -505,6 +644,21 @@ class SimDaemon:
         has_room = taken <= self.cache_slots
         assert has_room or not self._is_honest, f"{self.name} has memory for {self.cache_slots} cache slots, {taken} are needed"
         return has_room
+
+
+def wild_proposals(segment: Segment, width: int) -> tuple[Proposal, ...]:
+    """What a drafter might make of any job, of a head that may not be honest."""
+    return tuple(
+        Proposal(
+            request=part.commit.request,
+            epoch=part.commit.epoch,
+            node=node,
+            tokens=tuple(range(width)),
+            confidences=(1 / width,) * width,
+        )
+        for part in segment.parts
+        for node in part.ids
+    )
 
 
 def widened(tensor: Tensor, assign: Assign) -> Tensor:

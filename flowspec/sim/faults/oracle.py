@@ -57,6 +57,11 @@ class Oracle:
         self._lost: set[str] = set()
         self._lost_s: dict[str, float] = {}
 
+    @property
+    def lost(self) -> list[str]:
+        """Who is lost now."""
+        return self._membership.lost
+
     def touch(self, fault: Fault) -> None:
         """Something goes wrong: at the head (then all may be lost), a device, or a link, whose ends may be,
         if they are devices.

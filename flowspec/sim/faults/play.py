@@ -11,13 +11,15 @@ from flowspec.core.events import Cancel, Forget, Submit
 from flowspec.core.head import HeadCore
 from flowspec.core.membership import Membership
 from flowspec.core.mirror import DrafterTraits
+from flowspec.plan.timing import INSTANT, Curve
 from flowspec.sim.clock import Clock
 from flowspec.sim.drafter import FakeDrafter
-from flowspec.sim.faults.cluster import HEAD, Cluster
-from flowspec.sim.faults.daemon import SLOW, SimDaemon
+from flowspec.sim.faults.cluster import Cluster
+from flowspec.sim.faults.daemon import NO_NUMBER, SLOW, SimDaemon
 from flowspec.sim.faults.network import Connection, Network
 from flowspec.sim.faults.oracle import LOOK_S, Oracle
 from flowspec.sim.faults.other_head import OtherHead
+from flowspec.sim.faults.pipelines import HEAD
 from flowspec.sim.faults.schedule import HEAL_S, Fault, Schedule
 from flowspec.sim.language import plain_answer, plain_logprobs
 from flowspec.sim.link import Frames
@@ -49,6 +51,7 @@ FLAWS = {
     "doomed": "is_doomed",
     "locked": "is_locked",
     "babble": "babbles",
+    "numb": "is_numb",
 }
 """What is wrong with a device for a while."""
 
@@ -74,7 +77,6 @@ class Play:
         self._turns = [dialogue.turns for dialogue in schedule.dialogues]
         self._waiting = len(schedule.dialogues)
         self._forgotten: set[int] = set()
-        self._lost_drafters: set[int] = set()
         self._others = 0
         self._has_babbled = False
         self.has_given_up = False
@@ -84,6 +86,7 @@ class Play:
         self.daemons: dict[str, SimDaemon] = {}
         for name in schedule.devices:
             self.daemons[name] = self._daemon(name)
+        stages = dict(self.daemons)
         absent = {fault.where[0]: fault for fault in schedule.faults if fault.kind == "absent"}
         for name in absent:
             self.daemons[name].crash()
@@ -98,6 +101,9 @@ class Play:
             )
             for number, quality in enumerate(schedule.qualities)
         ]
+        for place, drafter, pace in zip(schedule.places, drafters, schedule.drafting, strict=True):
+            if place is not None:
+                self.daemons[place.device] = self._daemon(place.device, drafter, pace)
         head = HeadCore(
             context=schedule.context,
             stage_count=len(schedule.devices),
@@ -120,6 +126,7 @@ class Play:
             devices_max=schedule.devices_max,
             drafters=drafters,
             drafting=schedule.drafting,
+            places=schedule.places,
             frames_max=schedule.frames_max,
             expect=lambda submit: self._plain(submit)[0],
             tell=self._tell,
@@ -129,9 +136,14 @@ class Play:
         )
         self.cluster.on_end = self._ended
         self.cluster.on_give_up = self._given_up
-        self._oracle = Oracle(self.clock, self.network, self.daemons, self.cluster.membership, HEAD)
+        self.cluster.on_drafter_given_up = self._drafter_given_up
+        self._oracle = Oracle(self.clock, self.network, stages, self.cluster.membership, HEAD)
+        self._oracles = [self._oracle]
+        for remote in self.cluster.remote_drafters:
+            of = {remote.place.device: self.daemons[remote.place.device]}
+            self._oracles.append(Oracle(self.clock, self.network, of, remote.membership, HEAD))
         for fault in absent.values():
-            self._oracle.touch(fault)
+            self._touch(fault)
         if self._is_honest:
             self._look()
         for fault in schedule.faults:
@@ -143,7 +155,7 @@ class Play:
                 if when_s is not None:
                     self.clock.at(when_s, lambda event=event: self._ask(event))  # type: ignore[misc]
 
-    def _daemon(self, name: str) -> SimDaemon:
+    def _daemon(self, name: str, drafter: FakeDrafter | None = None, drafting: Curve = INSTANT) -> SimDaemon:
         schedule = self.schedule
         return SimDaemon(
             name,
@@ -152,13 +164,16 @@ class Play:
             schedule.language,
             schedule.spec,
             layers_max=schedule.layer_count,
-            cache_slots=schedule.cache_slots[name],
+            cache_slots=schedule.cache_slots[name] if drafter is None else schedule.draft_slots,
             load_s=schedule.load_s,
             queued_max=schedule.queued_max,
             spare_layers=schedule.spare_layers,
+            messages_max=schedule.messages_max,
             daemons=self.daemons,
             tell=lambda text: self._tell(name, text),
             is_honest=self._is_honest,
+            drafter=drafter,
+            drafting=drafting,
         )
 
     def run(self) -> None:
@@ -173,9 +188,9 @@ class Play:
             for answers in self.cluster.answers.values():
                 for answer in answers:
                     self._check(answer)
-            lost = self.cluster.membership.lost
-            back_s = self.clock.now_s + max(map(self._oracle.back_s, lost), default=0.0)
-            self._run_until(lambda: not self.cluster.membership.lost, back_s + LOOK_S)  # whoever is not back in time fails the oracle
+            back_s = self.clock.now_s + max((each.back_s(name) for each in self._watching for name in each.lost), default=0.0)
+            is_back = lambda: not any(each.lost for each in self._watching)  # noqa: E731 - whoever is not back in time fails its oracle
+            self._run_until(is_back, back_s + LOOK_S)
         except Exception as error:  # whatever comes out is the finding; it is told with its instant, and the cause stays attached
             raise FaultError(f"at {self.clock.now_s:.3f} s: {type(error).__name__}: {error}") from error
 
@@ -191,9 +206,11 @@ class Play:
             pass
 
     def fired(self) -> Counter[str]:
-        """How often each rule fired, by whose it is: `member`, `pipeline`, `head`, `daemon` or `stage`."""
+        """How often each rule fired, by whose it is: `member`, `pipeline`, `head`, `drafter`, `daemon` or `stage`."""
         found: Counter[str] = Counter()
         cores = [("member", self.cluster.membership.fired), ("pipeline", self.cluster.forming.fired), ("head", self.cluster.head.fired)]
+        for remote in self.cluster.remote_drafters:
+            cores += [("member", remote.membership.fired), ("pipeline", remote.pipelines.forming.fired), ("drafter", remote.core.fired)]
         for daemon in self.daemons.values():
             cores += [("daemon", daemon.rules), ("stage", daemon.stage_rules)]
         for core, rules in cores:
@@ -208,8 +225,21 @@ class Play:
         if len(self.story) < STORY_LINES_MAX:
             self.story.append((self.clock.now_s, who, text))
 
+    @property
+    def _watching(self) -> list[Oracle]:
+        """Those of the stages, and of the drafters that are not given up."""
+        remotes = self.cluster.remote_drafters
+        return [self._oracle, *(each for each, remote in zip(self._oracles[1:], remotes, strict=True) if not remote.is_given_up)]
+
+    def _touch(self, fault: Fault) -> None:
+        for oracle in self._oracles:
+            oracle.touch(fault)
+
     def _look(self) -> None:
-        self._oracle.look(head_listens=not self.cluster.is_stopped, pipeline=self.cluster.forming.number, healed_s=HEAL_S)
+        numbers = [self.cluster.forming.number]
+        numbers += [each.pipelines.forming.number for each in self.cluster.remote_drafters if not each.is_given_up]
+        for oracle, number in zip(self._watching, numbers, strict=True):
+            oracle.look(head_listens=not self.cluster.process.is_stopped, pipeline=number, healed_s=HEAL_S)
         self.clock.at(self.clock.now_s + LOOK_S, self._look)
 
     # ---------------------------------------------------------------------------------------------- answers
@@ -261,7 +291,7 @@ class Play:
     def _begin(self, fault: Fault) -> None:
         self._tell("fault", str(fault))
         self._has_babbled |= fault.kind == "babble"
-        self._oracle.touch(fault)
+        self._touch(fault)
         until_s = min(fault.at_s + fault.for_s, HEAL_S)
         if fault.kind in LINK_FAULTS:
             begin, end = LINK_FAULTS[fault.kind]
@@ -272,28 +302,17 @@ class Play:
         elif fault.kind == "one way":
             for receiver in fault.where[1:]:
                 self.network.block(fault.where[0], receiver)
-        elif fault.kind == "drafter":
-            drafter = int(fault.where[0])
-            if drafter not in self._lost_drafters:
-                self._lost_drafters.add(drafter)
-                self.cluster.drafters.lose(drafter)
-                self.clock.at(until_s, lambda: self._return_drafter(drafter))
         elif fault.where == (HEAD,):
             if fault.kind == "clock":
-                self.cluster.skew_s += fault.for_s
+                self.cluster.process.skew_s += fault.for_s
             else:
-                self.cluster.stop()
-                self.clock.at(until_s, self.cluster.go_on)
+                self.cluster.process.stop()
+                self.clock.at(until_s, self.cluster.process.go_on)
         else:
             self._begin_at(self.daemons[fault.where[0]], fault.kind, until_s)
 
-    def _return_drafter(self, drafter: int) -> None:
-        if drafter in self._lost_drafters:
-            self._lost_drafters.discard(drafter)
-            self.cluster.drafters.give_back(drafter)
-
     def _begin_at(self, daemon: SimDaemon, kind: str, until_s: float) -> None:
-        if kind in ("crash", "restart"):
+        if kind in ("crash", "restart", "drafter"):
             daemon.crash()
             self.clock.at(self.clock.now_s + 0.01 if kind == "restart" else until_s, daemon.start)
         elif kind == "absent":  # since before the head began
@@ -310,7 +329,7 @@ class Play:
             setattr(daemon, FLAWS[kind], True)
             self.clock.at(until_s, lambda: setattr(daemon, FLAWS[kind], False))
         elif kind == "stuck":
-            daemon.is_stuck = True
+            daemon.hang()
         elif kind == "held":
             self._others += 1
             OtherHead(self.clock, self.network, daemon, self._others, self.schedule.layer_count, until_s)
@@ -333,13 +352,16 @@ class Play:
         assert has_waited or self._has_babbled or not self._is_honest, f"the head gives up: {text}"
         self.has_given_up = True
 
+    def _drafter_given_up(self, text: str) -> None:
+        """As with the session: right where a device talked nonsense, or computes no number. Answers go on without it."""
+        self._tell("head", f"gives up a drafter: {text}")
+        assert NO_NUMBER in text or self._has_babbled or not self._is_honest, f"the head gives up a drafter: {text}"
+
     def _heal(self) -> None:
         """From now on nothing goes wrong any more; a stuck process is started again, as its owner would."""
         self._tell("fault", "all is well again")
         self.network.mend_all()
-        for drafter in tuple(self._lost_drafters):
-            self._return_drafter(drafter)
-        self.cluster.go_on()
+        self.cluster.process.go_on()
         for daemon in self.daemons.values():
             if daemon.is_stuck:
                 daemon.crash()

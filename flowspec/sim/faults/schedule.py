@@ -18,7 +18,9 @@ from flowspec.core.methods import METHODS, OPTIONS, make_method
 from flowspec.core.methods.base import Method
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
-from flowspec.sim.faults.cluster import HEAD, TERMS
+from flowspec.sim.faults.cluster import TERMS
+from flowspec.sim.faults.drafters import Place
+from flowspec.sim.faults.pipelines import HEAD
 from flowspec.sim.language import HashLanguage, plain_answer
 
 SAMPLINGS = (Sampling(), Sampling(temperature=0.7), Sampling(temperature=1.0, top_p=0.9), Sampling(temperature=0.9, top_k=3))
@@ -30,6 +32,12 @@ MORE_KINDS = ("held", "one way")
 """Faults that came later: drawn beside the others, so that a seed keeps the faults that it had."""
 LATER_KINDS = ("damaged", "short", "doomed", "locked", "babble", "heat", "garble", "mute", "slow link", "no name")
 """And those that came after these."""
+DRAFTER_KINDS = (
+    *("crash", "restart", "stop", "slow", "stuck", "sever", "break", "refuse", "held"),
+    *("damaged", "doomed", "short", "locked", "heat", "garble", "mute", "slow link", "no name"),
+    *("babble", "babble", "babble", "numb"),
+)
+"""What happens to devices of drafters, and to their links."""
 START_KINDS = ("absent",)
 """What may be so when the head begins."""
 KINDS = ("crash", "restart", "stop", "slow", "stuck", "sever", "break", "head stops", "clock", "refuse", "drafter")
@@ -37,7 +45,7 @@ KINDS = ("crash", "restart", "stop", "slow", "stuck", "sever", "break", "head st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something goes wrong at `at_s` and is over after `for_s`; `where` is a device, a drafter, or two places of which one may be the head."""
+    """Something goes wrong at `at_s` and is over after `for_s`; `where` is a device, or two places of which one may be the head."""
 
     kind: str
     at_s: float
@@ -75,6 +83,7 @@ class Schedule:
     devices_max: int
     queued_max: int
     spare_layers: int
+    messages_max: int
     frames_max: int
     context: int
     bounds: Bounds
@@ -88,6 +97,7 @@ class Schedule:
     levels: tuple[int, ...]
     captures: tuple[int, ...]
     drafting: tuple[Curve, ...]
+    places: tuple[Place | None, ...]
     dialogues: tuple[Dialogue, ...]
     faults: tuple[Fault, ...]
 
@@ -114,7 +124,7 @@ def draw(seed: int) -> Schedule:
     devices_min = room.randint(1, len(devices)) if room.random() < 0.2 else 1
     wanted = random.Random(~seed)
     dialogues = tuple(replace(each, first=replace(each.first, top_logprobs=wanted.choice([-1, -1, 0, 3, 20]))) for each in dialogues)
-    return Schedule(
+    made = Schedule(
         seed=seed,
         devices=devices,
         spec=DeviceSpec(curve=Curve(base_s=rng.choice([0.002, 0.02, 0.1]), row_s=rng.choice([0.0, 0.002])), layers=rng.choice([1, 3])),
@@ -126,6 +136,7 @@ def draw(seed: int) -> Schedule:
         devices_max=room.randint(devices_min, len(devices)) if room.random() < 0.25 else len(devices),
         queued_max=flights_max or 64,
         spare_layers=random.Random(f"spare {seed}").choice([0, 1, 12]),
+        messages_max=random.Random(f"turn {seed}").choice([1, 2, limits.MESSAGES_PER_TURN_MAX]),
         frames_max=later.choice([0, 2, 1000]),
         terms=replace(
             TERMS,
@@ -154,6 +165,7 @@ def draw(seed: int) -> Schedule:
         levels=(0, *(rng.choice([0, 0, 1, 2]) for _ in qualities[1:]))[: len(qualities)],
         captures=captures,
         drafting=tuple(Curve(base_s=rng.choice([0.0, 0.003, 0.05])) for _ in qualities),
+        places=(None,) * len(qualities),
         dialogues=dialogues,
         faults=tuple(
             sorted(
@@ -167,6 +179,43 @@ def draw(seed: int) -> Schedule:
             )
         ),
     )
+    return made if captures else _with_places(made)
+
+
+def _with_places(made: Schedule) -> Schedule:
+    """The same with some of its drafters on devices of their own, those that are lost among them, and with what happens to these."""
+    rng = random.Random(f"drafters {made.seed}")
+    lost = {fault.where[0] for fault in made.faults if fault.kind == "drafter"}
+    share, handover_s = rng.choice([0.0, 0.0, 0.6]), rng.choice([0.0, 0.01, 0.3, 1.0])
+    names = [drafter_device(number) for number in range(len(made.qualities))]
+    is_away = [name in lost or rng.random() < share for name in names]
+    places = tuple(Place(device=name, handover_s=handover_s) if away else None for name, away in zip(names, is_away, strict=True))
+    there = [place.device for place in places if place is not None]
+    found = list(made.faults)
+    for _ in range(rng.choice([0, 1, 1, 2, 4]) if there else 0):
+        kind, device = rng.choice(DRAFTER_KINDS), rng.choice(there)
+        is_link = kind in ("sever", "break", "garble", "mute", "slow link", "no name")
+        ends = [HEAD, device] if kind == "no name" else rng.sample([HEAD, device], 2)
+        at_s = rng.choice([0.0, rng.choice(made.dialogues).at_s + rng.uniform(0, 2), rng.uniform(0, HEAL_S)])
+        for_s = rng.choice([0.3, 2.0, HEAL_S])
+        where = tuple(ends) if is_link else (device,)
+        found.append(Fault(kind=kind, at_s=min(at_s, HEAL_S), for_s=for_s, where=where))
+        if kind in ("damaged", "short", "doomed", "locked"):  # they show when it is loaded, or dialled
+            found.append(Fault(kind="restart", at_s=min(at_s + 0.3, HEAL_S), for_s=0.0, where=(device,)))
+    return replace(
+        made,
+        places=places,
+        drafting=tuple(
+            curve if place is None else Curve(base_s=rng.choice([curve.base_s, 0.1, 0.4]))
+            for curve, place in zip(made.drafting, places, strict=True)
+        ),
+        faults=tuple(sorted(found, key=lambda fault: fault.at_s)),
+    )
+
+
+def drafter_device(number: int) -> str:
+    """What the device of a drafter is called, where it has one."""
+    return f"draft-{number}"
 
 
 def _options(rng: random.Random, name: str, drafters: int) -> dict[str, Any]:
@@ -214,7 +263,7 @@ def _faults(rng: random.Random, devices: tuple[str, ...], drafters: int, asked_s
         kind = rng.choice(kinds)
         pair = rng.sample([HEAD, *devices], 2)
         if kind == "drafter":
-            where: tuple[str, ...] = (str(rng.randrange(drafters)),)
+            where: tuple[str, ...] = (drafter_device(rng.randrange(drafters)),)
         else:
             where = (HEAD,) if kind in ("head stops", "clock") else tuple(pair) if kind in ("sever", "break") else (rng.choice(devices),)
         last_s = rng.choice([0.0, 0.1, 1.0, 3.0, HEAL_S]) * rng.uniform(0.5, 1.5)

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flowspec.core.messages import Segment, Verified
-from flowspec.sim.faults.cluster import HEAD
 from flowspec.sim.faults.network import Connection
+from flowspec.sim.faults.pipelines import HEAD
 from flowspec.sim.faults.play import Play
 from flowspec.sim.faults.schedule import draw
 from flowspec.sim.link import Frames as AnyFrames
@@ -63,7 +63,7 @@ class World:
         self._rate = self._chance.choice(RATES)
         self._ending = Ending()
         self._seen: Frames = _SAMPLES[0]
-        self._late: dict[tuple[int, str], Frames] = {}
+        self._late: dict[tuple[int, str], tuple[Connection, Frames]] = {}
         self._is_over = False
         schedule = draw(genome[0] % SEEDS)
         if self._rate:  # features come once: a drafter that wants them cannot do without those that somebody changed
@@ -91,7 +91,7 @@ class World:
             self._chance = random.Random(self._genome[number + 1])
         late = self._late.pop((id(connection), sender), None)
         found = self._changed(connection, sender, own)
-        return found if late is None else [*found, late]
+        return found if late is None else [*found, late[1]]
 
     def _changed(self, connection: Connection, sender: str, frames: Frames) -> list[Frames]:
         chance = self._chance
@@ -106,7 +106,8 @@ class World:
         if way == "twice":
             return [frames, frames]
         if way == "late":
-            self._late[id(connection), sender] = frames
+            # The connection is kept, too, so that no other one can get its identity.
+            self._late[id(connection), sender] = connection, frames
             return []
         if way == "old":
             return [_stamped(self._seen, connection) if chance.random() < 0.5 else self._seen, frames]

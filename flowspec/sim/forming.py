@@ -1,0 +1,117 @@
+"""How a simulated cluster without faults begins: its pipeline is formed and its devices are held by the product's own code, in no time.
+
+From then on nobody is lost, silent or back, and each word is for a stage or for the head: `Holding` would hand
+all of them on as they are (`tests/sim/test_beginning.py` compares), and `Forming` would say nothing but Ping. So
+a `World` gives its events to `StageCore` and `HeadCore` themselves. Clusters that fail are `sim.faults`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from flowspec import __version__
+from flowspec.core.cluster_messages import Ready, Welcome
+from flowspec.core.driving import Driver
+from flowspec.core.forming import CONTROL, Dial, Forming, FormingCommand, FormingEvent, Part, Plan, Planned, Tell
+from flowspec.core.forming import Said as DeviceSaid
+from flowspec.core.forming import Terms as FormingTerms
+from flowspec.core.holding import (
+    Caller,
+    Greet,
+    Greeted,
+    Holding,
+    HoldingCommand,
+    HoldingEvent,
+    Loaded,
+    NextSaid,
+    Said,
+    ShowReady,
+    Take,
+    Terms,
+    Worked,
+)
+from flowspec.core.incarnation import incarnation_of
+from flowspec.core.limits import ID_MAX, VOCABULARY_MAX
+from flowspec.core.membership import Begin, Membership, Patience
+from flowspec.core.stage import StageCore
+from flowspec.plan.placement import ClusterPlan, assigns_of
+
+NEVER_S = 1e9
+PATIENCE = Patience(
+    silent_s=NEVER_S,
+    loading_silent_s=NEVER_S,
+    loading_s=NEVER_S,
+    stuck_s=NEVER_S,
+    probe_s=NEVER_S,
+    back_s=NEVER_S,
+    forgive_s=NEVER_S,
+)
+LOADED = Loaded(
+    weight_bytes=1,
+    cache_slots=ID_MAX,
+    received_bytes=0,
+    hidden_size=1,
+    vocabulary_size=VOCABULARY_MAX,
+    reused=False,
+)
+"""Memory is no limit, and every token id is known."""
+
+
+class Beginning:
+    """A plan's pipeline as it is formed.
+
+    `holdings` are its devices', in pipeline order, and `callers` who dialled them, by device and role.
+    """
+
+    def __init__(self, plan: ClusterPlan) -> None:
+        parts = zip(plan.stages, assigns_of(plan), strict=True)
+        self._parts = tuple(Part(device=stage.name, place=stage.name, assign=assign) for stage, assign in parts)
+        terms = FormingTerms(connect_s=NEVER_S, reconnect_s=NEVER_S, held_s=0.0, ping_s=1.0, watch_s=0.5, settle_s=0.0)
+        self.forming = Forming(Membership([stage.name for stage in plan.stages], PATIENCE), terms)
+        self.holdings = {stage.name: Holding(Terms(lease_s=NEVER_S, link_s=NEVER_S)) for stage in plan.stages}
+        self.callers: dict[tuple[str, str], Caller] = {}
+        self._head: Driver[FormingEvent, FormingCommand] = Driver(lambda event: self.forming.handle(event, 0.0), self._do)
+        self._devices = {name: self._driver(name, holding) for name, holding in self.holdings.items()}
+        self._head.give(Begin())
+        assert self.forming.is_formed, "a pipeline whose devices all answer is there"
+
+    @property
+    def stages(self) -> list[StageCore]:
+        """What the devices hold, in pipeline order."""
+        cores = [None if holding.hold is None else holding.hold.core for holding in self.holdings.values()]
+        return [core for core in cores if isinstance(core, StageCore)]
+
+    def _driver(self, name: str, holding: Holding) -> Driver[HoldingEvent, HoldingCommand]:
+        return Driver(lambda event: holding.handle(event, 0.0), partial(self._do_at, name))
+
+    def _do(self, command: FormingCommand) -> None:
+        """What the head is told to do; all else is for those who look on."""
+        if isinstance(command, Plan):
+            self._head.give(Planned(parts=self._parts))
+        elif isinstance(command, Dial):
+            self._dial(command.device, command.role, "head", incarnation_of(1, command.pipeline))
+        elif isinstance(command, Tell):
+            self._devices[command.device].give(Said(caller=self.callers[command.device, CONTROL], message=command.message))
+
+    def _dial(self, device: str, role: str, name: str, incarnation: int) -> None:
+        caller = self.callers[device, role] = Caller(name, role, incarnation)
+        self._devices[device].give(Greeted(caller=caller))
+
+    def _do_at(self, name: str, command: HoldingCommand) -> None:
+        """What a device is told to do."""
+        if isinstance(command, Greet):
+            welcome = Welcome(name=name, version=__version__, device="cpu", pid=1, memory_bytes=1, count=0)
+            caller = command.caller
+            if caller.role == "stage":
+                self._devices[caller.name].give(NextSaid(hold=self.holdings[caller.name].number, message=welcome))
+            else:
+                self._say(name, caller.role, welcome)
+        elif isinstance(command, Take):
+            if command.assign.next_hop:
+                self._dial(command.assign.next_name, "stage", name, command.caller.incarnation)
+            self._devices[name].give(Worked(hold=command.hold, result=LOADED))
+        elif isinstance(command, ShowReady):
+            self._say(name, CONTROL, Ready(weight_bytes=1, memory_bytes=1, cache_slots=LOADED.cache_slots))
+
+    def _say(self, device: str, role: str, message: Welcome | Ready) -> None:
+        self._head.give(DeviceSaid(pipeline=self.forming.number, device=device, role=role, message=message))
