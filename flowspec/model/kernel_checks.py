@@ -1,15 +1,16 @@
 """Tries kernels on this processor: `python -m flowspec.model.kernel_checks DTYPE DEVICE`.
 
 Run by `trials.py` in a process of its own, which may die of it. Prints a JSON line before and after each
-kernel, and ends with the first that is right. What is expected is computed here, by numpy in float64: it
-shares neither code nor kernel with what is tried. There are whole numbers, which every precision holds and
-sums exactly, and others, as models have them. Rows come in changing numbers from 1 to 32, alone and
+kernel; of each arithmetic the first that is right is enough. What is expected is computed here, by numpy in
+float64: it shares neither code nor kernel with what is tried. There are whole numbers, which every precision
+holds and sums exactly, and others, as models have them. Rows come in changing numbers from 1 to 32, alone and
 together, with one thread and with all: kernels were seen that are right only for some of these.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import signal
@@ -50,7 +51,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="flowspec-kernel-checks", description=__doc__)
     parser.add_argument("dtype", choices=tuple(ACTIVATIONS))
     parser.add_argument("device")
-    parser.add_argument("--skip", action="append", default=[], help="a kernel that was judged already")
+    parser.add_argument("--skip", action="append", default=[], help="a kernel that was found wrong already")
+    parser.add_argument("--right", action="append", default=[], help="a kernel that was found right already")
     args = parser.parse_args()
     compute_precisely()  # as slices are computed
     device = torch.device(args.device)
@@ -60,26 +62,40 @@ def main() -> None:
         _say(error=str(error))
         return
     progress = partial(_say, alive=True)
-    checks = [(ATTENTION, partial(attention_fault, args.dtype, device, progress))]
-    for kernel in kernels:
-        checks.append((kernel.name, partial(linear_fault, args.dtype, kernel, device, progress)))
-    is_found = False
-    for place, (name, check) in enumerate(checks, 1):
-        if name in args.skip or is_found:
+    found = {kernel.arithmetic for kernel in kernels if kernel.name in args.right}
+    tries: list[Kernel | None] = [None, *kernels]  # None: attention
+    for place, kernel in enumerate(tries, 1):
+        name = ATTENTION if kernel is None else kernel.name
+        if name in (*args.skip, *args.right) or (kernel is not None and kernel.arithmetic in found):
             continue
-        share = place / (len(checks) + 1)
+        share, bits = place / (len(tries) + 1), hashlib.sha256()
         _say(at=name, share=share)
         try:
-            fault = check()
+            if kernel is None:
+                fault = attention_fault(args.dtype, device, progress)
+            else:
+                fault = linear_fault(args.dtype, kernel, device, progress, bits)
         except (RuntimeError, MemoryError, InputError) as error:  # how torch tells what it cannot do here
             _say(fault="fails: " + first_line(error), share=share, may_pass=is_out_of_memory(error))
             if device.type != "cpu":  # after some of CUDA's errors nothing works any more in this process
                 _say(again=True)
                 return
             continue
-        _say(fault=fault, share=share)
-        is_found = name != ATTENTION and not fault
+        if kernel is None or fault:
+            _say(fault=fault, share=share)
+            continue
+        found.add(kernel.arithmetic)
+        _say(fault="", share=share, arithmetic=named(kernel, bits))
     _say(done=True, libraries=loaded_libraries())
+
+
+def named(kernel: Kernel, bits: hashlib._Hash) -> str:
+    """The arithmetic of a kernel by which devices agree.
+
+    Bits that belong to a processor and a torch may depend on more of them than the name tells, such as the
+    sizes of caches, so a hash of what was computed ends it.
+    """
+    return f"{kernel.arithmetic}-{bits.hexdigest()[:8]}" if "@" in kernel.arithmetic else kernel.arithmetic
 
 
 def _say(**word: object) -> None:
@@ -97,8 +113,9 @@ def linear_fault(
     kernel: Kernel,
     device: torch.device,
     progress: Callable[[], None] = lambda: None,
+    bits: hashlib._Hash | None = None,
 ) -> str:
-    """What is wrong with a kernel, or nothing. Calls `progress` now and then."""
+    """What is wrong with a kernel, or nothing. Calls `progress` now and then; `bits` takes what it computed."""
     for inputs, outputs in SHAPES:
         weights, rows, expected, allowed = _numbers(dtype, inputs, outputs)
         layer = _layer(dtype, kernel, weights, device)
@@ -116,7 +133,10 @@ def linear_fault(
                 if not (off <= allowed[own]).all():
                     return f"computes something else than it should {where}: off by {off.max():.3g}"
                 found = layer(uneven[own])
-                together = found if together is None else together
+                if together is None:
+                    together = found
+                    if bits is not None:
+                        bits.update(found.float().cpu().numpy().tobytes())
                 if kernel.rows_alone and not torch.equal(found, together[own]):
                     return f"makes a row depend on the rows beside it {where}"
                 off = np.abs(found.double().cpu().numpy() - uneven_expected[own])

@@ -3,6 +3,9 @@
 Nothing is used because of its name. An engine that is called `x86` was seen in builds of torch for ARM,
 where it runs instructions that a Raspberry Pi lacks; another gives right results for the first number of
 rows that it meets, and garbage for all others.
+
+Each kernel states its *arithmetic*, a name of the bits that it computes. Kernels of one arithmetic give the
+same bits, so a process uses the fastest of them, and devices that compute one model together agree on one.
 """
 
 from __future__ import annotations
@@ -34,23 +37,28 @@ class Kernel:
 
     `linear` packs them (None: torch's own layers, as they are). `rows_alone`: it promises the same bits for a
     row whatever rows run beside it.
+
+    `arithmetic` names its bits. One with an `@` has those of a processor and a torch: what its trial computed
+    is hashed, and the hash ends the name (`kernel_checks.py`).
     """
 
     name: str
     linear: type[QuantisedLinear] | None
     rows_alone: bool
+    arithmetic: str
 
 
-_TORCH = Kernel(name="torch", linear=None, rows_alone=False)
-_PLAIN_INT8 = Kernel(name="plain", linear=PlainInt8Linear, rows_alone=True)
-_PLAIN_INT4 = Kernel(name="plain", linear=PlainInt4Linear, rows_alone=False)
-"""These two need float32 products only, on whatever device."""
+DIGITS = "digits"
+"""The arithmetic of int8: products and sums of integers, the same bits everywhere."""
+_PLAIN_INT8 = Kernel(name="plain", linear=PlainInt8Linear, rows_alone=True, arithmetic=DIGITS)
+"""Needs float32 products only, on whatever device."""
 _INT8 = (
-    Kernel(name="x86", linear=X86Int8Linear, rows_alone=True),
-    Kernel(name="qnnpack", linear=QnnpackInt8Linear, rows_alone=True),
-    Kernel(name="onednn", linear=OnednnInt8Linear, rows_alone=True),
+    Kernel(name="x86", linear=X86Int8Linear, rows_alone=True, arithmetic=DIGITS),
+    Kernel(name="qnnpack", linear=QnnpackInt8Linear, rows_alone=True, arithmetic=DIGITS),
+    Kernel(name="onednn", linear=OnednnInt8Linear, rows_alone=True, arithmetic=DIGITS),
 )
 """Engines of torch; it says which ones it was built with."""
+_SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "int4": "int4"}
 
 
 def kernels_of(dtype: str, device: torch.device) -> tuple[Kernel, ...]:
@@ -61,31 +69,68 @@ def kernels_of(dtype: str, device: torch.device) -> tuple[Kernel, ...]:
     if device.type == "cpu":
         return _cpu_kernels(dtype)
     if dtype not in ("int8", "int4"):
-        return (_TORCH,)
+        return (_torch(dtype, device),)
     if device.type != "cuda":
         raise InputError(f"{dtype} runs on CPUs and CUDA, not on {device.type}; use --dtype bfloat16")
     if dtype == "int8":
-        return (Kernel(name="torch._int_mm", linear=CudaInt8Linear, rows_alone=True), _PLAIN_INT8)
+        by_gpu = Kernel(name="torch._int_mm", linear=CudaInt8Linear, rows_alone=True, arithmetic=DIGITS)
+        return (by_gpu, _PLAIN_INT8)
+    plain = _plain_int4(device)
     if (accelerator_of(device).capability or (0, 0)) < INT4_CAPABILITY:
-        return (_PLAIN_INT4,)
-    return (Kernel(name="tinygemm", linear=CudaInt4Linear, rows_alone=True), _PLAIN_INT4)
+        return (plain,)
+    arithmetic = _local("tinygemm", dtype, device)
+    return (Kernel(name="tinygemm", linear=CudaInt4Linear, rows_alone=True, arithmetic=arithmetic), plain)
 
 
 def _cpu_kernels(dtype: str) -> tuple[Kernel, ...]:
-    engines = _engines()
+    engines, cpu = _engines(), torch.device("cpu")
     if dtype == "int8":
         built_in = tuple(kernel for kernel in _INT8 if kernel.name in engines)
         return (*built_in, _PLAIN_INT8)
     if dtype == "int4":
-        own = Kernel(name="torch", linear=TorchInt4Linear, rows_alone=True)
-        return (own, _PLAIN_INT4)
+        arithmetic = _local("torch", dtype, cpu)
+        own = Kernel(name="torch", linear=TorchInt4Linear, rows_alone=True, arithmetic=arithmetic)
+        return (own, _plain_int4(cpu))
+    own = _torch(dtype, cpu)
     if dtype == "float32":
-        return (_TORCH,)
-    plain = Kernel(name="plain", linear=PlainHalfLinear, rows_alone=False)
+        return (own,)
+    arithmetic = _local("plain", dtype, cpu)
+    plain = Kernel(name="plain", linear=PlainHalfLinear, rows_alone=False, arithmetic=arithmetic)
     has_fbgemm = "fbgemm" in engines and hasattr(torch.ops.quantized, "linear_prepack_fp16")
     if has_fbgemm and not has_instructions(dtype):
-        return (Kernel(name="fbgemm", linear=FbgemmHalfLinear, rows_alone=True), _TORCH, plain)
-    return (_TORCH, plain)
+        arithmetic = _local("fbgemm", dtype, cpu)  # with torch's own layers where it would take too much memory
+        fbgemm = Kernel(name="fbgemm", linear=FbgemmHalfLinear, rows_alone=True, arithmetic=arithmetic)
+        return (fbgemm, own, plain)
+    return (own, plain)
+
+
+def _torch(dtype: str, device: torch.device) -> Kernel:
+    return Kernel(name="torch", linear=None, rows_alone=False, arithmetic=_local("torch", dtype, device))
+
+
+def _plain_int4(device: torch.device) -> Kernel:
+    """Needs float32 products only, on whatever device."""
+    arithmetic = _local("plain", "int4", device)
+    return Kernel(name="plain", linear=PlainInt4Linear, rows_alone=False, arithmetic=arithmetic)
+
+
+def _local(kernel: str, dtype: str, device: torch.device) -> str:
+    """The arithmetic of a kernel whose bits belong to what the processor can do, and to torch's version."""
+    version = ".".join(torch.__version__.split("+")[0].split(".")[:2])
+    return f"{kernel}-{_SHORT[dtype]}@{capability(device)}-torch{version}"
+
+
+def capability(device: torch.device) -> str:
+    """What of a processor decides which code torch runs there: `avx2`, `avx512_bf16`, `default`, `sm87`."""
+    if device.type == "cuda":
+        major, minor = accelerator_of(device).capability or (0, 0)
+        return f"sm{major}{minor}"
+    if device.type != "cpu":
+        return device.type
+    level = torch.backends.cpu.get_cpu_capability().lower().replace(" ", "_")
+    flags = (("amx", "_is_amx_tile_supported"), ("bf16", "_is_avx512_bf16_supported"))
+    there = [flag for flag, name in flags if (asked := getattr(torch.cpu, name, None)) is not None and asked()]
+    return "_".join([level, *there])
 
 
 def _engines() -> Sequence[str]:
@@ -94,11 +139,20 @@ def _engines() -> Sequence[str]:
     return found
 
 
-def packing_of(dtype: str, device: torch.device) -> type[QuantisedLinear] | None:
-    """What packs the linear layers of a model in this precision; None where torch runs them well as they are.
+def arithmetics(dtype: str, device: torch.device) -> tuple[str, ...]:
+    """The arithmetics of a precision that were found right on a device, the best first.
 
     The first use of a precision on a device tries its kernels, which takes some seconds. Raises `InputError`
     for a device that has no right one.
     """
-    kernels = {kernel.name: kernel for kernel in kernels_of(dtype, device)}
-    return kernels[tried(dtype, str(device)).kernel].linear
+    return tried(dtype, str(device)).arithmetics
+
+
+def packing_of(dtype: str, device: torch.device, arithmetic: str = "") -> type[QuantisedLinear] | None:
+    """What packs the linear layers of a model in this precision; None where torch runs them well as they are.
+
+    The best that computes this `arithmetic` (empty: of all) there. Tries the kernels as `arithmetics` does.
+    Raises `InputError` for a device that has no right one.
+    """
+    name = tried(dtype, str(device)).kernel_of(arithmetic)
+    return next(kernel.linear for kernel in kernels_of(dtype, device) if kernel.name == name)

@@ -67,7 +67,7 @@ class NoRightKernelError(InputError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a trial found of one kernel; `fault` is empty where it is right.
+    """What a trial found of one kernel; `fault` is empty where it is right, and computes this `arithmetic`.
 
     `may_pass`: the machine's state may be the reason, such as little memory or much else to do. The next
     trial may find otherwise.
@@ -76,11 +76,12 @@ class Verdict:
     kernel: str
     fault: str
     may_pass: bool = False
+    arithmetic: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """The kernels of a precision on a device, in the order in which they were tried, to the first right."""
+    """The kernels of a precision on a device, best first: of each arithmetic those up to the first right one."""
 
     dtype: str
     device: str
@@ -89,17 +90,39 @@ class Trial:
     """Those that torch had loaded at the end."""
 
     @property
+    def right(self) -> tuple[Verdict, ...]:
+        """What may be used: nothing where attention is wrong."""
+        if any(verdict.kernel == ATTENTION and verdict.fault for verdict in self.verdicts):
+            return ()
+        return tuple(verdict for verdict in self.verdicts if not verdict.fault and verdict.kernel != ATTENTION)
+
+    @property
     def kernel(self) -> str:
-        """The one to be used; empty where none is right."""
-        right = [verdict.kernel for verdict in self.verdicts if not verdict.fault]
-        if any(verdict.kernel == ATTENTION for verdict in self.verdicts) and ATTENTION not in right:
-            return ""
-        return next((kernel for kernel in right if kernel != ATTENTION), "")
+        """The best one; empty where none is right."""
+        return self.right[0].kernel if self.right else ""
+
+    @property
+    def arithmetics(self) -> tuple[str, ...]:
+        """Those of the kernels that are right, the best first."""
+        return tuple(dict.fromkeys(verdict.arithmetic for verdict in self.right))
+
+    def kernel_of(self, arithmetic: str) -> str:
+        """The best one that computes this arithmetic (empty: of all). Raises `InputError` where none does."""
+        if not arithmetic:
+            return self.kernel
+        for verdict in self.right:
+            if verdict.arithmetic == arithmetic:
+                return verdict.kernel
+        where = f"{self.device} with torch {torch_version()} on {processor()}"
+        has = ", ".join(self.arithmetics)
+        raise InputError(f"expected the arithmetic {arithmetic} of {self.dtype}, {where} has {has}")
 
     @property
     def faults(self) -> str:
-        """What is wrong with those that are not used; empty where the first one is right."""
-        return "; ".join(f"{verdict.kernel} {verdict.fault}" for verdict in self.verdicts if verdict.fault)
+        """What is wrong with those that are better than the best right one; empty where none is."""
+        best = next((place for place, verdict in enumerate(self.verdicts) if verdict in self.right), None)
+        told = self.verdicts[:best]
+        return "; ".join(f"{verdict.kernel} {verdict.fault}" for verdict in told if verdict.fault)
 
     @property
     def detour(self) -> str:
@@ -163,13 +186,14 @@ def run_trial(
 
 def _try(dtype: str, device: str, tell: Tell, command: Sequence[str], limit_s: float) -> Trial:
     """
-    Starts one child after another, until one kernel is right or all are judged.
+    Starts one child after another, until of each arithmetic one kernel is right or all are judged.
 
     A child that dies or hangs judges the kernel that it was at.
     """
     verdicts: list[Verdict] = []
     while True:
-        words = [*command, dtype, device, *(f"--skip={verdict.kernel}" for verdict in verdicts)]
+        judged = [f"--{'skip' if verdict.fault else 'right'}={verdict.kernel}" for verdict in verdicts]
+        words = [*command, dtype, device, *judged]
         with (
             tempfile.TemporaryFile() as errors,
             subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors) as child,
@@ -226,8 +250,14 @@ def _listen(
                 if "at" in word:
                     at = word["at"]
                 elif "fault" in word:
-                    verdict = Verdict(kernel=at, fault=word["fault"], may_pass=word.get("may_pass", False))
-                    verdicts.append(verdict)
+                    verdicts.append(
+                        Verdict(
+                            kernel=at,
+                            fault=word["fault"],
+                            may_pass=word.get("may_pass", False),
+                            arithmetic=word.get("arithmetic", ""),
+                        )
+                    )
                 heard_s, share = time.monotonic(), word.get("share", share)
     if not at:
         raise InputError(
@@ -280,13 +310,13 @@ def _kept(path: Path, dtype: str, device: str) -> Trial | None:
     """What an earlier trial found; None where there was none, or its file cannot be used."""
     try:
         data: Any = json.loads(path.read_text("utf-8"))
-        pairs = [(str(each["kernel"]), str(each["fault"])) for each in data["verdicts"]]
+        fields = [[str(each[name]) for name in ("kernel", "fault", "arithmetic")] for each in data["verdicts"]]
         libraries = {str(path): list(stamp) for path, stamp in data["libraries"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     if any(_stamp(path) != stamp for path, stamp in libraries.items()):
         return None
-    verdicts = tuple(Verdict(kernel=kernel, fault=fault) for kernel, fault in pairs)
+    verdicts = tuple(Verdict(kernel=kernel, fault=fault, arithmetic=name) for kernel, fault, name in fields)
     found = Trial(dtype=dtype, device=device, verdicts=verdicts, libraries=libraries)
     return found if found.kernel else None  # a refusal is tried again: it may have been the machine's state
 

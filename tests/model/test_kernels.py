@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import torch
 from flowspec.errors import InputError
 from flowspec.folders import locked
 from flowspec.model import kernel_checks, kernels, trials
-from flowspec.model.kernels import Kernel, kernels_of, packing_of
+from flowspec.model.kernels import DIGITS, Kernel, arithmetics, kernels_of, packing_of
 from flowspec.model.quantised import QuantisedLinear
 from flowspec.model.trials import ATTENTION, Trial, Verdict, run_trial
 from tests.model.broken_kernels import (
@@ -36,7 +38,7 @@ def test_the_kernel_that_is_used_here_is_right(dtype: str) -> None:
     found = run_trial(dtype, "cpu")
     assert found.kernel in [kernel.name for kernel in kernels_of(dtype, CPU)]
     assert found.verdicts[0] == Verdict(kernel=ATTENTION, fault="")
-    assert found.verdicts[-1] == Verdict(kernel=found.kernel, fault="")
+    assert found.right[0].kernel == found.kernel
     assert packing_of(dtype, CPU) is next(kernel.linear for kernel in kernels_of(dtype, CPU) if kernel.name == found.kernel)
 
 
@@ -57,7 +59,8 @@ def test_the_plain_kernels_are_right(dtype: str) -> None:
     ],
 )
 def test_what_is_wrong_with_a_kernel_is_found(dtype: str, linear: type[QuantisedLinear], fault: str) -> None:
-    found = kernel_checks.linear_fault(dtype, Kernel(name="broken", linear=linear, rows_alone=True), CPU)
+    kernel = Kernel(name="broken", linear=linear, rows_alone=True, arithmetic=DIGITS)
+    found = kernel_checks.linear_fault(dtype, kernel, CPU)
     assert found.startswith(fault), found
 
 
@@ -151,6 +154,72 @@ def test_after_an_error_of_cuda_the_next_kernel_is_tried_in_a_new_process(
         said = [word for line in capsys.readouterr().out.splitlines() if "alive" not in (word := json.loads(line))]
         assert [next(iter(word)) for word in said] == words
         assert said[1]["fault"].startswith("fails: CUDA error: an illegal")
+
+
+@pytest.mark.arm
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_of_each_arithmetic_a_kernel_is_found_and_named(dtype: str) -> None:
+    found = run_trial(dtype, "cpu")
+    right = [verdict.kernel for verdict in found.right]
+    stated = {kernel.name: kernel for kernel in kernels_of(dtype, CPU)}
+    assert len({stated[name].arithmetic for name in right}) == len(right), "one of each is enough"
+    assert arithmetics(dtype, CPU) == found.arithmetics
+    for verdict in found.right:
+        name, rest = verdict.arithmetic, stated[verdict.kernel].arithmetic
+        assert name == rest if "@" not in name else re.fullmatch(re.escape(rest) + "-[0-9a-f]{8}", name)
+        assert packing_of(dtype, CPU, name) is stated[verdict.kernel].linear
+    with pytest.raises(InputError, match=f"expected the arithmetic other of {dtype}, cpu with torch .* has {found.arithmetics[0]}"):
+        packing_of(dtype, CPU, "other")
+
+
+def test_all_kernels_of_int8_have_one_arithmetic() -> None:
+    assert {kernel.arithmetic for kernel in kernels_of("int8", CPU)} == {DIGITS}
+    assert run_trial("int8", "cpu").arithmetics == (DIGITS,)
+
+
+def test_bits_of_another_processor_have_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where what is computed differs, the name does, though processor and torch call themselves the same."""
+    kernel = kernels_of("float32", CPU)[0]
+    right = torch.nn.functional.linear
+    names = []
+    for change in (lambda found: found, lambda found: found, lambda found: torch.nextafter(found, found + 1)):
+        monkeypatch.setattr("torch.nn.functional.linear", lambda *given, change=change: change(right(*given)))
+        bits = hashlib.sha256()
+        assert kernel_checks.linear_fault("float32", kernel, CPU, bits=bits) == ""
+        names.append(kernel_checks.named(kernel, bits))
+    assert names[0] == names[1] != names[2]
+
+
+GOES_ON = """
+import json, sys
+def say(**word): print(json.dumps(word), flush=True)
+judged = sys.argv[3:]
+for name, arithmetic in (("first", "a"), ("second", "b"), ("third", "a"), ("fourth", "c")):
+    if f"--skip={name}" in judged or f"--right={name}" in judged:
+        continue
+    if arithmetic == "a" and "--right=first" in judged:
+        continue
+    say(at=name, share=0.2)
+    if name == "second":
+        sys.exit(3)
+    say(fault="", share=0.2, arithmetic=arithmetic)
+    if name == "first":
+        say(again=True)
+        sys.exit()
+say(done=True)
+"""
+
+
+def test_what_a_child_found_right_before_another_died_still_counts(tmp_path: Path) -> None:
+    found = run_trial("int8", "cpu", folder=tmp_path, command=[sys.executable, "-c", GOES_ON])
+    assert [(verdict.kernel, verdict.fault) for verdict in found.verdicts] == [
+        ("first", ""),
+        ("second", "ended with status 3"),
+        ("fourth", ""),
+    ]
+    assert (found.kernel, found.arithmetics, found.faults) == ("first", ("a", "c"), "")
+    assert found.kernel_of("c") == "fourth"
+    assert run_trial("int8", "cpu", folder=tmp_path, command=["/does/not/exist"]) == found
 
 
 def test_what_was_found_is_kept_for_this_processor_and_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
