@@ -77,6 +77,9 @@ class Assign:
     `next_ip` is the address of the host of `next_hop` as the head knows it (empty: it knows none), for a
     daemon that cannot look it up.
 
+    `arithmetic` names the bits that its layers are to be computed with (`core.arithmetic`); empty: the best
+    that the device has, as for drafters, which decide no token.
+
     With `drafting` the daemon becomes a drafter instead: all layers of a small model, which answers `Expand` with `Proposed`.
 
     With `is_beside` an earlier pipeline of the same head holds the daemon and goes on: it makes ready for
@@ -98,10 +101,11 @@ class Assign:
     drafting: Drafting | None = None
     next_ip: str = ""
     is_beside: bool = False
+    arithmetic: str = ""
 
     def __post_init__(self) -> None:
         check_text("model", self.model, limits.TEXT_CHARS_MAX)
-        for field in ("fingerprint", "next_hop", "next_name"):
+        for field in ("fingerprint", "next_hop", "next_name", "arithmetic"):
             check_text(field, getattr(self, field))
         check(self.next_ip == "" or is_numeric(self.next_ip), "next_ip", self.next_ip, "an IP address")
         check_range("stages", self.stages, 1, limits.STAGES_MAX)
@@ -136,7 +140,8 @@ class Assign:
         """What is assigned, for a log."""
         if self.drafting is not None:
             return f"drafter {self.model} ({self.dtype})"
-        return f"layers {self.first_layer} to {self.end_layer - 1} of {self.model} (stage {self.stage + 1} of {self.stages}, {self.dtype})"
+        layers = f"layers {self.first_layer} to {self.end_layer - 1} of {self.model}"
+        return f"{layers} (stage {self.stage + 1} of {self.stages}, {self.arithmetic or self.dtype})"
 
     def payload_width(self, hidden_size: int) -> int:
         """Width of the rows that this stage receives: the hidden state and what earlier stages captured."""

@@ -122,15 +122,24 @@ class Software:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFacts:
-    """What computes a precision's matrices: the `kernel` that was found right there, empty for none; `faults` is what is wrong with better ones."""
+    """What computes a precision's matrices: the best `kernel` that was found right there, empty for none.
+
+    `faults` is what is wrong with better ones. `arithmetics` are those of all kernels that are right, best
+    first (`core.arithmetic`).
+    """
 
     dtype: str
     kernel: str
     faults: str
+    arithmetics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check(self.dtype in ACTIVATIONS, "dtype", self.dtype, ", ".join(ACTIVATIONS))
         check_text("kernel", self.kernel)
+        count = len(self.arithmetics)
+        check(count <= limits.ARITHMETICS_MAX, "arithmetics", count, f"at most {limits.ARITHMETICS_MAX}")
+        for name in self.arithmetics:
+            check_text("arithmetics", name)
         check_text("faults", self.faults, limits.TEXT_CHARS_MAX)
 
 

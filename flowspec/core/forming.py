@@ -4,7 +4,8 @@ Events in, commands out, as with the other cores: no sockets, no clock. `Members
 here it is formed, watched and given up. The runtime's `Pipelines` and the cluster of the fault simulator carry out the same commands.
 
 - Every pipeline has a number of its own, its generation, and connections of its own. Words on the connections of another one count for nothing.
-- First every device is dialled. When all have answered, the ends get a second connection for data, and each device its part. The pipeline is
+- First every device is dialled, and asked which arithmetics it has (`core.arithmetic`). When all have
+  answered and agree, the ends get a second connection for data, and each device its part. The pipeline is
   there when all are ready and both ends have answered on the data connections.
 - A device that another head holds is waited for where the first pipeline is formed, and else left out until it is free.
 - A device that was absent at the start, and answers now, is surveyed before it is planned with: nothing is
@@ -32,6 +33,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from flowspec.core import limits
+from flowspec.core.arithmetic import Agreement, Arithmetics, AskArithmetics, Lack
 from flowspec.core.cluster_messages import Assign, Error, Loading, Ping, Pong, Ready, Reset, Welcome
 from flowspec.core.membership import (
     Answered,
@@ -84,6 +86,9 @@ RULES = {
     "settled": "what a device said went wrong is believed, for no connection closed meanwhile",
     "better explained": "what a device said went wrong is explained by a connection that closed",
     "no room": "a device has no room for one conversation",
+    "lacks": "a device lacks the arithmetic of the others, and is left out",
+    "lacks beside": "a device that makes ready lacks the arithmetic of the pipeline that works",
+    "another arithmetic": "no pipeline can be formed with the arithmetic that was kept: another follows",
     "misspoke": "a device broke the protocol",
     "unsent": "a device takes no more messages",
     "member not ready": "a member cannot make ready for other layers, and the pipeline that works stays",
@@ -130,6 +135,15 @@ class Part:
     device: str
     place: str
     assign: Assign
+
+    @property
+    def question(self) -> AskArithmetics | None:
+        """What the device is asked before it is assigned this: nothing if that is a drafter."""
+        return None if self.assign.drafting is not None else AskArithmetics(dtype=self.assign.dtype)
+
+    def is_answer(self, told: Arithmetics) -> bool:
+        """Whether this is an answer to the question."""
+        return self.question is not None and told.dtype == self.assign.dtype
 
 
 # --------------------------------------------------------------------------------------------------- events
@@ -275,7 +289,7 @@ class Tell:
 
     pipeline: int
     device: str
-    message: Assign | Ping | Reset
+    message: Assign | AskArithmetics | Ping | Reset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,11 +302,15 @@ class ServeWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """The pipeline is there, with room for so many cache slots: nobody needs weights any more."""
+    """The pipeline is there, with room for so many cache slots: nobody needs weights any more.
+
+    All its stages compute with this `arithmetic` (empty: it is a drafter's).
+    """
 
     pipeline: int
     stage_count: int
     cache_slots: int
+    arithmetic: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,6 +405,8 @@ class _Pipeline:
     trouble: dict[str, str] = field(default_factory=dict)
     fault: _Fault | None = None
     fault_due_s: float = 0.0
+    told: set[str] = field(default_factory=set)
+    arithmetic: str = ""
     is_assigned: bool = False
     is_formed: bool = False
 
@@ -406,6 +426,10 @@ class _Pipeline:
 
     def is_welcome(self, device: str) -> bool:
         return (device, CONTROL) in self.welcomed
+
+    def waits_for(self, device: str, told: Arithmetics) -> bool:
+        """Whether the device was asked this, and nothing is assigned yet."""
+        return not self.is_assigned and self.part(device).is_answer(told)
 
 
 @dataclass(slots=True)
@@ -431,11 +455,23 @@ class _Rehearsal:
 
 
 class Forming:
-    """See the module. With `is_only` the first pipeline is the only one: what goes wrong with it is an error."""
+    """See the module. With `is_only` the first pipeline is the only one: what goes wrong with it is an error.
 
-    def __init__(self, membership: Membership, terms: Terms, *, start: Start = Start.WHOLE, is_only: bool = False) -> None:
+    `agreement` is a session's own (None: a new one, which keeps what the first pipeline computes with).
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        terms: Terms,
+        *,
+        start: Start = Start.WHOLE,
+        is_only: bool = False,
+        agreement: Agreement | None = None,
+    ) -> None:
         self.membership = membership
         self.terms = terms
+        self.agreement = agreement or Agreement()
         self.start = start
         self.is_only = is_only
         self.fired: Counter[str] = Counter()
@@ -531,6 +567,10 @@ class Forming:
         assert set(pipeline.devices) == set(self.membership.members), "the pipeline is of other devices than its members"
         assert pipeline.ready.keys() <= {device for device, _ in pipeline.welcomed}, "a device is ready, but never answered"
         assert not pipeline.ready or pipeline.is_assigned, "a device is ready for what it was not assigned"
+        names = {part.assign.arithmetic for part in pipeline.parts}
+        assert len(names) == 1, f"the parts are computed with {names}"
+        is_kept = not self.is_formed or pipeline.arithmetic in ("", self.agreement.name)
+        assert is_kept, f"{pipeline.arithmetic} is not what is kept"
         assert not pipeline.is_formed or pipeline.ready.keys() == set(pipeline.devices), "the pipeline is there, and not all are ready"
 
     def _give_up(self, text: str) -> None:
@@ -570,6 +610,9 @@ class Forming:
                 self._fence(command.silent_s)
                 self._waiting_since_s = None if is_wanted else now_s
                 beside, self._beside = self._beside, None
+                if not is_wanted and (text := self.agreement.stop()):
+                    self._note = text
+                    self._commands.append(Note(text=text))
                 if isinstance(command, Reform):
                     slowness = self._slowing.slowness
                     if beside is not None and beside[0] == command.devices:
@@ -644,9 +687,15 @@ class Forming:
         is_progress = not isinstance(message, Loading) or pipeline.loaded.setdefault(device, _Loaded()).gets_further(message)
         self._decide(Progressed(device=device, is_ready=isinstance(message, Ready)) if is_progress else Heard(device=device), now_s)
         if isinstance(message, Welcome):
+            if pipeline.is_welcome(device):
+                return
             pipeline.welcomed.add((device, CONTROL))
-            if all(pipeline.is_welcome(each) for each in pipeline.devices) and not pipeline.is_assigned:
+            if (ask := pipeline.part(device).question) is not None:
+                self._commands.append(Tell(pipeline=pipeline.number, device=device, message=ask))
+            else:
                 self._assign_all(pipeline)
+        elif isinstance(message, Arithmetics) and pipeline.waits_for(device, message):
+            self._told(pipeline, device, message, now_s)
         elif isinstance(message, Loading):
             self._commands.append(ShowProgress(text=f"{device}: {message.doing}", share=message.share))
         elif isinstance(message, Ready) and pipeline.is_assigned:
@@ -671,8 +720,24 @@ class Forming:
             text = f"{device} sent an unexpected {type(message).__name__}"
             self._break(_Fault(text=text, why=text), now_s)
 
+    def _told(self, pipeline: _Pipeline, device: str, told: Arithmetics, now_s: float) -> None:
+        """A device says which arithmetics it has. When all have, they get their parts, or one has none."""
+        self.agreement.hear(device, told)
+        pipeline.told.add(device)
+        if len(pipeline.told) < len(pipeline.parts):
+            return
+        found = self.agreement.agree(pipeline.devices)
+        if isinstance(found, Lack):
+            self.fired["lacks"] += 1
+            text = f"{pipeline.part(found.device).place}: {found.text}"
+            self._break(_Fault(text=text, why=found.text, device=found.device, is_refusal=True), now_s)
+            return
+        pipeline.arithmetic = found
+        self._assign_all(pipeline)
+
     def _assign_all(self, pipeline: _Pipeline) -> None:
         pipeline.is_assigned = True
+        pipeline.parts = computing(pipeline.parts, pipeline.arithmetic)
         self._commands += [Dial(pipeline=pipeline.number, device=device, role=DATA) for device in pipeline.ends]
         self._commands += [Tell(pipeline=pipeline.number, device=part.device, message=part.assign) for part in pipeline.parts]
 
@@ -694,12 +759,22 @@ class Forming:
         if not is_there or pipeline.is_formed:
             return
         pipeline.is_formed = self._was_formed = True
+        if pipeline.arithmetic:
+            self.fired["another arithmetic"] += self.agreement.name not in ("", pipeline.arithmetic)
+            self.agreement.form(pipeline.arithmetic)
         self._slowing.begin(pipeline.devices)
         before, self._layers = self._layers, layers_of(pipeline.parts)
         moved = tuple(device for device, span in self._layers.items() if before.get(device, span) != span)
         self._decide(Formed(moved=moved), now_s)
         slots = min(ready.cache_slots for ready in pipeline.ready.values())
-        self._commands.append(Use(pipeline=pipeline.number, stage_count=len(pipeline.parts), cache_slots=slots))
+        self._commands.append(
+            Use(
+                pipeline=pipeline.number,
+                stage_count=len(pipeline.parts),
+                cache_slots=slots,
+                arithmetic=pipeline.arithmetic,
+            )
+        )
 
     def _held(self, pipeline: _Pipeline, device: str, error: Error, now_s: float) -> None:
         """Another head holds a device: the first pipeline waits for it, a later one does without."""
@@ -741,14 +816,16 @@ class Forming:
         pipeline = self._pipeline
         if pipeline is None or not pipeline.is_formed:
             return  # it was lost meanwhile, and membership knows
-        theirs = tuple(part for part in planned.parts if part.device not in pipeline.devices)
+        parts = computing(planned.parts, pipeline.arithmetic)
+        theirs = tuple(part for part in parts if part.device not in pipeline.devices)
         now = layers_of(pipeline.parts)
         moved = tuple(
             replace(part, assign=replace(part.assign, is_beside=True))
-            for part in planned.parts
+            for part in parts
             if now.get(part.device, span := (part.assign.first_layer, part.assign.end_layer)) != span
         )
-        is_same = [(part.device, part.assign) for part in planned.parts] == [(part.device, part.assign) for part in pipeline.parts]
+        before, after = ([(part.device, part.assign) for part in each] for each in (pipeline.parts, parts))
+        is_same = before == after
         if planned.gain is None:
             is_wanted = any(part.device in self._returning for part in theirs)
         else:
@@ -782,6 +859,15 @@ class Forming:
     def _said_beside(self, rehearsal: _Rehearsal, device: str, message: Message, now_s: float) -> None:
         if isinstance(message, Welcome):
             rehearsal.welcomed.add(device)
+            rehearsal.progressed_s = now_s
+            part = rehearsal.part(device)
+            first = part.question or part.assign
+            self._commands.append(Tell(pipeline=rehearsal.number, device=device, message=first))
+        elif isinstance(message, Arithmetics) and rehearsal.part(device).is_answer(message):
+            self.agreement.hear(device, message)
+            if (lack := self.agreement.lack(device)) is not None:
+                self._leave_out_beside(rehearsal, lack, now_s)
+                return
             rehearsal.progressed_s = now_s
             self._commands.append(Tell(pipeline=rehearsal.number, device=device, message=rehearsal.part(device).assign))
         elif isinstance(message, Loading):
@@ -817,6 +903,15 @@ class Forming:
             text = f"{device} cannot make ready for it: {text}"
         self._decide(Unprepared(devices=rehearsal.returning, text=text), now_s)
 
+    def _leave_out_beside(self, rehearsal: _Rehearsal, lack: Lack, now_s: float) -> None:
+        """One of them cannot take part at all: the others make ready again, without it."""
+        self.fired["lacks beside"] += 1
+        if self._pipeline is not None and lack.device in self._pipeline.devices:  # it said otherwise before
+            self._fail_beside(rehearsal, lack.device, lack.text, now_s)
+            return
+        self._end_rehearsal()
+        self._decide(Unprepared(devices=rehearsal.returning, text=lack.text, unable=lack.device), now_s)
+
     def _end_rehearsal(self) -> None:
         """Lets go of those who made ready; they keep what they have loaded."""
         rehearsal, self._rehearsal = self._rehearsal, None
@@ -847,6 +942,9 @@ class Forming:
             self._watched_s = now_s
             if changes := self._slowing.look(now_s):
                 self._decide(Changed(text=", ".join(str(change) for change in changes)), now_s)
+            if pipeline is not None and not pipeline.is_assigned:
+                for device in pipeline.told:  # not held yet, it says nothing while others try their kernels
+                    self._decide(Progressed(device=device), now_s)
             self._decide(tick, now_s)
         if self._rehearsal is not None:
             self._look_beside(self._rehearsal, now_s)
@@ -873,6 +971,11 @@ class Forming:
                 self._break(_Fault(text=text, why=why, device=device), now_s)
                 return True
         return False
+
+
+def computing(parts: Sequence[Part], arithmetic: str) -> tuple[Part, ...]:
+    """The same parts, computed with this arithmetic."""
+    return tuple(replace(part, assign=replace(part.assign, arithmetic=arithmetic)) for part in parts)
 
 
 def layers_of(parts: Sequence[Part]) -> dict[str, tuple[int, int]]:

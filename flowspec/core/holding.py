@@ -24,6 +24,7 @@ from enum import Enum
 from typing import Any
 
 from flowspec.core import limits
+from flowspec.core.arithmetic import AskArithmetics
 from flowspec.core.cluster_messages import Assign, Error, Loading, Ping, Reset, Welcome
 from flowspec.core.drafter import DrafterCore, DrafterEvent
 from flowspec.core.events import (
@@ -274,7 +275,7 @@ class Gather:
     """Find out about the device what a caller asks."""
 
     caller: Caller
-    question: AskFacts
+    question: AskFacts | AskArithmetics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -516,7 +517,7 @@ class Holding:
     def _from_head(self, caller: Caller, message: Message, now_s: float) -> None:
         if isinstance(message, Assign):
             return self._assign(caller, message, now_s)
-        if isinstance(message, AskFacts):
+        if isinstance(message, AskFacts | AskArithmetics):
             self._commands.append(Gather(caller=caller, question=message))
             return None
         hold, beside = self.hold, self.beside

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 STAGES_MAX = 256
 LAYERS_MAX = 1024
@@ -30,6 +30,8 @@ DRAFT_WIDTH_MAX = 64
 """Children that a drafter proposes for one node."""
 TOP_LOGPROBS_MAX = 20
 """Likeliest tokens whose log-probabilities come with a token."""
+ARITHMETICS_MAX = 16
+"""Arithmetics of one precision that a device has."""
 CAPTURES_MAX = 8
 """Hidden states that a drafter may want of one node."""
 CONTEXT_MAX = 1 << 20

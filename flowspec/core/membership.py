@@ -82,6 +82,7 @@ RULES = {
     "not worth it": "a device that is back waits for the end of an answer",
     "prepared": "a device that is back has made ready beside the working pipeline",
     "unprepared": "a device that is back could not make ready, and stays out",
+    "unable": "a device cannot do its part in a pipeline that is made ready for, and is left out of it",
     "needless": "a device that is back would have nothing to do, or make nothing faster, and stands by",
     "changed": "another plan is made, for devices have become slower or faster",
     "stays": "the plan that was made because of that is not worth the switch",
@@ -235,10 +236,11 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unprepared:
-    """These devices could not make ready."""
+    """These devices could not make ready; `unable` is the one that it is because of, if one is known."""
 
     devices: tuple[str, ...]
     text: str
+    unable: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,6 +367,8 @@ class _Standing:
     is_prepared: bool = False
     prepared_s: float = 0.0
     has_refused: bool = False
+    is_unable: bool = False
+    struck_s: float = 0.0
     is_known: bool = True
     is_asked: bool = False
     was_there: bool = True
@@ -463,7 +467,9 @@ class Membership:
             if event.devices == self._preparing:
                 self._preparing = None
                 event = self._priced(event)
-                if event.devices:
+                if isinstance(event, Unprepared) and event.unable:
+                    self._lose_unable(event, now_s)
+                elif event.devices:
                     self._prepared(event, now_s)
                 else:
                     self._replanned(event, now_s)
@@ -512,8 +518,8 @@ class Membership:
         self._forget_preparations()
         if not self.members:
             self.fired["nobody left"] += 1
-            is_too_large = any(known.has_refused for known in self._standing.values())
-            reason = "the model does not fit on what is left" if is_too_large else "no device is left"
+            is_unable = any(known.has_refused for known in self._standing.values())
+            reason = "no device that is left can do its part" if is_unable else "no device is left"
             text = "answers go on without it" if self._drafter else f"{reason}; waiting for a device to come back"
             self._disband(text, silent_s)
             return
@@ -561,6 +567,15 @@ class Membership:
         self._replanned_s, self._change, self._preparing = now_s, event.text, ()
         devices = tuple(name for name, known in self._standing.items() if known.lost_s is None)
         self._commands.append(Prepare(devices=devices, returning=()))
+
+    def _lose_unable(self, event: Unprepared, now_s: float) -> None:
+        """A device cannot do its part, which is told once: the others make ready again, without it."""
+        self.fired["unable"] += 1
+        self._lose(event.unable, now_s)
+        standing = self._standing[event.unable]
+        if not standing.is_unable:
+            self._commands.append(Note(text=f"{self._title} {event.unable} is not taken in ({event.text})"))
+        standing.is_unable = True
 
     def _replanned(self, event: Prepared | Unprepared | Needless, now_s: float) -> None:
         """What came of another plan for those who are there."""
@@ -616,7 +631,7 @@ class Membership:
         self._idle_s = 0.0
         for name in self.members:
             standing = self._standing[name]
-            standing.silent_s, standing.joined_s = 0.0, now_s
+            standing.silent_s, standing.joined_s, standing.is_unable = 0.0, now_s, False
             if standing.has_returned:
                 standing.has_returned = False
                 self.fired["back"] += 1
@@ -665,10 +680,12 @@ class Membership:
 
     def _lose(self, device: str, now_s: float) -> None:
         standing = self._standing[device]
-        if standing.strikes and now_s - standing.joined_s > self.patience.forgive_s:
+        has_served = standing.joined_s > standing.struck_s  # since it was lost last
+        if standing.strikes and has_served and now_s - standing.joined_s > self.patience.forgive_s:
             self.fired["forgiven"] += 1
             standing.strikes = standing.suspected = 0
         standing.strikes += 1
+        standing.struck_s = now_s
         standing.lost_s, standing.answered_s, standing.has_returned, standing.prepared_s = now_s, None, False, 0.0
 
     # ------------------------------------------------------------------------------------------ watching

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowspec.core import limits
+from flowspec.core.arithmetic import Arithmetics, AskArithmetics
 from flowspec.core.checks import check, check_all, check_range
 from flowspec.core.cluster_messages import Assign, Error, Hello, Loading, Ping, Pong, Ready, Reset, Welcome
 from flowspec.core.facts import AskFacts, Facts
@@ -319,5 +320,18 @@ class Proposed:
 
 ClusterMessage = Hello | Welcome | Assign | Loading | Ready | Reset | Ping | Pong | Error
 Message = (
-    ClusterMessage | Open | Commit | Segment | Verified | Release | WeightQuestion | WeightAnswer | AskFacts | Facts | Expand | Proposed
+    ClusterMessage
+    | Open
+    | Commit
+    | Segment
+    | Verified
+    | Release
+    | WeightQuestion
+    | WeightAnswer
+    | AskFacts
+    | Facts
+    | Expand
+    | Proposed
+    | AskArithmetics
+    | Arithmetics
 )

@@ -57,16 +57,19 @@ class Slice:
         progress: Callable[[float], None] = lambda share: None,
         store: RoundedStore | None = None,
         kept: Kept | None = None,
+        arithmetic: str = "",
     ) -> Slice:
         """Reads just this slice's tensors, of quantised matrices what `store` lacks; what is `kept` of
         another slice is taken over.
 
-        Raises `InputError` when the model cannot be used or is incomplete.
+        Its linear layers compute this `arithmetic` (empty: the best that the device has). Raises `InputError`
+        when the model cannot be used or is incomplete, and where the device lacks the arithmetic.
         """
         config = files.config()
         pieces = Pieces.build(config, family_of(config, files.model), span)
         activations = DTYPES[ACTIVATIONS[dtype]]
-        fill(pieces, files.tensors(), activations, device, progress, packing_of(dtype, device), store, kept)
+        packing = packing_of(dtype, device, arithmetic)
+        fill(pieces, files.tensors(), activations, device, progress, packing, store, kept)
         pieces.rotary.to(device)
         pieces.call_directly()
         if kept is not None:

@@ -29,11 +29,23 @@ class End:
     statistics: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """From its token `token` on (0 is the first) an answer is computed with another arithmetic."""
+
+    token: int
+    arithmetic: str
+
+
+Item = Tokens | Changed | End | FlowSpecError
+
+
 @dataclass(slots=True)
 class Answer:
     """An answer under way: iterate for its `Tokens`; `end` is set afterwards. `core_s` is the core's time for it.
 
-    `number` tells it from others of the same conversation.
+    `number` tells it from others of the same conversation. It began with an `arithmetic`; `changes` are those
+    among the tokens that were read. `count` is how many tokens there are, with those of an earlier session.
     """
 
     request: int
@@ -41,7 +53,10 @@ class Answer:
     number: int = 0
     end: End | None = None
     core_s: float = 0.0
-    items: queue.SimpleQueue[Tokens | End | FlowSpecError] = field(default_factory=queue.SimpleQueue)
+    count: int = 0
+    arithmetic: str = ""
+    changes: list[Changed] = field(default_factory=list)
+    items: queue.SimpleQueue[Item] = field(default_factory=queue.SimpleQueue)
 
     def __iter__(self) -> Iterator[Tokens]:
         while self.end is None:
@@ -50,6 +65,8 @@ class Answer:
                 raise item
             if isinstance(item, End):
                 self.end = item
+            elif isinstance(item, Changed):
+                self.changes.append(item)
             else:
                 yield item
 

@@ -20,9 +20,11 @@ import zmq
 from flowspec import __version__
 from flowspec.checking import BrokenCoreError, check, is_on
 from flowspec.core import limits
+from flowspec.core.arithmetic import AskArithmetics
 from flowspec.core.cluster_messages import Error, Loading, Ping, Pong, Ready, Welcome
 from flowspec.core.driving import Driver, turn
 from flowspec.core.events import CloseCache, LayerEnded, SendSegment, Trim
+from flowspec.core.facts import AskFacts
 from flowspec.core.holding import (
     Attach,
     Ban,
@@ -63,6 +65,7 @@ from flowspec.runtime import timeouts
 from flowspec.runtime.compute import ComputeThread, Failed, Machine, Result, unexpected
 from flowspec.runtime.emulation import DeviceEmulation, Shaper
 from flowspec.runtime.health.clerk import Clerk
+from flowspec.runtime.health.gather import arithmetics, gather
 from flowspec.runtime.health.thermometer import Thermometer
 from flowspec.runtime.heap import share_one_heap
 from flowspec.runtime.next_hop import NextHop
@@ -110,7 +113,16 @@ class Daemon:
         self._lifeline_fd = lifeline_fd
         self._compute = ComputeThread(machine, self._wake, emulation)
         self._emulation = emulation
-        self._clerk = Clerk(machine, self._wake, keys)
+        self._clerk = Clerk[AskFacts](
+            self._wake,
+            "facts",
+            lambda question, is_held, tell: gather(question, machine, is_held=is_held, keys=keys),
+        )
+        self._trier = Clerk[AskArithmetics](
+            self._wake,
+            "arithmetics",
+            lambda question, is_held, tell: arithmetics(question, machine, tell),
+        )
         self._thermometer = Thermometer()
         self._peers = Peers(self._port.router, name)
         self._poller = zmq.Poller()
@@ -180,6 +192,7 @@ class Daemon:
         if self._wake.read_fd in ready:
             self._wake.clear()
         self._clerk.answer(is_held=self._is_held)
+        self._trier.answer(is_held=self._is_held)
         self._port.watch(ready)
 
         def receive() -> bool:
@@ -308,7 +321,11 @@ class Daemon:
             self._peers.ban(peer_of(command.caller).identity, command.error)
         else:
             assert isinstance(command, Gather), f"nobody does {type(command).__name__}"
-            self._clerk.ask(link_of(command.caller), command.question, is_held=self._is_held)
+            link, question = link_of(command.caller), command.question
+            if isinstance(question, AskArithmetics):
+                self._trier.ask(link, question, is_held=self._is_held)
+            else:
+                self._clerk.ask(link, question, is_held=self._is_held)
 
     def _send_on(self, command: SendOn) -> None:
         work = command.work

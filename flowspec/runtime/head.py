@@ -51,7 +51,7 @@ from flowspec.draft.protocol import Drafter
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError, PeerError
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.timing import Curve
-from flowspec.runtime.answer import Answer, End, Tokens
+from flowspec.runtime.answer import Answer, Changed, End, Tokens
 from flowspec.runtime.compute import Crashed, Failed
 from flowspec.runtime.drafting import DraftThread
 from flowspec.runtime.emulation import Emulation
@@ -116,6 +116,7 @@ class Head:
         self._pipelines = Pipelines(
             plan, self._wake, progress, emulation, recovery, keys, on_change=self._changed, meanwhile=self._meanwhile
         )
+        self._arithmetic = "" if recovery is None else recovery.arithmetic
         self._tokens = 0
         self._stages_shown: list[Stage] = []
         pace = None if emulation is None else emulation.drafting
@@ -139,6 +140,8 @@ class Head:
             self._pipelines.connect()
             assert self._pipelines.stages is not None
             self._core.admission.move_to(self._pipelines.stages.cache_slots)
+            self._begun_with = self._arithmetic or self._pipelines.arithmetic
+            self._arithmetic = self._pipelines.arithmetic
             self._show_stages()
             while self._absent:
                 self._turn()
@@ -189,6 +192,11 @@ class Head:
         return self._pipelines.plan
 
     @property
+    def arithmetic(self) -> str:
+        """What all pipelines compute with (`core.arithmetic`)."""
+        return self._pipelines.arithmetic
+
+    @property
     def is_formed(self) -> bool:
         """Whether there is a pipeline now."""
         return self._core.is_formed
@@ -205,7 +213,7 @@ class Head:
 
     def submit(self, submit: Submit) -> Answer:
         """Starts an answer. What is wrong with the prompt or the cluster is raised when the answer is read."""
-        answer = Answer(submit.request, time.monotonic(), next(self._numbers))
+        answer = Answer(submit.request, time.monotonic(), next(self._numbers), count=len(submit.answered))
         self._post(replace(submit, answer=answer.number), answer)
         return answer
 
@@ -310,6 +318,16 @@ class Head:
         if isinstance(event, Reformed):
             self._has_told_link = False
             self._show_stages()
+            if self.arithmetic != self._arithmetic:
+                self._arithmetic = self.arithmetic
+                for answer in self._answers.values():
+                    self._change(answer)
+
+    def _change(self, answer: Answer) -> None:
+        """What follows of an answer is computed with another arithmetic than what is there."""
+        answer.items.put(Changed(token=answer.count, arithmetic=self._arithmetic))
+        where = f"from token {answer.count + 1} on"
+        self._on_note(f"the answer goes on with the arithmetic {self._arithmetic} {where}")
 
     def _tell_of_slow_link(self) -> None:
         """Names the link that holds answers up, once for a pipeline, where what a row takes on the wire is
@@ -371,6 +389,9 @@ class Head:
         if answer is not None:
             self._answers[answer.request] = answer
             answer.core_s = -self._core_s
+            answer.arithmetic = self._begun_with if answer.count else self._arithmetic
+            if answer.arithmetic != self._arithmetic:
+                self._change(answer)
         try:
             self._step(event, now_s)
         except InputError as error:
@@ -408,7 +429,9 @@ class Head:
         for command in for_readers:
             if isinstance(command, Emit):
                 self._tokens += len(command.tokens)
-                self._answers[command.request].items.put(Tokens(tokens=command.tokens, at_s=now_s, logprobs=command.logprobs))
+                answer = self._answers[command.request]
+                answer.count += len(command.tokens)
+                answer.items.put(Tokens(tokens=command.tokens, at_s=now_s, logprobs=command.logprobs))
             else:
                 answer = self._answers.pop(command.request)
                 report = {**command.statistics.report(), "head_s": round(answer.core_s + self._core_s, 6)}

@@ -117,7 +117,8 @@ class SliceLoad:
 
     def need(self, kept: Kept | None, device: torch.device) -> SliceMemory:
         """The memory that it takes beside what is `kept`, as far as that is known before it is fetched."""
-        need = slice_memory(self._files, self._span, self._assign.dtype, self._assign.context, device)
+        assign = self._assign
+        need = slice_memory(self._files, self._span, assign.dtype, assign.context, device, assign.arithmetic)
         return need if kept is None else replace(need, weight_bytes=need.weight_bytes - kept.weight_bytes)
 
     def fetch(self) -> None:
@@ -138,7 +139,8 @@ class SliceLoad:
         lacking_bytes = self.need(kept, device).weight_bytes
         with self._ready(kept, device) as (received_bytes, rounded):
             began_s = time.monotonic()
-            part = Slice.load(files, self._span, self._assign.dtype, device, tell, rounded, kept)
+            dtype, arithmetic = self._assign.dtype, self._assign.arithmetic
+            part = Slice.load(files, self._span, dtype, device, tell, rounded, kept, arithmetic)
             self.rate = lacking_bytes / max(time.monotonic() - began_s, 1e-3)
         return Held(part, self._source.content), received_bytes
 
@@ -155,7 +157,8 @@ class SliceLoad:
 
     @contextlib.contextmanager
     def _ready(self, kept: Kept | None, device: torch.device) -> Iterator[tuple[int, StoredRounded | None]]:
-        files, weights = self._files, slice_weights(self._files, self._span, self._assign.dtype, device, kept)
+        files, assign = self._files, self._assign
+        weights = slice_weights(files, self._span, assign.dtype, device, kept, assign.arithmetic)
         try:
             with ready_weights(files, weights, self._assign.dtype, self._places.store, self._line) as ready:
                 yield ready
@@ -164,7 +167,8 @@ class SliceLoad:
                 files.end()
 
     def _weights(self, kept: Kept | None, device: torch.device) -> tuple[Weight, ...]:
-        found = slice_weights(self._files, self._span, self._assign.dtype, device, kept)
+        assign = self._assign
+        found = slice_weights(self._files, self._span, assign.dtype, device, kept, assign.arithmetic)
         return (*found.plain, *found.packed)
 
 
@@ -220,7 +224,7 @@ def _find_kept(
 ) -> Content | None:
     """The slice that is kept and is the one that the head means, tensor by tensor."""
     for each in kept:
-        if not each.is_of(word.digest, span, assign.dtype):
+        if not each.is_of(word.digest, span, assign):
             continue
         if content_of(word, span, assign, ask_entries(word, each.names, courier)) == each:
             return each
@@ -310,19 +314,28 @@ def slice_weights(
     dtype: str,
     device: torch.device,
     kept: Kept | None = None,
+    arithmetic: str = "",
 ) -> SliceWeights:
     """The parameters of a slice that are not `kept`, by whether they are packed; nothing is loaded."""
     config = files.config()
     pieces = Pieces.build(config, family_of(config, files.model), span)
-    return sorted_weights(pieces, files.tensors(), packing_of(dtype, device)).within(pieces.lacking(kept))
+    packing = packing_of(dtype, device, arithmetic)
+    return sorted_weights(pieces, files.tensors(), packing).within(pieces.lacking(kept))
 
 
-def slice_memory(files: ModelFiles, span: Span, dtype: str, context: int, device: torch.device | None = None) -> SliceMemory:
+def slice_memory(
+    files: ModelFiles,
+    span: Span,
+    dtype: str,
+    context: int,
+    device: torch.device | None = None,
+    arithmetic: str = "",
+) -> SliceMemory:
     """The memory of a slice on a device (None: on most), from file headers; nothing is loaded. A tied embedding counts once per slice."""
     config = files.config()
     pieces = Pieces.build(config, family_of(config, files.model), span)
     activations = DTYPES[ACTIVATIONS[dtype]]
-    packing = LINEARS.get(dtype) if device is None else packing_of(dtype, device)
+    packing = LINEARS.get(dtype) if device is None else packing_of(dtype, device, arithmetic)
     return SliceMemory(
         weight_bytes=weight_bytes(pieces, files.tensors(), activations, packing),
         cache_bytes=_cache_bytes(config, span, dtype, context),

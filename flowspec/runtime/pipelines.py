@@ -18,6 +18,7 @@ from typing import Any
 import zmq
 
 from flowspec.checking import check, is_on
+from flowspec.core.arithmetic import Agreement
 from flowspec.core.driving import Driver
 from flowspec.core.events import PipelineLost, Reformed
 from flowspec.core.forming import (
@@ -79,7 +80,9 @@ class Recovery:
     `spares` are the devices that the first plan leaves out, with their addresses; of those the `absent` did
     not answer, each with why. When one answers, `survey` finds out what `replan` must know of it, in a thread
     of its own: it raises `FlowSpecError`. `start` tells what must be there for the first pipeline.
-    `rate` foretells the tokens/s of a plan, where anything does.
+    `rate` foretells the tokens/s of a plan, where anything does. An `arithmetic` is kept that an earlier
+    session began with (empty: that of the first pipeline); another one may follow it with `may_change`, where
+    nothing else can be formed.
     """
 
     replan: Replan
@@ -90,6 +93,8 @@ class Recovery:
     start: Start = Start.WHOLE
     absent: Mapping[str, str] = field(default_factory=dict)
     survey: Callable[[str], None] | None = None
+    arithmetic: str = ""
+    may_change: bool = False
 
 
 class Pipelines:
@@ -144,7 +149,10 @@ class Pipelines:
             changed_s=timeouts.CHANGED_S,
         )
         membership = Membership(list(self._addresses), patience, drafter)
-        self._core = Forming(membership, terms, start=start, is_only=recovery is None)
+        agreement = Agreement()
+        if recovery is not None:
+            agreement = Agreement(recovery.arithmetic, may_change=recovery.may_change)
+        self._core = Forming(membership, terms, start=start, is_only=recovery is None, agreement=agreement)
         self._is_checked = is_on()
         self._driver: Driver[FormingEvent, FormingCommand] = Driver(self._handle, self._do)
         self._give = self._driver.give
@@ -192,6 +200,11 @@ class Pipelines:
     def passed(self, hops: tuple[Hop, ...], context: int) -> None:
         """A segment came back: what its stages spent on it, whose rows saw `context` earlier tokens."""
         self._give(Passed(pipeline=self._core.number, hops=hops, context=context))
+
+    @property
+    def arithmetic(self) -> str:
+        """What all pipelines compute with; empty before there is one, and of a drafter's."""
+        return self._core.agreement.name
 
     @property
     def is_waiting(self) -> bool:

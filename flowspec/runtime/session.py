@@ -71,10 +71,16 @@ class ClusterOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survival:
-    """What happens when devices are lost: whom to tell, in a line, and how long to wait for some to come back (None: for ever)."""
+    """What happens when devices are lost: whom to tell, in a line, and how long to wait for some to come back
+    (None: for ever).
+
+    An `arithmetic` that an earlier session began with is kept; `may_change` allows another where it cannot.
+    """
 
     on_note: Callable[[str], None]
     wait_s: float | None = None
+    arithmetic: str = ""
+    may_change: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +244,8 @@ class Cluster:
                 start=Start.WHOLE if self.newcomers is None else Start.SHORT,
                 absent={} if self.chosen is None else self.chosen.survey.absent,
                 survey=planner.survey,
+                arithmetic=survival.arithmetic,
+                may_change=survival.may_change,
             )
         with Head(
             plan,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 from flowspec import __version__
+from flowspec.core.arithmetic import Arithmetics, AskArithmetics
 from flowspec.core.cluster_messages import Ready, Welcome
 from flowspec.core.driving import Driver
 from flowspec.core.forming import CONTROL, Dial, Forming, FormingCommand, FormingEvent, Part, Plan, Planned, Tell
@@ -17,6 +18,7 @@ from flowspec.core.forming import Said as DeviceSaid
 from flowspec.core.forming import Terms as FormingTerms
 from flowspec.core.holding import (
     Caller,
+    Gather,
     Greet,
     Greeted,
     Holding,
@@ -106,6 +108,8 @@ class Beginning:
                 self._devices[caller.name].give(NextSaid(hold=self.holdings[caller.name].number, message=welcome))
             else:
                 self._say(name, caller.role, welcome)
+        elif isinstance(command, Gather) and isinstance(command.question, AskArithmetics):
+            self._say(name, CONTROL, Arithmetics(dtype=command.question.dtype, names=("plain",)))
         elif isinstance(command, Take):
             if command.assign.next_hop:
                 self._dial(command.assign.next_name, "stage", name, command.caller.incarnation)
@@ -113,5 +117,5 @@ class Beginning:
         elif isinstance(command, ShowReady):
             self._say(name, CONTROL, Ready(weight_bytes=1, memory_bytes=1, cache_slots=LOADED.cache_slots))
 
-    def _say(self, device: str, role: str, message: Welcome | Ready) -> None:
+    def _say(self, device: str, role: str, message: Welcome | Arithmetics | Ready) -> None:
         self._head.give(DeviceSaid(pipeline=self.forming.number, device=device, role=role, message=message))

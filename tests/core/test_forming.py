@@ -10,6 +10,7 @@ import pytest
 
 from flowspec import __version__
 from flowspec.core import limits
+from flowspec.core.arithmetic import Agreement, Arithmetics, AskArithmetics
 from flowspec.core.cluster_messages import Assign, Drafting, Error, Loading, Ping, Pong, Ready, Reset, Welcome
 from flowspec.core.forming import (
     CONTROL,
@@ -42,6 +43,7 @@ from flowspec.core.forming import (
     Unsent,
     Use,
     Wronged,
+    computing,
 )
 from flowspec.core.membership import Answered, Begin, Membership, Note, Patience, Probe, Survey, Surveyed, Tick
 from flowspec.core.messages import Hop, Message
@@ -51,6 +53,7 @@ from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 PATIENCE = Patience(silent_s=5.0, loading_silent_s=15.0, loading_s=60.0, stuck_s=30.0, probe_s=2.0, back_s=4.0, forgive_s=300.0)
 TERMS = Terms(connect_s=6.0, reconnect_s=3.0, held_s=15.0, ping_s=1.0, watch_s=0.5, settle_s=0.1)
 WELCOME = Welcome(name="x", version=__version__, device="cpu", pid=1, memory_bytes=1, count=0)
+ASK = AskArithmetics(dtype="float32")
 READY = Ready(weight_bytes=1, memory_bytes=1, cache_slots=100 + limits.TREE_NODES_MAX)
 
 
@@ -66,9 +69,18 @@ def parts_of(*devices: str) -> tuple[Part, ...]:
 class Bench:
     """The core with a clock. Plans are made as they are asked for."""
 
-    def __init__(self, *names: str, start: Start = Start.WHOLE, is_only: bool = False, terms: Terms = TERMS) -> None:
+    def __init__(
+        self,
+        *names: str,
+        start: Start = Start.WHOLE,
+        is_only: bool = False,
+        terms: Terms = TERMS,
+        agreement: Agreement | None = None,
+    ) -> None:
         self.names = names or ("a", "b", "c")
-        self.core = Forming(Membership(self.names, PATIENCE), terms, start=start, is_only=is_only)
+        membership = Membership(self.names, PATIENCE)
+        self.core = Forming(membership, terms, start=start, is_only=is_only, agreement=agreement)
+        self.has: dict[str, tuple[str, ...]] = {}
         self.now_s = 0.0
         self.gain: float | None = None
 
@@ -87,7 +99,15 @@ class Bench:
         return self.give(Said(pipeline=self.core.number, device=device, role=role, message=message))
 
     def welcomes(self, *devices: str) -> list[FormingCommand]:
-        return [command for device in devices for command in self.says(device, WELCOME)]
+        """These answer, and tell what they are asked."""
+        found = []
+        for device in devices:
+            asked = self.says(device, WELCOME)
+            if Tell(pipeline=self.core.number, device=device, message=ASK) in asked:
+                told = Arithmetics(dtype="float32", names=self.has.get(device, ("x",)))
+                asked = [*asked[:-1], *self.says(device, told)]
+            found += asked
+        return found
 
     def form(self) -> list[FormingCommand]:
         """All do their part; what comes of the last word."""
@@ -137,12 +157,13 @@ def test_a_pipeline_is_dialled_assigned_and_there_when_all_are_ready_and_both_en
     bench = Bench()
     assert bench.give(Begin()) == begins(1, "a", "b", "c")
     assert bench.welcomes("c", "a") == []
-    assigned = [Tell(pipeline=1, device=part.device, message=part.assign) for part in parts_of("a", "b", "c")]
+    parts = computing(parts_of("a", "b", "c"), "x")
+    assigned = [Tell(pipeline=1, device=part.device, message=part.assign) for part in parts]
     assert bench.welcomes("b") == [*dials(1, "a", "c", role=DATA), *assigned]
     for device in ("a", "b", "c"):
         assert bench.says(device, replace(READY, cache_slots=500)) == [ShowProgress(text=f"{device}: ready", share=1.0)]
     assert bench.says("a", WELCOME, DATA) == []
-    assert bench.says("c", WELCOME, DATA) == [Use(pipeline=1, stage_count=3, cache_slots=500)]
+    assert bench.says("c", WELCOME, DATA) == [Use(pipeline=1, stage_count=3, cache_slots=500, arithmetic="x")]
 
 
 def test_weights_are_served_and_progress_is_shown() -> None:
@@ -176,7 +197,7 @@ def test_a_closed_connection_leads_to_another_pipeline_of_the_rest() -> None:
         *begins(2, "a", "c")[1:],
     ]
     assert bench.give(Closed(pipeline=1, device="c")) == [], "that pipeline is over"
-    assert bench.form() == [Use(pipeline=2, stage_count=2, cache_slots=READY.cache_slots)]
+    assert bench.form() == [Use(pipeline=2, stage_count=2, cache_slots=READY.cache_slots, arithmetic="x")]
 
 
 def test_what_a_device_says_went_wrong_is_believed_after_a_moment() -> None:
@@ -242,7 +263,7 @@ def test_a_head_that_may_begin_without_some_says_so_and_does() -> None:
     told = bench.pass_time(6.2)
     assert told[0] == Note(text="device b is lost (no answer within 6 s)")
     assert Note(text="going on with 2 devices") in told
-    assert bench.form() == [Use(pipeline=2, stage_count=2, cache_slots=READY.cache_slots)]
+    assert bench.form() == [Use(pipeline=2, stage_count=2, cache_slots=READY.cache_slots, arithmetic="x")]
 
 
 def test_a_head_that_may_begin_without_some_cannot_without_all() -> None:
@@ -267,7 +288,7 @@ def test_a_device_that_another_head_holds_is_waited_for_at_the_start() -> None:
     bench.welcomes("a", "b")
     held = Error(text="held by head x", retry_after_s=4.0)
     assert bench.says("b", held) == [Log(text="waiting for device b at b:1: held by head x")]
-    again = Tell(pipeline=1, device="b", message=parts_of("a", "b")[1].assign)
+    again = Tell(pipeline=1, device="b", message=computing(parts_of("a", "b"), "x")[1].assign)
     assert bench.pass_time(1.2) == [again]
     assert bench.says("b", held) == [], "that was said"
     bench.now_s = 15.5
@@ -423,12 +444,16 @@ def test_a_device_that_is_back_loads_beside_the_pipeline_that_works_and_the_swit
     assert back(bench, "b") == [plan, opened, *dials(3, "b", "c")], "the layers of the first one stay"
     assert bench.core.is_formed
     assert bench.core.number == 2
-    assert beside(bench, "b", WELCOME) == [Tell(pipeline=3, device="b", message=parts[1].assign)]
+    assigned = computing(parts, "x")
+    told = Arithmetics(dtype="float32", names=("y", "x"))
+    for name in ("b", "c"):
+        assert beside(bench, name, WELCOME) == [Tell(pipeline=3, device=name, message=ASK)]
+    assert beside(bench, "b", told) == [Tell(pipeline=3, device="b", message=assigned[1].assign)]
     assert beside(bench, "b", AskModel()) == [ServeWeights(pipeline=3, device="b")]
     assert beside(bench, "b", Loading(share=0.5)) == []
     assert beside(bench, "b", READY) == [], "the other is not ready"
-    other = replace(parts[2].assign, is_beside=True)
-    assert beside(bench, "c", WELCOME) == [Tell(pipeline=3, device="c", message=other)]
+    other = replace(assigned[2].assign, is_beside=True)
+    assert beside(bench, "c", told) == [Tell(pipeline=3, device="c", message=other)]
     resets: list[FormingCommand] = [Tell(pipeline=3, device=name, message=Reset()) for name in ("b", "c")]
     assert beside(bench, "c", READY) == [*resets, HangUp(pipeline=3, device="")]
     assert bench.core.is_formed
@@ -643,3 +668,128 @@ def test_what_does_not_fit_without_a_device_that_fell_silent_is_one_line_that_na
     told = bench.give(Unplanned(text="the model lacks 4 GiB"))
     text = "device b at b:1 did not answer within 6 s; is `flowspec daemon` running there?; without it the model lacks 4 GiB"
     assert told[-1] == GiveUp(text=text)
+
+
+def notes_of(commands: list[FormingCommand]) -> list[str]:
+    return [command.text for command in commands if isinstance(command, Note)]
+
+
+def assigned(commands: list[FormingCommand]) -> dict[str, str]:
+    """The arithmetic of each device that gets its part."""
+    tells = [command for command in commands if isinstance(command, Tell)]
+    return {tell.device: tell.message.arithmetic for tell in tells if isinstance(tell.message, Assign)}
+
+
+def test_the_best_arithmetic_that_all_have_is_assigned_and_kept() -> None:
+    bench = Bench()
+    bench.has = {"a": ("fast", "good", "safe"), "b": ("other", "safe", "good"), "c": ("good", "safe")}
+    bench.give(Begin())
+    assert assigned(bench.welcomes("a", "b", "c")) == dict.fromkeys("abc", "good")
+    bench.form()
+    bench.give(Closed(pipeline=1, device="c"))
+    assert assigned(bench.welcomes("a", "b")) == dict.fromkeys("ab", "good")
+    bench.form()
+    bench.give(Closed(pipeline=2, device="b"))
+    assert assigned(bench.welcomes("a")) == {"a": "good"}, "though it alone would take fast"
+
+
+def test_devices_that_share_no_arithmetic_are_an_error_at_the_start() -> None:
+    bench = Bench("a", "b")
+    bench.has = {"a": ("fast",), "b": ("other",)}
+    bench.give(Begin())
+    (command,) = [each for each in bench.welcomes("a", "b") if isinstance(each, GiveUp)]
+    told = "it shares no arithmetic of float32 with the devices before it: it has other, a fast"
+    assert command.text == f"device b at b:1: {told}; use --dtype int8"
+
+
+def test_a_device_without_any_right_kernel_is_an_error_in_its_own_words() -> None:
+    bench = Bench("a")
+    bench.give(Begin())
+    bench.says("a", WELCOME)
+    message = Arithmetics(dtype="float32", names=(), trouble="float32 does not run right on cpu")
+    told = bench.says("a", message)
+    assert told == [GiveUp(text="device a at a:1: float32 does not run right on cpu")]
+
+
+def test_an_answer_about_another_precision_and_one_that_nobody_asked_for_break_the_protocol() -> None:
+    bench = Bench("a")
+    bench.give(Begin())
+    bench.says("a", WELCOME)
+    assert isinstance(bench.says("a", Arithmetics(dtype="int8", names=("digits",)))[-1], GiveUp)
+    bench = running()
+    told = notes_of(bench.says("a", Arithmetics(dtype="float32", names=("x",))))
+    assert told[0].startswith("device a at a:1 sent an unexpected Arithmetics")
+
+
+def test_a_device_that_lacks_the_arithmetic_is_left_out_of_later_pipelines() -> None:
+    bench = running()
+    bench.give(Closed(pipeline=1, device="b"))
+    bench.has = {"c": ("safe",)}
+    told = notes_of(bench.welcomes("a", "c"))
+    way = "--allow-arithmetic-change would go on without it where nothing else does"
+    why = f"it lacks the arithmetic x, which is kept, and has safe; {way}"
+    assert told[0] == f"device c cannot do its part ({why})"
+    assert bench.core.membership.members == ("a",)
+    bench.form()
+    assert bench.core.fired["lacks"] == 1
+    assert back(bench, "c")[-1] == Dial(pipeline=4, device="c", role=CONTROL)
+    bench.give(Said(pipeline=4, device="c", role=CONTROL, message=WELCOME))
+    message = Arithmetics(dtype="float32", names=("safe",))
+    (note,) = notes_of(bench.give(Said(pipeline=4, device="c", role=CONTROL, message=message)))
+    assert note.startswith("device c is not taken in (it lacks the arithmetic x")
+    assert bench.core.fired["lacks beside"] == 1
+    assert bench.core.is_formed, "the pipeline that works was not touched"
+
+
+def test_a_device_that_stands_by_and_lacks_it_does_not_keep_another_from_coming_back() -> None:
+    bench = Bench("a", "b", "c")
+    bench.give(Begin())
+    bench.core.handle(Planned(parts=parts_of("a", "b")), 0.0)  # c stands by
+    bench.form()
+    bench.give(Closed(pipeline=bench.core.number, device="b"))
+    bench.core.handle(Planned(parts=parts_of("a")), bench.now_s)
+    bench.form()
+    opened = next(each for each in back(bench, "b") if isinstance(each, Open))
+    assert [part.device for part in opened.parts] == ["a", "b", "c"]
+    message = Arithmetics(dtype="float32", names=("safe",))
+    bench.give(Said(pipeline=opened.pipeline, device="c", role=CONTROL, message=WELCOME))
+    (note,) = notes_of(bench.give(Said(pipeline=opened.pipeline, device="c", role=CONTROL, message=message)))
+    assert note.startswith("device c is not taken in (it lacks the arithmetic x")
+    assert bench.core.membership.fired["unable"] == 1
+    opened = next(each for each in back(bench, "b") if isinstance(each, Open))
+    assert [part.device for part in opened.parts] == ["a", "b"]
+
+
+@pytest.mark.parametrize("may_change", [False, True])
+def test_where_no_pipeline_can_be_formed_with_it_another_follows_if_that_is_allowed(may_change: bool) -> None:
+    agreement = Agreement(may_change=may_change)
+    bench = Bench("a", "b", terms=replace(TERMS, wait_s=20.0), agreement=agreement)
+    bench.give(Begin())
+    bench.form()
+    bench.give(Closed(pipeline=1, device="a"))
+    bench.has = {"b": ("safe",)}
+    told = notes_of(bench.welcomes("b"))
+    if not may_change:
+        text = "b lacks the arithmetic x; --allow-arithmetic-change goes on with another"
+        text += ", which may give other tokens"
+        assert told[-1] == text
+        (end,) = [each for each in bench.pass_time(21.0) if isinstance(each, GiveUp)]
+        assert end.text == f"{text}; nothing changed within 20 s"
+        return
+    assert told[-1] == "b lacks the arithmetic x; going on with another, as soon as devices answer again"
+    assert Plan(devices=("b",), is_first=False) in back(bench, "b")
+    bench.form()
+    assert bench.core.fired["another arithmetic"] == 1
+    assert agreement.name == "safe"
+
+
+def test_an_arithmetic_of_an_earlier_session_is_kept_or_refused_or_changed_if_that_is_allowed() -> None:
+    for agreement, expected in ((Agreement("safe"), "safe"), (Agreement("old", may_change=True), "fast")):
+        bench = Bench("a", "b", agreement=agreement)
+        bench.has = dict.fromkeys("ab", ("fast", "safe"))
+        bench.give(Begin())
+        assert assigned(bench.welcomes("a", "b")) == dict.fromkeys("ab", expected)
+    bench = Bench("a", "b", agreement=Agreement("old"))
+    bench.give(Begin())
+    (end,) = [each for each in bench.welcomes("a", "b") if isinstance(each, GiveUp)]
+    assert end.text.startswith("device a at a:1: it lacks the arithmetic old, which is kept, and has x")

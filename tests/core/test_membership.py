@@ -310,7 +310,8 @@ def test_devices_that_refuse_their_part_are_there_and_the_model_is_too_large() -
         text="device a cannot do its part (2 GiB are missing)"
     )
     said = bench.give(Broken(device="b", text="4 GiB are missing", is_refusal=True))
-    assert said[1:] == [Note(text="the model does not fit on what is left; waiting for a device to come back"), Disband()]
+    text = "no device that is left can do its part; waiting for a device to come back"
+    assert said[1:] == [Note(text=text), Disband()]
 
 
 def test_devices_that_a_plan_leaves_out_stand_by_and_are_not_missed() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from flowspec.core import head
 from flowspec.core.admission import Room
+from flowspec.core.arithmetic import Agreement, Lack
 from flowspec.core.drafter import DrafterCore, DrafterEvent
 from flowspec.core.events import Drafted
 from flowspec.core.flights import Flights
@@ -29,7 +30,16 @@ from flowspec.sim.device import DeviceSpec
 from flowspec.sim.faults.daemon import LEASE_S
 from flowspec.sim.faults.pipelines import HEAD
 from flowspec.sim.faults.play import FaultError, Play
-from flowspec.sim.faults.schedule import DRAFTER_KINDS, KINDS, LATER_KINDS, MORE_KINDS, START_KINDS, Fault, draw
+from flowspec.sim.faults.schedule import (
+    BITS_KINDS,
+    DRAFTER_KINDS,
+    KINDS,
+    LATER_KINDS,
+    MORE_KINDS,
+    START_KINDS,
+    Fault,
+    draw,
+)
 from flowspec.testbed.faults import RULES, RULES_SEEDS, Tally, main, play, replay_command, story
 from tests.broken_builds import keeps_the_flights, sends_only_the_root_again
 
@@ -44,6 +54,7 @@ REMEMBERED = {
     2345: "a device makes ready again and again, and never comes in: its probes find it held by its last time",
     4902: "a pass of a daemon that was killed ends in its next life, in a hold of the same number",
     643: "a timer is a rounding error early after the clock jumped, and is set again for ever",
+    1862: "devices that lack the arithmetic come back again and again, and keep another one out",
 }
 
 
@@ -61,7 +72,7 @@ def test_seeds_that_once_failed(seed: int) -> None:
 def test_the_swarm_draws_every_fault_and_every_limit() -> None:
     schedules = [draw(seed) for seed in range(SEEDS)]
     drawn = {fault.kind for schedule in schedules for fault in schedule.faults}
-    assert drawn == {*KINDS, *MORE_KINDS, *LATER_KINDS, *START_KINDS, *DRAFTER_KINDS}
+    assert drawn == {*KINDS, *MORE_KINDS, *LATER_KINDS, *START_KINDS, *BITS_KINDS, *DRAFTER_KINDS}
     assert {schedule.bounds.flights_max for schedule in schedules} >= {None, 1, 2}
     assert {schedule.bounds.prefill_chunk for schedule in schedules} >= {1, 128}
     assert {schedule.queued_max for schedule in schedules} >= {1}
@@ -191,6 +202,24 @@ def loses_whoever_is_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "_lose", lambda self, device, now_s: lose(self, self.members[0] if self.members else device, now_s))
 
 
+def forgets_the_arithmetic(patch: pytest.MonkeyPatch) -> None:
+    """Each pipeline agrees anew on what its devices have best."""
+    agree = Agreement.agree
+
+    def broken(self: Agreement, devices: Sequence[str]) -> str | Lack:
+        kept, self.name = self.name, ""
+        found = agree(self, devices)
+        self.name = kept
+        return found
+
+    patch.setattr(Agreement, "agree", broken)
+
+
+def takes_the_first_devices_arithmetic(patch: pytest.MonkeyPatch) -> None:
+    """Nobody asks whether the others have it."""
+    patch.setattr(Agreement, "agree", lambda self, devices: self.name or self._told[devices[0]].names[0])
+
+
 def takes_a_damaged_frame_for_the_end(patch: pytest.MonkeyPatch) -> None:
     """A frame that cannot be read ends the session, as it once did."""
     handle = Forming.handle
@@ -216,6 +245,8 @@ def takes_a_damaged_frame_for_the_end(patch: pytest.MonkeyPatch) -> None:
         believes_that_what_it_gave_up_is_still_there,
         forgets_what_was_answered,
         draws_at_positions_of_the_rest,
+        forgets_the_arithmetic,
+        takes_the_first_devices_arithmetic,
     ],
 )
 def test_a_broken_build_is_caught(mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,6 +407,45 @@ def test_a_broken_build_is_caught_where_one_thing_goes_wrong(
     mutation(monkeypatch)
     with pytest.raises(FaultError, match=failure):
         run_all(world, seeds)
+
+
+@pytest.mark.parametrize("may_change", [False, True])
+def test_an_answer_keeps_its_arithmetic_or_says_from_which_token_on_it_has_another(may_change: bool) -> None:
+    """Both devices have it at first; the first dies for good, the second comes back without it."""
+    base = next(schedule for seed in range(99) if (schedule := draw(seed)) and len(schedule.devices) == 2)
+    first, second = base.devices
+    faults = (
+        Fault(kind="crash", at_s=1.6, for_s=8.0, where=(first,)),
+        Fault(kind="poor", at_s=1.6, for_s=8.0, where=(second,)),
+    )
+    first_asked = base.dialogues[0].first
+    submit = replace(first_asked, prompt=(1, 2), new_tokens_max=13, stop_ids=frozenset(), answered=())
+    dialogue = replace(base.dialogues[0], first=submit, at_s=0.0, turns=0, cancel_s=None, forget_s=None)
+    schedule = replace(
+        base,
+        faults=faults,
+        arithmetics={first: ("fast", "plain"), second: ("fast", "plain")},
+        may_change=may_change,
+        dialogues=(dialogue,),
+        terms=replace(base.terms, wait_s=None),
+        patience=replace(base.patience, back_s=0.5, probe_s=0.5),
+        devices_min=1,
+        devices_max=2,
+        spec=replace(base.spec, curve=replace(base.spec.curve, base_s=0.1)),
+        context=40,
+    )
+    run = Play(schedule)
+    run.run()
+    (spans,) = run.cluster.spans[submit.request]
+    notes = [text for _, who, text in run.story if who == "head"]
+    assert any("lacks the arithmetic fast" in text for text in notes)
+    if may_change:
+        (start, name), (token, other) = spans
+        assert (start, name, other) == (0, "fast", "plain")
+        assert 0 < token < 13
+        assert run.cluster.forming.fired["another arithmetic"] == 1
+    else:
+        assert spans == [(0, "fast")]
 
 
 # ------------------------------------------------------------------------------------------------- command

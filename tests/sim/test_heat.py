@@ -36,6 +36,7 @@ def schedule(changed_s: float) -> Schedule:
     return replace(
         drawn,
         devices=("pi-0", "pi-1", "pi-2"),
+        arithmetics={},
         spec=DeviceSpec(curve=Curve(base_s=2.88), layers=4),
         links=(LinkSpec(delay_s=0.001),) * 3,
         load_s=0.05,

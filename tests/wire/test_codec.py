@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowspec.core import limits
+from flowspec.core.arithmetic import Arithmetics, AskArithmetics
 from flowspec.core.cluster_messages import ERROR_CAUSES, LOADING_STEPS, ROLES, Drafting, Error, Pong
 from flowspec.core.facts import (
     INTERFACE_KINDS,
@@ -166,6 +167,8 @@ CLOCKS = st.none() | st.floats(0, 1e4)
 BOARDS = build(Board, throttled=st.none() | st.integers(0, 2**32 - 1), celsius=DEGREES, trip_c=DEGREES, cpu_mhz=CLOCKS, cpu_max_mhz=CLOCKS)
 RATES = ("gb_per_s", "memory_efficiency", "float32", "compute_efficiency")
 DTYPES = st.sampled_from(tuple(ACTIVATIONS))
+ARITHMETIC = st.text(PRINTABLE, min_size=1, max_size=20)
+ARITHMETICS = st.lists(ARITHMETIC, min_size=1, max_size=3).map(tuple)
 FACTS = build(
     Facts,
     software=build(Software),
@@ -174,10 +177,13 @@ FACTS = build(
     model=st.sampled_from(MODEL_STATES),
     link=st.none() | build(LinkFacts),
     speed=st.none() | build(Speed, source=st.sampled_from(SPEED_SOURCES), **dict.fromkeys(RATES, st.floats(0.01, 1))),
-    kernel=st.none() | build(KernelFacts, dtype=DTYPES),
+    kernel=st.none() | build(KernelFacts, dtype=DTYPES, arithmetics=ARITHMETICS),
 )
 SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "AskFacts": build(AskFacts, dtype=st.just("") | DTYPES),
+    "AskArithmetics": build(AskArithmetics, dtype=DTYPES),
+    "Arithmetics": build(Arithmetics, dtype=DTYPES, names=ARITHMETICS, trouble=st.just(""))
+    | build(Arithmetics, dtype=DTYPES, names=st.just(()), trouble=ARITHMETIC),
     "Facts": FACTS,
     "Open": opens(),
     "Commit": commits(),

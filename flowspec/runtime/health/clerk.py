@@ -1,4 +1,7 @@
-"""Answers AskFacts for a daemon in a thread of its own: files, tools and links take their time, and a head must not wait for them."""
+"""Answers questions about the device for a daemon, in a thread of its own.
+
+Files, tools, links and trials of kernels take their time, and a head must not wait for them.
+"""
 
 from __future__ import annotations
 
@@ -6,42 +9,51 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Generic, TypeVar
 
 from flowspec.core import limits
-from flowspec.core.cluster_messages import Error
+from flowspec.core.arithmetic import Arithmetics, AskArithmetics
+from flowspec.core.cluster_messages import Error, Loading
 from flowspec.core.facts import AskFacts, Facts
-from flowspec.runtime.compute import Machine
-from flowspec.runtime.health.gather import gather
-from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import Link, Wake
 
 RETRY_S = 1.0
+Question = TypeVar("Question", AskFacts, AskArithmetics)
+Answer = Facts | Arithmetics
+Tell = Callable[[float], None]
+"""Told now and then how far an answer has come, from 0 to 1."""
 
 
-class Clerk:
-    """`ask` and `answer` belong to the poller's thread. Facts are gathered one after another."""
+class Clerk(Generic[Question]):
+    """`ask` and `answer` belong to the poller's thread. Questions are answered one after another.
 
-    def __init__(self, machine: Machine, wake: Wake, keys: Keyring | None = None) -> None:
-        self._machine = machine
-        self._keys = keys
+    `find` answers one, in the clerk's thread: it is told whether a head holds the daemon, and tells how far
+    it has come with trying kernels.
+    """
+
+    def __init__(self, wake: Wake, name: str, find: Callable[[Question, bool, Tell], Answer]) -> None:
+        self._name = name
+        self._find: Callable[[Question, bool, Tell], Answer] = find
         self._wake = wake
-        self._questions: queue.Queue[tuple[Link, AskFacts, bool]] = queue.Queue(limits.QUESTIONS_MAX)
-        self._answers: deque[tuple[Link, Facts | Error]] = deque()
+        self._questions: queue.Queue[tuple[Link, Question, bool]] = queue.Queue(limits.QUESTIONS_MAX)
+        self._answers: deque[tuple[Link, Answer | Loading | Error]] = deque()
         self._thread: threading.Thread | None = None
 
-    def ask(self, link: Link, question: AskFacts, *, is_held: bool) -> None:
+    def ask(self, link: Link, question: Question, *, is_held: bool) -> None:
         """Takes a question; the answer goes out by a later `answer`."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="facts", daemon=True)
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
         try:
             self._questions.put_nowait((link, question, is_held))
         except queue.Full:
-            link.send(Error.saying("too many ask for facts; ask again in a moment", RETRY_S))
+            link.send(Error.saying(f"too many ask for {self._name}; ask again in a moment", RETRY_S))
 
     def answer(self, *, is_held: bool) -> None:
-        """Sends what is ready, stamped with this moment's clock."""
+        """Sends what is ready, facts stamped with this moment's clock."""
         while self._answers:
             link, found = self._answers.popleft()
             link.send(replace(found, clock_s=time.time(), is_held=is_held) if isinstance(found, Facts) else found)
@@ -49,10 +61,17 @@ class Clerk:
     def _run(self) -> None:
         while True:
             link, question, is_held = self._questions.get()
-            found: Facts | Error
+
+            found: Answer | Error
             try:
-                found = gather(question, self._machine, is_held=is_held, keys=self._keys)
+                found = self._find(question, is_held, partial(self._tell, link))
             except (OSError, ValueError, RuntimeError) as error:  # a device that tells odd things about itself must not end its daemon
                 found = Error.saying(f"cannot tell about this device: {error}")
-            self._answers.append((link, found))
-            self._wake.set()
+            self._say(link, found)
+
+    def _tell(self, link: Link, share: float) -> None:
+        self._say(link, Loading(doing="trying kernels", share=share))
+
+    def _say(self, link: Link, found: Answer | Loading | Error) -> None:
+        self._answers.append((link, found))
+        self._wake.set()

@@ -12,11 +12,12 @@ from pathlib import Path
 import psutil
 
 from flowspec.core import limits
+from flowspec.core.arithmetic import Arithmetics, AskArithmetics
 from flowspec.core.facts import AskFacts, Facts, KernelFacts, LinkFacts, Software
 from flowspec.errors import FlowSpecError, InputError, first_line
 from flowspec.host_memory import host_memory
 from flowspec.model.files import ModelFiles
-from flowspec.model.trials import run_trial
+from flowspec.model.trials import Tell, run_trial
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.compute import Machine
 from flowspec.runtime.health.board import read_board
@@ -85,19 +86,30 @@ def link_facts(device: Device, keys: Keyring | None, effort: Effort = BRIEF) -> 
     return LinkFacts(latency_s=peer.latency_s, bandwidth_mbps=peer.bandwidth_mbps)
 
 
-def kernel_facts(dtype: str, machine: Machine) -> KernelFacts:
-    """Which kernel computes a precision on the device that `machine` would use: tried now if it was not before."""
+def kernel_facts(dtype: str, machine: Machine, tell: Tell = lambda share: None) -> KernelFacts:
+    """Which kernel computes a precision on the device that `machine` would use.
+
+    It is tried now if it was not before, and `tell` told how far that has come.
+    """
     try:
-        run_trial("float32", "cpu")  # before torch is imported here
+        run_trial("float32", "cpu", lambda share: tell(share / 2))  # before torch is imported here
         device = "cpu"
         if machine.device != "cpu" and _torch_cuda():
             from flowspec.runtime.torch_device import pick_device
 
             device = str(pick_device(machine.device))
-        found = run_trial(dtype, device)
+        found = run_trial(dtype, device, lambda share: tell((1 + share) / 2))
     except InputError as error:
         return KernelFacts(dtype=dtype, kernel="", faults=first_line(error, limits.TEXT_CHARS_MAX))
-    return KernelFacts(dtype=dtype, kernel=found.kernel, faults=found.faults[: limits.TEXT_CHARS_MAX])
+    faults = found.faults[: limits.TEXT_CHARS_MAX]
+    return KernelFacts(dtype=dtype, kernel=found.kernel, faults=faults, arithmetics=found.arithmetics)
+
+
+def arithmetics(question: AskArithmetics, machine: Machine, tell: Tell) -> Arithmetics:
+    """The answer to a head that asks which arithmetics this machine has."""
+    found = kernel_facts(question.dtype, machine, tell)
+    names = found.arithmetics
+    return Arithmetics(dtype=question.dtype, names=names, trouble="" if names else found.faults)
 
 
 def _version(package: str) -> str:

@@ -40,16 +40,19 @@ class Content:
     model: str
     span: Span
     dtype: str
+    arithmetic: str = ""
     tensors: tuple[TensorEntry, ...] = ()
     called: tuple[str, str] = field(default=("", ""), compare=False)
 
-    def is_of(self, model: str, span: Span, dtype: str) -> bool:
+    def is_of(self, model: str, span: Span, assign: Assign) -> bool:
         """Whether only the tensors remain to be compared."""
-        return (self.model, self.span, self.dtype) == (model, span, dtype)
+        own = (self.model, self.span, self.dtype, self.arithmetic)
+        return own == (model, span, assign.dtype, assign.arithmetic)
 
     def agrees_with(self, other: Content) -> bool:
         """Whether layers that both slices have are the same, tensor by tensor."""
-        if (self.model, self.dtype) != (other.model, other.dtype):
+        own = (self.model, self.dtype, self.arithmetic)
+        if own != (other.model, other.dtype, other.arithmetic):
             return False
         known = {entry.name: entry for entry in self.tensors}
         return all(known.get(entry.name, entry) == entry for entry in other.tensors)
@@ -63,9 +66,17 @@ def content_of(word: Word, span: Span, assign: Assign, entries: Iterable[TensorE
     """The content of a slice that is made of these tensors."""
     tensors = tuple(sorted(entries, key=lambda entry: entry.name))
     called = (assign.model, assign.fingerprint)
-    return Content(model=word.digest, span=span, dtype=assign.dtype, tensors=tensors, called=called)
+    return Content(
+        model=word.digest,
+        span=span,
+        dtype=assign.dtype,
+        arithmetic=assign.arithmetic,
+        tensors=tensors,
+        called=called,
+    )
 
 
 def hub_content(assign: Assign, span: Span) -> Content:
     """The content of a slice that this device has from the hub itself: the fingerprint, as found here, names the revision."""
-    return Content(model=f"hub {assign.model} {assign.fingerprint}", span=span, dtype=assign.dtype)
+    model = f"hub {assign.model} {assign.fingerprint}"
+    return Content(model=model, span=span, dtype=assign.dtype, arithmetic=assign.arithmetic)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, cast
 
 from flowspec.core import limits
+from flowspec.core.arithmetic import Agreement
 from flowspec.core.events import (
     Cancel,
     Draft,
@@ -20,6 +21,7 @@ from flowspec.core.events import (
     Forget,
     HeadEvent,
     PipelineLost,
+    Reformed,
     SetTimer,
     Submit,
     Timed,
@@ -41,6 +43,7 @@ from flowspec.sim.clock import Alarm, Clock
 from flowspec.sim.conduct import Conduct
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.faults.daemon import SimDaemon
+from flowspec.sim.faults.dialects import Spans
 from flowspec.sim.faults.drafters import LocalDrafters, Place, SimRemoteDrafter
 from flowspec.sim.faults.network import Network
 from flowspec.sim.faults.pipelines import HEAD, SimPipelines
@@ -55,7 +58,8 @@ ROW_BYTES = 12000
 
 
 class Cluster:
-    """Devices and the head that forms pipelines of them. `expect` gives the plain answer to a question.
+    """Devices and the head that forms pipelines of them. `expect` gives the plain answer to a question, whose
+    tokens are computed as its spans say.
 
     Where nothing passes, a data connection takes `frames_max` frames and no more.
     Where what devices say may not be honest, tokens may be wrong; all else is as ever.
@@ -78,17 +82,19 @@ class Cluster:
         drafting: Sequence[Curve],
         places: Sequence[Place | None],
         frames_max: int,
-        expect: Callable[[Submit], Sequence[int]],
+        expect: Callable[[Submit, Spans], Sequence[int]],
         tell: Callable[[str, str], None],
         terms: Terms = TERMS,
         is_honest: bool = True,
         absent: Sequence[str] = (),
+        agreement: Agreement | None = None,
     ) -> None:
         self.clock = clock
         self.process = Process(clock)
+        self._daemons = daemons
         self.head = head
         self.membership = membership
-        self.forming = Forming(membership, terms, start=Start.ANY)
+        self.forming = Forming(membership, terms, start=Start.ANY, agreement=agreement)
         self.answers: dict[int, list[Answer]] = {}
         self.on_end: Callable[[int], None] = lambda request: None
         self.on_give_up: Callable[[str], None] = lambda text: None
@@ -102,6 +108,8 @@ class Cluster:
         self._tell = tell
         self._is_honest = is_honest
         self._conduct = Conduct(is_honest=is_honest)
+        self.spans: dict[int, list[list[tuple[int, str]]]] = {}
+        """Of the answers of each request: from which token on they are computed with which arithmetic."""
         self._expected: dict[int, Sequence[int]] = {}
         self._tokens = 0
         self._timer: Alarm | None = None
@@ -176,8 +184,12 @@ class Cluster:
         """Gives the core an event; a timer's never comes before it was `due_s`, though a clock that jumped may be a rounding error off."""
         self.process.events += 1
         if isinstance(event, Submit):
-            self._expected[event.request] = self._expect(event)
+            spans = [(len(event.answered), self.forming.agreement.name)]
+            self.spans.setdefault(event.request, []).append(spans)
+            self._expected[event.request] = self._expect(event, spans)
             self.answers.setdefault(event.request, []).append(Answer(event, self.process.now_s))
+        elif isinstance(event, Reformed):
+            self._check_arithmetic()
         commands = self.head.handle(event, max(self.process.now_s, due_s))
         self.head.validate()
         self._conduct.check(self.head, event, commands)
@@ -243,6 +255,25 @@ class Cluster:
             left_s=self.head.left_s(),
             tokens=self._tokens,
         )
+
+    def _check_arithmetic(self) -> None:
+        """All stages compute with one arithmetic, and it is that of the tokens so far."""
+        if not self._is_honest:
+            return
+        name = self.forming.agreement.name
+        found = {self._daemons[part.device].computes_with for part in self.parts}
+        # A device that was lost a moment ago computes nothing.
+        assert found <= {name, ""}, f"stages compute with {found}, not {name}"
+        for request, answers in self.answers.items():
+            answer, spans = answers[-1], self.spans[request][-1]
+            last = spans[-1][1]
+            if answer.end is not None or last == name:
+                continue
+            assert self.forming.agreement.may_change or not last, f"{name} follows {last} in an answer"
+            if not last:
+                spans.pop()
+            spans.append((len(answer.text), name))
+            self._expected[request] = self._expect(answer.submit, spans)
 
     def _plan(self, command: Plan) -> Planned | Unplanned:
         devices = command.devices[: self._devices_max]

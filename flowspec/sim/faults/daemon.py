@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from flowspec import __version__
+from flowspec.core.arithmetic import Arithmetics, AskArithmetics
 from flowspec.core.cluster_messages import Assign, Hello, Ping, Pong, Ready, Reset, Welcome
 from flowspec.core.driving import Driver, turn
 from flowspec.core.events import ClearSlots, CloseCache, LayerEnded, LayersDone, OpenCache, RunLayers, SendSegment, Trim
@@ -55,6 +56,7 @@ from flowspec.sim.clock import Clock
 from flowspec.sim.device import Device, DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.fake_layers import FakeLayers
+from flowspec.sim.faults.dialects import PLAIN, spoken
 from flowspec.sim.faults.network import Connection, Network
 from flowspec.sim.language import HashLanguage
 from flowspec.sim.link import Frames
@@ -64,12 +66,18 @@ LEASE_S = 3.0
 LINK_S = 2.0
 CHECK_S = 0.5
 """How often a daemon that is held looks at its deadlines."""
+TRY_S = 0.002
+"""What it takes to find out which arithmetics it has."""
 KEPT_S = 0.001
 """How long a slice that is there already takes to load."""
 SLOW = 20.0
 NO_NUMBER = "the drafter computed no number"
 SHORT_SLOTS = 1
 """Room that is left where memory is short: less than any conversation takes."""
+
+
+Span = tuple[int, int, str]
+"""Layers `[first, end)`, and the arithmetic that they are computed with."""
 
 
 @dataclass(eq=False, slots=True)
@@ -115,8 +123,9 @@ class SimDaemon:
     counts the rules of its lives. Whatever is wrong with it is set from outside: what it would load
     `is_damaged`, what its drafter computes `is_numb` (no number), memory `is_short` of what one conversation takes, it `is_doomed` to be killed over what it
     loads next, it `is_locked` for everybody, it `babbles` where it should show life, its passes take `heat`
-    times as long. With a `drafter` it can be assigned that, whose jobs take as long as `drafting` says. Where those who speak to it may not be honest, whatever it is told is possible. Where a
-    device `is_by_layers`, its curve is that of all layers of the model together.
+    times as long, it `is_poor` and has lost the best of its `arithmetics`. With a `drafter` it can be assigned
+    that, whose jobs take as long as `drafting` says. Where those who speak to it may not be honest, whatever it
+    is told is possible. Where a device `is_by_layers`, its curve is that of all layers of the model together.
     """
 
     def __init__(
@@ -154,6 +163,8 @@ class SimDaemon:
         self.babbles = False
         self.has_babbled = False
         self.is_numb = False
+        self.is_poor = False
+        self.arithmetics: tuple[str, ...] = (PLAIN,)
         self.heat = 1.0
         self.fired: Counter[str] = Counter()
         self.stage_fired: Counter[str] = Counter()
@@ -182,9 +193,19 @@ class SimDaemon:
         self._onward: deque[Callable[[], None]] = deque()
         self._is_due = False
         self._peers: dict[int, _Peer] = {}
-        self._kept: tuple[int, int] | None = None
-        self._spare: tuple[int, int] | None = None
+        self._kept: Span | None = None
+        self._spare: Span | None = None
         self._preparing = 0
+
+    @property
+    def offers(self) -> tuple[str, ...]:
+        """The arithmetics that it has now, the best first."""
+        return self.arithmetics[1:] or self.arithmetics if self.is_poor else self.arithmetics
+
+    @property
+    def computes_with(self) -> str:
+        """The arithmetic of what it holds; empty where it holds nothing."""
+        return "" if self._part is None else self._part.assign.arithmetic
 
     @property
     def rules(self) -> Counter[str]:
@@ -245,6 +266,7 @@ class SimDaemon:
     def recover(self) -> None:
         """Nothing is wrong with it any more, but what went wrong already."""
         self.is_damaged = self.is_short = self.is_doomed = self.is_locked = self.babbles = self.is_numb = False
+        self.is_poor = False
         self.be_hot(1.0)
 
     def _spec_at(self, assign: Assign, times: float) -> DeviceSpec:
@@ -410,6 +432,9 @@ class SimDaemon:
         elif isinstance(command, Ban):
             self._send(command.caller, command.error)
             self._peers = {key: peer for key, peer in self._peers.items() if peer is not command.caller}
+        elif isinstance(command, Gather) and isinstance(command.question, AskArithmetics):
+            told = Arithmetics(dtype=command.question.dtype, names=self.offers)
+            self._later(TRY_S, self._results, lambda: self._tell_back(command.caller, told))
         else:
             is_expected = isinstance(command, Attach) or (not self._is_honest and isinstance(command, Deliver | Gather))
             assert is_expected, f"nobody here does {type(command).__name__}"
@@ -419,6 +444,9 @@ class SimDaemon:
         assert isinstance(caller, _Peer), "every caller is a connection"
         caller.connection.send(self.name, message, tensor)
         return caller.connection.is_open
+
+    def _tell_back(self, caller: Caller, told: Arithmetics) -> None:
+        self._send(caller, told)
 
     def _send_on(self, command: SendOn) -> None:
         part, work = self._part, command.work
@@ -436,10 +464,13 @@ class SimDaemon:
 
     def _take_hold(self, command: Take) -> None:
         assign, hold, life = command.assign, command.hold, self._lives
-        count, span = assign.end_layer - assign.first_layer, (assign.first_layer, assign.end_layer)
+        count = assign.end_layer - assign.first_layer
+        span = (assign.first_layer, assign.end_layer, assign.arithmetic)
         taken = self._core.hold
         core = None if taken is None else taken.core
-        layers, is_last = FakeLayers(assign.stages, self._language, is_honest=self._is_honest), not assign.next_hop
+        is_able, is_last = assign.arithmetic in ("", *self.offers), not assign.next_hop
+        language = spoken(self._language, assign.arithmetic if is_able else "")
+        layers = FakeLayers(assign.stages, language, is_honest=self._is_honest)
         device = Device(
             self._clock, self._spec_at(assign, self.heat), assign.stage, layers, is_last, lambda done: self._done(life, hold, done)
         )
@@ -456,6 +487,10 @@ class SimDaemon:
         if not is_known:
             assert not self._is_honest, f"a head assigns {assign.told}"
             self._later(0.0, self._results, lambda: self._give(Failed(hold=hold, text=f"no {assign.told} here", is_part=True)))
+        elif not is_able:
+            assert not self._is_honest or self.is_poor, f"{assign.arithmetic} is assigned, which it lacks"
+            text = f"no arithmetic {assign.arithmetic} here"
+            self._later(0.0, self._results, lambda: self._give(Failed(hold=hold, text=text, is_part=True)))
         elif count > self.layers_max:
             self._later(0.0, self._results, lambda: self._give(Failed(hold=hold, text=f"{count} layers do not fit here", is_part=True)))
         else:
@@ -490,20 +525,22 @@ class SimDaemon:
         found.send(self.name, Hello(name=self.name, version=__version__, role="stage"))
         return found
 
-    def _has(self, span: tuple[int, int]) -> bool:
+    def _has(self, span: Span) -> bool:
         """Whether these layers are in memory, as one slice."""
         return span in (self._kept, self._spare)
 
-    def _lacking(self, span: tuple[int, int]) -> int:
-        """How many of these layers are not in memory."""
-        return len(set(range(*span)) - set(range(*(self._kept or (0, 0)))))
+    def _lacking(self, span: Span) -> int:
+        """How many of these layers are not in memory, ready for their arithmetic."""
+        first, end, arithmetic = self._kept or (0, 0, "")
+        kept = range(first, end) if arithmetic == span[2] else range(0)
+        return len(set(range(*span[:2])) - set(kept))
 
-    def _loaded(self, hold: int, span: tuple[int, int]) -> None:
+    def _loaded(self, hold: int, span: Span) -> None:
         if self._may_load(hold, span):
             self._kept, self._spare = span, None
             self._give(Worked(hold=hold, result=self._result()))
 
-    def _may_load(self, hold: int, span: tuple[int, int]) -> bool:
+    def _may_load(self, hold: int, span: Span) -> bool:
         """Whether loading comes to an end, and a good one."""
         if self.is_stuck:
             return False
@@ -531,7 +568,7 @@ class SimDaemon:
     def _make_ready(self, command: MakeReady) -> None:
         """Loads what it lacks of another slice beside the one that it runs, or only fetches it."""
         assign, hold = command.assign, command.hold
-        span = assign.first_layer, assign.end_layer
+        span = (assign.first_layer, assign.end_layer, assign.arithmetic)
         self._preparing, self._spare = hold, None
         own = 0 if self._kept is None else self._kept[1] - self._kept[0]
         lacking = self._lacking(span)

@@ -13,11 +13,12 @@ head to look.
 | gone while it serves, its connections noticed | at once |
 
 *Whatever is healthy is not lost*: a device is lost only if something happened to it, to one of its links, or
-to the head. Slow is not lost, as long as each pass ends within the limit above.
+to the head, or if it lacks the arithmetic that is kept. Slow is not lost, as long as each pass ends within
+the limit above.
 
-*Whatever is back serves within Y*: where all is well, a lost device is a member again, or stands by, after
-`back_s * 2 ** (losses - 1)` (it stays out), `2 * probe_s` (it is asked), `moment_s` (it waits for an answer
-to end), and `READY_S` (it loads, and the pipeline is formed again).
+*Whatever is back serves within Y*: where all is well, a lost device that has the arithmetic is a member
+again, or stands by, after `back_s * 2 ** (losses - 1)` (it stays out), `2 * probe_s` (it is asked),
+`moment_s` (it waits for an answer to end), and `READY_S` (it loads, and the pipeline is formed again).
 
 In the product (`runtime/timeouts.py`) X is 60 s, or ten of its passes, for a pass, 5 s for silence, 15 s for
 silence while loading; Y is 18 s and the time to load after a first loss.
@@ -56,11 +57,17 @@ class Oracle:
         self._overdue: set[str] = set()
         self._lost: set[str] = set()
         self._lost_s: dict[str, float] = {}
+        self._arithmetic = ""
 
     @property
     def lost(self) -> list[str]:
         """Who is lost now."""
         return self._membership.lost
+
+    @property
+    def out(self) -> list[str]:
+        """Those of them who could be taken in."""
+        return [name for name in self.lost if not self.is_apart(name)]
 
     def touch(self, fault: Fault) -> None:
         """Something goes wrong: at the head (then all may be lost), a device, or a link, whose ends may be,
@@ -68,24 +75,33 @@ class Oracle:
 
         A device that is slow or hot is not lost for it, unless a pass takes longer than the rule allows.
         """
+        if fault.kind == "poor":  # where devices share no arithmetic any of them may be left out
+            self._touched.update(self._daemons)
         if fault.kind not in SLOW_KINDS:
             self._touched.update(fault.where if len(fault.where) == 1 else [place for place in fault.where if place != self._head])
 
-    def look(self, *, head_listens: bool, pipeline: int, healed_s: float) -> None:
+    def look(self, *, head_listens: bool, pipeline: int, healed_s: float, arithmetic: str = "") -> None:
         """The head listens or not, `pipeline` is the one that it has or forms; from `healed_s` on all is
-        well."""
+        well. It keeps an `arithmetic` (empty: none yet)."""
+        self._arithmetic = arithmetic
         for name, daemon in self._daemons.items():
             is_watched = head_listens and name in self._membership.members
             self._look_at(name, daemon, pipeline if is_watched else 0)
         now_lost = self._membership.lost
         for name in now_lost:
-            excused = name in self._touched or self._head in self._touched or name in self._overdue
+            excused = not self._touched.isdisjoint((name, self._head)) or name in self._overdue
+            excused |= self.is_apart(name)
             assert name in self._lost or excused, f"{name} is lost, though nothing was wrong with it"
-        self._lost_s = {name: self._lost_s.get(name, self._clock.now_s) for name in now_lost}
+        now_s = self._clock.now_s
+        self._lost_s = {name: self._lost_s.get(name, now_s) for name in now_lost if not self.is_apart(name)}
         self._lost = set(now_lost)
         for name, lost_s in self._lost_s.items():
             out_s = self._clock.now_s - max(lost_s, healed_s)
             assert out_s <= self.back_s(name), f"{name} has been well for {out_s:.1f} s, and is still out"
+
+    def is_apart(self, name: str) -> bool:
+        """Whether a device lacks the arithmetic that is kept: it is not taken in."""
+        return bool(self._arithmetic) and self._arithmetic not in self._daemons[name].offers
 
     def back_s(self, name: str) -> float:
         """Within how long a lost device that is well must be back."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from flowspec.core.arithmetic import Agreement
 from flowspec.core.events import Cancel, Forget, Submit
 from flowspec.core.head import HeadCore
 from flowspec.core.membership import Membership
@@ -16,12 +17,12 @@ from flowspec.sim.clock import Clock
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.faults.cluster import Cluster
 from flowspec.sim.faults.daemon import NO_NUMBER, SLOW, SimDaemon
+from flowspec.sim.faults.dialects import Spans, answer_of, logprobs_of
 from flowspec.sim.faults.network import Connection, Network
 from flowspec.sim.faults.oracle import LOOK_S, Oracle
 from flowspec.sim.faults.other_head import OtherHead
 from flowspec.sim.faults.pipelines import HEAD
 from flowspec.sim.faults.schedule import HEAL_S, Fault, Schedule
-from flowspec.sim.language import plain_answer, plain_logprobs
 from flowspec.sim.link import Frames
 from flowspec.sim.record import Answer
 
@@ -128,11 +129,12 @@ class Play:
             drafting=schedule.drafting,
             places=schedule.places,
             frames_max=schedule.frames_max,
-            expect=lambda submit: self._plain(submit)[0],
+            expect=lambda submit, spans: self._plain(submit, spans)[0],
             tell=self._tell,
             terms=schedule.terms,
             is_honest=self._is_honest,
             absent=list(absent),
+            agreement=Agreement(may_change=schedule.may_change),
         )
         self.cluster.on_end = self._ended
         self.cluster.on_give_up = self._given_up
@@ -157,7 +159,7 @@ class Play:
 
     def _daemon(self, name: str, drafter: FakeDrafter | None = None, drafting: Curve = INSTANT) -> SimDaemon:
         schedule = self.schedule
-        return SimDaemon(
+        daemon = SimDaemon(
             name,
             self.clock,
             self.network,
@@ -175,6 +177,8 @@ class Play:
             drafter=drafter,
             drafting=drafting,
         )
+        daemon.arithmetics = schedule.arithmetics.get(name, daemon.arithmetics)
+        return daemon
 
     def run(self) -> None:
         """To the end; raises `FaultError`."""
@@ -188,8 +192,8 @@ class Play:
             for answers in self.cluster.answers.values():
                 for answer in answers:
                     self._check(answer)
-            back_s = self.clock.now_s + max((each.back_s(name) for each in self._watching for name in each.lost), default=0.0)
-            is_back = lambda: not any(each.lost for each in self._watching)  # noqa: E731 - whoever is not back in time fails its oracle
+            back_s = self.clock.now_s + max((each.back_s(name) for each in self._watching for name in each.out), default=0.0)
+            is_back = lambda: not any(each.out for each in self._watching)  # noqa: E731 - whoever is not back in time fails its oracle
             self._run_until(is_back, back_s + LOOK_S)
         except Exception as error:  # whatever comes out is the finding; it is told with its instant, and the cause stays attached
             raise FaultError(f"at {self.clock.now_s:.3f} s: {type(error).__name__}: {error}") from error
@@ -239,27 +243,28 @@ class Play:
         numbers = [self.cluster.forming.number]
         numbers += [each.pipelines.forming.number for each in self.cluster.remote_drafters if not each.is_given_up]
         for oracle, number in zip(self._watching, numbers, strict=True):
-            oracle.look(head_listens=not self.cluster.process.is_stopped, pipeline=number, healed_s=HEAL_S)
+            oracle.look(
+                head_listens=not self.cluster.process.is_stopped,
+                pipeline=number,
+                healed_s=HEAL_S,
+                arithmetic=self.cluster.forming.agreement.name if oracle is self._oracle else "",
+            )
         self.clock.at(self.clock.now_s + LOOK_S, self._look)
 
     # ---------------------------------------------------------------------------------------------- answers
 
-    def _plain(self, submit: Submit) -> tuple[Sequence[int], str]:
-        return plain_answer(
-            self.schedule.language,
-            submit.prompt,
-            submit.sampling,
-            new_tokens_max=submit.new_tokens_max,
-            context=self.schedule.context,
-            stop_ids=submit.stop_ids,
-        )
+    def _plain(self, submit: Submit, spans: Spans) -> tuple[Sequence[int], str]:
+        return answer_of(self.schedule.language, submit, self.schedule.context, spans)
 
     def _check(self, answer: Answer) -> None:
         assert answer.end is not None, f"request {answer.submit.request} never ended"
-        expected, reason = self._plain(answer.submit)
+        request = answer.submit.request
+        pairs = zip(self.cluster.answers[request], self.cluster.spans[request], strict=True)
+        spans = next(spans for each, spans in pairs if each is answer)
+        expected, reason = self._plain(answer.submit, spans)
         if answer.end.reason != "cancelled":
             assert (answer.text, answer.end.reason) == (list(expected), reason), f"request {answer.submit.request} has a wrong answer"
-        found = plain_logprobs(self.schedule.language, answer.submit, answer.tokens)
+        found = logprobs_of(self.schedule.language, answer.submit, answer.tokens, spans)
         assert answer.logprobs == found, f"request {answer.submit.request} has wrong log-probabilities"
 
     def _ask(self, event: Cancel | Forget) -> None:
@@ -323,6 +328,9 @@ class Play:
         elif kind == "slow":
             daemon.be_slow(SLOW)
             self.clock.at(until_s, lambda: daemon.be_slow(daemon.heat))
+        elif kind == "poor":
+            self._start_again(daemon, is_poor=True)
+            self.clock.at(until_s, lambda: self._start_again(daemon, is_poor=False))
         elif kind == "heat":
             self._warm(daemon, until_s)
         elif kind in FLAWS:
@@ -335,6 +343,12 @@ class Play:
             OtherHead(self.clock, self.network, daemon, self._others, self.schedule.layer_count, until_s)
         else:
             daemon.layers_max = self._rng.randint(0, self.schedule.layer_count)
+
+    def _start_again(self, daemon: SimDaemon, *, is_poor: bool) -> None:
+        """Another torch, say, was installed there."""
+        daemon.crash()
+        daemon.is_poor = is_poor
+        self.clock.at(self.clock.now_s + 0.01, daemon.start)
 
     def _warm(self, daemon: SimDaemon, until_s: float) -> None:
         """A device gets hotter, and its passes longer, until it may cool down."""

@@ -19,6 +19,7 @@ from flowspec.core.methods.base import Method
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.faults.cluster import TERMS
+from flowspec.sim.faults.dialects import PLAIN
 from flowspec.sim.faults.drafters import Place
 from flowspec.sim.faults.pipelines import HEAD
 from flowspec.sim.language import HashLanguage, plain_answer
@@ -38,6 +39,8 @@ DRAFTER_KINDS = (
     *("babble", "babble", "babble", "numb"),
 )
 """What happens to devices of drafters, and to their links."""
+BITS_KINDS = ("poor",)
+"""What may be so where devices have different arithmetics: one comes back without its best."""
 START_KINDS = ("absent",)
 """What may be so when the head begins."""
 KINDS = ("crash", "restart", "stop", "slow", "stuck", "sever", "break", "head stops", "clock", "refuse", "drafter")
@@ -70,7 +73,8 @@ class Dialogue:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """Everything that a run depends on. With fewer than `devices_min` devices the model does not fit, more
-    than `devices_max` are not planned with."""
+    than `devices_max` are not planned with. A device that `arithmetics` does not name has the plain one; the
+    head `may_change` it where it cannot be kept."""
 
     seed: int
     devices: tuple[str, ...]
@@ -100,6 +104,8 @@ class Schedule:
     places: tuple[Place | None, ...]
     dialogues: tuple[Dialogue, ...]
     faults: tuple[Fault, ...]
+    arithmetics: Mapping[str, tuple[str, ...]]
+    may_change: bool
 
 
 def draw(seed: int) -> Schedule:
@@ -121,6 +127,9 @@ def draw(seed: int) -> Schedule:
     room = random.Random(f"room {seed}")
     heat = random.Random(f"heat {seed}")
     later = random.Random(f"later {seed}")
+    bits = random.Random(f"bits {seed}")
+    arithmetics = _arithmetics(bits, devices)
+    may_change = bits.random() < 0.3
     devices_min = room.randint(1, len(devices)) if room.random() < 0.2 else 1
     wanted = random.Random(~seed)
     dialogues = tuple(replace(each, first=replace(each.first, top_logprobs=wanted.choice([-1, -1, 0, 3, 20]))) for each in dialogues)
@@ -174,10 +183,13 @@ def draw(seed: int) -> Schedule:
                     *_more_faults(random.Random(f"more {seed}"), devices),
                     *_later_faults(later, devices, [dialogue.at_s for dialogue in dialogues]),
                     *_start_faults(random.Random(f"start {seed}"), devices),
+                    *_bits_faults(bits, arithmetics, [dialogue.at_s for dialogue in dialogues]),
                 ),
                 key=lambda fault: fault.at_s,
             )
         ),
+        arithmetics=arithmetics,
+        may_change=may_change,
     )
     return made if captures else _with_places(made)
 
@@ -315,6 +327,28 @@ def _start_faults(rng: random.Random, devices: tuple[str, ...]) -> tuple[Fault, 
         Fault(kind="no name", at_s=at_s, for_s=for_s, where=(HEAD, device)),
         Fault(kind="crash", at_s=at_s, for_s=0.3 * for_s, where=(device,)),
     )
+
+
+def _arithmetics(rng: random.Random, devices: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """In half of the seeds devices differ in what they have, and in what is best; one they all have."""
+    if rng.random() > 0.5:
+        return {}
+    strong, weak = [("fast", PLAIN), ("fast", "safe", PLAIN)], [(PLAIN,), (PLAIN, "safe"), ("safe", PLAIN)]
+    return {device: rng.choice(strong if rng.random() < 0.6 else weak) for device in devices}
+
+
+def _bits_faults(
+    rng: random.Random,
+    arithmetics: Mapping[str, tuple[str, ...]],
+    asked_s: list[float],
+) -> tuple[Fault, ...]:
+    """Where devices differ, in most seeds: one, or all, are started again without the best that they have."""
+    several = [device for device, names in arithmetics.items() if len(names) > 1]
+    if not several or rng.random() > 0.8:
+        return ()
+    at_s, for_s = rng.choice([0.0, rng.choice(asked_s) + rng.uniform(0, 1)]), rng.choice([1.0, 3.0, HEAL_S])
+    where = several if rng.random() < 0.4 else [rng.choice(several)]
+    return tuple(Fault(kind="poor", at_s=min(at_s, HEAL_S), for_s=for_s, where=(device,)) for device in where)
 
 
 def _absences(rng: random.Random, devices: tuple[str, ...]) -> tuple[Fault, ...]:

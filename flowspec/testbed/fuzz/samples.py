@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flowspec import __version__
+from flowspec.core.arithmetic import Arithmetics, AskArithmetics
 from flowspec.core.cluster_messages import Assign, Drafting, Error, Hello, Loading, Ping, Pong, Ready, Reset, Welcome
 from flowspec.core.facts import AskFacts, Board, Facts, Interface, KernelFacts, LinkFacts, Software
 from flowspec.core.messages import (
@@ -136,8 +137,16 @@ MESSAGES: tuple[Message, ...] = (
         model="same",
         link=LinkFacts(latency_s=0.001, bandwidth_mbps=900.0),
         speed=speed_of(find_profile("raspberry-pi-4"), "given"),
-        kernel=KernelFacts(dtype="int8", kernel="qnnpack", faults="onednn computes something else than it should"),
+        kernel=KernelFacts(
+            dtype="int8",
+            kernel="qnnpack",
+            faults="onednn computes something else than it should",
+            arithmetics=("digits",),
+        ),
     ),
+    AskArithmetics(dtype="int8"),
+    Arithmetics(dtype="bfloat16", names=("torch-bf16@avx2-torch2.13-0", "plain-bf16@avx2-torch2.13-1")),
+    Arithmetics(dtype="int8", names=(), trouble="int8 does not run right on cpu"),
 )
 
 
