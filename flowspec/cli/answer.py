@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from flowspec.core.messages import Sampling
 from flowspec.model.text import StopStrings, TextStream, Tokenizer
@@ -16,8 +16,17 @@ from flowspec.plan.memory import mib
 from flowspec.runtime.answer import Answer, Timing, timed
 from flowspec.runtime.session import Limits, Session
 
-Keep = Callable[[Sequence[int]], None]
-"""Takes an answer's new tokens, to have them when this process is no more."""
+Changes = tuple[tuple[int, str], ...]
+"""Other arithmetics than the one that an answer began with, each with the number of tokens before it."""
+
+
+class Keep(Protocol):
+    """Takes what comes of an answer, to have it when this process is no more."""
+
+    def tokens(self, tokens: Sequence[int]) -> None: ...
+
+    def arithmetic(self, name: str) -> None:
+        """With which the tokens after this are computed."""
 
 
 def from_head(stage: dict[str, Any]) -> str:
@@ -27,7 +36,11 @@ def from_head(stage: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A prompt and how to answer it; without a tokenizer the answer is shown as token ids. `answered` is known of it already."""
+    """A prompt and how to answer it; without a tokenizer the answer is shown as token ids.
+
+    Of it `answered` is known already, which began with an `arithmetic` and went on with those of its
+    `changes`.
+    """
 
     prompt: Sequence[int]
     request: int
@@ -36,11 +49,13 @@ class Question:
     tokenizer: Tokenizer | None
     stops: Sequence[str]
     answered: tuple[int, ...] = ()
+    arithmetic: str = ""
+    changes: Changes = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A finished answer; `is_interrupted` says that Ctrl-C ended it."""
+    """A finished answer; `is_interrupted` says that Ctrl-C ended it. It began with an `arithmetic`."""
 
     text: str | None
     timing: Timing
@@ -48,6 +63,14 @@ class Outcome:
     reused: int
     statistics: dict[str, Any]
     is_interrupted: bool
+    arithmetic: str
+    changes: Changes = ()
+
+    @property
+    def computed(self) -> str:
+        """What it was computed with, in one line."""
+        changes = "".join(f", from token {token + 1} on {name}" for token, name in self.changes)
+        return f"arithmetic {self.arithmetic}{changes}"
 
     @property
     def figures(self) -> str:
@@ -93,6 +116,7 @@ class Asked:
         tokenizer = question.tokenizer
         self._answered = question.answered
         self._keep = keep
+        self._question = question
         self._stream = None if tokenizer is None else TextStream(tokenizer, question.stops)
         rule = StopStrings(TextStream(tokenizer, question.stops)) if tokenizer is not None and question.stops else None
         self.answer = session.submit(
@@ -109,12 +133,14 @@ class Asked:
         push(self._answered)
         for tokens in timed(self.answer, timing):
             if self._keep is not None:
-                self._keep(tokens)
+                if self.answer.changes:
+                    self._keep.arithmetic(self.answer.changes[-1].arithmetic)
+                self._keep.tokens(tokens)
             push(tokens)
         assert self.answer.end is not None
         if stream is not None:
             show(stream.finish())
-        end = self.answer.end
+        end, question = self.answer.end, self._question
         return Outcome(
             text=None if stream is None else stream.text,
             timing=timing,
@@ -122,6 +148,8 @@ class Asked:
             reused=end.reused,
             statistics=end.statistics,
             is_interrupted=False,
+            arithmetic=question.arithmetic or self.answer.arithmetic,
+            changes=(*question.changes, *((each.token, each.arithmetic) for each in self.answer.changes)),
         )
 
 
@@ -133,6 +161,11 @@ def drafter_lines(session: Session) -> list[str]:
         for each in session.drafters_report()
         if each["address"]
     ]
+
+
+def changes_document(changes: Changes) -> list[dict[str, Any]]:
+    """As `--json` prints them; `token` is the number of tokens before the change."""
+    return [{"token": token, "arithmetic": name} for token, name in changes]
 
 
 def record(session: Session, question: Question, outcome: Outcome) -> dict[str, Any]:
@@ -154,6 +187,8 @@ def record(session: Session, question: Question, outcome: Outcome) -> dict[str, 
         "world": "cluster",
         "model": plan.model,
         "dtype": plan.dtype,
+        "arithmetic": outcome.arithmetic,
+        "arithmetic_changes": changes_document(outcome.changes),
         "context": plan.context,
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,

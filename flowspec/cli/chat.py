@@ -23,6 +23,7 @@ from flowspec.cli.diary import Diary
 from flowspec.cli.expertise import expertise_table
 from flowspec.cli.history import line_history
 from flowspec.cli.options import (
+    add_arithmetic_argument,
     add_decoding_arguments,
     add_model_arguments,
     add_sampling_arguments,
@@ -79,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     resume.add_good_part(parser)
     parser.add_argument("--no-journal", action="store_true", help="do not keep the dialogue for --resume")
     add_model_arguments(parser)
+    add_arithmetic_argument(parser)
     add_decoding_arguments(parser)
     add_sampling_arguments(parser)
     parser.set_defaults(model=None)  # a journal names its own
@@ -107,7 +109,13 @@ def run(args: argparse.Namespace) -> int:
             """The cluster as the flags say; what an earlier call opened is closed."""
             stack.close()
             with loading_bar(quiet=args.json) as progress:
-                survival = Survival(on_note=lambda text: tell(f"\n({text})"))
+                # A dialogue that is resumed goes on as it was begun. Where a chat connects again, all answers
+                # before are whole, and what is there counts.
+                survival = Survival(
+                    on_note=lambda text: tell(f"\n({text})"),
+                    arithmetic="" if content is None or chats else content.setting.arithmetic,
+                    may_change=args.allow_arithmetic_change,
+                )
                 return stack.enter_context(open_session(cluster_options(args, args.local), decoding, progress, meanwhile, survival))
 
         session = connect(load)
@@ -339,7 +347,7 @@ class Chat:
         try:
             with recorded(session, self.tokenizer, path):
                 with self.watching(session):
-                    outcome = ask(session, question, lambda text: self.push(wrap, text), self.diary.tokens)
+                    outcome = ask(session, question, lambda text: self.push(wrap, text), self.diary)
                     self.show(wrap.finish())
                 self.diary.end(outcome)
         except NotRecordedError as error:
@@ -384,6 +392,7 @@ class Chat:
         if self.last is not None:
             question, outcome = self.last
             self.console.print(f"last answer: {len(question.prompt)} prompt tokens ({outcome.reused} reused), {outcome.figures}")
+            self.console.print(outcome.computed, markup=False)
             for line in statistics.lines(outcome.statistics, self.session.drafters if self.session else ()):
                 self.console.print(line, markup=False)
         if self.session is None:

@@ -34,11 +34,16 @@ class Diary:
         if self.journal is None and self.is_kept:
             self.journal = self._begin(session)
         if self.journal is not None:
+            self.journal.arithmetic(session.head.arithmetic)
             self.journal.ask(resume.entry_of(question, user=user, system=system))
 
     def tokens(self, tokens: Sequence[int]) -> None:
         if self.journal is not None:
             self.journal.tokens(tokens)
+
+    def arithmetic(self, name: str) -> None:
+        if self.journal is not None:
+            self.journal.arithmetic(name)
 
     def end(self, outcome: Outcome) -> None:
         if self.journal is not None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from flowspec.cli import batch, resume, statistics
 from flowspec.cli.answer import Outcome, Question, ask, drafter_lines, from_head, record
 from flowspec.cli.options import (
+    add_arithmetic_argument,
     add_decoding_arguments,
     add_model_arguments,
     add_sampling_arguments,
@@ -62,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     resume.add_good_part(parser)
     parser.add_argument("--record", type=Path, metavar="FILE", help="save a recording of the answer in FILE, for flowspec top --replay")
     add_model_arguments(parser)
+    add_arithmetic_argument(parser)
     add_decoding_arguments(parser)
     add_sampling_arguments(parser)
     parser.set_defaults(model=None)  # a journal names its own
@@ -106,7 +108,12 @@ def _answer(args: argparse.Namespace, stack: contextlib.ExitStack, journal: Jour
             loaded.append(Tokenizer(files))
 
     with loading_bar(quiet=args.json) as progress:
-        survival = Survival(on_note=lambda text: note(f"\n({text})"), wait_s=timeouts.WAIT_FOR_DEVICES_S)
+        survival = Survival(
+            on_note=lambda text: note(f"\n({text})"),
+            wait_s=timeouts.WAIT_FOR_DEVICES_S,
+            arithmetic="" if content is None else content.setting.arithmetic,
+            may_change=args.allow_arithmetic_change,
+        )
         session = stack.enter_context(open_session(cluster_options(args, args.local), decoding, progress, meanwhile, survival))
     tokenizer = loaded[0] if loaded else None
     request = session.head.new_request()
@@ -130,7 +137,7 @@ def _answer(args: argparse.Namespace, stack: contextlib.ExitStack, journal: Jour
     unrecorded: NotRecordedError | None = None
     try:
         with recorded(session, tokenizer, args.record):
-            outcome = ask(session, question, (lambda text: None) if args.json else show, keep=None if journal is None else journal.tokens)
+            outcome = ask(session, question, (lambda text: None) if args.json else show, keep=journal)
     except NotRecordedError as error:
         unrecorded = error  # the answer is there all the same
     except ClusterError:
@@ -206,6 +213,8 @@ def encode_prompt(tokenizer: Tokenizer | None, args: argparse.Namespace, prompt:
 def figures(session: Session, question: Question, outcome: Outcome, *, is_verbose: bool) -> str:
     """The lines under an answer: speed, seed, which process ran what, and with --verbose the statistics."""
     lines = [f"{outcome.figures}, {session.decoding.method}"]
+    if is_verbose or outcome.changes:
+        lines.append(f"  {outcome.computed}")
     if question.sampling.temperature > 0:
         lines[0] += f", seed {question.sampling.seed}"
     for stage in session.stages_report():

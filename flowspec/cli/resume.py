@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flowspec.cli.answer import Question
+from flowspec.cli.answer import Question, changes_document
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.text import Tokenizer
@@ -75,7 +75,14 @@ def check_model(files: ModelFiles, setting: Setting) -> None:
 def setting_of(command: str, session: Session) -> Setting:
     """What a new journal begins with."""
     plan = session.head.plan
-    return Setting(command=command, model=plan.model, fingerprint=plan.fingerprint, dtype=plan.dtype, context=plan.context)
+    return Setting(
+        command=command,
+        model=plan.model,
+        fingerprint=plan.fingerprint,
+        dtype=plan.dtype,
+        context=plan.context,
+        arithmetic=session.head.arithmetic,
+    )
 
 
 def entry_of(question: Question, *, user: str = "", system: str = "") -> Entry:
@@ -105,6 +112,8 @@ def question_of(entry: Entry, request: int, tokenizer: Tokenizer | None) -> Ques
         tokenizer=tokenizer,
         stops=entry.stops,
         answered=entry.tokens,
+        arithmetic=entry.arithmetic,
+        changes=entry.changes,
     )
 
 
@@ -120,6 +129,8 @@ def finished_record(setting: Setting, entry: Entry) -> dict[str, Any]:
         "resumed": len(entry.tokens),
         "model": setting.model,
         "dtype": setting.dtype,
+        "arithmetic": entry.arithmetic,
+        "arithmetic_changes": changes_document(entry.changes),
         "context": setting.context,
         **{name: getattr(entry.sampling, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")},
     }

@@ -14,6 +14,7 @@ import signal
 from pathlib import Path
 
 from flowspec.cli.options import (
+    add_arithmetic_argument,
     add_decoding_arguments,
     add_model_arguments,
     cluster_options,
@@ -70,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--json", action="store_true", help="print the address as a JSON object")
     add_model_arguments(parser)
+    add_arithmetic_argument(parser)
     add_decoding_arguments(parser)
 
 
@@ -149,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
                     decoding,
                     progress,
                     lambda files: loaded.append(Tokenizer(files)),
-                    Survival(on_note=noted),
+                    Survival(on_note=noted, may_change=args.allow_arithmetic_change),
                 )
             )
         session.head.observe(tally.on_event)

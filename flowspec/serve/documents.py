@@ -15,9 +15,9 @@ from flowspec.serve.answers import Over, Piece
 from flowspec.serve.tokens import Entry, chat_logprobs, completion_logprobs
 
 
-def fingerprint_of(plan: ClusterPlan) -> str:
+def fingerprint_of(plan: ClusterPlan, arithmetic: str) -> str:
     """`system_fingerprint`: of all that an answer depends on beside the request, so never of how many devices there are."""
-    text = f"{plan.fingerprint} {plan.dtype} {plan.context} {__version__}"
+    text = f"{plan.fingerprint} {plan.dtype} {arithmetic} {plan.context} {__version__}"
     return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 

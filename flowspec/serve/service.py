@@ -72,7 +72,6 @@ class Service:
         self.options = options
         self.tally = tally
         self.model = options.model_name or name_of(plan)
-        self.fingerprint = fingerprint_of(plan)
         self.context = plan.context
         self.created = int(time.time())
         self.gate = Gate(options.parallel, options.queue)
@@ -82,6 +81,11 @@ class Service:
         self._tokenizer = tokenizer
         self._advice: Recommended = recommended(session.files, session.config)
         self._readers, self._short, self._long = (ThreadPoolExecutor(THREADS, name) for name in ("read", "short", "long"))
+
+    @property
+    def fingerprint(self) -> str:
+        """`system_fingerprint` of what is answered now."""
+        return fingerprint_of(self.session.head.plan, self.session.head.arithmetic)
 
     # ------------------------------------------------------------------------------------------- requests
 
@@ -210,6 +214,7 @@ class Service:
             "model": self.model,
             "fingerprint": self.fingerprint,
             "dtype": plan.dtype,
+            "arithmetic": session.head.arithmetic,
             "context": plan.context,
             "layers": plan.layer_count,
             "state": self.health()[1]["status"],

@@ -85,6 +85,8 @@ def test_an_answer_survives_its_head(tmp_path: Path, temperature: str) -> None:
     found = generate("--local", "2", "--resume", str(journal))
     assert 8 <= found["resumed"] < len(whole["token_ids"])
     same = ("token_ids", "text", "finish_reason", "prompt_tokens", "new_tokens", "seed", "temperature", "context", "dtype")
+    same += ("arithmetic", "arithmetic_changes")
+    assert whole["arithmetic"].startswith("torch-f32@")
     assert {name: found[name] for name in same} == {name: whole[name] for name in same}
     again = generate("--resume", str(journal))
     assert (again["text"], again["token_ids"], again["resumed"]) == (whole["text"], whole["token_ids"], len(whole["token_ids"]))
@@ -141,6 +143,33 @@ def journal(tmp_path: Path) -> Path:
         begun.ask(Entry(prompt=(1, 5, 9), sampling=Sampling(), new_tokens_max=4, stop_ids=frozenset([2])))
         begun.tokens([60])
     return path
+
+
+def test_what_was_computed_elsewhere_is_refused_or_goes_on_from_a_token_that_is_named(tmp_path: Path) -> None:
+    """The journal's arithmetic is one that this machine lacks."""
+    path = tmp_path / "answer"
+    setting = Setting(
+        command="generate",
+        model=BUNDLED,
+        fingerprint=ModelFiles(BUNDLED).fingerprint(),
+        dtype="int8",
+        context=100,
+        arithmetic="elsewhere",
+    )
+    with Journal.start(path, setting, print) as begun:
+        begun.ask(Entry(prompt=(1, 5, 9), sampling=Sampling(), new_tokens_max=4, stop_ids=frozenset([2])))
+        begun.tokens([60])
+    command = [*FLOWSPEC, "generate", "--resume", str(path), "--local", "1"]
+    done = warm.run(command, capture_output=True, text=True, timeout=120, check=False)
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "it lacks the arithmetic elsewhere, which is kept, and has digits; --allow-arithmetic-change" in line
+    found = generate("--resume", str(path), "--local", "1", "--allow-arithmetic-change")
+    assert found["token_ids"][0] == 60
+    changes = [{"token": 1, "arithmetic": "digits"}]
+    assert (found["arithmetic"], found["arithmetic_changes"]) == ("elsewhere", changes)
+    again = generate("--resume", str(path))  # of the journal alone
+    assert {name: again[name] for name in again} == {name: found[name] for name in again} | {"resumed": again["new_tokens"]}
 
 
 def test_another_model_is_refused_before_it_is_loaded(journal: Path, tmp_path: Path, refusal: Callable[..., str]) -> None:

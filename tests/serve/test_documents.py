@@ -73,8 +73,9 @@ def test_chunks_put_together_are_the_whole() -> None:
 
 def test_a_fingerprint_is_of_what_answers_depend_on() -> None:
     other_split = replace(PLAN, stages=(replace(PLAN.stages[0], name="b", address="127.0.0.1:2"),))
-    assert fingerprint_of(PLAN) == fingerprint_of(other_split)
-    assert fingerprint_of(PLAN) != fingerprint_of(replace(PLAN, dtype="bfloat16"))
+    assert fingerprint_of(PLAN, "x") == fingerprint_of(other_split, "x")
+    assert fingerprint_of(PLAN, "x") != fingerprint_of(replace(PLAN, dtype="bfloat16"), "x")
+    assert fingerprint_of(PLAN, "x") != fingerprint_of(PLAN, "y")
 
 
 def test_a_model_is_called_by_its_last_name_unless_it_is_on_the_hub() -> None:

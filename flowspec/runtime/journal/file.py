@@ -19,6 +19,7 @@ from flowspec.runtime.journal.lines import (
     Entry,
     Row,
     Setting,
+    arithmetic_row,
     ask_row,
     end_row,
     read_lines,
@@ -42,11 +43,13 @@ class Journal:
         *,
         lines: int = 0,
         before: Sequence[int] = (),
+        arithmetic: str = "",
     ) -> None:
         self.path = path
         self._descriptor = descriptor
         self._lines = lines
         self._before = tuple(before)
+        self._arithmetic = arithmetic
         self._tokens: list[int] = []
         self._tell = tell
         self._is_broken = False
@@ -59,7 +62,7 @@ class Journal:
         except (OSError, ValueError) as error:
             raise _unusable(path, error) from None
         _lock(path, descriptor)
-        journal = cls(path, descriptor, tell)
+        journal = cls(path, descriptor, tell, arithmetic=setting.arithmetic)
         journal._write(setting_row(setting))
         return journal
 
@@ -88,7 +91,8 @@ class Journal:
             os.close(descriptor)
             raise
         last = () if content.last is None else content.last.known
-        return cls(path, descriptor, tell, lines=content.lines, before=last), content
+        arithmetic = content.setting.arithmetic
+        return cls(path, descriptor, tell, lines=content.lines, before=last, arithmetic=arithmetic), content
 
     def ask(self, entry: Entry) -> None:
         """A question is about to be asked."""
@@ -100,6 +104,12 @@ class Journal:
         """These tokens of its answer are known."""
         self._write(tokens_row(tokens))
         self._tokens += tokens
+
+    def arithmetic(self, name: str) -> None:
+        """What follows is computed with this arithmetic: nothing new if what was there is, too."""
+        if name != self._arithmetic:
+            self._arithmetic = name
+            self._write(arithmetic_row(name))
 
     def end(self, reason: str, text: str | None) -> None:
         """The answer is over."""

@@ -1,7 +1,9 @@
 """What a journal says, and its lines: one JSON object each, in the order in which things happened.
 
-The first line is the `Setting`. Then for each answer a line `ask` (what fixes it), lines `tokens` as they were committed, and a line
-`end`. A last line that is not whole was being written when the head was ended, and does not count. Knows no files.
+The first line is the `Setting`. Then for each answer a line `ask` (what fixes it), lines `tokens` as they
+were committed, and a line `end`. A line `arithmetic` says with which all that follows is computed, where that
+changes. A last line that is not whole was being written when the head was ended, and does not count. Knows no
+files.
 
 A prompt is written as what it adds to the text before it, so a journal grows with its dialogue and not with its square.
 
@@ -24,8 +26,11 @@ from flowspec.core.precision import ACTIVATIONS
 from flowspec.core.request import common_prefix
 from flowspec.errors import InputError, first_line
 
-FORMAT = 2
-"""Also raised when another version would draw other tokens from the same seed. Lines of format 1 had no checksums."""
+FORMAT = 3
+"""Also raised when another version would draw other tokens from the same seed.
+
+Lines of format 1 had no checksums; format 2 had no arithmetic.
+"""
 COMMANDS = ("generate", "chat")
 ENDS = ("stop", "length", "cancelled")
 Kind = TypeVar("Kind")
@@ -33,18 +38,23 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What all answers of a journal share: whose they are, and the model with all that moves its tokens."""
+    """What all answers of a journal share: whose they are, and the model with all that moves its tokens.
+
+    `arithmetic` is the one that what comes last is computed with (`core.arithmetic`).
+    """
 
     command: str
     model: str
     fingerprint: str
     dtype: str
     context: int
+    arithmetic: str = ""
 
     def __post_init__(self) -> None:
         check(self.command in COMMANDS, "command", self.command, ", ".join(COMMANDS))
         check_text("model", self.model, limits.TEXT_CHARS_MAX)
         check_text("fingerprint", self.fingerprint)
+        check_text("arithmetic", self.arithmetic)
         check(self.dtype in ACTIVATIONS, "dtype", self.dtype, ", ".join(ACTIVATIONS))
         check_range("context", self.context, 1, limits.CONTEXT_MAX)
 
@@ -54,7 +64,8 @@ class Entry:
     """An answer: what fixes it, its tokens so far, and how it ended (nothing: it did not).
 
     `user` and `system` are what was said in a chat; `prompt` is what the model saw, as a chat template made it on that day. `text` is
-    the whole answer's, None without a tokenizer.
+    the whole answer's, None without a tokenizer. It began with an `arithmetic`; `changes` are other ones,
+    each with the number of tokens before it.
     """
 
     prompt: tuple[int, ...]
@@ -67,6 +78,8 @@ class Entry:
     tokens: tuple[int, ...] = ()
     end: str = ""
     text: str | None = None
+    arithmetic: str = ""
+    changes: tuple[tuple[int, str], ...] = ()
 
     def __post_init__(self) -> None:
         check(bool(self.prompt), "prompt", self.prompt, "at least one token")
@@ -140,6 +153,10 @@ def tokens_row(tokens: Sequence[int]) -> Row:
     return {"tokens": list(tokens)}
 
 
+def arithmetic_row(name: str) -> Row:
+    return {"arithmetic": name}
+
+
 def end_row(reason: str, text: str | None) -> Row:
     return {"end": reason, "text": text}
 
@@ -189,6 +206,11 @@ def read_lines(data: bytes, name: str) -> Content:
                 if last is not None and last.end:
                     earlier.append((last.user, last.text or ""))
                 last, tokens = _ask(_field(row, "ask", dict), () if last is None else last.known), []
+                last = replace(last, arithmetic=setting.arithmetic)
+            elif "arithmetic" in row:
+                setting = replace(setting, arithmetic=_text(row, "arithmetic"))
+                if last is not None and not last.end:
+                    last = replace(last, changes=(*last.changes, (len(tokens), setting.arithmetic)))
             elif last is None or last.end:
                 raise ValueError(f"expected a question, got {line[:80]!r}")
             elif "tokens" in row:
@@ -249,7 +271,7 @@ def _row(line: bytes) -> dict[str, Any]:
 
 
 def _setting(row: dict[str, Any]) -> Setting:
-    texts = {name: _text(row, name) for name in ("command", "model", "fingerprint", "dtype")}
+    texts = {name: _text(row, name) for name in ("command", "model", "fingerprint", "dtype", "arithmetic")}
     return Setting(**texts, context=_field(row, "context", int))
 
 

@@ -17,6 +17,7 @@ from flowspec.runtime.journal.lines import (
     Entry,
     Row,
     Setting,
+    arithmetic_row,
     ask_row,
     end_row,
     read_lines,
@@ -26,7 +27,14 @@ from flowspec.runtime.journal.lines import (
 )
 from tests.mutations import mutants, one_line_at_most
 
-SETTING = Setting(command="chat", model="bundled", fingerprint="f" * 32, dtype="float32", context=100)
+SETTING = Setting(
+    command="chat",
+    model="bundled",
+    fingerprint="f" * 32,
+    dtype="float32",
+    context=100,
+    arithmetic="fast",
+)
 FIRST = Entry(
     prompt=(5, 6, 7),
     sampling=Sampling(temperature=0.7, top_p=0.9, seed=1 << 40),
@@ -38,6 +46,7 @@ FIRST = Entry(
     tokens=(8, 9),
     end="stop",
     text="That.",
+    arithmetic="fast",
 )
 SECOND = replace(FIRST, prompt=(5, 6, 7, 8, 9, 3), user="And?", tokens=(4, 4, 4), end="", text=None)
 
@@ -75,6 +84,17 @@ def test_what_is_written_is_read_again() -> None:
     assert read(data) == Content(setting=SETTING, earlier=earlier, last=SECOND, lines=lines, size_bytes=len(data))
     assert read(data).messages() == [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "That."}]
     assert len(read(written(FIRST, replace(SECOND, end="cancelled", text="No"))).messages()) == 4
+
+
+def test_another_arithmetic_is_of_all_that_follows_it() -> None:
+    rows = rows_of(FIRST, SECOND)
+    at = len(rows) - 2  # before the last two tokens
+    content = read(seal(*rows[:at], arithmetic_row("safe"), *rows[at:]))
+    assert content.setting == replace(SETTING, arithmetic="safe")
+    assert content.last == replace(SECOND, changes=((1, "safe"),))
+    first = len(rows_of(FIRST))
+    content = read(seal(*rows[:first], arithmetic_row("safe"), *rows[first:]))
+    assert content.last == replace(SECOND, arithmetic="safe"), "between two answers nothing changes in any"
 
 
 def test_a_prompt_is_written_as_what_it_adds() -> None:
@@ -154,7 +174,7 @@ EARLIER = b'{"journal":1,"command":"chat","model":"m","fingerprint":"f","dtype":
         (b"{", "it: expected a journal, got nothing that is whole; ask again"),
         (b"[]\n", "it line 1: expected a journal of flowspec: expected an object"),
         (b"\xff\n", "it line 1: expected a journal of flowspec: 'utf-8' codec"),
-        (EARLIER, "it is a journal of format 1, expected 2: another version of flowspec wrote it; resume"),
+        (EARLIER, "it is a journal of format 1, expected 3: another version of flowspec wrote it; resume"),
         (seal(HEAD).replace(b"chat", b"chit"), "it line 1 is damaged: its checksum does not fit; nothing"),
         (seal({**HEAD, "dtype": "float33"}), "it line 1: expected a journal of flowspec: dtype: expected"),
         (seal({**HEAD, "context": True}), "it line 1: expected a journal of flowspec: context: expected int"),
