@@ -237,6 +237,7 @@ class Recorder:
             last_s=answer.submitted_s + timing.last_s,
             report=answer.end.statistics,
             trace=self._trace,
+            arithmetic=answer.arithmetic,
         )
 
     def network_bytes(self, stages: int, row_bytes: int) -> int:

@@ -23,6 +23,8 @@ class Record:
 
     `chains` are the chains of models that were chosen, each as (tokens known, seconds, models, reason), none where nothing is chosen. `bound_s`
     is the least time per token at this `S` and `rho`; `energy_j` counts all boards of the testbed.
+
+    `arithmetic` is what was computed with (`core.arithmetic`), empty where nothing was.
     """
 
     experiment: str
@@ -54,6 +56,7 @@ class Record:
     chains: list[Any]
     events: int
     digest: str
+    arithmetic: str
 
     @property
     def key(self) -> Key:

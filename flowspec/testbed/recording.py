@@ -30,6 +30,7 @@ class Answered:
     last_s: float
     report: Mapping[str, Any]
     trace: Trace
+    arithmetic: str = ""
 
     @property
     def whole_s(self) -> float:
@@ -91,6 +92,7 @@ def record_of(
         chains=list(found.get("chains", ())),
         events=events,
         digest=digest,
+        arithmetic=answered.arithmetic,
     )
 
 
