@@ -116,7 +116,8 @@ def report(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelN
 def show(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelNeeds) -> None:
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
     table = Table(box=None, pad_edge=False)
-    for title in ("device", "layers", "FlowSpec", "torch", "memory free", "needs", "interface", "from here", "onward"):
+    titles = ("device", "layers", "FlowSpec", "torch", "arithmetic")
+    for title in (*titles, "memory free", "needs", "interface", "from here", "onward"):
         table.add_column(title, overflow="fold")
     for each in found:
         need = needs.of(each.device.name)
@@ -137,7 +138,7 @@ def show(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelNee
 def _cells(each: Examined, need: str) -> list[str]:
     facts = each.facts
     if facts is None:
-        return ["-", "-", "-", need, "-", "-", "-"]
+        return ["-", "-", "-", "-", need, "-", "-", "-"]
     free = facts.memory_available_bytes
     if facts.memory_limit_bytes:
         free = min(free, max(0, facts.memory_limit_bytes - facts.resident_bytes))
@@ -146,6 +147,7 @@ def _cells(each: Examined, need: str) -> list[str]:
     return [
         each.welcome.version if each.welcome is not None else "-",
         f"{facts.software.torch or '-'}{f' (CUDA {facts.software.cuda})' if facts.software.cuda else ''}",
+        "-" if facts.kernel is None or not facts.kernel.arithmetics else facts.kernel.arithmetics[0],
         mib(free),
         need,
         f"{interface.name}, {interface.kind}{speed}" if interface is not None else "-",

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from flowspec.core.arithmetic import Agreement, Arithmetics, Lack
 from flowspec.core.facts import Facts, Interface, KernelFacts, LinkFacts, Software
 from flowspec.plan.memory import PROCESS_BYTES, mib
 from flowspec.runtime.health.examine import Examined
@@ -48,6 +49,7 @@ def diagnose(found: Sequence[Examined], here: Facts, needs: ModelNeeds | None) -
     findings = [finding for each in found for finding in _of_device(each, here, needs)]
     if needs is not None:
         findings += _of_memory(found, needs)
+    findings += _of_arithmetics(found, needs)
     findings += _of_interfaces(found)
     findings += _of_links(found, needs)
     order = (PROBLEM, WARNING, NOTE)
@@ -93,10 +95,9 @@ def _of_software(name: str, facts: Facts, here: Software) -> Iterator[Finding]:
                 severity=PROBLEM, device=name, check=package, text=f"{package} is not installed there", advice="launch/boards install"
             )
         elif its.partition("+")[0] != mine.partition("+")[0]:
-            text = f"{package} {its} there, {mine} here: rounding may differ, and with it tokens whose choice hangs on it"
-            yield Finding(
-                severity=WARNING, device=name, check=package, text=text, advice="launch/install on each, or launch/boards install"
-            )
+            text = f"{package} {its} there, {mine} here: devices may share only a slower arithmetic, or none"
+            advice = "launch/install on each, or launch/boards install"
+            yield Finding(severity=WARNING, device=name, check=package, text=text, advice=advice)
     mine, its = (version.split(".")[:2] for version in (here.python, software.python))
     if its != mine:
         text = f"Python {software.python} there, {here.python} here: its packages may come in other versions"
@@ -119,6 +120,31 @@ def _of_kernel(name: str, kernel: KernelFacts) -> Iterator[Finding]:
         text = f"{kernel.dtype} is computed by the kernel {kernel.kernel} there, which may be slow, for {kernel.faults}"
         advice = "nothing, answers are right; for speed, install the versions that the constraints folder has for that machine"
         yield Finding(severity=WARNING, device=name, check="kernels", text=text, advice=advice)
+
+
+def _of_arithmetics(found: Sequence[Examined], needs: ModelNeeds | None) -> Iterator[Finding]:
+    """What the devices that run stages would agree on."""
+    kernels = {}
+    for each in found:
+        is_used = needs is None or needs.of(each.device.name) is not None
+        facts = each.facts
+        if is_used and facts is not None and facts.kernel is not None and facts.kernel.arithmetics:
+            kernels[each.device.name] = facts.kernel
+    if len(kernels) < 2:
+        return
+    agreement = Agreement()
+    for name, kernel in kernels.items():
+        agreement.hear(name, Arithmetics(dtype=kernel.dtype, names=kernel.arithmetics))
+    agreed = agreement.agree(tuple(kernels))
+    if isinstance(agreed, Lack):
+        advice = "use --dtype int8, or install the same versions on all devices (launch/boards install)"
+        yield Finding(severity=PROBLEM, device=agreed.device, check="arithmetic", text=agreed.text, advice=advice)
+        return
+    for name, kernel in kernels.items():
+        if (best := kernel.arithmetics[0]) != agreed:
+            text = f"it would compute {kernel.dtype} best with {best}, which not all have: all use {agreed}"
+            advice = "nothing, answers are right; devices with the same processor and torch share the best"
+            yield Finding(severity=NOTE, device=name, check="arithmetic", text=text, advice=advice)
 
 
 def _of_model(name: str, state: str, needs: ModelNeeds) -> Iterator[Finding]:

@@ -276,6 +276,27 @@ def test_a_busy_device_is_noted() -> None:
     assert findings(with_facts(is_held=True)) == [("note", "pi-1", "held")]
 
 
+def kernel_of(*arithmetics: str) -> KernelFacts:
+    return KernelFacts(dtype="bfloat16", kernel="torch", faults="", arithmetics=arithmetics)
+
+
+def test_what_devices_agree_on_is_told_where_it_is_not_the_best_of_each() -> None:
+    found = cluster()
+    for each, kernel in zip(found, (kernel_of("fast", "safe"), kernel_of("safe"), kernel_of("safe", "fast")), strict=True):
+        each.facts = replace(FACTS, kernel=kernel)
+    (told,) = [finding for finding in diagnose(found, FACTS, None) if finding.check == "arithmetic"]
+    assert (told.device, told.severity) == ("pi-0", "note")
+    assert told.text == "it would compute bfloat16 best with fast, which not all have: all use safe"
+    found[1].facts = replace(FACTS, kernel=kernel_of("other"))
+    (told,) = [finding for finding in diagnose(found, FACTS, needs()) if finding.check == "arithmetic"]
+    assert (told.device, told.severity) == ("pi-1", "problem")
+    assert told.text.startswith("it shares no arithmetic of bfloat16 with the devices before it: it has other")
+    beside = needs(count=1)
+    assert not [finding for finding in diagnose(found, FACTS, beside) if finding.check == "arithmetic"]
+    found[2].facts = found[1].facts = FACTS
+    assert not [finding for finding in diagnose(found, FACTS, None) if finding.check == "arithmetic"]
+
+
 def test_kernels_that_are_not_right_are_told_of() -> None:
     right, slow, none = (
         KernelFacts(dtype="int8", kernel="x86", faults=""),
