@@ -81,7 +81,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """The kernels of a precision on a device, best first: of each arithmetic those up to the first right one."""
+    """The kernels of a precision on a device, best first: of each arithmetic up to the first right one."""
 
     dtype: str
     device: str
