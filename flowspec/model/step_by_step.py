@@ -1,7 +1,7 @@
 """A whole model as one slice in this process, one token a pass: what every answer of a cluster must equal.
 
-A loop of its own, without trees, batches, drafts or messages. It shares with a stage the slice and the sampler,
-that is the arithmetic, and nothing else. The prompt is read one token at a time, too.
+A loop of its own, without trees, batches, drafts or messages. It shares with a stage the slice and the
+sampler, that is the arithmetic, and nothing else. The prompt is read one token at a time, too.
 """
 
 from __future__ import annotations
@@ -51,13 +51,17 @@ class StepByStep:
         return self._answers[key]
 
     def margin(self, prompt: Tokens, sampling: Sampling, answer: Sequence[int]) -> float:
-        """By how many logits the last token of `answer`, which is what the model says, leads there (`sampler.margin`)."""
+        """By how many logits the last token of `answer`, which is what the model says, leads there
+        (`sampler.margin`).
+        """
         *before, last = answer
         *_, rows = self.logits((*prompt, *before))
         return margin(Sampler(sampling, self.vocabulary_size), rows[0], len(prompt) + len(before), last)
 
     def logits(self, tokens: Sequence[int], portions: Sequence[int] = ()) -> Iterator[F32]:
-        """Logits `[rows, vocabulary]` after each token of a text, of so many rows a pass; one a pass without `portions`."""
+        """Logits `[rows, vocabulary]` after each token of a text, of so many rows a pass; one a pass without
+        `portions`.
+        """
         self.part.open_cache(REQUEST, len(tokens))
         try:
             first = 0
@@ -84,7 +88,9 @@ class StepByStep:
             self.part.close_cache(REQUEST)
 
     def _pass(self, tokens: Sequence[int], first: int) -> F32:
-        """Logits `[rows, vocabulary]` of the next tokens of a text, which follow `first` ones; each has its position's slot."""
+        """Logits `[rows, vocabulary]` of the next tokens of a text, which follow `first` ones; each has its
+        position's slot.
+        """
         end = first + len(tokens)
         places = np.arange(first, end)
         own = JobPart(
@@ -97,5 +103,6 @@ class StepByStep:
             sampled=np.zeros(len(tokens), dtype=np.bool_),
             sampling=Sampling(),
         )
-        _, states = self.part.forward(RunLayers(job=first, parts=(own,), payload=None, rows=tuple(range(len(tokens)))), None)
+        job = RunLayers(job=first, parts=(own,), payload=None, rows=tuple(range(len(tokens))))
+        _, states = self.part.forward(job, None)
         return self.part.logits(states)
