@@ -124,7 +124,7 @@ def _in_short(outcome: Outcome) -> str:
     if outcome.step == "slice":
         return f"logits off by {found['logits_off']}, {found['logits_allowed']} allowed"
     if outcome.step == "verify":
-        return f"{found['exact']} exact, {found['near_tie']} near-ties, {found['wrong']} wrong"
+        return f"{found['exact']} exact, {found['wrong']} wrong"
     return "right"
 
 
@@ -200,5 +200,5 @@ def _table(steps: Sequence[Mapping[str, Any]]) -> Table:
 
 def _verified(found: Mapping[str, Any]) -> str:
     rates = ", ".join(f"{method} {rate:.0f}" for method, rate in found["tokens_per_s"].items())
-    counts = f"{found['exact']} exact, {found['near_tie']} near-ties, {found['wrong']} wrong"
+    counts = f"{found['exact']} exact, {found['wrong']} wrong"
     return f"verify in {found['dtype']}: {counts}\ntokens/s: {rates}"

@@ -1,8 +1,9 @@
-"""Check that a cluster's answers equal the plain model's, token by token.
+"""Check that a cluster's answers are exact, and the model behind them faithful.
 
-Runs prompts on the cluster, with every method, set of drafters, chain and number of users that is asked for, and through transformers in this
-process with the same sampling. Says where they differ and by what margin. Exit status 0: exact, or near-ties of rounding only; 1: a wrong
-token.
+Exact: runs prompts on the cluster, with every method, set of drafters, chain and number of users that is
+asked for, and step by step in this process, and compares token by token. Faithful: reads a text with the
+model as FlowSpec runs it and with transformers, and compares logits and perplexity. Exit status 0: exact and
+faithful; 1: a wrong token, or not faithful.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from flowspec.cli.options import (
     cluster_options,
     decoding_options,
     loading_bar,
-    note,
     number_list,
     positive,
 )
@@ -43,9 +43,9 @@ from flowspec.runtime.decoding import AUTO, CHAINING, Decoding
 from flowspec.runtime.session import Limits, Session, open_cluster
 from flowspec.testbed.prompts import read_prompts
 
-if TYPE_CHECKING:  # both import torch, which the other commands do without
-    from flowspec.model.reference import Reference
-    from flowspec.testbed.exactness import Case, Found, Verdict
+if TYPE_CHECKING:  # they import torch, which the other commands do without
+    from flowspec.testbed.exactness import Case, Difference, Found, Verdict
+    from flowspec.testbed.faithfulness import Faithfulness
 
 PROMPTS_DEFAULT = bundled_folder("prompts.jsonl")
 
@@ -101,8 +101,10 @@ def run(args: argparse.Namespace) -> int:
     for decoding in decodings:
         decoding.check(args.model, placed)
     largest = max(decodings, key=lambda each: len(each.drafters_for(args.model, placed)))
-    from flowspec.model.reference import Reference  # after the checks: both import torch, which takes seconds
+    from flowspec.model.step_by_step import StepByStep  # after the checks: these import torch, which takes seconds
+    from flowspec.testbed import faithfulness
     from flowspec.testbed.exactness import answer, judge
+    from flowspec.testbed.outcome import WRONG
 
     console = Console(stderr=True)
     found: list[Found] = []
@@ -121,16 +123,17 @@ def run(args: argparse.Namespace) -> int:
                         stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # answers under way end with the session
                         answers = pool.map(partial(answer, session, limits=limits, users=users), cases)
                         found += bar.track(answers, total=len(cases), description=_describe(session, users))
-    reference = Reference(files, dtype)
+    plain = StepByStep.load(files, dtype)
     with Progress(console=console, transient=True, disable=args.json or not console.is_terminal) as bar:
-        for one in bar.track(found, description="plain model"):
-            reference.generate(one.case.prompt, one.case.sampling, one.new_tokens_max, limits.stop_ids)
-        verdicts = [judge(reference, one, limits.stop_ids) for one in bar.track(found, description="comparing")]
+        verdicts = [judge(plain, one, limits.stop_ids) for one in bar.track(found, description="step by step")]
+        reading = bar.add_task("beside transformers", total=None)
+        faithful = faithfulness.check(files, dtype, plain)
+        bar.remove_task(reading)
     if args.json:
-        print(json.dumps(report(verdicts, reference)))
+        print(json.dumps(report(verdicts, faithful)))
     else:
-        show(verdicts, reference)
-    return 1 if any(verdict.kind == "wrong" for verdict in verdicts) else 0
+        show(verdicts, faithful)
+    return 0 if faithful.is_faithful and not any(verdict.kind == WRONG for verdict in verdicts) else 1
 
 
 def _describe(session: Session, users: int) -> str:
@@ -191,53 +194,87 @@ def make_cases(args: argparse.Namespace, samplings: list[Sampling], prompts: lis
     return [Case(prompt_id=name, prompt=ids, sampling=sampling) for sampling in samplings for name, ids in given]
 
 
-def report(verdicts: list[Verdict], reference: Reference) -> dict[str, Any]:
+def report(verdicts: list[Verdict], faithful: Faithfulness) -> dict[str, Any]:
+    """Both statements, for JSON."""
     counts = Counter(verdict.kind for verdict in verdicts)
     return {
-        "exact": counts["exact"],
-        "near_tie": counts["near-tie"],
-        "wrong": counts["wrong"],
-        "noise_logits": reference.noise_logits,
-        "tokens": sum(len(verdict.found.tokens) for verdict in verdicts),
-        "answers": [
-            {
-                "prompt": verdict.found.case.prompt_id,
-                "method": verdict.found.method,
-                "drafter": verdict.found.drafter,
-                "chain": verdict.found.chain,
-                "users": verdict.found.users,
-                "stages": verdict.found.stages,
-                "temperature": verdict.found.case.sampling.temperature,
-                "seed": verdict.found.case.sampling.seed,
-                "verdict": verdict.kind,
-                "new_tokens": len(verdict.found.tokens),
-                "differences": [asdict(difference) for difference in verdict.differences],
-            }
-            for verdict in verdicts
-        ],
+        "exact": {
+            "is_exact": not counts["wrong"],
+            "exact": counts["exact"],
+            "wrong": counts["wrong"],
+            "tokens": sum(len(verdict.found.tokens) for verdict in verdicts),
+            "answers": [_answer_report(verdict) for verdict in verdicts],
+        },
+        "faithful": faithful.report(),
     }
 
 
-def show(verdicts: list[Verdict], reference: Reference) -> None:
+def _answer_report(verdict: Verdict) -> dict[str, Any]:
+    found, difference = verdict.found, verdict.difference
+    return {
+        "prompt": found.case.prompt_id,
+        "method": found.method,
+        "drafter": found.drafter,
+        "chain": found.chain,
+        "users": found.users,
+        "stages": found.stages,
+        "temperature": found.case.sampling.temperature,
+        "seed": found.case.sampling.seed,
+        "verdict": verdict.kind,
+        "new_tokens": len(found.tokens),
+        "difference": None if difference is None else asdict(difference),
+    }
+
+
+def show(verdicts: list[Verdict], faithful: Faithfulness) -> None:
     table = Table("method: drafter", box=None, pad_edge=False)
-    for name in ("stages", "users", "temp", "answers", "tokens", "exact", "near-tie", "wrong"):
+    for name in ("stages", "users", "temp", "answers", "tokens", "exact", "wrong"):
         table.add_column(name, no_wrap=True, justify="right")
     groups: dict[tuple[str, str, int, int, float], list[Verdict]] = {}
     for verdict in verdicts:
         found = verdict.found
         method = f"{found.method} {AUTO}" if found.chain == AUTO else found.method
-        groups.setdefault((method, found.drafter, found.stages, found.users, found.case.sampling.temperature), []).append(verdict)
+        key = (method, found.drafter, found.stages, found.users, found.case.sampling.temperature)
+        groups.setdefault(key, []).append(verdict)
     for (method, drafter, stages, users, temperature), group in groups.items():
         counts = Counter(verdict.kind for verdict in group)
-        numbers = (len(group), sum(len(v.found.tokens) for v in group), counts["exact"], counts["near-tie"], counts["wrong"])
-        table.add_row(f"{method}: {Path(drafter).name}", str(stages), str(users), f"{temperature:g}", *map(str, numbers))
+        numbers = (len(group), sum(len(v.found.tokens) for v in group), counts["exact"], counts["wrong"])
+        row = (str(stages), str(users), f"{temperature:g}", *map(str, numbers))
+        table.add_row(f"{method}: {Path(drafter).name}", *row)
     Console().print(table)
     for verdict in verdicts:
-        for difference in verdict.differences[:3]:
-            tell(
-                f"{verdict.kind}: {verdict.found.case.prompt_id}, {verdict.found.method}, {verdict.found.stages} stages, {verdict.found.users} at a time, "
-                f"temperature {verdict.found.case.sampling.temperature:g}, seed {verdict.found.case.sampling.seed}: token {difference.index} is {difference.found}, the model draws "
-                f"{difference.expected}, margin {difference.margin:.2e}\n"
-            )
+        if verdict.difference is not None:
+            tell(f"wrong: {_asked(verdict.found)}: {_told(verdict.difference)}\n")
     wrong = sum(verdict.kind == "wrong" for verdict in verdicts)
-    note(f"numeric noise of this model: {reference.noise_logits:.1e} logits; " + (f"{wrong} WRONG" if wrong else "no wrong token"))
+    exact = f"NO, {wrong} of {len(verdicts)} answers are wrong" if wrong else "yes, all answers are equal"
+    for line in (f"exact: {exact}", *faithful_lines(faithful)):
+        tell(f"{line}\n")
+
+
+def _asked(found: Found) -> str:
+    sampling = found.case.sampling
+    where = f"{found.method}, {found.stages} stages, {found.users} at a time"
+    return f"{found.case.prompt_id}, {where}, temperature {sampling.temperature:g}, seed {sampling.seed}"
+
+
+def _told(difference: Difference) -> str:
+    tokens = difference.found, difference.expected
+    found, expected = ("the end" if token is None else token for token in tokens)
+    margin = "" if difference.margin is None else f", which leads by {difference.margin:.2g} logits"
+    return f"token {difference.index} is {found}, step by step it is {expected}{margin}"
+
+
+def faithful_lines(found: Faithfulness) -> list[str]:
+    """The second statement, in words."""
+    logits = f"a logit off by {found.largest:.2g} at most ({found.limit:.2g} allowed)"
+    theirs = f"transformers {found.reference:.5g} ({found.change:+.2%})"
+    perplexity = f"perplexity {found.perplexity:.5g}, {theirs}"
+    matrices = f"matrices off by {found.matrix.share:.2%} at most ({found.matrix_limit:.2%} allowed)"
+    lines = [
+        f"faithful: {'yes' if found.is_faithful else 'NO, ' + '; '.join(found.faults)}",
+        f"on {found.tokens} tokens of {found.text}: {logits}, {perplexity}; {matrices}",
+    ]
+    if found.unrounded is not None:
+        loss = found.reference / found.unrounded - 1
+        lines.append(f"rounding to {found.dtype} itself: perplexity {found.unrounded:.5g} before ({loss:+.2%})")
+    return lines

@@ -1,19 +1,20 @@
-"""Compares a cluster's answers with the plain model's, token by token, and says what each difference is.
+"""Compares a cluster's answers, token by token, with step-by-step decoding by the same arithmetic in one
+process.
 
-`exact`: all tokens equal. `near-tie`: every difference lies where the model's choice hangs on less than its own numeric
-noise, and what follows is what the model says after it. `wrong`: anything else.
+`exact`: all tokens are equal. `wrong`: anything else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import zip_longest
 
 from flowspec.core.messages import Sampling
-from flowspec.model.reference import Difference, Reference
+from flowspec.model.step_by_step import StepByStep
 from flowspec.runtime.answer import Answer, Timing
 from flowspec.runtime.session import Limits, Session
-from flowspec.testbed.outcome import EXACT, NEAR_TIE, WRONG
+from flowspec.testbed.outcome import EXACT, WRONG
 
 STOPPED = -1
 """Stands for whichever stop token ended an answer."""
@@ -46,12 +47,26 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The first place where an answer is another one, and both tokens there; None for one that had ended.
+
+    `margin`: by how many logits the expected token leads there, to tell rounding from worse; None where none
+    was expected.
+    """
+
+    index: int
+    expected: int | None
+    found: int | None
+    margin: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How one answer compared: `exact`, `near-tie` or `wrong`; `differences` is empty for exact ones."""
+    """How one answer compared: `exact`, or `wrong` by that difference."""
 
     found: Found
     kind: str
-    differences: tuple[Difference, ...] = field(default=())
+    difference: Difference | None = None
 
 
 def answer(session: Session, case: Case, limits: Limits, users: int = 1) -> Found:
@@ -74,36 +89,33 @@ def found_of(session: Session, case: Case, running: Answer, timing: Timing, limi
     )
 
 
-def judge(reference: Reference, found: Found, stop_ids: frozenset[int]) -> Verdict:
-    """Compares one answer; the reference must have generated all answers before, for its noise to be known."""
+def judge(plain: StepByStep, found: Found, stop_ids: frozenset[int]) -> Verdict:
+    """Compares one answer with that of one process. Raises `ClusterError` when the model overflows in its
+    dtype there.
+    """
     case = found.case
-    expected = reference.generate(case.prompt, case.sampling, found.new_tokens_max, stop_ids)
-    kind, differences = compare(reference, case.prompt, case.sampling, expected, found.tokens, stop_ids)
-    return Verdict(found=found, kind=kind, differences=differences)
-
-
-def compare(
-    reference: Reference,
-    prompt: tuple[int, ...],
-    sampling: Sampling,
-    expected: Sequence[int],
-    found: Sequence[int],
-    stop_ids: frozenset[int],
-) -> tuple[str, tuple[Difference, ...]]:
-    """How an answer, with `STOPPED` for its stop token, agrees with the plain one (its stop token included), and where it does not."""
-    if list(found) == [STOPPED if token in stop_ids else token for token in expected]:
-        return EXACT, ()
-    differences = tuple(
-        difference
-        for difference in (reference.check(prompt, sampling, list(found)) if found else ())
-        if not (difference.found == STOPPED and difference.expected in stop_ids)
+    expected = plain.generate(case.prompt, case.sampling, found.new_tokens_max, stop_ids)
+    index = parting(expected, found.tokens, stop_ids)
+    if index is None:
+        return Verdict(found=found, kind=EXACT)
+    has_more = index < len(expected)
+    difference = Difference(
+        index=index,
+        expected=expected[index] if has_more else None,
+        found=found.tokens[index] if index < len(found.tokens) else None,
+        margin=plain.margin(case.prompt, case.sampling, expected[: index + 1]) if has_more else None,
     )
-    shorter = min(len(found), len(expected))
-    first = next((index for index in range(shorter) if found[index] != expected[index]), shorter)
-    if not differences and first < shorter:
-        # The forced pass agrees with what was found and not with what was expected, which came from a cached pass: then the
-        # margin is below the noise between the two, or something else was expected than this model says.
-        margins = [each.margin for each in reference.check(prompt, sampling, list(expected)) if each.index == first]
-        differences = (Difference(index=first, expected=expected[first], found=found[first], margin=max(margins, default=0.0)),)
-    near = bool(differences) and all(difference.margin <= reference.noise_logits for difference in differences)
-    return NEAR_TIE if near else WRONG, differences
+    return Verdict(found=found, kind=WRONG, difference=difference)
+
+
+def agreement(expected: Sequence[int], found: Sequence[int], stop_ids: frozenset[int]) -> str:
+    """`exact` or `wrong`, as in `parting`."""
+    return EXACT if parting(expected, found, stop_ids) is None else WRONG
+
+
+def parting(expected: Sequence[int], found: Sequence[int], stop_ids: frozenset[int]) -> int | None:
+    """Where an answer, with `STOPPED` for its stop token, leaves the expected one (its stop token included);
+    None: nowhere.
+    """
+    seen = (STOPPED if token in stop_ids else token for token in expected)
+    return next((index for index, (a, b) in enumerate(zip_longest(seen, found)) if a != b), None)

@@ -1,10 +1,11 @@
-"""Is every family exact, however its layers are split and whatever method decodes?
+"""Is every family exact, however its layers are split and whatever method decodes, and faithful?
 
 python -m flowspec.testbed.families_check FOLDER
 python -m flowspec.testbed.families_check FOLDER --families gemma2,olmo2 --dtypes int8,int4 --stages 3
 
-Makes a small checkpoint of random weights for each family and variant in FOLDER (those that are there are used), runs it on local daemons, and
-compares every answer with transformers in this process, as `flowspec verify` does. One prompt is longer than any window. What is done is
+Makes a small checkpoint of random weights for each family and variant in FOLDER (those that are there are
+used), runs it on local daemons, and makes the two statements of `flowspec verify`: answers are those of
+decoding step by step, and logits are transformers'. One prompt is longer than any window. What is done is
 kept in FOLDER/families.jsonl, and the same command goes on from there.
 """
 
@@ -28,16 +29,17 @@ from flowspec.core.methods import METHODS
 from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.files import ModelFiles
-from flowspec.model.reference import Reference
+from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import recommended
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.session import Cluster, ClusterOptions, Limits, open_cluster
 from flowspec.runtime.torch_device import use_threads
+from flowspec.testbed import faithfulness
 from flowspec.testbed.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
 from flowspec.testbed.command import Parser, progress, reals, run_command, show, whole, wholes
 from flowspec.testbed.exactness import Case, Found, answer, judge
-from flowspec.testbed.outcome import EXACT, NEAR_TIE, WRONG
+from flowspec.testbed.outcome import EXACT, WRONG
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "Llama 2": ("llama-grouped", "llama-tied"),
@@ -76,15 +78,20 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a job ended; `refused` says why a model was not run."""
+    """How a job ended; `refused` says why a model was not run, `faithful` is `Faithfulness.report` of one that was."""
 
     job: Job
     answers: int = 0
     tokens: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
-    noise_logits: float = 0.0
+    faithful: dict[str, Any] | None = None
     refused: str = ""
     spent_s: float = 0.0
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the model ran, exactly and faithfully."""
+        return self.faithful is not None and not self.faithful["faults"] and not self.kinds.get(WRONG)
 
 
 def jobs(args: argparse.Namespace) -> list[Job]:
@@ -123,16 +130,14 @@ def checked(job: Job, folder: Path, daemons: Sequence[LocalDaemon]) -> Outcome:
         if found:
             raise
         return Outcome(job=job, refused=str(error), spent_s=time.monotonic() - started_s)
-    reference = Reference(files, job.dtype)
-    for one in found:
-        reference.generate(one.case.prompt, one.case.sampling, one.new_tokens_max, limits.stop_ids)
-    verdicts = [judge(reference, one, limits.stop_ids) for one in found]
+    plain = StepByStep.load(files, job.dtype)
+    verdicts = [judge(plain, one, limits.stop_ids) for one in found]
     return Outcome(
         job=job,
         answers=len(found),
         tokens=sum(len(one.tokens) for one in found),
         kinds=dict(Counter(verdict.kind for verdict in verdicts)),
-        noise_logits=reference.noise_logits,
+        faithful=faithfulness.check(files, job.dtype, plain).report(),
         spent_s=time.monotonic() - started_s,
     )
 
@@ -199,24 +204,38 @@ def command(args: argparse.Namespace) -> int:
         print(json.dumps({"outcomes": [asdict(each) for each in done], "from_earlier_runs": sum(job in earlier for job in todo)}))
     else:
         report(done, results, sum(job in earlier for job in todo))
-    return 1 if any(each.refused or each.kinds.get(WRONG) for each in done) else 0
+    return 0 if all(each.is_right for each in done) else 1
 
 
 def report(done: Sequence[Outcome], results: Path, earlier: int) -> None:
     names = {variant: family for family, variants in FAMILIES.items() for variant in variants}
     rows: list[list[Any]] = []
     for each in done:
-        counts = [each.kinds.get(kind, 0) for kind in (EXACT, NEAR_TIE, WRONG)]
-        figures = ["refused", *[None] * 5] if each.refused else [each.answers, each.tokens, *counts, f"{each.noise_logits:.0e}"]
+        figures: list[Any] = ["refused", *[None] * 6]
+        if each.faithful is not None:
+            found = each.faithful
+            counts = [each.kinds.get(kind, 0) for kind in (EXACT, WRONG)]
+            logit = _share(found["largest"], found["limit"])
+            change = None if found["change"] is None else f"{found['change']:+.2%}"
+            figures = [each.answers, each.tokens, *counts, logit, change]
+            figures.append(_share(found["matrix"]["share"], found["matrix_limit"]))
         rows.append([f"{names[each.job.variant]} ({each.job.variant})", each.job.dtype, *figures, round(each.spent_s)])
-    columns = ["family (checkpoint)", "precision", "answers", "tokens", "exact", "near-tie", "wrong", "noise, logits", "s"]
+    columns = ["family (checkpoint)", "precision", "answers", "tokens", "exact", "wrong"]
+    columns += ["logit / limit", "perplexity", "matrix / limit", "s"]
     methods = dict.fromkeys(", ".join(each.job.methods) for each in done)
     show(f"{'/'.join(map(str, done[0].job.stages))} stages; {'; with packed weights '.join(methods)}", columns, rows)
     for each in done:
         if each.refused:
             print(f"{each.job.variant} in {each.job.dtype} is refused: {each.refused}")
+        for fault in [] if each.faithful is None else each.faithful["faults"]:
+            print(f"{each.job.variant} in {each.job.dtype} is not faithful: {fault}")
     if earlier:
         print(f"{earlier} of these are from an earlier run; remove {results} to check them again")
+
+
+def _share(value: float | None, limit: float | None) -> str | None:
+    """Of what is allowed; None where one is no number."""
+    return None if value is None or limit is None else f"{value / limit:.2f}"
 
 
 def _variants(text: str) -> tuple[str, ...]:

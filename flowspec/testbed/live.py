@@ -18,7 +18,6 @@ from flowspec.core.events import Draft, Drafted, Finished, HeadCommand, HeadEven
 from flowspec.core.messages import Message
 from flowspec.draft.choose import NONE, check_drafter
 from flowspec.errors import InputError
-from flowspec.model.files import ModelFiles
 from flowspec.plan.cost import row_bytes
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.emulation import DeviceEmulation, Emulation
@@ -29,7 +28,7 @@ from flowspec.testbed.config import EMULATED, SIMULATED, Bench, Setup, Testbed
 from flowspec.testbed.drafter_places import drafting_curve
 from flowspec.testbed.outcome import Key, Record, write_records
 from flowspec.testbed.plain import DTYPE, Case
-from flowspec.testbed.recording import Answered, Judge, energy_of, record_of
+from flowspec.testbed.recording import Answered, agreement_of, energy_of, record_of
 from flowspec.testbed.simulated import sampling_curve, stage_curves
 from flowspec.testbed.trace import Trace
 from flowspec.wire.codec import DTYPE_BYTES, Envelope, encode
@@ -143,7 +142,6 @@ class LiveRuns:
         self._out = out
         self._step = step
         self._progress = progress
-        self._judge = Judge(ModelFiles(bench.model))
 
     def run(self, place: Place, rounds: Sequence[Round]) -> None:
         is_traced = not self.traces
@@ -171,7 +169,7 @@ class LiveRuns:
                     answered,
                     world=self._bench.world,
                     repeat=one.repeat,
-                    agreement=self._judge.agreement(case, answered.tokens, answered.reason),
+                    agreement=agreement_of(case, answered.tokens, answered.reason),
                     network_bytes=recorder.network_bytes(stages, row_bytes),
                     energy_j=_energy_j(place.testbed, answered, stages),
                     events=0,

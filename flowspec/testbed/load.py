@@ -16,9 +16,9 @@ from flowspec.sim.record import HEAD
 from flowspec.sim.world import Handled, World
 from flowspec.testbed.config import Bench, Setup, Testbed
 from flowspec.testbed.guesses import DrafterForEach
-from flowspec.testbed.outcome import EXACT, WRONG, read_lines
+from flowspec.testbed.outcome import read_lines
 from flowspec.testbed.plain import Case
-from flowspec.testbed.recording import energy_of, is_plain
+from flowspec.testbed.recording import agreement_of, energy_of
 from flowspec.testbed.simulated import Drafters, build, busy_of, submit_of
 
 LoadKey = tuple[str, str, int, float, int]
@@ -176,5 +176,5 @@ def _answer(world: World, request: int, case: Case, user: int, asked_s: float) -
         first_s=times_s[0],
         last_s=times_s[-1],
         new_tokens=len(answer.tokens),
-        agreement=EXACT if is_plain(case, tuple(answer.tokens), answer.end.reason) else WRONG,
+        agreement=agreement_of(case, tuple(answer.tokens), answer.end.reason),
     )

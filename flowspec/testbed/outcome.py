@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 
 from flowspec.errors import InputError
 
-EXACT, NEAR_TIE, WRONG = "exact", "near-tie", "wrong"
-"""How an answer agrees with plain decoding's."""
+EXACT, WRONG = "exact", "wrong"
+"""How an answer agrees with plain decoding's: all tokens are equal, or not."""
 
 Key = tuple[str, str, str, float, int, int]
 
@@ -100,7 +100,12 @@ def _remove_half_line(file: BinaryIO) -> None:
 
 def read_records(path: Path) -> list[Record]:
     """All whole records of a file (none if it is not there); raises `InputError` for another kind of file."""
-    return [Record(**each) for each in read_lines(path, _NAMES)]
+    found = [Record(**each) for each in read_lines(path, _NAMES)]
+    strange = next((record.agreement for record in found if record.agreement not in (EXACT, WRONG)), None)
+    if strange is not None:
+        text = f"expected answers that are exact or wrong, got one that is {strange!r}"
+        raise InputError(f"{path}: {text}; an earlier version wrote it: remove it, or give another --out")
+    return found
 
 
 def read_lines(path: Path, names: Collection[str]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Prompts with their plain answers: what the bundled target says without any cluster, made once and kept in a file if asked for."""
+"""Prompts with their plain answers: what a model says step by step in one process, made once and kept in a file if asked for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flowspec.testbed.command import progress
 from flowspec.testbed.prompts import Prompt
 
 if TYPE_CHECKING:
-    from flowspec.model.reference import Reference
+    from flowspec.model.step_by_step import StepByStep
 
 DTYPE = "float32"
 
@@ -76,7 +76,7 @@ def plain_cases(
     cache: Path | None = None,
     context: int | None = None,
 ) -> list[Case]:
-    """Every prompt (its first turn) with every sampling, answered by transformers; answers that `cache` holds are not made again.
+    """Every prompt (its first turn) with every sampling, answered step by step; answers that `cache` holds are not made again.
 
     Raises `InputError`, before anything is answered, for a prompt that is too long for `context` (None: the model's).
     """
@@ -120,7 +120,7 @@ class _Answers:
 
     def __init__(self, files: ModelFiles, new_tokens_max: int, stop_ids: frozenset[int], cache: Path | None) -> None:
         self._files = files
-        self._reference: Reference | None = None
+        self._plain: StepByStep | None = None
         self._fingerprint = files.fingerprint()
         self._new_tokens_max = new_tokens_max
         self._stop_ids = stop_ids
@@ -131,15 +131,15 @@ class _Answers:
         depends = [self._fingerprint, DTYPE, self._new_tokens_max, sorted(self._stop_ids), asdict(sampling), prompt]
         key = json.dumps(depends, separators=(",", ":"))
         if key not in self._known:
-            if self._reference is None:
-                from flowspec.model.reference import Reference  # imports transformers, which takes seconds
+            if self._plain is None:
+                from flowspec.model.step_by_step import StepByStep  # imports torch, which takes seconds
 
-                self._reference = Reference(self._files, DTYPE)
-            self._known[key] = self._reference.generate(prompt, sampling, self._new_tokens_max, self._stop_ids)
+                self._plain = StepByStep.load(self._files, DTYPE)
+            self._known[key] = list(self._plain.generate(prompt, sampling, self._new_tokens_max, self._stop_ids))
         return tuple(self._known[key])
 
     def save(self) -> None:
-        if self._cache is None or self._reference is None:
+        if self._cache is None or self._plain is None:
             return
         part = self._cache.with_name(f"{self._cache.name}.part")
         try:

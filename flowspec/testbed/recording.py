@@ -7,16 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from flowspec.model.files import ModelFiles
 from flowspec.testbed.config import Bench, Setup, Testbed
-from flowspec.testbed.outcome import EXACT, Record
-from flowspec.testbed.plain import DTYPE, Case
+from flowspec.testbed.outcome import EXACT, WRONG, Record
+from flowspec.testbed.plain import Case
 from flowspec.testbed.trace import Trace, slots_of
-
-if TYPE_CHECKING:
-    from flowspec.model.reference import Reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +37,11 @@ class Answered:
 def is_plain(case: Case, tokens: tuple[int, ...], reason: str) -> bool:
     """Whether an answer, without its stop token, is the plain one, token for token, and ended as it did."""
     return tokens == case.new_tokens and reason == ("stop" if case.is_stopped else "length")
+
+
+def agreement_of(case: Case, tokens: tuple[int, ...], reason: str) -> str:
+    """`exact` for an answer that is the plain one, else `wrong`."""
+    return EXACT if is_plain(case, tokens, reason) else WRONG
 
 
 def record_of(
@@ -102,26 +103,3 @@ def energy_of(testbed: Testbed, whole_s: float, stages_busy_s: Sequence[float], 
     places = {None: testbed.head} | {number: board.device for number, board in enumerate(testbed.boards)}
     drafters_j = sum(device.energy_j(whole_s, drafters_busy_s.get(number, 0.0)) for number, device in places.items() if device is not None)
     return stages_j + drafters_j
-
-
-class Judge:
-    """Tells how answers of a model in float32 agree with the plain ones; loads the model when the first one differs."""
-
-    def __init__(self, files: ModelFiles) -> None:
-        self._files = files
-        self._reference: Reference | None = None
-
-    def agreement(self, case: Case, tokens: tuple[int, ...], reason: str) -> str:
-        """`exact`, `near-tie` or `wrong`, for an answer without its stop token that ended for this reason."""
-        if is_plain(case, tokens, reason):
-            return EXACT
-        from flowspec.testbed.exactness import STOPPED, compare  # imports torch and transformers, which takes seconds
-
-        if self._reference is None:
-            from flowspec.model.reference import Reference
-
-            self._reference = Reference(self._files, DTYPE)
-        self._reference.generate(case.prompt, case.sampling, case.new_tokens_max, case.stop_ids)  # measures the noise
-        found = (*tokens, STOPPED) if reason == "stop" else tokens
-        kind, _ = compare(self._reference, case.prompt, case.sampling, case.answer, found, case.stop_ids)
-        return kind

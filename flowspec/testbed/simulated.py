@@ -28,9 +28,9 @@ from flowspec.sim.record import HEAD
 from flowspec.sim.world import Handled, Links, World
 from flowspec.testbed.config import SIMULATED, Bench, Setup, Testbed
 from flowspec.testbed.drafter_places import places_of
-from flowspec.testbed.outcome import EXACT, WRONG, Record
+from flowspec.testbed.outcome import Record
 from flowspec.testbed.plain import Case
-from flowspec.testbed.recording import Answered, energy_of, is_plain, record_of
+from flowspec.testbed.recording import Answered, agreement_of, energy_of, record_of
 from flowspec.testbed.trace import Trace
 from flowspec.watch.figures import EVERY_S, Frame
 from flowspec.watch.recorder import Recorder, StageRows
@@ -223,7 +223,7 @@ def _record(bench: Bench, testbed: Testbed, setup: Setup, case: Case, drafters: 
         answered,
         world=SIMULATED,
         repeat=0,
-        agreement=EXACT if is_plain(case, answered.tokens, answered.reason) else WRONG,
+        agreement=agreement_of(case, answered.tokens, answered.reason),
         network_bytes=world.bytes_sent,
         energy_j=energy_of(testbed, last_s, [device.busy_s for device in world.devices], busy_of(testbed, drafters, world)),
         events=world.events,

@@ -34,7 +34,7 @@ import psutil
 from flowspec.core.messages import Sampling
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.files import BUNDLED, ModelFiles
-from flowspec.model.reference import Reference
+from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
@@ -42,7 +42,7 @@ from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import Cluster, Limits, Session, Survival
 from flowspec.runtime.stages import Stage
 from flowspec.testbed.command import Parser, Step, progress, run_command, show, whole
-from flowspec.testbed.exactness import STOPPED, Case, compare
+from flowspec.testbed.exactness import STOPPED, Case, agreement
 from flowspec.testbed.outcome import WRONG
 from flowspec.testbed.rigs import cluster_of
 from flowspec.testbed.weights_check import Device as Daemon
@@ -162,7 +162,7 @@ class Soak:
         self._rate = rate
         self._due = EVERY
         self._limits = Limits(new_tokens_max=tokens, stop_ids=recommended(files, files.config()).stop_ids)
-        self._reference = Reference(files, "float32")
+        self._plain = StepByStep.load(files, "float32")
         tokenizer = Tokenizer(files)
         self._cases = [
             Case(prompt_id=text, prompt=tuple(tokenizer.encode_chat([{"role": "user", "content": text}])), sampling=sampling)
@@ -234,16 +234,15 @@ class Soak:
         if self._stopped:
             os.kill(self._stopped.pop().pid, signal.SIGCONT)
         said = (*tokens, *((STOPPED,) if running.end.reason == "stop" else ()))
-        expected = self._expected(case)
-        self.found.verdicts[compare(self._reference, case.prompt, case.sampling, expected, said, self._limits.stop_ids)[0]] += 1
+        self.found.verdicts[agreement(self._expected(case), said, self._limits.stop_ids)] += 1
         if self.found.answers >= self._due and not recoveries and is_calm:
             self._due = self.found.answers + EVERY
             time.sleep(SETTLE_S)
             self._sample(session)
 
-    def _expected(self, case: Case) -> list[int]:
+    def _expected(self, case: Case) -> tuple[int, ...]:
         """What plain decoding says; computed once."""
-        return self._reference.generate(case.prompt, case.sampling, self._limits.new_tokens_max, self._limits.stop_ids)
+        return self._plain.generate(case.prompt, case.sampling, self._limits.new_tokens_max, self._limits.stop_ids)
 
     def _strike(self, fault: str, daemon: Daemon) -> None:
         self.found.faults[fault] += 1

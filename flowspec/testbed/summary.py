@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from flowspec.testbed.config import AR, OURS
-from flowspec.testbed.outcome import EXACT, NEAR_TIE, WRONG, Record
+from flowspec.testbed.outcome import EXACT, WRONG, Record
 
 OVERALL = "overall"
 REFERENCES = ("chunk-pp (published)", "chunk-pp")
@@ -111,7 +111,7 @@ def statistics(records: Sequence[Record]) -> dict[str, Any]:
         "tau_s": _mean(record.tau_s for record in slotted),
         "trip_s": _mean(record.trip_s for record in slotted),
         "bound_share": bound_s / time_s if time_s else None,
-        "agreement": {each: agreements[each] for each in (EXACT, NEAR_TIE, WRONG)},
+        "agreement": {each: agreements[each] for each in (EXACT, WRONG)},
     }
 
 

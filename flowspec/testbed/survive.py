@@ -42,12 +42,12 @@ from typing import Any
 from flowspec.core.messages import Sampling
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.files import BUNDLED, ModelFiles
-from flowspec.model.reference import Reference
+from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer
 from flowspec.runtime import timeouts
 from flowspec.runtime.session import Limits, Survival
 from flowspec.testbed.command import Parser, run_command, show, whole
-from flowspec.testbed.exactness import compare
+from flowspec.testbed.exactness import agreement
 from flowspec.testbed.outcome import WRONG
 from flowspec.testbed.pauses import DRAFTER, LOST, PauseWatch, parts_of
 from flowspec.testbed.rigs import FAULTS, STAGES, Rig, rig_of
@@ -59,7 +59,7 @@ LASTS_S = 180.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One disturbed answer, or several. `verdict` is that of `exactness.compare`, the worst of all answers.
+    """One disturbed answer, or several. `verdict` is that of `exactness.agreement`, the worst of all answers.
 
     Seconds are those of `pauses.Parts`; `after_s` is from the fault to the first loss of a pipeline. `wrong`
     says what is wrong with how the fault ended, if anything is.
@@ -158,11 +158,10 @@ def survive(files: ModelFiles, faults: Sequence[str], moments: int, count: int, 
     """All runs, each told as it ends."""
     prompt = Tokenizer(files).encode_dialogue([{"role": "user", "content": PROMPT}], system=None, is_raw=False)
     limits = Limits(new_tokens_max=count, stop_ids=frozenset())
-    reference = Reference(files, "float32")
-    expected = reference.generate(tuple(prompt), Sampling(), count, frozenset())
+    expected = StepByStep.load(files, "float32").generate(tuple(prompt), Sampling(), count, frozenset())
 
     def judge(found: list[int]) -> str:
-        return compare(reference, tuple(prompt), Sampling(), expected, found, frozenset())[0]
+        return agreement(expected, found, frozenset())
 
     runs = []
     for fault in faults:

@@ -1,4 +1,4 @@
-"""Answers of two machines are compared by what plain transformers says where they part."""
+"""Answers of two machines are compared; where they part, by what plain transformers says there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from flowspec.errors import InputError
-from tests.arm64.tokens import FIRST, Asked, lines, prompts
+from flowspec.testbed.exactness import STOPPED
+from tests.arm64.tokens import FIRST, Asked, Model, lines, prompts
 
 SUM = [22, 21, 369, 226, 23, 21, 285, 226]
 """How the bundled model begins to answer the first question."""
@@ -28,12 +29,21 @@ def test_the_same_tokens_are_exact() -> None:
 def test_a_token_that_the_model_would_not_draw_is_wrong() -> None:
     _, (is_well, line) = lines(asked(SUM), asked([*SUM[:3], 5, *SUM[4:]]))
     assert not is_well
-    assert line.startswith("float32, 'What is 17 + 25?': wrong from token 3 on, margin at most ")
+    assert line.startswith("float32, 'What is 17 + 25?': wrong from token 3 on, margin ")
     assert line.endswith(": here 22 21 369 226 23 21 285 226, there 22 21 369 5 23 21 285 226")
 
 
-def test_an_answer_that_ends_too_early_is_wrong() -> None:
-    _, (is_well, line) = lines(asked(SUM), asked(SUM[:5]))
+def test_two_machines_may_part_where_logits_are_as_near_as_they_need_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Model, "_limit", 50.0)
+    _, (is_well, line) = lines(asked(SUM), asked([*SUM[:3], 5, *SUM[4:]]))
+    assert is_well
+    assert line.startswith("float32, 'What is 17 + 25?': parts from token 3 on, margin ")
+    assert " 1e+02 allowed: here " in line
+
+
+@pytest.mark.parametrize("ending", [[], [STOPPED]])
+def test_an_answer_that_ends_too_early_is_wrong(ending: list[int]) -> None:
+    _, (is_well, line) = lines(asked(SUM), asked([*SUM[:5], *ending]))
     assert not is_well
     assert "wrong from token 5 on" in line
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from gguf import GGMLQuantizationType
 
+from flowspec.cli.main import main
 from flowspec.core.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.reference import Reference
@@ -101,25 +102,44 @@ def test_verify_finds_all_exact_and_finds_a_wrong_token(tmp_path: Path) -> None:
     folder = make_variant(tmp_path / "right", "llama-grouped")
     common = ["verify", "--json", "--prompt-token-ids", "5,6,7", "--prompt-token-ids", "9,9,9,9", "--temperatures", "0,1", "--seeds", "1,2"]
     report = json.loads(flowspec(*common, "--model", str(folder), "--local", "1,3", "--max-new-tokens", "24"))
-    assert (report["exact"], report["near_tie"], report["wrong"]) == (12, 0, 0)
-    # The reference computes with other weights than the cluster has: this must show.
+    exact, faithful = report["exact"], report["faithful"]
+    assert (exact["is_exact"], exact["exact"], exact["wrong"], len(exact["answers"])) == (True, 12, 0, 12)
+    assert (faithful["is_faithful"], faithful["tokens"], faithful["faults"]) == (True, 2000, [])
+    # This process computes with other weights than the cluster has: this must show.
     script = (
-        "import sys\nfrom flowspec.model import reference\nreal = reference.Reference.__init__\n"
-        "def other(self, files, dtype):\n    real(self, files, dtype)\n    self._model.model.layers[3].mlp.down_proj.weight.data *= 1.5\n"
-        "reference.Reference.__init__ = other\nfrom flowspec.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+        "import sys\nfrom flowspec.model.step_by_step import StepByStep\nreal = StepByStep.load\n"
+        "def other(files, dtype):\n    found = real(files, dtype)\n"
+        "    found.part.pieces.layers[3].mlp.down_proj.weight.data *= 1.5\n    return found\n"
+        "StepByStep.load = other\nfrom flowspec.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     )
-    done = warm.run(
-        [sys.executable, "-c", script, *common, "--model", str(folder), "--local", "2"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 1, done.stderr
-    broken = json.loads(done.stdout)
-    assert broken["wrong"] > 0
-    wrong = next(answer for answer in broken["answers"] if answer["verdict"] == "wrong")
-    assert wrong["differences"][0]["margin"] > broken["noise_logits"]
+
+    def broken(*flags: str) -> str:
+        command = [sys.executable, "-c", script, *common[:1], *flags, *common[2:], "--model", str(folder), "--local", "2"]
+        done = warm.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 1, done.stderr
+        return done.stdout
+
+    report = json.loads(broken("--json"))
+    exact, faithful = report["exact"], report["faithful"]
+    assert not exact["is_exact"]
+    wrong = next(answer for answer in exact["answers"] if answer["verdict"] == "wrong")
+    assert wrong["difference"]["expected"] != wrong["difference"]["found"]
+    assert wrong["difference"]["margin"] > 0
+    assert not faithful["is_faithful"]
+    assert faithful["matrix"]["matrix"] == "layers.3.mlp.down_proj.weight"
+    lines = broken("--method", "ar").splitlines()
+    assert [line for line in lines if line.startswith(f"exact: NO, {exact['wrong']} of 6 answers are wrong")], lines
+    assert [line for line in lines if line.startswith("faithful: NO, a logit is off by")], lines
+
+
+def test_verify_fails_where_the_model_is_exact_but_not_faithful(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowspec.testbed.faithfulness.PERPLEXITY_LIMIT", 0.0)
+    folder = make_variant(tmp_path / "model", "llama-grouped")
+    few = ["--prompt-token-ids=5,6,7", "--temperatures=0", "--max-new-tokens=4", "--local=1", "--method=ar"]
+    assert main(["verify", f"--model={folder}", *few]) == 1
+    assert "exact: yes, all answers are equal\nfaithful: NO, perplexity is" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])

@@ -15,6 +15,8 @@ from flowspec.draft.protocol import Drafter
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
+from flowspec.model.step_by_step import StepByStep
+from flowspec.testbed.faithfulness import check
 from tests.pipeline import Pipeline
 
 CPU = torch.device("cpu")
@@ -31,6 +33,12 @@ def load_stages(folder: Path, stages: int, dtype: str = "float32") -> list[Slice
     """The whole model in so many slices, the last ones larger where they cannot be equal."""
     count = ModelFiles(str(folder)).raw_config()["num_hidden_layers"]
     return load(folder, [stage * count // stages for stage in range(stages + 1)], dtype)
+
+
+def assert_faithful(folder: Path, dtype: str) -> None:
+    """The whole model as one slice computes what transformers computes, but for rounding."""
+    files = ModelFiles(str(folder))
+    assert check(files, dtype, StepByStep.load(files, dtype)).faults == []
 
 
 def pipeline(slices: list[Slice], head: HeadCore, drafters: Sequence[Drafter] = ()) -> Pipeline:

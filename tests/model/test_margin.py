@@ -1,4 +1,4 @@
-"""`margin` bounds from below how far logits must move to change a draw: tiny at near-ties, large elsewhere."""
+"""`margin` bounds from below how far logits must move to change a draw: tiny where two tokens are almost equal, large elsewhere."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_lead_over_the_second_best_is_the_margin_of_plain_draws() -> None:
 
 @pytest.mark.parametrize("gap", [0.0, 1e-5, 1e-3])
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 3.0])
-def test_an_engineered_near_tie_is_as_near_as_it_was_made(gap: float, temperature: float) -> None:
+def test_two_tokens_are_as_near_as_they_were_made(gap: float, temperature: float) -> None:
     noise = gumbel(draw_bits(0, 0, np.arange(4))) * temperature
     logits = (np.array([2.0, 2.0 - gap, -9.0, -9.0]) - noise).astype(np.float32)
     assert drawn(logits, Sampling(temperature=temperature))[1] == pytest.approx(gap, abs=2e-6)
@@ -86,7 +86,7 @@ def test_distances_to_the_boundaries_count() -> None:
     assert at_boundary({"top_k": 2}, [1.0, 0.5, -30.0], 1) > 0.01
 
 
-def test_a_swap_at_the_top_p_boundary_is_a_near_tie() -> None:
+def test_a_swap_at_the_top_p_boundary_counts() -> None:
     # Equal weights 1, 1, 1: top-p 0.5 keeps the first two, and which those are hangs on 0.001.
     least = at_boundary({"top_p": 0.5}, [0.001, 0.0, -0.001], 1)
     assert least <= 1.1e-3

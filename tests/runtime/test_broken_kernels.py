@@ -10,7 +10,7 @@ import pytest
 from flowspec.core.messages import Sampling
 from flowspec.errors import FlowSpecError
 from flowspec.model.files import ModelFiles
-from flowspec.model.reference import Reference
+from flowspec.model.step_by_step import StepByStep
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
 from tests.daemons import DaemonProcess, daemon_process
@@ -38,9 +38,9 @@ def test_answers_are_right_where_kernels_are_broken(
     how: str, told: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    expected = Reference(ModelFiles(str(folder)), "int8").generate(PROMPT, Sampling(temperature=1.0, seed=9), 20, frozenset())
+    expected = StepByStep.load(ModelFiles(str(folder)), "int8").generate(PROMPT, Sampling(temperature=1.0, seed=9), 20, frozenset())
     with daemon_process("broken", run=("-m", "tests.model.broken_kernels", how)) as daemon:
-        assert asked(folder, daemon) == expected
+        assert asked(folder, daemon) == list(expected)
         daemon.stop()
         assert [line for line in daemon.lines if "WARNING" in line and told.partition(" .*")[0] in line], daemon.lines
 

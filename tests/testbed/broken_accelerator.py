@@ -31,7 +31,7 @@ SLICE = {
     "rows_alone": {"rows": 8, "other_bits": 0, "off": 0.0},
     "pass_ms": {"1": 1.0, "4": 2.0, "16": 3.0},
 }
-VERIFY = {"answers": 12, "exact": 12, "near_tie": 0, "wrong": 0, "tokens_per_s": {"ar": 1.0}}
+VERIFY = {"answers": 12, "exact": 12, "wrong": 0, "tokens_per_s": {"ar": 1.0}}
 
 
 def well(name: str, found: dict[str, Any]) -> None:

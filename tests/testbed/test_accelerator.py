@@ -77,7 +77,7 @@ def test_the_command_on_this_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert max(len(line) for line in shown.out.splitlines() if str(path) not in line and "issue" not in line) <= 80
     assert f"written to {path}\n" in shown.out
     report = json.loads(path.read_text("utf-8"))
-    assert (report["kind"], report["format"], report["problems"], report["asked_device"]) == (KIND, 1, 0, "cpu")
+    assert (report["kind"], report["format"], report["problems"], report["asked_device"]) == (KIND, 2, 0, "cpu")
     found = {step["step"]: step["found"] for step in report["steps"]}
     assert {step["state"] for step in report["steps"]} == {RIGHT}
     assert found["torch"]["device"] == "cpu"
@@ -183,10 +183,9 @@ def test_judgements() -> None:
     assert one("kernels", kernel="plain", faults=faults) == [("warning", "kernels int4", text)]
     text = "int4 needs a GPU of compute capability 8.0"
     assert one("kernels", kernel="", faults=text, is_lack=True) == [("warning", "kernels int4", text)]
-    assert one("verify", wrong=2, near_tie=1, answers=6) == [("problem", "verify int4", "2 of 6 answers are not the plain model's")]
-    near = "1 of 6 answers differ where rounding can explain it"
-    assert one("verify", wrong=0, near_tie=1, answers=6) == [("note", "verify int4", near)]
-    assert one("verify", wrong=0, near_tie=0, answers=6) == []
+    text = "2 of 6 answers are not those of decoding step by step"
+    assert one("verify", wrong=2, answers=6) == [("problem", "verify int4", text)]
+    assert one("verify", wrong=0, answers=6) == []
     assert one("slice", logits_off=float("nan"), logits_allowed=1.0, dtype="int4")[0][0] == "problem"
     jetson = replace(BOARD, board=Board(model="NVIDIA Jetson Orin Nano", is_jetson=True, power_mode="15W"))
     outcome = Outcome(step="torch", dtype="", state=RIGHT, s=1.0, found={"is_cpu": True})

@@ -40,21 +40,32 @@ def test_all_answer_in_turn_and_equally(options: list[str], capsys: pytest.Captu
     assert list(rates) == ["continuous", "ar", PLAIN, ASSISTED]
     assert all(rate > 0 for rate in rates.values())
     assert said["ratio"] == pytest.approx({f"continuous / {name}": rates["continuous"] / rates[name] for name in list(rates)[1:]})
-    assert said["agreement"] == {key: {"exact": 1, "near-tie": 0} for key in rates}
+    assert said["agreement"] == {key: {"exact": 1, "wrong": 0} for key in rates}
     assert list(said["statistics"]) == ["continuous", "ar"]
     assert said["statistics"]["ar"]["nodes_sent"] == 23
     against.show_report(said)
-    assert f"{ASSISTED}: 1 exact, 0 near-tie" in capsys.readouterr().out
+    assert f"{ASSISTED}: 1 exact, 0 wrong" in capsys.readouterr().out
 
 
-def test_a_wrong_answer_ends_it(options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(self: Theirs, case: Case, is_assisted: bool) -> Said:
-        tokens = tuple(token + is_assisted for token in case.new_tokens)
-        return Said(tokens=tokens, reason="length", tokens_per_s=1.0, statistics=against.NOTHING)
+def other(case: Case) -> Said:
+    """An answer with another token at its end."""
+    tokens = (*case.new_tokens[:-1], case.new_tokens[-1] ^ 1)
+    return Said(tokens=tokens, reason="length", tokens_per_s=1.0, statistics=against.NOTHING)
 
-    monkeypatch.setattr(Theirs, "ask", wrong)
+
+def test_a_wrong_answer_of_ours_ends_it(options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(against, "ours", lambda cluster, method: contextlib.nullcontext(other))
     assert against.main(options) == 1
-    assert f"{ASSISTED} answers prompt 1 (plays) otherwise than the plain model" in capsys.readouterr().err
+    assert "continuous answers prompt 1 (plays) otherwise than the plain model" in capsys.readouterr().err
+
+
+def test_another_answer_of_theirs_is_counted(
+    options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Theirs, "ask", lambda self, case, is_assisted: other(case))
+    assert against.main(options) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["agreement"][ASSISTED] == {"exact": 0, "wrong": 1}
 
 
 def test_their_rate_counts_what_comes_after_the_first_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

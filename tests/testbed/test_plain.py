@@ -27,7 +27,7 @@ def test_answers_that_are_kept_are_not_made_again(tmp_path: Path, monkeypatch: p
     assert all(len(case.answer) == 6 or case.is_stopped for case in found)
     kept = cache.read_text()
     assert len(json.loads(kept)) == 4
-    monkeypatch.setattr("flowspec.model.reference.Reference.generate", lambda *_: pytest.fail("an answer was made again"))
+    monkeypatch.setattr("flowspec.model.step_by_step.StepByStep.generate", lambda *_: pytest.fail("an answer was made again"))
     assert cases(cache) == found
     assert cache.read_text() == kept
     with pytest.raises(pytest.fail.Exception, match="made again"):
@@ -35,18 +35,18 @@ def test_answers_that_are_kept_are_not_made_again(tmp_path: Path, monkeypatch: p
 
 
 def test_an_interruption_keeps_the_answers_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flowspec.model.reference import Reference
+    from flowspec.model.step_by_step import StepByStep
 
     made: list[int] = []
-    generate = Reference.generate
+    generate = StepByStep.generate
 
-    def twice(*args: object) -> list[int]:
+    def twice(*args: object) -> tuple[int, ...]:
         if len(made) == 2:
             raise KeyboardInterrupt
         made.append(1)
         return generate(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Reference, "generate", twice)
+    monkeypatch.setattr(StepByStep, "generate", twice)
     with pytest.raises(KeyboardInterrupt):
         cases(tmp_path / "answers.json")
     assert len(json.loads((tmp_path / "answers.json").read_text())) == 2

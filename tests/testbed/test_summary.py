@@ -99,7 +99,7 @@ def test_speed_ups_are_over_ar_and_the_published_chunks() -> None:
 def test_statistics_are_means_over_answers_and_counts_per_token() -> None:
     records = [
         record("continuous", "a", 9, 2.0, S=2.0, rho=0.5, stage_busy=[1.0, 0.5], dropped_rows=4, rows=16, bound_s=0.1),
-        record("continuous", "b", 29, 4.0, S=4.0, rho=1.0, stage_busy=[0.5, 0.0], rows=4, agreement="near-tie", bound_s=0.1),
+        record("continuous", "b", 29, 4.0, S=4.0, rho=1.0, stage_busy=[0.5, 0.0], rows=4, agreement="exact", bound_s=0.1),
         record("continuous", "c", 0, 0.0, S=99.0, rows=0, agreement="wrong", network_bytes=210, energy_j=0.0),
     ]
     found = summary_of(records)["tables"][0]["statistics"]["continuous"]
@@ -108,7 +108,7 @@ def test_statistics_are_means_over_answers_and_counts_per_token() -> None:
     assert found["dropped_per_100_rows"] == 20.0
     assert (found["network_bytes_per_token"], found["energy_j_per_token"]) == (pytest.approx(10.0), pytest.approx(6 / 41))
     assert found["bound_share"] == pytest.approx((0.1 * 9 + 0.1 * 29) / 6.0)
-    assert found["agreement"] == {"exact": 1, "near-tie": 1, "wrong": 1}
+    assert found["agreement"] == {"exact": 2, "wrong": 1}
 
 
 def test_cells_say_where_continuous_stands() -> None:

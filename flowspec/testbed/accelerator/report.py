@@ -26,7 +26,7 @@ from flowspec.runtime.health.gather import read_software
 from flowspec.runtime.health.heat import heat_findings
 from flowspec.testbed.accelerator.check import LEFT_OUT, RIGHT, Outcome
 
-FORMAT = 1
+FORMAT = 2
 """Of the file; counts up when its fields change."""
 KIND = "flowspec accelerator report"
 SEND = "To send it in, attach it to an issue of the FlowSpec project, and say how the board is cooled."
@@ -120,11 +120,8 @@ def _of_slice(what: str, found: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _of_verify(what: str, found: Mapping[str, Any]) -> Iterator[Finding]:
     if found["wrong"]:
-        text = f"{found['wrong']} of {found['answers']} answers are not the plain model's"
+        text = f"{found['wrong']} of {found['answers']} answers are not those of decoding step by step"
         yield _finding(PROBLEM, what, text, "send the report in, and do not use this device")
-    elif found["near_tie"]:
-        text = f"{found['near_tie']} of {found['answers']} answers differ where rounding can explain it"
-        yield _finding(NOTE, what, text, "nothing; send the report in")
 
 
 _OF_STEPS = {"kernels": _of_kernels, "slice": _of_slice, "verify": _of_verify}

@@ -13,7 +13,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,12 +136,14 @@ def slice_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:
 
 
 def verify_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:
-    """The bundled pair on a real daemon with that device, token by token beside the plain model on a CPU."""
+    """The bundled pair on a real daemon with that device, token by token beside step-by-step decoding on it."""
+    from flowspec.model.accelerator import find
     from flowspec.model.files import BUNDLED, bundled_folder
-    from flowspec.model.reference import Reference
+    from flowspec.model.step_by_step import StepByStep
     from flowspec.runtime.decoding import Decoding
     from flowspec.runtime.session import ClusterOptions, open_cluster
     from flowspec.testbed.exactness import judge
+    from flowspec.testbed.outcome import EXACT, WRONG
     from flowspec.testbed.prompts import read_prompts
 
     prompts = read_prompts(bundled_folder("prompts.jsonl"))
@@ -163,16 +165,13 @@ def verify_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:
                 answers, rates[method] = _answer(session, texts)
                 found += answers
         files, stop_ids = cluster.files, _stop_ids(cluster.files, cluster.config)
-    reference = Reference(files, dtype)
-    for one in found:
-        reference.generate(one.case.prompt, one.case.sampling, one.new_tokens_max, stop_ids)
-    kinds = [judge(reference, one, stop_ids).kind for one in found]
+    plain = StepByStep.load(files, dtype, find(device).device)
+    kinds = [judge(plain, one, stop_ids).kind for one in found]
     return {
         "dtype": dtype,
         "answers": len(kinds),
         "tokens": sum(len(one.tokens) for one in found),
-        **{kind.replace("-", "_"): kinds.count(kind) for kind in ("exact", "near-tie", "wrong")},
-        "noise_logits": float(f"{reference.noise_logits:.2g}"),
+        **{kind: kinds.count(kind) for kind in (EXACT, WRONG)},
         "tokens_per_s": {method: round(rate, 1) for method, rate in rates.items()},
         "threads": THREADS,
     }
@@ -208,11 +207,13 @@ def check_slice(here: Accelerator, folder: Path, dtype: str) -> dict[str, Any]:
     from flowspec.model.files import BUNDLED, ModelFiles
     from flowspec.model.pieces import Span
     from flowspec.model.slice import Slice
+    from flowspec.model.step_by_step import StepByStep
+    from flowspec.testbed.faithfulness import portions
 
     if not (folder / PLAIN).is_file():
         raise InputError("there are no plain logits to compare with")
     plain = np.load(folder / PLAIN)
-    tokens = np.array(read_text())
+    tokens = read_text()
     files = ModelFiles(BUNDLED)
     count = files.raw_config()["num_hidden_layers"]
     here.give_back()
@@ -220,17 +221,18 @@ def check_slice(here: Accelerator, folder: Path, dtype: str) -> dict[str, Any]:
     part = Slice.load(files, Span(first=0, end=count, count=count), dtype, here.device)
     here.wait()
     taken = here.taken_bytes() - taken_before
-    logits = pass_through(part, tokens, list(_portions(len(tokens))))
+    whole = StepByStep(part)
+    logits = np.concatenate(list(whole.logits(tokens, list(portions(len(tokens), PORTIONS)))))
     off = float(np.abs(logits - plain).max())
     spread = _spread(plain)
     few = tokens[:ROWS_ALONE]
-    together, alone = (pass_through(part, few, rows) for rows in ([len(few)], [1] * len(few)))
+    together, alone = (np.concatenate(list(whole.logits(few, rows))) for rows in ([len(few)], [1] * len(few)))
     apart = np.abs(together - alone).max(axis=1)
     other_bits, apart_max = int((apart > 0).sum()), float(f"{apart.max():.2g}")
     times = {str(rows): pass_ms(here, part, rows) for rows in SPEED_ROWS}
     weights = part.weight_bytes
     part.close_all()
-    del part
+    del part, whole
     gc.collect()
     here.give_back()
     return {
@@ -252,36 +254,6 @@ def check_slice(here: Accelerator, folder: Path, dtype: str) -> dict[str, Any]:
     }
 
 
-def pass_through(part: Slice, tokens: npt.NDArray[np.int64], portions: Sequence[int]) -> F32:
-    """A slice of a whole model reads tokens, so many at once; its logits `[tokens, vocabulary]`."""
-    import numpy as np
-
-    from flowspec.core.events import JobPart, RunLayers
-    from flowspec.core.messages import Sampling
-
-    request, first, found = 1, 0, []
-    part.open_cache(request, len(tokens))
-    for job, rows in enumerate(portions):
-        end = first + rows
-        places = np.arange(first, end)
-        segment = JobPart(
-            request=request,
-            slots=places,
-            tokens=tokens[first:end],
-            positions=places,
-            key_positions=np.arange(end, dtype=np.int32),
-            visible=np.arange(end)[None, :] <= places[:, None],  # [rows, end]
-            sampled=np.zeros(rows, dtype=np.bool_),
-            sampling=Sampling(),
-        )
-        run = RunLayers(job=job, parts=(segment,), payload=None, rows=tuple(range(rows)))
-        _, states = part.forward(run, None)
-        found.append(part.logits(states))
-        first = end
-    part.close_cache(request)
-    return np.concatenate(found)
-
-
 def pass_ms(here: Accelerator, part: Slice, rows: int) -> float:
     """Milliseconds of a pass of so many rows through the layers, the median of some."""
     from flowspec.testbed.measure import Machine, pass_task
@@ -298,15 +270,6 @@ def pass_ms(here: Accelerator, part: Slice, rows: int) -> float:
         spent.append(time.perf_counter() - started_s)
     part.close_all()
     return round(1e3 * statistics.median(spent), 2)
-
-
-def _portions(count: int) -> Iterator[int]:
-    """`PORTIONS` over and over, and a rest."""
-    place = 0
-    while count:
-        rows = min(count, PORTIONS[place % len(PORTIONS)])
-        yield rows
-        count, place = count - rows, place + 1
 
 
 def _spread(logits: F32) -> float:

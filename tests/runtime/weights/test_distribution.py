@@ -27,6 +27,7 @@ from flowspec.core.weight_messages import AskBytes, AskModel, AskNames, ModelOff
 from flowspec.errors import ClusterError
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
+from flowspec.model.step_by_step import StepByStep
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster, LocalDaemon
@@ -177,13 +178,15 @@ def test_a_daemon_with_another_model_of_that_name_gets_the_heads(
 def test_empty_daemons_quantise_what_the_head_sends_and_keep_that(cluster: LocalCluster, stores: Path, model: Model, dtype: str) -> None:
     folder = model({"int8": 25, "int4": 26}[dtype])
     plan = replace(hidden_plan(folder, cluster.wait()[:2]), dtype=dtype)
-    sampling, reference = Sampling(temperature=1.0, seed=3), Reference(ModelFiles(str(folder)), dtype)
-    reference.generate(PROMPT, sampling, 12, frozenset())
+    sampling = Sampling(temperature=1.0, seed=3)
+    plain = StepByStep.load(ModelFiles(str(folder)), dtype).generate(PROMPT, sampling, 3, frozenset())
+    answers = []
 
     def check(head: Head) -> None:
         answer = tokens_of(submit(head, count=12, sampling=sampling))
-        assert len(answer) == 12
-        assert all(each.margin <= reference.noise_logits for each in reference.check(PROMPT, sampling, answer))
+        assert answer[:3] == list(plain), "later, rounding may choose another token in these precisions"
+        answers.append(answer)
+        assert answer == answers[0], "the same weights each time"
 
     with Head(plan) as head:
         assert min(received(head)) > 0

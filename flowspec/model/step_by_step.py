@@ -1,0 +1,108 @@
+"""A whole model as one slice in this process, one token a pass: what every answer of a cluster must equal.
+
+A loop of its own, without trees, batches, drafts or messages. It shares with a stage the slice and the
+sampler, that is the arithmetic, and nothing else. The prompt is read one token at a time, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from flowspec.core.events import JobPart, RunLayers
+from flowspec.core.messages import Sampling
+from flowspec.model.files import ModelFiles
+from flowspec.model.pieces import Span
+from flowspec.model.sampler import F32, Sampler, margin
+from flowspec.model.slice import Slice
+
+CPU = torch.device("cpu")
+REQUEST = 1
+Tokens = tuple[int, ...]
+
+
+class StepByStep:
+    """Plain decoding by one slice of all layers; remembers the answers it has made."""
+
+    def __init__(self, part: Slice) -> None:
+        self.part = part
+        self._answers: dict[tuple[Tokens, Sampling, int, frozenset[int]], Tokens] = {}
+
+    @staticmethod
+    def load(files: ModelFiles, dtype: str, device: torch.device = CPU) -> StepByStep:
+        """Raises `InputError` when the model cannot be used or is incomplete."""
+        count = files.config().num_hidden_layers
+        return StepByStep(Slice.load(files, Span(first=0, end=count, count=count), dtype, device))
+
+    @property
+    def vocabulary_size(self) -> int:
+        return int(self.part.config.vocab_size)
+
+    def generate(self, prompt: Tokens, sampling: Sampling, new_tokens_max: int, stop_ids: frozenset[int]) -> Tokens:
+        """The new tokens, the stop token included if there is one.
+
+        Raises `ClusterError` when the model overflows in its dtype.
+        """
+        key = (prompt, sampling, new_tokens_max, stop_ids)
+        if key not in self._answers:
+            self._answers[key] = tuple(self._drawn(prompt, sampling, new_tokens_max, stop_ids))
+        return self._answers[key]
+
+    def margin(self, prompt: Tokens, sampling: Sampling, answer: Sequence[int]) -> float:
+        """By how many logits the last token of `answer`, which is what the model says, leads there
+        (`sampler.margin`).
+        """
+        *before, last = answer
+        *_, rows = self.logits((*prompt, *before))
+        return margin(Sampler(sampling, self.vocabulary_size), rows[0], len(prompt) + len(before), last)
+
+    def logits(self, tokens: Sequence[int], portions: Sequence[int] = ()) -> Iterator[F32]:
+        """Logits `[rows, vocabulary]` after each token of a text, of so many rows a pass; one a pass without
+        `portions`.
+        """
+        self.part.open_cache(REQUEST, len(tokens))
+        try:
+            first = 0
+            for rows in portions or [1] * len(tokens):
+                yield self._pass(tokens[first : first + rows], first)
+                first += rows
+        finally:
+            self.part.close_cache(REQUEST)
+
+    def _drawn(self, prompt: Tokens, sampling: Sampling, new_tokens_max: int, stop_ids: frozenset[int]) -> Iterator[int]:
+        sampler = Sampler(sampling, self.vocabulary_size)
+        end = len(prompt) + new_tokens_max
+        self.part.open_cache(REQUEST, end)
+        try:
+            for position, token in enumerate(prompt):
+                rows = self._pass([token], position)
+            for position in range(len(prompt), end):
+                token = sampler.draw(rows[0], position)
+                yield token
+                if token in stop_ids or position == end - 1:
+                    return
+                rows = self._pass([token], position)
+        finally:
+            self.part.close_cache(REQUEST)
+
+    def _pass(self, tokens: Sequence[int], first: int) -> F32:
+        """Logits `[rows, vocabulary]` of the next tokens of a text, which follow `first` ones; each has its
+        position's slot.
+        """
+        end = first + len(tokens)
+        places = np.arange(first, end)
+        own = JobPart(
+            request=REQUEST,
+            slots=places,
+            tokens=np.array(tokens, dtype=np.int64),
+            positions=places,
+            key_positions=np.arange(end, dtype=np.int32),
+            visible=np.arange(end)[None, :] <= places[:, None],  # [rows, end]
+            sampled=np.zeros(len(tokens), dtype=np.bool_),
+            sampling=Sampling(),
+        )
+        job = RunLayers(job=first, parts=(own,), payload=None, rows=tuple(range(len(tokens))))
+        _, states = self.part.forward(job, None)
+        return self.part.logits(states)

@@ -1,0 +1,70 @@
+"""Plain decoding by one slice, a token a pass."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flowspec.core.messages import Sampling
+from flowspec.model.files import ModelFiles
+from flowspec.model.reference import Reference
+from flowspec.model.sampler import Sampler, margin
+from flowspec.model.slice import Slice
+from flowspec.model.step_by_step import StepByStep
+from flowspec.testbed.checkpoints import make_variant
+
+PROMPT = tuple(range(3, 30))
+SAMPLINGS = (Sampling(), Sampling(temperature=0.8, top_p=0.9, seed=3))
+
+
+@pytest.fixture(scope="module", params=["mistral-sliding", "qwen3-moe"])
+def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    return ModelFiles(str(make_variant(tmp_path_factory.mktemp(request.param), request.param)))
+
+
+@pytest.fixture(scope="module")
+def plain(files: ModelFiles) -> StepByStep:
+    return StepByStep.load(files, "float32")
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_it_says_what_transformers_says(files: ModelFiles, plain: StepByStep, sampling: Sampling) -> None:
+    expected = Reference(files, "float32").generate(PROMPT, sampling, 12, frozenset())
+    assert plain.generate(PROMPT, sampling, 12, frozenset()) == tuple(expected)
+    stop = expected[4]
+    until = expected[: expected.index(stop) + 1]
+    assert plain.generate(PROMPT, sampling, 12, frozenset([stop])) == tuple(until), "the stop token is the last one"
+
+
+def test_every_pass_is_of_one_token_and_an_answer_is_made_once(plain: StepByStep, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    forward = Slice.forward
+
+    def counted(self: Slice, job: object, payload: object) -> object:
+        rows.append(len(job.rows))  # type: ignore[attr-defined]
+        return forward(self, job, payload)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Slice, "forward", counted)
+    sampling = Sampling(temperature=1.0, seed=77)
+    first = plain.generate(PROMPT, sampling, 5, frozenset())
+    assert rows == [1] * (len(PROMPT) + 4), "the last token needs no pass"
+    assert plain.generate(PROMPT, sampling, 5, frozenset()) == first
+    assert len(rows) == len(PROMPT) + 4
+
+
+def test_a_text_that_is_read_in_portions_has_the_same_logits(files: ModelFiles, plain: StepByStep) -> None:
+    together = np.concatenate(list(plain.logits(PROMPT, [5, 1, 20, 1])))
+    alone = np.concatenate(list(plain.logits(PROMPT)))
+    assert together.shape == alone.shape == (len(PROMPT), plain.vocabulary_size)
+    np.testing.assert_allclose(together, alone, atol=1e-4)
+    expected = Reference(files, "float32").forced_logits(PROMPT[:1], list(PROMPT[1:]))
+    np.testing.assert_allclose(alone, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_margin_is_that_of_the_last_token(files: ModelFiles, plain: StepByStep, sampling: Sampling) -> None:
+    answer = plain.generate(PROMPT, sampling, 6, frozenset())
+    *before, last = answer
+    logits = Reference(files, "float32").forced_logits(PROMPT, list(before))[-1]
+    expected = margin(Sampler(sampling, plain.vocabulary_size), logits, len(PROMPT) + len(before), last)
+    assert plain.margin(PROMPT, sampling, answer) == pytest.approx(expected, abs=1e-4)
