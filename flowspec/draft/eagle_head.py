@@ -21,7 +21,7 @@ from flowspec.errors import InputError
 from flowspec.model.attention import TreeBatch, TreeCache
 from flowspec.model.families import FAMILIES, Family
 from flowspec.model.files import ModelFiles, TensorIndex
-from flowspec.model.pieces import call_directly, head_dim, slice_config
+from flowspec.model.pieces import angles_of, call_directly, head_dim, slice_config
 from flowspec.model.slice import DTYPES
 from flowspec.model.support import check_quantised, check_rotary, family_of
 from flowspec.model.weights import embedding_name, lm_head_name
@@ -129,7 +129,7 @@ class EagleHead:
         network: _Network,
         rotary: Any,
         target_ids: torch.Tensor | None,
-        finish: Callable[[torch.Tensor], torch.Tensor] | None,
+        finish: Callable[..., torch.Tensor] | None,
     ) -> None:
         self.kind = kind
         self.config = config
@@ -224,7 +224,7 @@ class EagleHead:
             mixed = torch.cat((layer.input_layernorm(embedded), layer.hidden_norm(hidden)), dim=-1)
         else:
             hidden = mixed = self._network.fc(torch.cat((embedded, hidden), dim=-1))
-        angles = self._rotary(hidden, position_ids=positions.to(self.device)[None])
+        angles = angles_of(self._rotary, hidden, positions.to(self.device)[None])
         attended, _ = layer.self_attn(mixed, position_embeddings=angles, attention_mask=None, tree=batch)
         hidden = hidden + attended
         predicted: torch.Tensor = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
@@ -237,7 +237,7 @@ class EagleHead:
             hidden = self._network.norm(hidden)
         logits: torch.Tensor = self._network.lm_head(hidden)
         if self._finish is not None:  # through the target's own `lm_head`, so as the target finishes them
-            logits = self._finish(logits)
+            logits = self._finish(logits, torch.tanh)
         return logits.float()
 
     def target_ids(self) -> torch.Tensor | None:

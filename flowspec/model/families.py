@@ -30,11 +30,15 @@ class Root:
 PLAIN_ROOT = Root(prefix="model.", lm_head="lm_head.weight")
 
 
+Function = Callable[[Any], Any]
+"""Of a tensor, number by number."""
+
+
 def _as_it_is(config: Any, rounded: Callable[[float], float]) -> float:
     return 1.0
 
 
-def _untouched(config: Any, logits: Any) -> Any:
+def _untouched(config: Any, logits: Any, tanh: Function) -> Any:
     return logits
 
 
@@ -43,7 +47,7 @@ class Family:
     """Class names `{prefix}DecoderLayer`, `{prefix}RMSNorm`, `{prefix}RotaryEmbedding` in `transformers.models.{module}`.
 
     `embedding_scale(config, rounded)`: embeddings are multiplied by it; `rounded` rounds to the model's dtype.
-    `finish(config, logits)`: from what `lm_head` gives to logits, in the model's dtype.
+    `finish(config, logits, tanh)`: from what `lm_head` gives to logits, in the model's dtype; `tanh` is whose function is used.
     `rotary_by_layer_type`: each type of layers has position embeddings of its own.
     `rotary_is_partial`: the layers take position embeddings narrower than a head.
     `stacked`: parameters of a layer that checkpoints hold expert by expert, each with the tensors that are joined, output rows on
@@ -56,7 +60,7 @@ class Family:
     prefix: str
     norm: Norm = "cast, scale"
     embedding_scale: Callable[[Any, Callable[[float], float]], float] = _as_it_is
-    finish: Callable[[Any, Any], Any] = _untouched
+    finish: Callable[[Any, Any, Function], Any] = _untouched
     rotary_by_layer_type: bool = False
     rotary_is_partial: bool = False
     roots: tuple[Root, ...] = (PLAIN_ROOT,)
@@ -83,12 +87,12 @@ def _granite_scale(config: Any, rounded: Callable[[float], float]) -> float:
     return float(config.embedding_multiplier)
 
 
-def _softcapped(config: Any, logits: Any) -> Any:
+def _softcapped(config: Any, logits: Any, tanh: Function) -> Any:
     cap = config.final_logit_softcapping
-    return logits if cap is None else (logits / cap).tanh() * cap
+    return logits if cap is None else tanh(logits / cap) * cap
 
 
-def _granite_logits(config: Any, logits: Any) -> Any:
+def _granite_logits(config: Any, logits: Any, tanh: Function) -> Any:
     return logits / config.logits_scaling
 
 

@@ -17,6 +17,7 @@ import math
 import torch
 import torch.nn.functional as F
 
+from flowspec.model.products import float_product
 from flowspec.model.quantised import BLOCK_ROWS, QuantisedLinear, Rounded, quantised_engine
 
 INPUT_BLOCK = 512
@@ -93,7 +94,7 @@ class PlainHalfLinear(QuantisedLinear):
         found = rows.new_empty((len(rows), self.out_features))
         for first in range(0, self.out_features, BLOCK_ROWS):
             block = slice(first, first + BLOCK_ROWS)
-            found[:, block] = F.linear(rows, self._weights[block].float())
+            found[:, block] = float_product(rows, self._weights[block].float())
         if self.bias is not None:
             found += self.bias
         return found.to(input.dtype).view(*input.shape[:-1], self.out_features)
@@ -104,3 +105,9 @@ def has_instructions(dtype: str) -> bool:
     name = {"bfloat16": "_is_mkldnn_bf16_supported", "float16": "_is_mkldnn_fp16_supported"}[dtype]
     supported = getattr(torch.ops.mkldnn, name, None)
     return supported is None or bool(supported())
+
+
+def has_products(dtype: str) -> bool:
+    """Whether this x86 processor multiplies numbers of 16 bits and adds up in 32 in one step; False where torch cannot tell."""
+    names = {"bfloat16": ("_is_avx512_bf16_supported", "_is_amx_tile_supported"), "float16": ("_is_amx_fp16_supported",)}[dtype]
+    return any(bool(asked()) for name in names if (asked := getattr(torch.cpu, name, None)) is not None)

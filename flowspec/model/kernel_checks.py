@@ -16,6 +16,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,12 +28,14 @@ from torch import nn
 from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import InputError, first_line
 from flowspec.model.accelerator import compute_precisely
+from flowspec.model.arithmetic import build, compiled, plain
+from flowspec.model.arithmetic.operations import LANES, Sight
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows, tree_attention
 from flowspec.model.device_errors import is_out_of_memory
 from flowspec.model.kernels import Kernel, kernels_of
 from flowspec.model.quantised import DIGIT, GROUP, WEIGHT_MAX, quantise
 from flowspec.model.slice import DTYPES
-from flowspec.model.trials import ATTENTION, TRIAL_S, loaded_libraries
+from flowspec.model.trials import ATTENTION, COMPILED, TRIAL_S, loaded_libraries
 
 F64 = NDArray[np.float64]
 
@@ -53,9 +56,21 @@ def main() -> None:
     parser.add_argument("device")
     parser.add_argument("--skip", action="append", default=[], help="a kernel that was found wrong already")
     parser.add_argument("--right", action="append", default=[], help="a kernel that was found right already")
+    parser.add_argument("--built", type=Path, help="what was built of canonical.c")
     args = parser.parse_args()
     compute_precisely()  # as slices are computed
     device = torch.device(args.device)
+    if args.built is not None and COMPILED not in args.skip:
+        if COMPILED not in args.right:
+            _say(at=COMPILED, share=0.0)
+        build.allow(args.built)
+        if COMPILED not in args.right:
+            try:
+                fault = compiled_fault(partial(_say, alive=True))
+            except OSError as error:
+                fault = f"cannot be loaded: {first_line(error)}"
+            _say(fault=fault, share=0.0)
+            build.allow(None if fault else args.built)
     try:
         kernels = kernels_of(args.dtype, device)
     except InputError as error:
@@ -104,6 +119,65 @@ def _say(**word: object) -> None:
     print(json.dumps(word), flush=True)
 
 
+# ----------------------------------------------------------------------- what was built of canonical.c
+
+
+@torch.inference_mode()
+def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
+    """Where it gives other bits than the definitions in `plain.py`, or nothing."""
+    library = compiled.library()
+    assert library is not None
+    generator = torch.Generator().manual_seed(1)
+    special = torch.tensor([0.0, -0.0, 1e-40, -86.0, -86.1, 88.0, 89.0, 1e30, -1e30, float("inf"), -float("inf"), float("nan")])
+    numbers = torch.cat([20 * torch.randn(10007, generator=generator), special])
+    for name in compiled.FUNCTIONS:
+        if not torch.equal(library.function(numbers, name).view(torch.int32), plain.FUNCTIONS[name](numbers).view(torch.int32)):
+            return f"differs from the definition of {name}"
+    for width in (1, 5, 64, 100, 896):
+        rows = torch.randn((7, width), generator=generator)
+        if not torch.equal(library.normal(rows, 1e-6), plain.normal(rows, 1e-6)):
+            return f"differs from the definition of a norm of {width}"
+    for threads in _thread_counts(torch.device("cpu")):
+        torch.set_num_threads(threads)
+        for kind in (torch.float32, torch.bfloat16, torch.float16):
+            for heads, width, cap, window in ((1, 8, None, None), (2, 64, None, 30), (4, 80, 30.0, None), (3, 24, None, None)):
+                progress()
+                queries, keys, values, sight = _tree(heads, width, kind, window, generator)
+                given = queries, keys, values
+                found = library.attention(*given, sight.seen, *sight.order(), width**-0.5, cap)
+                if not torch.equal(found, plain.attention(*given[:2], values[..., :width], sight.paths(), width**-0.5, cap)):
+                    return f"differs from the definition of attention, of heads of {width} in {str(kind)[6:]} with {threads} threads"
+    return ""
+
+
+def _tree(
+    group: int, width: int, kind: torch.dtype, window: int | None, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Sight]:
+    """Queries, keys and values of 13 nodes of a random tree below 150 committed ones, all in random slots."""
+    committed, count, kv_heads = 150, 13, 2
+    high = committed + count + 20
+    slots = torch.randperm(high, generator=generator)[: committed + count]
+    positions = torch.full((high,), -1, dtype=torch.int32)
+    positions[slots[:committed]] = torch.arange(committed, dtype=torch.int32)
+    seen = torch.zeros((count, high), dtype=torch.bool)
+    for row, slot in enumerate(slots[committed:].tolist()):
+        above = int(torch.randint(-1, row, (1,), generator=generator)) if row else -1
+        if above < 0:
+            seen[row, slots[:committed]] = True
+        else:
+            seen[row] = seen[above]
+        positions[slot] = committed if above < 0 else positions[slots[committed + above]] + 1
+        seen[row, slot] = True
+    if window is not None:
+        seen &= positions[None] > positions[slots[committed:], None] - window
+    room = -(-high // LANES) * LANES
+    keys = torch.randn((kv_heads, room // LANES, width, LANES), generator=generator).to(kind)
+    values = torch.randn((kv_heads, room, -(-width // LANES) * LANES), generator=generator).to(kind)
+    values[..., width:] = 0
+    queries = torch.randn((count, kv_heads * group, width), generator=generator)
+    return queries, keys, values, Sight(seen, positions)
+
+
 # -------------------------------------------------------------------------------- matrices of weights
 
 
@@ -137,7 +211,7 @@ def linear_fault(
                     together = found
                     if bits is not None:
                         bits.update(found.float().cpu().numpy().tobytes())
-                if kernel.rows_alone and not torch.equal(found, together[own]):
+                if not torch.equal(found, together[own]):
                     return f"makes a row depend on the rows beside it {where}"
                 off = np.abs(found.double().cpu().numpy() - uneven_expected[own])
                 if not (off <= uneven_allowed[own]).all():
@@ -166,6 +240,7 @@ def _layer(dtype: str, kernel: Kernel, weights: F64, device: torch.device) -> nn
     values = torch.from_numpy(weights).to(DTYPES[ACTIVATIONS[dtype]]).to(device)
     if kernel.linear is None:
         layer.weight = nn.Parameter(values, requires_grad=False)
+        layer.forward = lambda rows: kernel.product(rows, layer.weight, None)  # type: ignore[assignment, method-assign]
     else:
         quantise(layer, values, kernel.linear)
     return layer
@@ -295,7 +370,7 @@ def _attended(
     exact = [part[0].double().cpu().numpy() for part in given]
     cache = TreeCache(layers=1, kv_heads=KV_HEADS, head_dim=WIDTH, slots_max=keys, dtype=kind, device=device)
     cache.reserve(keys)
-    cache.keys[0, :, :keys], cache.values[0, :, :keys] = given[1][0], given[2][0]
+    cache.write(0, torch.arange(keys, device=device), given[1][0], given[2][0])
     slots = torch.arange(keys - count, keys, device=device)
     positions = torch.arange(keys, dtype=torch.int32, device=device)
     rows = TreeRows(cache, 0, slots, slots, positions, torch.from_numpy(visible).to(device))

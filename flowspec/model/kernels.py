@@ -17,7 +17,9 @@ import torch
 
 from flowspec.errors import InputError
 from flowspec.model.accelerator import accelerator_of
-from flowspec.model.half import FbgemmHalfLinear, PlainHalfLinear, has_instructions
+from flowspec.model.arithmetic import compiled
+from flowspec.model.half import FbgemmHalfLinear, PlainHalfLinear, has_instructions, has_products
+from flowspec.model.products import Product, filled, lanes16
 from flowspec.model.quantised import (
     OnednnInt8Linear,
     PlainInt4Linear,
@@ -35,27 +37,29 @@ from flowspec.model.trials import tried
 class Kernel:
     """One way to multiply the matrices of a precision.
 
-    `linear` packs them (None: torch's own layers, as they are). `rows_alone`: it promises the same bits for a
-    row whatever rows run beside it.
+    `linear` packs them (None: they stay as they are), `product` multiplies those that it does not pack. Both give
+    the same bits for a row whatever rows run beside it; each is held to that before it is used.
 
     `arithmetic` names its bits. One with an `@` has those of a processor and a torch: what its trial computed
     is hashed, and the hash ends the name (`kernel_checks.py`).
     """
 
     name: str
-    linear: type[QuantisedLinear] | None
-    rows_alone: bool
+    linear: type[QuantisedLinear] | None = None
+    product: Product = filled
     arithmetic: str
 
 
+LANES16 = "lanes16"
+"""The arithmetic of our own products: the same bits on every processor that has a compiler."""
 DIGITS = "digits"
 """The arithmetic of int8: products and sums of integers, the same bits everywhere."""
-_PLAIN_INT8 = Kernel(name="plain", linear=PlainInt8Linear, rows_alone=True, arithmetic=DIGITS)
+_PLAIN_INT8 = Kernel(name="plain", linear=PlainInt8Linear, arithmetic=DIGITS)
 """Needs float32 products only, on whatever device."""
 _INT8 = (
-    Kernel(name="x86", linear=X86Int8Linear, rows_alone=True, arithmetic=DIGITS),
-    Kernel(name="qnnpack", linear=QnnpackInt8Linear, rows_alone=True, arithmetic=DIGITS),
-    Kernel(name="onednn", linear=OnednnInt8Linear, rows_alone=True, arithmetic=DIGITS),
+    Kernel(name="x86", linear=X86Int8Linear, arithmetic=DIGITS),
+    Kernel(name="qnnpack", linear=QnnpackInt8Linear, arithmetic=DIGITS),
+    Kernel(name="onednn", linear=OnednnInt8Linear, arithmetic=DIGITS),
 )
 """Engines of torch; it says which ones it was built with."""
 _SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "int4": "int4"}
@@ -73,13 +77,13 @@ def kernels_of(dtype: str, device: torch.device) -> tuple[Kernel, ...]:
     if device.type != "cuda":
         raise InputError(f"{dtype} runs on CPUs and CUDA, not on {device.type}; use --dtype bfloat16")
     if dtype == "int8":
-        by_gpu = Kernel(name="torch._int_mm", linear=CudaInt8Linear, rows_alone=True, arithmetic=DIGITS)
+        by_gpu = Kernel(name="torch._int_mm", linear=CudaInt8Linear, arithmetic=DIGITS)
         return (by_gpu, _PLAIN_INT8)
     plain = _plain_int4(device)
     if (accelerator_of(device).capability or (0, 0)) < INT4_CAPABILITY:
         return (plain,)
     arithmetic = _local("tinygemm", dtype, device)
-    return (Kernel(name="tinygemm", linear=CudaInt4Linear, rows_alone=True, arithmetic=arithmetic), plain)
+    return (Kernel(name="tinygemm", linear=CudaInt4Linear, arithmetic=arithmetic), plain)
 
 
 def _cpu_kernels(dtype: str) -> tuple[Kernel, ...]:
@@ -89,29 +93,34 @@ def _cpu_kernels(dtype: str) -> tuple[Kernel, ...]:
         return (*built_in, _PLAIN_INT8)
     if dtype == "int4":
         arithmetic = _local("torch", dtype, cpu)
-        own = Kernel(name="torch", linear=TorchInt4Linear, rows_alone=True, arithmetic=arithmetic)
+        own = Kernel(name="torch", linear=TorchInt4Linear, arithmetic=arithmetic)
         return (own, _plain_int4(cpu))
-    own = _torch(dtype, cpu)
+    torch_own = _torch(dtype, cpu)
+    lanes = (Kernel(name=LANES16, product=lanes16, arithmetic=LANES16),) if compiled.library() else ()
     if dtype == "float32":
-        return (own,)
-    arithmetic = _local("plain", dtype, cpu)
-    plain = Kernel(name="plain", linear=PlainHalfLinear, rows_alone=False, arithmetic=arithmetic)
-    has_fbgemm = "fbgemm" in engines and hasattr(torch.ops.quantized, "linear_prepack_fp16")
-    if has_fbgemm and not has_instructions(dtype):
+        return (*lanes, torch_own)
+    plain = Kernel(name="plain", linear=PlainHalfLinear, arithmetic=_plain_arithmetic(dtype, cpu))
+    if has_products(dtype):
+        return (torch_own, *lanes, plain)
+    fbgemm: tuple[Kernel, ...] = ()
+    if "fbgemm" in engines and hasattr(torch.ops.quantized, "linear_prepack_fp16") and not has_instructions(dtype):
         arithmetic = _local("fbgemm", dtype, cpu)  # with torch's own layers where it would take too much memory
-        fbgemm = Kernel(name="fbgemm", linear=FbgemmHalfLinear, rows_alone=True, arithmetic=arithmetic)
-        return (fbgemm, own, plain)
-    return (own, plain)
+        fbgemm = (Kernel(name="fbgemm", linear=FbgemmHalfLinear, arithmetic=arithmetic),)
+    return (*lanes, *fbgemm, torch_own, plain)
 
 
 def _torch(dtype: str, device: torch.device) -> Kernel:
-    return Kernel(name="torch", linear=None, rows_alone=False, arithmetic=_local("torch", dtype, device))
+    return Kernel(name="torch", arithmetic=_local("torch", dtype, device))
 
 
 def _plain_int4(device: torch.device) -> Kernel:
     """Needs float32 products only, on whatever device."""
-    arithmetic = _local("plain", "int4", device)
-    return Kernel(name="plain", linear=PlainInt4Linear, rows_alone=False, arithmetic=arithmetic)
+    return Kernel(name="plain", linear=PlainInt4Linear, arithmetic=_plain_arithmetic("int4", device))
+
+
+def _plain_arithmetic(dtype: str, device: torch.device) -> str:
+    """Of kernels that widen weights and leave the product to `float_product`."""
+    return LANES16 if device.type == "cpu" and compiled.library() else _local("plain", dtype, device)
 
 
 def _local(kernel: str, dtype: str, device: torch.device) -> str:
@@ -148,11 +157,15 @@ def arithmetics(dtype: str, device: torch.device) -> tuple[str, ...]:
     return tried(dtype, str(device)).arithmetics
 
 
-def packing_of(dtype: str, device: torch.device, arithmetic: str = "") -> type[QuantisedLinear] | None:
-    """What packs the linear layers of a model in this precision; None where torch runs them well as they are.
+def kernel_of(dtype: str, device: torch.device, arithmetic: str = "") -> Kernel:
+    """What multiplies a model's matrices in this precision: the best that computes this `arithmetic` (empty: of all) there.
 
-    The best that computes this `arithmetic` (empty: of all) there. Tries the kernels as `arithmetics` does.
-    Raises `InputError` for a device that has no right one.
+    Tries the kernels as `arithmetics` does. Raises `InputError` for a device that has no right one.
     """
     name = tried(dtype, str(device)).kernel_of(arithmetic)
-    return next(kernel.linear for kernel in kernels_of(dtype, device) if kernel.name == name)
+    return next(kernel for kernel in kernels_of(dtype, device) if kernel.name == name)
+
+
+def packing_of(dtype: str, device: torch.device, arithmetic: str = "") -> type[QuantisedLinear] | None:
+    """What packs the linear layers of a model for `kernel_of`; None where they stay as they are."""
+    return kernel_of(dtype, device, arithmetic).linear

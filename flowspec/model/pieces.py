@@ -1,6 +1,7 @@
 """The modules of a slice, and what its family does between and around them: embedding, position embeddings, logits.
 
-Built on the meta device; `weights.py` fills them. Calls are made direct and norms fused, which gives the same bits in less time.
+Built on the meta device; `weights.py` fills them. The modules are transformers' own; what they compute beside their matrices is
+computed by `arithmetic/`, so that a row's bits follow from the row.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +17,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from flowspec.errors import InputError
+from flowspec.model.arithmetic import plain
+from flowspec.model.arithmetic.operations import function, normal
 from flowspec.model.attention import ATTENTION_NAME
 from flowspec.model.experts import EXPERTS_NAME
 from flowspec.model.families import Family, Norm
+from flowspec.model.products import Product
 from flowspec.model.quantised import packed_bytes
 
 Angles = tuple[torch.Tensor, torch.Tensor]
@@ -133,9 +138,9 @@ class Pieces:
         self.embedding = kept.embedding or self.embedding
         self.norm, self.lm_head = kept.norm or self.norm, kept.lm_head or self.lm_head
 
-    def call_directly(self) -> None:
-        for module in (*self.loaded, self.rotary):
-            call_directly(module.eval(), self.family)
+    def call_directly(self, product: Product | None) -> None:
+        for module in self.loaded:
+            call_directly(module.eval(), self.family, product)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """`[rows, hidden]` from token ids `[rows]`."""
@@ -147,15 +152,15 @@ class Pieces:
     def angles(self, hidden: torch.Tensor, positions: torch.Tensor) -> list[Angles]:
         """The position embeddings of each layer, for `positions` `[1, rows]` int64, in the dtype that goes with `hidden`."""
         if not self.family.rotary_by_layer_type:
-            return [self.rotary(hidden, position_ids=positions)] * len(self.layers)
+            return [angles_of(self.rotary, hidden, positions)] * len(self.layers)
         types = self.config.layer_types[self.span.first : self.span.end]
-        by_type = {kind: self.rotary(hidden, positions, kind) for kind in dict.fromkeys(types)}
+        by_type = {kind: angles_of(self.rotary, hidden, positions, f"{kind}_") for kind in dict.fromkeys(types)}
         return [by_type[kind] for kind in types]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[rows, vocabulary]` in the model's dtype from the last layer's hidden states `[rows, hidden]`."""
         assert self.lm_head is not None, "only the last slice has logits"
-        logits: torch.Tensor = self.family.finish(self.config, self.lm_head(self.norm(hidden)))
+        logits: torch.Tensor = self.family.finish(self.config, self.lm_head(self.norm(hidden)), partial(function, name="tanh"))
         return logits
 
 
@@ -168,6 +173,15 @@ def _bytes_of(modules: list[nn.Module]) -> int:
     distinct = {id(weight): weight for module in modules for weight in module.parameters()}
     plain = sum(weight.numel() * weight.element_size() for weight in distinct.values())
     return plain + sum(packed_bytes(iter(modules)))
+
+
+def angles_of(rotary: Any, hidden: torch.Tensor, positions: torch.Tensor, kind: str = "") -> Angles:
+    """What a family's RotaryEmbedding gives for `positions` `[1, rows]`; `kind` begins the names of a type of layers."""
+    frequencies = getattr(rotary, f"{kind}inv_freq").float()
+    turns = positions[..., None].float() * frequencies
+    cosine, sine = (torch.cat([found, found], dim=-1) for found in plain.cosine_and_sine(turns))
+    scale = getattr(rotary, f"{kind}attention_scaling")
+    return (cosine * scale).to(hidden.dtype), (sine * scale).to(hidden.dtype)
 
 
 def slice_config(config: Any) -> Any:
@@ -183,33 +197,69 @@ def head_dim(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def call_directly(module: nn.Module, family: Family) -> None:
-    """Spares every call of a module its search for hooks, and every submodule its look-up by name.
+def call_directly(module: nn.Module, family: Family, product: Product | None = None) -> None:
+    """Has a module compute canonically, and spares each call its search for hooks, and each submodule its look-up by name.
 
-    Nothing here uses hooks, and with one row these detours are a tenth of a small model's time. The family's norms are computed
-    by torch's own function, which gives the same bits in half the calls.
+    Norms, functions of one number and routers are computed by `arithmetic/`, linear layers that are not packed by `product` (None: by
+    torch). Nothing here uses hooks, and with one row these detours are a tenth of a small model's time.
     """
     norm_class, norm_call = family.piece("RMSNorm"), _NORMS[family.norm]
     for part in list(module.modules()):
         kind = type(part)
-        call = norm_call if isinstance(part, norm_class) else kind.forward
+        call = kind.forward
+        if isinstance(part, norm_class):
+            call = norm_call
+        elif kind is nn.Linear and product is not None:
+            call = _linear
+            part.__dict__["product"] = product
+        elif kind.__name__.endswith("TopKRouter"):
+            call = _routed
+        if isinstance(getattr(part, "gate_up_proj", None), nn.Parameter) and kind.__name__.endswith("Experts"):
+            part.__dict__["product"] = F.linear if product is None else product
         part.__class__ = type(kind.__name__, (kind,), {"__call__": call})
         part.__dict__.update(part._modules)
         part.__dict__.update(part._parameters)
+        for name in _FUNCTION_NAMES & part._modules.keys():
+            part.__dict__[name] = _functions(part.get_submodule(name))
+
+
+def _linear(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = layer.product(x.reshape(-1, layer.in_features), layer.weight, layer.bias)
+    return found.view(*x.shape[:-1], layer.out_features)
+
+
+def _functions(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A layer's activation. Raises `InputError` for one that has no canonical form."""
+    name = _FUNCTIONS.get(type(module).__name__)
+    if name is None:
+        raise InputError(f"the model's layers apply {type(module).__name__}, but FlowSpec computes silu, gelu_pytorch_tanh and relu")
+    return torch.relu if name == "relu" else partial(function, name=name)
+
+
+def _routed(router: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What the families' TopKRouters compute: logits, and each row's shares and experts; of two alike the lower number goes first."""
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    logits = plain.product(rows.float(), router.weight.float()).to(rows.dtype)
+    shares, experts = plain.softmax(logits.float()).sort(dim=-1, descending=True, stable=True)
+    shares, experts = shares[:, : router.top_k], experts[:, : router.top_k]
+    if router.norm_topk_prob:
+        shares = shares / plain.halves_sum(shares)[:, None]
+    return logits, shares.to(rows.dtype), experts
 
 
 def _cast_then_scale(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
-    normal = F.rms_norm(hidden.float(), hidden.shape[-1:], None, norm.variance_epsilon)
-    scaled: torch.Tensor = norm.weight * normal.to(hidden.dtype)
+    scaled: torch.Tensor = norm.weight * normal(hidden, norm.variance_epsilon).to(hidden.dtype)
     return scaled
 
 
 def _scale_then_cast(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
-    return F.rms_norm(hidden.float(), hidden.shape[-1:], norm.weight.float(), norm.variance_epsilon).to(hidden.dtype)
+    scaled: torch.Tensor = normal(hidden, norm.variance_epsilon) * norm.weight.float()
+    return scaled.to(hidden.dtype)
 
 
 def _scale_by_one_plus(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
-    return F.rms_norm(hidden.float(), hidden.shape[-1:], 1.0 + norm.weight.float(), norm.eps).to(hidden.dtype)
+    scaled: torch.Tensor = normal(hidden, norm.eps) * (1.0 + norm.weight.float())
+    return scaled.to(hidden.dtype)
 
 
 _NORMS: dict[Norm, Callable[[Any, torch.Tensor], torch.Tensor]] = {
@@ -217,3 +267,10 @@ _NORMS: dict[Norm, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     "scale, cast": _scale_then_cast,
     "scale by 1 + w, cast": _scale_by_one_plus,
 }
+_FUNCTION_NAMES = {"act_fn", "activation_fn"}
+_FUNCTIONS = {
+    **dict.fromkeys(("SiLUActivation", "SiLU"), "silu"),
+    **dict.fromkeys(("GELUTanh", "NewGELUActivation"), "gelu_tanh"),
+    "ReLU": "relu",
+}
+"""By the class that transformers takes for a name in a config."""

@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from flowspec.errors import InputError
+from flowspec.model.products import float_product
 
 DIGIT = 63
 WEIGHT_MAX = 127
@@ -232,7 +233,7 @@ class PlainInt4Linear(Int4Linear):
             pairs = self._pairs[block]
             levels = torch.stack([pairs & 15, pairs >> 4], dim=2).view(len(pairs), -1, GROUP).float() - 8
             weights = levels * self._scales[block, :, None].float() + self._zeros[block, :, None].float()  # [out, groups, GROUP]
-            found[:, block] = F.linear(rows.float(), weights.flatten(1)).bfloat16()
+            found[:, block] = float_product(rows.float(), weights.flatten(1)).bfloat16()
         return found
 
 

@@ -20,7 +20,7 @@ from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.files import ModelFiles
-from flowspec.model.kernels import packing_of
+from flowspec.model.kernels import kernel_of
 from flowspec.model.pieces import Kept, Pieces, Span, head_dim
 from flowspec.model.sampler import F32, Sampler, logprobs
 from flowspec.model.support import family_of
@@ -68,10 +68,10 @@ class Slice:
         config = files.config()
         pieces = Pieces.build(config, family_of(config, files.model), span)
         activations = DTYPES[ACTIVATIONS[dtype]]
-        packing = packing_of(dtype, device, arithmetic)
-        fill(pieces, files.tensors(), activations, device, progress, packing, store, kept)
+        kernel = kernel_of(dtype, device, arithmetic)
+        fill(pieces, files.tensors(), activations, device, progress, kernel.linear, store, kept)
         pieces.rotary.to(device)
-        pieces.call_directly()
+        pieces.call_directly(kernel.product)
         if kept is not None:
             pieces.take_over(kept)
         return Slice(pieces, activations, device)

@@ -31,10 +31,10 @@ class StepByStep:
         self._answers: dict[tuple[Tokens, Sampling, int, frozenset[int]], Tokens] = {}
 
     @staticmethod
-    def load(files: ModelFiles, dtype: str, device: torch.device = CPU) -> StepByStep:
+    def load(files: ModelFiles, dtype: str, device: torch.device = CPU, arithmetic: str = "") -> StepByStep:
         """Raises `InputError` when the model cannot be used or is incomplete."""
         count = files.config().num_hidden_layers
-        return StepByStep(Slice.load(files, Span(first=0, end=count, count=count), dtype, device))
+        return StepByStep(Slice.load(files, Span(first=0, end=count, count=count), dtype, device, arithmetic=arithmetic))
 
     @property
     def vocabulary_size(self) -> int:

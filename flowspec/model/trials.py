@@ -27,10 +27,12 @@ from typing import IO, Any
 from flowspec.child_process import python_module
 from flowspec.errors import InputError
 from flowspec.folders import cache_folder, locked, write_whole
+from flowspec.model.arithmetic import build
 
 CODE = (
     *("trials", "kernel_checks", "kernels", "quantised", "quantised_cuda", "half"),
-    *("attention", "accelerator"),
+    *("attention", "accelerator", "products", "pieces", "experts"),
+    *("arithmetic/plain", "arithmetic/operations", "arithmetic/compiled", "arithmetic/build"),
 )
 """The modules that are tried, or that try: what was found holds for them as they are."""
 IMPORT_S = 170.0
@@ -45,6 +47,8 @@ CHILD = tuple(python_module("flowspec.model.kernel_checks"))
 ATTENTION = "attention"
 """What is tried beside kernels: all that a layer computes without a matrix of weights. Nothing can take its
 place."""
+COMPILED = "canonical.c"
+"""What is tried first of all where it could be built; the definitions in torch take its place."""
 _SWITCHES = (
     *("ATEN_", "BLIS_", "DNNL_", "FBGEMM_", "GLIBC_TUNABLES", "LD_", "MKL_", "ONEDNN_", "OPENBLAS_"),
     *("PYTORCH_", "QEMU_CPU", "TORCH_"),
@@ -94,7 +98,12 @@ class Trial:
         """What may be used: nothing where attention is wrong."""
         if any(verdict.kernel == ATTENTION and verdict.fault for verdict in self.verdicts):
             return ()
-        return tuple(verdict for verdict in self.verdicts if not verdict.fault and verdict.kernel != ATTENTION)
+        return tuple(verdict for verdict in self.verdicts if not verdict.fault and verdict.kernel not in (ATTENTION, COMPILED))
+
+    @property
+    def has_compiled(self) -> bool:
+        """Whether what was built of `canonical.c` is right."""
+        return any(verdict.kernel == COMPILED and not verdict.fault for verdict in self.verdicts)
 
     @property
     def kernel(self) -> str:
@@ -165,13 +174,14 @@ def run_trial(
     folder). Raises `NoRightKernelError`, and `InputError` where torch cannot run here or the device cannot do
     that precision.
     """
-    path = (cache_folder() if folder is None else folder) / "kernels" / f"{_key(dtype, device)}.json"
+    built = build.build()
+    path = (cache_folder() if folder is None else folder) / "kernels" / f"{_key(dtype, device, built)}.json"
     found = _kept(path, dtype, device)
     if found is None:
         with locked(path, lambda: tell(0.0)):
             found = _kept(path, dtype, device)
             if found is None:
-                found = _try(dtype, device, tell, command or CHILD, limit_s or TRIAL_S)
+                found = _try(dtype, device, built, tell, command or CHILD, limit_s or TRIAL_S)
                 if not any(verdict.may_pass for verdict in found.verdicts):
                     with contextlib.suppress(OSError):  # it is tried again next time
                         write_whole(path, json.dumps(asdict(found), indent=1).encode())
@@ -180,11 +190,13 @@ def run_trial(
         where = f"{device} with torch {torch_version()} on {processor()}"
         text = f"{dtype} does not run right on {where}: {found.faults}; use another --dtype ({others})"
         raise NoRightKernelError(text)
+    if found.has_compiled:
+        build.allow(built)
     _found[dtype, device] = found
     return found
 
 
-def _try(dtype: str, device: str, tell: Tell, command: Sequence[str], limit_s: float) -> Trial:
+def _try(dtype: str, device: str, built: Path | None, tell: Tell, command: Sequence[str], limit_s: float) -> Trial:
     """
     Starts one child after another, until of each arithmetic one kernel is right or all are judged.
 
@@ -193,7 +205,7 @@ def _try(dtype: str, device: str, tell: Tell, command: Sequence[str], limit_s: f
     verdicts: list[Verdict] = []
     while True:
         judged = [f"--{'skip' if verdict.fault else 'right'}={verdict.kernel}" for verdict in verdicts]
-        words = [*command, dtype, device, *judged]
+        words = [*command, dtype, device, *judged, *([] if built is None else [f"--built={built}"])]
         with (
             tempfile.TemporaryFile() as errors,
             subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors) as child,
@@ -321,13 +333,13 @@ def _kept(path: Path, dtype: str, device: str) -> Trial | None:
     return found if found.kernel else None  # a refusal is tried again: it may have been the machine's state
 
 
-def _key(dtype: str, device: str) -> str:
+def _key(dtype: str, device: str, built: Path | None) -> str:
     """What a trial's outcome depends on, but for the libraries that torch will load."""
     begins = _SWITCHES if device == "cpu" else (*_SWITCHES, *_SWITCHES_CUDA)
     names = [name for name in os.environ if name.startswith(begins) and not name.endswith(_NO_SWITCH)]
     switches = {name: os.environ[name] for name in sorted(names)}
     machine = [platform.machine(), os.cpu_count(), _processor_block(), "" if device == "cpu" else _driver()]
-    content = [dtype, device, machine, _torch_build(), switches, _code()]
+    content = [dtype, device, machine, _torch_build(), switches, _code(), built and built.name]
     return f"{dtype}-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]}"
 
 

@@ -1,0 +1,545 @@
+/* The canonical arithmetic, fast. `plain.py` defines it; `compiled.py` builds this file and tells what each function takes.
+ *
+ * Every result follows from its inputs by IEEE operations in one order, whatever the processor: sixteen lanes are one vector of AVX-512,
+ * two of AVX2 or four of NEON. The compiler must not change that: no -ffast-math, and -ffp-contract=off, so that a multiplication and an
+ * addition are fused where the source says so (`fused`, in linear layers) and nowhere else. Loops over rows, outputs and heads may be
+ * divided in any way, since no result is shared between them.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#define LANES 16
+#define BLOCK 64 /* positions whose values are summed one after another, before their sum is added to those of the blocks before */
+#define QUERIES 4 /* rows and heads that share what is read of keys and values */
+
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#define TILE_ROWS 4
+#define TILE_OUTPUTS 4
+#define OUTPUTS_ALONE 8
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define VECTOR_BYTES 32
+#define TILE_ROWS 2
+#define TILE_OUTPUTS 3
+#define OUTPUTS_ALONE 6
+#else
+#define VECTOR_BYTES 16
+#define TILE_ROWS 2
+#define TILE_OUTPUTS 3
+#define OUTPUTS_ALONE 6
+#endif
+#define WIDTH (VECTOR_BYTES / 4)
+#define PARTS (LANES / WIDTH)
+#define PRODUCTS_MIN 100000 /* some ten microseconds of work, for which another thread is worth waking */
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vector __attribute__((vector_size(VECTOR_BYTES)));
+typedef float loose __attribute__((vector_size(VECTOR_BYTES), aligned(4)));
+typedef int32_t integers __attribute__((vector_size(VECTOR_BYTES)));
+
+enum { FLOAT32, BFLOAT16, FLOAT16 };
+
+INLINE vector all(float value) { return value - (vector){0}; } /* x - 0 is x, whatever x is */
+
+INLINE vector load(const float *from) { return *(const loose *)from; }
+
+INLINE void store(float *to, vector value) { *(loose *)to = value; }
+
+/* a * b + c with one rounding. */
+INLINE vector fused(vector a, vector b, vector c) {
+#if defined(__AVX512F__)
+    return (vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif VECTOR_BYTES == 32
+    return (vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (vector)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    vector sum;
+    for (int i = 0; i < WIDTH; i++)
+        sum[i] = fmaf(a[i], b[i], c[i]);
+    return sum;
+#endif
+}
+
+INLINE float from_half(uint16_t bits) {
+    uint32_t sign = (uint32_t)(bits & 0x8000) << 16, exponent = bits >> 10 & 31, fraction = bits & 1023;
+    if (exponent == 0) { /* zero, or a number below the smallest normal one: a whole number of 2^-24 */
+        float small = (float)fraction * 0x1p-24f;
+        return sign ? -small : small;
+    }
+    uint32_t wide = sign | (exponent == 31 ? 255u : exponent + 112) << 23 | fraction << 13;
+    float value;
+    memcpy(&value, &wide, 4);
+    return value;
+}
+
+/* WIDTH numbers of that kind, beginning with the one at `at`. */
+INLINE vector widened(const void *from, int64_t at, int kind) {
+    if (kind == FLOAT32)
+        return load((const float *)from + at);
+    const uint16_t *short_ones = (const uint16_t *)from + at;
+    if (kind == BFLOAT16) {
+#if defined(__AVX512F__)
+        return (vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)short_ones)), 16);
+#elif VECTOR_BYTES == 32
+        return (vector)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)short_ones)), 16);
+#elif defined(__aarch64__)
+        return (vector)vshll_n_u16(vld1_u16(short_ones), 16);
+#else
+        integers bits;
+        for (int i = 0; i < WIDTH; i++)
+            bits[i] = (int32_t)((uint32_t)short_ones[i] << 16);
+        return (vector)bits;
+#endif
+    }
+#if defined(__AVX512F__)
+    return (vector)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)short_ones));
+#elif VECTOR_BYTES == 32
+    return (vector)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)short_ones));
+#elif defined(__aarch64__)
+    return (vector)vcvt_f32_f16(vld1_f16((const __fp16 *)short_ones));
+#else
+    vector value;
+    for (int i = 0; i < WIDTH; i++)
+        value[i] = from_half(short_ones[i]);
+    return value;
+#endif
+}
+
+INLINE float widened_one(const void *from, int64_t at, int kind) {
+    if (kind == FLOAT32)
+        return ((const float *)from)[at];
+    uint16_t bits = ((const uint16_t *)from)[at];
+    if (kind == FLOAT16)
+        return from_half(bits);
+    uint32_t wide = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &wide, 4);
+    return value;
+}
+
+/* The sixteen lanes in halves: lane i and lane i + 8, then i and i + 4, ... */
+INLINE float lanes_sum(const vector *lanes) {
+    float values[LANES];
+    memcpy(values, lanes, sizeof values);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++)
+            values[i] += values[i + half];
+    return values[0];
+}
+
+/* ------------------------------------------------------------------------------------------------------ linear layers */
+
+/* Products of some rows (at most TILE_ROWS) and some rows of weights (at most OUTPUTS_ALONE), both constants where it is called. Lane i
+ * sums inputs i, i + 16, ... with fused steps; the last inputs count as filled up with zeros; then the lanes are summed. */
+INLINE void tile(int rows, int outputs, const float *x, int64_t in, const void *w, int64_t first, int kind, float *y, int64_t out) {
+    vector sums[TILE_ROWS][OUTPUTS_ALONE][PARTS];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int o = 0; o < outputs; o++)
+#pragma GCC unroll 8
+            for (int p = 0; p < PARTS; p++)
+                sums[r][o][p] = all(0);
+    int64_t i = 0;
+    for (; i + LANES <= in; i += LANES)
+#pragma GCC unroll 8
+        for (int p = 0; p < PARTS; p++) {
+            vector weights[OUTPUTS_ALONE];
+#pragma GCC unroll 8
+            for (int o = 0; o < outputs; o++)
+                weights[o] = widened(w, (first + o) * in + i + p * WIDTH, kind);
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++) {
+                vector inputs = load(x + r * in + i + p * WIDTH);
+#pragma GCC unroll 8
+                for (int o = 0; o < outputs; o++)
+                    sums[r][o][p] = fused(inputs, weights[o], sums[r][o][p]);
+            }
+        }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int o = 0; o < outputs; o++) {
+            if (i < in) {
+                float a[LANES] = {0}, b[LANES] = {0};
+                for (int64_t k = i; k < in; k++) {
+                    a[k - i] = x[r * in + k];
+                    b[k - i] = widened_one(w, (first + o) * in + k, kind);
+                }
+                for (int p = 0; p < PARTS; p++)
+                    sums[r][o][p] = fused(load(a + p * WIDTH), load(b + p * WIDTH), sums[r][o][p]);
+            }
+            y[r * out + o] = lanes_sum(sums[r][o]);
+        }
+}
+
+#define ROWS_AT_ONCE 64 /* whose inputs stay in the cache while all weights pass by */
+
+static void outputs_of(const float *x, int64_t rows, int64_t in, const float *w, int64_t first, float *y, int64_t out) {
+    int64_t r = 0;
+    for (; r + TILE_ROWS <= rows; r += TILE_ROWS)
+        tile(TILE_ROWS, TILE_OUTPUTS, x + r * in, in, w, first, FLOAT32, y + r * out, out);
+#if TILE_ROWS > 2
+    for (; r + 2 <= rows; r += 2)
+        tile(2, TILE_OUTPUTS, x + r * in, in, w, first, FLOAT32, y + r * out, out);
+#endif
+    for (; r < rows; r++)
+        tile(1, TILE_OUTPUTS, x + r * in, in, w, first, FLOAT32, y + r * out, out);
+}
+
+INLINE void outputs_from(const float *x, int64_t rows, int64_t in, const void *w, int kind, int64_t out, int64_t begin,
+                         int64_t end, float *y, float *wide) {
+    for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE) {
+        int64_t count = rows - first < ROWS_AT_ONCE ? rows - first : ROWS_AT_ONCE, o = begin;
+        const float *inputs = x + first * in;
+        float *found = y + first * out;
+        if (count == 1)
+            for (; o + OUTPUTS_ALONE <= end; o += OUTPUTS_ALONE)
+                tile(1, OUTPUTS_ALONE, inputs, in, w, o, kind, found + o, out);
+        for (; o + TILE_OUTPUTS <= end; o += TILE_OUTPUTS) {
+            if (kind == FLOAT32) {
+                outputs_of(inputs, count, in, w, o, found + o, out);
+                continue;
+            }
+            int64_t i = 0, numbers = TILE_OUTPUTS * in;
+            for (; i + WIDTH <= numbers; i += WIDTH)
+                store(wide + i, widened(w, o * in + i, kind));
+            for (; i < numbers; i++)
+                wide[i] = widened_one(w, o * in + i, kind);
+            outputs_of(inputs, count, in, wide, 0, found + o, out); /* widened once for all rows */
+        }
+        for (; o < end; o++)
+            for (int64_t r = 0; r < count; r++)
+                tile(1, 1, inputs + r * in, in, w, o, kind, found + r * out + o, out);
+    }
+}
+
+/* How many of the threads are worth waking for so many products. */
+INLINE int worthwhile(int threads, int64_t products) {
+    int64_t most = 1 + products / PRODUCTS_MIN;
+    return threads < most ? threads : (int)most;
+}
+
+/* y [rows, out] from x [rows, in] and w [out, in] of a kind; returns 0 where memory lacks. */
+int flowspec_linear(const float *x, int64_t rows, int64_t in, const void *w, int kind, int64_t out, float *y, int threads) {
+    threads = worthwhile(threads, rows * in * out);
+    int64_t share = (out + threads - 1) / threads;
+    share = (share + 23) / 24 * 24;
+    int is_done = 1;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(&& : is_done)
+#endif
+    for (int thread = 0; thread < threads; thread++) {
+        int64_t begin = thread * share, end = begin + share < out ? begin + share : out;
+        float *wide = NULL;
+        if (kind != FLOAT32 && (wide = malloc(sizeof(float) * TILE_OUTPUTS * in + 64)) == NULL) {
+            is_done = 0;
+            continue;
+        }
+        if (kind == FLOAT32)
+            outputs_from(x, rows, in, w, FLOAT32, out, begin, end, y, wide);
+        else if (kind == BFLOAT16)
+            outputs_from(x, rows, in, w, BFLOAT16, out, begin, end, y, wide);
+        else
+            outputs_from(x, rows, in, w, FLOAT16, out, begin, end, y, wide);
+        free(wide);
+    }
+    return is_done;
+}
+
+/* -------------------------------------------------------------------------------------------- functions of one number */
+
+INLINE vector chosen(integers where, vector yes, vector no) {
+    return (vector)(((integers)yes & where) | ((integers)no & ~where));
+}
+
+INLINE vector least(vector a, vector b) { return chosen(a < b, a, b); }
+
+INLINE vector greatest(vector a, vector b) { return chosen(a > b, a, b); }
+
+/* e^x: 0 below EXP_LEAST, as for EXP_MOST above it. What is no number stays so. */
+#define EXP_LEAST -86.0f
+#define EXP_MOST 88.0f
+INLINE vector exponential(vector x) {
+    vector bounded = greatest(least(x, all(EXP_MOST)), all(EXP_LEAST));
+    vector shifted = bounded * all(1.44269504088896341f) + all(12582912.0f);
+    vector whole = shifted - all(12582912.0f);
+    vector rest = (bounded - whole * all(0.693359375f)) - whole * all(-2.12194440e-4f);
+    vector sum = rest * all(1.9875691500e-4f) + all(1.3981999507e-3f);
+    sum = sum * rest + all(8.3334519073e-3f);
+    sum = sum * rest + all(4.1665795894e-2f);
+    sum = sum * rest + all(1.6666665459e-1f);
+    sum = sum * rest + all(5.0000001201e-1f);
+    sum = sum * (rest * rest) + rest + all(1.0f);
+    integers power = ((integers)shifted - (integers)all(12582912.0f)) << 23;
+    vector found = (vector)((integers)sum + power);
+    found = chosen(x < all(EXP_LEAST), all(0.0f), found);
+    return chosen(x == x, found, x);
+}
+
+INLINE vector logistic(vector x) { return all(1.0f) / (all(1.0f) + exponential(-x)); }
+
+INLINE vector hyperbolic(vector x) {
+    vector size = (vector)((integers)x & 0x7fffffff);
+    vector found = all(1.0f) - all(2.0f) * (all(1.0f) / (all(1.0f) + exponential(size + size)));
+    return (vector)((integers)found | ((integers)x & (integers)all(-0.0f)));
+}
+
+enum { SILU, GELU_TANH, TANH };
+
+INLINE vector function_of(vector x, int function) {
+    if (function == SILU)
+        return x * logistic(x);
+    if (function == TANH)
+        return hyperbolic(x);
+    vector inner = (x + all(0.044715f) * (x * x * x)) * all(0.79788456080286536f);
+    return all(0.5f) * x * (all(1.0f) + hyperbolic(inner));
+}
+
+/* y [count] from x [count]. */
+void flowspec_function(const float *x, int64_t count, int function, float *y) {
+    int64_t i = 0;
+    for (; i + WIDTH <= count; i += WIDTH)
+        store(y + i, function_of(load(x + i), function));
+    if (i < count) {
+        float rest[WIDTH] = {0};
+        memcpy(rest, x + i, sizeof(float) * (count - i));
+        store(rest, function_of(load(rest), function));
+        memcpy(y + i, rest, sizeof(float) * (count - i));
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------- norms */
+
+/* y [rows, width]: rows of x over the root of their mean square and `eps`. `share` is 1 / width; `squares` has room for the next power of
+ * two. */
+void flowspec_normal(const float *x, int64_t rows, int64_t width, float share, float eps, float *squares, float *y) {
+    int64_t room = 1;
+    while (room < width)
+        room *= 2;
+    for (int64_t r = 0; r < rows; r++) {
+        const float *row = x + r * width;
+        for (int64_t i = 0; i < width; i++)
+            squares[i] = row[i] * row[i];
+        memset(squares + width, 0, sizeof(float) * (room - width));
+        for (int64_t half = room / 2; half; half /= 2)
+            for (int64_t i = 0; i < half; i++)
+                squares[i] += squares[i + half];
+        float factor = 1.0f / sqrtf(squares[0] * share + eps);
+        for (int64_t i = 0; i < width; i++)
+            y[r * width + i] = row[i] * factor;
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------------- attention */
+
+typedef struct {
+    const float *queries; /* [rows, heads, width] */
+    const void *keys;     /* [kv_heads, slots / 16, width, 16] of `kind` */
+    const void *values;   /* [kv_heads, slots, value_width] of `kind` */
+    const uint8_t *seen;  /* [rows, high]: whether a row sees a slot */
+    const int32_t *order; /* slots by position; those that nobody sees are left out */
+    const int32_t *ends;  /* [blocks]: in `order`, where each block of positions ends */
+    float *found;         /* [rows, heads, width] */
+    int64_t rows, heads, kv_heads, width, value_width, slots, high, blocks; /* value_width: the next multiple of 16 */
+    float scale, cap, cap_inverse; /* scores are bounded by `cap`; 0: they are not */
+    int32_t kind, threads;
+} Attention;
+
+#if VECTOR_BYTES == 32
+#define VALUES_MAX 2 /* vectors of a value that are summed at once, for each of QUERIES queries */
+#else
+#define VALUES_MAX 4
+#endif
+
+/* Scores of `count` queries with sixteen slots, summed number by number of the head's width. */
+INLINE void scores_of(const Attention *a, const float *const *queries, int count, const float *keys, int64_t block, float **scores) {
+    vector sums[QUERIES][PARTS];
+    for (int q = 0; q < count; q++)
+        for (int p = 0; p < PARTS; p++)
+            sums[q][p] = all(0);
+    for (int64_t d = 0; d < a->width; d++)
+        for (int p = 0; p < PARTS; p++) {
+            vector key = load(keys + d * LANES + p * WIDTH);
+            for (int q = 0; q < count; q++)
+                sums[q][p] += all(queries[q][d]) * key;
+        }
+    for (int q = 0; q < count; q++)
+        for (int p = 0; p < PARTS; p++) {
+            vector score = sums[q][p] * all(a->scale);
+            if (a->cap > 0)
+                score = hyperbolic(score * all(a->cap_inverse)) * all(a->cap);
+            store(scores[q] + block * LANES + p * WIDTH, score);
+        }
+}
+
+/* From scores to e^(score - greatest), and 0 for slots that the row does not see. */
+INLINE void shares_of(const Attention *a, const uint8_t *seen, const uint8_t *blocks_seen, int64_t blocks, float *scores) {
+    float highest = -INFINITY;
+    for (int64_t b = 0; b < blocks; b++)
+        if (blocks_seen[b])
+            for (int64_t s = b * LANES; s < (b + 1) * LANES && s < a->high; s++) {
+                float score = seen[s] ? scores[s] : -INFINITY;
+                highest = score > highest || score != score ? score : highest;
+            }
+    for (int64_t b = 0; b < blocks; b++) {
+        if (!blocks_seen[b])
+            continue;
+        for (int p = 0; p < PARTS; p++) {
+            float *at = scores + b * LANES + p * WIDTH;
+            store(at, exponential(load(at) - all(highest)));
+        }
+        for (int64_t s = b * LANES; s < (b + 1) * LANES && s < a->high; s++)
+            scores[s] = seen[s] ? scores[s] : 0.0f;
+    }
+}
+
+/* Adds the values of one block of positions to `totals`, `vectors` (a constant, at most VALUES_MAX) of them from number `from` on, and
+ * where `weights` is given what they weigh. A slot that a query does not see is left out, whatever lies there. */
+INLINE void values_of(const Attention *a, const void *values, int kind, int vectors, int64_t from, int count, float *const *shares,
+                      const uint8_t *const *seen, int64_t begin, int64_t end, float *totals, float *weights) {
+    vector sums[QUERIES][VALUES_MAX];
+    float weight[QUERIES] = {0};
+    for (int q = 0; q < QUERIES; q++)
+#pragma GCC unroll 16
+        for (int v = 0; v < vectors; v++)
+            sums[q][v] = all(0);
+    for (int64_t j = begin; j < end; j++) {
+        int64_t slot = a->order[j];
+        int who = 0;
+        for (int q = 0; q < count; q++)
+            who |= (seen[q][slot] != 0) << q;
+        if (!who)
+            continue;
+        vector value[VALUES_MAX];
+#pragma GCC unroll 16
+        for (int v = 0; v < vectors; v++)
+            value[v] = widened(values, slot * a->value_width + from + v * WIDTH, kind);
+#pragma GCC unroll 4
+        for (int q = 0; q < QUERIES; q++)
+            if (who >> q & 1) {
+                weight[q] += shares[q][slot];
+#pragma GCC unroll 16
+                for (int v = 0; v < vectors; v++)
+                    sums[q][v] += all(shares[q][slot]) * value[v];
+            }
+    }
+    for (int q = 0; q < count; q++) {
+        float *total = totals + q * a->value_width + from;
+        for (int v = 0; v < vectors; v++)
+            store(total + v * WIDTH, load(total + v * WIDTH) + sums[q][v]);
+        if (weights)
+            weights[q] += weight[q];
+    }
+}
+
+/* Up to QUERIES queries (row and head of one group) at a time: `first` of them on, of `many`. */
+INLINE void attend(const Attention *a, int kind, int64_t kv_head, int64_t row_first, int64_t row_end, float *room) {
+    int64_t group = a->heads / a->kv_heads, blocks = (a->high + LANES - 1) / LANES, many = (row_end - row_first) * group;
+    float *keys = room, *totals = keys + a->width * LANES, *scores = totals + QUERIES * a->value_width;
+    uint8_t *blocks_seen = (uint8_t *)(scores + many * blocks * LANES); /* [row_end - row_first + 1, blocks], the last: by any */
+    memset(blocks_seen, 0, (size_t)((row_end - row_first + 1) * blocks));
+    uint8_t *any = blocks_seen + (row_end - row_first) * blocks;
+    for (int64_t r = row_first; r < row_end; r++)
+        for (int64_t b = 0; b < blocks; b++) {
+            uint8_t is_seen = 0;
+            for (int64_t s = b * LANES; s < (b + 1) * LANES && s < a->high; s++)
+                is_seen |= a->seen[r * a->high + s];
+            blocks_seen[(r - row_first) * blocks + b] = is_seen;
+            any[b] |= is_seen;
+        }
+    const float *queries[QUERIES];
+    float *own[QUERIES];
+    for (int64_t b = 0; b < blocks; b++) {
+        if (!any[b])
+            continue;
+        int64_t at = (kv_head * (a->slots / LANES) + b) * a->width * LANES;
+        const float *block = keys;
+        if (kind == FLOAT32)
+            block = (const float *)a->keys + at;
+        else
+            for (int64_t i = 0; i < a->width * LANES; i += WIDTH)
+                store(keys + i, widened(a->keys, at + i, kind));
+        int count = 0;
+        for (int64_t n = 0; n < many; n++) {
+            int64_t r = n / group, head = kv_head * group + n % group;
+            if (blocks_seen[r * blocks + b]) {
+                queries[count] = a->queries + ((row_first + r) * a->heads + head) * a->width;
+                own[count++] = scores + n * blocks * LANES;
+            }
+            if (count == QUERIES) {
+                scores_of(a, queries, QUERIES, block, b, own);
+                count = 0;
+            }
+        }
+        for (int q = 0; q < count; q++)
+            scores_of(a, queries + q, 1, block, b, own + q);
+    }
+    for (int64_t n = 0; n < many; n++) {
+        int64_t r = n / group;
+        shares_of(a, a->seen + (row_first + r) * a->high, blocks_seen + r * blocks, blocks, scores + n * blocks * LANES);
+    }
+    const char *values = (const char *)a->values + kv_head * a->slots * a->value_width * (kind == FLOAT32 ? 4 : 2);
+    for (int64_t n = 0; n < many; n += QUERIES) {
+        int count = many - n < QUERIES ? (int)(many - n) : QUERIES;
+        const uint8_t *seen[QUERIES];
+        float weights[QUERIES] = {0};
+        for (int q = 0; q < count; q++) {
+            seen[q] = a->seen + (row_first + (n + q) / group) * a->high;
+            own[q] = scores + (n + q) * blocks * LANES;
+        }
+        memset(totals, 0, sizeof(float) * QUERIES * a->value_width);
+        int64_t begin = 0;
+        for (int64_t b = 0; b < a->blocks; begin = a->ends[b++]) {
+            int64_t from = 0;
+            for (; from + VALUES_MAX * WIDTH <= a->value_width; from += VALUES_MAX * WIDTH)
+                values_of(a, values, kind, VALUES_MAX, from, count, own, seen, begin, a->ends[b], totals, from ? NULL : weights);
+            for (; from < a->value_width; from += WIDTH)
+                values_of(a, values, kind, 1, from, count, own, seen, begin, a->ends[b], totals, from ? NULL : weights);
+        }
+        for (int q = 0; q < count; q++) {
+            int64_t row = row_first + (n + q) / group, head = kv_head * group + (n + q) % group;
+            for (int64_t d = 0; d < a->width; d++)
+                a->found[(row * a->heads + head) * a->width + d] = totals[q * a->value_width + d] / weights[q];
+        }
+    }
+}
+
+#define ROWS_SHARED 16 /* rows that share what is widened of the keys */
+
+/* Attention of rows with what each sees; returns 0 where memory lacks. */
+int flowspec_attention(const Attention *a) {
+    int64_t chunks = (a->rows + ROWS_SHARED - 1) / ROWS_SHARED, units = chunks * a->kv_heads;
+    int64_t blocks = (a->high + LANES - 1) / LANES, shared = a->rows < ROWS_SHARED ? a->rows : ROWS_SHARED;
+    int64_t numbers = a->width * LANES + a->value_width * QUERIES + shared * (a->heads / a->kv_heads) * blocks * LANES;
+    size_t bytes = sizeof(float) * numbers + (size_t)((shared + 1) * blocks) + 64;
+    int is_done = 1, threads = worthwhile(a->threads, 2 * a->rows * a->heads * a->high * a->width);
+    (void)threads; /* where OpenMP is not used */
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) reduction(&& : is_done)
+#endif
+    for (int64_t unit = 0; unit < units; unit++) {
+        int64_t first = unit / a->kv_heads * ROWS_SHARED, end = first + ROWS_SHARED < a->rows ? first + ROWS_SHARED : a->rows;
+        float *room = malloc(bytes);
+        if (room == NULL) {
+            is_done = 0;
+            continue;
+        }
+        if (a->kind == FLOAT32)
+            attend(a, FLOAT32, unit % a->kv_heads, first, end, room);
+        else if (a->kind == BFLOAT16)
+            attend(a, BFLOAT16, unit % a->kv_heads, first, end, room);
+        else
+            attend(a, FLOAT16, unit % a->kv_heads, first, end, room);
+        free(room);
+    }
+    return is_done;
+}

@@ -1,0 +1,178 @@
+"""What the canonical arithmetic is: each operation written in steps that IEEE 754 fixes bit by bit.
+
+A multiplication, an addition, a division or a root of one number has one right result, on any processor. What differs between
+processors, threads and batches is the order of sums, and functions such as `exp`, which libraries compute in more than one way.
+So sums are written out here (in halves, or one after another in blocks of positions), and functions as polynomials. These are
+the definitions; `canonical.c` gives the same bits in less time, and `compiled.py` says where it is used.
+
+All is in float32, whatever the dtype of what is given: float16 and bfloat16 are widened without a rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+BLOCK = 64
+"""Positions whose values are summed one after another, before their sum is added to those of the blocks before."""
+EXP_LEAST, EXP_MOST = -86.0, 88.0
+_SHIFT = 12582912.0
+"""1.5 * 2^23: a float32 that was added to it has lost its fraction, rounded to even."""
+_SHIFT_BITS = 0x4B400000
+_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+"""Coefficients of the Cephes library's expf, the highest power first."""
+_QUARTER_HIGH, _QUARTER_LOW = 1.57079632673412561417e00, 6.07710050650619224932e-11
+"""Half of pi: 33 bits, and the next 53."""
+_SIN = (
+    *(1.58969099521155010221e-10, -2.50507602534068634195e-08, 2.75573137070700676789e-06),
+    *(-1.98412698298579493134e-04, 8.33333333332248946124e-03, -1.66666666666666324348e-01),
+)
+_COS = (
+    *(-1.13596475577881948265e-11, 2.08757232129817482790e-09, -2.75573143513906633035e-07),
+    *(2.48015872894767294178e-05, -1.38888888888741095749e-03, 4.16666666666666019037e-02),
+)
+"""Coefficients of fdlibm's sine and cosine between -pi/4 and pi/4, the highest power first."""
+_SHARES_MAX = 1 << 22
+"""Numbers of rows, keys and widths that are held at once, so that a long prompt's values are not all copied at once."""
+
+
+def halves_sum(terms: torch.Tensor) -> torch.Tensor:
+    """Sums over the last dimension, filled up with zeros to a power of two: the two halves, then the halves of that, ..."""
+    width = terms.shape[-1]
+    room = 1 << (width - 1).bit_length()
+    terms = F.pad(terms, (0, room - width))
+    while room > 1:
+        room //= 2
+        terms = terms[..., :room] + terms[..., room:]
+    return terms[..., 0]
+
+
+def exp(x: torch.Tensor) -> torch.Tensor:
+    """e^x of float32; 0 below -86, and above 88 as for 88. Within 2 units in the last place."""
+    bounded = x.clamp(EXP_LEAST, EXP_MOST)
+    shifted = bounded * 1.44269504088896341 + _SHIFT
+    whole = shifted - _SHIFT
+    rest = (bounded - whole * 0.693359375) - whole * -2.12194440e-4
+    found = torch.full_like(x, _EXP[0])
+    for term in _EXP[1:]:
+        found = found * rest + term
+    found = found * (rest * rest) + rest + 1.0
+    power = (shifted.view(torch.int32) - _SHIFT_BITS) << 23
+    found = (found.view(torch.int32) + power).view(torch.float32)
+    return torch.where(x.isnan(), x, found.masked_fill(x < EXP_LEAST, 0.0))
+
+
+def tanh(x: torch.Tensor) -> torch.Tensor:
+    size = x.abs()
+    return (1.0 - 2.0 * (1.0 + exp(size + size)).reciprocal()).copysign(x)
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    return x * (1.0 + exp(-x)).reciprocal()
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * x * (1.0 + tanh((x + 0.044715 * (x * x * x)) * 0.79788456080286536))
+
+
+def cosine_and_sine(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of float32, in float32; computed in float64, for numbers up to 2^20."""
+    wide = x.double()
+    quarters = (wide * (2 / math.pi)).round()
+    rest = (wide - quarters * _QUARTER_HIGH) - quarters * _QUARTER_LOW
+    square = rest * rest
+    sine, cosine = torch.full_like(rest, _SIN[0]), torch.full_like(rest, _COS[0])
+    for term in _SIN[1:]:
+        sine = sine * square + term
+    for term in _COS[1:]:
+        cosine = cosine * square + term
+    sine = rest + rest * square * sine
+    cosine = (1.0 - 0.5 * square) + square * square * cosine
+    place = quarters.long() & 3
+    swapped = (place & 1).bool()
+    cosine, sine = torch.where(swapped, sine, cosine), torch.where(swapped, cosine, sine)
+    cosine = torch.where((place == 1) | (place == 2), -cosine, cosine)
+    return cosine.float(), torch.where(place >= 2, -sine, sine).float()
+
+
+FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": silu, "gelu_tanh": gelu_tanh, "tanh": tanh}
+"""Each of float32, number by number."""
+
+
+def normal(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """Float32 rows over the root of their mean square; any shape, by the last dimension."""
+    mean = halves_sum(x * x) * (1 / x.shape[-1])
+    # Libraries that torch calls round roots of float32 in more than one way. A root in float64, right but for its last place, rounds right.
+    root = (mean + eps).double().sqrt().float()
+    return x * root.reciprocal()[..., None]
+
+
+def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`x W^T`, `[rows, out]`, of float32 `[rows, in]` and `[out, in]`: for small matrices, such as a router's."""
+    return torch.stack([halves_sum(row * weight) for row in x]) if len(x) else x.new_empty((0, len(weight)))
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    """By the last dimension, of float32."""
+    shares = exp(x - x.amax(dim=-1, keepdim=True))
+    return shares / halves_sum(shares)[..., None]
+
+
+def attention(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    paths: torch.Tensor,
+    scale: float,
+    cap: float | None = None,
+) -> torch.Tensor:
+    """`[rows, heads, width]` float32 from queries of that shape and dtype.
+
+    `keys` `[kv_heads, slots / 16, width, 16]`, `values` `[kv_heads, slots, width]`. `paths` `[rows, positions]` int64: the slot of
+    the key that a row sees at a position, -1 where it sees none. Scores are bounded by `cap`.
+    """
+    rows = max(1, _SHARES_MAX // max(1, paths.shape[1] * values.shape[2]))
+    found = [
+        _attention(queries[first : first + rows], keys, values, paths[first : first + rows], scale, cap)
+        for first in range(0, len(queries), rows)
+    ]
+    return torch.cat(found)
+
+
+def _attention(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    paths: torch.Tensor,
+    scale: float,
+    cap: float | None,
+) -> torch.Tensor:
+    rows, heads, width = queries.shape
+    kv_heads, group = len(keys), heads // len(keys)
+    paths = F.pad(paths, (0, -paths.shape[1] % BLOCK), value=-1)
+    is_seen = paths >= 0
+    slots = paths.clamp_min(0)
+    grouped = queries.transpose(0, 1).reshape(kv_heads, group, rows, width)
+    scores = queries.new_zeros((kv_heads, group, rows, paths.shape[1]))
+    for number in range(width):
+        lanes = keys[:, :, number].flatten(1).float()[:, slots]  # [kv_heads, rows, positions]
+        scores += grouped[..., number, None] * lanes[:, None]
+    scores *= scale
+    if cap is not None:
+        scores = tanh(scores * (1 / cap)) * cap
+    highest = scores.masked_fill(~is_seen, float("-inf")).amax(dim=-1, keepdim=True)
+    shares = exp(scores - highest).masked_fill(~is_seen, 0.0).view(*scores.shape[:-1], -1, BLOCK)
+    seen_values = values[:, slots].masked_fill(~is_seen[None, ..., None], 0.0).view(kv_heads, rows, -1, BLOCK, width)
+    sums = queries.new_zeros((*shares.shape[:-1], width))
+    weights = queries.new_zeros(shares.shape[:-1])
+    for place in range(BLOCK):
+        weights += shares[..., place]
+        sums += shares[..., place, None] * seen_values[:, None, :, :, place].float()
+    total, weight = sums.new_zeros(sums.shape[:3] + sums.shape[4:]), weights.new_zeros(weights.shape[:3])
+    for block in range(sums.shape[3]):
+        total += sums[:, :, :, block]
+        weight += weights[..., block]
+    return (total / weight[..., None]).flatten(0, 1).transpose(0, 1).contiguous()

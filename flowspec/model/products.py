@@ -1,0 +1,41 @@
+"""Products of rows with matrices whose weights stay as they are: one arithmetic for a row, whatever rows run beside it.
+
+*lanes16* is our own, in C (`arithmetic/canonical.c`): sixteen lanes of fused steps, the same bits on every processor. *filled* is torch's
+own kernel for always so many rows, or a multiple of it: torch takes other kernels for few rows, whose sums have another order. Which
+multiple is enough was measured, and is tried before it is used, as all kernels are (`kernels.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from flowspec.model.arithmetic import compiled
+
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""`x W^T + b`, `[rows, out]` in the dtype of x `[rows, in]`, from W `[out, in]` of that dtype and b `[out]` or None."""
+FILLED = {torch.float32: 16, torch.bfloat16: 4, torch.float16: 4}
+"""Rows; on x86. Elsewhere it takes the most, too."""
+
+
+def lanes16(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """By the library that was built; there must be one."""
+    library = compiled.library()
+    assert library is not None, "a kernel is used only where it is there"
+    found = library.linear(x.float().contiguous(), weight)
+    if bias is not None:
+        found += bias
+    return found.to(x.dtype)
+
+
+def filled(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """By torch, for a multiple of rows."""
+    count = len(x)
+    return F.linear(F.pad(x, (0, 0, 0, -count % FILLED[x.dtype])), weight, bias)[:count]
+
+
+def float_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The best of float32, for kernels that widen or unpack weights themselves."""
+    return filled(x, weight, None) if compiled.library() is None or x.device.type != "cpu" else lanes16(x, weight, None)
