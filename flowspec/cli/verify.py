@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
                 with contextlib.ExitStack() as stack:
                     with loading_bar(quiet=args.json) as progress:
                         session = stack.enter_context(cluster.session(decoding, progress))
-                    files, dtype = session.files, session.head.plan.dtype
+                    files, dtype, arithmetic = session.files, session.head.plan.dtype, session.head.arithmetic
                     limits = Limits(new_tokens_max=args.max_new_tokens, stop_ids=recommended(files, session.config).stop_ids)
                     cases = make_cases(args, samplings, prompts, files)
                     bar = stack.enter_context(Progress(console=console, transient=True, disable=args.json or not console.is_terminal))
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
                         stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # answers under way end with the session
                         answers = pool.map(partial(answer, session, limits=limits, users=users), cases)
                         found += bar.track(answers, total=len(cases), description=_describe(session, users))
-    plain = StepByStep.load(files, dtype)
+    plain = StepByStep.load(files, dtype, arithmetic=arithmetic)
     with Progress(console=console, transient=True, disable=args.json or not console.is_terminal) as bar:
         verdicts = [judge(plain, one, limits.stop_ids) for one in bar.track(found, description="step by step")]
         reading = bar.add_task("beside transformers", total=None)

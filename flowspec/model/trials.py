@@ -31,7 +31,7 @@ from flowspec.model.arithmetic import build
 
 CODE = (
     *("trials", "kernel_checks", "kernels", "quantised", "quantised_cuda", "half"),
-    *("attention", "accelerator", "products", "pieces", "experts"),
+    *("attention", "accelerator", "products"),
     *("arithmetic/plain", "arithmetic/operations", "arithmetic/compiled", "arithmetic/build"),
 )
 """The modules that are tried, or that try: what was found holds for them as they are."""

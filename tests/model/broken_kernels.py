@@ -108,7 +108,7 @@ def break_int8(names: list[str]) -> None:
     def kernels_of(dtype: str, device: torch.device) -> tuple[Kernel, ...]:
         if dtype != "int8":
             return whole(dtype, device)
-        broken = tuple(Kernel(name=name, linear=BROKEN[name], rows_alone=True, arithmetic=DIGITS) for name in names if name != "only")
+        broken = tuple(Kernel(name=name, linear=BROKEN[name], arithmetic=DIGITS) for name in names if name != "only")
         return broken if "only" in names else (*broken, whole(dtype, device)[-1])
 
     kernels.kernels_of = kernels_of

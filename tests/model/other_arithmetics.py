@@ -23,7 +23,7 @@ def have(names: list[str]) -> None:
     def kernels_of(dtype: str, device: torch.device) -> tuple[Kernel, ...]:
         if dtype != "int8":
             return whole(dtype, device)
-        plain = Kernel(name="", linear=PlainInt8Linear, rows_alone=True, arithmetic="")
+        plain = Kernel(name="", linear=PlainInt8Linear, arithmetic="")
         return tuple(replace(plain, name=name, arithmetic=name) for name in names)
 
     kernels.kernels_of = kernels_of

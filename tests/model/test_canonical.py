@@ -26,6 +26,12 @@ from flowspec.testbed.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
 CPU = torch.device("cpu")
 DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
 SLOTS = 400
+NAMES = sorted(VARIANTS)
+CASES = sorted(
+    {(name, DTYPES[(place + shift) % 5]) for place, name in enumerate(NAMES) for shift in (0, 2)}
+    | {("llama-grouped", dtype) for dtype in DTYPES}
+)
+"""Two precisions of each family, all of one: `families_check` has the rest."""
 Path_ = tuple[int, ...]
 NONE: frozenset[int] = frozenset()
 NOBODY: Mapping[int, frozenset[int]] = {}
@@ -86,8 +92,8 @@ class Stages:
             calls = iter([NONE, *[dying.get(stage, NONE)] * 100])
             kept, states = part.forward(self._job(stage, alive), states, partial(next, calls))
             alive = [alive[row] for row in kept]
-        if not alive:
-            return {}
+            if not alive:
+                return {}
         assert states is not None
         logits = self.slices[-1].logits(states)
         return {node.path: found.tobytes() for (_, node), found in zip(alive, logits, strict=True)}
@@ -214,8 +220,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Mode
     return get
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("variant", sorted(VARIANTS))
+@pytest.mark.parametrize(("variant", "dtype"), CASES)
 def test_every_logit_is_that_of_step_by_step_decoding(variant: str, dtype: str, checkpoint: Callable[[str], ModelFiles]) -> None:
     files = checkpoint(variant)
     layers = files.config().get_text_config().num_hidden_layers
@@ -225,8 +230,8 @@ def test_every_logit_is_that_of_step_by_step_decoding(variant: str, dtype: str, 
     torch.set_num_threads(rng.choice((1, 2)))
     try:
         compared = 0
-        for found in play(rng, Stages(files, dtype, cuts), requests=rng.randrange(1, 5), prompt=20, steps=6):
-            for path, logits in found.items():
+        for found in play(rng, Stages(files, dtype, cuts), requests=rng.randrange(1, 5), prompt=14, steps=4):
+            for path, logits in rng.sample(sorted(found.items()), min(8, len(found))):
                 assert logits == alone.logits(path), f"{len(path)} tokens, {len(cuts) - 1} stages"
                 compared += 1
     finally:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from flowspec.model.arithmetic import build
 from flowspec.model.files import ModelFiles
 from flowspec.model.half import FbgemmHalfLinear, PlainHalfLinear
 from flowspec.model.kernels import kernels_of, packing_of
@@ -31,6 +32,7 @@ fbgemm = pytest.mark.skipif(platform.machine() != "x86_64", reason="FBGEMM is a 
 def use(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a processor without instructions for 16 bits, where `kernel` was found right; whatever this one has."""
     monkeypatch.setattr("flowspec.model.kernels.has_instructions", lambda dtype: False)
+    monkeypatch.setattr("flowspec.model.kernels.has_products", lambda dtype: False)
     verdicts = (Verdict(kernel=kernel, fault=""),)
     monkeypatch.setattr("flowspec.model.kernels.tried", lambda dtype, device: Trial(dtype=dtype, device=device, verdicts=verdicts))
 
@@ -152,6 +154,8 @@ def test_the_plain_kernel_sums_in_float32(dtype: torch.dtype) -> None:
 
 @fbgemm
 def test_torch_is_preferred_where_the_processor_has_instructions_or_fbgemm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_allowed", None)
+    monkeypatch.setattr("flowspec.model.kernels.has_products", lambda dtype: False)
     monkeypatch.setattr("flowspec.model.kernels.has_instructions", lambda dtype: False)
     assert [kernel.name for kernel in kernels_of("bfloat16", CPU)] == ["fbgemm", "torch", "plain"]
     monkeypatch.setattr("flowspec.model.kernels.has_instructions", lambda dtype: True)
@@ -159,3 +163,13 @@ def test_torch_is_preferred_where_the_processor_has_instructions_or_fbgemm_is_mi
     monkeypatch.setattr("flowspec.model.kernels.has_instructions", lambda dtype: False)
     monkeypatch.setattr("flowspec.model.kernels._engines", lambda: ("qnnpack",))
     assert [kernel.name for kernel in kernels_of("bfloat16", CPU)] == ["torch", "plain"]
+
+
+def test_our_own_products_come_first_but_for_a_processor_that_has_such_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build.build()
+    assert built is not None, "the tests need a C compiler"
+    monkeypatch.setattr(build, "_allowed", built)
+    for has_products, first in ((False, "lanes16"), (True, "torch")):
+        monkeypatch.setattr("flowspec.model.kernels.has_products", lambda dtype, here=has_products: here)
+        assert kernels_of("bfloat16", CPU)[0].name == first
+    assert kernels_of("float32", CPU)[0].name == "lanes16"

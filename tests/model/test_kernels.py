@@ -18,9 +18,12 @@ import torch
 from flowspec.errors import InputError
 from flowspec.folders import locked
 from flowspec.model import kernel_checks, kernels, trials
+from flowspec.model.arithmetic import build, plain
+from flowspec.model.arithmetic.operations import Sight
+from flowspec.model.attention import TreeRows
 from flowspec.model.kernels import DIGITS, Kernel, arithmetics, kernels_of, packing_of
 from flowspec.model.quantised import QuantisedLinear
-from flowspec.model.trials import ATTENTION, Trial, Verdict, run_trial
+from flowspec.model.trials import ATTENTION, COMPILED, Trial, Verdict, run_trial
 from tests.model.broken_kernels import (
     OffInOneScale,
     RightForTheFirstRowCount,
@@ -32,12 +35,30 @@ from tests.model.slices import CPU
 DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
 
 
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine without one: nothing is built of `canonical.c`, and what was is not used."""
+    monkeypatch.setattr(build, "build", lambda: None)
+    monkeypatch.setattr(build, "_allowed", None)
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found here of broken kernels is not for other tests."""
+    monkeypatch.setattr(trials, "_found", {})
+
+
+without_compiler = pytest.mark.usefixtures("no_compiler")
+
+
 @pytest.mark.arm
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_kernel_that_is_used_here_is_right(dtype: str) -> None:
     found = run_trial(dtype, "cpu")
     assert found.kernel in [kernel.name for kernel in kernels_of(dtype, CPU)]
-    assert found.verdicts[0] == Verdict(kernel=ATTENTION, fault="")
+    judged = [verdict for verdict in found.verdicts if verdict.kernel in (ATTENTION, COMPILED)]
+    assert judged[-1] == Verdict(kernel=ATTENTION, fault="")
+    assert not any(verdict.fault for verdict in judged)
     assert found.right[0].kernel == found.kernel
     assert packing_of(dtype, CPU) is next(kernel.linear for kernel in kernels_of(dtype, CPU) if kernel.name == found.kernel)
 
@@ -59,11 +80,12 @@ def test_the_plain_kernels_are_right(dtype: str) -> None:
     ],
 )
 def test_what_is_wrong_with_a_kernel_is_found(dtype: str, linear: type[QuantisedLinear], fault: str) -> None:
-    kernel = Kernel(name="broken", linear=linear, rows_alone=True, arithmetic=DIGITS)
+    kernel = Kernel(name="broken", linear=linear, arithmetic=DIGITS)
     found = kernel_checks.linear_fault(dtype, kernel, CPU)
     assert found.startswith(fault), found
 
 
+@without_compiler
 @pytest.mark.parametrize("digits", [10, 7])
 def test_float32_that_is_computed_with_fewer_digits_is_found(digits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As TF32 (10 digits) does on GPUs, and oneDNN with bfloat16 (7) on some ARM processors, where they are switched on."""
@@ -81,12 +103,11 @@ def test_float32_that_is_computed_with_fewer_digits_is_found(digits: int, monkey
 
 def test_attention_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel_checks.attention_fault("bfloat16", CPU) == ""
-    right = torch.nn.functional.scaled_dot_product_attention
 
-    def without_mask(*args: torch.Tensor, **options: object) -> torch.Tensor:
-        return right(*args, **{**options, "attn_mask": None})  # type: ignore[arg-type]
+    def all_of_it(rows: TreeRows, window: int | None) -> Sight:
+        return Sight(torch.ones_like(rows.visible), rows.key_positions)
 
-    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", without_mask)
+    monkeypatch.setattr(TreeRows, "sight", all_of_it)
     assert kernel_checks.attention_fault("bfloat16", CPU).startswith("is wrong for")
 
 
@@ -95,6 +116,7 @@ def child(*how: str) -> list[str]:
     return [sys.executable, "-m", "tests.model.broken_kernels", ",".join(how)]
 
 
+@without_compiler
 @pytest.mark.parametrize(
     ("how", "fault"),
     [
@@ -138,6 +160,7 @@ else:
 """
 
 
+@without_compiler
 def test_after_an_error_of_cuda_the_next_kernel_is_tried_in_a_new_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,6 +200,7 @@ def test_all_kernels_of_int8_have_one_arithmetic() -> None:
     assert run_trial("int8", "cpu").arithmetics == (DIGITS,)
 
 
+@without_compiler
 def test_bits_of_another_processor_have_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where what is computed differs, the name does, though processor and torch call themselves the same."""
     kernel = kernels_of("float32", CPU)[0]
@@ -210,6 +234,7 @@ say(done=True)
 """
 
 
+@without_compiler
 def test_what_a_child_found_right_before_another_died_still_counts(tmp_path: Path) -> None:
     found = run_trial("int8", "cpu", folder=tmp_path, command=[sys.executable, "-c", GOES_ON])
     assert [(verdict.kernel, verdict.fault) for verdict in found.verdicts] == [
@@ -222,6 +247,7 @@ def test_what_a_child_found_right_before_another_died_still_counts(tmp_path: Pat
     assert run_trial("int8", "cpu", folder=tmp_path, command=["/does/not/exist"]) == found
 
 
+@without_compiler
 def test_what_was_found_is_kept_for_this_processor_and_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run_trial("int8", "cpu", folder=tmp_path, command=child("raise"))
     never = ["/does/not/exist"]
@@ -249,6 +275,7 @@ def test_what_was_found_is_kept_for_this_processor_and_torch(tmp_path: Path, mon
                 run_trial("int8", "cpu", folder=tmp_path, command=never)
 
 
+@without_compiler
 def test_what_was_found_is_of_the_libraries_that_were_loaded(tmp_path: Path) -> None:
     """A torch of a Jetson computes with libraries of the system, which an upgrade replaces."""
     found = run_trial("int8", "cpu", folder=tmp_path, command=child("raise"))
@@ -273,11 +300,14 @@ def test_all_code_that_is_tried_counts() -> None:
         assert module.__file__ is not None
         for node in ast.walk(ast.parse(Path(module.__file__).read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flowspec.model."):
-                imported.add((node.module or "").rpartition(".")[2])
-    assert imported - set(trials.CODE) == {"slice", "device_errors"}
-    assert set(trials.CODE) - imported == {"kernel_checks"}
+                package = node.module == "flowspec.model.arithmetic"
+                imported |= {name.name for name in node.names} if package else {(node.module or "").rpartition(".")[2]}
+    code = {name.rpartition("/")[2] for name in trials.CODE}
+    assert imported - code == {"slice", "device_errors"}
+    assert code - imported == {"kernel_checks"}
 
 
+@without_compiler
 def test_whoever_waits_for_a_trial_of_another_process_says_so(tmp_path: Path) -> None:
     class Ended(Exception):
         pass
@@ -285,7 +315,7 @@ def test_whoever_waits_for_a_trial_of_another_process_says_so(tmp_path: Path) ->
     def tell(share: float) -> None:
         raise Ended
 
-    path = tmp_path / "kernels" / f"{trials._key('int8', 'cpu')}.json"
+    path = tmp_path / "kernels" / f"{trials._key('int8', 'cpu', None)}.json"
     with locked(path), pytest.raises(Ended):
         run_trial("int8", "cpu", tell, folder=tmp_path, command=["/does/not/exist"])
 
@@ -300,11 +330,12 @@ def test_what_was_found_on_a_gpu_is_of_that_gpu_and_driver(tmp_path: Path, monke
         told = trials._driver(tmp_path)
         assert told.startswith("NVRM version: 540.3.0\nModel: ")
         monkeypatch.setattr(trials, "_driver", lambda told=told: told)
-        keys |= {trials._key("int8", "cuda:0"), trials._key("int8", "cpu")}
+        keys |= {trials._key("int8", "cuda:0", None), trials._key("int8", "cpu", None)}
         monkeypatch.undo()
     assert len(keys) == 3, "two GPUs, and the CPU, which has no driver"
 
 
+@without_compiler
 def test_a_precision_without_a_right_kernel_is_refused_in_a_line(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"int8 does not run right on cpu with torch .*: wrong computes .*; use another --dtype"
@@ -315,12 +346,14 @@ def test_a_precision_without_a_right_kernel_is_refused_in_a_line(tmp_path: Path)
     assert trial.kernel == "", "nothing takes attention's place"
 
 
+@without_compiler
 def test_a_torch_that_dies_when_it_is_imported_is_told_of(tmp_path: Path) -> None:
     died = [sys.executable, "-c", f"import os; os.kill(os.getpid(), {int(signal.SIGILL)})"]
     with pytest.raises(InputError, match=r"torch .* cannot be imported on .*: .* instruction that this processor does not have; install"):
         run_trial("float32", "cpu", folder=tmp_path, command=died)
 
 
+@without_compiler
 def test_why_torch_cannot_be_imported_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     fails = [sys.executable, "-c", "raise ImportError('libcudnn.so.9: cannot open shared object file')"]
     told = r"torch .* cannot be imported on .*: .* status 1: ImportError: libcudnn\.so\.9: cannot open .*; install"
@@ -361,3 +394,49 @@ def test_processors_are_told_apart_and_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(trials, "_processor_block", lambda: "model name\t: Some Processor: fast\n")
     assert trials.processor() == "Some Processor: fast"
     assert trials.torch_version() == torch.__version__
+
+
+# ------------------------------------------------------------------------------ what is built of canonical.c
+
+
+@pytest.fixture
+def built() -> Path:
+    found = build.build()
+    if found is None:
+        pytest.fail("there is no C compiler here: the tests need one (Debian: apt install gcc)")
+    return found
+
+
+def test_what_is_built_gives_the_bits_of_the_definitions(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_allowed", built)
+    assert kernel_checks.compiled_fault() == ""
+
+
+@pytest.mark.parametrize("name", ["exp", "halves_sum", "tanh"])
+def test_what_is_built_of_another_definition_is_found(name: str, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_allowed", built)
+    right = getattr(plain, name)
+    monkeypatch.setattr(plain, name, lambda x: torch.nextafter(right(x), torch.ones(())))
+    assert kernel_checks.compiled_fault().startswith("differs from the definition of")
+
+
+def test_what_cannot_be_loaded_is_left_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "canonical-0.so"
+    broken.write_text("no library")
+    monkeypatch.setattr(build, "build", lambda: broken)
+    monkeypatch.setattr(build, "_allowed", None)
+    found = run_trial("int8", "cpu", folder=tmp_path)
+    assert found.verdicts[0].kernel == COMPILED
+    assert found.verdicts[0].fault.startswith("cannot be loaded")
+    assert found.detour
+    assert build.allowed() is None
+
+
+def test_without_a_compiler_nothing_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    build._compiler.cache_clear()
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    try:
+        assert build.build() is None
+    finally:
+        build._compiler.cache_clear()

@@ -25,11 +25,11 @@ ERRORS = {"int8": 0.012, "int4": 0.11}
 """Norm of what packing changes in a product, as a share of the product's; normal weights and inputs."""
 
 
-def kernels(kind: str, *, rows_alone: bool = False) -> list[type[QuantisedLinear]]:
-    """What is used on this processor, and the plain kernel; with `rows_alone` those of them that promise that."""
+def kernels(kind: str) -> list[type[QuantisedLinear]]:
+    """What is used on this processor, and the plain kernel."""
     packing = packing_of(kind, CPU)
     found = [kernel for kernel in kernels_of(kind, CPU) if kernel.linear is packing or kernel.name == "plain"]
-    return [kernel.linear for kernel in found if kernel.linear is not None and (kernel.rows_alone or not rows_alone)]
+    return [kernel.linear for kernel in found if kernel.linear is not None]
 
 
 def int8_kernels() -> list[type[QuantisedLinear]]:
@@ -66,7 +66,7 @@ def test_a_packed_layer_is_near_the_plain_one(kind: str, has_bias: bool) -> None
 @given(rows=st.integers(1, 40), inputs=st.sampled_from([32, 96, 512]), seed=st.integers(0, 9), size=st.sampled_from([1e-6, 1.0, 1e4]))
 @pytest.mark.parametrize("kind", LINEARS)
 def test_a_row_does_not_depend_on_the_rows_beside_it(kind: str, rows: int, inputs: int, seed: int, size: float) -> None:
-    for linear in kernels(kind, rows_alone=True):
+    for linear in kernels(kind):
         torch.manual_seed(seed)
         _, layer = packed(linear, inputs, 32)
         x = torch.randn(rows, inputs) * size
