@@ -25,7 +25,7 @@ seconds at 100 kbit/s."""
 HOLD_S = 0.5
 """For how long a portion may keep a link busy."""
 GROWTH = 4
-"""Times as many rows as now the next portion may have, where distances may blur rates."""
+"""Times the rows of the larger of two segments that were compared that the next portion may have."""
 QUICK_MAX = 16
 """Times the rows of a segment that was quick that the next portion may have: where a rate is limited by a
 token bucket, a short message shows nothing of it."""
@@ -44,6 +44,7 @@ class Portions:
     def __init__(self, first: int | None, most: int, hold_s: float = HOLD_S) -> None:
         self.most = most
         self.rows = most if first is None else min(first, most)
+        self._first = self.rows
         self._hold_s = hold_s
         self._is_free = first is None
         self._back = 0
@@ -100,8 +101,10 @@ class Portions:
         over in time. A delay that is no hold, as any network has them, makes no portion smaller."""
         apart_s = [now_s - then_s for now_s, then_s in zip(travels_s, least_s, strict=True)]
         rows_s = [max(0.0, each / (rows - least)) for each in apart_s]
-        self._weighed += 1
-        self._rows_s = [min(pair) for pair in zip(rows_s, self._rows_s or rows_s, strict=True)]
-        found = max(1, min(self.most, GROWTH * self.rows, int(self._hold_s / max(*rows_s, 1e-9))))
+        larger = max(rows, least)
+        if 2 * larger >= self._first:  # what is shorter shows little of a rate
+            self._weighed += 1
+            self._rows_s = [min(pair) for pair in zip(rows_s, self._rows_s or rows_s, strict=True)]
+        found = max(1, min(self.most, max(self.rows, GROWTH * larger), int(self._hold_s / max(*rows_s, 1e-9))))
         if found > self.rows or self._back <= PROOFS or max(apart_s) > self._hold_s:
             self.rows = found
