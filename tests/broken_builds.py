@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core.flights import Flights
+from flowspec.core.flights import Bounds, Flights
 from flowspec.core.messages import Part
+from flowspec.core.portions import Portions
 from flowspec.core.request import Request
 from flowspec.core.stage import StageCore, _Request
 
@@ -39,3 +40,8 @@ def drops_the_path_at_the_end(patch: pytest.MonkeyPatch) -> None:
         return None if request.is_over else admit(self, request, part, row)
 
     patch.setattr(StageCore, "_admit", broken)
+
+
+def sends_prompts_whole(patch: pytest.MonkeyPatch) -> None:
+    """A head that does not mind how long a link is busy with a segment."""
+    patch.setattr(Bounds, "portions", lambda self: Portions(None, self.prefill_chunk))

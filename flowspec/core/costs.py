@@ -181,10 +181,13 @@ class Costs:
             found = self._trips[rows] = sum(curve.at(rows) for curve in self._stages) + self._links_s(rows)
         return found
 
-    def slow_link(self) -> tuple[int, float] | None:
+    def slow_link(self, seen_s: Sequence[float] = ()) -> tuple[int, float] | None:
         """The slowest link between two stages, by the stage it leads to, and its seconds for a row; None
-        where stages are slower."""
-        row_s, stage = max(((wire.row_s, at) for at, wire in enumerate(self._wires) if at), default=(0.0, 0))
+        where stages are slower. `seen_s` is what somebody else knows of links, in their order."""
+        found_s = [wire.row_s for wire in self._wires]
+        if seen_s:
+            found_s = [max(pair) for pair in zip(found_s, seen_s, strict=False)]
+        row_s, stage = max(((each, at) for at, each in enumerate(found_s) if at), default=(0.0, 0))
         return (stage, row_s) if row_s > LINK_SLOW * max(curve.at(1) for curve in self._stages) > 0 else None
 
     def _wires_s(self, rows: int) -> float:

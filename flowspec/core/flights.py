@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from flowspec.core import limits
 from flowspec.core.messages import Logprobs, Part, Release, Segment, VerifiedPart
+from flowspec.core.portions import HOLD_S, Portions
 from flowspec.core.request import Request
 from flowspec.errors import PeerError
 from flowspec.tree import NodeState
@@ -17,14 +18,24 @@ FLIGHTS_PER_STAGE_MAX = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How much a head has in flight: segments (None: by the number of stages), and the rows of a prompt in one of them."""
+    """How much a head has in flight: segments (None: by the number of stages), and the rows of a prompt in
+    one of them, at most and at first (None: no fewer, and nothing else is bounded by what links take).
+
+    A segment keeps a link busy for about `hold_s` at most.
+    """
 
     flights_max: int | None = None
     prefill_chunk: int = limits.PREFILL_CHUNK
+    prefill_first: int | None = None
+    hold_s: float = HOLD_S
 
     def flights(self, stage_count: int) -> int:
         """Segments that may be in flight in a pipeline of so many stages."""
         return self.flights_max or FLIGHTS_PER_STAGE_MAX * (stage_count + 2)
+
+    def portions(self) -> Portions:
+        """How a new pipeline's prompts are sent."""
+        return Portions(self.prefill_first, self.prefill_chunk, self.hold_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +122,11 @@ class Flights:
 
     def __len__(self) -> int:
         return len(self._flights)
+
+    @property
+    def rows(self) -> int:
+        """Of all of them."""
+        return sum(flight.rows for flight in self._flights.values())
 
     @property
     def oldest_s(self) -> float | None:

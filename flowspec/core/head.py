@@ -44,7 +44,7 @@ from flowspec.core.flights import Bounds, Flights, Load
 from flowspec.core.learnt import Learnt
 from flowspec.core.messages import Commit, Logprobs, Open, Release, Verified, VerifiedPart
 from flowspec.core.methods import make_method
-from flowspec.core.methods.base import Choice, Method, View
+from flowspec.core.methods.base import Method, View
 from flowspec.core.mirror import DrafterTraits
 from flowspec.core.panel import Panel
 from flowspec.core.request import Request, begin
@@ -64,10 +64,15 @@ RULES = {
     "old epoch": "a segment comes back with what is known of an epoch that is over",
     "guessed": "the next token was in flight already",
     "missed": "nobody had guessed the next token",
+    "goes alone": "nothing follows a segment, for the links of the pipeline are not known yet",
+    "slow portion": "a prompt's portion is smaller than it could be, for a link is slow",
+    "slow guesses": "what a method chose goes in several segments, for a link is slow",
     "drafter lost": "a model beside the target is asked no more",
     "drafter back": "a model that was lost is asked again, and begins with nothing",
 }
 """What is decided here, by name; `HeadCore.fired` counts."""
+Boarding = tuple[Request, list[int], bool]
+"""Nodes of a request that go into a segment, and whether they are of its prompt."""
 UNKNOWN_LEFT_S = 1e-3
 """What is taken to be left of an answer whose speed is unknown: little, so that nobody waits for its end."""
 
@@ -94,6 +99,7 @@ class HeadCore:
         assert len(drafters) <= self.method.drafters_max, f"{self.method.name} makes use of {self.method.drafters_max} drafters"
         self.panel = Panel(drafters, self.method)
         self.costs = Costs(stage_count)
+        self.portions = self.bounds.portions()
         self.is_formed = True
         self.fired: Counter[str] = Counter()
         self._requests: dict[int, Request] = {}
@@ -103,6 +109,7 @@ class HeadCore:
         self._turns: list[int] = []
         self._is_prompts_turn = True
         self._timer_s: float | None = None
+        self._rest: list[Boarding] = []
 
     @property
     def flights_max(self) -> int:
@@ -266,6 +273,7 @@ class HeadCore:
             self._turns.remove(request.number)
         self.admission.end(request.number)
         self.method.ended(request)
+        self._rest = [each for each in self._rest if each[0] is not request]
         self._requests[request.number] = self._requests.pop(request.number)  # the last to be given up
         self.fired["cancelled"] += reason == "cancelled"
         statistics = request.statistics
@@ -310,6 +318,7 @@ class HeadCore:
     def _begin_again(self, request: Request) -> None:
         """The stages hold nothing of it any more: an answer that is wanted is opened anew, with what is known of it as its prompt."""
         self.panel.forget(request.number)
+        self._rest = [each for each in self._rest if each[0] is not request]
         request.computed = request.in_flight = 0
         if request.submit is not None:
             self.fired["begins again"] += 1
@@ -335,6 +344,7 @@ class HeadCore:
         self.is_formed = True
         self.stage_count = event.stage_count
         self.costs = Costs(event.stage_count)
+        self.portions = self.bounds.portions()
         self._turns.clear()
         self.admission.move_to(event.cache_slots)
 
@@ -349,6 +359,7 @@ class HeadCore:
         commands.append(Timed(segment=verified.segment, rows=flight.rows, sent_s=flight.sent_s, hops=hops, context=context))
         round_trip_s = now_s - flight.sent_s
         self.costs.learn(verified.hops, flight.rows, flight.sent_s, now_s)
+        self.portions.learn(verified.hops, flight.rows, flight.sent_s, now_s)
         drawn = {part.request: part for part in verified.parts}
         for load in flight.loads:
             request = self._requests.get(load.request)
@@ -442,22 +453,51 @@ class HeadCore:
             now_s=now_s,
         )
 
+    def _portioned(self, loads: list[Boarding]) -> list[Boarding]:
+        """As much of what is to be sent as the links bring over in time; the rest follows."""
+        self._rest = []
+        if not self.portions.are_bound:
+            return loads
+        found, left = [], self.portions.rows
+        for request, nodes, is_prompt in loads:
+            now, later = nodes[:left], nodes[left:]
+            left -= len(now)
+            if now:
+                found.append((request, now, is_prompt))
+            if later:
+                self._rest.append((request, later, is_prompt))
+        self.fired["slow guesses"] += bool(self._rest)
+        return found
+
+    def _left(self) -> list[Boarding]:
+        """What of the last segment that a method chose is still to be sent."""
+        found = []
+        for request, nodes, is_prompt in self._rest:
+            if living := [node for node in nodes if request.is_living(node)]:
+                found.append((request, living, is_prompt))
+        return found
+
     def _send(self, now_s: float, commands: list[HeadCommand]) -> bool:
         """Sends at most one segment: a chunk of a prompt, or what the method chooses; the two take turns."""
         if not self.is_formed or not self._turns or self.in_flight >= self.flights_max:
+            return False
+        if not self.portions.may_follow(self.flights.rows):
+            self.fired["goes alone"] += not self.portions.is_proven
             return False
         view = self._view(now_s)
         window = self.method.window(view)
         prompt = next((self._requests[number] for number in self._turns if not self._requests[number].is_prefilled), None)
         may_prefill = prompt is not None and view.living_flights < window + (self._is_prompts_turn and self.method.overfills)
-        choices: list[Choice] = []
-        if not may_prefill or not self._is_prompts_turn:
+        loads = self._left()
+        if not loads and (not may_prefill or not self._is_prompts_turn):
             choices = self.method.send(view)
-        loads = [(request, fitting, False) for request, nodes in choices if (fitting := request.fitting(nodes))]
-        loads = loads[: limits.PARTS_PER_SEGMENT_MAX]
+            fitting = [(request, request.fitting(nodes), False) for request, nodes in choices]
+            loads = [each for each in fitting if each[1]]
+        loads = self._portioned(loads[: limits.PARTS_PER_SEGMENT_MAX])
         if not loads and may_prefill:
             assert prompt is not None
-            loads = [(prompt, prompt.next_chunk(self.bounds.prefill_chunk), True)]
+            self.fired["slow portion"] += self.portions.is_proven and self.portions.are_bound
+            loads = [(prompt, prompt.next_chunk(self.portions.rows), True)]
         if not loads:
             return False
         self._is_prompts_turn = not loads[0][2]

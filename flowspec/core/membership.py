@@ -8,6 +8,7 @@ carry out `Reform` (fence the old pipeline, plan, connect, load) and tell how it
   that was stopped for a minute finds nobody dead because of it.
 - Where one device lost the next one (`LinkBroken`), and we have both, either may be at fault: the next one is left out, but a device whose links fail
   again and again is left out itself.
+- Whoever is at one end of such a link, and then makes no progress in loading, is waited for less long.
 - *Too long* is `stuck_s`, and `STUCK_PASSES` times what its longest pass that ended was seen to take. A pass that still runs teaches
   nothing: a limit that grew with it would never be reached.
 - A segment that nobody has been at for `stuck_s` is *on its way* where one stage has had it and the next has
@@ -47,6 +48,9 @@ BLAMELESS_MAX = 3
 DOUBLINGS_MAX = 8
 STUCK_PASSES = 10
 """Times its longest pass that ended that a device may be at one segment."""
+SUSPECT_SHARE = 6
+"""A device whose link failed has so many times less time for progress in loading: its questions about weights
+may take the same way."""
 GAIN_MIN = 1.05
 """So many times as fast as the pipeline that works another one must be foretold to be: forecasts are not more
 exact."""
@@ -65,6 +69,7 @@ RULES = {
     "silent": "a member of the pipeline gave no sign of life",
     "silent while loading": "a member gave no sign of life while the pipeline was formed",
     "stalled": "a member answers, but its loading makes no progress",
+    "suspect stalled": "the same of one whose link failed a moment ago, sooner",
     "stuck": "a member answers, but has been at one segment for too long",
     "vanished": "a segment is in flight, and nobody is at it",
     "slow link": "a segment has been on its way between two stages for long, and has more time for its size",
@@ -716,8 +721,10 @@ class Membership:
                 rule = "silent" if self.is_formed else "silent while loading"
                 self._broken(name, f"no sign of life for {standing.silent_s:.0f} s", now_s, rule)
                 return
-            if not self.is_formed and standing.stalled_s > self.patience.loading_s:
-                self._broken(name, f"no progress in loading for {standing.stalled_s:.0f} s", now_s, "stalled")
+            loading_s = self.patience.loading_s / (SUSPECT_SHARE if standing.suspected else 1)
+            if not self.is_formed and standing.stalled_s > loading_s:
+                rule = "suspect stalled" if standing.suspected else "stalled"
+                self._broken(name, f"no progress in loading for {standing.stalled_s:.0f} s", now_s, rule)
                 return
         if tick.tokens > self._tokens or (self.is_formed and now_s - self._formed_s > self.patience.forgive_s):
             self.fired["made good"] += self._blameless > 0

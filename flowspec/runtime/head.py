@@ -38,6 +38,7 @@ from flowspec.core.events import (
     VerifiedArrived,
 )
 from flowspec.core.expertise import Expertise
+from flowspec.core.flights import Bounds
 from flowspec.core.forming import Start
 from flowspec.core.head import HeadCore
 from flowspec.core.membership import Tick
@@ -45,6 +46,7 @@ from flowspec.core.messages import Hop
 from flowspec.core.methods import make_method
 from flowspec.core.methods.base import Method
 from flowspec.core.mirror import DrafterTraits
+from flowspec.core.portions import FIRST_BYTES
 from flowspec.core.precision import ACTIVATIONS
 from flowspec.core.request import Request
 from flowspec.draft.protocol import Drafter
@@ -106,10 +108,16 @@ class Head:
         free_cycles()  # of the head before, in a process that has one after another
         self.hops: deque[tuple[Hop, ...]] = deque(maxlen=TIMED_SEGMENTS_MAX)
         traits = [traits_of(drafter, level) for drafter, level in zip(drafters, levels or [0] * len(drafters), strict=True)]
-        self._core = HeadCore(context=plan.context, stage_count=len(plan.stages), method=method or make_method("ar"), drafters=traits)
+        self._row_bytes = plan.hidden_size * DTYPE_BYTES[ACTIVATIONS[plan.dtype]] * (1 + len(plan.captures))
+        self._core = HeadCore(
+            context=plan.context,
+            stage_count=len(plan.stages),
+            method=method or make_method("ar"),
+            drafters=traits,
+            bounds=Bounds(prefill_first=max(1, FIRST_BYTES // max(1, self._row_bytes))),
+        )
         self._core.vocabulary = plan.vocabulary
         self._has_told_link = recovery is None  # then links are declared, or nobody is to be told
-        self._row_bytes = plan.hidden_size * DTYPE_BYTES[ACTIVATIONS[plan.dtype]] * (1 + len(plan.captures))
         self._is_checked = is_on()
         self._wake = Wake()
         self._keys = keys
@@ -332,7 +340,7 @@ class Head:
     def _tell_of_slow_link(self) -> None:
         """Names the link that holds answers up, once for a pipeline, where what a row takes on the wire is
         known."""
-        found = self._core.costs.slow_link()
+        found = self._core.costs.slow_link(self._core.portions.rows_s)
         if found is None or not self._row_bytes:
             return
         self._has_told_link = True

@@ -22,6 +22,21 @@ Frames = Sequence[bytes | memoryview]
 Receive = Callable[[Envelope, Frames], None]
 
 
+class Way:
+    """A device's way out, or in, that is slow: what is sent on any connection takes it, in turn. A row of a
+    payload counts as `row_bytes`."""
+
+    def __init__(self, mbps: float, row_bytes: int) -> None:
+        self._mbps = mbps
+        self._row_bytes = row_bytes
+        self._free_s = 0.0
+
+    def carry(self, size: int, rows: int, from_s: float) -> float:
+        """When so many bytes, and rows, that come at an instant are through."""
+        self._free_s = max(self._free_s, from_s) + (size + rows * self._row_bytes) * 8e-6 / self._mbps
+        return self._free_s
+
+
 class Line:
     """One direction between two devices: what is sent leaves one after another and arrives in order. Knows sizes only."""
 
@@ -34,11 +49,19 @@ class Line:
         self._chance = chance
         self._free_s = 0.0
         self._arrived_s = 0.0
+        self.ways: Sequence[Way] = ()
+        """What it shares with other lines."""
 
-    def carry(self, size: int, arrive: Callable[[], None]) -> None:
-        """Queue so many bytes behind those already on the line; `arrive` is called when the last of them is there."""
+    def carry(self, size: int, arrive: Callable[[], None], rows: int = 0) -> None:
+        """Queue so many bytes behind those already on the line; `arrive` is called when the last is there.
+
+        Ways that are shared count `rows`, too.
+        """
         transfer_s = self.spec.transfer_s(size)
-        self._free_s = max(self._free_s, self._clock.now_s) + transfer_s
+        through_s = self._clock.now_s
+        for way in self.ways:
+            through_s = way.carry(size, rows, through_s)
+        self._free_s = max(self._free_s, through_s) + transfer_s
         late_s = self._chance.uniform(0, self.spec.jitter_s) if self.spec.jitter_s else 0.0
         # Jitter never reorders: a connection is a TCP stream, so what is late holds up what is behind it.
         self._arrived_s = max(self._arrived_s, self._free_s + self.spec.delay_s + late_s)
@@ -89,7 +112,7 @@ class Link(Line):
         size = len(frames[0]) + extra_bytes
         if tensor is not None:
             size += len(tensor.data) if self._row_bytes is None else tensor.rows * self._row_bytes
-        self.carry(size, lambda: self._arrive(frames))
+        self.carry(size, lambda: self._arrive(frames), 0 if tensor is None else tensor.rows)
 
     def cut(self, survivors: float = 0.0, late_s: float = 0.0) -> None:
         """Ends the connection: of the frames on their way the first `survivors` (a share) arrive, so much later, and no others."""

@@ -93,6 +93,7 @@ def cluster_of(files: ModelFiles, devices: Sequence[Device]) -> Cluster:
         dtype="float32",
         context=pick_context(None, context_max(config)),
         stages=tuple(split_layers(devices, config.num_hidden_layers, None)),
+        hidden_size=config.hidden_size,
     )
     return Cluster(files=files, config=config, plan=plan, is_local=True, devices=tuple(devices))
 
@@ -342,6 +343,14 @@ def _netns_rig(files: ModelFiles, fault: str, net: Netns) -> Rig:
             return f"{blamed} is not suspected"
         return ""
 
+    def waited_for(number: int, notes: Sequence[str]) -> str:
+        """A note names a link, and nobody is lost."""
+        if any(" is lost" in note for note in notes):
+            return "a device is lost, though nothing was wrong with it"
+        if not any(note.startswith("the link from ") and " carries " in note for note in notes):
+            return "no note names a slow link"
+        return ""
+
     rig = Rig(
         cluster_of(files, net.devices),
         lambda session, number: hit(number),
@@ -353,6 +362,7 @@ def _netns_rig(files: ModelFiles, fault: str, net: Netns) -> Rig:
         rig.prepare = prepare
     if fault == "slow":  # from before the answer, whose prompt is the longest message
         rig.prepare = lambda session, number: net.slow_all(SLOW)
+        rig.check = waited_for
     if fault in ("oneway", "frames", "mtu"):
         rig.check = named
     return rig

@@ -13,7 +13,7 @@ With each daemon in a network namespace (`launch/netns`; for root):
 - `sever`: the link of one stage goes down and up again.
 - `loss`: `kill -9` of one stage's daemon, which is started again after the answer.
 - `return`: such a daemon is started again while answers go on without it: what taking it in costs.
-- `slow`: all links carry 100 kbit/s in each direction.
+- `slow`: all links carry 100 kbit/s in each direction. A note must name one, and nobody may be lost.
 - `oneway`: what one stage sends to the next is lost; what the next sends to it arrives.
 - `frames`: no frame of more than 1,000 bytes gets from one stage to the next, and nobody says so: a path MTU
   that is not what it seems. Small ones do, the other direction is whole, and all other links are.

@@ -478,6 +478,16 @@ def test_a_device_that_another_head_has_is_not_back() -> None:
     assert bench.pass_time(3) == [Reform(devices=("a", "b", "c"))]
 
 
+def test_a_suspect_has_less_time_for_progress_in_loading() -> None:
+    bench = running()
+    bench.give(LinkBroken(first="a", second="b", text="lost by a"))
+    bench.give(Progressed(device="c", is_ready=True))
+    assert bench.pass_time(10) == []
+    assert bench.pass_time(1)[0] == Note(text="device a is lost (no progress in loading for 10 s)")
+    assert bench.core.fired["suspect stalled"] == 1
+    assert bench.core.fired["stalled"] == 0
+
+
 def test_of_two_ends_of_a_link_the_one_whose_links_failed_more_often_is_left_out() -> None:
     bench = running()
     said = bench.give(LinkBroken(first="a", second="b", text="lost by a"))

@@ -14,7 +14,7 @@ from functools import partial
 from flowspec.core.messages import Message
 from flowspec.plan.timing import LinkSpec
 from flowspec.sim.clock import Clock
-from flowspec.sim.link import Frames, Link
+from flowspec.sim.link import Frames, Link, Way
 from flowspec.wire.codec import Envelope, Tensor
 
 STALLED_S = 1.5
@@ -24,6 +24,11 @@ NOTICED_S_MAX = 0.05
 
 SLOW_LINK = LinkSpec(delay_s=0.3, bandwidth_mbps=0.01)
 """A link that has become slow: a frame of 200 bytes takes .46 s."""
+
+NARROW_MBPS = 1.0
+NARROW_ROW_BYTES = 25000
+"""Of a device whose ways out and in are slow: a row takes a fifth of a second, and what has no rows next to
+nothing."""
 
 Take = Callable[["Connection", Envelope, Frames], None]
 Refuse = Callable[["Connection", str], None]
@@ -66,6 +71,7 @@ class Network:
         self._mute: set[tuple[str, str]] = set()
         self._slow: set[frozenset[str]] = set()
         self._unresolved: set[tuple[str, str]] = set()
+        self._narrow: dict[str, tuple[Way, Way]] = {}
         self.tamper: Callable[[Connection, str, Frames], Sequence[Frames]] | None = None
         """What somebody makes of the frames that a place sends on any connection."""
 
@@ -104,6 +110,7 @@ class Network:
                 way.hold()
             if frozenset((dialler, listener)) in self._slow:
                 way.spec = SLOW_LINK
+            way.ways = self._ways(sender, receiver)
         self._connections = [known for known in self._connections if known.is_open]
         self._connections.append(connection)
         return connection
@@ -179,6 +186,21 @@ class Network:
         for connection in self._between(first, second):
             connection.forth.spec = connection.back.spec = self._specs[0]
 
+    def narrow(self, place: str) -> None:
+        """All that a place sends takes one slow way until `mend_all`, and all that it receives another one:
+        signs of life wait behind data."""
+        self._narrow[place] = (Way(NARROW_MBPS, NARROW_ROW_BYTES), Way(NARROW_MBPS, NARROW_ROW_BYTES))
+        self._lay()
+
+    def _ways(self, sender: str, receiver: str) -> list[Way]:
+        out = [self._narrow[sender][0]] if sender in self._narrow else []
+        return out + ([self._narrow[receiver][1]] if receiver in self._narrow else [])
+
+    def _lay(self) -> None:
+        for known in self._connections:
+            known.forth.ways = self._ways(known.dialler, known.listener)
+            known.back.ways = self._ways(known.listener, known.dialler)
+
     def lose_name(self, dialler: str, listener: str) -> None:
         """A place cannot find out where another one is until `find_name`: what it dials opens no sooner."""
         self._unresolved.add((dialler, listener))
@@ -220,6 +242,8 @@ class Network:
 
     def mend_all(self) -> None:
         self._one_way.clear()
+        self._narrow.clear()
+        self._lay()
         for first, second in sorted(map(sorted, self._severed)):
             self.mend(first, second)
         for sender, receiver in sorted(self._mute):

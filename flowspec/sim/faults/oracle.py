@@ -34,7 +34,7 @@ from flowspec.sim.faults.daemon import SimDaemon
 from flowspec.sim.faults.network import Network
 from flowspec.sim.faults.schedule import Fault
 
-SLOW_KINDS = ("slow", "heat")
+SLOW_KINDS = ("slow", "heat", "narrow")
 LOOK_S = 0.25
 NOTICED_S = 2.0
 """What the head may take, beyond what the rule says, to hear of something and to decide: a Ping, its answer,
@@ -73,7 +73,8 @@ class Oracle:
         """Something goes wrong: at the head (then all may be lost), a device, or a link, whose ends may be,
         if they are devices.
 
-        A device that is slow or hot is not lost for it, unless a pass takes longer than the rule allows.
+        A device that is slow or hot is not lost for it, unless a pass takes longer than the rule allows;
+        nor is one on a slow network: signs of life wait there only for as long as the head lets them.
         """
         if fault.kind == "poor":  # where devices share no arithmetic any of them may be left out
             self._touched.update(self._daemons)

@@ -338,6 +338,8 @@ class Play:
             self.clock.at(until_s, lambda: setattr(daemon, FLAWS[kind], False))
         elif kind == "stuck":
             daemon.hang()
+        elif kind == "narrow":
+            self.network.narrow(daemon.name)
         elif kind == "held":
             self._others += 1
             OtherHead(self.clock, self.network, daemon, self._others, self.schedule.layer_count, until_s)

@@ -29,6 +29,10 @@ HEAL_S = 8.0
 """When all is well again."""
 ANSWERED_SHARE = 0.25
 """Of the first questions: an answer that another head began, as its journal says."""
+SILENT_S = 3.0
+"""The longer of the silences by which a device is lost."""
+HOLD_SHARE = 0.1
+"""Of the silence by which a device is lost: for so long a segment may keep a link busy, as in the product."""
 MORE_KINDS = ("held", "one way")
 """Faults that came later: drawn beside the others, so that a seed keeps the faults that it had."""
 LATER_KINDS = ("damaged", "short", "doomed", "locked", "babble", "heat", "garble", "mute", "slow link", "no name")
@@ -41,7 +45,7 @@ DRAFTER_KINDS = (
 """What happens to devices of drafters, and to their links."""
 BITS_KINDS = ("poor",)
 """What may be so where devices have different arithmetics: one comes back without its best."""
-START_KINDS = ("absent",)
+START_KINDS = ("absent", "narrow")
 """What may be so when the head begins."""
 KINDS = ("crash", "restart", "stop", "slow", "stuck", "sever", "break", "head stops", "clock", "refuse", "drafter")
 
@@ -130,6 +134,8 @@ def draw(seed: int) -> Schedule:
     bits = random.Random(f"bits {seed}")
     arithmetics = _arithmetics(bits, devices)
     may_change = bits.random() < 0.3
+    narrow = random.Random(f"narrow {seed}")
+    narrows = _narrow_ways(narrow, devices)
     devices_min = room.randint(1, len(devices)) if room.random() < 0.2 else 1
     wanted = random.Random(~seed)
     dialogues = tuple(replace(each, first=replace(each.first, top_logprobs=wanted.choice([-1, -1, 0, 3, 20]))) for each in dialogues)
@@ -155,7 +161,7 @@ def draw(seed: int) -> Schedule:
         context=context,
         bounds=Bounds(flights_max=flights_max, prefill_chunk=rng.choice([1, 4, 128])),
         patience=Patience(
-            silent_s=rng.choice([1.2, 3.0]),
+            silent_s=rng.choice([1.2, SILENT_S]),
             loading_silent_s=4.0,
             loading_s=5.0,
             stuck_s=rng.choice([4.0, 6.0]),
@@ -184,6 +190,7 @@ def draw(seed: int) -> Schedule:
                     *_later_faults(later, devices, [dialogue.at_s for dialogue in dialogues]),
                     *_start_faults(random.Random(f"start {seed}"), devices),
                     *_bits_faults(bits, arithmetics, [dialogue.at_s for dialogue in dialogues]),
+                    *narrows,
                 ),
                 key=lambda fault: fault.at_s,
             )
@@ -191,6 +198,11 @@ def draw(seed: int) -> Schedule:
         arithmetics=arithmetics,
         may_change=may_change,
     )
+    first = narrow.choice([1, 2] if narrows else [1, 2, None])
+    if narrows:  # where four rows wait for each other a word takes nearly a second
+        made = replace(made, patience=replace(made.patience, silent_s=SILENT_S))
+    hold_s = HOLD_SHARE * made.patience.silent_s
+    made = replace(made, bounds=replace(made.bounds, prefill_first=first, hold_s=hold_s))
     return made if captures else _with_places(made)
 
 
@@ -349,6 +361,14 @@ def _bits_faults(
     at_s, for_s = rng.choice([0.0, rng.choice(asked_s) + rng.uniform(0, 1)]), rng.choice([1.0, 3.0, HEAL_S])
     where = several if rng.random() < 0.4 else [rng.choice(several)]
     return tuple(Fault(kind="poor", at_s=min(at_s, HEAL_S), for_s=for_s, where=(device,)) for device in where)
+
+
+def _narrow_ways(rng: random.Random, devices: tuple[str, ...]) -> tuple[Fault, ...]:
+    """In a tenth of the seeds: the network is slow where some devices are, from the beginning on."""
+    if rng.random() > 0.1:
+        return ()
+    found = rng.sample(devices, rng.choice([1, len(devices)]))
+    return tuple(Fault(kind="narrow", at_s=0.0, for_s=HEAL_S, where=(device,)) for device in found)
 
 
 def _absences(rng: random.Random, devices: tuple[str, ...]) -> tuple[Fault, ...]:
