@@ -21,6 +21,7 @@ from flowspec.errors import InputError
 from flowspec.model.attention import TreeBatch, TreeCache
 from flowspec.model.families import FAMILIES, Family
 from flowspec.model.files import ModelFiles, TensorIndex
+from flowspec.model.kernels import kernel_of
 from flowspec.model.pieces import angles_of, call_directly, head_dim, slice_config
 from flowspec.model.slice import DTYPES
 from flowspec.model.support import check_quantised, check_rotary, family_of
@@ -178,6 +179,7 @@ class EagleHead:
             rotary = LlamaRotaryEmbedding(config=config).to(device)
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise InputError(f"cannot build draft head {files.model!r} from its config.json: {error}") from None
+        kernel_of(dtype, device)  # tried before it is used; what it computes with is what slices do
         index = target.tensors()
         shared = _shared(kind, tensors, target_config, family, index)
         _fill(network.eval(), tensors, index, shared, _UNUSED[kind], DTYPES[ACTIVATIONS[dtype]], device)

@@ -108,7 +108,7 @@ def test_verify_finds_all_exact_and_finds_a_wrong_token(tmp_path: Path) -> None:
     # This process computes with other weights than the cluster has: this must show.
     script = (
         "import sys\nfrom flowspec.model.step_by_step import StepByStep\nreal = StepByStep.load\n"
-        "def other(files, dtype):\n    found = real(files, dtype)\n"
+        "def other(*given, **named):\n    found = real(*given, **named)\n"
         "    found.part.pieces.layers[3].mlp.down_proj.weight.data *= 1.5\n    return found\n"
         "StepByStep.load = other\nfrom flowspec.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     )

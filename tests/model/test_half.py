@@ -167,7 +167,8 @@ def test_torch_is_preferred_where_the_processor_has_instructions_or_fbgemm_is_mi
 
 def test_our_own_products_come_first_but_for_a_processor_that_has_such_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     built = build.build()
-    assert built is not None, "the tests need a C compiler"
+    if built is None:
+        pytest.skip("there is no C compiler here (Debian: apt-get install gcc)")
     monkeypatch.setattr(build, "_allowed", built)
     for has_products, first in ((False, "lanes16"), (True, "torch")):
         monkeypatch.setattr("flowspec.model.kernels.has_products", lambda dtype, here=has_products: here)

@@ -18,7 +18,7 @@ from flowspec.core.cluster_messages import Error
 from flowspec.core.messages import Sampling
 from flowspec.errors import ClusterError
 from flowspec.model.files import ModelFiles
-from flowspec.model.reference import Reference
+from flowspec.model.step_by_step import StepByStep
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
 from flowspec.runtime.answer import Changed
@@ -67,7 +67,7 @@ def planned(folder: Path, *daemons: DaemonProcess) -> ClusterPlan:
 
 
 def expected(folder: Path, count: int) -> list[int]:
-    return Reference(ModelFiles(str(folder)), "int8").generate(PROMPT, DRAWN, count, frozenset())
+    return list(StepByStep.load(ModelFiles(str(folder)), "int8").generate(tuple(PROMPT), DRAWN, count, frozenset()))
 
 
 def test_the_best_that_all_have_is_agreed(folder: Path, rich: DaemonProcess, poor: DaemonProcess) -> None:
