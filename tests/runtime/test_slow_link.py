@@ -46,6 +46,8 @@ def test_a_link_on_which_a_segment_takes_very_long_is_named_and_costs_nobody(
     monkeypatch.setattr(timeouts, "STUCK_S", 2.0)
     daemons, notes = cluster.wait()[:2], []
     whole = replace(plan_for(folder, daemons), hidden_size=64)
+    with Head(whole):
+        pass  # as below
     with slow_wire(daemons[1].address, 0.021) as address:
         plan = replace(whole, stages=(whole.stages[0], replace(whole.stages[1], address=address)))
         devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
@@ -64,6 +66,8 @@ def test_a_link_on_which_a_segment_takes_very_long_is_named_and_costs_nobody(
 def test_a_segment_that_takes_long_on_its_way_costs_nobody(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
     daemons, notes = cluster.wait()[:2], []
     whole = plan_for(folder, daemons)
+    with Head(whole):
+        pass  # the layers are there before the wire is slow: this is about segments
     with slow_wire(daemons[1].address, MBPS) as address:
         plan = replace(whole, stages=(whole.stages[0], replace(whole.stages[1], address=address)))
         devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
