@@ -17,7 +17,7 @@ from flowspec.core.messages import Sampling
 from flowspec.core.slots import WORK_BYTES
 from flowspec.draft.ngram import NgramDrafter
 from flowspec.model.files import ModelFiles
-from flowspec.model.reference import Reference
+from flowspec.model.step_by_step import StepByStep
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.compute import Machine
 from flowspec.runtime.daemon import Daemon
@@ -47,8 +47,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(large: Path) -> list[list[int]]:
-    reference = Reference(ModelFiles(str(large)), "float32")
-    return [reference.generate(prompt, Sampling(), COUNT, frozenset()) for prompt in PROMPTS]
+    plain = StepByStep.load(ModelFiles(str(large)), "float32")
+    return [list(plain.generate(prompt, Sampling(), COUNT, frozenset())) for prompt in PROMPTS]
 
 
 @pytest.fixture

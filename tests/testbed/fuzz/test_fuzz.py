@@ -94,7 +94,7 @@ def emits_again(patch: pytest.MonkeyPatch) -> None:
     reopen = Request.reopen
 
     def broken(self: Request) -> None:
-        self.tree.rewind(self.tree.committed_length - 1)
+        self.tree.rewind(max(1, self.tree.committed_length - 1))
         reopen(self)
 
     patch.setattr(Request, "reopen", broken)
