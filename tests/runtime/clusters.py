@@ -27,7 +27,7 @@ from flowspec.runtime.weights.server import WeightServer
 from flowspec.testbed.checkpoints import VOCABULARY_SIZE
 from flowspec.wire.codec import decode
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 PROMPT = tuple(range(5, 45))
 
 
