@@ -120,4 +120,10 @@ class RemoteDrafterCore:
         self._job = None
         self._done += 1
         started_s = max(self._sent_s, now_s - answer.compute_s)  # by its own clock it may say anything
-        return Drafted(drafter=self.number, job=answer.job, proposals=answer.proposals, started_s=started_s, ended_s=now_s)
+        return Drafted(
+            drafter=self.number,
+            job=answer.job,
+            proposals=answer.proposals,
+            started_s=started_s,
+            ended_s=now_s,
+        )

@@ -13,7 +13,17 @@ from flowspec import __version__
 from flowspec.core.arithmetic import Arithmetics, AskArithmetics
 from flowspec.core.cluster_messages import Ready, Welcome
 from flowspec.core.driving import Driver
-from flowspec.core.forming import CONTROL, Dial, Forming, FormingCommand, FormingEvent, Part, Plan, Planned, Tell
+from flowspec.core.forming import (
+    CONTROL,
+    Dial,
+    Forming,
+    FormingCommand,
+    FormingEvent,
+    Part,
+    Plan,
+    Planned,
+    Tell,
+)
 from flowspec.core.forming import Said as DeviceSaid
 from flowspec.core.forming import Terms as FormingTerms
 from flowspec.core.holding import (

@@ -9,7 +9,13 @@ import pytest
 from flowspec.core.events import Draft, Drafted, DrafterBack, DrafterLost, PipelineLost, Reformed, ToDrafter
 from flowspec.core.membership import Tick
 from flowspec.core.messages import Expand, Proposal, Proposed, Release, Segment
-from flowspec.core.remote_drafter import Disbelieve, GivenUp, RemoteDrafterCommand, RemoteDrafterCore, RemoteDrafterEvent
+from flowspec.core.remote_drafter import (
+    Disbelieve,
+    GivenUp,
+    RemoteDrafterCommand,
+    RemoteDrafterCore,
+    RemoteDrafterEvent,
+)
 
 VOCABULARY = 9
 FORMED = Reformed(stage_count=1, cache_slots=500)

@@ -161,7 +161,13 @@ def test_no_number_among_the_logits_is_no_agreement(tmp_path: Path) -> None:
                 rows[:, 7] = np.nan
                 yield rows
 
-    found = compare(Reference(files, "float32"), Broken(StepByStep.load(files, "float32").part), "float32", "", [(3, 4, 5, 6)])
+    found = compare(
+        Reference(files, "float32"),
+        Broken(StepByStep.load(files, "float32").part),
+        "float32",
+        "",
+        [(3, 4, 5, 6)],
+    )
     assert len(found.faults) == 2
 
 

@@ -60,7 +60,10 @@ def _compile(command: str, flags: list[str], path: Path) -> bool:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         object_file, made = f"{folder}/canonical.o", f"{folder}/canonical.so"
-        for words in ([*flags, "-c", str(SOURCE), "-o", object_file], ["-shared", object_file, "-lm", "-o", made]):
+        for words in (
+            [*flags, "-c", str(SOURCE), "-o", object_file],
+            ["-shared", object_file, "-lm", "-o", made],
+        ):
             if not _run(command, *words):
                 return False
         os.replace(made, path)

@@ -48,7 +48,15 @@ class Library:
         """`[rows, out]` from float32 `[rows, in]` and `[out, in]` in float32, bfloat16 or float16."""
         (rows, inputs), outputs = x.shape, len(weights)
         found = x.new_empty((rows, outputs))
-        where = x.data_ptr(), rows, inputs, weights.data_ptr(), KINDS[weights.dtype], outputs, found.data_ptr()
+        where = (
+            x.data_ptr(),
+            rows,
+            inputs,
+            weights.data_ptr(),
+            KINDS[weights.dtype],
+            outputs,
+            found.data_ptr(),
+        )
         if not self._linear(*where, torch.get_num_threads()):
             raise MemoryError("no memory for a linear layer")
         return found

@@ -51,7 +51,10 @@ class Sight:
             places = np.argsort(positions, kind="stable")
             blocks = positions[places] // plain.BLOCK
             ends = np.append(np.flatnonzero(blocks[1:] != blocks[:-1]) + 1, len(blocks))
-            self._order = torch.from_numpy(slots[places].astype(np.int32)), torch.from_numpy(ends.astype(np.int32))
+            self._order = (
+                torch.from_numpy(slots[places].astype(np.int32)),
+                torch.from_numpy(ends.astype(np.int32)),
+            )
         return self._order
 
     def paths(self) -> torch.Tensor:

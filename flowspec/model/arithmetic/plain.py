@@ -98,7 +98,11 @@ def cosine_and_sine(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return cosine.float(), torch.where(place >= 2, -sine, sine).float()
 
 
-FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": silu, "gelu_tanh": gelu_tanh, "tanh": tanh}
+FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": silu,
+    "gelu_tanh": gelu_tanh,
+    "tanh": tanh,
+}
 """Each of float32, number by number."""
 
 
