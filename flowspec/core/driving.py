@@ -3,9 +3,9 @@
 *A turn* of a daemon's loop takes what was computed first, then some of what came, and looks at the time last:
 with all that came read, or a hold would end while its head's pings wait to be read.
 
-*Run to completion*: an event is over when all that it led to is done. What doing it brings about (a connection
-that takes no more, a name that cannot be dialled, a plan) is the core's next event, and waits until then. So
-whoever drives a core never has commands at hand that a later event has made void.
+*Run to completion*: an event is over when all that it led to is done. What doing it brings about (a
+connection that takes no more, a name that cannot be dialled, a plan) is the core's next event, and waits
+until then. So whoever drives a core never has commands at hand that a later event has made void.
 
 Used by the runtime's head, drafters and daemon, and by those of the fault simulator.
 """
@@ -21,7 +21,8 @@ Command = TypeVar("Command")
 
 
 class Driver(Generic[Event, Command]):
-    """Gives one core its events. `handle` is the core's, with what has to be said of it afterwards; `do` carries out a command."""
+    """Gives one core its events. `handle` is the core's, with what has to be said of it afterwards; `do`
+    carries out a command."""
 
     def __init__(self, handle: Callable[[Event], Iterable[Command]], do: Callable[[Command], None]) -> None:
         self._handle = handle
@@ -32,8 +33,8 @@ class Driver(Generic[Event, Command]):
     def give(self, event: Event) -> None:
         """The core's next event; within a command it waits until all commands are done.
 
-        What `handle` or `do` raises comes out of the outermost call. The rest of that event's commands is left
-        out then; what waits comes with the next event.
+        What `handle` or `do` raises comes out of the outermost call. The rest of that event's commands is
+        left out then; what waits comes with the next event.
         """
         self._waiting.append(event)
         if self._is_busy:

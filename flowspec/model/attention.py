@@ -1,8 +1,9 @@
 """The tree cache and the tree attention, registered with transformers so that model code is used unchanged.
 
-A node's keys and values sit in a slot; RoPE is baked in by position and the mask decides who sees whom, so pruning frees slots without
-copying anything. Rows of several requests go through the linear layers together and attend each to their own cache. A row's sums go by
-the positions of what it sees (`arithmetic/`), so which slots its path happens to lie in changes no bit.
+A node's keys and values sit in a slot; RoPE is baked in by position and the mask decides who sees whom, so
+pruning frees slots without copying anything. Rows of several requests go through the linear layers together
+and attend each to their own cache. A row's sums go by the positions of what it sees (`arithmetic/`), so which
+slots its path happens to lie in changes no bit.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ ATTENTION_NAME = "flowspec_tree"
 class TreeCache:
     """Keys and values of one request at one stage, grown in blocks.
 
-    `keys` `[layers, kv_heads, slots / LANES, head_dim, LANES]`: a number of sixteen slots' keys lies side by side, as scores are summed.
-    `values` `[layers, kv_heads, slots, head_dim filled up to LANES]`.
+    `keys` `[layers, kv_heads, slots / LANES, head_dim, LANES]`: a number of sixteen slots' keys lies side by
+    side, as scores are summed. `values` `[layers, kv_heads, slots, head_dim filled up to LANES]`.
     """
 
     def __init__(self, *, layers: int, kv_heads: int, head_dim: int, slots_max: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -119,7 +120,8 @@ def tree_attention(
     softcap: float | None = None,
     **_unused: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Writes the rows' keys and values to their slots, then attends to what each row sees; returns `[1, rows, heads, head_dim]`."""
+    """Writes the rows' keys and values to their slots, then attends to what each row sees; returns `[1, rows,
+    heads, head_dim]`."""
     layer = module.layer_idx - tree.first_layer
     outputs = []
     for rows in tree.requests:

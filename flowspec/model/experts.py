@@ -1,7 +1,8 @@
 """Mixture-of-experts layers whose result for a row is the same whatever other rows are in the batch.
 
-Registered with transformers as an experts implementation. All rows of an expert run at once, through products whose bits for a row do not
-depend on the others (`products.py`, `quantised.py`); each row's experts are added in ascending order, in the model's dtype.
+Registered with transformers as an experts implementation. All rows of an expert run at once, through products
+whose bits for a row do not depend on the others (`products.py`, `quantised.py`); each row's experts are added
+in ascending order, in the model's dtype.
 """
 
 from __future__ import annotations

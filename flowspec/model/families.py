@@ -46,14 +46,14 @@ def _untouched(config: Any, logits: Any, tanh: Function) -> Any:
 class Family:
     """Class names `{prefix}DecoderLayer`, `{prefix}RMSNorm`, `{prefix}RotaryEmbedding` in `transformers.models.{module}`.
 
-    `embedding_scale(config, rounded)`: embeddings are multiplied by it; `rounded` rounds to the model's dtype.
-    `finish(config, logits, tanh)`: from what `lm_head` gives to logits, in the model's dtype; `tanh` is whose function is used.
-    `rotary_by_layer_type`: each type of layers has position embeddings of its own.
-    `rotary_is_partial`: the layers take position embeddings narrower than a head.
-    `stacked`: parameters of a layer that checkpoints hold expert by expert, each with the tensors that are joined, output rows on
-    output rows, to expert `{}`.
-    `ignored`: fields of the family's config that transformers' code does not act on. `part`: where a multimodal model's config
-    keeps that of the decoder, the part that is run here. `architectures`: classes that generate text, besides `{prefix}ForCausalLM`.
+    `embedding_scale(config, rounded)`: embeddings are multiplied by it; `rounded` rounds to the model's
+    dtype. `finish(config, logits, tanh)`: from what `lm_head` gives to logits, in the model's dtype; `tanh`
+    is whose function is used. `rotary_by_layer_type`: each type of layers has position embeddings of its own.
+    `rotary_is_partial`: the layers take position embeddings narrower than a head. `stacked`: parameters of a
+    layer that checkpoints hold expert by expert, each with the tensors that are joined, output rows on output
+    rows, to expert `{}`. `ignored`: fields of the family's config that transformers' code does not act on.
+    `part`: where a multimodal model's config keeps that of the decoder, the part that is run here.
+    `architectures`: classes that generate text, besides `{prefix}ForCausalLM`.
     """
 
     module: str

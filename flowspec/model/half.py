@@ -108,6 +108,7 @@ def has_instructions(dtype: str) -> bool:
 
 
 def has_products(dtype: str) -> bool:
-    """Whether this x86 processor multiplies numbers of 16 bits and adds up in 32 in one step; False where torch cannot tell."""
+    """Whether this x86 processor multiplies numbers of 16 bits and adds up in 32 in one step; False where
+    torch cannot tell."""
     names = {"bfloat16": ("_is_avx512_bf16_supported", "_is_amx_tile_supported"), "float16": ("_is_amx_fp16_supported",)}[dtype]
     return any(bool(asked()) for name in names if (asked := getattr(torch.cpu, name, None)) is not None)

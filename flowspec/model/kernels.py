@@ -37,8 +37,8 @@ from flowspec.model.trials import tried
 class Kernel:
     """One way to multiply the matrices of a precision.
 
-    `linear` packs them (None: they stay as they are), `product` multiplies those that it does not pack. Both give
-    the same bits for a row whatever rows run beside it; each is held to that before it is used.
+    `linear` packs them (None: they stay as they are), `product` multiplies those that it does not pack. Both
+    give the same bits for a row whatever rows run beside it; each is held to that before it is used.
 
     `arithmetic` names its bits. One with an `@` has those of a processor and a torch: what its trial computed
     is hashed, and the hash ends the name (`kernel_checks.py`).
@@ -158,7 +158,8 @@ def arithmetics(dtype: str, device: torch.device) -> tuple[str, ...]:
 
 
 def kernel_of(dtype: str, device: torch.device, arithmetic: str = "") -> Kernel:
-    """What multiplies a model's matrices in this precision: the best that computes this `arithmetic` (empty: of all) there.
+    """What multiplies a model's matrices in this precision: the best that computes this `arithmetic` (empty:
+    of all) there.
 
     Tries the kernels as `arithmetics` does. Raises `InputError` for a device that has no right one.
     """

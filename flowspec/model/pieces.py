@@ -1,7 +1,7 @@
 """The modules of a slice, and what its family does between and around them: embedding, position embeddings, logits.
 
-Built on the meta device; `weights.py` fills them. The modules are transformers' own; what they compute beside their matrices is
-computed by `arithmetic/`, so that a row's bits follow from the row.
+Built on the meta device; `weights.py` fills them. The modules are transformers' own; what they compute beside
+their matrices is computed by `arithmetic/`, so that a row's bits follow from the row.
 """
 
 from __future__ import annotations
@@ -176,7 +176,8 @@ def _bytes_of(modules: list[nn.Module]) -> int:
 
 
 def angles_of(rotary: Any, hidden: torch.Tensor, positions: torch.Tensor, kind: str = "") -> Angles:
-    """What a family's RotaryEmbedding gives for `positions` `[1, rows]`; `kind` begins the names of a type of layers."""
+    """What a family's RotaryEmbedding gives for `positions` `[1, rows]`; `kind` begins the names of a type of
+    layers."""
     frequencies = getattr(rotary, f"{kind}inv_freq").float()
     turns = positions[..., None].float() * frequencies
     cosine, sine = (torch.cat([found, found], dim=-1) for found in plain.cosine_and_sine(turns))
@@ -198,10 +199,12 @@ def head_dim(config: Any) -> int:
 
 
 def call_directly(module: nn.Module, family: Family, product: Product | None = None) -> None:
-    """Has a module compute canonically, and spares each call its search for hooks, and each submodule its look-up by name.
+    """Has a module compute canonically, and spares each call its search for hooks, and each submodule its
+    look-up by name.
 
-    Norms, functions of one number and routers are computed by `arithmetic/`, linear layers that are not packed by `product` (None: by
-    torch). Nothing here uses hooks, and with one row these detours are a tenth of a small model's time.
+    Norms, functions of one number and routers are computed by `arithmetic/`, linear layers that are not
+    packed by `product` (None: by torch). Nothing here uses hooks, and with one row these detours are a tenth
+    of a small model's time.
     """
     norm_class, norm_call = family.piece("RMSNorm"), _NORMS[family.norm]
     for part in list(module.modules()):
@@ -237,7 +240,8 @@ def _functions(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _routed(router: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What the families' TopKRouters compute: logits, and each row's shares and experts; of two alike the lower number goes first."""
+    """What the families' TopKRouters compute: logits, and each row's shares and experts; of two alike the
+    lower number goes first."""
     rows = hidden.reshape(-1, hidden.shape[-1])
     logits = plain.product(rows.float(), router.weight.float()).to(rows.dtype)
     shares, experts = plain.softmax(logits.float()).sort(dim=-1, descending=True, stable=True)

@@ -1,8 +1,10 @@
-"""Products of rows with matrices whose weights stay as they are: one arithmetic for a row, whatever rows run beside it.
+"""Products of rows with matrices whose weights stay as they are: one arithmetic for a row, whatever rows run
+beside it.
 
-*lanes16* is our own, in C (`arithmetic/canonical.c`): sixteen lanes of fused steps, the same bits on every processor. *filled* is torch's
-own kernel for always so many rows, or a multiple of it: torch takes other kernels for few rows, whose sums have another order. Which
-multiple is enough was measured, and is tried before it is used, as all kernels are (`kernels.py`).
+*lanes16* is our own, in C (`arithmetic/canonical.c`): sixteen lanes of fused steps, the same bits on every
+processor. *filled* is torch's own kernel for always so many rows, or a multiple of it: torch takes other
+kernels for few rows, whose sums have another order. Which multiple is enough was measured, and is tried
+before it is used, as all kernels are (`kernels.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import torch.nn.functional as F
 from flowspec.model.arithmetic import compiled
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""`x W^T + b`, `[rows, out]` in the dtype of x `[rows, in]`, from W `[out, in]` of that dtype and b `[out]` or None."""
+"""`x W^T + b`, `[rows, out]` in the dtype of x `[rows, in]`, from W `[out, in]` of that dtype and b `[out]`
+or None."""
 FILLED = {torch.float32: 16, torch.bfloat16: 4, torch.float16: 4}
 """Rows; on x86. Elsewhere it takes the most, too."""
 

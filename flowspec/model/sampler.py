@@ -165,9 +165,10 @@ def logprobs(logits: F32, token: int, count: int) -> Logprobs:
 def margin(sampler: Sampler, logits: F32, position: int, token: int) -> float:
     """How far logits must move against each other, at least, before another token than `token` is drawn at `position`.
 
-    `token` is the one drawn. The least of: its distance to where a filter drops it, and for every other id the larger of
-    the lead over it and its distance to where the filters let it in (0 if they do). Rounding can change a choice only where
-    it is small: that takes errors of half the margin, up for some logits and down for others.
+    `token` is the one drawn. The least of: its distance to where a filter drops it, and for every other id
+    the larger of the lead over it and its distance to where the filters let it in (0 if they do). Rounding
+    can change a choice only where it is small: that takes errors of half the margin, up for some logits and
+    down for others.
     """
     temperature = sampler.sampling.temperature
     if temperature == 0:

@@ -420,7 +420,8 @@ class Daemon:
         self._next = self._data = self._shape = None
 
     def _take_result(self) -> bool:
-        """Takes the next thing that the compute thread did, or how far the running job has come; whether there was one."""
+        """Takes the next thing that the compute thread did, or how far the running job has come; whether
+        there was one."""
         now_s = time.monotonic()
         if self._compute.results:
             self._result(*self._compute.results.popleft(), now_s)

@@ -1,7 +1,8 @@
 """A drafter on a device of its own, as the head sees it: work goes there, proposals come back, and its loss is an event like others.
 
-Carries out what `core/remote_drafter.py` decides. A thread keeps the connection, as a pipeline of one device that answers do not need
-(`Pipelines`): the same dialling, leases, time-outs and probes as for stages. Nothing that happens there holds the head up. Results come back on `results` with a wake-up, as a `DraftThread`'s.
+Carries out what `core/remote_drafter.py` decides. A thread keeps the connection, as a pipeline of one device
+that answers do not need (`Pipelines`): the same dialling, leases, time-outs and probes as for stages. Nothing
+that happens there holds the head up. Results come back on `results` with a wake-up, as a `DraftThread`'s.
 """
 
 from __future__ import annotations
@@ -66,8 +67,9 @@ Result = Drafted | DrafterLost | DrafterBack | Absent | Told | Failed | Crashed
 class RemoteDrafter:
     """The head's drafter number `number`, which is lost (`DrafterLost`) until the first `DrafterBack`.
 
-    Whoever takes a `DrafterBack` from the results posts it again before any work for it, as the core wants it. One that cannot be had at first is `Failed`, or `Absent` where it `may_be_absent`;
-    later it is lost, for good if it would fail again in the same way.
+    Whoever takes a `DrafterBack` from the results posts it again before any work for it, as the core wants
+    it. One that cannot be had at first is `Failed`, or `Absent` where it `may_be_absent`; later it is lost,
+    for good if it would fail again in the same way.
     """
 
     def __init__(

@@ -1,8 +1,10 @@
-"""How a simulated cluster without faults begins: its pipeline is formed and its devices are held by the product's own code, in no time.
+"""How a simulated cluster without faults begins: its pipeline is formed and its devices are held by the
+product's own code, in no time.
 
-From then on nobody is lost, silent or back, and each word is for a stage or for the head: `Holding` would hand
-all of them on as they are (`tests/sim/test_beginning.py` compares), and `Forming` would say nothing but Ping. So
-a `World` gives its events to `StageCore` and `HeadCore` themselves. Clusters that fail are `sim.faults`.
+From then on nobody is lost, silent or back, and each word is for a stage or for the head: `Holding` would
+hand all of them on as they are (`tests/sim/test_beginning.py` compares), and `Forming` would say nothing but
+Ping. So a `World` gives its events to `StageCore` and `HeadCore` themselves. Clusters that fail are
+`sim.faults`.
 """
 
 from __future__ import annotations

@@ -135,7 +135,8 @@ class StopWatch:
 
 
 def measure(cluster: Cluster, prompts: Sequence[Prompt], cases: Sequence[Case], rounds: int) -> tuple[list[Timed], dict[str, Counter[str]]]:
-    """Every case by everyone in every round, and how the answers agree; raises `FlowSpecError` for a wrong one of ours."""
+    """Every case by everyone in every round, and how the answers agree; raises `FlowSpecError` for a wrong
+    one of ours."""
     theirs = Theirs()
     sides: dict[str, Callable[[], contextlib.AbstractContextManager[Ask]]] = {
         **{method: lambda method=method: ours(cluster, method) for method in OURS},  # type: ignore[misc]

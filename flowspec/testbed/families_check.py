@@ -78,7 +78,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a job ended; `refused` says why a model was not run, `faithful` is `Faithfulness.report` of one that was."""
+    """How a job ended; `refused` says why a model was not run, `faithful` is `Faithfulness.report` of one
+    that was."""
 
     job: Job
     answers: int = 0

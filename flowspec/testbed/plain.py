@@ -1,4 +1,5 @@
-"""Prompts with their plain answers: what a model says step by step in one process, made once and kept in a file if asked for."""
+"""Prompts with their plain answers: what a model says step by step in one process, made once and kept in a
+file if asked for."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ def plain_cases(
     cache: Path | None = None,
     context: int | None = None,
 ) -> list[Case]:
-    """Every prompt (its first turn) with every sampling, answered step by step; answers that `cache` holds are not made again.
+    """Every prompt (its first turn) with every sampling, answered step by step; answers that `cache` holds
+    are not made again.
 
     Raises `InputError`, before anything is answered, for a prompt that is too long for `context` (None: the model's).
     """

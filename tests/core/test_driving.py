@@ -1,4 +1,5 @@
-"""Events wait until what the one before led to is done; and a turn takes results, some messages, and the time last."""
+"""Events wait until what the one before led to is done; and a turn takes results, some messages, and the time
+last."""
 
 from __future__ import annotations
 

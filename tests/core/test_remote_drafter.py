@@ -1,4 +1,5 @@
-"""What a head's drafter on a device is asked, what of its answers counts, and what a loss makes void: event in, command list out."""
+"""What a head's drafter on a device is asked, what of its answers counts, and what a loss makes void: event
+in, command list out."""
 
 from __future__ import annotations
 

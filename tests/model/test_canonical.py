@@ -1,4 +1,5 @@
-"""The bits of a row depend on the rows it sees, and on nothing else: every family, every precision, whatever runs beside it.
+"""The bits of a row depend on the rows it sees, and on nothing else: every family, every precision, whatever
+runs beside it.
 
 Each logit is compared, bit for bit, with that of one slice of all layers which is given one token at a time.
 """

@@ -1,4 +1,5 @@
-"""`margin` bounds from below how far logits must move to change a draw: tiny where two tokens are almost equal, large elsewhere."""
+"""`margin` bounds from below how far logits must move to change a draw: tiny where two tokens are almost
+equal, large elsewhere."""
 
 from __future__ import annotations
 

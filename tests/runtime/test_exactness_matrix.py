@@ -1,4 +1,5 @@
-"""Real processes, every method, drafter and way to draw: every answer is that of decoding step by step in one process.
+"""Real processes, every method, drafter and way to draw: every answer is that of decoding step by step in one
+process.
 
 The cases are chosen so that every two values of different factors meet in one of them.
 """

@@ -1,4 +1,5 @@
-"""A simulated cluster begins with the product's own forming and holding, and needs neither of them while nothing fails."""
+"""A simulated cluster begins with the product's own forming and holding, and needs neither of them while
+nothing fails."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def test_every_device_of_a_plan_is_held_with_its_part_and_ready() -> None:
 
 
 class Shadow:
-    """Daemons beside a world that are told what its stages are told: they must have the same done, and nothing else."""
+    """Daemons beside a world that are told what its stages are told: they must have the same done, and
+    nothing else."""
 
     def __init__(self, play: Play) -> None:
         self.seen: Counter[str] = Counter()

@@ -1,5 +1,5 @@
-"""Devices whose way into the network is slow: what they send to the next stage must not hold up their signs of
-life."""
+"""Devices whose way into the network is slow: what they send to the next stage must not hold up their signs
+of life."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Builds the canonical arithmetic's C file by the system's compiler, once for a processor. Imports no torch.
 
-Nothing needs it: without a compiler `plain.py`, which says what is computed, computes it, too. What was built is kept in the user's
-cache folder, by source, compiler and what the compiler knows of the processor. It is tried before it is used, as kernels are
-(`trials.py`); `allow` is said by who has done that.
+Nothing needs it: without a compiler `plain.py`, which says what is computed, computes it, too. What was built
+is kept in the user's cache folder, by source, compiler and what the compiler knows of the processor. It is
+tried before it is used, as kernels are (`trials.py`); `allow` is said by who has done that.
 """
 
 from __future__ import annotations

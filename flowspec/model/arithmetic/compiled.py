@@ -85,8 +85,8 @@ class Library:
         scale: float,
         cap: float | None,
     ) -> torch.Tensor:
-        """As `plain.attention`, but for what rows see: `seen` `[rows, high]` bool, `order` int32 the slots that any row sees by
-        position, `ends` int32 where in `order` each block of positions ends."""
+        """As `plain.attention`, but for what rows see: `seen` `[rows, high]` bool, `order` int32 the slots
+        that any row sees by position, `ends` int32 where in `order` each block of positions ends."""
         rows, heads, width = queries.shape
         found = torch.empty_like(queries)
         given = _Attention(

@@ -1,4 +1,5 @@
-"""The canonical arithmetic's operations, each by `canonical.c` where that may be used, else as `plain.py` defines it.
+"""The canonical arithmetic's operations, each by `canonical.c` where that may be used, else as `plain.py`
+defines it.
 
 Tensors may have any dtype that a layer computes in; results have it, too, rounded once.
 """
@@ -33,7 +34,8 @@ def function(x: torch.Tensor, name: str) -> torch.Tensor:
 
 @dataclass(slots=True)
 class Sight:
-    """What each row of a job sees of a cache: `seen` `[rows, high]` bool, `key_positions` `[high]` int32 of the slots.
+    """What each row of a job sees of a cache: `seen` `[rows, high]` bool, `key_positions` `[high]` int32 of
+    the slots.
 
     A row sees at most one slot for each position.
     """
@@ -44,7 +46,8 @@ class Sight:
     _paths: torch.Tensor | None = None
 
     def order(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Slots that any row sees by position, and where among them each block of positions ends; both int32, on the CPU."""
+        """Slots that any row sees by position, and where among them each block of positions ends; both int32,
+        on the CPU."""
         if self._order is None:
             slots = np.flatnonzero(self.seen.numpy().any(axis=0))
             positions = self.key_positions.numpy()[slots]
@@ -75,8 +78,8 @@ def attention(
     scale: float,
     cap: float | None = None,
 ) -> torch.Tensor:
-    """`[rows, heads, width]` from queries of that shape, `keys` `[kv_heads, slots / 16, width, 16]` and `values`
-    `[kv_heads, slots, width, filled up to a multiple of 16]`."""
+    """`[rows, heads, width]` from queries of that shape, `keys` `[kv_heads, slots / 16, width, 16]` and
+    `values` `[kv_heads, slots, width, filled up to a multiple of 16]`."""
     library = _library(queries)
     wide = queries.float().contiguous()
     if library is None:

@@ -1,9 +1,10 @@
 """What the canonical arithmetic is: each operation written in steps that IEEE 754 fixes bit by bit.
 
-A multiplication, an addition, a division or a root of one number has one right result, on any processor. What differs between
-processors, threads and batches is the order of sums, and functions such as `exp`, which libraries compute in more than one way.
-So sums are written out here (in halves, or one after another in blocks of positions), and functions as polynomials. These are
-the definitions; `canonical.c` gives the same bits in less time, and `compiled.py` says where it is used.
+A multiplication, an addition, a division or a root of one number has one right result, on any processor. What
+differs between processors, threads and batches is the order of sums, and functions such as `exp`, which
+libraries compute in more than one way. So sums are written out here (in halves, or one after another in
+blocks of positions), and functions as polynomials. These are the definitions; `canonical.c` gives the same
+bits in less time, and `compiled.py` says where it is used.
 
 All is in float32, whatever the dtype of what is given: float16 and bfloat16 are widened without a rounding.
 """
@@ -17,7 +18,8 @@ import torch
 import torch.nn.functional as F
 
 BLOCK = 64
-"""Positions whose values are summed one after another, before their sum is added to those of the blocks before."""
+"""Positions whose values are summed one after another, before their sum is added to those of the blocks
+before."""
 EXP_LEAST, EXP_MOST = -86.0, 88.0
 _SHIFT = 12582912.0
 """1.5 * 2^23: a float32 that was added to it has lost its fraction, rounded to even."""
@@ -36,11 +38,13 @@ _COS = (
 )
 """Coefficients of fdlibm's sine and cosine between -pi/4 and pi/4, the highest power first."""
 _SHARES_MAX = 1 << 22
-"""Numbers of rows, keys and widths that are held at once, so that a long prompt's values are not all copied at once."""
+"""Numbers of rows, keys and widths that are held at once, so that a long prompt's values are not all copied
+at once."""
 
 
 def halves_sum(terms: torch.Tensor) -> torch.Tensor:
-    """Sums over the last dimension, filled up with zeros to a power of two: the two halves, then the halves of that, ..."""
+    """Sums over the last dimension, filled up with zeros to a power of two: the two halves, then the halves
+    of that, ..."""
     width = terms.shape[-1]
     room = 1 << (width - 1).bit_length()
     terms = F.pad(terms, (0, room - width))
@@ -109,13 +113,15 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def normal(x: torch.Tensor, eps: float) -> torch.Tensor:
     """Float32 rows over the root of their mean square; any shape, by the last dimension."""
     mean = halves_sum(x * x) * (1 / x.shape[-1])
-    # Libraries that torch calls round roots of float32 in more than one way. A root in float64, right but for its last place, rounds right.
+    # Libraries that torch calls round roots of float32 in more than one way. A root in float64, right but for
+    # its last place, rounds right.
     root = (mean + eps).double().sqrt().float()
     return x * root.reciprocal()[..., None]
 
 
 def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """`x W^T`, `[rows, out]`, of float32 `[rows, in]` and `[out, in]`: for small matrices, such as a router's."""
+    """`x W^T`, `[rows, out]`, of float32 `[rows, in]` and `[out, in]`: for small matrices, such as a
+    router's."""
     return torch.stack([halves_sum(row * weight) for row in x]) if len(x) else x.new_empty((0, len(weight)))
 
 
@@ -135,8 +141,9 @@ def attention(
 ) -> torch.Tensor:
     """`[rows, heads, width]` float32 from queries of that shape and dtype.
 
-    `keys` `[kv_heads, slots / 16, width, 16]`, `values` `[kv_heads, slots, width]`. `paths` `[rows, positions]` int64: the slot of
-    the key that a row sees at a position, -1 where it sees none. Scores are bounded by `cap`.
+    `keys` `[kv_heads, slots / 16, width, 16]`, `values` `[kv_heads, slots, width]`. `paths` `[rows,
+    positions]` int64: the slot of the key that a row sees at a position, -1 where it sees none. Scores are
+    bounded by `cap`.
     """
     rows = max(1, _SHARES_MAX // max(1, paths.shape[1] * values.shape[2]))
     found = [

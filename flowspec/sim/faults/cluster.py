@@ -1,4 +1,5 @@
-"""A head whose cluster fails, in virtual time: `HeadCore`, its pipelines and its drafters, as the runtime's `Head` drives them.
+"""A head whose cluster fails, in virtual time: `HeadCore`, its pipelines and its drafters, as the runtime's
+`Head` drives them.
 
 Every token is compared with the plain answer when it is emitted.
 """

@@ -121,11 +121,12 @@ class SimDaemon:
 
     It has memory for `cache_slots` of all conversations, as it says; what needs more fails at once. `fired`
     counts the rules of its lives. Whatever is wrong with it is set from outside: what it would load
-    `is_damaged`, what its drafter computes `is_numb` (no number), memory `is_short` of what one conversation takes, it `is_doomed` to be killed over what it
-    loads next, it `is_locked` for everybody, it `babbles` where it should show life, its passes take `heat`
-    times as long, it `is_poor` and has lost the best of its `arithmetics`. With a `drafter` it can be assigned
-    that, whose jobs take as long as `drafting` says. Where those who speak to it may not be honest, whatever it
-    is told is possible. Where a device `is_by_layers`, its curve is that of all layers of the model together.
+    `is_damaged`, what its drafter computes `is_numb` (no number), memory `is_short` of what one conversation
+    takes, it `is_doomed` to be killed over what it loads next, it `is_locked` for everybody, it `babbles`
+    where it should show life, its passes take `heat` times as long, it `is_poor` and has lost the best of its
+    `arithmetics`. With a `drafter` it can be assigned that, whose jobs take as long as `drafting` says. Where
+    those who speak to it may not be honest, whatever it is told is possible. Where a device `is_by_layers`,
+    its curve is that of all layers of the model together.
     """
 
     def __init__(
@@ -219,7 +220,8 @@ class SimDaemon:
 
     @property
     def at_work_s(self) -> tuple[float, float]:
-        """For how long the pass that runs has got no further (0: none runs), and what the longest of this hold's that ended took."""
+        """For how long the pass that runs has got no further (0: none runs), and what the longest of this
+        hold's that ended took."""
         part = self._part
         if self._core.hold is None or part is None:
             return 0.0, 0.0
@@ -253,7 +255,8 @@ class SimDaemon:
         self._turn()
 
     def be_slow(self, times: float) -> None:
-        """Passes of the hold that is take so many times as long, from the next layer or draft on; 1 is as before."""
+        """Passes of the hold that is take so many times as long, from the next layer or draft on; 1 is as
+        before."""
         self._times = times
         if self._part is not None:
             self._part.device.spec = self._spec_at(self._part.assign, times)
@@ -641,7 +644,8 @@ class SimDaemon:
             part.device.change_cache(work)
 
     def _draft(self, part: _Part, work: Expand) -> None:
-        """What is proposed depends on the order of jobs and releases alone: it is made at once, and told when the job is done."""
+        """What is proposed depends on the order of jobs and releases alone: it is made at once, and told when
+        the job is done."""
         assert self._drafter is not None, "no drafter here"
         life, segment = self._lives, work.segment
         context = sum(min(each.positions, default=0) for each in segment.parts)

@@ -1,8 +1,10 @@
-"""The models beside the target that a head draws on, in virtual time: at the head itself, or on devices that fail as others do.
+"""The models beside the target that a head draws on, in virtual time: at the head itself, or on devices that
+fail as others do.
 
-One at the head is part of its process, and so is never lost. One on a device is the product's: `RemoteDrafterCore`
-at the head, and a pipeline of one device that `Forming` forms and `Holding` holds. The head and
-whoever holds that connection are threads of one process: what one of them says the other hears a moment later.
+One at the head is part of its process, and so is never lost. One on a device is the product's:
+`RemoteDrafterCore` at the head, and a pipeline of one device that `Forming` forms and `Holding` holds. The
+head and whoever holds that connection are threads of one process: what one of them says the other hears a
+moment later.
 """
 
 from __future__ import annotations

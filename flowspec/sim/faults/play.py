@@ -210,7 +210,8 @@ class Play:
             pass
 
     def fired(self) -> Counter[str]:
-        """How often each rule fired, by whose it is: `member`, `pipeline`, `head`, `drafter`, `daemon` or `stage`."""
+        """How often each rule fired, by whose it is: `member`, `pipeline`, `head`, `drafter`, `daemon` or
+        `stage`."""
         found: Counter[str] = Counter()
         cores = [("member", self.cluster.membership.fired), ("pipeline", self.cluster.forming.fired), ("head", self.cluster.head.fired)]
         for remote in self.cluster.remote_drafters:
@@ -369,7 +370,8 @@ class Play:
         self.has_given_up = True
 
     def _drafter_given_up(self, text: str) -> None:
-        """As with the session: right where a device talked nonsense, or computes no number. Answers go on without it."""
+        """As with the session: right where a device talked nonsense, or computes no number. Answers go on
+        without it."""
         self._tell("head", f"gives up a drafter: {text}")
         assert NO_NUMBER in text or self._has_babbled or not self._is_honest, f"the head gives up a drafter: {text}"
 

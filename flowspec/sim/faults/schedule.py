@@ -52,7 +52,8 @@ KINDS = ("crash", "restart", "stop", "slow", "stuck", "sever", "break", "head st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something goes wrong at `at_s` and is over after `for_s`; `where` is a device, or two places of which one may be the head."""
+    """Something goes wrong at `at_s` and is over after `for_s`; `where` is a device, or two places of which
+    one may be the head."""
 
     kind: str
     at_s: float
@@ -207,7 +208,8 @@ def draw(seed: int) -> Schedule:
 
 
 def _with_places(made: Schedule) -> Schedule:
-    """The same with some of its drafters on devices of their own, those that are lost among them, and with what happens to these."""
+    """The same with some of its drafters on devices of their own, those that are lost among them, and with
+    what happens to these."""
     rng = random.Random(f"drafters {made.seed}")
     lost = {fault.where[0] for fault in made.faults if fault.kind == "drafter"}
     share, handover_s = rng.choice([0.0, 0.0, 0.6]), rng.choice([0.0, 0.01, 0.3, 1.0])
