@@ -1,9 +1,11 @@
-/* The canonical arithmetic, fast. `plain.py` defines it; `compiled.py` builds this file and tells what each function takes.
+/* The canonical arithmetic, fast. `plain.py` defines it; `compiled.py` builds this file and tells what each
+ * function takes.
  *
- * Every result follows from its inputs by IEEE operations in one order, whatever the processor: sixteen lanes are one vector of AVX-512,
- * two of AVX2 or four of NEON. The compiler must not change that: no -ffast-math, and -ffp-contract=off, so that a multiplication and an
- * addition are fused where the source says so (`fused`, in linear layers) and nowhere else. Loops over rows, outputs and heads may be
- * divided in any way, since no result is shared between them.
+ * Every result follows from its inputs by IEEE operations in one order, whatever the processor: sixteen lanes
+ * are one vector of AVX-512, two of AVX2 or four of NEON. The compiler must not change that: no -ffast-math,
+ * and -ffp-contract=off, so that a multiplication and an addition are fused where the source says so
+ * (`fused`, in linear layers) and nowhere else. Loops over rows, outputs and heads may be divided in any way,
+ * since no result is shared between them.
  */
 #include <math.h>
 #include <stdint.h>
@@ -16,7 +18,9 @@
 #endif
 
 #define LANES 16
-#define BLOCK 64 /* positions whose values are summed one after another, before their sum is added to those of the blocks before */
+#define BLOCK                                                                                                \
+    64 /* positions whose values are summed one after another, before their sum is added to those of the     \
+          blocks before */
 #define QUERIES 4 /* rows and heads that share what is read of keys and values */
 
 #if defined(__AVX512F__)
@@ -87,9 +91,11 @@ INLINE vector widened(const void *from, int64_t at, int kind) {
     const uint16_t *short_ones = (const uint16_t *)from + at;
     if (kind == BFLOAT16) {
 #if defined(__AVX512F__)
-        return (vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)short_ones)), 16);
+        return (vector)_mm512_slli_epi32(
+            _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)short_ones)), 16);
 #elif VECTOR_BYTES == 32
-        return (vector)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)short_ones)), 16);
+        return (vector)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)short_ones)),
+                                         16);
 #elif defined(__aarch64__)
         return (vector)vshll_n_u16(vld1_u16(short_ones), 16);
 #else
@@ -135,11 +141,14 @@ INLINE float lanes_sum(const vector *lanes) {
     return values[0];
 }
 
-/* ------------------------------------------------------------------------------------------------------ linear layers */
+/* ------------------------------------------------------------------------------------------------------
+ * linear layers */
 
-/* Products of some rows (at most TILE_ROWS) and some rows of weights (at most OUTPUTS_ALONE), both constants where it is called. Lane i
- * sums inputs i, i + 16, ... with fused steps; the last inputs count as filled up with zeros; then the lanes are summed. */
-INLINE void tile(int rows, int outputs, const float *x, int64_t in, const void *w, int64_t first, int kind, float *y, int64_t out) {
+/* Products of some rows (at most TILE_ROWS) and some rows of weights (at most OUTPUTS_ALONE), both constants
+ * where it is called. Lane i sums inputs i, i + 16, ... with fused steps; the last inputs count as filled up
+ * with zeros; then the lanes are summed. */
+INLINE void tile(int rows, int outputs, const float *x, int64_t in, const void *w, int64_t first, int kind,
+                 float *y, int64_t out) {
     vector sums[TILE_ROWS][OUTPUTS_ALONE][PARTS];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
@@ -183,7 +192,8 @@ INLINE void tile(int rows, int outputs, const float *x, int64_t in, const void *
 
 #define ROWS_AT_ONCE 64 /* whose inputs stay in the cache while all weights pass by */
 
-static void outputs_of(const float *x, int64_t rows, int64_t in, const float *w, int64_t first, float *y, int64_t out) {
+static void outputs_of(const float *x, int64_t rows, int64_t in, const float *w, int64_t first, float *y,
+                       int64_t out) {
     int64_t r = 0;
     for (; r + TILE_ROWS <= rows; r += TILE_ROWS)
         tile(TILE_ROWS, TILE_OUTPUTS, x + r * in, in, w, first, FLOAT32, y + r * out, out);
@@ -195,8 +205,8 @@ static void outputs_of(const float *x, int64_t rows, int64_t in, const float *w,
         tile(1, TILE_OUTPUTS, x + r * in, in, w, first, FLOAT32, y + r * out, out);
 }
 
-INLINE void outputs_from(const float *x, int64_t rows, int64_t in, const void *w, int kind, int64_t out, int64_t begin,
-                         int64_t end, float *y, float *wide) {
+INLINE void outputs_from(const float *x, int64_t rows, int64_t in, const void *w, int kind, int64_t out,
+                         int64_t begin, int64_t end, float *y, float *wide) {
     for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE) {
         int64_t count = rows - first < ROWS_AT_ONCE ? rows - first : ROWS_AT_ONCE, o = begin;
         const float *inputs = x + first * in;
@@ -229,7 +239,8 @@ INLINE int worthwhile(int threads, int64_t products) {
 }
 
 /* y [rows, out] from x [rows, in] and w [out, in] of a kind; returns 0 where memory lacks. */
-int flowspec_linear(const float *x, int64_t rows, int64_t in, const void *w, int kind, int64_t out, float *y, int threads) {
+int flowspec_linear(const float *x, int64_t rows, int64_t in, const void *w, int kind, int64_t out, float *y,
+                    int threads) {
     threads = worthwhile(threads, rows * in * out);
     int64_t share = (out + threads - 1) / threads;
     share = (share + 23) / 24 * 24;
@@ -255,7 +266,8 @@ int flowspec_linear(const float *x, int64_t rows, int64_t in, const void *w, int
     return is_done;
 }
 
-/* -------------------------------------------------------------------------------------------- functions of one number */
+/* -------------------------------------------------------------------------------------------- functions of
+ * one number */
 
 INLINE vector chosen(integers where, vector yes, vector no) {
     return (vector)(((integers)yes & where) | ((integers)no & ~where));
@@ -317,11 +329,13 @@ void flowspec_function(const float *x, int64_t count, int function, float *y) {
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------- norms */
+/* -------------------------------------------------------------------------------------------------------------
+ * norms */
 
-/* y [rows, width]: rows of x over the root of their mean square and `eps`. `share` is 1 / width; `squares` has room for the next power of
- * two. */
-void flowspec_normal(const float *x, int64_t rows, int64_t width, float share, float eps, float *squares, float *y) {
+/* y [rows, width]: rows of x over the root of their mean square and `eps`. `share` is 1 / width; `squares`
+ * has room for the next power of two. */
+void flowspec_normal(const float *x, int64_t rows, int64_t width, float share, float eps, float *squares,
+                     float *y) {
     int64_t room = 1;
     while (room < width)
         room *= 2;
@@ -339,7 +353,8 @@ void flowspec_normal(const float *x, int64_t rows, int64_t width, float share, f
     }
 }
 
-/* --------------------------------------------------------------------------------------------------------- attention */
+/* ---------------------------------------------------------------------------------------------------------
+ * attention */
 
 typedef struct {
     const float *queries; /* [rows, heads, width] */
@@ -349,7 +364,8 @@ typedef struct {
     const int32_t *order; /* slots by position; those that nobody sees are left out */
     const int32_t *ends;  /* [blocks]: in `order`, where each block of positions ends */
     float *found;         /* [rows, heads, width] */
-    int64_t rows, heads, kv_heads, width, value_width, slots, high, blocks; /* value_width: the next multiple of 16 */
+    int64_t rows, heads, kv_heads, width, value_width, slots, high,
+        blocks;                    /* value_width: the next multiple of 16 */
     float scale, cap, cap_inverse; /* scores are bounded by `cap`; 0: they are not */
     int32_t kind, threads;
 } Attention;
@@ -361,7 +377,8 @@ typedef struct {
 #endif
 
 /* Scores of `count` queries with sixteen slots, summed number by number of the head's width. */
-INLINE void scores_of(const Attention *a, const float *const *queries, int count, const float *keys, int64_t block, float **scores) {
+INLINE void scores_of(const Attention *a, const float *const *queries, int count, const float *keys,
+                      int64_t block, float **scores) {
     vector sums[QUERIES][PARTS];
     for (int q = 0; q < count; q++)
         for (int p = 0; p < PARTS; p++)
@@ -382,7 +399,8 @@ INLINE void scores_of(const Attention *a, const float *const *queries, int count
 }
 
 /* From scores to e^(score - greatest), and 0 for slots that the row does not see. */
-INLINE void shares_of(const Attention *a, const uint8_t *seen, const uint8_t *blocks_seen, int64_t blocks, float *scores) {
+INLINE void shares_of(const Attention *a, const uint8_t *seen, const uint8_t *blocks_seen, int64_t blocks,
+                      float *scores) {
     float highest = -INFINITY;
     for (int64_t b = 0; b < blocks; b++)
         if (blocks_seen[b])
@@ -402,10 +420,12 @@ INLINE void shares_of(const Attention *a, const uint8_t *seen, const uint8_t *bl
     }
 }
 
-/* Adds the values of one block of positions to `totals`, `vectors` (a constant, at most VALUES_MAX) of them from number `from` on, and
- * where `weights` is given what they weigh. A slot that a query does not see is left out, whatever lies there. */
-INLINE void values_of(const Attention *a, const void *values, int kind, int vectors, int64_t from, int count, float *const *shares,
-                      const uint8_t *const *seen, int64_t begin, int64_t end, float *totals, float *weights) {
+/* Adds the values of one block of positions to `totals`, `vectors` (a constant, at most VALUES_MAX) of them
+ * from number `from` on, and where `weights` is given what they weigh. A slot that a query does not see is
+ * left out, whatever lies there. */
+INLINE void values_of(const Attention *a, const void *values, int kind, int vectors, int64_t from, int count,
+                      float *const *shares, const uint8_t *const *seen, int64_t begin, int64_t end,
+                      float *totals, float *weights) {
     vector sums[QUERIES][VALUES_MAX];
     float weight[QUERIES] = {0};
     for (int q = 0; q < QUERIES; q++)
@@ -442,10 +462,13 @@ INLINE void values_of(const Attention *a, const void *values, int kind, int vect
 }
 
 /* Up to QUERIES queries (row and head of one group) at a time: `first` of them on, of `many`. */
-INLINE void attend(const Attention *a, int kind, int64_t kv_head, int64_t row_first, int64_t row_end, float *room) {
-    int64_t group = a->heads / a->kv_heads, blocks = (a->high + LANES - 1) / LANES, many = (row_end - row_first) * group;
+INLINE void attend(const Attention *a, int kind, int64_t kv_head, int64_t row_first, int64_t row_end,
+                   float *room) {
+    int64_t group = a->heads / a->kv_heads, blocks = (a->high + LANES - 1) / LANES,
+            many = (row_end - row_first) * group;
     float *keys = room, *totals = keys + a->width * LANES, *scores = totals + QUERIES * a->value_width;
-    uint8_t *blocks_seen = (uint8_t *)(scores + many * blocks * LANES); /* [row_end - row_first + 1, blocks], the last: by any */
+    uint8_t *blocks_seen =
+        (uint8_t *)(scores + many * blocks * LANES); /* [row_end - row_first + 1, blocks], the last: by any */
     memset(blocks_seen, 0, (size_t)((row_end - row_first + 1) * blocks));
     uint8_t *any = blocks_seen + (row_end - row_first) * blocks;
     for (int64_t r = row_first; r < row_end; r++)
@@ -485,9 +508,11 @@ INLINE void attend(const Attention *a, int kind, int64_t kv_head, int64_t row_fi
     }
     for (int64_t n = 0; n < many; n++) {
         int64_t r = n / group;
-        shares_of(a, a->seen + (row_first + r) * a->high, blocks_seen + r * blocks, blocks, scores + n * blocks * LANES);
+        shares_of(a, a->seen + (row_first + r) * a->high, blocks_seen + r * blocks, blocks,
+                  scores + n * blocks * LANES);
     }
-    const char *values = (const char *)a->values + kv_head * a->slots * a->value_width * (kind == FLOAT32 ? 4 : 2);
+    const char *values =
+        (const char *)a->values + kv_head * a->slots * a->value_width * (kind == FLOAT32 ? 4 : 2);
     for (int64_t n = 0; n < many; n += QUERIES) {
         int count = many - n < QUERIES ? (int)(many - n) : QUERIES;
         const uint8_t *seen[QUERIES];
@@ -501,14 +526,17 @@ INLINE void attend(const Attention *a, int kind, int64_t kv_head, int64_t row_fi
         for (int64_t b = 0; b < a->blocks; begin = a->ends[b++]) {
             int64_t from = 0;
             for (; from + VALUES_MAX * WIDTH <= a->value_width; from += VALUES_MAX * WIDTH)
-                values_of(a, values, kind, VALUES_MAX, from, count, own, seen, begin, a->ends[b], totals, from ? NULL : weights);
+                values_of(a, values, kind, VALUES_MAX, from, count, own, seen, begin, a->ends[b], totals,
+                          from ? NULL : weights);
             for (; from < a->value_width; from += WIDTH)
-                values_of(a, values, kind, 1, from, count, own, seen, begin, a->ends[b], totals, from ? NULL : weights);
+                values_of(a, values, kind, 1, from, count, own, seen, begin, a->ends[b], totals,
+                          from ? NULL : weights);
         }
         for (int q = 0; q < count; q++) {
             int64_t row = row_first + (n + q) / group, head = kv_head * group + (n + q) % group;
             for (int64_t d = 0; d < a->width; d++)
-                a->found[(row * a->heads + head) * a->width + d] = totals[q * a->value_width + d] / weights[q];
+                a->found[(row * a->heads + head) * a->width + d] =
+                    totals[q * a->value_width + d] / weights[q];
         }
     }
 }
@@ -519,7 +547,8 @@ INLINE void attend(const Attention *a, int kind, int64_t kv_head, int64_t row_fi
 int flowspec_attention(const Attention *a) {
     int64_t chunks = (a->rows + ROWS_SHARED - 1) / ROWS_SHARED, units = chunks * a->kv_heads;
     int64_t blocks = (a->high + LANES - 1) / LANES, shared = a->rows < ROWS_SHARED ? a->rows : ROWS_SHARED;
-    int64_t numbers = a->width * LANES + a->value_width * QUERIES + shared * (a->heads / a->kv_heads) * blocks * LANES;
+    int64_t numbers =
+        a->width * LANES + a->value_width * QUERIES + shared * (a->heads / a->kv_heads) * blocks * LANES;
     size_t bytes = sizeof(float) * numbers + (size_t)((shared + 1) * blocks) + 64;
     int is_done = 1, threads = worthwhile(a->threads, 2 * a->rows * a->heads * a->high * a->width);
     (void)threads; /* where OpenMP is not used */
@@ -527,7 +556,8 @@ int flowspec_attention(const Attention *a) {
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1) reduction(&& : is_done)
 #endif
     for (int64_t unit = 0; unit < units; unit++) {
-        int64_t first = unit / a->kv_heads * ROWS_SHARED, end = first + ROWS_SHARED < a->rows ? first + ROWS_SHARED : a->rows;
+        int64_t first = unit / a->kv_heads * ROWS_SHARED,
+                end = first + ROWS_SHARED < a->rows ? first + ROWS_SHARED : a->rows;
         float *room = malloc(bytes);
         if (room == NULL) {
             is_done = 0;
