@@ -30,7 +30,8 @@ def row_experts(experts: Any, hidden: torch.Tensor, chosen: torch.Tensor, weight
 
 
 def _product(experts: Any, matrix: Any, rows: torch.Tensor) -> torch.Tensor:
-    """With a packed layer, or with one expert's part of a parameter by what `use_product` said."""
+    """With a packed layer, or with one expert's part of a parameter by the product that `call_directly`
+    gave it."""
     found: torch.Tensor = matrix(rows) if isinstance(matrix, nn.Module) else experts.product(rows, matrix, None)
     return found
 
