@@ -11,13 +11,13 @@ import torch
 from flowspec.model.files import ModelFiles, TensorIndex
 from flowspec.model.pieces import Kept, Span
 from flowspec.model.slice import Slice
-from flowspec.testbed.checkpoints import make_checkpoint
+from flowspec.testbed.checkpoints import SMALL, make_checkpoint
 from tests.model.slices import CPU
 
 COUNT = 4
 KINDS = {
-    "llama": {"num_hidden_layers": COUNT},
-    "tied": {"num_hidden_layers": COUNT, "tie_word_embeddings": True},
+    "llama": {**SMALL, "num_hidden_layers": COUNT},
+    "tied": {**SMALL, "num_hidden_layers": COUNT, "tie_word_embeddings": True},
 }
 SPANS = [
     ((0, 2), (0, 3)),
