@@ -92,7 +92,8 @@ class MemoryClaims:
             try:
                 claim = json.loads(path.read_bytes())
                 process = psutil.Process(int(path.stem))
-                is_same = abs(process.create_time() - claim["began"]) < 1.0
+                has_ended = process.status() == psutil.STATUS_ZOMBIE  # and its parent has not asked how
+                is_same = not has_ended and abs(process.create_time() - claim["began"]) < 1.0
                 untouched = max(0, int(claim[kind]) - int(process.memory_info().rss))
             except psutil.NoSuchProcess:
                 is_same, untouched = False, 0

@@ -126,7 +126,7 @@ def test_four_at_once_with_three_drafters_one_of_which_is_killed_and_comes_back(
             heard.clear()
             answers = ask_all(head)
             assert [tokens_of(answer) for answer in answers] == expected
-            assert heard[0] and set(heard) == {0}, "it drafts again"
+            assert set(heard) == {0}, "it drafts again"
             assert all(answer.end is not None and answer.end.statistics["recoveries"] == 0 for answer in answers), "no pipeline was lost"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -105,6 +106,14 @@ def test_what_another_daemon_needs_is_not_free(joined: MemoryClaims, tmp_path: P
         match=r"but (9\d|10\d) MiB are free here beside (89\d|90\d) MiB that other",
     ):
         check_memory(NEED, SPAN, ASSIGN, CPU, None, joined)
+
+
+def test_a_zombie_is_promised_nothing(joined: MemoryClaims, tmp_path: Path, other: Other) -> None:
+    path = claim_of(tmp_path, psutil.Process(other.pid), sure=900 * MIB, most=900 * MIB)
+    other.send_signal(signal.SIGKILL)
+    wait_until(lambda: psutil.Process(other.pid).status() == psutil.STATUS_ZOMBIE, "it has ended")
+    assert check_memory(NEED, SPAN, ASSIGN, CPU, None, joined) == 950 * MIB
+    assert not path.exists()
 
 
 def test_caches_of_another_daemon_leave_some(joined: MemoryClaims, tmp_path: Path, other: Other) -> None:

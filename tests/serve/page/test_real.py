@@ -64,6 +64,8 @@ def test_a_chat_on_four_stages_and_its_replay(page: Page, real: Running) -> None
         wanted = client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": QUESTION}]).choices[0].message.content
     assert wanted
     answered(page, wanted)
+    expect(page.locator("#request option")).to_have_count(3)  # the newest, the page's and the other client's
+    expect(page.locator("#request")).not_to_contain_text("running")
     expect(page.locator("#summary")).to_contain_text("ended by stop")
     expect(page.locator("[data-figure=tokens_per_s]")).to_have_text(re.compile(r"^\d+(\.\d)?$"))
     expect(page.locator("#rows tr").first).to_contain_text("local-0")
