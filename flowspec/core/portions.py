@@ -33,6 +33,8 @@ WAITING_MAX = 4
 """Portions on their way at once where a link is slow: all may wait for the same one."""
 WEIGHED_MIN = 3
 """Segments by which a link's rate is told to others."""
+SHARE_UP = 0.1
+"""Weight of the newest time where it is more than what was known: it may have waited for others."""
 PROOFS = 2
 """Segments that must be back before several are on their way, unless the first one was quick."""
 
@@ -70,8 +72,8 @@ class Portions:
 
     @property
     def rows_s(self) -> list[float]:
-        """The least that a row was seen to take on each link, in seconds; none where no link bounds anything,
-        or little was seen."""
+        """What a row takes on each link where it waits for nobody, in seconds; none where no link bounds
+        anything, or little was seen."""
         return self._rows_s if self.are_bound and self._weighed >= WEIGHED_MIN else []
 
     def learn(self, hops: Sequence[Hop], rows: int, sent_s: float, now_s: float) -> None:
@@ -93,8 +95,12 @@ class Portions:
             self.rows = min(self.most, rows // 2 or 2)
         elif rows != self._least[0]:
             self._weigh(rows, travels_s, *self._least)
-        if self._least is None or rows <= self._least[0]:
+        if self._least is None:
             self._least = rows, travels_s
+        elif rows < self._least[0]:  # and waited for others where it took longer
+            self._least = rows, [min(pair) for pair in zip(self._least[1], travels_s, strict=True)]
+        elif rows == self._least[0]:
+            self._least = rows, _undisturbed(self._least[1], travels_s)
 
     def _weigh(self, rows: int, travels_s: Sequence[float], least: int, least_s: Sequence[float]) -> None:
         """By what the slowest link took for this segment and for the smallest one: how many rows it brings
@@ -104,7 +110,18 @@ class Portions:
         larger = max(rows, least)
         if 2 * larger >= self._first:  # what is shorter shows little of a rate
             self._weighed += 1
-            self._rows_s = [min(pair) for pair in zip(rows_s, self._rows_s or rows_s, strict=True)]
-        found = max(1, min(self.most, max(self.rows, GROWTH * larger), int(self._hold_s / max(*rows_s, 1e-9))))
+            self._rows_s = _undisturbed(self._rows_s or rows_s, rows_s)
+        found = max(
+            1, min(self.most, max(self.rows, GROWTH * larger), int(self._hold_s / max(*rows_s, 1e-9)))
+        )
         if found > self.rows or self._back <= PROOFS or max(apart_s) > self._hold_s:
             self.rows = found
+
+
+def _undisturbed(known_s: Sequence[float], seen_s: Sequence[float]) -> list[float]:
+    """What was known of each link, after another sight of it: what is less is so, what is more is believed by
+    and by."""
+    return [
+        seen if seen < known else known + SHARE_UP * (seen - known)
+        for known, seen in zip(known_s, seen_s, strict=True)
+    ]

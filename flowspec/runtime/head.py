@@ -68,6 +68,8 @@ from flowspec.wire.codec import DTYPE_BYTES
 TIMED_SEGMENTS_MAX = 1_000
 """Whose times are kept: the last ones, of which each takes more than half a KiB."""
 POLL_MS = 500
+LOOK_EVERY_TOKENS = 32
+"""And when an answer has ended, it is looked whether a link holds answers up."""
 
 log = logging.getLogger("flowspec.head")
 
@@ -126,6 +128,7 @@ class Head:
         )
         self._arithmetic = "" if recovery is None else recovery.arithmetic
         self._tokens = 0
+        self._look_at = LOOK_EVERY_TOKENS
         self._stages_shown: list[Stage] = []
         pace = None if emulation is None else emulation.drafting
         self._on_note = log.warning if recovery is None else recovery.on_note
@@ -432,7 +435,10 @@ class Head:
                 self._pipelines.passed(command.hops, command.context)
             else:
                 for_readers.append(command)
-        if not self._has_told_link and any(isinstance(command, Finished) for command in for_readers):
+        if not self._has_told_link and (
+            self._tokens >= self._look_at or any(isinstance(command, Finished) for command in for_readers)
+        ):
+            self._look_at = self._tokens + LOOK_EVERY_TOKENS
             self._tell_of_slow_link()
         for command in for_readers:
             if isinstance(command, Emit):

@@ -83,6 +83,17 @@ def test_what_a_row_takes_on_a_slow_link_is_known_after_some_segments() -> None:
     assert portions.rows_s == [], "no link is slow"
 
 
+def test_segments_that_waited_for_others_on_a_slow_link_do_not_hide_it() -> None:
+    portions, slow = Portions(8, 128), link(row_s=0.08)
+    for rows in (8, 4, 6, 6, 1):
+        land(portions, rows, slow(rows))
+    for _ in range(10):
+        land(portions, 1, link(row_s=0.08, delay_s=0.3)(1))
+        land(portions, 6, slow(6))
+    assert portions.rows_s[1] == pytest.approx(0.08, rel=0.5)
+    assert portions.rows < 16
+
+
 def test_segments_that_lost_rows_on_their_way_prove_no_rate() -> None:
     portions = Portions(8, 128)
     hop = Hop(received_s=1.0, queued_s=0.0, compute_s=0.0, own_s=0.0, rows=3)
