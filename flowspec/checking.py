@@ -59,7 +59,9 @@ def state_of(core: object, chars_max: int = STATE_CHARS_MAX) -> str:
 
 def told(value: object, depth: int) -> str:
     """A value with the fields of what is in it, `depth` deep."""
-    names = list(getattr(value, "__dict__", ())) or [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    names = list(getattr(value, "__dict__", ())) or [
+        name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())
+    ]
     if depth == 0 or isinstance(value, type) or callable(value):
         return repr(value)
     if isinstance(value, dict):
@@ -68,5 +70,7 @@ def told(value: object, depth: int) -> str:
         return "[" + ", ".join(told(each, depth - 1) for each in value) + "]"
     if not names or not type(value).__module__.startswith("flowspec"):
         return repr(value)
-    fields = ", ".join(f"{name}={told(getattr(value, name), depth - 1)}" for name in names if hasattr(value, name))
+    fields = ", ".join(
+        f"{name}={told(getattr(value, name), depth - 1)}" for name in names if hasattr(value, name)
+    )
     return f"{type(value).__name__}({fields})"

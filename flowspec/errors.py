@@ -1,6 +1,7 @@
 """The errors a person or a program may meet, split by whose fault they are.
 
-Our own mistakes are assertions, never one of these. Every message says what was expected, what came, and what to do.
+Our own mistakes are assertions, never one of these. Every message says what was expected, what came, and what
+to do.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class UnexpectedError(ClusterError):
 
 
 class BrokenError(ClusterError):
-    """A pipeline cannot go on because of `device` (empty: of none in particular); others may take its place. `why` is the text in short.
+    """A pipeline cannot go on because of `device` (empty: of none in particular); others may take its place.
+    `why` is the text in short.
 
     With `is_refusal` the device is there, but cannot do its part.
     """
@@ -48,6 +50,11 @@ class BrokenError(ClusterError):
 
 
 def first_line(error: BaseException, chars_max: int = 200) -> str:
-    """What another library's error says, in short, and fit to be shown: it may quote a file that somebody else wrote."""
+    """What another library's error says, in short, and fit to be shown: it may quote a file that somebody
+    else wrote."""
     lines = str(error).strip().splitlines()
-    return "".join(character if character.isprintable() else "?" for character in lines[0][:chars_max]) if lines else type(error).__name__
+    return (
+        "".join(character if character.isprintable() else "?" for character in lines[0][:chars_max])
+        if lines
+        else type(error).__name__
+    )

@@ -1,9 +1,9 @@
 """The coupled noise: Gumbel values that depend only on (seed, position, vocabulary id).
 
 Every sampler and every drafter adds the same noise to its log-probabilities, so two models that agree on the
-distribution agree on the token (Gumbel-max coupling, Daliri et al. 2408.07978). The generator is counter-based
-(splitmix64's finaliser over a keyed counter), so any value can be had without the ones before it. 53-bit uniforms in
-float64: a float32 uniform rounds to 1 and would give an infinite Gumbel value.
+distribution agree on the token (Gumbel-max coupling, Daliri et al. 2408.07978). The generator is
+counter-based (splitmix64's finaliser over a keyed counter), so any value can be had without the ones before
+it. 53-bit uniforms in float64: a float32 uniform rounds to 1 and would give an infinite Gumbel value.
 """
 
 from __future__ import annotations
@@ -52,9 +52,12 @@ def draw_bits(seed: int, position: int, ids: npt.NDArray[np.integer]) -> U64:
 
 
 def gumbel(bits: U64) -> F64:
-    """Standard Gumbel values of 53-bit integers; the half step keeps the uniform above 0, the bound keeps it below 1."""
+    """Standard Gumbel values of 53-bit integers; the half step keeps the uniform above 0, the bound keeps it
+    below 1."""
     uniform = (bits.astype(np.float64) + 0.5) * 2.0**-53
-    np.minimum(uniform, 1 - 2.0**-53, out=uniform)  # the half step rounds the largest integer up to 1: infinite noise
+    np.minimum(
+        uniform, 1 - 2.0**-53, out=uniform
+    )  # the half step rounds the largest integer up to 1: infinite noise
     return -np.log(-np.log(uniform))
 
 

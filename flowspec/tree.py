@@ -1,12 +1,13 @@
 """The token tree of one request: which tokens are guessed, sent, verified and known to be in the output.
 
-An append-only table of nodes. Node ids grow and parents come before children. The *committed path* holds one node per
-position from the first prompt token on; its last node is the *root*, the newest token known to be in the output. Every
-other living node hangs below the root. Knows nothing of models, messages or time.
+An append-only table of nodes. Node ids grow and parents come before children. The *committed path* holds one
+node per position from the first prompt token on; its last node is the *root*, the newest token known to be in
+the output. Every other living node hangs below the root. Knows nothing of models, messages or time.
 
-A node's *chance* is the estimated probability that it is right if its parent is; its *value*, that it ends up in the
-output, is the product of the chances from the root down. It is kept as a logarithm, so it needs no update when the root
-moves on: everything below only comes nearer. Who knows better may give a node another chance, or drop it.
+A node's *chance* is the estimated probability that it is right if its parent is; its *value*, that it ends up
+in the output, is the product of the chances from the root down. It is kept as a logarithm, so it needs no
+update when the root moves on: everything below only comes nearer. Who knows better may give a node another
+chance, or drop it.
 """
 
 from __future__ import annotations
@@ -92,11 +93,13 @@ class TokenTree:
         return math.exp(min(0.0, self._log_value[node] - self._log_value[self.path[-1]]))
 
     def log_value(self, node: int) -> float:
-        """The logarithm of the chances from the beginning of the text to a node; it ranks nodes, wherever the root is."""
+        """The logarithm of the chances from the beginning of the text to a node; it ranks nodes, wherever the
+        root is."""
         return self._log_value[node]
 
     def unsent_value(self, rank: int) -> float:
-        """The value of the drafted node that comes at `rank` (1 is the best) among those not sent; 0 if there are fewer."""
+        """The value of the drafted node that comes at `rank` (1 is the best) among those not sent; 0 if there
+        are fewer."""
         if rank > len(self._unsent):
             return 0.0
         return math.exp(min(0.0, self._unsent[-rank] - self._log_value[self.path[-1]]))
@@ -138,7 +141,8 @@ class TokenTree:
         return added
 
     def add(self, parent: int, token: int, chance: float) -> int:
-        """Draft a node below the root or below another living node; returns its id. `(parent, token)` is unique among the living."""
+        """Draft a node below the root or below another living node; returns its id. `(parent, token)` is
+        unique among the living."""
         assert parent == self.root or parent in self._alive, f"parent {parent} is neither root nor alive"
         assert self.child(parent, token) is None, f"node {parent} already has a child {token}"
         node = self._append(parent, token, chance, NodeState.DRAFTED)
@@ -166,7 +170,8 @@ class TokenTree:
         return moved
 
     def drop(self, node: int) -> list[int]:
-        """A drafted node is not wanted any more, nor is what hangs below it; returns the ids that died, in growing order."""
+        """A drafted node is not wanted any more, nor is what hangs below it; returns the ids that died, in
+        growing order."""
         assert self._state[node] is NodeState.DRAFTED, f"node {node} is not waiting to be sent"
         dead = self._subtree(node)
         del self._children[self._parent[node]][self._token[node]]
@@ -175,7 +180,8 @@ class TokenTree:
         return sorted(dead)
 
     def best_unsent(self, count_max: int, value_min: float = 0.0) -> list[int]:
-        """The most valuable drafted nodes whose parents are sent, committed or chosen too; parents come first."""
+        """The most valuable drafted nodes whose parents are sent, committed or chosen too; parents come
+        first."""
         least = self._log_value[self.path[-1]] + (math.log(value_min) if value_min > 0 else -math.inf)
         heap = [(-self._log_value[node], node) for node in self._ready]
         heapq.heapify(heap)
@@ -228,12 +234,16 @@ class TokenTree:
             drafted += state[node] is NodeState.DRAFTED
             sent += state[node] is NodeState.SENT
             parent = self._parent[node]
-            assert parent == self.path[-1] or parent in self._alive, f"node {node} lives below {parent}, which does not"
+            assert parent == self.path[-1] or parent in self._alive, (
+                f"node {node} lives below {parent}, which does not"
+            )
             is_ready = state[node] is NodeState.DRAFTED and self._is_out(parent)
             assert is_ready == (node in self._ready), f"node {node} is ready to be sent: {not is_ready}"
         assert drafted + sent == len(self._alive), "a node lives that is committed or dead"
         assert sent == self.sent_alive, f"{sent} living nodes are sent, {self.sent_alive} are counted"
-        assert drafted == len(self._unsent), f"{drafted} living nodes are not sent, {len(self._unsent)} are counted"
+        assert drafted == len(self._unsent), (
+            f"{drafted} living nodes are not sent, {len(self._unsent)} are counted"
+        )
         assert len(self._ready) <= drafted, "a node is ready to be sent that does not live"
         assert not self.path or state[self.path[-1]] is NodeState.COMMITTED, "the root is not committed"
 

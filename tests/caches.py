@@ -1,4 +1,5 @@
-"""Cache folders of tests, which are not the user's: all but what is known of kernels, which takes seconds to find out."""
+"""Cache folders of tests, which are not the user's: all but what is known of kernels, which takes seconds to
+find out."""
 
 from __future__ import annotations
 

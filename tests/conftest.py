@@ -10,14 +10,18 @@ from hypothesis import settings
 from tests import warm
 from tests.caches import make_cache
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # the suite runs in the background; commands hear Ctrl-C all the same
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # the suite runs in the background; commands hear Ctrl-C all the same
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side, each with processes of its own
 os.environ["HF_HUB_OFFLINE"] = "1"  # the hub is no part of any test
 
 _state = tempfile.TemporaryDirectory(prefix="flowspec-state-")
 os.environ["XDG_STATE_HOME"] = _state.name  # what chats keep is not the user's
-os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))  # its list of fonts takes long to make
+os.environ.setdefault(
+    "MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib")
+)  # its list of fonts takes long to make
 os.environ["XDG_CACHE_HOME"] = make_cache(Path(_state.name) / "cache")  # nor are digests of weights
 
 settings.register_profile("suite", derandomize=True, deadline=None, max_examples=60)

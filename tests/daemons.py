@@ -27,7 +27,16 @@ class DaemonProcess:
 
     def __init__(self, name: str, *flags: str, run: Sequence[str] = PLAIN, is_warm: bool = True) -> None:
         # With a board of its own it need not probe, which takes time and writes into the user's cache folder.
-        command = [sys.executable, *run, "daemon", "--port=0", f"--name={name}", "--device=cpu", "--profile=raspberry-pi-4", *flags]
+        command = [
+            sys.executable,
+            *run,
+            "daemon",
+            "--port=0",
+            f"--name={name}",
+            "--device=cpu",
+            "--profile=raspberry-pi-4",
+            *flags,
+        ]
         self.name = name
         self.lines: list[str] = []
         start = warm.Popen if is_warm and run == PLAIN else subprocess.Popen
@@ -56,7 +65,9 @@ class DaemonProcess:
 
 
 @contextlib.contextmanager
-def daemon_process(name: str, *flags: str, run: Sequence[str] = PLAIN, is_warm: bool = True) -> Iterator[DaemonProcess]:
+def daemon_process(
+    name: str, *flags: str, run: Sequence[str] = PLAIN, is_warm: bool = True
+) -> Iterator[DaemonProcess]:
     """`run` is what Python is told to run as the `flowspec` command."""
     started = DaemonProcess(name, *flags, run=run, is_warm=is_warm)
     try:

@@ -1,6 +1,8 @@
-"""Valid files made wrong by field, for property tests: entries changed, left out, doubled, renamed, nested or taken from elsewhere.
+"""Valid files made wrong by field, for property tests: entries changed, left out, doubled, renamed, nested or
+taken from elsewhere.
 
-What `testbed/fuzz/mutate.py` does to frames, for what JSON and TOML hold; Hypothesis draws, and so shrinks, the mutations.
+What `testbed/fuzz/mutate.py` does to frames, for what JSON and TOML hold; Hypothesis draws, and so shrinks,
+the mutations.
 """
 
 from __future__ import annotations
@@ -23,7 +25,20 @@ HUGE = int("9" * 4299)
 ODD = (
     *(None, True, False, 0, 1, -1, 7, 2**31, 2**53, 2**63, 2**64, 10**30, HUGE),
     *(0.0, 0.5, -1.0, 1e-308, 1e308, math.inf, -math.inf, math.nan),
-    *("", "x", "1", "\x00", "two\nlines", "\x1b[2J", "\u202e", "\ud800", "\U0001f600", "../x", "{{ x }}", "x" * 5000),
+    *(
+        "",
+        "x",
+        "1",
+        "\x00",
+        "two\nlines",
+        "\x1b[2J",
+        "\u202e",
+        "\ud800",
+        "\U0001f600",
+        "../x",
+        "{{ x }}",
+        "x" * 5000,
+    ),
     *([], [[]], [None], [0, 0], {}, {"a": 1}, {"": {}}),
 )
 REFUSAL_CHARS_MAX = 12_000
@@ -89,9 +104,15 @@ def toml(value: Any) -> str:
         return "[" + ", ".join(map(toml, value)) + "]"
     if value is None or isinstance(value, bool):
         return str(bool(value)).lower()
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else str(value)
+    return (
+        json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        if isinstance(value, str)
+        else str(value)
+    )
 
 
 def toml_file(tables: dict[str, Any]) -> bytes:
     """A whole file, a line for each of its keys."""
-    return "".join(f"{toml(key)} = {toml(item)}\n" for key, item in tables.items()).encode("utf-8", "surrogatepass")
+    return "".join(f"{toml(key)} = {toml(item)}\n" for key, item in tables.items()).encode(
+        "utf-8", "surrogatepass"
+    )

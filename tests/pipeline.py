@@ -1,4 +1,5 @@
-"""A pipeline in one process for tests: the real cores, in a fixed or shuffled order of events, over any layer runner."""
+"""A pipeline in one process for tests: the real cores, in a fixed or shuffled order of events, over any layer
+runner."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ from flowspec.core.stage import StageCore
 from flowspec.draft.protocol import Drafter
 
 Runner = Callable[[int, RunLayers, Any], tuple[Any, ...]]
-"""(stage, job, payload of the job's rows) -> (surviving rows, payload, next tokens), as `Slice.run` gives them, and what it gives beside."""
+"""(stage, job, payload of the job's rows) -> (surviving rows, payload, next tokens), as `Slice.run` gives
+them, and what it gives beside."""
 EVENTS_MAX = 200_000
 SLOTS_MAX = 1 << 16
 STEP_S = 0.001
@@ -51,7 +53,8 @@ STEP_S = 0.001
 class Pipeline:
     """Links are queues; with a `random.Random` control and data interleave in any legal order.
 
-    The clock moves with every event, and a timer fires when its instant has come or nothing else is on its way.
+    The clock moves with every event, and a timer fires when its instant has come or nothing else is on its
+    way.
     """
 
     head: HeadCore
@@ -67,7 +70,10 @@ class Pipeline:
     hops: list[Timed] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.stages = [StageCore(is_last=index == self.stage_count - 1, slots_max=SLOTS_MAX) for index in range(self.stage_count)]
+        self.stages = [
+            StageCore(is_last=index == self.stage_count - 1, slots_max=SLOTS_MAX)
+            for index in range(self.stage_count)
+        ]
         self._links: dict[tuple[str, int], deque[HeadEvent | StageEvent]] = {}
         self._timer_s: float | None = None
 
@@ -112,7 +118,9 @@ class Pipeline:
             kept = [place for place, row in enumerate(done.rows) if row not in trim.rows]
             rows = tuple(done.rows[place] for place in kept)
             tokens = tuple(done.next_tokens[place] for place in kept) if done.next_tokens else ()
-            self._links["compute", index][0] = replace(done, rows=rows, payload=done.payload[kept], next_tokens=tokens)
+            self._links["compute", index][0] = replace(
+                done, rows=rows, payload=done.payload[kept], next_tokens=tokens
+            )
 
     def _put(self, kind: str, index: int, event: HeadEvent | StageEvent) -> None:
         self._links.setdefault((kind, index), deque()).append(event)
@@ -123,7 +131,9 @@ class Pipeline:
                 for index in range(self.stage_count):
                     self._put("control", index, ControlArrived(message=command.message))
             elif isinstance(command, ToPipeline):
-                self._put("data", 0, SegmentArrived(segment=command.segment, payload=None, received_s=self.now_s))
+                self._put(
+                    "data", 0, SegmentArrived(segment=command.segment, payload=None, received_s=self.now_s)
+                )
             elif isinstance(command, Emit):
                 self.answers.setdefault(command.request, []).extend(command.tokens)
             elif isinstance(command, Finished):
@@ -140,7 +150,13 @@ class Pipeline:
                     assert isinstance(command, Draft)
                     proposals = drafter.draft(command.segment, command.width)
                     ended_s = self.now_s + STEP_S
-                    done = Drafted(drafter=command.drafter, job=command.job, proposals=proposals, started_s=self.now_s, ended_s=ended_s)
+                    done = Drafted(
+                        drafter=command.drafter,
+                        job=command.job,
+                        proposals=proposals,
+                        started_s=self.now_s,
+                        ended_s=ended_s,
+                    )
                     self._put("head", 1, done)
 
     def _to_stage(self, index: int, event: StageEvent) -> None:
@@ -149,12 +165,21 @@ class Pipeline:
                 payload = None if command.payload is None else command.payload[list(command.rows)]
                 rows, hidden, tokens, *_ = self.run_layers(index, command, payload)
                 done = LayersDone(
-                    job=command.job, rows=rows, payload=hidden, next_tokens=tokens, started_s=self.now_s, ended_s=self.now_s + STEP_S
+                    job=command.job,
+                    rows=rows,
+                    payload=hidden,
+                    next_tokens=tokens,
+                    started_s=self.now_s,
+                    ended_s=self.now_s + STEP_S,
                 )
                 self._put("compute", index, done)
             elif isinstance(command, SendSegment):
                 payload = command.payload[list(command.rows)] if command.rows else None
-                self._put("data", index + 1, SegmentArrived(segment=command.segment, payload=payload, received_s=self.now_s))
+                self._put(
+                    "data",
+                    index + 1,
+                    SegmentArrived(segment=command.segment, payload=payload, received_s=self.now_s),
+                )
             elif isinstance(command, SendVerified):
                 self._put("head", 0, VerifiedArrived(verified=command.verified))
             elif isinstance(command, Trim):

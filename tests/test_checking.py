@@ -27,9 +27,14 @@ class Counting:
             raise AssertionError(f"{self.events} events came\nand more")
 
 
-def test_a_core_that_is_right_is_let_be_and_a_broken_one_is_told_with_its_state(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_core_that_is_right_is_let_be_and_a_broken_one_is_told_with_its_state(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     checking.check(Counting(events=1), "an event")
-    with caplog.at_level(logging.CRITICAL), pytest.raises(checking.BrokenCoreError, match="a check failed: Counting after str") as raised:
+    with (
+        caplog.at_level(logging.CRITICAL),
+        pytest.raises(checking.BrokenCoreError, match="a check failed: Counting after str") as raised,
+    ):
         checking.check(Counting(events=2), "an event")
     assert "\n" not in str(raised.value)
     assert "2 events came" in caplog.text
@@ -42,7 +47,9 @@ def test_a_state_is_told_with_what_is_in_it_and_no_longer_than_asked() -> None:
     assert checking.state_of(head, 50).endswith("characters)")
 
 
-def test_a_head_whose_state_is_wrong_ends_with_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_head_whose_state_is_wrong_ends_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def wrong(self: HeadCore) -> None:
         raise AssertionError("two answers have one turn")
 
@@ -65,5 +72,7 @@ def test_a_daemon_whose_state_is_wrong_ends(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(checking.VARIABLE, "1")
     daemon = Daemon(host="127.0.0.1", port=0, name="checked", machine=Machine())
     daemon._wake.set()  # so that its first turn comes now
-    with pytest.raises(checking.BrokenCoreError, match="a check failed: Holding after Tick: held, and by nobody"):
+    with pytest.raises(
+        checking.BrokenCoreError, match="a check failed: Holding after Tick: held, and by nobody"
+    ):
         daemon.run()

@@ -12,5 +12,7 @@ def test_a_folder_with_the_name_of_the_package_hides_nothing(tmp_path: Path) -> 
     (tmp_path / "flowspec").mkdir()
     (tmp_path / "flowspec/__init__.py").touch()
     command = python_module("flowspec.cli.visible", "argument")
-    done = subprocess.run(command, cwd=tmp_path, input="a\x07", capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        command, cwd=tmp_path, input="a\x07", capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout == "a\\x07"

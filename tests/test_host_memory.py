@@ -23,7 +23,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def root(folder: Path, own: str, files: Mapping[str, object]) -> Path:
     """A machine's files: /proc/self/cgroup, and those below /sys/fs/cgroup."""
-    for name, content in {"proc/self/cgroup": own, **{f"sys/fs/cgroup/{name}": text for name, text in files.items()}}.items():
+    for name, content in {
+        "proc/self/cgroup": own,
+        **{f"sys/fs/cgroup/{name}": text for name, text in files.items()},
+    }.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{content}\n")
@@ -32,8 +35,16 @@ def root(folder: Path, own: str, files: Mapping[str, object]) -> Path:
 
 def group(path: str, limit: object, used: int, files: int = 0, *, version: int) -> dict[str, object]:
     if version == 2:
-        return {f"{path}/memory.max": limit, f"{path}/memory.current": used, f"{path}/memory.stat": f"anon 5\ninactive_file {files}"}
-    names = (f"memory/{path}/memory.limit_in_bytes", f"memory/{path}/memory.usage_in_bytes", f"memory/{path}/memory.stat")
+        return {
+            f"{path}/memory.max": limit,
+            f"{path}/memory.current": used,
+            f"{path}/memory.stat": f"anon 5\ninactive_file {files}",
+        }
+    names = (
+        f"memory/{path}/memory.limit_in_bytes",
+        f"memory/{path}/memory.usage_in_bytes",
+        f"memory/{path}/memory.stat",
+    )
     return dict(zip(names, (limit, used, f"inactive_file 1\ntotal_inactive_file {files}"), strict=True))
 
 
@@ -46,14 +57,19 @@ def test_without_groups_it_is_the_machines(tmp_path: Path) -> None:
 def test_a_limit_is_what_there_is(tmp_path: Path, version: int) -> None:
     own = INSIDE if version == 1 else "0::/a/b\n"
     place = root(tmp_path, own, group("a/b", 420 * MIB, 120 * MIB, 20 * MIB, version=version))
-    assert host_memory(place) == HostMemory(total=420 * MIB, available=320 * MIB), "files that nobody uses are free"
+    assert host_memory(place) == HostMemory(total=420 * MIB, available=320 * MIB), (
+        "files that nobody uses are free"
+    )
 
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_limits_of_groups_above_hold_too(tmp_path: Path, version: int) -> None:
     own = INSIDE if version == 1 else "0::/a/b\n"
     none = NO_LIMIT_1 if version == 1 else "max"
-    files = {**group("a/b", none, MIB, version=version), **group("a", 1024 * MIB, 1000 * MIB, version=version)}
+    files = {
+        **group("a/b", none, MIB, version=version),
+        **group("a", 1024 * MIB, 1000 * MIB, version=version),
+    }
     assert host_memory(root(tmp_path, own, files)) == HostMemory(total=1024 * MIB, available=24 * MIB)
 
 

@@ -106,7 +106,9 @@ def test_imports_go_downwards_only(path: Path) -> None:
     assert upward_imports(module_of(path), imported(path)) == []
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if layer_of(module_of(p)) in ("core", "tree", "noise", "errors")], ids=module_of)
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if layer_of(module_of(p)) in ("core", "tree", "noise", "errors")], ids=module_of
+)
 def test_the_pure_heart_imports_no_clock_no_chance_no_threads_and_no_tensors(path: Path) -> None:
     roots = {name.split(".")[0] for name in imported(path)}
     assert roots & WORLDLY == set()
@@ -115,25 +117,50 @@ def test_the_pure_heart_imports_no_clock_no_chance_no_threads_and_no_tensors(pat
 
 def test_a_stage_and_a_head_can_be_had_without_torch_or_zmq() -> None:
     code = "import sys, flowspec.core.head, flowspec.core.stage; print(sorted({'torch', 'transformers', 'zmq', 'msgpack'} & sys.modules.keys()))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "[]\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("module", "source", "expected"),
     [
-        ("flowspec.core.head", "def f():\n    from flowspec.wire.codec import encode", ["flowspec.core.head imports flowspec.wire.codec"]),
-        ("flowspec.core.head", "from ..runtime import daemon", ["flowspec.core.head imports flowspec.runtime.daemon"]),
+        (
+            "flowspec.core.head",
+            "def f():\n    from flowspec.wire.codec import encode",
+            ["flowspec.core.head imports flowspec.wire.codec"],
+        ),
+        (
+            "flowspec.core.head",
+            "from ..runtime import daemon",
+            ["flowspec.core.head imports flowspec.runtime.daemon"],
+        ),
         ("flowspec.model.slice", "from flowspec import plan", ["flowspec.model.slice imports flowspec.plan"]),
-        ("flowspec.runtime.head", "import flowspec.testbed.prompts", ["flowspec.runtime.head imports flowspec.testbed.prompts"]),
+        (
+            "flowspec.runtime.head",
+            "import flowspec.testbed.prompts",
+            ["flowspec.runtime.head imports flowspec.testbed.prompts"],
+        ),
         (
             "flowspec.demo.recipe.talk",
             "from flowspec.testbed import exactness",
             ["flowspec.demo.recipe.talk imports flowspec.testbed.exactness"],
         ),
-        ("flowspec.cli.main", "from flowspec.demo.recipe import talk", ["flowspec.cli.main imports flowspec.demo.recipe.talk"]),
-        ("flowspec.cli.main", "from flowspec import __version__\nfrom . import chat\nimport flowspec.core.head", []),
+        (
+            "flowspec.cli.main",
+            "from flowspec.demo.recipe import talk",
+            ["flowspec.cli.main imports flowspec.demo.recipe.talk"],
+        ),
+        (
+            "flowspec.cli.main",
+            "from flowspec import __version__\nfrom . import chat\nimport flowspec.core.head",
+            [],
+        ),
         ("flowspec.demo.recipe.talk", "from flowspec.testbed.prompts import read_prompts", []),
     ],
 )
-def test_this_test_sees_imports_however_they_are_written(module: str, source: str, expected: list[str]) -> None:
+def test_this_test_sees_imports_however_they_are_written(
+    module: str, source: str, expected: list[str]
+) -> None:
     assert upward_imports(module, set(imports_of(source, module.rpartition(".")[0]))) == expected

@@ -1,4 +1,5 @@
-"""The coupled noise is the generator it claims to be, is Gumbel, is uncorrelated, and its integer bound misses nothing."""
+"""The coupled noise is the generator it claims to be, is Gumbel, is uncorrelated, and its integer bound
+misses nothing."""
 
 from __future__ import annotations
 
@@ -35,19 +36,27 @@ def uniforms(seed: int, position: int, count: int) -> np.ndarray:
 
 
 def test_the_generator_is_splitmix64() -> None:
-    published = [6457827717110365317, 3203168211198807973, 9817491932198370423]  # its first outputs for seed 1234567
+    published = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+    ]  # its first outputs for seed 1234567
     assert [mix((1234567 + k * GOLDEN) % 2**64) for k in (1, 2, 3)] == published
 
 
 def test_values_never_change_between_releases() -> None:
     assert draw_bits(0, 0, np.arange(3)).tolist() == [plain_bits(0, 0, token) for token in range(3)]
     assert draw_bits(7, 40, np.array([0, 151_935])).tolist() == [7723835621292222, 4014202468464990]
-    assert gumbel(draw_bits(7, 40, np.array([0, 151_935]))).tolist() == pytest.approx([1.8726674532842191, 0.21296368605098728], abs=1e-12)
+    assert gumbel(draw_bits(7, 40, np.array([0, 151_935]))).tolist() == pytest.approx(
+        [1.8726674532842191, 0.21296368605098728], abs=1e-12
+    )
 
 
 @given(SEEDS, POSITIONS, st.lists(st.integers(0, 2**22), min_size=1, max_size=20))
 @example(2**62 - 1, 2**20, [2**22, 0])
-def test_bits_follow_the_definition_whatever_else_is_asked_for(seed: int, position: int, tokens: list[int]) -> None:
+def test_bits_follow_the_definition_whatever_else_is_asked_for(
+    seed: int, position: int, tokens: list[int]
+) -> None:
     ids = np.array(tokens)
     found = draw_bits(seed, position, ids)
     assert found.tolist() == [plain_bits(seed, position, token) for token in tokens]
@@ -74,7 +83,9 @@ def test_the_least_and_the_largest_bits_give_finite_noise() -> None:
 
 def test_noise_has_the_moments_and_the_shape_of_gumbel() -> None:
     count = 200_000
-    noise = np.sort(np.concatenate([gumbel(draw_bits(3, position, np.arange(count // 100))) for position in range(100)]))
+    noise = np.sort(
+        np.concatenate([gumbel(draw_bits(3, position, np.arange(count // 100))) for position in range(100)])
+    )
     assert noise.mean() == pytest.approx(0.5772156649, abs=4 * 1.2826 / count**0.5)
     assert noise.var() == pytest.approx(math.pi**2 / 6, abs=4 * 3.46 / count**0.5)
     ranks = np.arange(count + 1) / count
@@ -83,13 +94,18 @@ def test_noise_has_the_moments_and_the_shape_of_gumbel() -> None:
     assert distance * count**0.5 < 1.95  # Kolmogorov's 0.1 % point
 
 
-@pytest.mark.parametrize("step", [(0, 0, 1), (0, 1, 0), (1, 0, 0), (1, -1, 0), (0, 1, -1), (0, -1, 1), (1, 0, -1), (2**32, 0, 0)])
+@pytest.mark.parametrize(
+    "step", [(0, 0, 1), (0, 1, 0), (1, 0, 0), (1, -1, 0), (0, 1, -1), (0, -1, 1), (1, 0, -1), (2**32, 0, 0)]
+)
 def test_neighbours_are_uncorrelated(step: tuple[int, int, int]) -> None:
     count, rows = 2_000, 40
     seed_step, position_step, id_step = step
     here = np.concatenate([uniforms(11, 5 + row, count + 2)[1:-1] for row in range(rows)])
     there = np.concatenate(
-        [uniforms(11 + seed_step, 5 + row + position_step, count + 2)[1 + id_step : count + 1 + id_step] for row in range(rows)]
+        [
+            uniforms(11 + seed_step, 5 + row + position_step, count + 2)[1 + id_step : count + 1 + id_step]
+            for row in range(rows)
+        ]
     )
     bound = 4 / (rows * count) ** 0.5
     assert abs(np.corrcoef(here, there)[0, 1]) < bound

@@ -1,4 +1,5 @@
-"""The token tree behaves as a naive table of nodes under any order of drafting, sending, committing and rewinding."""
+"""The token tree behaves as a naive table of nodes under any order of drafting, sending, committing and
+rewinding."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ class TreeAgainstTable(RuleBasedStateMachine):
         added = self.tree.extend_path(tokens)
         assert added == list(range(len(self.table), len(self.table) + len(tokens)))
         for node, token in zip(added, tokens, strict=True):
-            self.table.append([self.path[-1] if self.path else -1, token, len(self.path), 1.0, NodeState.COMMITTED])
+            self.table.append(
+                [self.path[-1] if self.path else -1, token, len(self.path), 1.0, NodeState.COMMITTED]
+            )
             self.path.append(node)
 
     @precondition(lambda self: self.path and len(self.living()) < 24)
@@ -82,12 +85,16 @@ class TreeAgainstTable(RuleBasedStateMachine):
             assert self.table[node][0] not in drafted or self.table[node][0] in chosen[:index]
         # No set of nodes, closed or not, can be worth more than the largest values of all.
         values = [self.value(n) for n in chosen]
-        assert values == pytest.approx(sorted(map(self.value, drafted), reverse=True)[: len(chosen)], rel=NEARLY, abs=0)
+        assert values == pytest.approx(
+            sorted(map(self.value, drafted), reverse=True)[: len(chosen)], rel=NEARLY, abs=0
+        )
         assert all(value >= value_min * (1 - NEARLY) for value in values)
         left = [n for n in drafted if n not in chosen and self.value(n) >= value_min * (1 + NEARLY)]
         assert not left or len(chosen) == count, "nothing that is worth it stays behind while there is room"
         for index, node in enumerate(chosen):  # between equals the older one goes first
-            assert not [n for n in chosen[index:] if n < node and self.table[n][0::3] == self.table[node][0::3]]
+            assert not [
+                n for n in chosen[index:] if n < node and self.table[n][0::3] == self.table[node][0::3]
+            ]
         sent = chosen[: round(share * len(chosen))]
         self.tree.mark_sent(sent)
         for node in sent:
@@ -147,7 +154,9 @@ class TreeAgainstTable(RuleBasedStateMachine):
         assert all(tree.position(node) == index for index, node in enumerate(self.path))
         if self.path:
             unsent = sorted(map(self.value, self.drafted()), reverse=True)
-            assert [tree.unsent_value(rank + 1) for rank in range(len(unsent) + 1)] == pytest.approx([*unsent, 0.0], rel=NEARLY, abs=0)
+            assert [tree.unsent_value(rank + 1) for rank in range(len(unsent) + 1)] == pytest.approx(
+                [*unsent, 0.0], rel=NEARLY, abs=0
+            )
             for node in (self.path[-1], *living):
                 assert tree.value(node) == pytest.approx(self.value(node), rel=NEARLY, abs=0)
                 assert tree.depth(node) == self.table[node][2] - len(self.path) + 1
@@ -178,7 +187,9 @@ def test_values_rise_as_the_root_comes_nearer() -> None:
     child = tree.add(tree.root, 1, 0.5)
     other = tree.add(tree.root, 2, 0.4)
     grandchild = tree.add(child, 3, 0.25)
-    assert [tree.value(node) for node in (tree.root, child, other, grandchild)] == pytest.approx([1, 0.5, 0.4, 0.125])
+    assert [tree.value(node) for node in (tree.root, child, other, grandchild)] == pytest.approx(
+        [1, 0.5, 0.4, 0.125]
+    )
     assert tree.best_unsent(9, 0.2) == [child, other]
     tree.commit(child)
     assert [tree.value(node) for node in (child, grandchild)] == pytest.approx([1, 0.25])
@@ -188,7 +199,8 @@ def test_values_rise_as_the_root_comes_nearer() -> None:
 
 
 def test_a_token_that_nobody_drafted_is_worth_nothing_less_below_itself() -> None:
-    """A root that was not proposed has chance 1, or 0 where a drafter said so; what is drafted below starts from 1 again."""
+    """A root that was not proposed has chance 1, or 0 where a drafter said so; what is drafted below starts
+    from 1 again."""
     tree = TokenTree()
     tree.extend_path([7])
     tree.commit(tree.add(tree.root, 1, 0.0))

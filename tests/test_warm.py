@@ -1,4 +1,5 @@
-"""Processes that start warm are as `subprocess` makes them: children with streams, a folder, an environment, signals and a status."""
+"""Processes that start warm are as `subprocess` makes them: children with streams, a folder, an environment,
+signals and a status."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def test_a_process_has_what_it_is_given_and_nothing_else(tmp_path: Path) -> None
         parent, folder, found, arguments, said, leads, descriptors, handlers = json.loads(done.stdout)
         assert (parent, folder, found) == (os.getpid(), str(tmp_path), environment)
         assert (arguments, said, leads) == (["-c", "ü", "\udcff"], "said\n", new_session)
-        assert (len(descriptors), descriptors[:3], handlers) == (4, [0, 1, 2], []), "the fourth is the folder that was listed"
+        assert (len(descriptors), descriptors[:3], handlers) == (4, [0, 1, 2], []), (
+            "the fourth is the folder that was listed"
+        )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +77,9 @@ def test_the_local_daemons_of_a_warm_command_are_its_own() -> None:
         "import os, psutil\nfrom flowspec.runtime.local import LocalCluster\nwith LocalCluster(2) as cluster:\n    cluster.wait()\n"
         "    (pool,) = psutil.Process().children()\n    print(os.getpid(), len(pool.children()), *pool.cmdline())"
     )
-    pid, daemons, *command = warm.run([*PYTHON, code], capture_output=True, text=True, check=True).stdout.split()
+    pid, daemons, *command = warm.run(
+        [*PYTHON, code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert not psutil.pid_exists(int(pid))
     assert (daemons, "tests.warm_server" in command) == ("2", True)
 

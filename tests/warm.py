@@ -1,9 +1,10 @@
 """Processes of the command line that start warm, for tests: forked from one that has imported what they need.
 
-The imports of a cold start cost seconds of computing, which is most of what many tests would do. So each worker of the suite has
-a server (`tests.warm_server`), started when first asked, of which it asks processes. These are real ones and its own children;
-only their memory is not fresh: what libraries read from the environment when imported is what the server found there, and
-`/proc/PID/cmdline` is the server's. A test that is about either starts cold, by `subprocess`.
+The imports of a cold start cost seconds of computing, which is most of what many tests would do. So each
+worker of the suite has a server (`tests.warm_server`), started when first asked, of which it asks processes.
+These are real ones and its own children; only their memory is not fresh: what libraries read from the
+environment when imported is what the server found there, and `/proc/PID/cmdline` is the server's. A test that
+is about either starts cold, by `subprocess`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Start:
 class Popen(subprocess.Popen[AnyStr]):
     """As `subprocess.Popen` of Python with `-m MODULE` or `-c CODE`, with the first few of its options.
 
-    The process hears Ctrl-C, also where the suite runs in the background and ignores it. Where there is no Linux it starts cold.
+    The process hears Ctrl-C, also where the suite runs in the background and ignores it. Where there is no
+    Linux it starts cold.
     """
 
     def _execute_child(  # where subprocess forks and executes
@@ -60,7 +62,17 @@ class Popen(subprocess.Popen[AnyStr]):
         *rest: Any,
     ) -> None:
         if sys.platform != "linux":
-            options = (executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell)
+            options = (
+                executable,
+                preexec_fn,
+                close_fds,
+                pass_fds,
+                cwd,
+                env,
+                startupinfo,
+                creationflags,
+                shell,
+            )
             super()._execute_child(args, *options, *rest)  # type: ignore[misc]
             return
         pipes, new_session = rest[:6], rest[11]
@@ -68,7 +80,12 @@ class Popen(subprocess.Popen[AnyStr]):
         python, *arguments = map(os.fsdecode, args)
         assert python == sys.executable
         environment = dict(os.environ if env is None else env)
-        start = Start(arguments=arguments, environment=environment, folder=os.fsdecode(cwd or os.getcwd()), new_session=new_session)
+        start = Start(
+            arguments=arguments,
+            environment=environment,
+            folder=os.fsdecode(cwd or os.getcwd()),
+            new_session=new_session,
+        )
         ends = [own if given == -1 else given for own, given in enumerate((pipes[0], pipes[3], pipes[5]))]
         self.pid = fork(start, ends)
         self._child_created = True
@@ -102,7 +119,8 @@ def run(
 
 
 def start_pool(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-    """In the place of `flowspec.runtime.local.start_pool`; cold in a process that has threads, which no fork copies."""
+    """In the place of `flowspec.runtime.local.start_pool`; cold in a process that has threads, which no fork
+    copies."""
     popen = Popen if fork is ask_server or len(os.listdir("/proc/self/task")) == 1 else subprocess.Popen
     command = [sys.executable, "-m", "flowspec.runtime.pool", *arguments]
     return popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
@@ -115,7 +133,8 @@ class Server:
         self._control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._read = read_when_imported(os.environ)
         path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
-        # One thread, as a process that forks should have. The levels of logging are those that the command sets.
+        # One thread, as a process that forks should have. The levels of logging are those that the command
+        # sets.
         own = {
             "PYTHONPATH": path,
             "PYTHONUTF8": "1",
@@ -185,4 +204,8 @@ def _adopting() -> Iterator[None]:
 
 def read_when_imported(environment: Mapping[str, str]) -> dict[str, str]:
     """What huggingface_hub reads when it is imported."""
-    return {name: value for name, value in environment.items() if name.startswith(("HF_", "HUGGINGFACE_")) and name != "HF_HUB_VERBOSITY"}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(("HF_", "HUGGINGFACE_")) and name != "HF_HUB_VERBOSITY"
+    }

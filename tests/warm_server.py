@@ -1,6 +1,8 @@
-"""The server behind `tests.warm`: imports what the command line does, then forks a process whenever it is asked.
+"""The server behind `tests.warm`: imports what the command line does, then forks a process whenever it is
+asked.
 
-It has one thread, holds one end of a socket (its first argument is the descriptor) and ends when the other end closes.
+It has one thread, holds one end of a socket (its first argument is the descriptor) and ends when the other
+end closes.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     _preload()
     assert len(os.listdir("/proc/self/task")) == 1, "a fork copies no threads"
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # at a terminal it is for the suite; a process that is forked takes it again
+    signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT}
+    )  # at a terminal it is for the suite; a process that is forked takes it again
     warm.fork, local.start_pool = _fork_self, warm.start_pool
     control.send(warm.READY)
     while (asked := _receive(control)) is not None:
@@ -67,7 +71,8 @@ def _receive(control: socket.socket) -> tuple[warm.Start, Sequence[int]] | None:
 def _fork_twice() -> int:
     """The pid of a grandchild that is an orphan, and so has been adopted by who asked; 0 in the grandchild.
 
-    It returns once `_become` has closed the grandchild's end of the pipe: who asked can then signal its session.
+    It returns once `_become` has closed the grandchild's end of the pipe: who asked can then signal its
+    session.
     """
     read, write = os.pipe()
     if not os.fork():
@@ -115,7 +120,9 @@ def _become(start: warm.Start, streams: Sequence[int]) -> None:
     # The settings of UTF-8 mode, as the interpreter opens them.
     sys.stdin = sys.__stdin__ = os.fdopen(0, encoding="utf-8", errors="surrogateescape", closefd=False)
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
-    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stderr = sys.__stderr__ = os.fdopen(
+        2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False
+    )
     os.chdir(start.folder)
     os.environ.clear()
     os.environ.update(start.environment)
@@ -127,7 +134,8 @@ def _become(start: warm.Start, streams: Sequence[int]) -> None:
 
 
 def _finish(arguments: Sequence[str]) -> NoReturn:
-    """Runs what the arguments of Python say and ends as Python does, but for taking apart all that was imported, which is slow."""
+    """Runs what the arguments of Python say and ends as Python does, but for taking apart all that was
+    imported, which is slow."""
     status = 1
     try:
         _run(arguments)
@@ -149,7 +157,9 @@ def _finish(arguments: Sequence[str]) -> NoReturn:
 def _run(arguments: Sequence[str]) -> None:
     kind, what, *rest = arguments
     if kind == "-m":
-        module = sys.modules["__main__"] = importlib.import_module(what)  # where multiprocessing finds what it has to import
+        module = sys.modules["__main__"] = importlib.import_module(
+            what
+        )  # where multiprocessing finds what it has to import
         sys.argv = [str(module.__file__), *rest]
         sys.exit(module.main())
     assert kind == "-c", arguments

@@ -75,14 +75,17 @@ class Outcome:
     @property
     def figures(self) -> str:
         """Speed, and how the answer ended where that is not of itself, in one line."""
-        count = f"{len(self.timing.new_tokens)} tokens" + (f" ({self.timing.resumed} taken over)" if self.timing.resumed else "")
+        count = f"{len(self.timing.new_tokens)} tokens" + (
+            f" ({self.timing.resumed} taken over)" if self.timing.resumed else ""
+        )
         ending = {"length": ", cut at its longest", "cancelled": ", stopped"}.get(self.reason, "")
         return f"{count}, {self.timing.tokens_per_s:.1f} tokens/s, first after {self.timing.first_s:.2f} s{ending}"
 
 
 @contextlib.contextmanager
 def cancelled_by_ctrl_c(session: Session, answer: Answer) -> Iterator[threading.Event]:
-    """Ctrl-C cancels the answer, which then ends by itself; a second one interrupts, should the cluster not answer."""
+    """Ctrl-C cancels the answer, which then ends by itself; a second one interrupts, should the cluster not
+    answer."""
     interruption = threading.Event()
 
     def cancel(number: int, frame: FrameType | None) -> None:
@@ -98,8 +101,11 @@ def cancelled_by_ctrl_c(session: Session, answer: Answer) -> Iterator[threading.
         signal.signal(signal.SIGINT, before)
 
 
-def ask(session: Session, question: Question, show: Callable[[str], None], keep: Keep | None = None) -> Outcome:
-    """Runs a question to its end and shows the text as it comes; Ctrl-C cancels the answer and keeps what is there.
+def ask(
+    session: Session, question: Question, show: Callable[[str], None], keep: Keep | None = None
+) -> Outcome:
+    """Runs a question to its end and shows the text as it comes; Ctrl-C cancels the answer and keeps what is
+    there.
 
     `keep` gets new tokens before they are shown.
     """
@@ -118,9 +124,18 @@ class Asked:
         self._keep = keep
         self._question = question
         self._stream = None if tokenizer is None else TextStream(tokenizer, question.stops)
-        rule = StopStrings(TextStream(tokenizer, question.stops)) if tokenizer is not None and question.stops else None
+        rule = (
+            StopStrings(TextStream(tokenizer, question.stops))
+            if tokenizer is not None and question.stops
+            else None
+        )
         self.answer = session.submit(
-            question.prompt, question.sampling, question.limits, request=question.request, stop_rule=rule, answered=question.answered
+            question.prompt,
+            question.sampling,
+            question.limits,
+            request=question.request,
+            stop_rule=rule,
+            answered=question.answered,
         )
 
     def follow(self, show: Callable[[str], None]) -> Outcome:

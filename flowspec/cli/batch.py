@@ -1,7 +1,8 @@
 """Answers a file of prompts, several at a time; their nodes share the pipeline's segments.
 
-Answers are printed in the order of the file, each when it and those before it are there. A prompt of several turns is a
-dialogue, whose turns are answered one after another. Ctrl-C stops all answers and prints what is finished.
+Answers are printed in the order of the file, each when it and those before it are there. A prompt of several
+turns is a dialogue, whose turns are answered one after another. Ctrl-C stops all answers and prints what is
+finished.
 """
 
 from __future__ import annotations
@@ -83,12 +84,22 @@ class Batch:
 
 
 def run(
-    session: Session, question: Question, prompts: Sequence[Prompt], *, parallel: int, system: str | None, is_raw: bool, is_json: bool
+    session: Session,
+    question: Question,
+    prompts: Sequence[Prompt],
+    *,
+    parallel: int,
+    system: str | None,
+    is_raw: bool,
+    is_json: bool,
 ) -> int:
     """Answers and prints all prompts; the exit status."""
     batch = Batch(session, question, system=system, is_raw=is_raw)
     console = PlainConsole(stderr=True)
-    with ThreadPoolExecutor(parallel) as pool, Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+    with (
+        ThreadPoolExecutor(parallel) as pool,
+        Progress(console=console, transient=True, disable=not console.is_terminal) as bar,
+    ):
         task = bar.add_task("answers", total=len(prompts))
         waiting = deque((prompt, pool.submit(batch.answer, prompt)) for prompt in prompts)
         try:
@@ -115,7 +126,10 @@ def run(
 def _print(session: Session, prompt: Prompt, found: list[tuple[Question, Outcome]], *, is_json: bool) -> None:
     for turn, (question, outcome) in enumerate(found):
         if is_json:
-            print(json.dumps({"prompt": prompt.prompt_id, "turn": turn, **record(session, question, outcome)}), flush=True)
+            print(
+                json.dumps({"prompt": prompt.prompt_id, "turn": turn, **record(session, question, outcome)}),
+                flush=True,
+            )
         else:
             show(f"[{prompt.prompt_id}] {outcome.text}\n\n")
             note(f"  {outcome.figures}")

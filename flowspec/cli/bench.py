@@ -1,8 +1,9 @@
 """Run an experiment: methods x prompts x testbeds, on real, emulated or simulated devices.
 
-Writes results.jsonl while it runs, then summary.json, summary.md, speedup.png, timeline.png and trace.json, and of virtual time a recording
-of an answer by each of a few methods; with users loads.jsonl, then summary.json, summary.md and load.png; with chains of models chains.png, too. Interrupted, it goes on where it was when it is started again. Exit status 1 if an answer differs
-from plain decoding's.
+Writes results.jsonl while it runs, then summary.json, summary.md, speedup.png, timeline.png and trace.json,
+and of virtual time a recording of an answer by each of a few methods; with users loads.jsonl, then
+summary.json, summary.md and load.png; with chains of models chains.png, too. Interrupted, it goes on where it
+was when it is started again. Exit status 1 if an answer differs from plain decoding's.
 """
 
 from __future__ import annotations
@@ -26,7 +27,18 @@ from flowspec.draft.choose import NONE, check_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.testbed import chain_report, chains, load_report, load_summary, plots, timeline
-from flowspec.testbed.bench import ANSWERS, LOADS, TUNED_FILE, Step, in_order, open_out, read_cases, run_simulated, total, warm_up_cases
+from flowspec.testbed.bench import (
+    ANSWERS,
+    LOADS,
+    TUNED_FILE,
+    Step,
+    in_order,
+    open_out,
+    read_cases,
+    run_simulated,
+    total,
+    warm_up_cases,
+)
 from flowspec.testbed.command import reals, wholes
 from flowspec.testbed.config import CLUSTER, SIMULATED, SYNTHETIC, USERS_MAX, WORLDS, Bench, Setup, Testbed
 from flowspec.testbed.experiments import find_experiment, pick_setups, read_experiment
@@ -48,18 +60,37 @@ from flowspec.watch.spelling import Decode, as_numbers
 
 DEFAULT = "paper-bundled"
 JOBS_MAX = 64
-DRAWN = ("ar", "chunk-pp (published)", "chunk-pp", "flowspec-paper (published)", "flowspec-paper", "continuous")
+DRAWN = (
+    "ar",
+    "chunk-pp (published)",
+    "chunk-pp",
+    "flowspec-paper (published)",
+    "flowspec-paper",
+    "continuous",
+)
 """Methods that are worth a panel of the timeline, if the experiment has them; the best known and ours."""
 PANELS_MAX = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--experiment", default=DEFAULT, metavar="FILE", help="experiment file, or a shipped one's name (default: %(default)s)"
+        "--experiment",
+        default=DEFAULT,
+        metavar="FILE",
+        help="experiment file, or a shipped one's name (default: %(default)s)",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where results go and are continued (default: results/NAME-WORLD)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where results go and are continued (default: results/NAME-WORLD)",
+    )
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
-    parser.add_argument("--tune", action="store_true", help="first find each method's best parameters, on other prompts; writes tuned.toml")
+    parser.add_argument(
+        "--tune",
+        action="store_true",
+        help="first find each method's best parameters, on other prompts; writes tuned.toml",
+    )
     parser.add_argument(
         "--jobs",
         type=positive,
@@ -68,9 +99,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="processes in virtual time (default: all cores)",
     )
     group = parser.add_argument_group("instead of what the experiment says")
-    group.add_argument("--world", choices=WORLDS, help="simulated: virtual time; emulated: real processes, padded; cluster: real devices")
+    group.add_argument(
+        "--world",
+        choices=WORLDS,
+        help="simulated: virtual time; emulated: real processes, padded; cluster: real devices",
+    )
     group.add_argument("--testbeds", metavar="NAME,...", help="only these of the experiment's testbeds")
-    group.add_argument("--methods", metavar="NAME,...", help="only these; a method that the experiment lacks runs with its defaults")
+    group.add_argument(
+        "--methods",
+        metavar="NAME,...",
+        help="only these; a method that the experiment lacks runs with its defaults",
+    )
     group.add_argument("--model", "-m", metavar="PATH-OR-HUB-ID", help="the model that answers")
     group.add_argument(
         "--drafter",
@@ -78,18 +117,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="bundled or another bundled model by name, a folder or hub id of a small model, ngram, random or none; may be repeated",
     )
-    group.add_argument("--prompts", action="append", metavar="FILE", help="jsonl in Spec-Bench form, or `shipped`; may be repeated")
+    group.add_argument(
+        "--prompts",
+        action="append",
+        metavar="FILE",
+        help="jsonl in Spec-Bench form, or `shipped`; may be repeated",
+    )
     group.add_argument("--limit", type=positive, metavar="N", help="prompts per file")
     group.add_argument("--temperatures", type=reals, metavar="0,1", help="sampling temperatures")
     group.add_argument("--seeds", type=number_list, metavar="1,2", help="seeds, at temperatures above 0")
-    group.add_argument("--repeat", type=positive, metavar="N", help="answers of each kind (virtual time needs one)")
     group.add_argument(
-        "--users", type=wholes, metavar="1,4,16", help="loads: so many users, who each ask the next prompt when one is answered"
+        "--repeat", type=positive, metavar="N", help="answers of each kind (virtual time needs one)"
     )
-    group.add_argument("--answers", type=positive, metavar="N", help="answers of each load, of all its users (default: each prompt once)")
+    group.add_argument(
+        "--users",
+        type=wholes,
+        metavar="1,4,16",
+        help="loads: so many users, who each ask the next prompt when one is answered",
+    )
+    group.add_argument(
+        "--answers",
+        type=positive,
+        metavar="N",
+        help="answers of each load, of all its users (default: each prompt once)",
+    )
     group.add_argument("--max-new-tokens", type=positive, metavar="N", help="longest answer")
     where = group.add_mutually_exclusive_group()
-    where.add_argument("--cluster", type=Path, metavar="FILE.toml", help="the devices of this cluster file (world cluster)")
+    where.add_argument(
+        "--cluster", type=Path, metavar="FILE.toml", help="the devices of this cluster file (world cluster)"
+    )
     where.add_argument("--local", type=positive, metavar="N", help="N local processes (world cluster)")
 
 
@@ -197,25 +253,41 @@ def _check(bench: Bench, args: argparse.Namespace) -> None:
         raise InputError("--model: synthetic is for experiments that say its `acceptance`")
     for flag, value in (("--drafter", args.drafter), ("--prompts", args.prompts)):
         if bench.is_synthetic and value is not None:
-            raise InputError(f"{flag}: expected none with model synthetic, which draws prompts and guesses by chance")
+            raise InputError(
+                f"{flag}: expected none with model synthetic, which draws prompts and guesses by chance"
+            )
     for name in () if bench.is_synthetic else bench.drafters:
         if name != RANDOM:
             check_drafter(name)
     _check_drafters(bench)
     if bench.world != CLUSTER and (args.cluster or args.local):
-        raise InputError(f"--cluster and --local are for --world cluster; the experiment's world is {bench.world}")
+        raise InputError(
+            f"--cluster and --local are for --world cluster; the experiment's world is {bench.world}"
+        )
     if bench.world != CLUSTER and not bench.testbeds:
-        raise InputError(f"--world {bench.world}: expected an experiment with a testbed, got {bench.name!r} without one")
-    if bench.testbeds and not any(setup.runs_on(testbed.name) for testbed in bench.testbeds for setup in bench.setups):
-        raise InputError("--methods and --testbeds: expected a method that is run on one of the testbeds, got none")
+        raise InputError(
+            f"--world {bench.world}: expected an experiment with a testbed, got {bench.name!r} without one"
+        )
+    if bench.testbeds and not any(
+        setup.runs_on(testbed.name) for testbed in bench.testbeds for setup in bench.setups
+    ):
+        raise InputError(
+            "--methods and --testbeds: expected a method that is run on one of the testbeds, got none"
+        )
     if bench.world == SIMULATED and bench.repeat > 1:
-        raise InputError(f"--repeat: virtual time gives the same figures every time; expected 1, got {bench.repeat}")
+        raise InputError(
+            f"--repeat: virtual time gives the same figures every time; expected 1, got {bench.repeat}"
+        )
     if bench.users and bench.world != SIMULATED:
-        raise InputError(f"--users: loads are run in virtual time; expected --world simulated, got {bench.world}")
+        raise InputError(
+            f"--users: loads are run in virtual time; expected --world simulated, got {bench.world}"
+        )
     if bench.users and max(bench.users) > USERS_MAX:
         raise InputError(f"--users: expected at most {USERS_MAX} at once, got {max(bench.users)}")
     if args.tune and len(bench.drafters) > 1:
-        raise InputError(f"--tune finds parameters for one drafter; expected an experiment with one, got {', '.join(bench.drafters)}")
+        raise InputError(
+            f"--tune finds parameters for one drafter; expected an experiment with one, got {', '.join(bench.drafters)}"
+        )
     if args.tune and bench.users:
         raise InputError("--tune works on single answers: expected no --users")
     if bench.answers and not bench.users:
@@ -235,7 +307,9 @@ def _check_drafters(bench: Bench) -> None:
     for setup in bench.setups:
         missing = [name for name in setup.drafters or () if name not in bench.drafters]
         if missing:
-            raise InputError(f"--drafter: method {setup.name!r} of the experiment needs {missing[0]!r}, got {', '.join(bench.drafters)}")
+            raise InputError(
+                f"--drafter: method {setup.name!r} of the experiment needs {missing[0]!r}, got {', '.join(bench.drafters)}"
+            )
 
 
 def _tuned(bench: Bench, out: Path, args: argparse.Namespace) -> Bench:
@@ -261,7 +335,8 @@ def _run(
 
 @contextlib.contextmanager
 def _bar(args: argparse.Namespace, text: str) -> Iterator[tuple[Start, Step]]:
-    """A bar on standard error with what is done and the time left, from the call of `start(total, done)` on; and a `Step`."""
+    """A bar on standard error with what is done and the time left, from the call of `start(total, done)` on;
+    and a `Step`."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=console, transient=True, disable=args.json or not console.is_terminal)
@@ -277,9 +352,13 @@ def _bar(args: argparse.Namespace, text: str) -> Iterator[tuple[Start, Step]]:
         bar.stop()
 
 
-def _write(bench: Bench, cases: Sequence[Case], summary: dict[str, Any], traces: dict[str, Trace], out: Path) -> None:
+def _write(
+    bench: Bench, cases: Sequence[Case], summary: dict[str, Any], traces: dict[str, Trace], out: Path
+) -> None:
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
-    (out / "summary.md").write_text(markdown(summary) + chain_report.markdown(summary.get("chains", ()), bench.world), "utf-8")
+    (out / "summary.md").write_text(
+        markdown(summary) + chain_report.markdown(summary.get("chains", ()), bench.world), "utf-8"
+    )
     plots.speedup(summary, out / "speedup.png")
     if bench.world == SIMULATED:
         traces = _recorded(bench, cases, out)
@@ -290,18 +369,28 @@ def _write(bench: Bench, cases: Sequence[Case], summary: dict[str, Any], traces:
 
 
 def _recorded(bench: Bench, cases: Sequence[Case], out: Path) -> dict[str, Trace]:
-    """One answer of the first testbed with each of a few methods: the longest at the first temperature. Writes a recording of each, too."""
+    """One answer of the first testbed with each of a few methods: the longest at the first temperature.
+    Writes a recording of each, too."""
     testbed = bench.testbeds[0]
     here = [setup for setup in bench.setups if setup.runs_on(testbed.name)]
     chosen = [setup for name in DRAWN for setup in here if setup.name == name]
     drawn: list[Setup] = (chosen if len(chosen) > 1 else here)[-PANELS_MAX:]
-    case = max((case for case in cases if case.sampling.temperature == bench.temperatures[0]), key=lambda case: len(case.answer))
+    case = max(
+        (case for case in cases if case.sampling.temperature == bench.temperatures[0]),
+        key=lambda case: len(case.answer),
+    )
     runs = VirtualRuns(bench, warm_up_cases(cases))
     decode = _decode(bench)
     traces = {}
     for setup in drawn:
         run = runs.recorded(testbed, setup, case, decode)
-        about = About(world=SIMULATED, model=bench.model, method=setup.name, drafters=bench.drafters_of(setup), stages=stages_of(testbed))
+        about = About(
+            world=SIMULATED,
+            model=bench.model,
+            method=setup.name,
+            drafters=bench.drafters_of(setup),
+            stages=stages_of(testbed),
+        )
         slug = re.sub("[^a-z0-9]+", "-", setup.name.lower()).strip("-")
         write_recording(out / f"recording-{slug}.json", record_document(about, run.frames))
         traces[setup.name] = run.trace

@@ -68,7 +68,9 @@ Ctrl-C          stop the answer"""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="a system text before the dialogue")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per answer instead of the text")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object per answer instead of the text"
+    )
     parser.add_argument(
         "--resume",
         nargs="?",
@@ -116,11 +118,15 @@ def run(args: argparse.Namespace) -> int:
                     arithmetic="" if content is None or chats else content.setting.arithmetic,
                     may_change=args.allow_arithmetic_change,
                 )
-                return stack.enter_context(open_session(cluster_options(args, args.local), decoding, progress, meanwhile, survival))
+                return stack.enter_context(
+                    open_session(cluster_options(args, args.local), decoding, progress, meanwhile, survival)
+                )
 
         session = connect(load)
         tokenizer = loaded[0]
-        tokenizer.encode_chat([{"role": "user", "content": "?"}])  # a model that cannot chat is refused here, not after a question
+        tokenizer.encode_chat(
+            [{"role": "user", "content": "?"}]
+        )  # a model that cannot chat is refused here, not after a question
         advice = recommended(session.files, session.config)
         chat = Chat(
             connect=connect,
@@ -160,7 +166,8 @@ def take_up(args: argparse.Namespace, diary: Diary) -> Content:
 
 @dataclass(slots=True)
 class Chat:
-    """A dialogue at the terminal. `messages` is what the model sees; the head reuses what it shares with the last turn.
+    """A dialogue at the terminal. `messages` is what the model sees; the head reuses what it shares with the
+    last turn.
 
     When the cluster is lost the dialogue stays, and the next question connects again.
     """
@@ -186,7 +193,9 @@ class Chat:
         assert self.session is not None
         plan = self.session.head.plan
         stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
-        self.console.print(f"[bold]{escape(Path(plan.model).name)}[/] in {plan.dtype}, {plan.layer_count} layers on {stages}:")
+        self.console.print(
+            f"[bold]{escape(Path(plan.model).name)}[/] in {plan.dtype}, {plan.layer_count} layers on {stages}:"
+        )
         for stage in self.session.stages_report():
             first, end = stage["layers"]
             self.console.print(
@@ -204,7 +213,9 @@ class Chat:
             self.console.print(f"temperature {self.sampling.temperature:g}, seed {self.sampling.seed}")
         if self.messages:
             count = len(self.messages) // 2
-            self.console.print(f"(the dialogue goes on after {count} answer{'s' * (count != 1)}; /reset begins a new one)")
+            self.console.print(
+                f"(the dialogue goes on after {count} answer{'s' * (count != 1)}; /reset begins a new one)"
+            )
         self.console.print("Type /help for the commands, /quit to leave.\n")
 
     def loop(self) -> None:
@@ -239,7 +250,9 @@ class Chat:
                 raise
             self.session = None
             del self.messages[before:]
-            self.console.print(f"\n[red]{escape(str(error))}[/]\n(the dialogue is kept: ask again to connect again, or /save FILE)\n")
+            self.console.print(
+                f"\n[red]{escape(str(error))}[/]\n(the dialogue is kept: ask again to connect again, or /save FILE)\n"
+            )
 
     def command(self, line: str) -> bool:
         """Runs a slash command; False ends the chat."""
@@ -281,7 +294,9 @@ class Chat:
             return
         content = {"system": self.system, "messages": self.messages}
         try:
-            Path(text).expanduser().write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
+            Path(text).expanduser().write_text(
+                json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8"
+            )
         except (OSError, ValueError, RuntimeError) as error:
             self.console.print(f"[red]cannot write {escape(text)}: {escape(str(error))}[/]")
             return
@@ -292,7 +307,9 @@ class Chat:
             self.console.print("(/watch draws in a terminal, which this output is not; nothing is shown)")
             return
         self.is_watching = not self.is_watching
-        self.console.print("(a live line under answers: on)" if self.is_watching else "(a live line under answers: off)")
+        self.console.print(
+            "(a live line under answers: on)" if self.is_watching else "(a live line under answers: off)"
+        )
 
     def record(self, text: str) -> None:
         """The next answer is recorded."""
@@ -391,7 +408,9 @@ class Chat:
     def show_stats(self) -> None:
         if self.last is not None:
             question, outcome = self.last
-            self.console.print(f"last answer: {len(question.prompt)} prompt tokens ({outcome.reused} reused), {outcome.figures}")
+            self.console.print(
+                f"last answer: {len(question.prompt)} prompt tokens ({outcome.reused} reused), {outcome.figures}"
+            )
             self.console.print(outcome.computed, markup=False)
             for line in statistics.lines(outcome.statistics, self.session.drafters if self.session else ()):
                 self.console.print(line, markup=False)
@@ -407,7 +426,13 @@ class Chat:
                 for name in ("compute_s", "queued_s", "own_s")
             ]
             first, end = stage["layers"]
-            table.add_row(escape(stage["name"]), f"{first}-{end - 1}", mib(stage["weight_bytes"]), mib(stage["memory_bytes"]), *mean)
+            table.add_row(
+                escape(stage["name"]),
+                f"{first}-{end - 1}",
+                mib(stage["weight_bytes"]),
+                mib(stage["memory_bytes"]),
+                *mean,
+            )
         self.console.print(table)
         self.console.print(
             f"[dim]means over {len(hops)} segments (passes of tokens through all stages); waiting: behind other segments; "

@@ -16,7 +16,20 @@ import sys
 from typing import Any, NoReturn
 
 from flowspec import __version__, checking
-from flowspec.cli import bench, chat, daemon, devices, doctor, generate, keygen, plan, profile, serve, top, verify
+from flowspec.cli import (
+    bench,
+    chat,
+    daemon,
+    devices,
+    doctor,
+    generate,
+    keygen,
+    plan,
+    profile,
+    serve,
+    top,
+    verify,
+)
 from flowspec.cli.options import note
 from flowspec.cli.terminal import LogFormatter
 from flowspec.errors import FlowSpecError, InputError
@@ -40,7 +53,8 @@ COMMANDS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with the flags in one line; no abbreviations, which would change meaning as flags are added."""
+    """Says what is wrong with the flags in one line; no abbreviations, which would change meaning as flags
+    are added."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, allow_abbrev=False)
@@ -65,7 +79,11 @@ def build_parser() -> Parser:
         group = command.add_argument_group("logging")
         group.add_argument("-v", "--verbose", action="store_true", help="tell more on standard error")
         group.add_argument("--log-file", metavar="FILE", help="write the log to FILE instead")
-        group.add_argument("--check", action="store_true", help="check FlowSpec's own state after every event (slower); end if it is wrong")
+        group.add_argument(
+            "--check",
+            action="store_true",
+            help="check FlowSpec's own state after every event (slower); end if it is wrong",
+        )
     parser.commands = dict(subparsers.choices)
     return parser
 
@@ -81,7 +99,11 @@ def _parsed(argv: list[str] | None) -> argparse.Namespace:
         command = parser.commands[args.command]
         flags = [each.partition("=")[0] for each in unknown if each.startswith("-")]
         wrong = (flags or unknown)[0]
-        meant = difflib.get_close_matches(wrong, re.findall(r"--[a-z-]+", command.format_help()), n=1) if flags else []
+        meant = (
+            difflib.get_close_matches(wrong, re.findall(r"--[a-z-]+", command.format_help()), n=1)
+            if flags
+            else []
+        )
         command.error(f"unrecognized argument {wrong}" + (f"; is {meant[0]} meant?" if meant else ""))
     return args
 
@@ -94,14 +116,19 @@ def start_logging(args: argparse.Namespace) -> None:
         try:
             logging.basicConfig(level=level, format=form, filename=args.log_file)
         except OSError as error:
-            raise InputError(f"--log-file: expected a file that can be written, got {args.log_file} ({error.strerror})") from None
+            raise InputError(
+                f"--log-file: expected a file that can be written, got {args.log_file} ({error.strerror})"
+            ) from None
     else:
         handler = logging.StreamHandler()
         handler.setFormatter(LogFormatter(form, "%H:%M:%S"))
         logging.basicConfig(level=level, handlers=[handler])
     for noisy in ("httpx", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
-    for noisy in ("HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY"):  # both set the levels of their loggers when imported
+    for noisy in (
+        "HF_HUB_VERBOSITY",
+        "TRANSFORMERS_VERBOSITY",
+    ):  # both set the levels of their loggers when imported
         os.environ.setdefault(noisy, "warning" if args.verbose else "error")
 
 
@@ -109,7 +136,9 @@ def run(argv: list[str] | None = None) -> int:
     """Runs one command; returns its exit status. Raises `OSError` where its output cannot be written."""
     args = _parsed(argv)
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # as in arguments; the tokenizer refuses what is not UTF-8
+        sys.stdin.reconfigure(
+            errors="surrogateescape"
+        )  # as in arguments; the tokenizer refuses what is not UTF-8
     if args.command != "daemon":
         hear_signals()
     if args.check:

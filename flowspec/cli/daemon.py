@@ -1,6 +1,7 @@
 """Run this device's part: wait for a head, load the layers it assigns, run them.
 
-One daemon per device. It is idle until a head assigns it layers, serves one head after another, and ends with Ctrl-C.
+One daemon per device. It is idle until a head assigns it layers, serves one head after another, and ends with
+Ctrl-C.
 """
 
 from __future__ import annotations
@@ -29,16 +30,34 @@ log = logging.getLogger("flowspec.daemon")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine only)")
-    parser.add_argument("--port", type=int, default=PORT_DEFAULT, help="port to listen on, 0 for a free one (default: %(default)s)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine only)"
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=PORT_DEFAULT,
+        help="port to listen on, 0 for a free one (default: %(default)s)",
+    )
     parser.add_argument("--name", help="name in logs and reports (default: that of its key, else the host's)")
     trust = parser.add_mutually_exclusive_group()
     trust.add_argument(
-        "--keys", type=Path, metavar="FOLDER", help=f"this device's key and the list (default: {default_folder()}, if there)"
+        "--keys",
+        type=Path,
+        metavar="FOLDER",
+        help=f"this device's key and the list (default: {default_folder()}, if there)",
     )
-    trust.add_argument("--insecure", action="store_true", help="no keys: whoever reaches the port may use this device and read along")
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:N", help="where to compute (default: %(default)s)")
-    parser.add_argument("--memory", metavar="SIZE", help="most memory to use, such as 4GiB (default: what is free)")
+    trust.add_argument(
+        "--insecure",
+        action="store_true",
+        help="no keys: whoever reaches the port may use this device and read along",
+    )
+    parser.add_argument(
+        "--device", default="auto", metavar="auto|cpu|cuda:N", help="where to compute (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--memory", metavar="SIZE", help="most memory to use, such as 4GiB (default: what is free)"
+    )
     parser.add_argument(
         "--cache-dir",
         type=Path,
@@ -56,7 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="fetch nothing from the hub: use what is in its cache, else what the head sends (default: fetch a slice's files)",
     )
     parser.add_argument(
-        "--announce", action="store_true", help="let `flowspec devices` find it in the local network (default: it is announced nowhere)"
+        "--announce",
+        action="store_true",
+        help="let `flowspec devices` find it in the local network (default: it is announced nowhere)",
     )
     parser.add_argument("--threads", type=int, metavar="N", help="torch threads (default: torch's choice)")
     parser.add_argument(
@@ -71,14 +92,18 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--port: expected 0 to 65535, got {args.port}")
     if args.threads is not None and args.threads < 1:
         raise InputError(f"--threads: expected 1 or more, got {args.threads}")
-    if args.device not in ("auto", "cpu") and not (args.device.startswith("cuda:") and args.device[5:].isdecimal()):
+    if args.device not in ("auto", "cpu") and not (
+        args.device.startswith("cuda:") and args.device[5:].isdecimal()
+    ):
         raise InputError(f"--device: expected auto, cpu or cuda:N, got {args.device!r}")
     if not args.host:
         raise InputError("--host: expected an address of this machine, got an empty one")
     if args.name is not None and not 0 < len(args.name) <= NAME_CHARS_MAX:
         raise InputError(f"--name: expected 1 to {NAME_CHARS_MAX} characters, got {len(args.name)}")
     if args.device.startswith("cuda"):
-        from flowspec.runtime.torch_device import pick_device  # imports torch, which a daemon otherwise does on its first assignment
+        from flowspec.runtime.torch_device import (
+            pick_device,
+        )  # imports torch, which a daemon otherwise does on its first assignment
 
         pick_device(args.device)
     if args.cache_dir is not None and args.cache_dir.exists() and not args.cache_dir.is_dir():
@@ -94,9 +119,13 @@ def run(args: argparse.Namespace) -> int:
     )
     keys = None if args.insecure else _keys(args.keys, args.name)
     name = args.name or (socket.gethostname() if keys is None else keys.name)
-    daemon = Daemon(host=args.host, port=args.port, name=name, machine=machine, keys=keys, insecure=args.insecure)
+    daemon = Daemon(
+        host=args.host, port=args.port, name=name, machine=machine, keys=keys, insecure=args.insecure
+    )
     if args.insecure:
-        log.warning("insecure: whoever reaches this port may use the device, and can read and change what it computes")
+        log.warning(
+            "insecure: whoever reaches this port may use the device, and can read and change what it computes"
+        )
     daemon.stop_on_signals()
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.StreamHandler):
@@ -108,13 +137,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _keys(folder: Path | None, name: str | None) -> Keyring | None:
-    """The keys that were asked for, else those in their usual place; None where there are none of this device."""
+    """The keys that were asked for, else those in their usual place; None where there are none of this
+    device."""
     place = folder or default_folder()
     found = device_name(place, name, socket.gethostname())
     if found is not None:
         return device_keyring(place, found)
     if folder is not None:
-        raise InputError(f"--keys: expected a folder with allowed.toml and the key of {name or 'this device'}, got {folder}")
+        raise InputError(
+            f"--keys: expected a folder with allowed.toml and the key of {name or 'this device'}, got {folder}"
+        )
     return None
 
 
@@ -134,4 +166,10 @@ def _profile(name: str) -> DeviceProfile:
 
 def _announced(daemon: Daemon) -> contextlib.AbstractContextManager[None]:
     memory_bytes = daemon.machine.memory_bytes or host_memory().total
-    return announcing(name=daemon.name, host=daemon.host, port=daemon.port, memory_bytes=memory_bytes, device=daemon.machine.device)
+    return announcing(
+        name=daemon.name,
+        host=daemon.host,
+        port=daemon.port,
+        memory_bytes=memory_bytes,
+        device=daemon.machine.device,
+    )

@@ -40,7 +40,8 @@ PLAIN_WIDTH = 140
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A daemon as it announced itself, and what it said when it was asked: `facts`, or the `problem` why there are none."""
+    """A daemon as it announced itself, and what it said when it was asked: `facts`, or the `problem` why
+    there are none."""
 
     announced: Announced
     address: str
@@ -56,16 +57,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     timeout = "how long all of it may take (default: %(default)s)"
     parser.add_argument("--timeout", type=float, default=4.0, metavar="SECONDS", help=timeout)
     parser.add_argument(
-        "--keys", type=Path, metavar="FOLDER", help="the cluster's keys (flowspec keygen), for daemons that ask for them (default: none)"
+        "--keys",
+        type=Path,
+        metavar="FOLDER",
+        help="the cluster's keys (flowspec keygen), for daemons that ask for them (default: none)",
     )
-    parser.add_argument("--write", type=Path, metavar="FILE.toml", help="write a cluster file of those that can be used")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE.toml", help="write a cluster file of those that can be used"
+    )
     parser.add_argument("--force", action="store_true", help="overwrite that file")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     if not 0 < args.timeout <= TIMEOUT_MAX_S:
-        raise InputError(f"--timeout: expected seconds above 0 and up to {TIMEOUT_MAX_S:g}, got {args.timeout:g}")
+        raise InputError(
+            f"--timeout: expected seconds above 0 and up to {TIMEOUT_MAX_S:g}, got {args.timeout:g}"
+        )
     if args.write is not None:
         _check_file(args.write, args.force)
     keys = None if args.keys is None else head_keyring(args.keys)
@@ -96,7 +104,9 @@ def run(args: argparse.Namespace) -> int:
 
 def ask(found: Sequence[Announced], keys: Keyring | None = None, within_s: float = math.inf) -> list[Seen]:
     """Asks each daemon at all of its addresses, at its likeliest first; the first that answers counts."""
-    places = [(each, each.addresses[rank]) for rank in range(8) for each in found if rank < len(each.addresses)]
+    places = [
+        (each, each.addresses[rank]) for rank in range(8) for each in found if rank < len(each.addresses)
+    ]
     devices = [Device(name=each.name, address=address) for each, address in places]
     answers = ask_all(devices, keys=keys, within_s=max(0.0, within_s))
     seen: dict[int, Seen] = {}
@@ -154,7 +164,9 @@ def write(path: Path, seen: Sequence[Seen]) -> None:
     try:
         path.write_text("\n".join(lines) + "\n", "utf-8")
     except OSError as error:
-        raise InputError(f"--write: expected a file that can be written, got {path} ({error.strerror})") from None
+        raise InputError(
+            f"--write: expected a file that can be written, got {path} ({error.strerror})"
+        ) from None
 
 
 def _check_file(path: Path, force: bool) -> None:

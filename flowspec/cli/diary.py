@@ -17,7 +17,8 @@ from flowspec.runtime.session import Session
 
 @dataclass(slots=True)
 class Diary:
-    """Keeps the dialogue; a file is made with its first question. Where none can be, that is told once, and the chat goes on."""
+    """Keeps the dialogue; a file is made with its first question. Where none can be, that is told once, and
+    the chat goes on."""
 
     tell: Callable[[str], None]
     is_kept: bool = True

@@ -61,14 +61,21 @@ def run(args: argparse.Namespace) -> int:
         devices = [Device(name=f"local-{index}", address="") for index in range(options.local)]
     needs = find_needs(options, stage_devices(devices), keys)
     order = [need.device for need in needs.stages]
-    devices = sorted(devices, key=lambda device: order.index(device.name) if device.name in order else len(order))
+    devices = sorted(
+        devices, key=lambda device: order.index(device.name) if device.name in order else len(order)
+    )
     with contextlib.ExitStack() as stack:
         if options.cluster is None:
             level = "INFO" if args.verbose else "ERROR"  # they warn of whoever measures their links
             cluster = LocalCluster(options.local, log_level=level, log_file=options.log_file)
-            devices = [Device(name=daemon.name, address=daemon.address) for daemon in stack.enter_context(cluster).wait()]
+            devices = [
+                Device(name=daemon.name, address=daemon.address)
+                for daemon in stack.enter_context(cluster).wait()
+            ]
         step = stack.enter_context(progress("asking", step_count(devices)))
-        found = examine(devices, model=needs.model, fingerprint=needs.fingerprint, dtype=needs.dtype, step=step, keys=keys)
+        found = examine(
+            devices, model=needs.model, fingerprint=needs.fingerprint, dtype=needs.dtype, step=step, keys=keys
+        )
     findings = diagnose(found, gather(AskFacts(), Machine(device="cpu")), needs)
     if args.json:
         print(json.dumps(report(found, findings, needs)))
@@ -121,13 +128,18 @@ def show(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelNee
         table.add_column(title, overflow="fold")
     for each in found:
         need = needs.of(each.device.name)
-        layers, size = ("-", "-") if need is None else (f"{need.first}-{need.end - 1}", mib(need.memory.total_bytes))
+        layers, size = (
+            ("-", "-") if need is None else (f"{need.first}-{need.end - 1}", mib(need.memory.total_bytes))
+        )
         table.add_row(each.device.name, layers, *_cells(each, size))
     console.print(table)
     console.print()
     for finding in findings:
         colour = COLOURS[finding.severity]
-        console.print(f"[{colour}]{finding.severity}[/] {escape(finding.device)}: {escape(finding.text)}", soft_wrap=True)
+        console.print(
+            f"[{colour}]{finding.severity}[/] {escape(finding.device)}: {escape(finding.text)}",
+            soft_wrap=True,
+        )
         console.print(f"        -> {escape(finding.advice)}", soft_wrap=True)
     count = Counter(finding.severity for finding in findings)
     if findings:

@@ -20,7 +20,14 @@ def expertise_table(session: Session, tokenizer: Tokenizer | None) -> Table | No
         return None
     table = Table("prompts like", "answers", *session.drafters, box=None)
     for domain in found:
-        text = " ".join(map(str, domain["example"])) if tokenizer is None else " ".join(tokenizer.decode(domain["example"]).split())
-        worth = [f"[bold]{value:.2f}[/]" if name == domain["best"] else f"{value:.2f}" for name, value in domain["worth"].items()]
+        text = (
+            " ".join(map(str, domain["example"]))
+            if tokenizer is None
+            else " ".join(tokenizer.decode(domain["example"]).split())
+        )
+        worth = [
+            f"[bold]{value:.2f}[/]" if name == domain["best"] else f"{value:.2f}"
+            for name, value in domain["worth"].items()
+        ]
         table.add_row(escape(visible(text[-EXAMPLE_CHARS:])), str(domain["answers"]), *worth)
     return table

@@ -1,6 +1,7 @@
 """Answer a prompt, or a file of prompts, then stop.
 
-The answer goes to standard output, what else there is to say to standard error. `--json` prints one object per answer instead.
+The answer goes to standard output, what else there is to say to standard error. `--json` prints one object
+per answer instead.
 """
 
 from __future__ import annotations
@@ -46,9 +47,16 @@ from flowspec.testbed.prompts import read_prompts
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="?", help="the prompt (default: read from standard input)")
-    parser.add_argument("--prompt-token-ids", type=number_list, metavar="1,5,9", help="the prompt as token ids; no tokenizer is needed")
+    parser.add_argument(
+        "--prompt-token-ids",
+        type=number_list,
+        metavar="1,5,9",
+        help="the prompt as token ids; no tokenizer is needed",
+    )
     parser.add_argument("--system", metavar="TEXT", help="a system text before the prompt")
-    parser.add_argument("--raw", action="store_true", help="give the prompt as it is, without the chat template")
+    parser.add_argument(
+        "--raw", action="store_true", help="give the prompt as it is, without the chat template"
+    )
     parser.add_argument(
         "--prompts",
         action="append",
@@ -56,12 +64,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="answer all of a file: jsonl in Spec-Bench form, or text with one prompt a line; may be repeated",
     )
-    parser.add_argument("--parallel", type=positive, default=1, metavar="N", help="with --prompts: N answers at a time (default: 1)")
+    parser.add_argument(
+        "--parallel",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="with --prompts: N answers at a time (default: 1)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object per answer")
-    parser.add_argument("--journal", type=Path, metavar="FILE", help="keep the answer in FILE as it comes, for --resume")
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="go on with the answer of this journal; prints all of it")
+    parser.add_argument(
+        "--journal", type=Path, metavar="FILE", help="keep the answer in FILE as it comes, for --resume"
+    )
+    parser.add_argument(
+        "--resume", type=Path, metavar="FILE", help="go on with the answer of this journal; prints all of it"
+    )
     resume.add_good_part(parser)
-    parser.add_argument("--record", type=Path, metavar="FILE", help="save a recording of the answer in FILE, for flowspec top --replay")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="save a recording of the answer in FILE, for flowspec top --replay",
+    )
     add_model_arguments(parser)
     add_arithmetic_argument(parser)
     add_decoding_arguments(parser)
@@ -93,7 +116,9 @@ def run(args: argparse.Namespace) -> int:
         return _answer(args, stack, journal, content)
 
 
-def _answer(args: argparse.Namespace, stack: contextlib.ExitStack, journal: Journal | None, content: Content | None) -> int:
+def _answer(
+    args: argparse.Namespace, stack: contextlib.ExitStack, journal: Journal | None, content: Content | None
+) -> int:
     """Asks what the flags or the journal say, and shows the answers."""
     decoding = decoding_options(args, args.method, joined(args.drafter), args.chain)
     prompts = [prompt for path in args.prompts or [] for prompt in read_prompts(path)]
@@ -114,7 +139,9 @@ def _answer(args: argparse.Namespace, stack: contextlib.ExitStack, journal: Jour
             arithmetic="" if content is None else content.setting.arithmetic,
             may_change=args.allow_arithmetic_change,
         )
-        session = stack.enter_context(open_session(cluster_options(args, args.local), decoding, progress, meanwhile, survival))
+        session = stack.enter_context(
+            open_session(cluster_options(args, args.local), decoding, progress, meanwhile, survival)
+        )
     tokenizer = loaded[0] if loaded else None
     request = session.head.new_request()
     if last is not None:
@@ -130,9 +157,19 @@ def _answer(args: argparse.Namespace, stack: contextlib.ExitStack, journal: Jour
             stops=args.stop,
         )
     if prompts:
-        return batch.run(session, question, prompts, parallel=args.parallel, system=args.system, is_raw=args.raw, is_json=args.json)
+        return batch.run(
+            session,
+            question,
+            prompts,
+            parallel=args.parallel,
+            system=args.system,
+            is_raw=args.raw,
+            is_json=args.json,
+        )
     if args.journal is not None:
-        journal = stack.enter_context(Journal.start(args.journal, resume.setting_of(args.command, session), note))
+        journal = stack.enter_context(
+            Journal.start(args.journal, resume.setting_of(args.command, session), note)
+        )
         journal.ask(resume.entry_of(question))
     unrecorded: NotRecordedError | None = None
     try:
@@ -172,7 +209,11 @@ def check_journal(args: argparse.Namespace) -> None:
     if args.prompts:
         raise InputError("--journal holds one answer; with --prompts, which has many, leave it out")
     if args.journal.exists() or not os.access(args.journal.parent, os.W_OK):
-        why = "exists; --resume goes on with it" if args.journal.exists() else "is in no folder that can be written"
+        why = (
+            "exists; --resume goes on with it"
+            if args.journal.exists()
+            else "is in no folder that can be written"
+        )
         raise InputError(f"--journal: expected a new file, but {args.journal} {why}")
 
 
@@ -207,7 +248,9 @@ def check_prompt(args: argparse.Namespace) -> None:
 
 def encode_prompt(tokenizer: Tokenizer | None, args: argparse.Namespace, prompt: str) -> list[int]:
     assert tokenizer is not None
-    return tokenizer.encode_dialogue([{"role": "user", "content": prompt}], system=args.system, is_raw=args.raw)
+    return tokenizer.encode_dialogue(
+        [{"role": "user", "content": prompt}], system=args.system, is_raw=args.raw
+    )
 
 
 def figures(session: Session, question: Question, outcome: Outcome, *, is_verbose: bool) -> str:
@@ -225,4 +268,6 @@ def figures(session: Session, question: Question, outcome: Outcome, *, is_verbos
     lines += [f"  {line}" for line in drafter_lines(session)]
     if session.chosen is not None:
         lines += [f"  {line}" for line in session.chosen.lines()]
-    return "\n".join([*lines, *(statistics.lines(outcome.statistics, session.drafters) if is_verbose else ())])
+    return "\n".join(
+        [*lines, *(statistics.lines(outcome.statistics, session.drafters) if is_verbose else ())]
+    )

@@ -23,14 +23,39 @@ ON_DEVICE = ".config/flowspec/keys"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cluster", type=Path, metavar="FILE.toml", help="keys for the devices of this cluster file and a head")
-    parser.add_argument("--device", action="append", default=[], metavar="NAME", help="a key for this device, too; may be repeated")
-    parser.add_argument("--head", action="append", default=[], metavar="NAME", help="a key for this head; may be repeated (default: head)")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where they are kept (default: FILE.keys beside FILE.toml)")
     parser.add_argument(
-        "--revoke", action="append", default=[], metavar="NAME", help="take this name off the list instead; may be repeated"
+        "--cluster",
+        type=Path,
+        metavar="FILE.toml",
+        help="keys for the devices of this cluster file and a head",
     )
-    parser.add_argument("--force", action="store_true", help="make all of these keys anew; the old ones open nothing any more")
+    parser.add_argument(
+        "--device",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a key for this device, too; may be repeated",
+    )
+    parser.add_argument(
+        "--head",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a key for this head; may be repeated (default: head)",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="where they are kept (default: FILE.keys beside FILE.toml)"
+    )
+    parser.add_argument(
+        "--revoke",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="take this name off the list instead; may be repeated",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="make all of these keys anew; the old ones open nothing any more"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object (public keys only)")
 
 
@@ -43,11 +68,15 @@ def run(args: argparse.Namespace) -> int:
     kept: list[str] = []
     if args.revoke:
         if args.device or args.head or args.force:
-            raise InputError("--revoke takes names off the list and makes none; leave --device, --head and --force out")
+            raise InputError(
+                "--revoke takes names off the list and makes none; leave --device, --head and --force out"
+            )
         revoke(folder, args.revoke)
     else:
         heads = args.head or (["head"] if not _has_head(folder) else [])
-        made, kept = make_keys(folder, heads, [*(device.name for device in devices), *args.device], force=args.force)
+        made, kept = make_keys(
+            folder, heads, [*(device.name for device in devices), *args.device], force=args.force
+        )
     if args.json:
         print(json.dumps(report(folder, made, kept, args.revoke)))
     else:
@@ -74,15 +103,24 @@ def report(folder: Path, made: Sequence[str], kept: Sequence[str], revoked: Sequ
 
 
 def show(
-    folder: Path, made: Sequence[str], kept: Sequence[str], revoked: Sequence[str], cluster: Path | None, devices: Sequence[Device]
+    folder: Path,
+    made: Sequence[str],
+    kept: Sequence[str],
+    revoked: Sequence[str],
+    cluster: Path | None,
+    devices: Sequence[Device],
 ) -> None:
     """What there is now, and what to copy where."""
     allowed = read_allowed(folder)
-    print(f"{folder / ALLOWED}: who may take part: {', '.join(allowed.heads)} (head); {', '.join(allowed.devices) or 'no devices yet'}")
+    print(
+        f"{folder / ALLOWED}: who may take part: {', '.join(allowed.heads)} (head); {', '.join(allowed.devices) or 'no devices yet'}"
+    )
     for title, names in (("new keys", made), ("kept", kept), ("no longer allowed", revoked)):
         if names:
             print(f"{title}: {', '.join(names)}")
-    print(f"\nEach device needs its own NAME{SUFFIX} and {ALLOWED} in ~/{ON_DEVICE}, and its daemon started again. Over ssh:")
+    print(
+        f"\nEach device needs its own NAME{SUFFIX} and {ALLOWED} in ~/{ON_DEVICE}, and its daemon started again. Over ssh:"
+    )
     if cluster is not None:
         print(f"  launch/boards start {shlex.quote(str(cluster))}")
         print("or by hand:")
@@ -92,4 +130,6 @@ def show(
         files = " ".join(shlex.quote(str(folder / each)) for each in (f"{name}{SUFFIX}", ALLOWED))
         print(f"  ssh {target} 'mkdir -p -m 700 {ON_DEVICE}' && scp -p {files} {target}:{ON_DEVICE}/")
     where = "beside the cluster file, as NAME.keys for NAME.toml" if cluster is None else "here"
-    print(f"The head finds its own key and the list {where}. Who has a {SUFFIX} file can speak as its name: keep them to yourself.")
+    print(
+        f"The head finds its own key and the list {where}. Who has a {SUFFIX} file can speak as its name: keep them to yourself."
+    )

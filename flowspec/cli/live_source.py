@@ -26,14 +26,17 @@ Step = tuple[dict[str, Any] | None, list[Frame]]
 
 
 def served(url: str, key: str) -> Iterator[Step]:
-    """What a server tells, until it ends; raises `InputError` for a URL that is none, `ClusterError` where nothing, or something else, is there."""
+    """What a server tells, until it ends; raises `InputError` for a URL that is none, `ClusterError` where
+    nothing, or something else, is there."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InputError(f"--url: expected http://HOST:PORT of a running flowspec serve, got {url!r:.100}")
     try:
         port = parts.port
     except ValueError:
-        raise InputError(f"--url: expected http://HOST:PORT of a running flowspec serve, got {url!r:.100}") from None
+        raise InputError(
+            f"--url: expected http://HOST:PORT of a running flowspec serve, got {url!r:.100}"
+        ) from None
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname, port, timeout=CONNECT_S)
     headers = {"Accept": "text/event-stream", **({"Authorization": f"Bearer {key}"} if key else {})}
@@ -53,7 +56,9 @@ def served(url: str, key: str) -> Iterator[Step]:
     except (OSError, http.client.HTTPException, UnicodeError) as error:
         if is_there:
             raise ClusterError(f"{url}: the connection was lost ({_reason(error)})") from None
-        raise ClusterError(f"{url}: nothing answers there ({_reason(error)}); is flowspec serve running?") from None
+        raise ClusterError(
+            f"{url}: nothing answers there ({_reason(error)}); is flowspec serve running?"
+        ) from None
     finally:
         connection.close()
 
@@ -70,7 +75,9 @@ def check_answer(url: str, response: http.client.HTTPResponse) -> None:
     if response.status != 200 or not is_stream:
         text = " ".join(response.read(300).decode("utf-8", "replace").split())
         shown = "".join(letter for letter in text if letter.isprintable())
-        raise ClusterError(f"{url}: expected a live view, got status {response.status}: {shown:.150}; is that flowspec serve?")
+        raise ClusterError(
+            f"{url}: expected a live view, got status {response.status}: {shown:.150}; is that flowspec serve?"
+        )
 
 
 def events(lines: http.client.HTTPResponse) -> Iterator[Step]:
@@ -109,7 +116,9 @@ def _event(name: str, text: str, at_s: float) -> Step | None:
     if not wrong and frames and frames[0]["t"] < at_s:
         wrong = f"frames of {frames[0]['t']} s after those of {at_s} s"
     if wrong or (hello is not None and not isinstance(hello, dict)):
-        raise ClusterError(f"the server sent what this FlowSpec does not know ({wrong or 'no hello'}); run the same version")
+        raise ClusterError(
+            f"the server sent what this FlowSpec does not know ({wrong or 'no hello'}); run the same version"
+        )
     return hello, frames
 
 

@@ -21,7 +21,9 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command (that of the command line by default); returns its exit status."""
-    is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else whoever started us has it ignored
+    is_heard = (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )  # else whoever started us has it ignored
     if is_heard:
         signal.signal(signal.SIGINT, _quit)
     from flowspec.cli.commands import run  # imports for a second and more
@@ -45,7 +47,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _quit(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C while nothing is started: what libraries make of an interruption in their imports is many things."""
+    """Ctrl-C while nothing is started: what libraries make of an interruption in their imports is many
+    things."""
     os.write(2, b"flowspec: interrupted\n")
     os._exit(INTERRUPTED)
 

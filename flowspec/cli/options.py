@@ -34,7 +34,9 @@ def number_list(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected numbers with commas, such as 3,1,2,2, got {text!r}") from None
+        raise argparse.ArgumentTypeError(
+            f"expected numbers with commas, such as 3,1,2,2, got {text!r}"
+        ) from None
 
 
 def positive(text: str) -> int:
@@ -53,16 +55,37 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, local_list: bool = F
         metavar="PATH-OR-HUB-ID",
         help="model folder, GGUF file or hub id (default: the bundled demo model)",
     )
-    group.add_argument("--dtype", choices=ACTIVATIONS, help="precision; int8 and int4 pack the weights (default: the checkpoint's)")
+    group.add_argument(
+        "--dtype",
+        choices=ACTIVATIONS,
+        help="precision; int8 and int4 pack the weights (default: the checkpoint's)",
+    )
     where = group.add_mutually_exclusive_group()
-    where.add_argument("--cluster", type=Path, metavar="FILE.toml", help="run on the devices of this cluster file")
+    where.add_argument(
+        "--cluster", type=Path, metavar="FILE.toml", help="run on the devices of this cluster file"
+    )
     if local_list:
         where.add_argument(
-            "--local", type=number_list, default=(4,), metavar="N[,N...]", help="run on N local processes, for each N (default: 4)"
+            "--local",
+            type=number_list,
+            default=(4,),
+            metavar="N[,N...]",
+            help="run on N local processes, for each N (default: 4)",
         )
     else:
-        where.add_argument("--local", type=positive, default=4, metavar="N", help="run on N local processes (default: %(default)s)")
-    group.add_argument("--layers", type=number_list, metavar="3,1,2,2", help="layers for each device, in order (default: chosen)")
+        where.add_argument(
+            "--local",
+            type=positive,
+            default=4,
+            metavar="N",
+            help="run on N local processes (default: %(default)s)",
+        )
+    group.add_argument(
+        "--layers",
+        type=number_list,
+        metavar="3,1,2,2",
+        help="layers for each device, in order (default: chosen)",
+    )
     group.add_argument(
         "--context",
         type=positive,
@@ -83,9 +106,13 @@ def add_arithmetic_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_decoding_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """`--method` and what goes with it; with `several`, methods and chains may be repeated, and drafters that are repeated are alternatives."""
+    """`--method` and what goes with it; with `several`, methods and chains may be repeated, and drafters that
+    are repeated are alternatives."""
     group = parser.add_argument_group("decoding (changes the speed, never the answer)")
-    names, default = ", ".join(METHODS), f"default: {default_method((), None)}; {default_method((), AUTO)} with --chain"
+    names, default = (
+        ", ".join(METHODS),
+        f"default: {default_method((), None)}; {default_method((), AUTO)} with --chain",
+    )
     if several:
         group.add_argument(
             "--method",
@@ -95,14 +122,20 @@ def add_decoding_arguments(parser: argparse.ArgumentParser, *, several: bool = F
             help=f"decoding method: {names}, or all; may be repeated ({default})",
         )
     else:
-        group.add_argument("--method", choices=METHODS, metavar="NAME", help=f"decoding method: {names} ({default})")
+        group.add_argument(
+            "--method", choices=METHODS, metavar="NAME", help=f"decoding method: {names} ({default})"
+        )
     group.add_argument(
         "--drafter",
         action="append",
         type=drafter_names,
         metavar="NAME[,NAME...]",
         help=f"what guesses ahead: bundled, {', '.join(bundled_models())}, a folder or hub id of a small model or EAGLE head, ngram, or none; "
-        + ("several with commas; may be repeated" if several else "may be repeated, for several that draft together")
+        + (
+            "several with commas; may be repeated"
+            if several
+            else "may be repeated, for several that draft together"
+        )
         + " (default: those of the cluster file, else bundled for the bundled model, else ngram)",
     )
     group.add_argument(
@@ -112,8 +145,15 @@ def add_decoding_arguments(parser: argparse.ArgumentParser, *, several: bool = F
         help="verify in steps, through these models, lowest first, before the target; auto: chosen as it goes"
         + ("; may be repeated" if several else ""),
     )
-    group.add_argument("--tree-nodes", type=positive, metavar="N", help="largest tree or segment (default: the method's)")
-    group.add_argument("--tree-depth", type=positive, metavar="N", help="depth of the trees of tree-sd, chunk-pp and flowspec-paper")
+    group.add_argument(
+        "--tree-nodes", type=positive, metavar="N", help="largest tree or segment (default: the method's)"
+    )
+    group.add_argument(
+        "--tree-depth",
+        type=positive,
+        metavar="N",
+        help="depth of the trees of tree-sd, chunk-pp and flowspec-paper",
+    )
 
 
 def drafter_names(text: str) -> tuple[str, ...]:
@@ -129,7 +169,9 @@ def joined(sets: Sequence[tuple[str, ...]] | None) -> tuple[str, ...]:
     return tuple(name for names in sets or () for name in names)
 
 
-def decoding_options(args: argparse.Namespace, method: str | None, drafters: tuple[str, ...], chain: str | None = None) -> Decoding:
+def decoding_options(
+    args: argparse.Namespace, method: str | None, drafters: tuple[str, ...], chain: str | None = None
+) -> Decoding:
     if args.tree_nodes is not None and args.tree_nodes > TREE_NODES_MAX:
         raise InputError(f"--tree-nodes: expected at most {TREE_NODES_MAX}, got {args.tree_nodes}")
     names = drafters or (() if args.cluster is None else tuple(read_drafters(args.cluster)))
@@ -144,18 +186,40 @@ def decoding_options(args: argparse.Namespace, method: str | None, drafters: tup
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
-    group.add_argument("--temperature", type=float, help="0 takes the likeliest token (default: the model's recommendation, else 0)")
+    group.add_argument(
+        "--temperature",
+        type=float,
+        help="0 takes the likeliest token (default: the model's recommendation, else 0)",
+    )
     group.add_argument("--top-k", type=int, help="keep the K likeliest tokens (0: all)")
-    group.add_argument("--top-p", type=float, help="keep the likeliest tokens up to this probability mass (1: all)")
-    group.add_argument("--min-p", type=float, help="keep tokens at least this likely beside the likeliest (0: all)")
+    group.add_argument(
+        "--top-p", type=float, help="keep the likeliest tokens up to this probability mass (1: all)"
+    )
+    group.add_argument(
+        "--min-p", type=float, help="keep tokens at least this likely beside the likeliest (0: all)"
+    )
     group.add_argument("--seed", type=int, help="same seed, same answer (default: drawn and printed)")
     add_length_arguments(group)
 
 
 def add_length_arguments(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--max-new-tokens", type=positive, metavar="N", help=f"longest answer (default: {NEW_TOKENS_DEFAULT})")
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer before this text; may be repeated")
-    group.add_argument("--stop-token-ids", type=number_list, default=(), metavar="2,7", help="end the answer at these tokens, too")
+    group.add_argument(
+        "--max-new-tokens", type=positive, metavar="N", help=f"longest answer (default: {NEW_TOKENS_DEFAULT})"
+    )
+    group.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end the answer before this text; may be repeated",
+    )
+    group.add_argument(
+        "--stop-token-ids",
+        type=number_list,
+        default=(),
+        metavar="2,7",
+        help="end the answer at these tokens, too",
+    )
     group.add_argument("--ignore-eos", action="store_true", help="do not end at the model's own stop tokens")
 
 
@@ -174,7 +238,14 @@ def cluster_options(args: argparse.Namespace, local: int) -> ClusterOptions:
 
 def pick_sampling(args: argparse.Namespace, model: Recommended) -> Sampling:
     """What the flags say, else the model, else temperature 0; a seed that is not given is drawn."""
-    return choose_sampling(model, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p, seed=args.seed)
+    return choose_sampling(
+        model,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        seed=args.seed,
+    )
 
 
 def check_flags(args: argparse.Namespace) -> None:

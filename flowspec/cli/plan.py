@@ -1,7 +1,7 @@
 """Tell what will run where and how fast: devices, order, layers, memory, and what would help.
 
-Nothing is started or loaded. Rates are foretold from device profiles by a cost model and answers in virtual time (docs/devices.md), not
-measured.
+Nothing is started or loaded. Rates are foretold from device profiles by a cost model and answers in virtual
+time (docs/devices.md), not measured.
 """
 
 from __future__ import annotations
@@ -46,29 +46,67 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH-OR-HUB-ID",
         help="model folder, GGUF file or hub id (default: the bundled demo model)",
     )
-    what.add_argument("--shape", metavar="NAME", help="a well-known model by name, such as llama-3-8b; needs no files")
-    group.add_argument("--precision", metavar="NAME[,NAME]", help="allowed precisions (default: the checkpoint's, of a shape float16)")
-    group.add_argument("--context", type=positive, metavar="TOKENS", help="of each user; memory is reserved for it (default: 4096)")
-    group.add_argument("--users", type=positive, default=1, metavar="N", help="who ask at once (default: %(default)s)")
+    what.add_argument(
+        "--shape", metavar="NAME", help="a well-known model by name, such as llama-3-8b; needs no files"
+    )
+    group.add_argument(
+        "--precision",
+        metavar="NAME[,NAME]",
+        help="allowed precisions (default: the checkpoint's, of a shape float16)",
+    )
+    group.add_argument(
+        "--context",
+        type=positive,
+        metavar="TOKENS",
+        help="of each user; memory is reserved for it (default: 4096)",
+    )
+    group.add_argument(
+        "--users", type=positive, default=1, metavar="N", help="who ask at once (default: %(default)s)"
+    )
     group = parser.add_argument_group("devices")
     group.add_argument(
-        "--devices", metavar="BOARD[xN],...", help="boards by name or profile file, such as jetson-orin-nano,raspberry-pi-5x2"
+        "--devices",
+        metavar="BOARD[xN],...",
+        help="boards by name or profile file, such as jetson-orin-nano,raspberry-pi-5x2",
     )
-    group.add_argument("--cluster", type=Path, metavar="FILE.toml", help="a cluster file; boards from its profile keys or --devices")
-    group.add_argument("--head", metavar="NAME", help="where the head and the drafter run: a device, or one board more (default: chosen)")
     group.add_argument(
-        "--link", action="append", metavar="[A:B=]MBIT/MS", help="of all links (default: 1000/0.5), or of one; may be repeated"
+        "--cluster",
+        type=Path,
+        metavar="FILE.toml",
+        help="a cluster file; boards from its profile keys or --devices",
     )
-    group.add_argument("--layers", type=number_list, metavar="3,1,2,2", help="a split by hand to compare with, devices in order")
+    group.add_argument(
+        "--head",
+        metavar="NAME",
+        help="where the head and the drafter run: a device, or one board more (default: chosen)",
+    )
+    group.add_argument(
+        "--link",
+        action="append",
+        metavar="[A:B=]MBIT/MS",
+        help="of all links (default: 1000/0.5), or of one; may be repeated",
+    )
+    group.add_argument(
+        "--layers",
+        type=number_list,
+        metavar="3,1,2,2",
+        help="a split by hand to compare with, devices in order",
+    )
     group = parser.add_argument_group("guessing")
-    group.add_argument("--drafter", metavar="NAME", help="eagle, ngram, none, a shape's name, a folder or hub id (default: eagle)")
+    group.add_argument(
+        "--drafter",
+        metavar="NAME",
+        help="eagle, ngram, none, a shape's name, a folder or hub id (default: eagle)",
+    )
     group.add_argument(
         "--acceptance",
         type=float,
         metavar="SHARE",
         help=f"of its best guesses (default: eagle .635, a model {ACCEPTANCE_MODEL:g}, ngram .25)",
     )
-    parser.add_argument("--quick", action="store_true", help="foretell by a formula, at once, and not by simulations")
+    parser.add_argument(
+        "--quick", action="store_true", help="foretell by a formula, at once, and not by simulations"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -90,7 +128,11 @@ def run(args: argparse.Namespace) -> int:
         return refusal.exit_status
     helps = improvements(wish, fastest)
     best = Rated(plan=plan, simulation=simulation)
-    hand = None if by_hand is None else Rated(plan=by_hand, simulation=None if simulation is None else foretold(wish, by_hand))
+    hand = (
+        None
+        if by_hand is None
+        else Rated(plan=by_hand, simulation=None if simulation is None else foretold(wish, by_hand))
+    )
     without = None if args.cluster is None else without_each(wish, plan)
     if args.json:
         print(json.dumps({**report(wish, best, helps, hand), "absent": absent_report(without)}))
@@ -137,7 +179,9 @@ def report(wish: Wish, best: Rated, helps: list[Option], by_hand: Rated | None) 
         **_numbers(best),
         "not_used": _unused(wish, plan),
         "limits": limits(wish, plan),
-        "would_help": [{"change": each.text, "tokens_per_s": _helped(best, each), "gain": each.gain} for each in helps],
+        "would_help": [
+            {"change": each.text, "tokens_per_s": _helped(best, each), "gain": each.gain} for each in helps
+        ],
         "assumptions": assumptions(wish, plan),
         "by_hand": None if by_hand is None else {**_numbers(by_hand), "fits": _fits(by_hand.plan)},
     }
@@ -170,7 +214,11 @@ def _numbers(rated: Rated) -> dict[str, Any]:
         "tokens_per_s": rated.tokens_per_s,
         "simulated": None
         if simulation is None
-        else {"answers": len(simulation.tokens), "tokens": sum(simulation.tokens), "standard_error": simulation.error or None},
+        else {
+            "answers": len(simulation.tokens),
+            "tokens": sum(simulation.tokens),
+            "standard_error": simulation.error or None,
+        },
         "formula_tokens_per_s": found.tokens_per_s,
         "plain_tokens_per_s": plan.plain.tokens_per_s,
         "nodes_per_slot": found.nodes,
@@ -190,9 +238,16 @@ def plan_lines(wish: Wish, best: Rated, helps: list[Option], by_hand: Rated | No
     yield f"{'stage':<{NAME_WIDTH}}{'layers':>9}{'weights':>10}{'cache':>10}{'in use':>10}{'of':>9}{'a slot':>8}"
     for stage in plan.stages:
         layers = f"{stage.first}-{stage.end - 1}"
-        sizes = "".join(f"{mib(size):>10}" for size in (stage.need.weight_bytes, stage.need.cache_bytes, stage.total_bytes))
+        sizes = "".join(
+            f"{mib(size):>10}"
+            for size in (stage.need.weight_bytes, stage.need.cache_bytes, stage.total_bytes)
+        )
         yield f"{stage.site.name:<{NAME_WIDTH}}{layers:>9}{sizes}{mib(stage.site.memory_bytes):>9}{1000 * stage.slot_s:>5.0f} ms"
-    alone = f"no stage there, {mib(plan.head_bytes)} of {mib(plan.head.memory_bytes)}" if plan.is_head_free else "beside its stage"
+    alone = (
+        f"no stage there, {mib(plan.head_bytes)} of {mib(plan.head.memory_bytes)}"
+        if plan.is_head_free
+        else "beside its stage"
+    )
     yield f"head{' and drafter' if plan.guesses else ''} on {plan.head.name}: {alone}"
     unused = _unused(wish, plan)
     if unused:
@@ -290,7 +345,10 @@ def _unused(wish: Wish, plan: Plan) -> list[str]:
 
 
 def _fits(plan: Plan) -> bool:
-    return all(stage.total_bytes <= stage.site.memory_bytes for stage in plan.stages) and plan.head_bytes <= plan.head.memory_bytes
+    return (
+        all(stage.total_bytes <= stage.site.memory_bytes for stage in plan.stages)
+        and plan.head_bytes <= plan.head.memory_bytes
+    )
 
 
 def _lacks(plan: Plan) -> str:

@@ -18,8 +18,23 @@ from flowspec.plan.memory import ModelWeights, weights_of
 from flowspec.plan.profile import find_profile
 from flowspec.plan.shape import PRECISION_BYTES, ModelShape, eagle_shape, find_shape, shape_of
 from flowspec.plan.sites import Drafter, Network, Site, Wish, site
-from flowspec.runtime.cluster import Device, declared_profile, parse_links, pick_context, read_cluster, read_links, stage_devices
-from flowspec.runtime.planning.wish import ACCEPTANCE, ACCEPTANCE_MODEL, EAGLE, find_drafter, model_weights, typical_context
+from flowspec.runtime.cluster import (
+    Device,
+    declared_profile,
+    parse_links,
+    pick_context,
+    read_cluster,
+    read_links,
+    stage_devices,
+)
+from flowspec.runtime.planning.wish import (
+    ACCEPTANCE,
+    ACCEPTANCE_MODEL,
+    EAGLE,
+    find_drafter,
+    model_weights,
+    typical_context,
+)
 from flowspec.runtime.session import pick_dtype
 
 
@@ -62,11 +77,17 @@ def _model(args: argparse.Namespace) -> tuple[ModelShape, ModelWeights, tuple[st
     config = files.config()
     family_of(config, files.model)
     shape = shape_of(config, args.model)
-    return shape, model_weights(files, shape), asked or (pick_dtype(None, config),), pick_context(args.context, context_max(config))
+    return (
+        shape,
+        model_weights(files, shape),
+        asked or (pick_dtype(None, config),),
+        pick_context(args.context, context_max(config)),
+    )
 
 
 def _sites(boards: str | None, cluster: Path | None) -> list[Site]:
-    """The devices of `--devices`, or of the cluster file with their boards from there or, in order, from `--devices`."""
+    """The devices of `--devices`, or of the cluster file with their boards from there or, in order, from
+    `--devices`."""
     names = [] if boards is None else _boards(boards)
     if cluster is None:
         if not names:
@@ -84,8 +105,13 @@ def _sites(boards: str | None, cluster: Path | None) -> list[Site]:
         return sites
     devices = stage_devices(read_cluster(cluster))
     if names and len(names) != len(devices):
-        raise InputError(f"--devices: expected a board for each of the {len(devices)} devices of {cluster}, got {len(names)}")
-    return [_of_cluster(device, names[number] if names else device.profile, cluster) for number, device in enumerate(devices)]
+        raise InputError(
+            f"--devices: expected a board for each of the {len(devices)} devices of {cluster}, got {len(names)}"
+        )
+    return [
+        _of_cluster(device, names[number] if names else device.profile, cluster)
+        for number, device in enumerate(devices)
+    ]
 
 
 def _of_cluster(device: Device, board: str | None, cluster: Path) -> Site:
@@ -115,7 +141,9 @@ def _head(name: str | None, sites: Sequence[Site]) -> Site | None:
     if known:
         return known[0]
     profile = find_profile(name)
-    return site(f"{profile.name}-head" if any(each.name == profile.name for each in sites) else profile.name, profile)
+    return site(
+        f"{profile.name}-head" if any(each.name == profile.name for each in sites) else profile.name, profile
+    )
 
 
 def _network(args: argparse.Namespace, names: Sequence[str]) -> Network:
@@ -132,8 +160,12 @@ def _drafter(args: argparse.Namespace, shape: ModelShape) -> Drafter | None:
     if name == EAGLE or not (name in (NGRAM, NONE, BUNDLED) or Path(name).is_dir() or "/" in name):
         own = eagle_shape(shape) if name == EAGLE else find_shape(name)
         if own.vocabulary != shape.vocabulary:
-            raise InputError(f"--drafter: expected the model's vocabulary of {shape.vocabulary}, but {name} has {own.vocabulary}")
-        found: Drafter | None = Drafter(shape=own, acceptance=ACCEPTANCE[EAGLE] if name.startswith(EAGLE) else ACCEPTANCE_MODEL)
+            raise InputError(
+                f"--drafter: expected the model's vocabulary of {shape.vocabulary}, but {name} has {own.vocabulary}"
+            )
+        found: Drafter | None = Drafter(
+            shape=own, acceptance=ACCEPTANCE[EAGLE] if name.startswith(EAGLE) else ACCEPTANCE_MODEL
+        )
     else:
         found = find_drafter(name, shape)
     return found if found is None or args.acceptance is None else replace(found, acceptance=args.acceptance)

@@ -1,7 +1,7 @@
 """Measure this machine (and its links to other daemons), and write a device profile for planning and simulating.
 
-The file is of the kind of devices/*.toml. What is measured is effective, so that its efficiencies are 1; the raw times are kept in
-it, too. A cluster's daemons should be idle meanwhile.
+The file is of the kind of devices/*.toml. What is measured is effective, so that its efficiencies are 1; the
+raw times are kept in it, too. A cluster's daemons should be idle meanwhile.
 """
 
 from __future__ import annotations
@@ -28,20 +28,46 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--out", type=Path, metavar="FILE.toml", help="where to write it (default: the host's name, in this folder)")
-    where.add_argument("--keep", action="store_true", help="write it where this user's daemons find it, over an older one")
+    where.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.toml",
+        help="where to write it (default: the host's name, in this folder)",
+    )
+    where.add_argument(
+        "--keep", action="store_true", help="write it where this user's daemons find it, over an older one"
+    )
     parser.add_argument("--force", action="store_true", help="overwrite that file")
-    parser.add_argument("--cluster", type=Path, metavar="FILE.toml", help="measure the links to this cluster's daemons, too")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="precision (default: float32, on CUDA float16)")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="what to measure (default: %(default)s)")
-    parser.add_argument("--threads", type=positive, metavar="N", help="torch threads (default: torch's choice)")
-    parser.add_argument("--quick", action="store_true", help="fewer and smaller measurements: seconds instead of minutes")
+    parser.add_argument(
+        "--cluster", type=Path, metavar="FILE.toml", help="measure the links to this cluster's daemons, too"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="precision (default: float32, on CUDA float16)",
+    )
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="what to measure (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--threads", type=positive, metavar="N", help="torch threads (default: torch's choice)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer and smaller measurements: seconds instead of minutes"
+    )
     parser.add_argument("--json", action="store_true", help="print what was measured as one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     host = socket.gethostname()
-    out = kept_profile() if args.keep else args.out or Path(f"{re.sub('[^A-Za-z0-9_-]', '-', host.split('.')[0]) or 'machine'}.toml")
+    out = (
+        kept_profile()
+        if args.keep
+        else args.out or Path(f"{re.sub('[^A-Za-z0-9_-]', '-', host.split('.')[0]) or 'machine'}.toml")
+    )
     if args.keep:
         out.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _check_out(out, args.force or args.keep)
@@ -69,14 +95,22 @@ def run(args: argparse.Namespace) -> int:
         peers = measure_links(devices, step, keys=keys)
         measured, _ = measure_beside(machine, effort, {}, step)
     profile = fit(measured, machine, out.stem)
-    text = "\n".join(profile_lines(profile, machine, measured, peers, host, f"torch {torch.__version__}")) + "\n"
+    text = (
+        "\n".join(profile_lines(profile, machine, measured, peers, host, f"torch {torch.__version__}")) + "\n"
+    )
     _check_out(out, args.force or args.keep)
     try:
         out.write_text(text, "utf-8")
     except OSError as problem:
-        raise InputError(f"--out: expected a file that can be written, got {out} ({problem.strerror})") from None
+        raise InputError(
+            f"--out: expected a file that can be written, got {out} ({problem.strerror})"
+        ) from None
     if args.json:
-        print(json.dumps({"file": str(out), "profile": numbers(profile), "measured": raw(machine, measured, peers)}))
+        print(
+            json.dumps(
+                {"file": str(out), "profile": numbers(profile), "measured": raw(machine, measured, peers)}
+            )
+        )
     else:
         dtype = machine.dtype
         print(
@@ -103,7 +137,11 @@ def numbers(profile: DeviceProfile) -> dict[str, dict[str, float]]:
     """The tables of the file, power left out: nothing here can measure it."""
     rounded = {key: float(f"{value:.4g}") for key, value in profile.tflops.items()}
     return {
-        "memory": {"gb": round(profile.memory_gb, 2), "gb_per_s": float(f"{profile.memory_gb_per_s:.4g}"), "efficiency": 1.0},
+        "memory": {
+            "gb": round(profile.memory_gb, 2),
+            "gb_per_s": float(f"{profile.memory_gb_per_s:.4g}"),
+            "efficiency": 1.0,
+        },
         "compute": {**rounded, "efficiency": 1.0, "serial": profile.serial},
         "overhead": {"layer_us": round(profile.layer_us, 1), "pass_us": round(profile.pass_us, 1)},
     }
@@ -113,7 +151,9 @@ def raw(machine: Machine, measured: Measured, peers: Sequence[Peer]) -> dict[str
     """What was measured: milliseconds by rows, links by device name."""
     layers: dict[str, dict[str, float]] = {}
     for point in measured.layers:
-        layers.setdefault(str(point.shape.hidden), {})[str(point.rows)] = round(1e3 * point.s / point.layers, 4)
+        layers.setdefault(str(point.shape.hidden), {})[str(point.rows)] = round(
+            1e3 * point.s / point.layers, 4
+        )
     return {
         "dtype": machine.dtype,
         "device": str(machine.device),
@@ -121,12 +161,23 @@ def raw(machine: Machine, measured: Measured, peers: Sequence[Peer]) -> dict[str
         "tiny_pass_ms": {str(point.layers): round(1e3 * point.s, 4) for point in measured.tiny},
         "lm_head_ms": {str(rows): round(1e3 * spent, 4) for rows, spent in measured.lm_head_s.items()},
         "drafter_ms": {str(rows): round(1e3 * spent, 4) for rows, spent in measured.drafter_s.items()},
-        "links": {peer.name: {"latency_ms": round(1e3 * peer.latency_s, 3), "mbit_per_s": round(peer.bandwidth_mbps, 1)} for peer in peers},
+        "links": {
+            peer.name: {
+                "latency_ms": round(1e3 * peer.latency_s, 3),
+                "mbit_per_s": round(peer.bandwidth_mbps, 1),
+            }
+            for peer in peers
+        },
     }
 
 
 def profile_lines(
-    profile: DeviceProfile, machine: Machine, measured: Measured, peers: Sequence[Peer], host: str, version: str
+    profile: DeviceProfile,
+    machine: Machine,
+    measured: Measured,
+    peers: Sequence[Peer],
+    host: str,
+    version: str,
 ) -> Iterator[str]:
     """The file, every number with where it is from."""
     source = f"measured by flowspec profile on {datetime.date.today().isoformat()}, {version}"
@@ -171,4 +222,11 @@ def profile_dtype(profile: DeviceProfile) -> str:
 
 
 def _inline(values: Mapping[str, float]) -> str:
-    return "{ " + ", ".join(f"{toml_text(key) if not key.isidentifier() else key} = {value!r}" for key, value in values.items()) + " }"
+    return (
+        "{ "
+        + ", ".join(
+            f"{toml_text(key) if not key.isidentifier() else key} = {value!r}"
+            for key, value in values.items()
+        )
+        + " }"
+    )

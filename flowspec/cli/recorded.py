@@ -28,7 +28,8 @@ def check_recording(path: Path) -> None:
 
 @contextlib.contextmanager
 def recorded(session: Session, tokenizer: Tokenizer | None, path: Path | None) -> Iterator[None]:
-    """Writes what the head does in the meantime, one answer, to a file; nothing without one. Raises `NotRecordedError` after the answer."""
+    """Writes what the head does in the meantime, one answer, to a file; nothing without one. Raises
+    `NotRecordedError` after the answer."""
     if path is None:
         yield
         return
@@ -41,7 +42,9 @@ def recorded(session: Session, tokenizer: Tokenizer | None, path: Path | None) -
     finally:
         watch.close()
     if document is None:
-        raise NotRecordedError("nothing is recorded: the answer was too long for it, or was known before it began")
+        raise NotRecordedError(
+            "nothing is recorded: the answer was too long for it, or was known before it began"
+        )
     try:
         write_recording(path, document)
     except InputError as error:

@@ -132,5 +132,7 @@ def finished_record(setting: Setting, entry: Entry) -> dict[str, Any]:
         "arithmetic": entry.arithmetic,
         "arithmetic_changes": changes_document(entry.changes),
         "context": setting.context,
-        **{name: getattr(entry.sampling, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")},
+        **{
+            name: getattr(entry.sampling, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")
+        },
     }

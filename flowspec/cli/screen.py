@@ -118,23 +118,39 @@ def report(present: Present, about: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def screen(present: Present, about: Mapping[str, Any], *, blocks: bool = True, rows_max: int | None = None) -> RenderableType:
+def screen(
+    present: Present, about: Mapping[str, Any], *, blocks: bool = True, rows_max: int | None = None
+) -> RenderableType:
     """The whole picture. Of more devices than `rows_max` the first are shown."""
     found = figures_of(present)
     drafters = ", ".join(about["drafters"]) or "none"
     title = Text(printable(f"{about['model']}"), style="bold", overflow="ellipsis", no_wrap=True)
-    title.append(printable(f"  {about['method']}, drafter {drafters}, {about['world']}, {present.t:.1f} s"), style="not bold")
-    state = Text("the pipeline was lost; another is being formed", style="red") if present.lost is not None else Text("")
+    title.append(
+        printable(f"  {about['method']}, drafter {drafters}, {about['world']}, {present.t:.1f} s"),
+        style="not bold",
+    )
+    state = (
+        Text("the pipeline was lost; another is being formed", style="red")
+        if present.lost is not None
+        else Text("")
+    )
     if present.lost is None and not present.answers:
         state = Text("no answer is under way", style="dim")
     rows = devices_report(present)
     shown = rows if rows_max is None else rows[: max(1, rows_max)]
-    parts: list[RenderableType] = [title, _figures_line(found, present), state, _devices(shown, blocks=blocks)]
+    parts: list[RenderableType] = [
+        title,
+        _figures_line(found, present),
+        state,
+        _devices(shown, blocks=blocks),
+    ]
     if len(rows) > len(shown):
         parts.append(Text(f"and {len(rows) - len(shown)} more devices", style="dim"))
     if present.answers:
         parts.append(Text(""))
-    parts += [_answer_line(number, answer) for number, answer in list(present.answers.items())[:ANSWERS_SHOWN]]
+    parts += [
+        _answer_line(number, answer) for number, answer in list(present.answers.items())[:ANSWERS_SHOWN]
+    ]
     if len(present.answers) > ANSWERS_SHOWN:
         parts.append(Text(f"and {len(present.answers) - ANSWERS_SHOWN} more answers", style="dim"))
     return Group(*parts)

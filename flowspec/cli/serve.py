@@ -1,6 +1,7 @@
 """Serve the model by an OpenAI-compatible API, for editors, agents and programs, and a page with a chat and a live view of the pipeline.
 
-Prints its addresses when it is ready, and runs until it is stopped (Ctrl-C, SIGTERM). See docs/serving.md and docs/watching.md.
+Prints its addresses when it is ready, and runs until it is stopped (Ctrl-C, SIGTERM). See docs/serving.md and
+docs/watching.md.
 """
 
 from __future__ import annotations
@@ -36,8 +37,19 @@ NEEDED = "flowspec serve needs packages that are not installed ({name}); run: pi
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
-    group.add_argument("--host", default="127.0.0.1", metavar="NAME", help="address to listen on (default: %(default)s, this machine only)")
-    group.add_argument("--port", type=port_number, default=8000, metavar="N", help="(default: %(default)s; 0 takes a free one)")
+    group.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="NAME",
+        help="address to listen on (default: %(default)s, this machine only)",
+    )
+    group.add_argument(
+        "--port",
+        type=port_number,
+        default=8000,
+        metavar="N",
+        help="(default: %(default)s; 0 takes a free one)",
+    )
     group.add_argument(
         "--api-key-file",
         type=Path,
@@ -52,9 +64,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ORIGIN",
         help="let web pages of this origin use the API; may be repeated (default: none)",
     )
-    group.add_argument("--parallel", type=positive, default=8, metavar="N", help="answers at a time (default: %(default)s)")
     group.add_argument(
-        "--queue", type=count, default=32, metavar="N", help="answers that wait; others are told to try later (default: %(default)s)"
+        "--parallel", type=positive, default=8, metavar="N", help="answers at a time (default: %(default)s)"
+    )
+    group.add_argument(
+        "--queue",
+        type=count,
+        default=32,
+        metavar="N",
+        help="answers that wait; others are told to try later (default: %(default)s)",
     )
     group.add_argument(
         "--max-new-tokens",
@@ -63,7 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="longest answer of a chat that names no length (default: %(default)s)",
     )
-    group.add_argument("--model-name", default="", metavar="NAME", help="what clients call the model (default: its own name)")
+    group.add_argument(
+        "--model-name", default="", metavar="NAME", help="what clients call the model (default: its own name)"
+    )
     group.add_argument(
         "--no-live",
         action="store_true",
@@ -119,10 +139,19 @@ def run(args: argparse.Namespace) -> int:
     keys = read_keys(args.api_key_file)
     local = is_loopback(args.host)
     if not keys and not local:
-        raise InputError(f"beyond this machine others could use the model: give --api-key-file or {KEY_VARIABLE}, or leave out --host")
-    doors = Doors(keys=keys, names=(*LOCAL_NAMES, args.host.lower()), origins=args.cors, free=() if args.no_live else PATHS)
+        raise InputError(
+            f"beyond this machine others could use the model: give --api-key-file or {KEY_VARIABLE}, or leave out --host"
+        )
+    doors = Doors(
+        keys=keys,
+        names=(*LOCAL_NAMES, args.host.lower()),
+        origins=args.cors,
+        free=() if args.no_live else PATHS,
+    )
     decoding = decoding_options(args, args.method, joined(args.drafter), args.chain)
-    options = ServiceOptions(parallel=args.parallel, queue=args.queue, new_tokens=args.max_new_tokens, model_name=args.model_name)
+    options = ServiceOptions(
+        parallel=args.parallel, queue=args.queue, new_tokens=args.max_new_tokens, model_name=args.model_name
+    )
     tally = Tally()
     loaded: list[Tokenizer] = []
 
@@ -137,10 +166,16 @@ def run(args: argparse.Namespace) -> int:
         url = url_of(args.host, bound)
         page = None if args.no_live else url.removesuffix("v1")
         if args.json:
-            print(json.dumps({"url": url, "page": page, "model": service.model, "needs_key": bool(keys)}), flush=True)
+            print(
+                json.dumps({"url": url, "page": page, "model": service.model, "needs_key": bool(keys)}),
+                flush=True,
+            )
         else:
             view = "" if page is None else f", live view at {page}"
-            print(f"serving {service.model} at {url}" + (" (with an API key)" if keys else "") + view, flush=True)
+            print(
+                f"serving {service.model} at {url}" + (" (with an API key)" if keys else "") + view,
+                flush=True,
+            )
 
     with contextlib.ExitStack() as stack:
         bound = stack.enter_context(contextlib.closing(bind(args.host, args.port)))
@@ -163,6 +198,17 @@ def run(args: argparse.Namespace) -> int:
         def more(service: Service) -> list[BaseRoute]:
             return [] if watch is None else [*page_routes(), *live_routes(watch, service.stopping.is_set)]
 
-        asyncio.run(serve(session, loaded[0], bound, options=options, doors=doors, tally=tally, on_ready=ready, more=more))
+        asyncio.run(
+            serve(
+                session,
+                loaded[0],
+                bound,
+                options=options,
+                doors=doors,
+                tally=tally,
+                on_ready=ready,
+                more=more,
+            )
+        )
         hear_signals()  # the loop's end has forgotten them
     return 0

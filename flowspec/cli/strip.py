@@ -1,7 +1,7 @@
 """A live line under text that streams into a terminal, without disturbing it.
 
-The line is drawn below the cursor and the cursor put back, so the text above needs to know nothing of it: it goes on where it was. One lock
-orders the text, notes of other threads, and the line's own updates.
+The line is drawn below the cursor and the cursor put back, so the text above needs to know nothing of it: it
+goes on where it was. One lock orders the text, notes of other threads, and the line's own updates.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 class Strip:
-    """Shows `line()` under what `show` prints, from `start` to `stop`; the line must be narrower than the terminal."""
+    """Shows `line()` under what `show` prints, from `start` to `stop`; the line must be narrower than the
+    terminal."""
 
     def __init__(self, stream: TextIO, line: Callable[[], str]) -> None:
         self._stream = stream

@@ -35,10 +35,20 @@ ROWS_BESIDE = 12
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--url", default=URL, metavar="URL", help="where flowspec serve runs (default: %(default)s)")
+    where.add_argument(
+        "--url", default=URL, metavar="URL", help="where flowspec serve runs (default: %(default)s)"
+    )
     where.add_argument("--replay", type=Path, metavar="FILE", help="play a recording instead")
-    parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="with --replay: so many times as fast (default: 1)")
-    parser.add_argument("--once", action="store_true", help="show one picture and end; of a recording the last one")
+    parser.add_argument(
+        "--speed",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="with --replay: so many times as fast (default: 1)",
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="show one picture and end; of a recording the last one"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object a second instead")
 
 
@@ -136,7 +146,10 @@ def live(steps: Iterator[Step], console: Console, *, stays: bool) -> None:
             view.take(step)
             if view.about is not None:
                 rows_max = console.height - ROWS_BESIDE
-                shown.update(screen(view.present, view.about, blocks=blocks_of(console), rows_max=rows_max), refresh=True)
+                shown.update(
+                    screen(view.present, view.about, blocks=blocks_of(console), rows_max=rows_max),
+                    refresh=True,
+                )
         while stays:
             time.sleep(0.2)
     raise ClusterError("the server has ended")

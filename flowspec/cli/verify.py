@@ -54,7 +54,9 @@ def float_list(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected numbers with commas, such as 0,0.7,1, got {text!r}") from None
+        raise argparse.ArgumentTypeError(
+            f"expected numbers with commas, such as 0,0.7,1, got {text!r}"
+        ) from None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,15 +78,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a prompt as token ids, without a tokenizer; may be repeated",
     )
     group.add_argument(
-        "--parallel", type=number_list, default=(1,), metavar="N[,N...]", help="so many answers at a time, for each N (default: 1)"
+        "--parallel",
+        type=number_list,
+        default=(1,),
+        metavar="N[,N...]",
+        help="so many answers at a time, for each N (default: 1)",
     )
-    group.add_argument("--limit", type=positive, default=6, metavar="N", help="prompts per file (default: %(default)s)")
-    group.add_argument("--temperatures", type=float_list, default=(0.0, 1.0), metavar="0,1", help="temperatures to try (default: 0,1)")
-    group.add_argument("--seeds", type=number_list, default=(1,), metavar="1,2", help="seeds to try at temperatures above 0 (default: 1)")
+    group.add_argument(
+        "--limit", type=positive, default=6, metavar="N", help="prompts per file (default: %(default)s)"
+    )
+    group.add_argument(
+        "--temperatures",
+        type=float_list,
+        default=(0.0, 1.0),
+        metavar="0,1",
+        help="temperatures to try (default: 0,1)",
+    )
+    group.add_argument(
+        "--seeds",
+        type=number_list,
+        default=(1,),
+        metavar="1,2",
+        help="seeds to try at temperatures above 0 (default: 1)",
+    )
     group.add_argument("--top-k", type=int, default=0)
     group.add_argument("--top-p", type=float, default=1.0)
     group.add_argument("--min-p", type=float, default=0.0)
-    group.add_argument("--max-new-tokens", type=positive, default=64, metavar="N", help="longest answer (default: %(default)s)")
+    group.add_argument(
+        "--max-new-tokens",
+        type=positive,
+        default=64,
+        metavar="N",
+        help="longest answer (default: %(default)s)",
+    )
     group.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -95,13 +121,17 @@ def run(args: argparse.Namespace) -> int:
     if any(count < 1 for count in counts):
         raise InputError("--local: expected whole numbers from 1")
     if not all(1 <= users <= REQUESTS_MAX for users in args.parallel):
-        raise InputError(f"--parallel: expected whole numbers from 1 to {REQUESTS_MAX}, got {','.join(map(str, args.parallel))}")
+        raise InputError(
+            f"--parallel: expected whole numbers from 1 to {REQUESTS_MAX}, got {','.join(map(str, args.parallel))}"
+        )
     samplings, prompts, decodings = read_samplings(args), read_files(args), read_decodings(args)
     placed = () if args.cluster is None else tuple(read_drafters(args.cluster))
     for decoding in decodings:
         decoding.check(args.model, placed)
     largest = max(decodings, key=lambda each: len(each.drafters_for(args.model, placed)))
-    from flowspec.model.step_by_step import StepByStep  # after the checks: these import torch, which takes seconds
+    from flowspec.model.step_by_step import (
+        StepByStep,
+    )  # after the checks: these import torch, which takes seconds
     from flowspec.testbed import faithfulness
     from flowspec.testbed.exactness import answer, judge
     from flowspec.testbed.outcome import WRONG
@@ -115,17 +145,28 @@ def run(args: argparse.Namespace) -> int:
                     with loading_bar(quiet=args.json) as progress:
                         session = stack.enter_context(cluster.session(decoding, progress))
                     files, dtype, arithmetic = session.files, session.head.plan.dtype, session.head.arithmetic
-                    limits = Limits(new_tokens_max=args.max_new_tokens, stop_ids=recommended(files, session.config).stop_ids)
+                    limits = Limits(
+                        new_tokens_max=args.max_new_tokens,
+                        stop_ids=recommended(files, session.config).stop_ids,
+                    )
                     cases = make_cases(args, samplings, prompts, files)
-                    bar = stack.enter_context(Progress(console=console, transient=True, disable=args.json or not console.is_terminal))
+                    bar = stack.enter_context(
+                        Progress(
+                            console=console, transient=True, disable=args.json or not console.is_terminal
+                        )
+                    )
                     for users in args.parallel:
                         pool = ThreadPoolExecutor(users)
-                        stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # answers under way end with the session
+                        stack.callback(
+                            pool.shutdown, wait=False, cancel_futures=True
+                        )  # answers under way end with the session
                         answers = pool.map(partial(answer, session, limits=limits, users=users), cases)
                         found += bar.track(answers, total=len(cases), description=_describe(session, users))
     plain = StepByStep.load(files, dtype, arithmetic=arithmetic)
     with Progress(console=console, transient=True, disable=args.json or not console.is_terminal) as bar:
-        verdicts = [judge(plain, one, limits.stop_ids) for one in bar.track(found, description="step by step")]
+        verdicts = [
+            judge(plain, one, limits.stop_ids) for one in bar.track(found, description="step by step")
+        ]
         reading = bar.add_task("beside transformers", total=None)
         faithful = faithfulness.check(files, dtype, plain)
         bar.remove_task(reading)
@@ -137,15 +178,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _describe(session: Session, users: int) -> str:
-    return f"{len(session.head.stages)} stages, {session.decoding.method}, {session.drafter}, {users} at a time"
+    return (
+        f"{len(session.head.stages)} stages, {session.decoding.method}, {session.drafter}, {users} at a time"
+    )
 
 
 def read_decodings(args: argparse.Namespace) -> list[Decoding]:
-    """Every method with every set of drafters and every chain that it can make use of; methods that draft nothing once."""
+    """Every method with every set of drafters and every chain that it can make use of; methods that draft
+    nothing once."""
     chosen = args.method or [None]
     methods = METHODS if "all" in chosen else tuple(dict.fromkeys(chosen))
     sets = list(dict.fromkeys(args.drafter or [()]))
-    chains = [(names, chain) for chain in dict.fromkeys(args.chain or ()) for names in (sets if chain == AUTO else [()])]
+    chains = [
+        (names, chain)
+        for chain in dict.fromkeys(args.chain or ())
+        for names in (sets if chain == AUTO else [()])
+    ]
     if chains and not {None, CHAINING} & set(methods):
         raise InputError(f"--chain goes with method {CHAINING}, got {', '.join(methods)}")
     found = []
@@ -156,9 +204,13 @@ def read_decodings(args: argparse.Namespace) -> list[Decoding]:
             found += [decoding_options(args, method, names, chain) for names, chain in chains]
         else:
             found += [decoding_options(args, method, names) for names in sets]
-            found += [decoding_options(args, method, names, chain) for names, chain in chains if method is None]
+            found += [
+                decoding_options(args, method, names, chain) for names, chain in chains if method is None
+            ]
     if "all" in chosen:  # asked for by name, one that cannot take so many is an error
-        found = [each for each in found if len(each.drafters) <= make_method(each.method).drafters_max] or found
+        found = [
+            each for each in found if len(each.drafters) <= make_method(each.method).drafters_max
+        ] or found
     return found
 
 
@@ -177,10 +229,16 @@ def read_samplings(args: argparse.Namespace) -> list[Sampling]:
 def read_files(args: argparse.Namespace) -> list[tuple[str, str]]:
     """Name and text of the prompts from files: the shipped ones, where none are given in another way."""
     paths = args.prompts or ([] if args.prompt_token_ids else [PROMPTS_DEFAULT])
-    return [(f"{path.stem} {prompt.prompt_id}", prompt.turns[0]) for path in paths for prompt in read_prompts(path)[: args.limit]]
+    return [
+        (f"{path.stem} {prompt.prompt_id}", prompt.turns[0])
+        for path in paths
+        for prompt in read_prompts(path)[: args.limit]
+    ]
 
 
-def make_cases(args: argparse.Namespace, samplings: list[Sampling], prompts: list[tuple[str, str]], files: ModelFiles) -> list[Case]:
+def make_cases(
+    args: argparse.Namespace, samplings: list[Sampling], prompts: list[tuple[str, str]], files: ModelFiles
+) -> list[Case]:
     """What to ask: every prompt with every sampling."""
     from flowspec.testbed.exactness import Case
 
@@ -189,9 +247,13 @@ def make_cases(args: argparse.Namespace, samplings: list[Sampling], prompts: lis
         tokenizer = Tokenizer(files)
         for name, text in prompts:
             chat = tokenizer.has_chat_template
-            ids = tokenizer.encode_chat([{"role": "user", "content": text}]) if chat else tokenizer.encode(text)
+            ids = (
+                tokenizer.encode_chat([{"role": "user", "content": text}]) if chat else tokenizer.encode(text)
+            )
             given.append((name, tuple(ids)))
-    return [Case(prompt_id=name, prompt=ids, sampling=sampling) for sampling in samplings for name, ids in given]
+    return [
+        Case(prompt_id=name, prompt=ids, sampling=sampling) for sampling in samplings for name, ids in given
+    ]
 
 
 def report(verdicts: list[Verdict], faithful: Faithfulness) -> dict[str, Any]:
@@ -276,5 +338,7 @@ def faithful_lines(found: Faithfulness) -> list[str]:
     ]
     if found.unrounded is not None:
         loss = found.reference / found.unrounded - 1
-        lines.append(f"rounding to {found.dtype} itself: perplexity {found.unrounded:.5g} before ({loss:+.2%})")
+        lines.append(
+            f"rounding to {found.dtype} itself: perplexity {found.unrounded:.5g} before ({loss:+.2%})"
+        )
     return lines

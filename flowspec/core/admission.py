@@ -1,8 +1,10 @@
-"""Whose caches there is memory for: answers are admitted while theirs fit beside those that are held, and else wait in order of arrival.
+"""Whose caches there is memory for: answers are admitted while theirs fit beside those that are held, and
+else wait in order of arrival.
 
-A ledger of numbers; the head carries out what it says. A conversation holds room from its admission until its caches are released:
-also between its answers, for the next one begins with what is cached. Where room is short such idle caches are given up,
-for a prefill brings them back. Whoever waits longest goes first, whatever would fit behind it, so nobody starves.
+A ledger of numbers; the head carries out what it says. A conversation holds room from its admission until its
+caches are released: also between its answers, for the next one begins with what is cached. Where room is
+short such idle caches are given up, for a prefill brings them back. Whoever waits longest goes first,
+whatever would fit behind it, so nobody starves.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ class Room:
     drafters: tuple[int, ...]
 
     def __add__(self, other: Room) -> Room:
-        return Room(stages=self.stages + other.stages, drafters=tuple(map(add, self.drafters, other.drafters)))
+        return Room(
+            stages=self.stages + other.stages, drafters=tuple(map(add, self.drafters, other.drafters))
+        )
 
     def has(self, need: Room) -> bool:
         """Whether as much as `need` is in here."""
@@ -34,7 +38,9 @@ class Room:
 
     def at_least(self, other: Room) -> Room:
         """The larger of each."""
-        return Room(stages=max(self.stages, other.stages), drafters=tuple(map(max, self.drafters, other.drafters)))
+        return Room(
+            stages=max(self.stages, other.stages), drafters=tuple(map(max, self.drafters, other.drafters))
+        )
 
 
 class Admission:
@@ -75,9 +81,12 @@ class Admission:
         return self._held.get(number, self._nothing)
 
     def need_of(self, submit: Submit) -> Room:
-        """What an answer's caches may come to take, with its guesses; nothing of a drafter that has no memory for it even alone."""
+        """What an answer's caches may come to take, with its guesses; nothing of a drafter that has no memory
+        for it even alone."""
         tokens = len(submit.prompt) + submit.new_tokens_max
-        stages = cache_size(min(tokens, self._context) + limits.TREE_NODES_MAX, self._context + limits.TREE_NODES_MAX)
+        stages = cache_size(
+            min(tokens, self._context) + limits.TREE_NODES_MAX, self._context + limits.TREE_NODES_MAX
+        )
         drafters = []
         for context, room in zip(self._draft_contexts, self.room.drafters, strict=True):
             need = cache_size(min(tokens, context) + limits.DRAFT_NODES_MAX, context + limits.DRAFT_NODES_MAX)
@@ -96,11 +105,13 @@ class Admission:
         self._needs[submit.request] = need
 
     def may_draft(self, number: int, drafter: int) -> bool:
-        """Whether a drafter has memory for an answer that was asked for, or for what a conversation has between its answers."""
+        """Whether a drafter has memory for an answer that was asked for, or for what a conversation has
+        between its answers."""
         return self._needs.get(number, self.holding(number)).drafters[drafter] > 0
 
     def admit(self, idle: Sequence[int]) -> tuple[int, list[int]] | None:
-        """Lets in who waits longest, if there is room with the caches of some of the `idle`, the first of them first.
+        """Lets in who waits longest, if there is room with the caches of some of the `idle`, the first of
+        them first.
 
         Returns whom, and whose caches it takes for that, which are to be released before it sends anything.
         """
@@ -115,7 +126,10 @@ class Admission:
                 break
             if other != number and other in self._held:
                 given_up.append(other)
-                held = sum((held for each, held in self._held.items() if each not in (number, *given_up)), self._nothing)
+                held = sum(
+                    (held for each, held in self._held.items() if each not in (number, *given_up)),
+                    self._nothing,
+                )
         if not self.room.has(held + wanted):
             return None
         for other in given_up:
@@ -125,7 +139,8 @@ class Admission:
         return number, given_up
 
     def drafter_back(self, drafter: int, cache_slots: int) -> None:
-        """A drafter that was lost holds nothing, and has so many slots: those who came first get what they held of it, as far as there is room."""
+        """A drafter that was lost holds nothing, and has so many slots: those who came first get what they
+        held of it, as far as there is room."""
 
         def with_room(room: Room, slots: int) -> Room:
             return replace(room, drafters=(*room.drafters[:drafter], slots, *room.drafters[drafter + 1 :]))
@@ -152,7 +167,8 @@ class Admission:
         self._held.pop(number, None)
 
     def move_to(self, cache_slots: int) -> None:
-        """Other stages with so many slots hold nothing yet: everybody waits again, whoever came first before all others."""
+        """Other stages with so many slots hold nothing yet: everybody waits again, whoever came first before
+        all others."""
         self.room = replace(self.room, stages=cache_slots)
         self._admitted.clear()
         self._held = {number: Room(stages=0, drafters=held.drafters) for number, held in self._held.items()}

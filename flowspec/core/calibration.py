@@ -1,7 +1,7 @@
 """From a drafter's confidence to the chance of being right, learnt while answers are made.
 
-Confidences are sorted into bins by their odds. Each bin starts with the belief that the drafter is right, which a few
-observations outweigh, and old observations fade, so that a change of subject is followed.
+Confidences are sorted into bins by their odds. Each bin starts with the belief that the drafter is right,
+which a few observations outweigh, and old observations fade, so that a change of subject is followed.
 """
 
 from __future__ import annotations
@@ -46,11 +46,14 @@ class Calibrator:
 
     @property
     def error(self) -> float:
-        """Expected calibration error of the drafter's own confidences: mean |claimed - right|, weighted by how often seen."""
+        """Expected calibration error of the drafter's own confidences: mean |claimed - right|, weighted by
+        how often seen."""
         total = sum(self._trials)
         if total == 0:
             return 0.0
-        return sum(abs(claimed - hits) for claimed, hits in zip(self._claimed, self._hits, strict=True)) / total
+        return (
+            sum(abs(claimed - hits) for claimed, hits in zip(self._claimed, self._hits, strict=True)) / total
+        )
 
 
 def _bin(confidence: float) -> int:

@@ -1,4 +1,5 @@
-"""The checks that messages make of their fields; each raises `ValueError` naming the field, what was expected and what came."""
+"""The checks that messages make of their fields; each raises `ValueError` naming the field, what was expected
+and what came."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
 def check_all(name: str, values: Sequence[int], low: int, high: int, count_max: int) -> None:
     check(len(values) <= count_max, name, f"{len(values)} entries", f"at most {count_max}")
     if values:
-        check(low <= min(values) and max(values) <= high, name, (min(values), max(values)), f"{low} to {high}")
+        check(
+            low <= min(values) and max(values) <= high, name, (min(values), max(values)), f"{low} to {high}"
+        )
 
 
 def check_text(name: str, value: str, chars_max: int = limits.NAME_CHARS_MAX) -> None:

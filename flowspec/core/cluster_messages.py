@@ -1,4 +1,5 @@
-"""What head and daemons say to each other to set a cluster up and to watch it: who is there, which layers, signs of life, errors.
+"""What head and daemons say to each other to set a cluster up and to watch it: who is there, which layers,
+signs of life, errors.
 
 As all messages (`messages`) these are frozen, and validated when built, on either end.
 """
@@ -33,7 +34,8 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """A daemon's answer to Hello: what it is, and the number, drawn for this connection, that the next message to it must bear.
+    """A daemon's answer to Hello: what it is, and the number, drawn for this connection, that the next
+    message to it must bear.
 
     It `is_held` if a pipeline other than the one that asks has it.
     """
@@ -55,7 +57,8 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafting:
-    """What a daemon must know to draft with a model: how many token ids the target has (its own may be padded differently).
+    """What a daemon must know to draft with a model: how many token ids the target has (its own may be padded
+    differently).
 
     `coupled` says that it ranks with the target's noise.
     """
@@ -69,10 +72,12 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """Makes a daemon stage `stage` of `stages`: load layers `[first_layer, end_layer)`, send on to `next_hop` (`host:port` of `next_name`).
+    """Makes a daemon stage `stage` of `stages`: load layers `[first_layer, end_layer)`, send on to `next_hop`
+    (`host:port` of `next_name`).
 
-    `captures` names hidden states that a drafter wants of committed nodes: the inputs of those layers, `layer_count` being
-    the output after the final norm. They ride behind the hidden states to the last stage, and back with Verified.
+    `captures` names hidden states that a drafter wants of committed nodes: the inputs of those layers,
+    `layer_count` being the output after the final norm. They ride behind the hidden states to the last stage,
+    and back with Verified.
 
     `next_ip` is the address of the host of `next_hop` as the head knows it (empty: it knows none), for a
     daemon that cannot look it up.
@@ -80,7 +85,8 @@ class Assign:
     `arithmetic` names the bits that its layers are to be computed with (`core.arithmetic`); empty: the best
     that the device has, as for drafters, which decide no token.
 
-    With `drafting` the daemon becomes a drafter instead: all layers of a small model, which answers `Expand` with `Proposed`.
+    With `drafting` the daemon becomes a drafter instead: all layers of a small model, which answers `Expand`
+    with `Proposed`.
 
     With `is_beside` an earlier pipeline of the same head holds the daemon and goes on: it makes ready for
     this one beside its work.
@@ -119,14 +125,29 @@ class Assign:
             self.end_layer,
             "the last layer on the last stage only",
         )
-        check((self.next_hop == "") == (self.stage == self.stages - 1), "next_hop", self.next_hop, "none on the last stage only")
+        check(
+            (self.next_hop == "") == (self.stage == self.stages - 1),
+            "next_hop",
+            self.next_hop,
+            "none on the last stage only",
+        )
         check(self.dtype in ACTIVATIONS, "dtype", self.dtype, f"one of {', '.join(ACTIVATIONS)}")
         check_range("context", self.context, 1, limits.CONTEXT_MAX)
         check_all("captures", self.captures, 0, self.layer_count, limits.CAPTURES_MAX)
-        check(list(self.captures) == sorted(set(self.captures)), "captures", self.captures, "layers in growing order")
+        check(
+            list(self.captures) == sorted(set(self.captures)),
+            "captures",
+            self.captures,
+            "layers in growing order",
+        )
         if self.drafting is not None:
             check(self.stages == 1, "stages", self.stages, "1 of a drafter")
-            check(self.first_layer == 0, "first_layer", self.first_layer, "0 of a drafter, which holds all layers")
+            check(
+                self.first_layer == 0,
+                "first_layer",
+                self.first_layer,
+                "0 of a drafter, which holds all layers",
+            )
             check(not self.captures, "captures", self.captures, "none of a drafter")
             check(not self.is_beside, "is_beside", self.is_beside, "false of a drafter")
 
@@ -152,8 +173,9 @@ class Assign:
 class Loading:
     """How far a daemon has come with its slice, `share` from 0 to 1 of what it is `doing`.
 
-    That is `trying kernels` where that was not done on this processor before, `asking` the head what the slice is made of,
-    `checking` what of it was stored before, `receiving` the rest, and `loading` it all. A daemon that has the model does the last, and in int8 or int4 also checks what it quantised before.
+    That is `trying kernels` where that was not done on this processor before, `asking` the head what the
+    slice is made of, `checking` what of it was stored before, `receiving` the rest, and `loading` it all. A
+    daemon that has the model does the last, and in int8 or int4 also checks what it quantised before.
     """
 
     share: float
@@ -168,8 +190,8 @@ class Loading:
 class Ready:
     """A daemon's slice is loaded and its next hop reached; `memory_bytes` is its resident memory.
 
-    The head sent `received_bytes` of weights for it: 0 where they were there already. It has memory for `cache_slots`, of all
-    conversations together.
+    The head sent `received_bytes` of weights for it: 0 where they were there already. It has memory for
+    `cache_slots`, of all conversations together.
 
     Where it made ready beside a pipeline and had no memory for both slices, loading takes about `load_s` more
     once that one is over.
@@ -199,7 +221,8 @@ class Ping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pong:
-    """A daemon's sign of life: segments waiting and run so far, how long it has been at the one that runs (0: idle), resident memory.
+    """A daemon's sign of life: segments waiting and run so far, how long it has been at the one that runs (0:
+    idle), resident memory.
 
     `arrived` is the number of the last segment that came (-1: none yet).
 
@@ -234,8 +257,9 @@ class Pong:
 class Error:
     """Something went wrong at the sender; one line that says what was expected, what came, and what to do.
 
-    `retry_after_s` above 0 says that the same request may succeed then. `cause` is what a head needs to know to go on: the `next` device
-    is lost, this one cannot do its `part` or is `gone`, or the same may do it `again`. Without one every pipeline would fail alike.
+    `retry_after_s` above 0 says that the same request may succeed then. `cause` is what a head needs to know
+    to go on: the `next` device is lost, this one cannot do its `part` or is `gone`, or the same may do it
+    `again`. Without one every pipeline would fail alike.
     """
 
     text: str
@@ -250,5 +274,7 @@ class Error:
     @classmethod
     def saying(cls, text: str, retry_after_s: float = 0.0, cause: str = "") -> Error:
         """An Error for any text: cut to the limit, without control characters."""
-        shown = "".join(character if character.isprintable() else " " for character in text[: limits.TEXT_CHARS_MAX])
+        shown = "".join(
+            character if character.isprintable() else " " for character in text[: limits.TEXT_CHARS_MAX]
+        )
         return cls(text=shown, retry_after_s=retry_after_s, cause=cause)

@@ -1,8 +1,10 @@
-"""What a pipeline slot costs, learnt from the stages' own reports: time by number of nodes, length of a trip, the window.
+"""What a pipeline slot costs, learnt from the stages' own reports: time by number of nodes, length of a trip,
+the window.
 
-`slot_s(n)` is the time of the slowest stage or link for n nodes, `trip_s(n)` that of all together. A node more in a segment
-lengthens the slot, and where a miss follows, the trip that the correction waits for: with m the share of walks that end in a
-miss, a node is worth sending while `value >= rate * (m trip' + (1 - m) slot')` (`docs/methods.md` derives it).
+`slot_s(n)` is the time of the slowest stage or link for n nodes, `trip_s(n)` that of all together. A node
+more in a segment lengthens the slot, and where a miss follows, the trip that the correction waits for: with m
+the share of walks that end in a miss, a node is worth sending while `value >= rate * (m trip' + (1 - m)
+slot')` (`docs/methods.md` derives it).
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ QUICKEST_MIN = 0.1
 WIRE_KEEP = 0.9
 """What the segments before count for when another has crossed a link."""
 WIRE_DOUBT = 16.0
-"""Segments of few rows alone say little of a row: as many squared rows as if one of four had taken no time."""
+"""Segments of few rows alone say little of a row: as many squared rows as if one of four had taken no time.
+"""
 DRIFT = 1e-4
 """By how much two clocks may go apart, and more than crystals do: seconds by second."""
 LINK_SLOW = 2.0
@@ -34,7 +37,8 @@ RATE_MEMORY_S = 64.0
 
 
 class Curve:
-    """Seconds by rows: a moving average for each power of two, read as a growing curve with straight lines between."""
+    """Seconds by rows: a moving average for each power of two, read as a growing curve with straight lines
+    between."""
 
     def __init__(self) -> None:
         self._seconds = [0.0] * BUCKETS
@@ -59,8 +63,8 @@ class Curve:
     def at(self, rows: int) -> float:
         """Seconds for so many rows; 0 while nothing is known.
 
-        Between two measurements, and beyond the last, a device is taken to be bound by memory (the lower time holds) until
-        computing (in proportion to the rows of the higher one) takes longer: a roofline.
+        Between two measurements, and beyond the last, a device is taken to be bound by memory (the lower time
+        holds) until computing (in proportion to the rows of the higher one) takes longer: a roofline.
         """
         points = self._points or self._grow()
         low_s = 0.0
@@ -81,10 +85,12 @@ class Curve:
 
 
 class Wire:
-    """Seconds that a row keeps a link busy, by when segments left its one end and reached the other, each by that end's own clock.
+    """Seconds that a row keeps a link busy, by when segments left its one end and reached the other, each by
+    that end's own clock.
 
-    The quickest travel is that of next to nothing; how much longer a segment takes, its rows do. Clocks that differ add the same to
-    all. Messages arrive in order, so one that left while another was still arriving had to wait for it, and that is not its own time.
+    The quickest travel is that of next to nothing; how much longer a segment takes, its rows do. Clocks that
+    differ add the same to all. Messages arrive in order, so one that left while another was still arriving
+    had to wait for it, and that is not its own time.
     """
 
     def __init__(self) -> None:
@@ -103,7 +109,9 @@ class Wire:
             return 0.0
         self._quickest_s = min(travel_s, self._quickest_s + DRIFT * elapsed_s)
         if travel_s < self._least_s:
-            self._seconds += (self._least_s - travel_s) * self._rows  # those before took so much longer than was thought
+            self._seconds += (
+                self._least_s - travel_s
+            ) * self._rows  # those before took so much longer than was thought
             self._least_s = travel_s
         ready_s = sent_s + self._quickest_s
         began_s = max(ready_s, self._arrived_s)
@@ -146,7 +154,8 @@ class Costs:
         return self._is_known
 
     def learn(self, hops: Sequence[Hop], rows: int, sent_s: float, now_s: float) -> None:
-        """A segment of `rows` nodes that was sent at `sent_s` came back; the links to the stages are timed, the way back carries little."""
+        """A segment of `rows` nodes that was sent at `sent_s` came back; the links to the stages are timed,
+        the way back carries little."""
         self._slots, self._trips = {}, {}
         if rows and len(hops) == self.stage_count:
             wires_s, left_s = 0.0, sent_s
@@ -159,7 +168,11 @@ class Costs:
                     curve.learn(hop.rows, hop.compute_s + hop.own_s)
             spent_s = sum(hop.queued_s + hop.compute_s + hop.own_s for hop in hops)
             delays_s = max(0.0, now_s - sent_s - spent_s - wires_s)
-            self._delays_s = delays_s if self._delays_s is None else self._delays_s + SHARE_NEW * (delays_s - self._delays_s)
+            self._delays_s = (
+                delays_s
+                if self._delays_s is None
+                else self._delays_s + SHARE_NEW * (delays_s - self._delays_s)
+            )
             if rows <= FEW_ROWS:
                 self._is_known = True
                 if all(hop.rows == rows for hop in hops):
@@ -171,7 +184,9 @@ class Costs:
         """Time of the slowest stage or link for so many nodes."""
         found = self._slots.get(rows)
         if found is None:
-            found = self._slots[rows] = max(*(curve.at(rows) for curve in self._stages), *(wire.at(rows) for wire in self._wires))
+            found = self._slots[rows] = max(
+                *(curve.at(rows) for curve in self._stages), *(wire.at(rows) for wire in self._wires)
+            )
         return found
 
     def trip_s(self, rows: int) -> float:
@@ -198,7 +213,8 @@ class Costs:
         return (self._delays_s or 0.0) + self._wires_s(rows)
 
     def quickest_trip_s(self, rows: int) -> float:
-        """A trip as the quickest of late suggest it: what it takes where nothing else runs on the stages' processors."""
+        """A trip as the quickest of late suggest it: what it takes where nothing else runs on the stages'
+        processors."""
         return self._quickest * self.trip_s(rows)
 
     def marginal_s(self, rows: int) -> float:
@@ -207,14 +223,16 @@ class Costs:
         return self._misses * (self.trip_s(rows + 1) - self.trip_s(rows)) + (1 - self._misses) * slot_s
 
     def window(self, rows: int, slack: float) -> int:
-        """Segments in flight that keep the bottleneck fed: a trip's worth of slots, and `slack` of a slot more."""
+        """Segments in flight that keep the bottleneck fed: a trip's worth of slots, and `slack` of a slot
+        more."""
         slot_s = self.slot_s(rows)
         if slot_s <= 0:
             return self.stage_count
         return max(1, min(2 * self.stage_count + 2, int(self.trip_s(rows) / slot_s + slack)))
 
     def emitted(self, tokens: int, now_s: float, *, is_busy: bool, is_missed: bool) -> None:
-        """`tokens` are known now, and what comes next is on its way or missed; times between answers do not count."""
+        """`tokens` are known now, and what comes next is on its way or missed; times between answers do not
+        count."""
         self._misses += SHARE_NEW_MISS * (is_missed - self._misses)
         if self._told_s is not None and is_busy:
             elapsed_s = now_s - self._told_s

@@ -1,7 +1,8 @@
-"""What a daemon that holds a drafter makes of what its head tells it: one job at a time, in order with Releases.
+"""What a daemon that holds a drafter makes of what its head tells it: one job at a time, in order with
+Releases.
 
-The model's own state (which nodes live, in which slots) is the drafter's; here is only what the daemon's poller must know while another
-thread computes. Knows no sockets, no tensors and no clock.
+The model's own state (which nodes live, in which slots) is the drafter's; here is only what the daemon's
+poller must know while another thread computes. Knows no sockets, no tensors and no clock.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ DrafterEvent = Expand | Release | Proposed
 
 
 class DrafterCore:
-    """Event in, commands out, as `StageCore`: `Expand` and `Release` are for the drafter, `Proposed` is for the head."""
+    """Event in, commands out, as `StageCore`: `Expand` and `Release` are for the drafter, `Proposed` is for
+    the head."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -51,7 +53,9 @@ class DrafterCore:
             self._open.difference_update(release.request for release in event.segment.releases)
             self._open.update(part.commit.request for part in event.segment.parts)
             if len(self._open) > limits.REQUESTS_MAX:
-                raise PeerError(f"expected at most {limits.REQUESTS_MAX} requests at once, got {len(self._open)}")
+                raise PeerError(
+                    f"expected at most {limits.REQUESTS_MAX} requests at once, got {len(self._open)}"
+                )
         elif isinstance(event, Release):
             self._open.discard(event.request)
         else:

@@ -33,9 +33,11 @@ class ControlArrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayersDone:
-    """A job ended: `rows` (of the job) survived; `payload` is `[len(rows), width]`, on the last stage their features if asked for.
+    """A job ended: `rows` (of the job) survived; `payload` is `[len(rows), width]`, on the last stage their
+    features if asked for.
 
-    `next_tokens` are the last stage's, -1 where none was asked for; `logprobs` are theirs, None where none was asked for (empty: nobody did).
+    `next_tokens` are the last stage's, -1 where none was asked for; `logprobs` are theirs, None where none
+    was asked for (empty: nobody did).
     """
 
     job: int
@@ -86,7 +88,8 @@ class RunLayers:
 
     @property
     def context(self) -> int:
-        """How many earlier tokens the rows see: those of its requests together. Keys and values of these are read."""
+        """How many earlier tokens the rows see: those of its requests together. Keys and values of these are
+        read."""
         return sum(int(part.positions.min()) for part in self.parts)
 
 
@@ -128,7 +131,8 @@ class SendSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendVerified:
-    """To the head: `rows` of `payload` are the features of the reported nodes (None: nobody asked for features)."""
+    """To the head: `rows` of `payload` are the features of the reported nodes (None: nobody asked for
+    features)."""
 
     verified: Verified
     payload: Any = None
@@ -152,8 +156,9 @@ class StopRule(Protocol):
 class Submit:
     """A prompt to answer. A known request id is a conversation: its longest common prefix is reused.
 
-    `answered` are the answer's first tokens where an earlier head got that far: they count, and are not emitted again.
-    `top_logprobs` is that of `Open`. `answer` tells a conversation's answers apart for those who cancel them.
+    `answered` are the answer's first tokens where an earlier head got that far: they count, and are not
+    emitted again. `top_logprobs` is that of `Open`. `answer` tells a conversation's answers apart for those
+    who cancel them.
     """
 
     request: int
@@ -189,7 +194,8 @@ class VerifiedArrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafted:
-    """A `Draft` is done: a proposal for every node that was to be expanded and still lives in the drafter's view.
+    """A `Draft` is done: a proposal for every node that was to be expanded and still lives in the drafter's
+    view.
 
     A drafter that knows better by now may add proposals for nodes that it was asked about before.
     """
@@ -223,9 +229,11 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineLost:
-    """The stages are given up, with all they hold and all that is in flight; nothing of them is told any more.
+    """The stages are given up, with all they hold and all that is in flight; nothing of them is told any
+    more.
 
-    The device that this is about had been silent for `silent_s` (0: its connection closed, or it said so itself).
+    The device that this is about had been silent for `silent_s` (0: its connection closed, or it said so
+    itself).
     """
 
     silent_s: float = 0.0
@@ -242,7 +250,18 @@ class Reformed:
     cache_slots: int = limits.ID_MAX
 
 
-HeadEvent = Submit | Cancel | Forget | VerifiedArrived | Drafted | DrafterLost | DrafterBack | TimerFired | PipelineLost | Reformed
+HeadEvent = (
+    Submit
+    | Cancel
+    | Forget
+    | VerifiedArrived
+    | Drafted
+    | DrafterLost
+    | DrafterBack
+    | TimerFired
+    | PipelineLost
+    | Reformed
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,8 +282,8 @@ class ToPipeline:
 class Draft:
     """Run these nodes through a drafter and propose up to `width` children for each root or uncommitted one.
 
-    A drafter is a tree-cached model like a stage: the segment carries Opens and Commits, and rows flagged `committed`
-    only fill its cache. Each has one job at a time; `Drafted` is the answer.
+    A drafter is a tree-cached model like a stage: the segment carries Opens and Commits, and rows flagged
+    `committed` only fill its cache. Each has one job at a time; `Drafted` is the answer.
     """
 
     job: int

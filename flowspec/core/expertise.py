@@ -1,14 +1,17 @@
-"""Which drafters suit which request: learnt from exact matches, for each request and across requests for each domain.
+"""Which drafters suit which request: learnt from exact matches, for each request and across requests for each
+domain.
 
-A drafter's expertise in a request is a mean of the chances that it gave to what came true: in that request, shrunk towards what it was worth
-in all requests of the domain so far, and this towards all requests whatever. Those under way count at once, so that users who ask the same
-kind of thing at the same time learn from each other. Nobody says what a request is about, so domains are found: prompts that use the same
-tokens, of those that not every prompt uses, belong together (leader clustering by the cosine of tf-idf vectors).
+A drafter's expertise in a request is a mean of the chances that it gave to what came true: in that request,
+shrunk towards what it was worth in all requests of the domain so far, and this towards all requests whatever.
+Those under way count at once, so that users who ask the same kind of thing at the same time learn from each
+other. Nobody says what a request is about, so domains are found: prompts that use the same tokens, of those
+that not every prompt uses, belong together (leader clustering by the cosine of tf-idf vectors).
 
-A drafter that is new to a domain, or might be better by an upper confidence bound (ALGORITHMS section 5), works beside those that were chosen
-for a few tokens, so that a trial costs an answer nothing but the drafter's time. It is judged by these tokens alone, so by how much better it is there than the best of
-the chosen: some tokens are harder than others. One that is being tried counts as if the trial were over: one request tries it for all.
-Pure; knows no sockets and no models.
+A drafter that is new to a domain, or might be better by an upper confidence bound (ALGORITHMS section 5),
+works beside those that were chosen for a few tokens, so that a trial costs an answer nothing but the
+drafter's time. It is judged by these tokens alone, so by how much better it is there than the best of the
+chosen: some tokens are harder than others. One that is being tried counts as if the trial were over: one
+request tries it for all. Pure; knows no sockets and no models.
 """
 
 from __future__ import annotations
@@ -19,17 +22,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 SHARE_NEW = 0.06
-"""Weight of the newest match in a request's moving average, once there have been some; the first ones count as a plain mean."""
+"""Weight of the newest match in a request's moving average, once there have been some; the first ones count
+as a plain mean."""
 SHARE_DOMAIN = 0.01
 """The same in a domain's and in the overall one."""
 UNKNOWN = 0.5
 """Expertise of a drafter of which nothing is known."""
 OVERALL_MAX, TRUSTED_MAX = 4, 12
-"""Matches that what is known of all requests, and of a domain, counts for at most beside a domain's own, and a request's."""
+"""Matches that what is known of all requests, and of a domain, counts for at most beside a domain's own, and
+a request's."""
 EXPLORE = 0.5
-"""Times the confidence bound, while few proposals of late came true; less, as more did. A match is worth 0 to 1, so a mean of a few is off by as much."""
+"""Times the confidence bound, while few proposals of late came true; less, as more did. A match is worth 0 to
+1, so a mean of a few is off by as much."""
 TRIAL = 24
-"""Matches that a drafter which works for a request counts for in advance; with fewer in a domain, one request at a time tries it."""
+"""Matches that a drafter which works for a request counts for in advance; with fewer in a domain, one request
+at a time tries it."""
 STAY = 0.04
 """What another drafter must be worth more than one that has the request's text already."""
 BUCKETS = 4096
@@ -38,19 +45,23 @@ ALIKE = 0.25
 """Cosine from which on two prompts are taken to be about the same."""
 EXAMPLE_TOKENS = 48
 EVERYWHERE = 0.2
-"""What keeps a word that all prompts use from counting for nothing: the same prompt twice is the same domain."""
+"""What keeps a word that all prompts use from counting for nothing: the same prompt twice is the same domain.
+"""
 
 Sketch = dict[int, float]
 
 
 def sketch(tokens: Sequence[int]) -> Sketch:
     """What a text uses: log-weighted counts by bucket of token ids."""
-    return {bucket: 1 + math.log(count) for bucket, count in Counter(token % BUCKETS for token in tokens).items()}
+    return {
+        bucket: 1 + math.log(count) for bucket, count in Counter(token % BUCKETS for token in tokens).items()
+    }
 
 
 @dataclass(slots=True)
 class Tally:
-    """What each drafter was worth, from how many matches: moving averages in which the newest weighs `share` at least."""
+    """What each drafter was worth, from how many matches: moving averages in which the newest weighs `share`
+    at least."""
 
     worth: list[float]
     seen: list[int]
@@ -72,7 +83,8 @@ class Tally:
 
 @dataclass(slots=True)
 class Domain:
-    """Prompts that are alike: the sum of their sketches, and what drafters were worth in the answers to them, of which so many ended.
+    """Prompts that are alike: the sum of their sketches, and what drafters were worth in the answers to them,
+    of which so many ended.
 
     `example` is how the first of them ends, `working` how many requests each drafter works for now.
     """
@@ -113,24 +125,36 @@ class Expertise:
         self._prompts += 1
         self._used.update(found.keys())
         best, likeness = max(
-            ((at, self._likeness(domain.centre, found)) for at, domain in enumerate(self.domains)), key=_second, default=(-1, 0.0)
+            ((at, self._likeness(domain.centre, found)) for at, domain in enumerate(self.domains)),
+            key=_second,
+            default=(-1, 0.0),
         )
         if best < 0 or (likeness < ALIKE and len(self.domains) < DOMAINS_MAX):
             tally = Tally.empty(self.drafters, SHARE_DOMAIN)
-            self.domains.append(Domain(example=tuple(prompt[-EXAMPLE_TOKENS:]), centre={}, tally=tally, working=[0] * self.drafters))
+            self.domains.append(
+                Domain(
+                    example=tuple(prompt[-EXAMPLE_TOKENS:]),
+                    centre={},
+                    tally=tally,
+                    working=[0] * self.drafters,
+                )
+            )
             best = len(self.domains) - 1
         self.domains[best].add(found)
         return Record(domain=best, tally=Tally.empty(self.drafters, SHARE_NEW))
 
     def _likeness(self, centre: Sketch, found: Sketch) -> float:
-        """Their cosine, in which a bucket counts the less the more prompts use it, and little where only one does: it tells of no other."""
+        """Their cosine, in which a bucket counts the less the more prompts use it, and little where only one
+        does: it tells of no other."""
         rarity = {
             bucket: math.log((self._prompts + EVERYWHERE) / used) * math.log(1 + used)
             for bucket in (*centre, *found)
             for used in (self._used[bucket],)
         }
         dot = sum(weight * centre.get(bucket, 0.0) * rarity[bucket] ** 2 for bucket, weight in found.items())
-        squares = [sum((weight * rarity[bucket]) ** 2 for bucket, weight in each.items()) for each in (centre, found)]
+        squares = [
+            sum((weight * rarity[bucket]) ** 2 for bucket, weight in each.items()) for each in (centre, found)
+        ]
         return dot / math.sqrt(squares[0] * squares[1]) if min(squares) > 0 else 0.0
 
     def observe(self, record: Record, chances: Mapping[int, float]) -> None:
@@ -153,13 +177,18 @@ class Expertise:
 
     def _in_domain(self, domain: Domain, drafter: int) -> float:
         overall = self._overall
-        return domain.tally.beside(drafter, overall.worth[drafter], max(1, min(OVERALL_MAX, overall.seen[drafter])))
+        return domain.tally.beside(
+            drafter, overall.worth[drafter], max(1, min(OVERALL_MAX, overall.seen[drafter]))
+        )
 
     def worth(self, record: Record) -> list[float]:
         """What each drafter is worth in a request, from 0 to 1."""
         domain = self.domains[record.domain]
         weights = (max(1, min(TRUSTED_MAX, seen)) for seen in domain.tally.seen)
-        return [record.tally.beside(drafter, self._in_domain(domain, drafter), weight) for drafter, weight in enumerate(weights)]
+        return [
+            record.tally.beside(drafter, self._in_domain(domain, drafter), weight)
+            for drafter, weight in enumerate(weights)
+        ]
 
     def weights(self, record: Record) -> list[float]:
         """Each drafter's worth as a share of the best one's."""
@@ -167,11 +196,14 @@ class Expertise:
         most = max(worth, default=0.0)
         return [each / most if most > 0 else 1.0 for each in worth]
 
-    def choose(self, record: Record, count: int, among: Iterable[int], delays: Sequence[float]) -> tuple[int, ...]:
-        """The drafters that are to work for the request now: the `count` that suit it best, best first, and perhaps one on trial.
+    def choose(
+        self, record: Record, count: int, among: Iterable[int], delays: Sequence[float]
+    ) -> tuple[int, ...]:
+        """The drafters that are to work for the request now: the `count` that suit it best, best first, and
+        perhaps one on trial.
 
-        `delays` is how long each takes for a level, in trips of the pipeline: a miss costs a trip, so this is the share of misses that a
-        slower drafter must save.
+        `delays` is how long each takes for a level, in trips of the pipeline: a miss costs a trip, so this is
+        the share of misses that a slower drafter must save.
         """
         before = record.chosen
         self.put(record, ())
@@ -182,18 +214,32 @@ class Expertise:
         ]
         known = [
             min(OVERALL_MAX, overall) + seen + TRIAL * working
-            for overall, seen, working in zip(self._overall.seen, domain.tally.seen, domain.working, strict=True)
+            for overall, seen, working in zip(
+                self._overall.seen, domain.tally.seen, domain.working, strict=True
+            )
         ]
         eagerness = EXPLORE * (1 - max(self.worth(record), default=0.0)) * math.sqrt(math.log(1 + sum(known)))
 
         def bound(drafter: int) -> float:
             return gains[drafter] + eagerness / math.sqrt(1 + known[drafter])
 
-        order = sorted(among, key=lambda drafter: (not self._overall.seen[drafter], -gains[drafter], drafter))  # the unknown are tried
+        order = sorted(
+            among, key=lambda drafter: (not self._overall.seen[drafter], -gains[drafter], drafter)
+        )  # the unknown are tried
         chosen = order[:count]
-        others = (drafter for drafter in order[count:] if domain.tally.seen[drafter] >= TRIAL or not domain.working[drafter])
-        rival = max(others, key=lambda drafter: (domain.tally.seen[drafter] < TRIAL, bound(drafter)), default=None)
-        if rival is not None and chosen and (domain.tally.seen[rival] < TRIAL or bound(rival) > gains[chosen[-1]]):
+        others = (
+            drafter
+            for drafter in order[count:]
+            if domain.tally.seen[drafter] >= TRIAL or not domain.working[drafter]
+        )
+        rival = max(
+            others, key=lambda drafter: (domain.tally.seen[drafter] < TRIAL, bound(drafter)), default=None
+        )
+        if (
+            rival is not None
+            and chosen
+            and (domain.tally.seen[rival] < TRIAL or bound(rival) > gains[chosen[-1]])
+        ):
             chosen.append(rival)
         self.put(record, tuple(chosen))
         return record.chosen

@@ -1,7 +1,7 @@
 """What a daemon tells about its device when it is asked to: one question, one answer.
 
-Nothing in here names a person, a file or another network than the one the question came by. Whoever asks judges
-(`flowspec doctor`); a daemon only reports.
+Nothing in here names a person, a file or another network than the one the question came by. Whoever asks
+judges (`flowspec doctor`); a daemon only reports.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from flowspec.core.precision import ACTIVATIONS
 
 INTERFACE_KINDS = ("loopback", "wired", "wi-fi", "bridge", "tunnel", "virtual", "unknown")
 MODEL_STATES = ("", "same", "other", "part", "none")
-"""Not asked; there, with the fingerprint; there, with another one; there, but weight files are missing or broken; not there."""
+"""Not asked; there, with the fingerprint; there, with another one; there, but weight files are missing or
+broken; not there."""
 _CELSIUS_MAX = 1000.0
 _RATE_MAX = 1e9
 
@@ -23,10 +24,10 @@ _RATE_MAX = 1e9
 class AskFacts:
     """Asks a daemon for its Facts; it answers whoever holds it.
 
-    `address` is the IP address by which it is reached, so that it can tell which interface that is. With a `model` it looks
-    whether it has it with this `fingerprint` (nothing is fetched), with a `next_hop` it measures the link to that daemon, `next_name`,
-    at a glance where `is_brief`. `speed` asks how fast it is, and `dtype` which kernel computes that precision there: both may have to be
-    found out first.
+    `address` is the IP address by which it is reached, so that it can tell which interface that is. With a
+    `model` it looks whether it has it with this `fingerprint` (nothing is fetched), with a `next_hop` it
+    measures the link to that daemon, `next_name`, at a glance where `is_brief`. `speed` asks how fast it is,
+    and `dtype` which kernel computes that precision there: both may have to be found out first.
     """
 
     address: str = ""
@@ -100,7 +101,12 @@ class Board:
         if self.throttled is not None:
             check_range("throttled", self.throttled, 0, (1 << 32) - 1)
         mhz_max = limits.CLOCK_MHZ_MAX
-        for field, most in (("celsius", _CELSIUS_MAX), ("trip_c", _CELSIUS_MAX), ("cpu_mhz", mhz_max), ("cpu_max_mhz", mhz_max)):
+        for field, most in (
+            ("celsius", _CELSIUS_MAX),
+            ("trip_c", _CELSIUS_MAX),
+            ("cpu_mhz", mhz_max),
+            ("cpu_max_mhz", mhz_max),
+        ):
             value = getattr(self, field)
             if value is not None:
                 check_range(field, value, -_CELSIUS_MAX, most)
@@ -108,7 +114,8 @@ class Board:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """Versions, empty for what is not installed; `cuda` is the version that torch was built for, empty for a CPU build."""
+    """Versions, empty for what is not installed; `cuda` is the version that torch was built for, empty for a
+    CPU build."""
 
     python: str
     torch: str
@@ -144,14 +151,17 @@ class KernelFacts:
 
 
 SPEED_SOURCES = ("given", "kept", "probed")
-"""Of a profile: its daemon's `--profile`, what `flowspec profile --keep` measured, or a short probe of the daemon's own."""
+"""Of a profile: its daemon's `--profile`, what `flowspec profile --keep` measured, or a short probe of the
+daemon's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """How fast a device is: the numbers of a device profile (docs/devices.md), and where its daemon has them from.
+    """How fast a device is: the numbers of a device profile (docs/devices.md), and where its daemon has them
+    from.
 
-    Rates are peaks, efficiencies the shares of them that are reached; TFLOP/s are 0 for a precision that nothing is known of.
+    Rates are peaks, efficiencies the shares of them that are reached; TFLOP/s are 0 for a precision that
+    nothing is known of.
     """
 
     name: str
@@ -178,17 +188,23 @@ class Speed:
         precisions = ("float32", "float16", "bfloat16", "int8", "int4")
         for field in (*precisions, "layer_us", "pass_us"):
             check_range(field, getattr(self, field), 0, _RATE_MAX)
-        check(any(getattr(self, field) for field in precisions), "float32", self.float32, "TFLOP/s for at least one precision")
+        check(
+            any(getattr(self, field) for field in precisions),
+            "float32",
+            self.float32,
+            "TFLOP/s for at least one precision",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """A daemon's answer to AskFacts.
 
-    `clock_s` is its wall clock when it answered, in seconds since 1970. `memory_available_bytes` is what programs may still take;
-    `memory_limit_bytes` what its user allows this daemon, 0 for no limit; `resident_bytes` what it takes now. `accelerator` names a
-    CUDA device that would be used, whose memory is its own pair of fields. `speed` is None where it was not asked for, and where
-    the daemon cannot tell. `kernel` is None where it was not asked for.
+    `clock_s` is its wall clock when it answered, in seconds since 1970. `memory_available_bytes` is what
+    programs may still take; `memory_limit_bytes` what its user allows this daemon, 0 for no limit;
+    `resident_bytes` what it takes now. `accelerator` names a CUDA device that would be used, whose memory is
+    its own pair of fields. `speed` is None where it was not asked for, and where the daemon cannot tell.
+    `kernel` is None where it was not asked for.
     """
 
     clock_s: float

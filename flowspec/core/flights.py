@@ -1,4 +1,5 @@
-"""What is in flight: the segments that left the head and whose Verified is not back, in the order in which they left."""
+"""What is in flight: the segments that left the head and whose Verified is not back, in the order in which
+they left."""
 
 from __future__ import annotations
 
@@ -55,19 +56,23 @@ class Load:
     def drawn(self, part: VerifiedPart | None, vocabulary: int) -> dict[int, int]:
         """Next token by node as the last stage says; what it says of an older epoch does not count.
 
-        Raises `PeerError` for nodes that the segment did not carry, and for tokens that the model does not have.
+        Raises `PeerError` for nodes that the segment did not carry, and for tokens that the model does not
+        have.
         """
         if part is None or part.epoch != self.epoch:
             return {}
         strange = set(part.ids).difference(self.nodes)
         if strange:
-            raise PeerError(f"node {min(strange)} of request {self.request} was verified, but the segment did not carry it")
+            raise PeerError(
+                f"node {min(strange)} of request {self.request} was verified, but the segment did not carry it"
+            )
         if max(part.next_tokens, default=0) >= vocabulary:
             raise PeerError(f"expected next tokens below {vocabulary}, got {max(part.next_tokens)}")
         return dict(zip(part.ids, part.next_tokens, strict=True))
 
     def logprobs(self, part: VerifiedPart | None, top: int, vocabulary: int) -> dict[int, Logprobs]:
-        """What came with the next tokens, by node, where the answer wants those of the `top` likeliest (-1: none).
+        """What came with the next tokens, by node, where the answer wants those of the `top` likeliest (-1:
+        none).
 
         Raises `PeerError` for other log-probabilities than these.
         """
@@ -76,7 +81,9 @@ class Load:
         drawn = [node for node, token in zip(part.ids, part.next_tokens, strict=True) if token >= 0]
         wanted = len(drawn) if top >= 0 else 0
         if len(part.logprobs) != wanted:
-            raise PeerError(f"expected log-probabilities of {wanted} tokens of request {self.request}, got {len(part.logprobs)}")
+            raise PeerError(
+                f"expected log-probabilities of {wanted} tokens of request {self.request}, got {len(part.logprobs)}"
+            )
         for each in part.logprobs:
             if len(each.ids) > top or max(each.ids, default=0) >= vocabulary:
                 raise PeerError(f"expected at most {top} likeliest tokens below {vocabulary}, got {each.ids}")
@@ -94,7 +101,9 @@ def embark(request: Request, nodes: list[int], *, is_prompt: bool, window: int) 
     last_committed = nodes[-1] if is_prompt else nodes[0]
     end = tree.position(last_committed) + 1 if is_prompt or last_committed == tree.root else 0
     request.in_flight += 1
-    return part, Load(request.number, request.opening.epoch, end, tree.committed_length, tuple(nodes), is_prompt)
+    return part, Load(
+        request.number, request.opening.epoch, end, tree.committed_length, tuple(nodes), is_prompt
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +120,8 @@ class Flight:
 class Flights:
     """The flights of one head, whose conversations are `requests`.
 
-    `releases` are those that every stage is not yet known to have: each segment takes them along until one that did is back.
+    `releases` are those that every stage is not yet known to have: each segment takes them along until one
+    that did is back.
     """
 
     def __init__(self, requests: Mapping[int, Request]) -> None:
@@ -139,9 +149,16 @@ class Flights:
         return next(((number, flight.rows) for number, flight in self._flights.items()), (-1, 0))
 
     def depart(self, loads: Sequence[tuple[Request, list[int], bool]], window: int, now_s: float) -> Segment:
-        """The segment that carries these nodes of each request, which say whether they are of its prompt; it is in flight from now on."""
-        boarded = [embark(request, nodes, is_prompt=is_prompt, window=window) for request, nodes, is_prompt in loads]
-        segment = Segment(segment=self._departed, parts=tuple(part for part, _ in boarded), releases=self.releases[: limits.LIST_MAX])
+        """The segment that carries these nodes of each request, which say whether they are of its prompt; it
+        is in flight from now on."""
+        boarded = [
+            embark(request, nodes, is_prompt=is_prompt, window=window) for request, nodes, is_prompt in loads
+        ]
+        segment = Segment(
+            segment=self._departed,
+            parts=tuple(part for part, _ in boarded),
+            releases=self.releases[: limits.LIST_MAX],
+        )
         self._departed += 1
         context = sum(min(part.positions, default=0) for part in segment.parts)
         loaded = tuple(load for _, load in boarded)
@@ -183,7 +200,9 @@ class Flights:
                     assert node not in known, f"node {node} of request {load.request} is in flight twice"
                     known.add(node)
                     state = tree.state(node)
-                    assert state is not NodeState.DRAFTED, f"node {node} of request {load.request} is in flight, and not sent"
+                    assert state is not NodeState.DRAFTED, (
+                        f"node {node} of request {load.request} is in flight, and not sent"
+                    )
                     if state is not NodeState.COMMITTED:
                         guessed.add(load.request)
                     if state is NodeState.SENT:
@@ -191,7 +210,9 @@ class Flights:
                         is_out = above in (NodeState.SENT, NodeState.COMMITTED)
                         assert is_out, f"node {node} of request {load.request} is sent before its parent"
         for number, request in self._requests.items():
-            assert request.in_flight == counts[number], f"request {number} is in {counts[number]} segments, not {request.in_flight}"
+            assert request.in_flight == counts[number], (
+                f"request {number} is in {counts[number]} segments, not {request.in_flight}"
+            )
             is_known = request.submit is not None or request.is_end_told or number not in guessed
             assert is_known, f"no stage is told of the end of request {number}, which has guesses in flight"
 
@@ -200,9 +221,15 @@ class Flights:
         return any(load.request == request for flight in self._flights.values() for load in flight.loads)
 
     def have_guesses(self, request: Request) -> bool:
-        """Whether any of them carries nodes of an answer that are not its output; they may be dead, but the stages may not know it yet."""
+        """Whether any of them carries nodes of an answer that are not its output; they may be dead, but the
+        stages may not know it yet."""
         number, epoch, tree = request.number, request.opening.epoch, request.tree
-        loads = (load for flight in self._flights.values() for load in flight.loads if (load.request, load.epoch) == (number, epoch))
+        loads = (
+            load
+            for flight in self._flights.values()
+            for load in flight.loads
+            if (load.request, load.epoch) == (number, epoch)
+        )
         return any(tree.state(node) is not NodeState.COMMITTED for load in loads for node in load.nodes)
 
     def count_living(self) -> int:
@@ -212,7 +239,13 @@ class Flights:
     def _is_living(self, flight: Flight) -> bool:
         for load in flight.loads:
             request = self._requests.get(load.request)
-            is_current = request is not None and request.submit is not None and request.opening.epoch == load.epoch
-            if request is not None and is_current and (load.is_prompt or any(map(request.is_living, load.nodes))):
+            is_current = (
+                request is not None and request.submit is not None and request.opening.epoch == load.epoch
+            )
+            if (
+                request is not None
+                and is_current
+                and (load.is_prompt or any(map(request.is_living, load.nodes)))
+            ):
                 return True
         return False

@@ -1,13 +1,17 @@
-"""A head's pipelines, one after another: whom to dial, who gets which layers, when a pipeline is there, and whom to blame when it is not.
+"""A head's pipelines, one after another: whom to dial, who gets which layers, when a pipeline is there, and
+whom to blame when it is not.
 
-Events in, commands out, as with the other cores: no sockets, no clock. `Membership`, which this owns, decides of whom a pipeline is formed;
-here it is formed, watched and given up. The runtime's `Pipelines` and the cluster of the fault simulator carry out the same commands.
+Events in, commands out, as with the other cores: no sockets, no clock. `Membership`, which this owns, decides
+of whom a pipeline is formed; here it is formed, watched and given up. The runtime's `Pipelines` and the
+cluster of the fault simulator carry out the same commands.
 
-- Every pipeline has a number of its own, its generation, and connections of its own. Words on the connections of another one count for nothing.
+- Every pipeline has a number of its own, its generation, and connections of its own. Words on the connections
+  of another one count for nothing.
 - First every device is dialled, and asked which arithmetics it has (`core.arithmetic`). When all have
   answered and agree, the ends get a second connection for data, and each device its part. The pipeline is
   there when all are ready and both ends have answered on the data connections.
-- A device that another head holds is waited for where the first pipeline is formed, and else left out until it is free.
+- A device that another head holds is waited for where the first pipeline is formed, and else left out until
+  it is free.
 - A device that was absent at the start, and answers now, is surveyed before it is planned with: nothing is
   known of it.
 - A device that is back makes ready beside the pipeline that works: it is assigned what it would have to do,
@@ -20,9 +24,10 @@ here it is formed, watched and given up. The runtime's `Pipelines` and the clust
   made, by what they take now; whoever is in that plan and in no pipeline makes ready in the same way.
 - A plan that is made beside a pipeline is gone over to only if it is foretold to be faster, where anything is
   foretold (`Planned.gain`).
-- What a device says went wrong is believed after `settle_s`: if a connection closes meanwhile, its device is the better explanation.
-- The first pipeline is what the user asked for: how much of it must be there is for the user to say (`Start`). Any failure of a pipeline that
-  `is_only` is an error.
+- What a device says went wrong is believed after `settle_s`: if a connection closes meanwhile, its device is
+  the better explanation.
+- The first pipeline is what the user asked for: how much of it must be there is for the user to say
+  (`Start`). Any failure of a pipeline that `is_only` is an error.
 """
 
 from __future__ import annotations
@@ -190,7 +195,8 @@ class Closed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A device cannot be dialled, or hangs up on us: `text` says why. It `is_final` where trying again is useless."""
+    """A device cannot be dialled, or hangs up on us: `text` says why. It `is_final` where trying again is
+    useless."""
 
     pipeline: int
     device: str
@@ -350,14 +356,31 @@ class GiveUp:
     text: str
 
 
-FormingCommand = Plan | Open | Dial | Tell | ServeWeights | Use | Lose | HangUp | ShowProgress | Log | GiveUp | Note | Probe | Survey
+FormingCommand = (
+    Plan
+    | Open
+    | Dial
+    | Tell
+    | ServeWeights
+    | Use
+    | Lose
+    | HangUp
+    | ShowProgress
+    | Log
+    | GiveUp
+    | Note
+    | Probe
+    | Survey
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fault:
-    """Why a pipeline cannot go on: because of `device` (empty: of none in particular), or of the link from `device` to `other`.
+    """Why a pipeline cannot go on: because of `device` (empty: of none in particular), or of the link from
+    `device` to `other`.
 
-    `why` is for a note, `text` for an error that ends the session; with `is_final` no other pipeline could do better.
+    `why` is for a note, `text` for an error that ends the session; with `is_final` no other pipeline could do
+    better.
     """
 
     text: str
@@ -547,7 +570,12 @@ class Forming:
             self.fired["unsent"] += 1
             place = pipeline.part(event.device).place
             self._break(
-                _Fault(text=f"{place} takes no more {event.what}", why=f"it takes no more {event.what}", device=event.device), now_s
+                _Fault(
+                    text=f"{place} takes no more {event.what}",
+                    why=f"it takes no more {event.what}",
+                    device=event.device,
+                ),
+                now_s,
             )
         else:
             self._suspect(pipeline, _Fault(text=event.text, why=event.text, is_final=True), now_s)
@@ -561,17 +589,25 @@ class Forming:
         pipeline = self._pipeline
         self.membership.validate()
         assert self._rehearsal is None or self.is_formed, "devices make ready beside nothing"
-        assert self.is_formed == self.membership.is_formed, "there is a pipeline, and its members know nothing of it"
+        assert self.is_formed == self.membership.is_formed, (
+            "there is a pipeline, and its members know nothing of it"
+        )
         if pipeline is None:
             return
-        assert set(pipeline.devices) == set(self.membership.members), "the pipeline is of other devices than its members"
-        assert pipeline.ready.keys() <= {device for device, _ in pipeline.welcomed}, "a device is ready, but never answered"
+        assert set(pipeline.devices) == set(self.membership.members), (
+            "the pipeline is of other devices than its members"
+        )
+        assert pipeline.ready.keys() <= {device for device, _ in pipeline.welcomed}, (
+            "a device is ready, but never answered"
+        )
         assert not pipeline.ready or pipeline.is_assigned, "a device is ready for what it was not assigned"
         names = {part.assign.arithmetic for part in pipeline.parts}
         assert len(names) == 1, f"the parts are computed with {names}"
         is_kept = not self.is_formed or pipeline.arithmetic in ("", self.agreement.name)
         assert is_kept, f"{pipeline.arithmetic} is not what is kept"
-        assert not pipeline.is_formed or pipeline.ready.keys() == set(pipeline.devices), "the pipeline is there, and not all are ready"
+        assert not pipeline.is_formed or pipeline.ready.keys() == set(pipeline.devices), (
+            "the pipeline is there, and not all are ready"
+        )
 
     def _give_up(self, text: str) -> None:
         self._is_over = True
@@ -601,10 +637,14 @@ class Forming:
                 self._returning = command.returning
                 slowness = self._slowing.slowness
                 self._beside = command.devices, slowness
-                self._commands.append(Plan(devices=command.devices, is_first=False, is_beside=True, slowness=slowness))
+                self._commands.append(
+                    Plan(devices=command.devices, is_first=False, is_beside=True, slowness=slowness)
+                )
             elif isinstance(command, Reform | Disband):
                 is_wanted = isinstance(command, Reform)
-                if self._generation and (self.is_only or not (self._was_formed or self._may_begin_without(is_wanted))):
+                if self._generation and (
+                    self.is_only or not (self._was_formed or self._may_begin_without(is_wanted))
+                ):
                     self._give_up(self._first_text or self._note.partition("; ")[0])
                     return
                 self._fence(command.silent_s)
@@ -617,13 +657,16 @@ class Forming:
                     slowness = self._slowing.slowness
                     if beside is not None and beside[0] == command.devices:
                         slowness = beside[1]  # they have made ready for that plan, and no other
-                    self._commands.append(Plan(devices=command.devices, is_first=not self._generation, slowness=slowness))
+                    self._commands.append(
+                        Plan(devices=command.devices, is_first=not self._generation, slowness=slowness)
+                    )
             else:
                 assert isinstance(command, MembershipGivesUp)
                 self._give_up(command.text)
 
     def _may_begin_without(self, is_wanted: bool) -> bool:
-        """Whether the first pipeline may lack devices; `is_wanted` says that another one is to be formed of the rest."""
+        """Whether the first pipeline may lack devices; `is_wanted` says that another one is to be formed of
+        the rest."""
         if self.start is Start.SHORT:
             return is_wanted or not self.membership.is_needed
         return self.start is Start.ANY
@@ -648,14 +691,22 @@ class Forming:
         pipeline = self._pipeline = _Pipeline(self._generation, parts, now_s, connect_s)
         self._decide(MembershipPlanned(devices=pipeline.devices), now_s)
         self._commands.append(Open(pipeline=pipeline.number, parts=parts))
-        self._commands += [Dial(pipeline=pipeline.number, device=device, role=CONTROL) for device in pipeline.devices]
+        self._commands += [
+            Dial(pipeline=pipeline.number, device=device, role=CONTROL) for device in pipeline.devices
+        ]
 
     def _break(self, fault: _Fault, now_s: float) -> None:
         """The pipeline cannot go on."""
-        is_wrong = fault.is_refusal and self.start is not Start.ANY  # whoever is there, but cannot do what was planned
+        is_wrong = (
+            fault.is_refusal and self.start is not Start.ANY
+        )  # whoever is there, but cannot do what was planned
         if not self._was_formed:
             self._first_text = self._first_text or fault.text
-        if fault.is_final or self.is_only or (not self._was_formed and (is_wrong or self.start is Start.WHOLE)):
+        if (
+            fault.is_final
+            or self.is_only
+            or (not self._was_formed and (is_wrong or self.start is Start.WHOLE))
+        ):
             self._give_up(fault.text)
         elif fault.other:
             self._decide(LinkBroken(first=fault.device, second=fault.other, text=fault.why), now_s)
@@ -684,8 +735,15 @@ class Forming:
         if isinstance(message, Error) and message.retry_after_s > 0:
             self._held(pipeline, device, message, now_s)
             return
-        is_progress = not isinstance(message, Loading) or pipeline.loaded.setdefault(device, _Loaded()).gets_further(message)
-        self._decide(Progressed(device=device, is_ready=isinstance(message, Ready)) if is_progress else Heard(device=device), now_s)
+        is_progress = not isinstance(message, Loading) or pipeline.loaded.setdefault(
+            device, _Loaded()
+        ).gets_further(message)
+        self._decide(
+            Progressed(device=device, is_ready=isinstance(message, Ready))
+            if is_progress
+            else Heard(device=device),
+            now_s,
+        )
         if isinstance(message, Welcome):
             if pipeline.is_welcome(device):
                 return
@@ -738,8 +796,12 @@ class Forming:
     def _assign_all(self, pipeline: _Pipeline) -> None:
         pipeline.is_assigned = True
         pipeline.parts = computing(pipeline.parts, pipeline.arithmetic)
-        self._commands += [Dial(pipeline=pipeline.number, device=device, role=DATA) for device in pipeline.ends]
-        self._commands += [Tell(pipeline=pipeline.number, device=part.device, message=part.assign) for part in pipeline.parts]
+        self._commands += [
+            Dial(pipeline=pipeline.number, device=device, role=DATA) for device in pipeline.ends
+        ]
+        self._commands += [
+            Tell(pipeline=pipeline.number, device=part.device, message=part.assign) for part in pipeline.parts
+        ]
 
     def _ready(self, pipeline: _Pipeline, device: str, ready: Ready, now_s: float) -> None:
         part = pipeline.part(device)
@@ -755,7 +817,9 @@ class Forming:
         self._look_whether_formed(pipeline, now_s)
 
     def _look_whether_formed(self, pipeline: _Pipeline, now_s: float) -> None:
-        is_there = len(pipeline.ready) == len(pipeline.parts) and all((end, DATA) in pipeline.welcomed for end in pipeline.ends)
+        is_there = len(pipeline.ready) == len(pipeline.parts) and all(
+            (end, DATA) in pipeline.welcomed for end in pipeline.ends
+        )
         if not is_there or pipeline.is_formed:
             return
         pipeline.is_formed = self._was_formed = True
@@ -789,7 +853,9 @@ class Forming:
             return
         self.fired["held elsewhere"] += 1
         is_refusal = not self._was_formed and self.start is Start.WHOLE
-        self._break(_Fault(text=f"{place}: {error.text}", why=error.text, device=device, is_refusal=is_refusal), now_s)
+        self._break(
+            _Fault(text=f"{place}: {error.text}", why=error.text, device=device, is_refusal=is_refusal), now_s
+        )
 
     def _closed(self, pipeline: _Pipeline, device: str, now_s: float) -> None:
         if not pipeline.is_welcome(device):
@@ -807,7 +873,9 @@ class Forming:
             return
         self.fired["refused at the door"] += 1
         text = f"{pipeline.part(event.device).place} refuses: {event.text}"
-        self._break(_Fault(text=text, why=event.text, device=event.device, is_refusal=not self._was_formed), now_s)
+        self._break(
+            _Fault(text=text, why=event.text, device=event.device, is_refusal=not self._was_formed), now_s
+        )
 
     # ----------------------------------------------------------------------------------------------- beside
 
@@ -869,7 +937,9 @@ class Forming:
                 self._leave_out_beside(rehearsal, lack, now_s)
                 return
             rehearsal.progressed_s = now_s
-            self._commands.append(Tell(pipeline=rehearsal.number, device=device, message=rehearsal.part(device).assign))
+            self._commands.append(
+                Tell(pipeline=rehearsal.number, device=device, message=rehearsal.part(device).assign)
+            )
         elif isinstance(message, Loading):
             if rehearsal.loaded.setdefault(device, _Loaded()).gets_further(message):
                 rehearsal.progressed_s = now_s
@@ -883,7 +953,11 @@ class Forming:
                 prepared = Prepared(devices=rehearsal.returning, gain=rehearsal.gain, load_s=rehearsal.load_s)
                 self._decide(prepared, now_s)
         elif not isinstance(message, Pong):
-            text = message.text if isinstance(message, Error) else f"it sent an unexpected {type(message).__name__}"
+            text = (
+                message.text
+                if isinstance(message, Error)
+                else f"it sent an unexpected {type(message).__name__}"
+            )
             self._fail_beside(rehearsal, device, text, now_s)
 
     def _look_beside(self, rehearsal: _Rehearsal, now_s: float) -> None:
@@ -932,7 +1006,10 @@ class Forming:
             if now_s >= self._pinged_s + self.terms.ping_s:
                 self._pinged_s = now_s
                 if (rehearsal := self._rehearsal) is not None:
-                    self._commands += [Tell(pipeline=rehearsal.number, device=each, message=Ping()) for each in sorted(rehearsal.welcomed)]
+                    self._commands += [
+                        Tell(pipeline=rehearsal.number, device=each, message=Ping())
+                        for each in sorted(rehearsal.welcomed)
+                    ]
                 for device in pipeline.devices:
                     if pipeline.is_welcome(device):
                         self._commands.append(Tell(pipeline=pipeline.number, device=device, message=Ping()))
@@ -949,7 +1026,11 @@ class Forming:
         if self._rehearsal is not None:
             self._look_beside(self._rehearsal, now_s)
         wait_s = self.terms.wait_s
-        if self._waiting_since_s is not None and wait_s is not None and now_s - self._waiting_since_s > wait_s:
+        if (
+            self._waiting_since_s is not None
+            and wait_s is not None
+            and now_s - self._waiting_since_s > wait_s
+        ):
             self.fired["waited too long"] += 1
             self._give_up(f"{self._note}; nothing changed within {wait_s:.0f} s")
 
@@ -958,7 +1039,9 @@ class Forming:
         for device, again_s in list(pipeline.again_s.items()):
             if now_s >= again_s:
                 del pipeline.again_s[device]
-                self._commands.append(Tell(pipeline=pipeline.number, device=device, message=pipeline.part(device).assign))
+                self._commands.append(
+                    Tell(pipeline=pipeline.number, device=device, message=pipeline.part(device).assign)
+                )
         if now_s <= pipeline.began_s + pipeline.connect_s:
             return False
         for device in pipeline.devices:

@@ -1,4 +1,5 @@
-"""From what models propose to nodes of the tree, as far as they are worth it; what comes true teaches how far to trust them."""
+"""From what models propose to nodes of the tree, as far as they are worth it; what comes true teaches how far
+to trust them."""
 
 from __future__ import annotations
 
@@ -25,8 +26,9 @@ REJECTED = 0.5
 class Growth:
     """What was proposed below the living nodes of one request, and how much of it are nodes by now.
 
-    `found` is what each model proposed below a node, `ranked` what that comes to, of which the first `grown` are nodes. `ripening` is a heap
-    of the nodes with proposals that are not nodes yet, by the value of the next one; `due` tells which of its entries count.
+    `found` is what each model proposed below a node, `ranked` what that comes to, of which the first `grown`
+    are nodes. `ripening` is a heap of the nodes with proposals that are not nodes yet, by the value of the
+    next one; `due` tells which of its entries count.
     """
 
     found: dict[int, dict[int, Offers]] = field(default_factory=dict)
@@ -80,7 +82,8 @@ def learn(request: Request, drafter: int, proposal: Proposal, trust: Trust) -> N
 
 
 def _revalue(request: Request, node: int, ranked: Ranked, trust: Trust) -> None:
-    """The children of a node are worth what is thought of them now; those that an intermediate rejects go, unless they are on their way."""
+    """The children of a node are worth what is thought of them now; those that an intermediate rejects go,
+    unless they are on their way."""
     tree = request.tree
     chances = {token: trust.chance(ranked, score) for token, score in ranked.offers}
     least = REJECTED * min(chances.values(), default=0.0)
@@ -102,9 +105,9 @@ def _revalue(request: Request, node: int, ranked: Ranked, trust: Trust) -> None:
 def grow(request: Request, value_min: float, trust: Trust) -> int:
     """Makes nodes of the proposals that are worth at least `value_min` by now; returns how many.
 
-    Values rise as the root comes nearer, so proposals that were not worth a node become so later. Nothing is drafted past a stop
-    token or past the end of the answer or the context: the token itself would be known from its parent. Not calibrated, a
-    score is taken as it is.
+    Values rise as the root comes nearer, so proposals that were not worth a node become so later. Nothing is
+    drafted past a stop token or past the end of the answer or the context: the token itself would be known
+    from its parent. Not calibrated, a score is taken as it is.
     """
     tree, growth = request.tree, request.growth
     floor = tree.log_value(tree.root) + (math.log(value_min) if value_min > 0 else -math.inf)
@@ -123,7 +126,8 @@ def grow(request: Request, value_min: float, trust: Trust) -> int:
 
 
 def _grow_below(request: Request, node: int, floor: float, trust: Trust) -> float | None:
-    """Makes nodes of one node's proposals above the floor; the log value of the next one, None if there is none."""
+    """Makes nodes of one node's proposals above the floor; the log value of the next one, None if there is
+    none."""
     tree, growth, submit = request.tree, request.growth, request.submit
     assert submit is not None
     ranked = growth.ranked[node]

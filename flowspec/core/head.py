@@ -1,15 +1,18 @@
-"""The head's mind: what the verified nodes mean for the output, and when which segment, commit and draft goes out.
+"""The head's mind: what the verified nodes mean for the output, and when which segment, commit and draft goes
+out.
 
-Per request a `TokenTree`; prompts are chains of committed nodes sent in chunks, and answers grow as the stages verify
-nodes. *Which* nodes are sent and drafted is a `Method`'s decision; everything that must be right is here. Knows no sockets, no
-tensors and no clock.
+Per request a `TokenTree`; prompts are chains of committed nodes sent in chunks, and answers grow as the
+stages verify nodes. *Which* nodes are sent and drafted is a `Method`'s decision; everything that must be
+right is here. Knows no sockets, no tensors and no clock.
 
-The walk: while the next token of the root is known, make it the root. Each token is emitted the moment it is known, and
-nothing past a stop is committed or emitted. One request waits for one thing at most, so no turn, lock or flush exists. When an answer
-ends, the stages are told at once, and drop what they still have of its guesses.
+The walk: while the next token of the root is known, make it the root. Each token is emitted the moment it is
+known, and nothing past a stop is committed or emitted. One request waits for one thing at most, so no turn,
+lock or flush exists. When an answer ends, the stages are told at once, and drop what they still have of its
+guesses.
 
-The committed tokens are the only state that outlives a pipeline. When it is lost what was in flight is forgotten, and each answer
-under way becomes a prompt of what is known of it, in a new epoch; `Reformed` opens these on stages that hold nothing.
+The committed tokens are the only state that outlives a pipeline. When it is lost what was in flight is
+forgotten, and each answer under way becomes a prompt of what is known of it, in a new epoch; `Reformed` opens
+these on stages that hold nothing.
 """
 
 from __future__ import annotations
@@ -96,7 +99,9 @@ class HeadCore:
         self.stage_count = stage_count
         self.bounds = bounds or Bounds()
         self.method = method or make_method("ar")
-        assert len(drafters) <= self.method.drafters_max, f"{self.method.name} makes use of {self.method.drafters_max} drafters"
+        assert len(drafters) <= self.method.drafters_max, (
+            f"{self.method.name} makes use of {self.method.drafters_max} drafters"
+        )
         self.panel = Panel(drafters, self.method)
         self.costs = Costs(stage_count)
         self.portions = self.bounds.portions()
@@ -142,13 +147,18 @@ class HeadCore:
     def left_s(self) -> float:
         """What is left of the longest answer under way, at the rate that was seen; next to nothing where none
         was, 0 without an answer."""
-        left = [each.submit.new_tokens_max - len(each.new_tokens) for each in self._requests.values() if each.submit is not None]
+        left = [
+            each.submit.new_tokens_max - len(each.new_tokens)
+            for each in self._requests.values()
+            if each.submit is not None
+        ]
         if not left:
             return 0.0
         return max(left) / self.costs.rate if self.costs.rate else UNKNOWN_LEFT_S
 
     def handle(self, event: HeadEvent, now_s: float) -> list[HeadCommand]:
-        """The only mutator. Raises `InputError` for a prompt that cannot be answered, `PeerError` for a stage's fault."""
+        """The only mutator. Raises `InputError` for a prompt that cannot be answered, `PeerError` for a
+        stage's fault."""
         commands: list[HeadCommand] = []
         if isinstance(event, Submit):
             self._submit(event, now_s, commands)
@@ -189,15 +199,21 @@ class HeadCore:
 
     def validate(self) -> None:
         """What is true between two events; raises `AssertionError`."""
-        assert self.in_flight <= self.flights_max, f"{self.in_flight} segments are in flight, at most {self.flights_max} may be"
-        assert self.is_formed or not self.in_flight, f"{self.in_flight} segments are in flight, and there is no pipeline"
+        assert self.in_flight <= self.flights_max, (
+            f"{self.in_flight} segments are in flight, at most {self.flights_max} may be"
+        )
+        assert self.is_formed or not self.in_flight, (
+            f"{self.in_flight} segments are in flight, and there is no pipeline"
+        )
         assert len(self._turns) == len(set(self._turns)), f"an answer has two turns: {self._turns}"
         assert self._leaving.isdisjoint(self._requests), "a conversation is over, and goes on"
         for number, request in self._requests.items():
             request.validate()
             assert request.number == number, f"request {request.number} is kept as {number}"
             is_late = request.submit is not None and request.held and self.method.may_walk(request)
-            assert not is_late or number not in self._turns, f"a verified segment of request {number} waits for nothing"
+            assert not is_late or number not in self._turns, (
+                f"a verified segment of request {number} waits for nothing"
+            )
         answering = {number for number, request in self._requests.items() if request.submit is not None}
         assert answering.issuperset(self._turns), "an answer that is over has a turn"
         self.flights.validate()
@@ -215,12 +231,18 @@ class HeadCore:
                 "shorten the prompt, or raise --context if the model allows more"
             )
         assert submit.new_tokens_max >= 1
-        assert len(submit.answered) <= min(submit.new_tokens_max, self.context - count), "more is answered than an answer holds"
+        assert len(submit.answered) <= min(submit.new_tokens_max, self.context - count), (
+            "more is answered than an answer holds"
+        )
         old = self._requests.get(submit.request)
         if old is None and len(self._requests) + len(self._leaving) >= limits.CONVERSATIONS_MAX:
-            raise InputError(f"expected at most {limits.CONVERSATIONS_MAX} conversations at once; end one first")
+            raise InputError(
+                f"expected at most {limits.CONVERSATIONS_MAX} conversations at once; end one first"
+            )
         assert old is None or old.submit is None, f"request {submit.request} is being answered"
-        assert submit.request not in self._leaving, f"request {submit.request} is over; its id is not used again"
+        assert submit.request not in self._leaving, (
+            f"request {submit.request} is over; its id is not used again"
+        )
         self.admission.ask(submit)
         request = begin(old, submit, context=self.context, stage_count=self.stage_count, now_s=now_s)
         self.panel.begin(request, request.computed, self.admission)
@@ -279,7 +301,9 @@ class HeadCore:
         statistics = request.statistics
         statistics.dropped_alive += request.tree.alive_count
         statistics.calibration_error = self.panel.trust.error
-        commands.append(Finished(request=request.number, reason=reason, reused=request.reused, statistics=statistics))
+        commands.append(
+            Finished(request=request.number, reason=reason, reused=request.reused, statistics=statistics)
+        )
         request.submit = None
         request.held.clear()
         request.logprobs.clear()
@@ -289,7 +313,11 @@ class HeadCore:
     def _admit(self, now_s: float, commands: list[HeadCommand]) -> bool:
         """Opens the answers that there is room for, in order of arrival; whether there were any."""
         has_admitted = False
-        while self.is_formed and self.admission.is_awaited and (found := self.admission.admit(self._idle())) is not None:
+        while (
+            self.is_formed
+            and self.admission.is_awaited
+            and (found := self.admission.admit(self._idle())) is not None
+        ):
             has_admitted = True
             number, given_up = found
             for each in given_up:
@@ -302,9 +330,14 @@ class HeadCore:
         return has_admitted
 
     def _idle(self) -> list[int]:
-        """Conversations whose caches nobody uses now: those without an answer under way, the oldest first, then those that wait longest last."""
+        """Conversations whose caches nobody uses now: those without an answer under way, the oldest first,
+        then those that wait longest last."""
         resting = [number for number, request in self._requests.items() if request.submit is None]
-        return [number for number in (*resting, *reversed(self.admission.waiting)) if not self.flights.carry(number)]
+        return [
+            number
+            for number in (*resting, *reversed(self.admission.waiting))
+            if not self.flights.carry(number)
+        ]
 
     def _give_up(self, request: Request, commands: list[HeadCommand]) -> None:
         """Has a conversation's caches released; whatever is asked of it next begins with a prefill."""
@@ -316,7 +349,8 @@ class HeadCore:
         self._begin_again(request)
 
     def _begin_again(self, request: Request) -> None:
-        """The stages hold nothing of it any more: an answer that is wanted is opened anew, with what is known of it as its prompt."""
+        """The stages hold nothing of it any more: an answer that is wanted is opened anew, with what is known
+        of it as its prompt."""
         self.panel.forget(request.number)
         self._rest = [each for each in self._rest if each[0] is not request]
         request.computed = request.in_flight = 0
@@ -354,9 +388,15 @@ class HeadCore:
         """A segment came back: what it proves of the stages, and what its nodes drew."""
         flight = self.flights.land(verified.segment)
         if len(verified.hops) not in (0, self.stage_count):  # none: nothing was timed
-            raise PeerError(f"segment {verified.segment} came back after {len(verified.hops)} hops, expected {self.stage_count}")
+            raise PeerError(
+                f"segment {verified.segment} came back after {len(verified.hops)} hops, expected {self.stage_count}"
+            )
         hops, context = verified.hops, flight.context
-        commands.append(Timed(segment=verified.segment, rows=flight.rows, sent_s=flight.sent_s, hops=hops, context=context))
+        commands.append(
+            Timed(
+                segment=verified.segment, rows=flight.rows, sent_s=flight.sent_s, hops=hops, context=context
+            )
+        )
         round_trip_s = now_s - flight.sent_s
         self.costs.learn(verified.hops, flight.rows, flight.sent_s, now_s)
         self.portions.learn(verified.hops, flight.rows, flight.sent_s, now_s)
@@ -378,7 +418,9 @@ class HeadCore:
         if request.submit is None:
             return
         if request.tree.root in load.nodes and found.get(request.tree.root, -1) < 0:
-            raise PeerError(f"segment {segment} came back without the root of request {request.number}, which is never dropped")
+            raise PeerError(
+                f"segment {segment} came back without the root of request {request.number}, which is never dropped"
+            )
         request.held.append({node: token for node, token in found.items() if token >= 0})
         request.logprobs.update(load.logprobs(part, request.opening.top_logprobs, self.vocabulary))
 
@@ -412,7 +454,9 @@ class HeadCore:
             request.new_tokens.append(token)
             self._move_root(request, token)
             reason = request.why_over
-            request.statistics.tokens_in_flight += request.root_sent and not reason  # nothing waits for what follows the last one
+            request.statistics.tokens_in_flight += (
+                request.root_sent and not reason
+            )  # nothing waits for what follows the last one
         if emitted:
             self.panel.grow(request)
             commands.append(Emit(request=request.number, tokens=tuple(emitted), logprobs=tuple(logprobs)))
@@ -486,8 +530,13 @@ class HeadCore:
             return False
         view = self._view(now_s)
         window = self.method.window(view)
-        prompt = next((self._requests[number] for number in self._turns if not self._requests[number].is_prefilled), None)
-        may_prefill = prompt is not None and view.living_flights < window + (self._is_prompts_turn and self.method.overfills)
+        prompt = next(
+            (self._requests[number] for number in self._turns if not self._requests[number].is_prefilled),
+            None,
+        )
+        may_prefill = prompt is not None and view.living_flights < window + (
+            self._is_prompts_turn and self.method.overfills
+        )
         loads = self._left()
         if not loads and (not may_prefill or not self._is_prompts_turn):
             choices = self.method.send(view)

@@ -1,18 +1,21 @@
 """A daemon's mind: who holds it, what its head made of it, and what it says to whom.
 
-Events in, commands out, as with the other cores: no sockets, no clock, no tensors. The runtime's daemon, the daemons of the fault
-simulator and those of the fuzzer carry out the same commands.
+Events in, commands out, as with the other cores: no sockets, no clock, no tensors. The runtime's daemon, the
+daemons of the fault simulator and those of the fuzzer carry out the same commands.
 
-- A *caller* is a connection that said Hello. What it may say follows from its role; whoever says anything else is not listened to any more
-  (`Ban`), and where it belongs to the pipeline that holds the daemon, that pipeline is over.
-- An Assign takes *hold* of the daemon, as `core.incarnation.Lease` decides: a stage (`StageCore`) or a drafter (`DrafterCore`) is made of it,
-  the next hop is dialled, the slice is loaded. When both are there it is ready, and says so once.
+- A *caller* is a connection that said Hello. What it may say follows from its role; whoever says anything
+  else is not listened to any more (`Ban`), and where it belongs to the pipeline that holds the daemon, that
+  pipeline is over.
+- An Assign takes *hold* of the daemon, as `core.incarnation.Lease` decides: a stage (`StageCore`) or a
+  drafter (`DrafterCore`) is made of it, the next hop is dialled, the slice is loaded. When both are there it
+  is ready, and says so once.
 - Beside its work for one pipeline a daemon makes ready for a later one of the same head (`Assign.is_beside`):
   it loads what it lacks, or where there is no memory for both (`room_for`) has it here and checked, and says
   so. What it has made ready is found by the next Assign. It is given up with the pipeline that works.
-- Words of a pipeline that does not hold the daemon change nothing. What was computed for a hold that is over counts for nothing.
-- The hold ends with a Reset, a later pipeline of the same head, a lease that lapsed, or a failure; the head is told why, and what that means
-  (`Error.cause`), unless it is the head that ended it.
+- Words of a pipeline that does not hold the daemon change nothing. What was computed for a hold that is over
+  counts for nothing.
+- The hold ends with a Reset, a later pipeline of the same head, a lease that lapsed, or a failure; the head
+  is told why, and what that means (`Error.cause`), unless it is the head that ended it.
 """
 
 from __future__ import annotations
@@ -45,7 +48,15 @@ from flowspec.core.facts import AskFacts
 from flowspec.core.incarnation import Claim, Lease
 from flowspec.core.messages import Commit, Expand, Message, Open, Proposed, Release, Segment
 from flowspec.core.stage import StageCore
-from flowspec.core.weight_messages import AskModel, ModelOffer, NameList, TensorBytes, TensorList, WeightAnswer, WeightQuestion
+from flowspec.core.weight_messages import (
+    AskModel,
+    ModelOffer,
+    NameList,
+    TensorBytes,
+    TensorList,
+    WeightAnswer,
+    WeightQuestion,
+)
 from flowspec.errors import PeerError
 
 RETRY_S = 0.5
@@ -73,7 +84,8 @@ RULES = {
 
 @dataclass(eq=False, slots=True)
 class Caller:
-    """A connection to this daemon that said Hello: who dialled, what for (`cluster_messages.ROLES`), and of which pipeline."""
+    """A connection to this daemon that said Hello: who dialled, what for (`cluster_messages.ROLES`), and of
+    which pipeline."""
 
     name: str
     role: str
@@ -82,7 +94,8 @@ class Caller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """How long what may take, in seconds: a head may be silent for `lease_s`, the next hop may take `link_s` to answer.
+    """How long what may take, in seconds: a head may be silent for `lease_s`, the next hop may take `link_s`
+    to answer.
 
     Of `queued_max` segments that wait none more is taken. Of what others say `messages_max` are read, before
     results have their turn.
@@ -96,7 +109,8 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A slice is in memory; `reused` says that it was there already, `received_bytes` how much of it the head sent just now.
+    """A slice is in memory; `reused` says that it was there already, `received_bytes` how much of it the head
+    sent just now.
 
     There is room for `cache_slots` beside it. One that was made ready and had no room takes `load_s` to load.
     """
@@ -235,7 +249,8 @@ class Greet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """A message to a caller. With a `hold` it must leave, or `Unsent` is told; else whoever is gone need not know."""
+    """A message to a caller. With a `hold` it must leave, or `Unsent` is told; else whoever is gone need not
+    know."""
 
     caller: Caller
     message: Message
@@ -439,7 +454,8 @@ class Holding:
         return commands
 
     def validate(self, *, is_honest: bool = True) -> None:
-        """What is true between two events; raises `AssertionError`. Of a head that is not `is_honest` less can be said of its requests."""
+        """What is true between two events; raises `AssertionError`. Of a head that is not `is_honest` less
+        can be said of its requests."""
         hold = self.hold
         assert (hold is None) == (self.lease.holder is None), "held, and by nobody"
         self.lease.validate()
@@ -452,11 +468,17 @@ class Holding:
             assert hold.is_ready, "something is made ready beside a pipeline that is not there yet"
             assert beside.control.incarnation > hold.control.incarnation, "it is made ready for what is over"
             assert beside.unanswered >= 0, "more answers than questions"
-        assert self.lease.admits(hold.control.incarnation), "another pipeline holds the daemon than the one that it works for"
+        assert self.lease.admits(hold.control.incarnation), (
+            "another pipeline holds the daemon than the one that it works for"
+        )
         for caller in (hold.data, hold.weights):
-            assert caller is None or caller.incarnation == hold.control.incarnation, "a connection of another pipeline"
+            assert caller is None or caller.incarnation == hold.control.incarnation, (
+                "a connection of another pipeline"
+            )
         assert hold.next_ready or hold.assign.next_hop, "the last stage waits for a next one"
-        assert not hold.is_ready or (hold.loaded is not None and hold.next_ready), "ready, with nothing to run or nowhere to send it"
+        assert not hold.is_ready or (hold.loaded is not None and hold.next_ready), (
+            "ready, with nothing to run or nowhere to send it"
+        )
         assert hold.is_ready or hold.core.done == 0, "work was done before all was there"
         assert hold.unanswered >= 0, "more answers than questions"
         hold.core.validate(is_honest=is_honest)
@@ -481,10 +503,13 @@ class Holding:
             self.beside.weights = caller
         elif caller.role == "stage":
             self._log(f"stage {caller.name} is connected")
-        self._commands.append(Greet(caller=caller, is_held=hold is not None and not is_ours and not self.lease.is_over(now_s)))
+        self._commands.append(
+            Greet(caller=caller, is_held=hold is not None and not is_ours and not self.lease.is_over(now_s))
+        )
 
     def _misbehaved(self, caller: Caller, text: str) -> None:
-        """A caller broke the protocol. One of ours ends the hold: the same devices may do better on new connections."""
+        """A caller broke the protocol. One of ours ends the hold: the same devices may do better on new
+        connections."""
         self.fired["misbehaved"] += 1
         is_ours = self.lease.admits(caller.incarnation) and caller.role != "measure"
         self._commands.append(Ban(caller=caller, error=Error.saying(text, cause="again" if is_ours else "")))
@@ -511,7 +536,9 @@ class Holding:
             check_segment(hold.assign, hold.loaded, message, said.payload)
             if not hold.is_ready:
                 raise PeerError("a segment came before the next hop was reached")
-            arrived = SegmentArrived(segment=message, payload=said.payload, received_s=now_s, payload_bytes=said.payload_bytes)
+            arrived = SegmentArrived(
+                segment=message, payload=said.payload, received_s=now_s, payload_bytes=said.payload_bytes
+            )
             self._step(hold, arrived, now_s)
 
     def _from_head(self, caller: Caller, message: Message, now_s: float) -> None:
@@ -526,13 +553,17 @@ class Holding:
         if hold is None or hold.control is not caller:
             if not isinstance(message, Ping):
                 self.fired["fenced"] += 1
-                self._log(f"ignored a {type(message).__name__} of {caller.name}, which does not hold this daemon")
+                self._log(
+                    f"ignored a {type(message).__name__} of {caller.name}, which does not hold this daemon"
+                )
             return None
         self.lease.renew(now_s)
         if isinstance(message, Ping):
             core = hold.core
             running_s, arrived = core.running_s(now_s), core.arrived
-            life = ShowLife(caller=caller, queued=core.queued, done=core.done, running_s=running_s, arrived=arrived)
+            life = ShowLife(
+                caller=caller, queued=core.queued, done=core.done, running_s=running_s, arrived=arrived
+            )
             self._commands.append(life)
         elif isinstance(message, Open | Commit | Release) and isinstance(hold.core, StageCore):
             self._step(hold, ControlArrived(message=message), now_s)
@@ -557,7 +588,9 @@ class Holding:
             self.fired["held"] += 1
             lease_s = self.terms.lease_s
             text = f"held by head {self.hold.control.name}; it is free at most {lease_s:.0f} s after that head stops"
-            self._commands.append(Send(caller=caller, message=Error.saying(text, max(RETRY_S, self.lease.until_s - now_s))))
+            self._commands.append(
+                Send(caller=caller, message=Error.saying(text, max(RETRY_S, self.lease.until_s - now_s)))
+            )
             return
         if claim is Claim.STALE:
             self.fired["stale"] += 1
@@ -569,7 +602,9 @@ class Holding:
         self._log(f"head {caller.name} assigns {assign.told}")
         self._holds_begun += 1
         core = core_of(assign, self.terms.queued_max)
-        hold = self.hold = Hold(self._holds_begun, caller, assign, core, not assign.next_hop, now_s + self.terms.link_s)
+        hold = self.hold = Hold(
+            self._holds_begun, caller, assign, core, not assign.next_hop, now_s + self.terms.link_s
+        )
         self.lease.take(caller.incarnation, now_s)
         self._commands.append(Take(hold=hold.number, caller=caller, assign=assign))
         if (data := self._data.get(caller.incarnation)) is not None:
@@ -672,7 +707,10 @@ class Holding:
         if self.lease.is_over(now_s):
             self.fired["lapsed"] += 1
             silent_s = self.terms.lease_s
-            self._log(f"head {hold.control.name} has been silent for {silent_s:.0f} s: it no longer holds this daemon", "warning")
+            self._log(
+                f"head {hold.control.name} has been silent for {silent_s:.0f} s: it no longer holds this daemon",
+                "warning",
+            )
             self._let_go(f"no word of the head for {silent_s:.0f} s", cause="again")
         elif not hold.next_ready and now_s > hold.next_deadline_s:
             self.fired["next silent"] += 1
@@ -694,7 +732,9 @@ class Holding:
         elif isinstance(event.message, WeightQuestion):
             self._fail("the head's connection for weights is gone", "again")
         else:
-            self._let_go("the head's data connection is gone", cause="again")  # it leaves, and does not wait for its last segments
+            self._let_go(
+                "the head's data connection is gone", cause="again"
+            )  # it leaves, and does not wait for its last segments
 
     def _show_ready(self, hold: Hold) -> None:
         if hold.loaded is not None and hold.next_ready and not hold.is_ready:
@@ -784,13 +824,22 @@ def core_of(assign: Assign, queued_max: int = limits.QUEUED_SEGMENTS_MAX) -> Sta
         return DrafterCore()
     is_last = assign.stage == assign.stages - 1
     slots_max = assign.context + limits.TREE_NODES_MAX
-    return StageCore(is_last=is_last, slots_max=slots_max, returns_features=bool(assign.captures) and is_last, queued_max=queued_max)
+    return StageCore(
+        is_last=is_last,
+        slots_max=slots_max,
+        returns_features=bool(assign.captures) and is_last,
+        queued_max=queued_max,
+    )
 
 
 def check_segment(assign: Assign, loaded: Loaded | None, segment: Segment, payload: Any) -> None:
     """Raises `PeerError` for a segment that this stage's slice cannot run."""
     if loaded is None or assign.drafting is not None:
-        raise PeerError("a segment came before the slice was loaded" if loaded is None else "a drafter takes no segments alone")
+        raise PeerError(
+            "a segment came before the slice was loaded"
+            if loaded is None
+            else "a drafter takes no segments alone"
+        )
     if len(segment.hops) != assign.stage:
         raise PeerError(f"expected a segment after {assign.stage} hops, got {len(segment.hops)}")
     if assign.stage == 0:

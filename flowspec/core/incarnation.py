@@ -1,8 +1,10 @@
-"""Incarnations: every pipeline that a head forms has a number of its own, and each device knows which one holds it.
+"""Incarnations: every pipeline that a head forms has a number of its own, and each device knows which one
+holds it.
 
-The number is the head's session (drawn by chance) and a generation that grows with every pipeline of it. All messages carry it,
-so what an earlier pipeline left on the way is told from what counts; and a device that still holds for an earlier generation
-lets go at once for a later one, for then the head has given the earlier one up. Knows no sockets and no clock.
+The number is the head's session (drawn by chance) and a generation that grows with every pipeline of it. All
+messages carry it, so what an earlier pipeline left on the way is told from what counts; and a device that
+still holds for an earlier generation lets go at once for a later one, for then the head has given the earlier
+one up. Knows no sockets and no clock.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ SESSIONS_MAX = 256
 def incarnation_of(session: int, generation: int) -> int:
     """The number of a session's pipeline; generations begin at 1."""
     assert 0 <= session < 1 << SESSION_BITS, f"session {session} has more than {SESSION_BITS} bits"
-    assert 0 < generation < 1 << GENERATION_BITS, f"generation {generation} has more than {GENERATION_BITS} bits"
+    assert 0 < generation < 1 << GENERATION_BITS, (
+        f"generation {generation} has more than {GENERATION_BITS} bits"
+    )
     return session << GENERATION_BITS | generation
 
 
@@ -76,7 +80,9 @@ class Lease:
         assert len(self._newest) <= SESSIONS_MAX, f"{len(self._newest)} heads are remembered"
         if self.holder is not None:
             session, generation = self.holder >> GENERATION_BITS, self.holder & ((1 << GENERATION_BITS) - 1)
-            assert self._newest.get(session) == generation, "the holder is not the newest pipeline of its head"
+            assert self._newest.get(session) == generation, (
+                "the holder is not the newest pipeline of its head"
+            )
 
     def admits(self, incarnation: int) -> bool:
         """Whether what comes under this number is of the pipeline that holds the device."""

@@ -1,4 +1,5 @@
-"""The segment that runs at a stage, and what leaves the stage when it has run: a smaller segment, or on the last stage the report to the head."""
+"""The segment that runs at a stage, and what leaves the stage when it has run: a smaller segment, or on the
+last stage the report to the head."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from flowspec.core.events import LayersDone, SendSegment, SendVerified
 from flowspec.core.messages import Hop, Segment, Verified, VerifiedPart
 
 Alive = Sequence[tuple[int, tuple[int, int]]]
-"""Rows that are still alive: the index among those that came back from the layers, and `(part, row)` in the segment."""
+"""Rows that are still alive: the index among those that came back from the layers, and `(part, row)` in the
+segment."""
 
 
 @dataclass(slots=True)
@@ -25,9 +27,14 @@ class Job:
     started_s: float
 
 
-def verified(job: Job, done: LayersDone, alive: Alive, hops: tuple[Hop, ...], *, has_features: bool) -> SendVerified:
+def verified(
+    job: Job, done: LayersDone, alive: Alive, hops: tuple[Hop, ...], *, has_features: bool
+) -> SendVerified:
     """The report to the head: rows whose next token was drawn, and with features the prompt's rows, too."""
-    reported = sorted(((index, at) for index, at in alive if has_features or done.next_tokens[index] >= 0), key=lambda entry: entry[1][0])
+    reported = sorted(
+        ((index, at) for index, at in alive if has_features or done.next_tokens[index] >= 0),
+        key=lambda entry: entry[1][0],
+    )
     indices: dict[int, list[int]] = {}
     ids: dict[int, list[int]] = {}
     for index, (number, row) in reported:
@@ -39,7 +46,9 @@ def verified(job: Job, done: LayersDone, alive: Alive, hops: tuple[Hop, ...], *,
             epoch=job.segment.parts[number].commit.epoch,
             ids=tuple(ids[number]),
             next_tokens=tuple(done.next_tokens[index] for index in own),
-            logprobs=tuple(found for index in own if (found := done.logprobs[index]) is not None) if done.logprobs else (),
+            logprobs=tuple(found for index in own if (found := done.logprobs[index]) is not None)
+            if done.logprobs
+            else (),
         )
         for number, own in indices.items()
     )
@@ -54,7 +63,11 @@ def onward(job: Job, done: LayersDone, alive: Alive, hops: tuple[Hop, ...]) -> S
     for _, (part, row) in alive:
         kept[part].append(row)
     parts = tuple(part.select(rows) for part, rows in zip(job.segment.parts, kept, strict=True))
-    return SendSegment(segment=replace(job.segment, parts=parts, hops=hops), payload=done.payload, rows=tuple(index for index, _ in alive))
+    return SendSegment(
+        segment=replace(job.segment, parts=parts, hops=hops),
+        payload=done.payload,
+        rows=tuple(index for index, _ in alive),
+    )
 
 
 def hop_of(job: Job, done: LayersDone, alive_count: int, now_s: float) -> Hop:

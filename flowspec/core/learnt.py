@@ -10,7 +10,8 @@ from flowspec.core.trust import Trust
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learnt:
-    """Of slots and speed, of the models beside the target, and `of_method` what its method learnt, which that method alone understands.
+    """Of slots and speed, of the models beside the target, and `of_method` what its method learnt, which that
+    method alone understands.
 
     Not a copy: it goes on learning with the head that has it.
     """

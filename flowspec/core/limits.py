@@ -6,14 +6,16 @@ PROTOCOL_VERSION = 10
 
 STAGES_MAX = 256
 LAYERS_MAX = 1024
-"""Of a model: eight times the deepest known. A layer's modules take a daemon 34 KiB and 2 ms before anything of it is loaded."""
+"""Of a model: eight times the deepest known. A layer's modules take a daemon 34 KiB and 2 ms before anything
+of it is loaded."""
 NODES_PER_SEGMENT_MAX = 512
 """Rows of one segment; prefill chunks and draft trees both stay below."""
 PARTS_PER_SEGMENT_MAX = 64
 REQUESTS_MAX = 256
 """Requests whose cache a stage keeps at once."""
 CONVERSATIONS_MAX = 128
-"""Conversations that a head keeps at once: half of what a stage keeps, for a Release may come later than the next Open."""
+"""Conversations that a head keeps at once: half of what a stage keeps, for a Release may come later than the
+next Open."""
 COMMIT_PATH_MAX = 4096
 """Nodes that one Commit names: those since the last Commit that every stage is known to have."""
 LIST_MAX = 4096
@@ -21,7 +23,8 @@ LIST_MAX = 4096
 TREE_NODES_MAX = 256
 """Uncommitted nodes of one request that may hold slots at a stage; reserved on top of the context."""
 DRAFT_NODES_MAX = 1024
-"""Living uncommitted nodes of one request at the head, and so the slots that a drafter reserves on top of the context."""
+"""Living uncommitted nodes of one request at the head, and so the slots that a drafter reserves on top of the
+context."""
 CACHE_BLOCK_SLOTS = 256
 """By so many slots a cache grows."""
 DRAFTERS_MAX = 16
@@ -80,7 +83,8 @@ DIGEST_CHARS = 64
 WEIGHT_CHUNK_BYTES = 1 << 20
 """Most bytes of weights that one message brings."""
 WEIGHT_WINDOW = 8
-"""Questions about weights that a daemon may have open: with 8 MiB on their way a gigabit link is busy for 60 ms."""
+"""Questions about weights that a daemon may have open: with 8 MiB on their way a gigabit link is busy for 60
+ms."""
 
 PREFILL_CHUNK = 128
 """Prompt tokens per segment: enough rows to be compute-bound, few enough to fill the pipeline early."""

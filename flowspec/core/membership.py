@@ -1,22 +1,24 @@
-"""Which devices make up the pipeline: who is lost, when a new one is formed, of whom, and when who was lost may return.
+"""Which devices make up the pipeline: who is lost, when a new one is formed, of whom, and when who was lost
+may return.
 
-Events in, commands out, as with the other cores: no sockets, no clock, no plan of layers. The runtime and the simulator
-carry out `Reform` (fence the old pipeline, plan, connect, load) and tell how it went.
+Events in, commands out, as with the other cores: no sockets, no clock, no plan of layers. The runtime and the
+simulator carry out `Reform` (fence the old pipeline, plan, connect, load) and tell how it went.
 
-- *Lost* is a device whose connection closed, that broke the protocol or refused its part (`Broken`), that was silent for
-  `silent_s`, or that has been at one segment for too long. Silence is counted in the time in which we listened: a head
-  that was stopped for a minute finds nobody dead because of it.
-- Where one device lost the next one (`LinkBroken`), and we have both, either may be at fault: the next one is left out, but a device whose links fail
-  again and again is left out itself.
+- *Lost* is a device whose connection closed, that broke the protocol or refused its part (`Broken`), that was
+  silent for `silent_s`, or that has been at one segment for too long. Silence is counted in the time in which
+  we listened: a head that was stopped for a minute finds nobody dead because of it.
+- Where one device lost the next one (`LinkBroken`), and we have both, either may be at fault: the next one is
+  left out, but a device whose links fail again and again is left out itself.
 - Whoever is at one end of such a link, and then makes no progress in loading, is waited for less long.
-- *Too long* is `stuck_s`, and `STUCK_PASSES` times what its longest pass that ended was seen to take. A pass that still runs teaches
-  nothing: a limit that grew with it would never be reached.
+- *Too long* is `stuck_s`, and `STUCK_PASSES` times what its longest pass that ended was seen to take. A pass
+  that still runs teaches nothing: a limit that grew with it would never be reached.
 - A segment that nobody has been at for `stuck_s` is *on its way* where one stage has had it and the next has
   not: that link is named, and waited for as long as one of `SLOWEST_BYTES_PER_S` takes; then it is broken.
   Elsewhere the segment *vanished*.
-- A failure that is nobody's (a lease that lapsed, a segment that vanished) forms the same pipeline again, a few times in a row.
-- A lost device is probed. It may *return* when it answers and `back_s` have passed since it was lost, twice as long with each
-  loss; a device that has done its part for `forgive_s` has a clean record again.
+- A failure that is nobody's (a lease that lapsed, a segment that vanished) forms the same pipeline again, a
+  few times in a row.
+- A lost device is probed. It may *return* when it answers and `back_s` have passed since it was lost, twice
+  as long with each loss; a device that has done its part for `forgive_s` has a clean record again.
 - Where a pipeline works without it, the device first makes ready beside it (`Prepare`): it loads what it
   would have to do, and is left out as before if it cannot. If the plan for all has nothing for it to do, it
   stands by.
@@ -32,9 +34,11 @@ carry out `Reform` (fence the old pipeline, plan, connect, load) and tell how it
 - Another pipeline is worth it if by its forecast it gains `GAIN_MIN`, and more until a next plan may be made
   than the switch will take: as long as the last one did (at first: as forming did, `SWITCH_S` at most), and
   what devices that had no memory for both must load then. That is known when all have made ready.
-- Where no pipeline can be formed of those that are there, they are let go of, and whoever returns may change that.
+- Where no pipeline can be formed of those that are there, they are let go of, and whoever returns may change
+  that.
 
-Every rule counts how often it fired (`RULES`, `Membership.fired`), so that a test can tell which of them it never tried.
+Every rule counts how often it fired (`RULES`, `Membership.fired`), so that a test can tell which of them it
+never tried.
 """
 
 from __future__ import annotations
@@ -104,8 +108,8 @@ RULES = {
 class Patience:
     """How long what may take, in seconds; the runtime's are in `runtime/timeouts.py`.
 
-    `silent_s` is for a device that runs, `loading_silent_s` for one that loads; `loading_s` is for one that answers, but whose loading
-    makes no progress; `stuck_s` is the least for one segment.
+    `silent_s` is for a device that runs, `loading_silent_s` for one that loads; `loading_s` is for one that
+    answers, but whose loading makes no progress; `stuck_s` is the least for one segment.
 
     Plans for devices that have become slower are `again_s` apart, and wait for the end of an answer for
     `calm_s` at most.
@@ -139,7 +143,8 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """Of the devices that were asked for these make up the pipeline; the others stand by, and nobody listens to them."""
+    """Of the devices that were asked for these make up the pipeline; the others stand by, and nobody listens
+    to them."""
 
     devices: tuple[str, ...]
 
@@ -173,7 +178,8 @@ class Broken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkBroken:
-    """The pipeline cannot go on because `second` is lost to `first`, which sends to it, though both are there for us."""
+    """The pipeline cannot go on because `second` is lost to `first`, which sends to it, though both are there
+    for us."""
 
     first: str
     second: str
@@ -258,7 +264,8 @@ class Needless:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Time passes. `flight_s` is the age of the oldest segment in flight (0: none), `left_s` what the answers under way may still take.
+    """Time passes. `flight_s` is the age of the oldest segment in flight (0: none), `left_s` what the answers
+    under way may still take.
 
     That segment is number `flight`, of which about `flight_bytes` go from stage to stage (0: not known).
     `tokens` have been answered so far, by this and all earlier pipelines.
@@ -294,7 +301,8 @@ MembershipEvent = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reform:
-    """Give up the pipeline if there is one, and form one of these devices, in this order; `silent_s` is what was heard last ago."""
+    """Give up the pipeline if there is one, and form one of these devices, in this order; `silent_s` is what
+    was heard last ago."""
 
     devices: tuple[str, ...]
     silent_s: float = 0.0
@@ -442,12 +450,17 @@ class Membership:
                 self._has_lost = False
                 count = len(self.members)
                 if not self._drafter:
-                    self._commands.append(Note(text=f"going on with {count} device{'s' if count > 1 else ''}"))
+                    self._commands.append(
+                        Note(text=f"going on with {count} device{'s' if count > 1 else ''}")
+                    )
         elif isinstance(event, Formed):
             self._formed(event, now_s)
         elif isinstance(event, Unfit):
             self.fired["unfit"] += 1
-            self._disband(f"the model does not fit on what is left: {event.text}; waiting for a device to come back", 0.0)
+            self._disband(
+                f"the model does not fit on what is left: {event.text}; waiting for a device to come back",
+                0.0,
+            )
         elif isinstance(event, Broken):
             rule = "refused" if event.is_refusal else "broken"
             self._broken(event.device, event.text, now_s, rule if event.device else "nobody's")
@@ -461,7 +474,9 @@ class Membership:
                 standing.silent_s = standing.stalled_s = 0.0
                 standing.is_ready = event.is_ready
         elif isinstance(event, Answered):
-            if event.device in self._standing and event.device not in (self._preparing or ()):  # then it is ours
+            if event.device in self._standing and event.device not in (
+                self._preparing or ()
+            ):  # then it is ours
                 self.fired["held"] += event.is_held
                 self._standing[event.device].answered_s = None if event.is_held else now_s
         elif isinstance(event, Changed):
@@ -525,7 +540,11 @@ class Membership:
             self.fired["nobody left"] += 1
             is_unable = any(known.has_refused for known in self._standing.values())
             reason = "no device that is left can do its part" if is_unable else "no device is left"
-            text = "answers go on without it" if self._drafter else f"{reason}; waiting for a device to come back"
+            text = (
+                "answers go on without it"
+                if self._drafter
+                else f"{reason}; waiting for a device to come back"
+            )
             self._disband(text, silent_s)
             return
         self._began_s = now_s
@@ -618,7 +637,9 @@ class Membership:
                 self.fired["unprepared"] += 1
                 self._lose(name, now_s)
         if isinstance(event, Unprepared):
-            self._commands.append(Note(text=f"{self._title} {', '.join(event.devices)} is not taken in ({event.text})"))
+            self._commands.append(
+                Note(text=f"{self._title} {', '.join(event.devices)} is not taken in ({event.text})")
+            )
 
     def _disband(self, text: str, silent_s: float) -> None:
         self.members = ()
@@ -681,7 +702,9 @@ class Membership:
             standing.suspected += 1
         is_near = ends[0].suspected > ends[1].suspected
         text = f"the link from {event.first} to {event.second} failed: {event.text}"
-        self._broken(event.first if is_near else event.second, text, now_s, "near end" if is_near else "far end")
+        self._broken(
+            event.first if is_near else event.second, text, now_s, "near end" if is_near else "far end"
+        )
 
     def _lose(self, device: str, now_s: float) -> None:
         standing = self._standing[device]
@@ -691,7 +714,12 @@ class Membership:
             standing.strikes = standing.suspected = 0
         standing.strikes += 1
         standing.struck_s = now_s
-        standing.lost_s, standing.answered_s, standing.has_returned, standing.prepared_s = now_s, None, False, 0.0
+        standing.lost_s, standing.answered_s, standing.has_returned, standing.prepared_s = (
+            now_s,
+            None,
+            False,
+            0.0,
+        )
 
     # ------------------------------------------------------------------------------------------ watching
 
@@ -703,7 +731,9 @@ class Membership:
         standing.is_idle = event.running_s == 0 and event.queued == 0
         if not standing.is_idle:
             self._idle_s = 0.0
-        if event.done != standing.done:  # the pass that was heard of last has ended: it took at least as long as was heard
+        if (
+            event.done != standing.done
+        ):  # the pass that was heard of last has ended: it took at least as long as was heard
             standing.longest_s = max(standing.longest_s, standing.running_s)
         standing.done, standing.arrived, standing.running_s = event.done, event.arrived, event.running_s
         if self.is_formed and event.running_s > max(self.patience.stuck_s, STUCK_PASSES * standing.longest_s):
@@ -726,7 +756,9 @@ class Membership:
                 rule = "suspect stalled" if standing.suspected else "stalled"
                 self._broken(name, f"no progress in loading for {standing.stalled_s:.0f} s", now_s, rule)
                 return
-        if tick.tokens > self._tokens or (self.is_formed and now_s - self._formed_s > self.patience.forgive_s):
+        if tick.tokens > self._tokens or (
+            self.is_formed and now_s - self._formed_s > self.patience.forgive_s
+        ):
             self.fired["made good"] += self._blameless > 0
             self._tokens, self._blameless = tick.tokens, 0
         if tick.flight_s == 0:
@@ -787,7 +819,9 @@ class Membership:
         returned = [name for name in there if self._has_waited(name, now_s)]
         if self.is_formed and any(not self._standing[name].is_prepared for name in returned):
             self._preparing = tuple(returned)
-            devices = tuple(name for name, known in self._standing.items() if known.lost_s is None or name in returned)
+            devices = tuple(
+                name for name, known in self._standing.items() if known.lost_s is None or name in returned
+            )
             self._commands.append(Prepare(devices=devices, returning=self._preparing))
             return
         if returned and self.is_formed and 0 < left_s <= self.patience.worth * self.pause_s(self._load_s):

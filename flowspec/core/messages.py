@@ -1,7 +1,9 @@
 """What devices say to each other. Every message is frozen and validated when built, on either end.
 
-`Segment`, `Verified`, `Open`, `Commit` and `Release`, which are here, make up the protocol of the token trees, `Expand` and `Proposed` that of drafters on
-devices of their own; `cluster_messages` set a cluster up and watch it, with `weight_messages` and `facts`. A broken rule raises `ValueError`: our own bug when we build a message, a peer's when the codec does.
+`Segment`, `Verified`, `Open`, `Commit` and `Release`, which are here, make up the protocol of the token
+trees, `Expand` and `Proposed` that of drafters on devices of their own; `cluster_messages` set a cluster up
+and watch it, with `weight_messages` and `facts`. A broken rule raises `ValueError`: our own bug when we build
+a message, a peer's when the codec does.
 """
 
 from __future__ import annotations
@@ -30,7 +32,12 @@ class Sampling:
 
     def __post_init__(self) -> None:
         least, most = limits.TEMPERATURE_MIN, limits.TEMPERATURE_MAX
-        check(self.temperature == 0 or least <= self.temperature <= most, "temperature", self.temperature, f"0, or {least} to {most}")
+        check(
+            self.temperature == 0 or least <= self.temperature <= most,
+            "temperature",
+            self.temperature,
+            f"0, or {least} to {most}",
+        )
         check_range("top_k", self.top_k, 0, limits.VOCABULARY_MAX)
         check(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         check(0 <= self.min_p < 1, "min_p", self.min_p, "0 or more and below 1")
@@ -39,7 +46,8 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logprobs:
-    """Natural logarithms of the model's own probabilities, before temperature and filters: of the token drawn, and of the likeliest tokens.
+    """Natural logarithms of the model's own probabilities, before temperature and filters: of the token
+    drawn, and of the likeliest tokens.
 
     `ids` are the likeliest ones, likeliest first and of equals the lowest first, and `values` theirs.
     """
@@ -60,11 +68,12 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """Begins epoch `epoch` of a request: keep the first `keep` tokens of the last epoch, forget everything else.
+    """Begins epoch `epoch` of a request: keep the first `keep` tokens of the last epoch, forget everything
+    else.
 
-    `length` tokens are committed from the start (the prompt); its last one is node `root`. A new chat turn is an Open
-    of the next epoch, so this also is the design's Rewind. With `top_logprobs` (-1: none are wanted) the log-probabilities of each token
-    drawn come with it, and those of so many of the likeliest.
+    `length` tokens are committed from the start (the prompt); its last one is node `root`. A new chat turn is
+    an Open of the next epoch, so this also is the design's Rewind. With `top_logprobs` (-1: none are wanted)
+    the log-probabilities of each token drawn come with it, and those of so many of the likeliest.
     """
 
     request: int
@@ -90,8 +99,8 @@ class Open:
 class Commit:
     """Nodes `path` are output at positions `base`, `base + 1`, ...; the last of them is the root.
 
-    Cumulative back to `base`, the committed length that every stage is known to have, so a lost Commit heals. With `is_over` the answer
-    has ended: nothing below the root will be asked about again in this epoch.
+    Cumulative back to `base`, the committed length that every stage is known to have, so a lost Commit heals.
+    With `is_over` the answer has ended: nothing below the root will be asked about again in this epoch.
     """
 
     request: int
@@ -131,7 +140,12 @@ class Part:
         check_all("tokens", self.tokens, 0, limits.VOCABULARY_MAX, limits.NODES_PER_SEGMENT_MAX)
         check_all("positions", self.positions, 0, limits.CONTEXT_MAX, limits.NODES_PER_SEGMENT_MAX)
         for name in ("parents", "tokens", "positions", "committed"):
-            check(len(getattr(self, name)) == count, name, len(getattr(self, name)), f"{count} entries, one for every id")
+            check(
+                len(getattr(self, name)) == count,
+                name,
+                len(getattr(self, name)),
+                f"{count} entries, one for every id",
+            )
         is_ordered = all(parent < node for parent, node in zip(self.parents, self.ids, strict=True))
         check(is_ordered, "parents", self.parents, "each below its own id")
         if self.opening is not None:
@@ -153,9 +167,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
-    """When a segment came, by the stage's own clock, and what it spent there: waiting behind others, computing, the framework's own work.
+    """When a segment came, by the stage's own clock, and what it spent there: waiting behind others,
+    computing, the framework's own work.
 
-    `rows` began to run. Dead rows left in the queue (before they ran; not in `rows`), between layers, or late, after all layers had run.
+    `rows` began to run. Dead rows left in the queue (before they ran; not in `rows`), between layers, or
+    late, after all layers had run.
     """
 
     received_s: float
@@ -188,10 +204,12 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """What one pipeline slot carries: rows of one or more requests, and beside them a payload `[rows, hidden]`.
+    """What one pipeline slot carries: rows of one or more requests, and beside them a payload `[rows,
+    hidden]`.
 
-    The payload (absent on the first hop) travels as a frame of its own. A segment that lost all its rows still passes
-    on, so that order and credit hold. `releases` are those that some stage may not have yet: the rows may need their room.
+    The payload (absent on the first hop) travels as a frame of its own. A segment that lost all its rows
+    still passes on, so that order and credit hold. `releases` are those that some stage may not have yet: the
+    rows may need their room.
     """
 
     segment: int
@@ -201,12 +219,27 @@ class Segment:
 
     def __post_init__(self) -> None:
         check_range("segment", self.segment, 0, limits.ID_MAX)
-        check(len(self.parts) <= limits.PARTS_PER_SEGMENT_MAX, "parts", len(self.parts), f"at most {limits.PARTS_PER_SEGMENT_MAX}")
+        check(
+            len(self.parts) <= limits.PARTS_PER_SEGMENT_MAX,
+            "parts",
+            len(self.parts),
+            f"at most {limits.PARTS_PER_SEGMENT_MAX}",
+        )
         check(len(self.hops) <= limits.STAGES_MAX, "hops", len(self.hops), f"at most {limits.STAGES_MAX}")
-        check(self.row_count <= limits.NODES_PER_SEGMENT_MAX, "rows", self.row_count, f"at most {limits.NODES_PER_SEGMENT_MAX}")
+        check(
+            self.row_count <= limits.NODES_PER_SEGMENT_MAX,
+            "rows",
+            self.row_count,
+            f"at most {limits.NODES_PER_SEGMENT_MAX}",
+        )
         requests = [part.commit.request for part in self.parts]
         check(len(set(requests)) == len(requests), "parts", requests, "one part for each request")
-        check(len(self.releases) <= limits.LIST_MAX, "releases", len(self.releases), f"at most {limits.LIST_MAX}")
+        check(
+            len(self.releases) <= limits.LIST_MAX,
+            "releases",
+            len(self.releases),
+            f"at most {limits.LIST_MAX}",
+        )
 
     @property
     def row_count(self) -> int:
@@ -215,10 +248,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedPart:
-    """Next tokens of the nodes of one request that the last stage found on the output's path, -1 where none was asked for.
+    """Next tokens of the nodes of one request that the last stage found on the output's path, -1 where none
+    was asked for.
 
-    Those without a next token are rows of a prompt; they are named only where features travel with the message. `logprobs` are one for
-    each next token, in order, or none at all.
+    Those without a next token are rows of a prompt; they are named only where features travel with the
+    message. `logprobs` are one for each next token, in order, or none at all.
     """
 
     request: int
@@ -232,16 +266,24 @@ class VerifiedPart:
         check_range("epoch", self.epoch, 0, limits.ID_MAX)
         check_all("ids", self.ids, 0, limits.ID_MAX, limits.NODES_PER_SEGMENT_MAX)
         check_all("next_tokens", self.next_tokens, -1, limits.VOCABULARY_MAX, limits.NODES_PER_SEGMENT_MAX)
-        check(len(self.ids) == len(self.next_tokens), "next_tokens", len(self.next_tokens), f"{len(self.ids)} entries")
+        check(
+            len(self.ids) == len(self.next_tokens),
+            "next_tokens",
+            len(self.next_tokens),
+            f"{len(self.ids)} entries",
+        )
         drawn = len(self.ids) - self.next_tokens.count(-1)
-        check(len(self.logprobs) in (0, drawn), "logprobs", f"{len(self.logprobs)} entries", f"none, or {drawn}")
+        check(
+            len(self.logprobs) in (0, drawn), "logprobs", f"{len(self.logprobs)} entries", f"none, or {drawn}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
     """The last stage's word on a segment; one for every segment, empty ones too: it is the credit.
 
-    Where a drafter asked for features, their rows (one for every id, in order) travel as a frame of their own.
+    Where a drafter asked for features, their rows (one for every id, in order) travel as a frame of their
+    own.
     """
 
     segment: int
@@ -250,9 +292,19 @@ class Verified:
 
     def __post_init__(self) -> None:
         check_range("segment", self.segment, 0, limits.ID_MAX)
-        check(len(self.parts) <= limits.PARTS_PER_SEGMENT_MAX, "parts", len(self.parts), f"at most {limits.PARTS_PER_SEGMENT_MAX}")
+        check(
+            len(self.parts) <= limits.PARTS_PER_SEGMENT_MAX,
+            "parts",
+            len(self.parts),
+            f"at most {limits.PARTS_PER_SEGMENT_MAX}",
+        )
         check(len(self.hops) <= limits.STAGES_MAX, "hops", len(self.hops), f"at most {limits.STAGES_MAX}")
-        check(self.row_count <= limits.NODES_PER_SEGMENT_MAX, "rows", self.row_count, f"at most {limits.NODES_PER_SEGMENT_MAX}")
+        check(
+            self.row_count <= limits.NODES_PER_SEGMENT_MAX,
+            "rows",
+            self.row_count,
+            f"at most {limits.NODES_PER_SEGMENT_MAX}",
+        )
 
     @property
     def row_count(self) -> int:
@@ -264,9 +316,11 @@ class Verified:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expand:
-    """Run these rows through the drafter that the daemon holds, and propose up to `width` children for each root or uncommitted one.
+    """Run these rows through the drafter that the daemon holds, and propose up to `width` children for each
+    root or uncommitted one.
 
-    The segment's number is the job's. Openings and commits are in it, as for a stage; the control connection carries it, in order with `Release`.
+    The segment's number is the job's. Openings and commits are in it, as for a stage; the control connection
+    carries it, in order with `Release`.
     """
 
     segment: Segment
@@ -279,7 +333,8 @@ class Expand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """What a drafter proposes below one node: `tokens`, likeliest first, with its own confidence in each (0 to 1).
+    """What a drafter proposes below one node: `tokens`, likeliest first, with its own confidence in each (0
+    to 1).
 
     Drafters at the head make many of them that go nowhere, so it is `Proposed` that checks them.
     """
@@ -303,7 +358,10 @@ class Proposed:
         check_range("job", self.job, 0, limits.ID_MAX)
         check_range("compute_s", self.compute_s, 0, 1e6)
         check(
-            len(self.proposals) <= limits.NODES_PER_SEGMENT_MAX, "proposals", len(self.proposals), f"at most {limits.NODES_PER_SEGMENT_MAX}"
+            len(self.proposals) <= limits.NODES_PER_SEGMENT_MAX,
+            "proposals",
+            len(self.proposals),
+            f"at most {limits.NODES_PER_SEGMENT_MAX}",
         )
         for proposal in self.proposals:
             for field in ("request", "epoch", "node"):
@@ -315,7 +373,12 @@ class Proposed:
                 len(proposal.confidences),
                 f"{len(proposal.tokens)} entries",
             )
-            check(all(0 <= each <= 1 for each in proposal.confidences), "confidences", proposal.confidences, "each from 0 to 1")
+            check(
+                all(0 <= each <= 1 for each in proposal.confidences),
+                "confidences",
+                proposal.confidences,
+                "each from 0 to 1",
+            )
 
 
 ClusterMessage = Hello | Welcome | Assign | Loading | Ready | Reset | Ping | Pong | Error

@@ -1,6 +1,8 @@
-"""What one model beside the target has of a request: its mirror of the token tree, and the jobs that bring it up to date.
+"""What one model beside the target has of a request: its mirror of the token tree, and the jobs that bring it
+up to date.
 
-A drafter or an intermediate verifier is one more tree-cached model: it is told the committed path and given nodes to run, each once.
+A drafter or an intermediate verifier is one more tree-cached model: it is told the committed path and given
+nodes to run, each once.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ SWEEP_AT = 256
 class DrafterTraits:
     """What the head must know of a model beside the target.
 
-    The positions it can handle, whether it wants features of verified nodes, its level (0 for a drafter, higher for an intermediate), and
-    how many cache slots it has memory for, of all conversations together.
+    The positions it can handle, whether it wants features of verified nodes, its level (0 for a drafter,
+    higher for an intermediate), and how many cache slots it has memory for, of all conversations together.
     """
 
     context: int
@@ -38,9 +40,10 @@ class DrafterTraits:
 class Mirror:
     """What one model has of one request.
 
-    The first `filled` nodes of the path and those in `run` are in its cache; it has been told of `told` committed nodes. `pending` are
-    the nodes of the running job, `answered` the living ones that it has been asked about before. `unasked` is a heap of the others by
-    their values; it forgets what died, or is worth something else by now, when it comes up.
+    The first `filled` nodes of the path and those in `run` are in its cache; it has been told of `told`
+    committed nodes. `pending` are the nodes of the running job, `answered` the living ones that it has been
+    asked about before. `unasked` is a heap of the others by their values; it forgets what died, or is worth
+    something else by now, when it comes up.
     """
 
     opening: Open | None = None
@@ -54,11 +57,16 @@ class Mirror:
     def begin(self, opening: Open, keep: int, context: int) -> None:
         """A new answer: the first `keep` tokens are those of the last one.
 
-        Of these the model keeps what it has and knows to be committed; a guess that came true since its last job is a guess there.
+        Of these the model keeps what it has and knows to be committed; a guess that came true since its last
+        job is a guess there.
         """
         keep = min(keep, self.filled, self.told)
         fits = opening.length <= context
-        self.opening = replace(opening, keep=keep, slots=context + limits.DRAFT_NODES_MAX, top_logprobs=-1) if fits else None
+        self.opening = (
+            replace(opening, keep=keep, slots=context + limits.DRAFT_NODES_MAX, top_logprobs=-1)
+            if fits
+            else None
+        )
         self.filled = keep
         self.told = opening.length
         self.run.clear()
@@ -85,7 +93,8 @@ class Mirror:
         return node in self.answered or node in self.pending
 
     def land(self, asked: set[int], is_living: Callable[[int], bool]) -> None:
-        """A job is done: nodes that died in the model's view meanwhile got no proposal, and are not asked about again."""
+        """A job is done: nodes that died in the model's view meanwhile got no proposal, and are not asked
+        about again."""
         self.pending -= asked
         self.answered.update(node for node in asked if is_living(node))
 
@@ -117,7 +126,11 @@ def most_valuable(request: Request, drafter: int, traits: DrafterTraits, count_m
     while heap and len(found) < count_max:
         entry = heapq.heappop(heap)
         node = entry[1]
-        if tree.is_alive(node) and -entry[0] == tree.log_value(node) and expandable(request, drafter, traits, node):
+        if (
+            tree.is_alive(node)
+            and -entry[0] == tree.log_value(node)
+            and expandable(request, drafter, traits, node)
+        ):
             found[node] = entry
     for entry in found.values():
         heapq.heappush(heap, entry)
@@ -132,21 +145,30 @@ def expandable(request: Request, drafter: int, traits: DrafterTraits, node: int)
     tree = request.tree
     if tree.position(node) + 1 >= traits.context or not has_room_below(request, node):
         return False
-    return not traits.needs_features or mirror.knows(tree.root) or 0 < tree.position(tree.root) <= request.computed
+    return (
+        not traits.needs_features
+        or mirror.knows(tree.root)
+        or 0 < tree.position(tree.root) <= request.computed
+    )
 
 
 def has_room_below(request: Request, node: int) -> bool:
-    """Whether a child of this node would have to be run: the answer goes on after it, and the context has room."""
+    """Whether a child of this node would have to be run: the answer goes on after it, and the context has
+    room."""
     assert request.submit is not None
     child = request.tree.position(node) + 1
     is_last = child - len(request.submit.prompt) + 1 >= request.submit.new_tokens_max
     return not is_last and child + 1 < request.context
 
 
-def draft_part(request: Request, drafter: int, traits: DrafterTraits, nodes: Sequence[int], rows_max: int) -> Part | None:
-    """The rows that a model needs to answer for `nodes` (parents first, each the root or living), at most `rows_max`.
+def draft_part(
+    request: Request, drafter: int, traits: DrafterTraits, nodes: Sequence[int], rows_max: int
+) -> Part | None:
+    """The rows that a model needs to answer for `nodes` (parents first, each the root or living), at most
+    `rows_max`.
 
-    Path nodes that it lacks come first; where they alone are too many, they come without `nodes`. None if there is nothing.
+    Path nodes that it lacks come first; where they alone are too many, they come without `nodes`. None if
+    there is nothing.
     """
     tree, mirror = request.tree, request.mirrors[drafter]
     opening = mirror.opening
@@ -177,8 +199,11 @@ def draft_part(request: Request, drafter: int, traits: DrafterTraits, nodes: Seq
     return part
 
 
-def _with_ancestors(request: Request, drafter: int, traits: DrafterTraits, nodes: Sequence[int], rows_max: int) -> list[int]:
-    """As many of the nodes as there are rows for, each behind the guesses of others above it, about which the model is asked, too."""
+def _with_ancestors(
+    request: Request, drafter: int, traits: DrafterTraits, nodes: Sequence[int], rows_max: int
+) -> list[int]:
+    """As many of the nodes as there are rows for, each behind the guesses of others above it, about which the
+    model is asked, too."""
     tree, mirror = request.tree, request.mirrors[drafter]
     wanted: dict[int, None] = {}
     for node in nodes:
@@ -188,6 +213,8 @@ def _with_ancestors(request: Request, drafter: int, traits: DrafterTraits, nodes
             if node == tree.root:
                 break
             node = tree.parent(node)
-        if len(wanted) + len(branch) <= rows_max and all(expandable(request, drafter, traits, above) for above in branch[1:]):
+        if len(wanted) + len(branch) <= rows_max and all(
+            expandable(request, drafter, traits, above) for above in branch[1:]
+        ):
             wanted.update(dict.fromkeys(reversed(branch)))
     return list(wanted)

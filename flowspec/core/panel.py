@@ -1,7 +1,8 @@
 """The models beside the target: which job each is at, what it has of each request, and how far it is trusted.
 
-Each has one job at a time. *Which* nodes it is asked about is the method's decision. A model that is lost is asked no more; what it said
-stays, and if it comes back it begins with nothing, as every tree-cached model may.
+Each has one job at a time. *Which* nodes it is asked about is the method's decision. A model that is lost is
+asked no more; what it said stays, and if it comes back it begins with nothing, as every tree-cached model
+may.
 """
 
 from __future__ import annotations
@@ -31,12 +32,16 @@ class Panel:
 
     def __init__(self, traits: Sequence[DrafterTraits], method: Method) -> None:
         self.traits = tuple(traits)
-        self.trust = Trust([each.level for each in traits], is_calibrated=method.is_calibrated, fuses=method.fuses)
+        self.trust = Trust(
+            [each.level for each in traits], is_calibrated=method.is_calibrated, fuses=method.fuses
+        )
         self._method = method
         self._jobs: list[dict[int, set[int]] | None] = [None] * len(traits)
         self._jobs_done = [0] * len(traits)
         self._lost: set[int] = set()
-        self._asked: list[tuple[int, float]] = [(0, 0.0)] * len(traits)  # rows of each one's job, and when it was asked for
+        self._asked: list[tuple[int, float]] = [(0, 0.0)] * len(
+            traits
+        )  # rows of each one's job, and when it was asked for
         self.turnaround_s = [0.0] * len(traits)
 
     def begin(self, request: Request, keep: int, admission: Admission) -> None:
@@ -62,8 +67,11 @@ class Panel:
         commands.extend(ToDrafter(drafter=drafter, message=release) for drafter in there)
 
     def lost(self, drafter: int, requests: Iterable[Request]) -> None:
-        """A model is gone, and with it the job that it was at; one that wants features never is, for it is in the head's own process."""
-        assert not self.traits[drafter].needs_features, f"model {drafter} would need features again that come only once"
+        """A model is gone, and with it the job that it was at; one that wants features never is, for it is in
+        the head's own process."""
+        assert not self.traits[drafter].needs_features, (
+            f"model {drafter} would need features again that come only once"
+        )
         self._lost.add(drafter)
         if self._jobs[drafter] is not None:
             self._jobs[drafter] = None
@@ -73,7 +81,8 @@ class Panel:
                 request.mirrors[drafter].close()
 
     def back(self, drafter: int, requests: Iterable[Request], admission: Admission) -> None:
-        """A lost model is there again, with nothing: it is given each text anew, as far as it is wanted for it."""
+        """A lost model is there again, with nothing: it is given each text anew, as far as it is wanted for
+        it."""
         self._lost.discard(drafter)
         for request in (each for each in requests if each.mirrors):
             mirror = request.mirrors[drafter] = Mirror()
@@ -93,7 +102,11 @@ class Panel:
         asked: dict[int, set[int]] = {}
         rows = 0
         for request, nodes in self._method.expand(view, drafter)[: limits.PARTS_PER_SEGMENT_MAX]:
-            part = draft_part(request, drafter, traits, nodes, DRAFT_ROWS_MAX - rows) if rows < DRAFT_ROWS_MAX else None
+            part = (
+                draft_part(request, drafter, traits, nodes, DRAFT_ROWS_MAX - rows)
+                if rows < DRAFT_ROWS_MAX
+                else None
+            )
             if part is not None:
                 rows += len(part.ids)
                 parts.append(part)
@@ -103,13 +116,22 @@ class Panel:
             self._jobs[drafter] = asked
             self._asked[drafter] = (rows, view.now_s)
             job = self._jobs_done[drafter]
-            commands.append(Draft(drafter=drafter, job=job, segment=Segment(segment=job, parts=tuple(parts)), width=self._method.width))
+            commands.append(
+                Draft(
+                    drafter=drafter,
+                    job=job,
+                    segment=Segment(segment=job, parts=tuple(parts)),
+                    width=self._method.width,
+                )
+            )
 
     def drafted(self, event: Drafted, requests: Mapping[int, Request], now_s: float) -> None:
         """A model is done with its job."""
         asked, self._jobs[event.drafter] = self._jobs[event.drafter], None
         assert asked is not None, f"draft {event.job} is done, but none was asked for"
-        assert event.job == self._jobs_done[event.drafter], f"expected draft {self._jobs_done[event.drafter]}, got {event.job}"
+        assert event.job == self._jobs_done[event.drafter], (
+            f"expected draft {self._jobs_done[event.drafter]}, got {event.job}"
+        )
         self._jobs_done[event.drafter] += 1
         rows, asked_s = self._asked[event.drafter]
         if rows <= USUAL_ROWS_MAX:

@@ -1,4 +1,5 @@
-"""A conversation as the head knows it: its tree, how far the stages are, and the messages that follow from both."""
+"""A conversation as the head knows it: its tree, how far the stages are, and the messages that follow from
+both."""
 
 from __future__ import annotations
 
@@ -18,13 +19,15 @@ from flowspec.tree import TokenTree
 
 @dataclass(slots=True)
 class Request:
-    """A conversation: its tree lives on between answers, `submit` is the answer under way (None between answers).
+    """A conversation: its tree lives on between answers, `submit` is the answer under way (None between
+    answers).
 
-    `unsent` is the next prompt position to send; positions below `computed` have passed every stage. `known_length` is
-    the committed length that every stage has been told, so Commits begin there. `held` are tokens verified that the
-    method has not walked yet, `logprobs` those of the tokens after living nodes, `plan` is the method's own note. `reused` prompt tokens were cached when the answer began. `mirrors` and
-    `weights` are by model beside the target: what it has, and how much its word counts among its like; `growth` is what they propose.
-    `is_end_told` says that the stages have heard that the answer is over.
+    `unsent` is the next prompt position to send; positions below `computed` have passed every stage.
+    `known_length` is the committed length that every stage has been told, so Commits begin there. `held` are
+    tokens verified that the method has not walked yet, `logprobs` those of the tokens after living nodes,
+    `plan` is the method's own note. `reused` prompt tokens were cached when the answer began. `mirrors` and
+    `weights` are by model beside the target: what it has, and how much its word counts among its like;
+    `growth` is what they propose. `is_end_told` says that the stages have heard that the answer is over.
     """
 
     tree: TokenTree
@@ -76,18 +79,24 @@ class Request:
         """What is true between two events; raises `AssertionError`."""
         tree, number = self.tree, self.number
         tree.validate()
-        assert tree.sent_alive <= limits.TREE_NODES_MAX, f"{tree.sent_alive} living nodes of request {number} are sent"
+        assert tree.sent_alive <= limits.TREE_NODES_MAX, (
+            f"{tree.sent_alive} living nodes of request {number} are sent"
+        )
         alive_max = limits.DRAFT_NODES_MAX + 1
         assert tree.alive_count <= alive_max, f"{tree.alive_count} living nodes of request {number}"
         for name, length in (("computed", self.computed), ("told", self.known_length), ("sent", self.unsent)):
-            assert length <= tree.committed_length, f"request {number}: {length} positions are {name}, more than committed"
+            assert length <= tree.committed_length, (
+                f"request {number}: {length} positions are {name}, more than committed"
+            )
         assert self.in_flight >= 0, f"request {number} is in {self.in_flight} segments"
         assert tree.committed_length <= self.context, f"request {number} is longer than its context"
         if self.submit is None:
             assert not self.held, f"a verified segment of request {number} waits, and nobody asks"
         else:
             most = self.submit.new_tokens_max
-            assert len(self.new_tokens) <= most, f"request {number} has {len(self.new_tokens)} tokens of {most}"
+            assert len(self.new_tokens) <= most, (
+                f"request {number} has {len(self.new_tokens)} tokens of {most}"
+            )
         for mirror in self.mirrors:
             mirror.validate(tree)
 
@@ -109,13 +118,17 @@ class Request:
         self.growth.forget(dead)
 
     def reopen(self) -> None:
-        """The stages are gone: an answer under way begins again where it stands, its committed tokens being the prompt now.
+        """The stages are gone: an answer under way begins again where it stands, its committed tokens being
+        the prompt now.
 
-        The nodes of the path keep their ids; the new epoch tells the old stages' words from those of the new ones.
+        The nodes of the path keep their ids; the new epoch tells the old stages' words from those of the new
+        ones.
         """
         length = self.tree.committed_length
         self.tree.rewind(length)
-        self.opening = replace(self.opening, epoch=self.opening.epoch + 1, keep=0, length=length, root=self.tree.root)
+        self.opening = replace(
+            self.opening, epoch=self.opening.epoch + 1, keep=0, length=length, root=self.tree.root
+        )
         self.unsent = self.computed = self.in_flight = 0
         self.known_length = length
         self.opened = self.root_sent = self.is_end_told = False
@@ -125,7 +138,8 @@ class Request:
 
     @property
     def kept_everywhere(self) -> int:
-        """Path nodes that an Open may keep: every stage has run them, and been told that they are committed (else they die there)."""
+        """Path nodes that an Open may keep: every stage has run them, and been told that they are committed
+        (else they die there)."""
         return min(self.computed, self.known_length)
 
     def fitting(self, nodes: list[int]) -> list[int]:
@@ -142,7 +156,9 @@ class Request:
     def commit(self, *, is_over: bool = False) -> Commit:
         """The newest Commit, back to what every stage is known to have."""
         path = tuple(self.tree.path[self.known_length :])
-        return Commit(request=self.number, epoch=self.opening.epoch, base=self.known_length, path=path, is_over=is_over)
+        return Commit(
+            request=self.number, epoch=self.opening.epoch, base=self.known_length, path=path, is_over=is_over
+        )
 
     def part(self, nodes: list[int], *, is_prompt: bool) -> Part:
         """These nodes as they travel in a segment, parents first."""
@@ -159,14 +175,19 @@ class Request:
 
 
 def begin(old: Request | None, submit: Submit, *, context: int, stage_count: int, now_s: float) -> Request:
-    """A new answer, in the conversation `old` if there is one, of which everything is kept that the stages hold of the prompt.
+    """A new answer, in the conversation `old` if there is one, of which everything is kept that the stages
+    hold of the prompt.
 
     What is known of the answer goes to the stages as a part of the prompt, as it does in `Request.reopen`.
     """
     tree = TokenTree() if old is None else old.tree
     known = submit.prompt + submit.answered
     count = len(known)
-    keep = 0 if old is None else min(common_prefix(tree.committed_tokens(), known), old.kept_everywhere, count - 1)
+    keep = (
+        0
+        if old is None
+        else min(common_prefix(tree.committed_tokens(), known), old.kept_everywhere, count - 1)
+    )
     mirrors = [] if old is None else old.mirrors
     for mirror in mirrors:
         mirror.advance(tree)

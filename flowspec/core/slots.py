@@ -1,7 +1,8 @@
-"""The slot map of one request at one stage: which cache slot holds which node, who may see it, and how many there is memory for.
+"""The slot map of one request at one stage: which cache slot holds which node, who may see it, and how many
+there is memory for.
 
-Integers only; the tensors that the slots index live with the executor. Freed slots are reused lowest first, so the
-part of the cache in use stays dense without ever being copied.
+Integers only; the tensors that the slots index live with the executor. Freed slots are reused lowest first,
+so the part of the cache in use stays dense without ever being copied.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def slots_in(free_bytes: int, slot_bytes: int) -> int:
 
 
 def cache_size(used: int, capacity: int) -> int:
-    """Slots that a cache takes memory for where `used` are in use: whole blocks, but no more than were reserved."""
+    """Slots that a cache takes memory for where `used` are in use: whole blocks, but no more than were
+    reserved."""
     return min(capacity, -(-used // limits.CACHE_BLOCK_SLOTS) * limits.CACHE_BLOCK_SLOTS)
 
 
@@ -55,7 +57,9 @@ class SlotMap:
         elif self._high < self.capacity:
             slot, self._high = self._high, self._high + 1
         else:
-            raise PeerError(f"expected at most {self.capacity} nodes at once, as reserved by the head; one more came")
+            raise PeerError(
+                f"expected at most {self.capacity} nodes at once, as reserved by the head; one more came"
+            )
         if slot == len(self.position):
             more = min(self.capacity, max(limits.CACHE_BLOCK_SLOTS, 2 * slot)) - slot
             self.position = np.concatenate([self.position, np.full(more, -1, dtype=np.int32)])
@@ -79,10 +83,14 @@ class SlotMap:
 
     def validate(self) -> None:
         """What is true between two changes; raises `AssertionError`."""
-        assert self._high <= min(self.capacity, len(self.position)), f"slot {self._high} is in use of {self.capacity}"
+        assert self._high <= min(self.capacity, len(self.position)), (
+            f"slot {self._high} is in use of {self.capacity}"
+        )
         assert self.position[self._high :].max(initial=-1) < 0, "slots above the highest are in use"
         free = np.flatnonzero(self.position[: self._high] < 0)
-        assert sorted(self._freed) == free.tolist(), "the slots that are free and those that may be taken differ"
+        assert sorted(self._freed) == free.tolist(), (
+            "the slots that are free and those that may be taken differ"
+        )
         assert not self.committed[: self._high][free].any(), "a free slot is committed"
 
     def from_position(self, position: int) -> list[int]:
@@ -90,7 +98,8 @@ class SlotMap:
         return [int(slot) for slot in np.flatnonzero(self.position[: self._high] >= position)]
 
     def visible(self, positions: Sequence[int], branches: Sequence[Sequence[int]]) -> npt.NDArray[np.bool_]:
-        """The attention mask `[rows, high]`: committed slots before each row's position, and the slots of its branch.
+        """The attention mask `[rows, high]`: committed slots before each row's position, and the slots of its
+        branch.
 
         `branches[row]` holds the row's own slot and those of its ancestors that are not committed.
         """

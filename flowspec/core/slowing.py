@@ -64,7 +64,9 @@ class Change:
 def kind_of(rows: int, context: int) -> tuple[int, int]:
     """Passes of one kind take about the same: rows to an eighth of a power of two, context to a quarter of
     one."""
-    return (rows if rows <= EXACT_ROWS else _rounded(rows, 4)), (0 if context < CONTEXT_MIN else _rounded(context, 3))
+    return (rows if rows <= EXACT_ROWS else _rounded(rows, 4)), (
+        0 if context < CONTEXT_MIN else _rounded(context, 3)
+    )
 
 
 def _rounded(number: int, bits: int) -> int:
@@ -139,7 +141,9 @@ class Slowing:
         for stage in self._stages:
             if stage.counted_s >= min(COUNTED_AFTER_S, self._changed_s):
                 found[stage.device] = found.get(stage.device, 1.0) * stage.slowness
-        return {device: slowness for device, slowness in found.items() if max(slowness, 1 / slowness) >= COUNTED}
+        return {
+            device: slowness for device, slowness in found.items() if max(slowness, 1 / slowness) >= COUNTED
+        }
 
     def begin(self, devices: Sequence[str]) -> None:
         """A pipeline of these devices is there, in this order, whose plan reckons with `slowness`."""
@@ -166,7 +170,10 @@ class Slowing:
             stage.look(now_s)
         changed = [stage for stage in self._stages if stage.changed_s >= self._changed_s]
         changed.sort(key=lambda stage: -stage.slowness)
-        return [Change(device=each.device, slowness=each.slowness, why=self._why.get(each.device, "")) for each in changed]
+        return [
+            Change(device=each.device, slowness=each.slowness, why=self._why.get(each.device, ""))
+            for each in changed
+        ]
 
 
 def why_slow(pong: Pong) -> str:

@@ -1,18 +1,22 @@
 """A stage's mind: what is committed, alive or dead here, what runs next, what goes on to the next hop.
 
-Owns the order of segments, the life of nodes and their slots. Never sees a tensor: payloads are handles, computing is
-a command. The rules (DESIGN section 5):
+Owns the order of segments, the life of nodes and their slots. Never sees a tensor: payloads are handles,
+computing is a command. The rules (DESIGN section 5):
 
-- A row flagged `committed`, or named by a Commit, is committed. Any other row is alive iff its parent is the root or
-  alive; an unknown parent means dead, never an error.
-- Commits may come early (they wait for their nodes), late or twice. They are cumulative, and every segment repeats
-  the newest one. A late Commit costs wasted rows, never a wrong token.
-- Dead rows leave before a segment runs, between the layers of the running one (`Trim`), and before it is sent on.
-- The last stage draws the next tokens, so it learns first: a row whose parent drew another token is dead here at once.
-  Segments come in order and parents before children, so what it reports is always a piece of the output's path.
-- A Commit that says that the answer is over kills whatever is not committed, and nothing but committed rows is admitted in that epoch any
-  more: the keys and values of these are for the next turn. All else that it says counts as ever, and repeats change nothing.
-- Messages of an older epoch are dropped, an Open of one that was released, too; an Open of a newer one rewinds.
+- A row flagged `committed`, or named by a Commit, is committed. Any other row is alive iff its parent is the
+  root or alive; an unknown parent means dead, never an error.
+- Commits may come early (they wait for their nodes), late or twice. They are cumulative, and every segment
+  repeats the newest one. A late Commit costs wasted rows, never a wrong token.
+- Dead rows leave before a segment runs, between the layers of the running one (`Trim`), and before it is sent
+  on.
+- The last stage draws the next tokens, so it learns first: a row whose parent drew another token is dead here
+  at once. Segments come in order and parents before children, so what it reports is always a piece of the
+  output's path.
+- A Commit that says that the answer is over kills whatever is not committed, and nothing but committed rows
+  is admitted in that epoch any more: the keys and values of these are for the next turn. All else that it
+  says counts as ever, and repeats change nothing.
+- Messages of an older epoch are dropped, an Open of one that was released, too; an Open of a newer one
+  rewinds.
 """
 
 from __future__ import annotations
@@ -62,7 +66,8 @@ RULES = {
 
 @dataclass(slots=True)
 class _Node:
-    """`drawn` is the next token after this node, -1 while the last stage does not know it (other stages never do)."""
+    """`drawn` is the next token after this node, -1 while the last stage does not know it (other stages never
+    do)."""
 
     parent: int
     token: int
@@ -73,7 +78,8 @@ class _Node:
 
 @dataclass(slots=True)
 class _Request:
-    """One request's state at this stage. `nodes` holds the root and the living nodes below it, no others; once `is_over`, the root at most."""
+    """One request's state at this stage. `nodes` holds the root and the living nodes below it, no others;
+    once `is_over`, the root at most."""
 
     opening: Open
     slots: SlotMap
@@ -98,7 +104,12 @@ class StageCore:
     """Event in, commands out; see the module for the rules and `events` for the vocabulary."""
 
     def __init__(
-        self, *, is_last: bool, slots_max: int, returns_features: bool = False, queued_max: int = limits.QUEUED_SEGMENTS_MAX
+        self,
+        *,
+        is_last: bool,
+        slots_max: int,
+        returns_features: bool = False,
+        queued_max: int = limits.QUEUED_SEGMENTS_MAX,
     ) -> None:
         self.is_last = is_last
         self.queued_max = queued_max
@@ -144,7 +155,9 @@ class StageCore:
             self._queued_bytes += event.payload_bytes
             self.arrived = event.segment.segment
             if self._queued_bytes > limits.QUEUED_BYTES_MAX:
-                raise PeerError(f"expected payloads of at most {limits.QUEUED_BYTES_MAX} bytes in the queue, got {self._queued_bytes}")
+                raise PeerError(
+                    f"expected payloads of at most {limits.QUEUED_BYTES_MAX} bytes in the queue, got {self._queued_bytes}"
+                )
             for release in event.segment.releases:
                 self._control(release, commands)
             for part in event.segment.parts:
@@ -163,25 +176,34 @@ class StageCore:
         return commands
 
     def validate(self, *, is_honest: bool = True) -> None:
-        """What is true between two events; raises `AssertionError`. Of a head that is not `is_honest` less can be said."""
+        """What is true between two events; raises `AssertionError`. Of a head that is not `is_honest` less
+        can be said."""
         assert len(self._queue) <= self.queued_max, f"{len(self._queue)} segments wait"
         assert not self._queue or self._job is not None, "segments wait, and nothing runs"
         queued_bytes = sum(each.payload_bytes for each in self._queue)
-        assert queued_bytes == self._queued_bytes, f"{queued_bytes} bytes wait, {self._queued_bytes} are counted"
+        assert queued_bytes == self._queued_bytes, (
+            f"{queued_bytes} bytes wait, {self._queued_bytes} are counted"
+        )
         assert len(self._requests) <= limits.REQUESTS_MAX, f"{len(self._requests)} requests are open"
         for number, request in self._requests.items():
             slots = request.slots
             slots.validate()
             position, is_committed = slots.position[: slots.high], slots.committed[: slots.high]
             living = sorted(node.slot for node in request.nodes.values() if not node.committed)
-            assert not (request.is_over and living), f"guesses are kept of an answer of request {number} that is over"
+            assert not (request.is_over and living), (
+                f"guesses are kept of an answer of request {number} that is over"
+            )
             guesses = np.flatnonzero(~is_committed & (position >= 0)).tolist()
             assert guesses == living, f"the slots of request {number} and its living nodes differ"
             path = position[is_committed]
             if not is_honest:
                 continue
-            assert len(np.unique(path)) == len(path), f"two committed nodes of request {number} at one position"
-            assert path.max(initial=-1) < request.committed_length, f"request {number} is committed past its path"
+            assert len(np.unique(path)) == len(path), (
+                f"two committed nodes of request {number} at one position"
+            )
+            assert path.max(initial=-1) < request.committed_length, (
+                f"request {number} is committed past its path"
+            )
 
     # ------------------------------------------------------------------------------------------- control
 
@@ -194,7 +216,9 @@ class StageCore:
             self._released[message.request] = max(message.epoch, self._released.pop(message.request, -1))
             if len(self._released) > limits.REQUESTS_MAX:
                 del self._released[next(iter(self._released))]  # the oldest
-            if (known := self._requests.get(message.request)) is not None and known.opening.epoch <= message.epoch:
+            if (
+                known := self._requests.get(message.request)
+            ) is not None and known.opening.epoch <= message.epoch:
                 del self._requests[message.request]
                 commands.append(CloseCache(request=message.request))
 
@@ -210,17 +234,23 @@ class StageCore:
         known = self._requests.get(opening.request)
         if known is None:
             if opening.keep:
-                raise PeerError(f"request {opening.request} keeps {opening.keep} tokens, but nothing of it is held here")
+                raise PeerError(
+                    f"request {opening.request} keeps {opening.keep} tokens, but nothing of it is held here"
+                )
             if len(self._requests) >= limits.REQUESTS_MAX:
                 raise PeerError(f"expected at most {limits.REQUESTS_MAX} requests at once, one more came")
             if opening.slots > self.slots_max:
-                raise PeerError(f"expected at most {self.slots_max} slots for a request, as assigned, got {opening.slots}")
+                raise PeerError(
+                    f"expected at most {self.slots_max} slots for a request, as assigned, got {opening.slots}"
+                )
             slots = SlotMap(opening.slots)
             self._requests[opening.request] = _Request(opening, slots, opening.length, opening.root)
             commands.append(OpenCache(request=opening.request, slots=opening.slots))
         elif opening.epoch > known.opening.epoch:
             if opening.slots != known.slots.capacity:
-                raise PeerError(f"expected {known.slots.capacity} slots as when request {opening.request} was opened, got {opening.slots}")
+                raise PeerError(
+                    f"expected {known.slots.capacity} slots as when request {opening.request} was opened, got {opening.slots}"
+                )
             self.fired["rewound"] += 1
             self._kill(known, opening.request, set(known.nodes), commands)
             gone = known.slots.from_position(opening.keep)
@@ -239,14 +269,23 @@ class StageCore:
         if commit.is_over:
             self.fired["over"] += not request.is_over
             request.is_over = True
-            self._kill(request, commit.request, {node for node, known in request.nodes.items() if not known.committed}, commands)
+            self._kill(
+                request,
+                commit.request,
+                {node for node, known in request.nodes.items() if not known.committed},
+                commands,
+            )
 
     def _extend(self, request: _Request, commit: Commit, commands: list[StageCommand]) -> None:
         """More of the path is known."""
         if commit.base > request.committed_length:
-            raise PeerError(f"a Commit from position {commit.base} leaves a gap after {request.committed_length}")
+            raise PeerError(
+                f"a Commit from position {commit.base} leaves a gap after {request.committed_length}"
+            )
         if commit.length > request.slots.capacity:
-            raise PeerError(f"a Commit of {commit.length} tokens of a request that reserved {request.slots.capacity} slots")
+            raise PeerError(
+                f"a Commit of {commit.length} tokens of a request that reserved {request.slots.capacity} slots"
+            )
         fresh = commit.path[request.committed_length - commit.base :]
         for node in fresh:
             known = request.nodes.get(node)
@@ -261,7 +300,8 @@ class StageCore:
         self._prune(request, commit.request, commands)
 
     def _prune(self, request: _Request, number: int, commands: list[StageCommand]) -> None:
-        """Keep the root and what lives below it. Ids grow from parent to child, so one pass in order is enough."""
+        """Keep the root and what lives below it. Ids grow from parent to child, so one pass in order is
+        enough."""
         living: set[int] = {request.root}
         for node in sorted(request.nodes):
             if request.nodes[node].parent in living:
@@ -309,7 +349,11 @@ class StageCore:
         for number, part in enumerate(segment.parts):
             request = self._requests.get(part.commit.request)
             if request is not None and part.commit.epoch == request.opening.epoch:
-                admitted = [(row, slot) for row in range(len(part.ids)) if (slot := self._admit(request, part, row)) is not None]
+                admitted = [
+                    (row, slot)
+                    for row in range(len(part.ids))
+                    if (slot := self._admit(request, part, row)) is not None
+                ]
                 if admitted:
                     parts.append(_job_part(request, part, admitted))
                     rows += [(number, row) for row, _ in admitted]
@@ -318,10 +362,16 @@ class StageCore:
         job = Job(self._jobs_done + 1, segment, rows, set(), arrived.received_s, queued_s, now_s)
         if rows:
             self._job = job
-            commands.append(RunLayers(job=job.number, parts=tuple(parts), payload=arrived.payload, rows=tuple(payload_rows)))
+            commands.append(
+                RunLayers(
+                    job=job.number, parts=tuple(parts), payload=arrived.payload, rows=tuple(payload_rows)
+                )
+            )
         else:
             self.fired["passed on"] += 1
-            done = LayersDone(job=job.number, rows=(), payload=None, next_tokens=(), started_s=now_s, ended_s=now_s)
+            done = LayersDone(
+                job=job.number, rows=(), payload=None, next_tokens=(), started_s=now_s, ended_s=now_s
+            )
             commands.append(self._pass_on(job, done, now_s))
 
     def _admit(self, request: _Request, part: Part, row: int) -> int | None:
@@ -337,7 +387,9 @@ class StageCore:
             raise PeerError(f"node {node} of request {part.commit.request} came twice")
         request.early.discard(node)
         if part.positions[row] >= request.slots.capacity:
-            raise PeerError(f"node {node} at position {part.positions[row]} of a request that reserved {request.slots.capacity} slots")
+            raise PeerError(
+                f"node {node} at position {part.positions[row]} of a request that reserved {request.slots.capacity} slots"
+            )
         slot = request.slots.allocate(part.positions[row], committed=committed)
         if node == request.root or not committed:
             request.nodes[node] = _Node(parent, part.tokens[row], slot, committed)
@@ -374,7 +426,8 @@ class StageCore:
             job.dead |= {
                 row
                 for row, (part_number, index) in enumerate(job.rows)
-                if job.segment.parts[part_number].commit.request == number and job.segment.parts[part_number].ids[index] in dead
+                if job.segment.parts[part_number].commit.request == number
+                and job.segment.parts[part_number].ids[index] in dead
             }
             self.fired["drawn otherwise"] += bool(dead)
             self._kill(request, number, dead, commands)
@@ -389,7 +442,11 @@ class StageCore:
         ]
         self.fired["dead late"] += len(alive) < len(done.rows)
         hops = (*segment.hops, hop_of(job, done, len(alive), now_s))
-        return verified(job, done, alive, hops, has_features=self.returns_features) if self.is_last else onward(job, done, alive, hops)
+        return (
+            verified(job, done, alive, hops, has_features=self.returns_features)
+            if self.is_last
+            else onward(job, done, alive, hops)
+        )
 
     def _is_current(self, part: Part) -> bool:
         request = self._requests.get(part.commit.request)
@@ -404,7 +461,10 @@ def _job_part(request: _Request, part: Part, admitted: list[tuple[int, int]]) ->
     positions = [part.positions[row] for row in rows]
     branches = [request.branch(node, slot) for node, slot in zip(nodes, slots, strict=True)]
     known = [request.nodes.get(node) for node in nodes]
-    sampled = [node == request.root or (entry is not None and not entry.committed) for node, entry in zip(nodes, known, strict=True)]
+    sampled = [
+        node == request.root or (entry is not None and not entry.committed)
+        for node, entry in zip(nodes, known, strict=True)
+    ]
     return JobPart(
         request=part.commit.request,
         slots=np.array(slots, dtype=np.int64),

@@ -1,8 +1,8 @@
 """What happened to one answer's nodes and time: counted by the head, shown with every result.
 
-The terms are those of `docs/methods.md`: S tokens per segment that commits any, rho the share of tokens that were
-in flight when they were known; each of the others costs a whole trip. `chains` tells which models drafted and judged from which token on,
-when that was decided, and why.
+The terms are those of `docs/methods.md`: S tokens per segment that commits any, rho the share of tokens that
+were in flight when they were known; each of the others costs a whole trip. `chains` tells which models
+drafted and judged from which token on, when that was decided, and why.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from flowspec.core.messages import Hop
 class Recoveries:
     """How often an answer lost its stages, and what that took.
 
-    `detect_s` is for how long the lost ones had been silent, `load_s` from then until others were there, `prefill_s` until these
-    had computed what was known and the next token came.
+    `detect_s` is for how long the lost ones had been silent, `load_s` from then until others were there,
+    `prefill_s` until these had computed what was known and the next token came.
     """
 
     count: int = 0
@@ -115,7 +115,9 @@ class Statistics:
             self.dead_late += share * hop.dead_late
             self.queued_s += share * hop.queued_s
             self.stage_own_s += share * hop.own_s
-        self.link_s += share * max(0.0, round_trip_s - sum(hop.queued_s + hop.compute_s + hop.own_s for hop in hops))
+        self.link_s += share * max(
+            0.0, round_trip_s - sum(hop.queued_s + hop.compute_s + hop.own_s for hop in hops)
+        )
 
     def lost(self, silent_s: float, now_s: float) -> None:
         """The stages were lost; what each of them computed is kept as a sum, for the next ones may be others."""
@@ -125,7 +127,9 @@ class Statistics:
 
     def emitted(self, tokens: int, now_s: float) -> None:
         self.walks += 1
-        self.committing_segments += self.tokens > 0 and not self.recoveries.is_prefilling  # else a prompt's gave them
+        self.committing_segments += (
+            self.tokens > 0 and not self.recoveries.is_prefilling
+        )  # else a prompt's gave them
         self.recoveries.emitted(now_s)
         if self.tokens == 0:
             self.first_token_s = now_s
@@ -134,7 +138,9 @@ class Statistics:
 
     def report(self) -> dict[str, Any]:
         """All of it with what follows from it, as `--json` shows it."""
-        first_s, last_s = (self.first_token_s, self.last_token_s) if self.tokens else (self.submitted_s, self.submitted_s)
+        first_s, last_s = (
+            (self.first_token_s, self.last_token_s) if self.tokens else (self.submitted_s, self.submitted_s)
+        )
         decode_s = last_s - first_s
         busy_s = max(last_s - self.submitted_s, 1e-9)
         return {
@@ -163,7 +169,10 @@ class Statistics:
             "compute_s": round(self.earlier_compute_s + sum(self.compute_s), 6),
             "stage_own_s": round(self.stage_own_s, 6),
             "link_s": round(self.link_s, 6),
-            "chains": [[tokens, round(at_s - self.submitted_s, 6), list(chain), reason] for tokens, at_s, chain, reason in self.chains],
+            "chains": [
+                [tokens, round(at_s - self.submitted_s, 6), list(chain), reason]
+                for tokens, at_s, chain, reason in self.chains
+            ],
             "recoveries": self.recoveries.count,
             "recovery_detect_s": round(self.recoveries.detect_s, 6),
             "recovery_load_s": round(self.recoveries.load_s, 6),

@@ -1,13 +1,14 @@
 """How many drafters should work for a request: what one more finds, beside how much it slows the others down.
 
-Drafters that share a board wait for each other, and so does a token for the drafting of its level; what one more drafter finds of those that
-the others missed saves a trip of the pipeline. So one more pays while
+Drafters that share a board wait for each other, and so does a token for the drafting of its level; what one
+more drafter finds of those that the others missed saves a trip of the pipeline. So one more pays while
 
     level(n + 1) - level(n) < gain(n) trip
 
-with `level(n)` the time that a level takes where n drafters work for each request, and `gain(n)` the share of tokens that are among the best few
-of what n + 1 propose and not of what n do. Both are measured; what is not known yet is tried, ever more seldom as it does not pay.
-(CoSine goes by the ratio of drafting time to verification time; in a pipeline that is full a level that comes late costs before that.)
+with `level(n)` the time that a level takes where n drafters work for each request, and `gain(n)` the share of
+tokens that are among the best few of what n + 1 propose and not of what n do. Both are measured; what is not
+known yet is tried, ever more seldom as it does not pay. (CoSine goes by the ratio of drafting time to
+verification time; in a pipeline that is full a level that comes late costs before that.)
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ MARGIN = 0.9
 
 
 class Teams:
-    """See the module. `size` is how many drafters of `most` work for each request now, `tokens` how many an answer has got since."""
+    """See the module. `size` is how many drafters of `most` work for each request now, `tokens` how many an
+    answer has got since."""
 
     def __init__(self, most: int) -> None:
         self.size = 1
@@ -55,7 +57,9 @@ class Teams:
             is_found = token in sorted(doubts, key=doubts.__getitem__)[:FEW]
             if size > 0:
                 self._seen[size] += 1
-                self._gains[size] += max(SHARE_NEW, 1 / self._seen[size]) * (is_found - was_found - self._gains[size])
+                self._gains[size] += max(SHARE_NEW, 1 / self._seen[size]) * (
+                    is_found - was_found - self._gains[size]
+                )
             was_found = is_found
 
     def look(self, level_s: float, trip_s: float) -> None:

@@ -1,9 +1,11 @@
-"""How far the models beside the target are to be believed: what they propose below a node, fused into one ranking with chances.
+"""How far the models beside the target are to be believed: what they propose below a node, fused into one
+ranking with chances.
 
-Models have levels: drafters are at 0, intermediate verifiers above them in the order of the chain. Where one of a higher level has spoken,
-its word alone counts. Drafters of one level are fused: a token's score is `1 - prod_j (1 - w_j c_j)`, with c_j the calibrated confidence
-of drafter j and w_j its weight, its share of the best one's expertise (ALGORITHMS section 5). Drafters agree more often than independent
-ones would, so a fused score is calibrated again.
+Models have levels: drafters are at 0, intermediate verifiers above them in the order of the chain. Where one
+of a higher level has spoken, its word alone counts. Drafters of one level are fused: a token's score is `1 -
+prod_j (1 - w_j c_j)`, with c_j the calibrated confidence of drafter j and w_j its weight, its share of the
+best one's expertise (ALGORITHMS section 5). Drafters agree more often than independent ones would, so a fused
+score is calibrated again.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ Offers = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """Tokens below a node with a score each, best first, and who tells the chance of a score; `is_verdict`: an intermediate's."""
+    """Tokens below a node with a score each, best first, and who tells the chance of a score; `is_verdict`:
+    an intermediate's."""
 
     offers: Offers
     judge: Calibrator
@@ -29,7 +32,8 @@ class Ranked:
 class Trust:
     """What is learnt of each model by exact matches. `levels[j]` is that of model j.
 
-    Not calibrated, confidences are taken as they are; without fusion a token is worth what the surest model says.
+    Not calibrated, confidences are taken as they are; without fusion a token is worth what the surest model
+    says.
     """
 
     def __init__(self, levels: Sequence[int], *, is_calibrated: bool = True, fuses: bool = True) -> None:
@@ -61,7 +65,14 @@ class Trust:
 
     def chance_of(self, model: int, offers: Offers, token: int) -> float:
         """The chance that a model gave to a token; 0 if it did not propose it."""
-        return next((self._believed(self.calibrators[model], confidence) for proposed, confidence in offers if proposed == token), 0.0)
+        return next(
+            (
+                self._believed(self.calibrators[model], confidence)
+                for proposed, confidence in offers
+                if proposed == token
+            ),
+            0.0,
+        )
 
     def _believed(self, judge: Calibrator, confidence: float) -> float:
         return judge.chance(confidence) if self._is_calibrated else min(1.0, confidence)
@@ -78,4 +89,6 @@ class Trust:
     @property
     def error(self) -> float:
         """The calibration error of the model that was heard most."""
-        return max(self.calibrators, key=lambda calibrator: calibrator.weight).error if self.calibrators else 0.0
+        return (
+            max(self.calibrators, key=lambda calibrator: calibrator.weight).error if self.calibrators else 0.0
+        )

@@ -1,8 +1,9 @@
 """What a daemon without the model and its head say to each other, so that it gets the tensors of its slice.
 
-The daemon asks and the head answers, every question with one answer and in order: AskModel with ModelOffer, AskNames with NameList,
-AskTensors with TensorList, AskBytes with TensorBytes, and any of them with Error. AskModel goes over the control connection; the head
-then dials one for weights, so that chunks never stand before a Commit or a Ping.
+The daemon asks and the head answers, every question with one answer and in order: AskModel with ModelOffer,
+AskNames with NameList, AskTensors with TensorList, AskBytes with TensorBytes, and any of them with Error.
+AskModel goes over the control connection; the head then dials one for weights, so that chunks never stand
+before a Commit or a Ping.
 """
 
 from __future__ import annotations
@@ -17,11 +18,18 @@ _HEX = frozenset(string.hexdigits.lower())
 
 
 def _check_digest(value: str) -> None:
-    check(len(value) == limits.DIGEST_CHARS and _HEX.issuperset(value), "digest", value, f"{limits.DIGEST_CHARS} hexadecimal digits")
+    check(
+        len(value) == limits.DIGEST_CHARS and _HEX.issuperset(value),
+        "digest",
+        value,
+        f"{limits.DIGEST_CHARS} hexadecimal digits",
+    )
 
 
 def _check_names(values: tuple[str, ...]) -> None:
-    check(len(values) <= limits.TENSORS_LISTED_MAX, "names", len(values), f"at most {limits.TENSORS_LISTED_MAX}")
+    check(
+        len(values) <= limits.TENSORS_LISTED_MAX, "names", len(values), f"at most {limits.TENSORS_LISTED_MAX}"
+    )
     for value in values:
         check_text("names", value)
 
@@ -43,7 +51,12 @@ class ModelOffer:
     tensor_count: int
 
     def __post_init__(self) -> None:
-        check(len(self.config) <= limits.CONFIG_CHARS_MAX, "config", self.config, f"at most {limits.CONFIG_CHARS_MAX} characters")
+        check(
+            len(self.config) <= limits.CONFIG_CHARS_MAX,
+            "config",
+            self.config,
+            f"at most {limits.CONFIG_CHARS_MAX} characters",
+        )
         check_text("gguf", self.gguf)
         check_range("tensor_count", self.tensor_count, 1, limits.TENSORS_MAX)
 
@@ -80,7 +93,8 @@ class AskTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
-    """A tensor as it lies in the checkpoint: dtype by its name there (of a GGUF file ggml's type), shape, bytes, and their SHA-256."""
+    """A tensor as it lies in the checkpoint: dtype by its name there (of a GGUF file ggml's type), shape,
+    bytes, and their SHA-256."""
 
     name: str
     dtype: str
@@ -91,7 +105,12 @@ class TensorEntry:
     def __post_init__(self) -> None:
         check_text("name", self.name)
         check_text("dtype", self.dtype)
-        check(len(self.shape) <= limits.TENSOR_AXES_MAX, "shape", self.shape, f"at most {limits.TENSOR_AXES_MAX} axes")
+        check(
+            len(self.shape) <= limits.TENSOR_AXES_MAX,
+            "shape",
+            self.shape,
+            f"at most {limits.TENSOR_AXES_MAX} axes",
+        )
         for size in self.shape:
             check_range("shape", size, 0, limits.ID_MAX)
         check_range("size_bytes", self.size_bytes, 0, limits.TENSOR_BYTES_MAX)
@@ -105,7 +124,12 @@ class TensorList:
     entries: tuple[TensorEntry, ...]
 
     def __post_init__(self) -> None:
-        check(len(self.entries) <= limits.TENSORS_LISTED_MAX, "entries", len(self.entries), f"at most {limits.TENSORS_LISTED_MAX}")
+        check(
+            len(self.entries) <= limits.TENSORS_LISTED_MAX,
+            "entries",
+            len(self.entries),
+            f"at most {limits.TENSORS_LISTED_MAX}",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """What every drafter that is a model shares: its nodes' life, and the way from its logits to proposals.
 
-Inside is the `StageCore` of a pipeline of one stage, which decides what lives, what runs and in which slot; here its
-commands are carried out at once, one segment after another. A drafter draws no tokens itself, so no row ever learns the
-token after it, and what the core would send to a head is dropped.
+Inside is the `StageCore` of a pipeline of one stage, which decides what lives, what runs and in which slot;
+here its commands are carried out at once, one segment after another. A drafter draws no tokens itself, so no
+row ever learns the token after it, and what the core would send to a head is dropped.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Row:
 
 
 class TreeCachedDrafter(ABC):
-    """A `Drafter` over a model with a tree cache; `context_max` is the largest of any request it will be opened for.
+    """A `Drafter` over a model with a tree cache; `context_max` is the largest of any request it will be
+    opened for.
 
     Its model is loaded on `device` by then, where each cache slot takes `slot_bytes`.
     """
@@ -63,9 +64,12 @@ class TreeCachedDrafter(ABC):
         self._core = StageCore(is_last=True, slots_max=context_max + limits.DRAFT_NODES_MAX)
 
     def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
-        """Runs the segment's rows; proposes up to `width` children for each root or uncommitted one that lives."""
+        """Runs the segment's rows; proposes up to `width` children for each root or uncommitted one that
+        lives."""
         proposals: list[Proposal] = []
-        commands = deque(self._core.handle(SegmentArrived(segment=segment, payload=None, received_s=0.0), 0.0))
+        commands = deque(
+            self._core.handle(SegmentArrived(segment=segment, payload=None, received_s=0.0), 0.0)
+        )
         while commands:
             command = commands.popleft()
             if isinstance(command, RunLayers):
@@ -73,7 +77,12 @@ class TreeCachedDrafter(ABC):
                 proposals += self._propose(*self.run(command, rows), width)
                 nothing = (-1,) * len(rows)
                 done = LayersDone(
-                    job=command.job, rows=tuple(range(len(rows))), payload=None, next_tokens=nothing, started_s=0.0, ended_s=0.0
+                    job=command.job,
+                    rows=tuple(range(len(rows))),
+                    payload=None,
+                    next_tokens=nothing,
+                    started_s=0.0,
+                    ended_s=0.0,
                 )
                 commands.extend(self._core.handle(done, 0.0))
             else:

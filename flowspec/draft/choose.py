@@ -32,11 +32,12 @@ def open_drafter(
     context: int,
     coupled: bool = True,
 ) -> Drafter | None:
-    """The drafter `name`, loaded; None for `none`. Raises `InputError` when there is none or it does not fit the target.
+    """The drafter `name`, loaded; None for `none`. Raises `InputError` when there is none or it does not fit
+    the target.
 
-    `name` is `bundled` or another model that is shipped, `ngram`, `none`, or the folder or hub id of a language model or an EAGLE
-    head. The device is CUDA where torch sees it, unless one is given. `context` is the target's; a drafter that can handle fewer
-    positions is fine: it stops drafting there.
+    `name` is `bundled` or another model that is shipped, `ngram`, `none`, or the folder or hub id of a
+    language model or an EAGLE head. The device is CUDA where torch sees it, unless one is given. `context` is
+    the target's; a drafter that can handle fewer positions is fine: it stops drafting there.
     """
     if name == NONE:
         return None
@@ -55,11 +56,14 @@ def open_drafter(
 
         return EagleDrafter(drafter_files(name), target, dtype, device, context=context, coupled=coupled)
     vocabulary_size = target.config().vocab_size
-    return LanguageModelDrafter.load(files, dtype, device, context=context, vocabulary_size=vocabulary_size, coupled=coupled)
+    return LanguageModelDrafter.load(
+        files, dtype, device, context=context, vocabulary_size=vocabulary_size, coupled=coupled
+    )
 
 
 def language_model(name: str, target: ModelFiles) -> ModelFiles | None:
-    """The files of a drafter that is a model by itself, checked to fit the target; None for an EAGLE head, which needs the target's features."""
+    """The files of a drafter that is a model by itself, checked to fit the target; None for an EAGLE head,
+    which needs the target's features."""
     from flowspec.draft.eagle_head import is_eagle, tensor_names
 
     files = drafter_files(name)
@@ -73,7 +77,8 @@ def language_model(name: str, target: ModelFiles) -> ModelFiles | None:
 
 
 def check_drafter(name: str) -> None:
-    """Raises `InputError` for a name that means nothing, before anything is started; `open_drafter` checks the rest."""
+    """Raises `InputError` for a name that means nothing, before anything is started; `open_drafter` checks
+    the rest."""
     if name not in WITHOUT_TENSORS:
         drafter_files(name).raw_config()
 
@@ -99,8 +104,8 @@ def drafter_files(name: str) -> ModelFiles:
 def _check_tokenizer(name: str, drafter: ModelFiles, target: ModelFiles, vocabulary_size: int) -> None:
     """Raises `InputError` unless both models mean the same by every id.
 
-    Only vocabularies are compared: special tokens are often named anew when a model is fine-tuned, and one that the drafter
-    misunderstands costs a guess, nothing more. Without tokenizers, sizes must do.
+    Only vocabularies are compared: special tokens are often named anew when a model is fine-tuned, and one
+    that the drafter misunderstands costs a guess, nothing more. Without tokenizers, sizes must do.
     """
     paths = drafter.find("tokenizer.json"), target.find("tokenizer.json")
     if paths[0] is None or paths[1] is None:
@@ -119,14 +124,18 @@ def _check_tokenizer(name: str, drafter: ModelFiles, target: ModelFiles, vocabul
 
 
 def _misfit(name: str, target: ModelFiles, expected: str, got: str) -> InputError:
-    return InputError(f"drafter {name!r} has another tokenizer than model {target.model!r}: expected {expected}, got {got}; {ADVICE}")
+    return InputError(
+        f"drafter {name!r} has another tokenizer than model {target.model!r}: expected {expected}, got {got}; {ADVICE}"
+    )
 
 
 def _vocabulary(path: Path) -> dict[int, str]:
     """Id -> text of a tokenizer.json, without the tokens added to its model."""
     model = read_json(path).get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(vocabulary, list) and all(isinstance(entry, list) and entry and isinstance(entry[0], str) for entry in vocabulary):
+    if isinstance(vocabulary, list) and all(
+        isinstance(entry, list) and entry and isinstance(entry[0], str) for entry in vocabulary
+    ):
         return {token: entry[0] for token, entry in enumerate(vocabulary)}
     if isinstance(vocabulary, dict) and all(type(token) is int for token in vocabulary.values()):
         return {token: text for text, token in vocabulary.items()}

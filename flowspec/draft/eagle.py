@@ -1,12 +1,14 @@
 """An EAGLE head as a drafter: its nodes are rows that read their token and the feature of their parent.
 
-Features of committed nodes come from the target (`take_features`) and are kept by node, for a later turn may go on below any
-of them. A guess's feature is the head's own prediction. Once the target's is known and a guess below it is committed, the
-guess's keys and values are made again from the truth, beside the new rows of the next pass; and if it is the root, it is
-ranked again, for what comes after it is now known better (the papers call this the catch-up pass).
+Features of committed nodes come from the target (`take_features`) and are kept by node, for a later turn may
+go on below any of them. A guess's feature is the head's own prediction. Once the target's is known and a
+guess below it is committed, the guess's keys and values are made again from the truth, beside the new rows of
+the next pass; and if it is the root, it is ranked again, for what comes after it is now known better (the
+papers call this the catch-up pass).
 
-A row whose parent has no feature cannot run: its slot stays empty, nothing attends to it, and nothing is proposed below it.
-That is the first token of every text, and no other if features come before the rows that read them.
+A row whose parent has no feature cannot run: its slot stays empty, nothing attends to it, and nothing is
+proposed below it. That is the first token of every text, and no other if features come before the rows that
+read them.
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ class _Run:
 class _Request:
     """What the head has of a request.
 
-    `path` holds the committed nodes by position as far as they were named; after a rewind it may hold dead ones until others
-    take their places, which is before the new root is run.
+    `path` holds the committed nodes by position as far as they were named; after a rewind it may hold dead
+    ones until others take their places, which is before the new root is run.
     """
 
     opening: Open
@@ -68,7 +70,8 @@ class _Request:
     has_keys: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))  # [slots]
 
     def learn(self, part: Part) -> bool:
-        """Takes what a part says of the path; True when with it the path is known from the first node to the last."""
+        """Takes what a part says of the path; True when with it the path is known from the first node to the
+        last."""
         for position, node in enumerate(part.commit.path, part.commit.base):
             self.path[position] = node
             if node in self.runs:
@@ -100,7 +103,14 @@ class EagleDrafter(TreeCachedDrafter):
     """A `Drafter` of kind `eagle` or `eagle3`."""
 
     def __init__(
-        self, files: ModelFiles, target: ModelFiles, dtype: str, device: torch.device, *, context: int | None = None, coupled: bool = True
+        self,
+        files: ModelFiles,
+        target: ModelFiles,
+        dtype: str,
+        device: torch.device,
+        *,
+        context: int | None = None,
+        coupled: bool = True,
     ) -> None:
         """Loads the head for this target; raises `InputError` when that cannot be. `context` is the target's."""
         self._head = EagleHead.load(files, target, dtype, device)
@@ -109,10 +119,19 @@ class EagleDrafter(TreeCachedDrafter):
         own = min(context_max(self._head.config), limits.CONTEXT_MAX)
         self.context = own if context is None else min(own, context)
         ids = self._head.target_ids()
-        ranker = Ranker(target.config().vocab_size, ids=None if ids is None else ids.cpu().numpy(), coupled=coupled)
-        super().__init__(ranker, context_max=max(self.context, context or 0), device=device, slot_bytes=self._head.slot_bytes)
+        ranker = Ranker(
+            target.config().vocab_size, ids=None if ids is None else ids.cpu().numpy(), coupled=coupled
+        )
+        super().__init__(
+            ranker,
+            context_max=max(self.context, context or 0),
+            device=device,
+            slot_bytes=self._head.slot_bytes,
+        )
         self._requests: dict[int, _Request] = {}
-        self._truths: dict[int, dict[int, torch.Tensor]] = {}  # request -> node -> the target's feature `[hidden]`
+        self._truths: dict[
+            int, dict[int, torch.Tensor]
+        ] = {}  # request -> node -> the target's feature `[hidden]`
         self._truths_max = max(self.context, context or 0) + limits.DRAFT_NODES_MAX
         self._released: OrderedDict[int, int] = OrderedDict()  # request -> the last epoch that is over
 
@@ -123,9 +142,14 @@ class EagleDrafter(TreeCachedDrafter):
     # ---------------------------------------------------------------------------------------------- learning
 
     def take_features(self, request: int, epoch: int, ids: Sequence[int], features: torch.Tensor) -> None:
-        """The target's features `[len(ids), hidden * len(captures)]` of nodes of the output's path; they may come before the rows."""
+        """The target's features `[len(ids), hidden * len(captures)]` of nodes of the output's path; they may
+        come before the rows."""
         known = self._requests.get(request)
-        if not len(ids) or epoch <= self._released.get(request, -1) or (known is not None and epoch < known.opening.epoch):
+        if (
+            not len(ids)
+            or epoch <= self._released.get(request, -1)
+            or (known is not None and epoch < known.opening.epoch)
+        ):
             return
         truths = self._truths.setdefault(request, {})
         for node, feature in zip(ids, self._head.project(features).unbind(), strict=True):
@@ -151,15 +175,20 @@ class EagleDrafter(TreeCachedDrafter):
         """Takes the segment's Opens and Commits before the core does, and its rows."""
         for part in segment.parts:
             opening, number = part.opening, part.commit.request
-            if opening is not None and (number not in self._requests or opening.epoch > self._requests[number].opening.epoch):
+            if opening is not None and (
+                number not in self._requests or opening.epoch > self._requests[number].opening.epoch
+            ):
                 self._requests.setdefault(number, _Request(opening, opening.root)).begin(opening)
                 self._truths.setdefault(number, {})
             request = self._requests.get(number)
             if request is not None and part.commit.epoch == request.opening.epoch and request.learn(part):
-                # Features of what a rewind left behind can go; those of nodes after the new root may have come already.
+                # Features of what a rewind left behind can go; those of nodes after the new root may have
+                # come already.
                 living = {*request.path.values()}
                 truths = self._truths[number]
-                self._truths[number] = {n: truth for n, truth in truths.items() if n in living or n > request.opening.root}
+                self._truths[number] = {
+                    n: truth for n, truth in truths.items() if n in living or n > request.opening.root
+                }
 
     # ----------------------------------------------------------------------------------------------- caches
 
@@ -184,7 +213,8 @@ class EagleDrafter(TreeCachedDrafter):
 
     @torch.inference_mode()
     def run(self, job: RunLayers, rows: Sequence[Row]) -> tuple[Sequence[Row], torch.Tensor]:
-        """Runs rows whose parent's feature is known, and those to be made again, then the rows below them, as far as it goes."""
+        """Runs rows whose parent's feature is known, and those to be made again, then the rows below them, as
+        far as it goes."""
         waiting: list[_Entry] = []
         places = ((part, place) for part in job.parts for place in range(len(part.slots)))
         for row, (part, place) in zip(rows, places, strict=True):
@@ -194,15 +224,23 @@ class EagleDrafter(TreeCachedDrafter):
         for part in job.parts:
             waiting += self._stale(part)
         asked: list[Row] = []
-        predicted = [torch.empty((0, self._head.hidden_size), dtype=self._head.dtype, device=self._head.device)]
+        predicted = [
+            torch.empty((0, self._head.hidden_size), dtype=self._head.dtype, device=self._head.device)
+        ]
         while waiting:
             features = [self._feature(entry.row) for entry in waiting]
-            ready = [(entry, feature) for entry, feature in zip(waiting, features, strict=True) if feature is not None]
+            ready = [
+                (entry, feature)
+                for entry, feature in zip(waiting, features, strict=True)
+                if feature is not None
+            ]
             if not ready:
                 break
             waiting = [entry for entry, feature in zip(waiting, features, strict=True) if feature is None]
             ready.sort(key=lambda pair: pair[0].row.request)
-            found = self._pass(job, [entry for entry, _ in ready], torch.stack([feature for _, feature in ready]))
+            found = self._pass(
+                job, [entry for entry, _ in ready], torch.stack([feature for _, feature in ready])
+            )
             for (entry, _), feature in zip(ready, found, strict=True):
                 self._note(entry, feature)
             asked += [entry.row for entry, _ in ready if entry.row.asked]
@@ -224,7 +262,9 @@ class EagleDrafter(TreeCachedDrafter):
                 has_keys[[entry.slot for entry in own]] = True
                 slots = torch.tensor([entry.slot for entry in own], device=device)
                 keys = torch.from_numpy(part.key_positions).to(device)
-                seen = torch.from_numpy(np.stack([entry.seen for entry in own]) & has_keys[: len(keys)]).to(device)  # [own, high]
+                seen = torch.from_numpy(np.stack([entry.seen for entry in own]) & has_keys[: len(keys)]).to(
+                    device
+                )  # [own, high]
                 batch.append(TreeRows(cache, first, slots, positions[first : first + len(own)], keys, seen))
                 first += len(own)
         return self._head.run(tokens, features, positions, TreeBatch(batch, 0))
@@ -235,10 +275,15 @@ class EagleDrafter(TreeCachedDrafter):
         committed = request.committed[: len(part.key_positions)]
         for node, run in request.runs.items():
             if run.is_guess and run.row.parent in truths and request.is_committed(run.row):
-                yield _Entry(replace(run.row, asked=node == request.root), run.slot, committed & (part.key_positions <= run.row.position))
+                yield _Entry(
+                    replace(run.row, asked=node == request.root),
+                    run.slot,
+                    committed & (part.key_positions <= run.row.position),
+                )
 
     def _feature(self, row: Row) -> torch.Tensor | None:
-        """The parent's feature `[hidden]`: the target's where it is known, else the head's own; None where neither is."""
+        """The parent's feature `[hidden]`: the target's where it is known, else the head's own; None where
+        neither is."""
         run = self._requests[row.request].runs.get(row.parent)
         return self._truths[row.request].get(row.parent, None if run is None else run.predicted)
 
@@ -248,7 +293,9 @@ class EagleDrafter(TreeCachedDrafter):
         is_guess = row.parent not in truths
         request.forget(row.node)
         if is_guess or row.node not in truths:
-            request.runs[row.node] = _Run(row, entry.slot, predicted.clone(), is_guess)  # a view would keep all rows in memory
+            request.runs[row.node] = _Run(
+                row, entry.slot, predicted.clone(), is_guess
+            )  # a view would keep all rows in memory
             request.node_at[entry.slot] = row.node
         above = request.runs.get(row.parent)
         if above is not None and not is_guess and not above.is_guess:
@@ -257,5 +304,7 @@ class EagleDrafter(TreeCachedDrafter):
     def logits(self, hidden: torch.Tensor) -> F32:
         logits: F32 = self._head.logits(hidden).cpu().numpy()
         if not np.isfinite(logits.max(axis=1, initial=0)).all():
-            raise ClusterError(f"the draft head computed no finite numbers in {str(self._head.dtype)[6:]}; try --dtype bfloat16 or float32")
+            raise ClusterError(
+                f"the draft head computed no finite numbers in {str(self._head.dtype)[6:]}; try --dtype bfloat16 or float32"
+            )
         return logits

@@ -1,8 +1,9 @@
 """The network of an EAGLE draft head, from its published files: EAGLE-1/2 (`eagle`) and EAGLE-3 (`eagle3`).
 
-Row i of a head reads token i + 1 and feature i, and predicts feature i + 1, from which comes token i + 2. A feature is
-what the target computed (`capture`), or for guesses what the head predicted. The published layers are pieces of Llama,
-so transformers' own run here, with the tree attention; embedding and `lm_head` are the target's where the head has none.
+Row i of a head reads token i + 1 and feature i, and predicts feature i + 1, from which comes token i + 2. A
+feature is what the target computed (`capture`), or for guesses what the head predicted. The published layers
+are pieces of Llama, so transformers' own run here, with the tree attention; embedding and `lm_head` are the
+target's where the head has none.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
 
 from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import InputError
@@ -29,18 +35,22 @@ from flowspec.model.weights import embedding_name, lm_head_name
 
 _LAYERS = {"eagle": "layers.0", "eagle3": "midlayer"}
 _UNUSED = {"eagle": {"lm_head.weight"}, "eagle3": {"d2t", "t2d"}}
-"""Tensors that published files hold beside the network; EAGLE-1/2 always answers through the target's `lm_head`."""
+"""Tensors that published files hold beside the network; EAGLE-1/2 always answers through the target's
+`lm_head`."""
 
 
 def kind_of(tensor_names: Iterable[str]) -> str | None:
     """`eagle`, `eagle3`, or None for any other network."""
     names = set(tensor_names)
-    layers = [kind for kind, prefix in _LAYERS.items() if any(name.startswith(f"{prefix}.") for name in names)]
+    layers = [
+        kind for kind, prefix in _LAYERS.items() if any(name.startswith(f"{prefix}.") for name in names)
+    ]
     return layers[0] if "fc.weight" in names and len(layers) == 1 else None
 
 
 def is_eagle(raw_config: dict[str, Any], tensor_names: Iterable[str]) -> bool:
-    """Whether a folder holds an EAGLE head and not a model: by the tensors, for a head's config often looks like a model's."""
+    """Whether a folder holds an EAGLE head and not a model: by the tensors, for a head's config often looks
+    like a model's."""
     return raw_config.get("num_hidden_layers") == 1 and kind_of(tensor_names) is not None
 
 
@@ -62,16 +72,21 @@ class HeadTensors:
         return name in self.names
 
     def load(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor over the mapped file, to be copied; raises `InputError` if it is missing or of another shape."""
+        """A tensor over the mapped file, to be copied; raises `InputError` if it is missing or of another
+        shape."""
         from safetensors import SafetensorError, safe_open
 
         if name not in self.names:
-            raise InputError(f"draft head {self.model!r} has no tensor {name}; expected the published EAGLE-1/2 or EAGLE-3 layout")
+            raise InputError(
+                f"draft head {self.model!r} has no tensor {name}; expected the published EAGLE-1/2 or EAGLE-3 layout"
+            )
         try:
             with safe_open(self._files.path(self._file_of[name]), framework="pt") as opened:
                 found: torch.Tensor = opened.get_tensor(name)
         except (SafetensorError, OSError) as error:
-            raise InputError(f"cannot read {name} of draft head {self.model!r} ({error}); copy it again") from None
+            raise InputError(
+                f"cannot read {name} of draft head {self.model!r} ({error}); copy it again"
+            ) from None
         if tuple(found.shape) != shape:
             raise InputError(
                 f"tensor {name} of draft head {self.model!r}: expected shape {list(shape)} by config.json, got {list(found.shape)}"
@@ -80,7 +95,8 @@ class HeadTensors:
 
 
 class _Layer(nn.Module):
-    """The one decoder layer, with the published names. EAGLE-3 attends over embedding and feature side by side."""
+    """The one decoder layer, with the published names. EAGLE-3 attends over embedding and feature side by
+    side."""
 
     def __init__(self, config: Any, kind: str) -> None:
         super().__init__()
@@ -90,7 +106,11 @@ class _Layer(nn.Module):
         if kind == "eagle3":
             for name in ("q_proj", "k_proj", "v_proj"):
                 plain = getattr(self.self_attn, name)
-                setattr(self.self_attn, name, nn.Linear(2 * config.hidden_size, plain.out_features, bias=plain.bias is not None))
+                setattr(
+                    self.self_attn,
+                    name,
+                    nn.Linear(2 * config.hidden_size, plain.out_features, bias=plain.bias is not None),
+                )
             self.input_layernorm: Any = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
             self.hidden_norm: Any = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
@@ -98,7 +118,9 @@ class _Layer(nn.Module):
 class _Network(nn.Module):
     """Every weight of a head; its parameter names are the published files'."""
 
-    def __init__(self, config: Any, kind: str, draft_vocabulary: int, vocabulary: int, has_bias: bool) -> None:
+    def __init__(
+        self, config: Any, kind: str, draft_vocabulary: int, vocabulary: int, has_bias: bool
+    ) -> None:
         super().__init__()
         width = config.hidden_size
         self.embed_tokens: Any = nn.Embedding(vocabulary, width)
@@ -118,8 +140,9 @@ class _Network(nn.Module):
 class EagleHead:
     """A head on one device; the caches belong to the caller. Not thread-safe: one thread runs it.
 
-    `capture`: the hidden states of the target that make up a feature: c is the input of layer c, and the number of layers is
-    the output after the final norm. A feature is `feature_width` wide, a predicted one `hidden_size`.
+    `capture`: the hidden states of the target that make up a feature: c is the input of layer c, and the
+    number of layers is the output after the final norm. A feature is `feature_width` wide, a predicted one
+    `hidden_size`.
     """
 
     def __init__(
@@ -139,23 +162,35 @@ class EagleHead:
         self.feature_width = self.hidden_size * len(capture)
         self.dtype: torch.dtype = network.fc.weight.dtype
         self.device: torch.device = network.fc.weight.device
-        self.weight_bytes = sum(p.numel() * p.element_size() for p in network.parameters())  # each tensor once, if tied
+        self.weight_bytes = sum(
+            p.numel() * p.element_size() for p in network.parameters()
+        )  # each tensor once, if tied
         self._network, self._rotary, self._target_ids, self._finish = network, rotary, target_ids, finish
         self._layer = network.layer
-        for part in (*self._layer.children(), network.embed_tokens, network.fc, network.lm_head, getattr(network, "norm", None), rotary):
+        for part in (
+            *self._layer.children(),
+            network.embed_tokens,
+            network.fc,
+            network.lm_head,
+            getattr(network, "norm", None),
+            rotary,
+        ):
             if part is not None:
                 call_directly(part, FAMILIES["llama"])
 
     @staticmethod
     def load(files: ModelFiles, target: ModelFiles, dtype: str, device: torch.device) -> EagleHead:
-        """The head of `files` for the model of `target`, whose embedding and `lm_head` are read as the head needs them.
+        """The head of `files` for the model of `target`, whose embedding and `lm_head` are read as the head
+        needs them.
 
         Raises `InputError` for files that are no EAGLE head, are incomplete, or belong to another target.
         """
         tensors = HeadTensors(files)
         kind = kind_of(tensors.names)
         if kind is None:
-            raise InputError(f"{files.model!r} is no EAGLE head: expected fc.weight and layers.0.* or midlayer.* among its tensors")
+            raise InputError(
+                f"{files.model!r} is no EAGLE head: expected fc.weight and layers.0.* or midlayer.* among its tensors"
+            )
         raw, target_config = files.raw_config(), target.config()
         family = family_of(target_config, target.model)
         config = _head_config(files, raw, tensors, kind)
@@ -175,10 +210,14 @@ class EagleHead:
             with torch.device("meta"):
                 network = _Network(config, kind, draft_vocabulary, vocabulary, "fc.bias" in tensors)
                 if f"{_LAYERS[kind]}.self_attn.o_proj.bias" not in tensors:
-                    network.layer.self_attn.o_proj.bias = None  # Llama's switch is for all four; Qwen's heads have three
+                    network.layer.self_attn.o_proj.bias = (
+                        None  # Llama's switch is for all four; Qwen's heads have three
+                    )
             rotary = LlamaRotaryEmbedding(config=config).to(device)
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise InputError(f"cannot build draft head {files.model!r} from its config.json: {error}") from None
+            raise InputError(
+                f"cannot build draft head {files.model!r} from its config.json: {error}"
+            ) from None
         kernel_of(dtype, device)  # tried before it is used; what it computes with is what slices do
         index = target.tensors()
         shared = _shared(kind, tensors, target_config, family, index)
@@ -212,15 +251,21 @@ class EagleHead:
         return projected
 
     @torch.inference_mode()
-    def run(self, tokens: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, batch: TreeBatch) -> torch.Tensor:
+    def run(
+        self, tokens: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, batch: TreeBatch
+    ) -> torch.Tensor:
         """Predicted features `[rows, hidden_size]`, which may be `features` of further rows.
 
-        `tokens` and `positions` `[rows]` int64, `features` `[rows, hidden_size]`; keys and values go to the batch's caches.
-        Only distances between positions matter, so a row may have its token's position or its feature's.
+        `tokens` and `positions` `[rows]` int64, `features` `[rows, hidden_size]`; keys and values go to the
+        batch's caches. Only distances between positions matter, so a row may have its token's position or its
+        feature's.
         """
         for rows in batch.requests:
             rows.cache.reserve(len(rows.key_positions))
-        layer, embedded = self._layer, self._network.embed_tokens(tokens.to(self.device))[None]  # [1, rows, hidden]
+        layer, embedded = (
+            self._layer,
+            self._network.embed_tokens(tokens.to(self.device))[None],
+        )  # [1, rows, hidden]
         hidden = features.to(self.device, self.dtype)[None]
         if self.kind == "eagle3":
             mixed = torch.cat((layer.input_layernorm(embedded), layer.hidden_norm(hidden)), dim=-1)
@@ -252,9 +297,20 @@ def _head_config(files: ModelFiles, raw: dict[str, Any], tensors: HeadTensors, k
     from huggingface_hub.errors import StrictDataclassError
 
     try:
-        config = LlamaConfig.from_dict({key: value for key, value in raw.items() if key not in ("model_type", "architectures")})
-    except (StrictDataclassError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise InputError(f"cannot read the config.json of draft head {files.model!r}: {' '.join(str(error).split()):.200}") from None
+        config = LlamaConfig.from_dict(
+            {key: value for key, value in raw.items() if key not in ("model_type", "architectures")}
+        )
+    except (
+        StrictDataclassError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise InputError(
+            f"cannot read the config.json of draft head {files.model!r}: {' '.join(str(error).split()):.200}"
+        ) from None
     check_rotary(config, FAMILIES["llama"], files.model)
     check_quantised(config, files.model)
     config.attention_bias = f"{_LAYERS[kind]}.self_attn.q_proj.bias" in tensors
@@ -271,13 +327,21 @@ def _capture(kind: str, raw: dict[str, Any], layer_count: int, head: str, target
         raise InputError(f"EAGLE-3 needs a target of 7 layers or more, but {target!r} has {layer_count}")
     extra = raw.get("eagle_config")
     asked = extra.get("eagle_aux_hidden_state_layer_ids") if isinstance(extra, dict) else None
-    if asked is not None and asked not in (list(capture), [each - 1 for each in capture]):  # some count outputs, not inputs
-        raise InputError(f"draft head {head!r} reads layers {asked!r:.80}, but FlowSpec runs heads that read {list(capture)} of {target!r}")
+    if asked is not None and asked not in (
+        list(capture),
+        [each - 1 for each in capture],
+    ):  # some count outputs, not inputs
+        raise InputError(
+            f"draft head {head!r} reads layers {asked!r:.80}, but FlowSpec runs heads that read {list(capture)} of {target!r}"
+        )
     return capture
 
 
-def _shared(kind: str, tensors: HeadTensors, target_config: Any, family: Family, index: TensorIndex) -> dict[str, str]:
-    """The parameters that are the target's, each with the tensor's name there: maybe the embedding, and EAGLE-1/2's `lm_head`."""
+def _shared(
+    kind: str, tensors: HeadTensors, target_config: Any, family: Family, index: TensorIndex
+) -> dict[str, str]:
+    """The parameters that are the target's, each with the tensor's name there: maybe the embedding, and
+    EAGLE-1/2's `lm_head`."""
     shared = {}
     if "embed_tokens.weight" not in tensors:
         shared["embed_tokens.weight"] = embedding_name(target_config, family, index)
@@ -297,7 +361,9 @@ def _fill(
 ) -> None:
     """Loads every parameter, from the head's files or if it is shared from the target's."""
     wanted = set(network.state_dict())
-    unknown = sorted(name for name in tensors.names - wanted - unused if not name.endswith("rotary_emb.inv_freq"))
+    unknown = sorted(
+        name for name in tensors.names - wanted - unused if not name.endswith("rotary_emb.inv_freq")
+    )
     if unknown:
         raise InputError(
             f"draft head {tensors.model!r} has tensors that no published EAGLE head has, {', '.join(unknown[:3])}: not supported"
@@ -308,15 +374,20 @@ def _fill(
         source = shared.get(name)
         if source is None or source not in loaded:
             found = tensors.load(name, shape) if source is None else index.load(source, shape)
-            copied = nn.Parameter(torch.empty(shape, dtype=dtype, device=device).copy_(found), requires_grad=False)
+            copied = nn.Parameter(
+                torch.empty(shape, dtype=dtype, device=device).copy_(found), requires_grad=False
+            )
             loaded[source or f"head {name}"] = copied
         owner, _, leaf = name.rpartition(".")
         setattr(network.get_submodule(owner), leaf, loaded[source or f"head {name}"])
     index.close()
 
 
-def _target_ids(kind: str, tensors: HeadTensors, draft_vocabulary: int, vocabulary: int, device: torch.device) -> torch.Tensor | None:
-    """`d2t` holds the distance of every draft id from its target id; the published code ignores it for a whole vocabulary."""
+def _target_ids(
+    kind: str, tensors: HeadTensors, draft_vocabulary: int, vocabulary: int, device: torch.device
+) -> torch.Tensor | None:
+    """`d2t` holds the distance of every draft id from its target id; the published code ignores it for a
+    whole vocabulary."""
     if kind == "eagle" or draft_vocabulary == vocabulary:
         return None
     ids = torch.arange(draft_vocabulary) + tensors.load("d2t", (draft_vocabulary,)).long()

@@ -18,15 +18,23 @@ from flowspec.model.support import context_max
 
 
 class LanguageModelDrafter(TreeCachedDrafter):
-    """A `Drafter` of kind `model`. Torch's threads are left as they are: it lives in the head's process, or is all that a daemon computes."""
+    """A `Drafter` of kind `model`. Torch's threads are left as they are: it lives in the head's process, or
+    is all that a daemon computes."""
 
     kind = "model"
 
-    def __init__(self, model: Slice, *, context: int | None = None, vocabulary_size: int | None = None, coupled: bool = True) -> None:
+    def __init__(
+        self,
+        model: Slice,
+        *,
+        context: int | None = None,
+        vocabulary_size: int | None = None,
+        coupled: bool = True,
+    ) -> None:
         """Drafts with a model that is loaded whole.
 
-        `context` is the target's (None: no less than the drafter's own), `vocabulary_size` the number of ids that the target
-        takes: a drafter's vocabulary may be padded differently.
+        `context` is the target's (None: no less than the drafter's own), `vocabulary_size` the number of ids
+        that the target takes: a drafter's vocabulary may be padded differently.
         """
         self._model = model
         own = min(context_max(model.config), limits.CONTEXT_MAX)
@@ -39,10 +47,14 @@ class LanguageModelDrafter(TreeCachedDrafter):
         )
 
     @classmethod
-    def load(cls, files: ModelFiles, dtype: str, device: torch.device, **options: Any) -> LanguageModelDrafter:
+    def load(
+        cls, files: ModelFiles, dtype: str, device: torch.device, **options: Any
+    ) -> LanguageModelDrafter:
         """Loads the model; raises `InputError` when that cannot be. `options` are those of the class."""
         layer_count = files.raw_config()["num_hidden_layers"]
-        return cls(Slice.load(files, Span(first=0, end=layer_count, count=layer_count), dtype, device), **options)
+        return cls(
+            Slice.load(files, Span(first=0, end=layer_count, count=layer_count), dtype, device), **options
+        )
 
     @property
     def weight_bytes(self) -> int:

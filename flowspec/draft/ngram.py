@@ -1,8 +1,10 @@
-"""The n-gram drafter, prompt look-up: what followed the last tokens where they occurred before, in the prompt or the answer.
+"""The n-gram drafter, prompt look-up: what followed the last tokens where they occurred before, in the prompt
+or the answer.
 
-It has no model and costs next to nothing. All of a request's committed tokens are indexed as they come: for each pair of
-tokens, and each single one, the newest place where it occurred, and for each place the one before it. A look-up walks the
-newest of these places and measures how far back each agrees with the text, so one small index serves all lengths.
+It has no model and costs next to nothing. All of a request's committed tokens are indexed as they come: for
+each pair of tokens, and each single one, the newest place where it occurred, and for each place the one
+before it. A look-up walks the newest of these places and measures how far back each agrees with the text, so
+one small index serves all lengths.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
     import torch
 
 STRENGTHS = (8.0, 6.0, 4.0, 4.0, 4.0, 3.0, 3.0, 3.0)
-"""By length of agreement from 1: how many places the confidence by shorter agreement weighs. Fitted on stories, code and plays."""
+"""By length of agreement from 1: how many places the confidence by shorter agreement weighs. Fitted on
+stories, code and plays."""
 MATCH_MAX = len(STRENGTHS)
 PLACES_MAX = 64
 """Newest places that one look-up visits, for pairs and for single tokens."""
@@ -54,12 +57,15 @@ class Text:
             self.tokens.pop()
 
     def followers(self, end: Sequence[int], width: int) -> list[tuple[int, float]]:
-        """Up to `width` tokens that may follow `end` (the newest token last), likeliest first, with the confidence in each.
+        """Up to `width` tokens that may follow `end` (the newest token last), likeliest first, with the
+        confidence in each.
 
-        Blends all lengths of agreement: at length n, `(count + strength * shorter) / (places + strength)`, where `shorter`
-        is the token's confidence by shorter agreement.
+        Blends all lengths of agreement: at length n, `(count + strength * shorter) / (places + strength)`,
+        where `shorter` is the token's confidence by shorter agreement.
         """
-        seen: list[dict[int, int]] = [{} for _ in range(MATCH_MAX + 1)]  # by length of agreement: tokens that followed, and how often
+        seen: list[dict[int, int]] = [
+            {} for _ in range(MATCH_MAX + 1)
+        ]  # by length of agreement: tokens that followed, and how often
         tokens, last = self.tokens, len(end) - 1
         for place in self._places(end[last], self._older_token):
             token = tokens[place + 1]
@@ -103,9 +109,11 @@ def _pair(first: int, second: int) -> int:
 
 @dataclass(slots=True)
 class _Request:
-    """One request. `text` is the committed path as far as its tokens are known without a gap, `ahead` is known beyond one.
+    """One request. `text` is the committed path as far as its tokens are known without a gap, `ahead` is
+    known beyond one.
 
-    `nodes` holds parent and token of the root and the living nodes below it; `early` are committed nodes still to come.
+    `nodes` holds parent and token of the root and the living nodes below it; `early` are committed nodes
+    still to come.
     """
 
     opening: Open
@@ -179,7 +187,8 @@ class NgramDrafter:
         self._requests: dict[int, _Request] = {}
 
     def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
-        """Up to `width` children for every root or uncommitted row that lives; none where nothing like it occurred before."""
+        """Up to `width` children for every root or uncommitted row that lives; none where nothing like it
+        occurred before."""
         proposals = []
         for part in segment.parts:
             number, epoch = part.commit.request, part.commit.epoch
@@ -193,7 +202,9 @@ class NgramDrafter:
                 end = request.end_at(node)
                 found = request.text.followers(end, width) if end else []
                 tokens, confidences = tuple(token for token, _ in found), tuple(share for _, share in found)
-                proposals.append(Proposal(request=number, epoch=epoch, node=node, tokens=tokens, confidences=confidences))
+                proposals.append(
+                    Proposal(request=number, epoch=epoch, node=node, tokens=tokens, confidences=confidences)
+                )
         return tuple(proposals)
 
     def release(self, message: Release) -> None:
@@ -206,7 +217,9 @@ class NgramDrafter:
     def _open(self, opening: Open) -> None:
         known = self._requests.get(opening.request)
         if known is None and opening.keep:
-            raise PeerError(f"request {opening.request} keeps {opening.keep} tokens, but nothing of it is held here")
+            raise PeerError(
+                f"request {opening.request} keeps {opening.keep} tokens, but nothing of it is held here"
+            )
         if known is not None and opening.epoch <= known.opening.epoch:
             return
         text = Text() if known is None else known.text

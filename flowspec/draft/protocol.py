@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 class Drafter(Protocol):
     """A tree-cached model that proposes children; what `core.drafting` asks for in `Draft` and `ToDrafter`.
 
-    Proposals are ranked by `log q / T + G` with the target's own noise (at temperature 0 by `log q`), without its filters.
+    Proposals are ranked by `log q / T + G` with the target's own noise (at temperature 0 by `log q`), without
+    its filters.
     """
 
     @property
@@ -41,7 +42,8 @@ class Drafter(Protocol):
         ...
 
     def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
-        """Runs the segment's nodes; proposes up to `width` children for every root or uncommitted one of them that lives."""
+        """Runs the segment's nodes; proposes up to `width` children for every root or uncommitted one of them
+        that lives."""
         ...
 
     def release(self, message: Release) -> None:
@@ -49,5 +51,6 @@ class Drafter(Protocol):
         ...
 
     def take_features(self, request: int, epoch: int, ids: Sequence[int], features: torch.Tensor) -> None:
-        """Features `[len(ids), hidden * len(captures)]` of nodes that are now committed; only for those that want any."""
+        """Features `[len(ids), hidden * len(captures)]` of nodes that are now committed; only for those that
+        want any."""
         ...

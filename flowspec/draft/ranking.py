@@ -1,12 +1,15 @@
-"""Which tokens a drafter proposes below a node: the best by `log q / T + G`, with the target's own noise, unfiltered.
+"""Which tokens a drafter proposes below a node: the best by `log q / T + G`, with the target's own noise,
+unfiltered.
 
-`q` is the drafter's distribution at temperature 1, `T` the request's temperature and `G` the coupled noise of the child's
-position (DESIGN section 3); at temperature 0 the order is that of `q`. The confidence of a child is its share in the softmax
-of these scores over the whole vocabulary. Knows nothing of models, trees or torch.
+`q` is the drafter's distribution at temperature 1, `T` the request's temperature and `G` the coupled noise of
+the child's position (DESIGN section 3); at temperature 0 the order is that of `q`. The confidence of a child
+is its share in the softmax of these scores over the whole vocabulary. Knows nothing of models, trees or
+torch.
 
-Cheap for large vocabularies, and exact. `exp(G)` is `-1 / log u` of the uniform `u`: one logarithm per entry and position,
-kept for all rows at that position, so a row's softmax costs one exponential per entry. Its terms, in single precision, also
-tell which few ids can be among the best; only those are scored in double precision, exactly as the sampler scores them.
+Cheap for large vocabularies, and exact. `exp(G)` is `-1 / log u` of the uniform `u`: one logarithm per entry
+and position, kept for all rows at that position, so a row's softmax costs one exponential per entry. Its
+terms, in single precision, also tell which few ids can be among the best; only those are scored in double
+precision, exactly as the sampler scores them.
 """
 
 from __future__ import annotations
@@ -51,12 +54,22 @@ class _Noise:
 class Ranker:
     """Ranks the children of nodes of any number of requests. Rows of logits are float32 `[columns]`, finite.
 
-    Columns are the target's ids below `vocabulary_size` (columns beyond are padding and never proposed), or with a reduced
-    vocabulary the target's `ids`. `coupled=False` ranks and trusts by `log q / T` alone, as published methods do.
+    Columns are the target's ids below `vocabulary_size` (columns beyond are padding and never proposed), or
+    with a reduced vocabulary the target's `ids`. `coupled=False` ranks and trusts by `log q / T` alone, as
+    published methods do.
     """
 
-    def __init__(self, vocabulary_size: int, *, ids: I64 | None = None, coupled: bool = True, bytes_max: int = CACHE_BYTES_MAX) -> None:
-        assert ids is None or (ids.min() >= 0 and ids.max() < vocabulary_size), "the drafter's ids go beyond the target's vocabulary"
+    def __init__(
+        self,
+        vocabulary_size: int,
+        *,
+        ids: I64 | None = None,
+        coupled: bool = True,
+        bytes_max: int = CACHE_BYTES_MAX,
+    ) -> None:
+        assert ids is None or (ids.min() >= 0 and ids.max() < vocabulary_size), (
+            "the drafter's ids go beyond the target's vocabulary"
+        )
         self._ids = np.arange(vocabulary_size) if ids is None else ids
         self._coupled = coupled
         self._weights = np.empty(len(self._ids), dtype=np.float32)  # room for one row
@@ -64,7 +77,8 @@ class Ranker:
         self._noises_max = max(2, bytes_max // (12 * len(self._ids)))
 
     def best(self, logits: F32, asked: Sequence[tuple[Sampling, int]], width: int) -> list[Children]:
-        """Up to `width` children for each row of `logits` `[rows, columns]`; `asked` is its sampling and the children's position."""
+        """Up to `width` children for each row of `logits` `[rows, columns]`; `asked` is its sampling and the
+        children's position."""
         logits = logits[:, : len(self._ids)]
         found = []
         for row, (sampling, position) in zip(logits, asked, strict=True):
@@ -78,7 +92,9 @@ class Ranker:
         highest = logits.max()
         weights = self._weights[: len(logits)]
         np.subtract(logits, highest, out=weights)
-        with np.errstate(over="ignore"):  # the least float32 marks ids never to be drawn; over T it is minus infinity, as meant
+        with np.errstate(
+            over="ignore"
+        ):  # the least float32 marks ids never to be drawn; over T it is minus infinity, as meant
             weights *= np.float32(scale)
         np.exp(weights, out=weights)
         if noise is None:
@@ -104,7 +120,8 @@ class Ranker:
 
 
 def _bound(values: F32, count: int) -> np.float32:
-    """A value that at least `count` of the values reach (all, if there are fewer), and few more: from the maxima of blocks."""
+    """A value that at least `count` of the values reach (all, if there are fewer), and few more: from the
+    maxima of blocks."""
     if count >= len(values):
         return np.float32(values.min())
     size = max(1, min(BLOCK_MAX, len(values) // (4 * count)))
@@ -134,6 +151,10 @@ def _noisiest(logits: F32, weights: F32, bits: U64, width: int, scale: float) ->
         least_logit = _bound(logits, width)
         is_head = logits >= least_logit
         scores = logits[is_head].astype(np.float64) * scale + gumbel(bits[is_head])
-        least = float(np.partition(scores, len(scores) - min(width, len(scores)))[len(scores) - min(width, len(scores))])
-        columns = np.flatnonzero(is_head | (bits >= np.uint64(bits_above(least - float(least_logit) * scale))))
+        least = float(
+            np.partition(scores, len(scores) - min(width, len(scores)))[len(scores) - min(width, len(scores))]
+        )
+        columns = np.flatnonzero(
+            is_head | (bits >= np.uint64(bits_above(least - float(least_logit) * scale)))
+        )
     return _best(columns, logits[columns].astype(np.float64) * scale + gumbel(bits[columns]), width)

@@ -1,1 +1,2 @@
-"""The part with tensors: slices of transformers models, tree cache and attention, sampling, tokenizers, loading."""
+"""The part with tensors: slices of transformers models, tree cache and attention, sampling, tokenizers,
+loading."""

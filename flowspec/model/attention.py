@@ -28,7 +28,16 @@ class TreeCache:
     side, as scores are summed. `values` `[layers, kv_heads, slots, head_dim filled up to LANES]`.
     """
 
-    def __init__(self, *, layers: int, kv_heads: int, head_dim: int, slots_max: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        *,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        slots_max: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         self.slots_max = slots_max
         self.keys = torch.zeros((layers, kv_heads, 0, head_dim, LANES), dtype=dtype, device=device)
         self.values = torch.zeros((layers, kv_heads, 0, _filled(head_dim)), dtype=dtype, device=device)
@@ -96,7 +105,9 @@ class TreeRows:
 
     def select(self, kept: torch.Tensor, first: int) -> TreeRows:
         """The same request's rows with only `kept` (indices into these rows)."""
-        return TreeRows(self.cache, first, self.slots[kept], self.positions[kept], self.key_positions, self.visible[kept])
+        return TreeRows(
+            self.cache, first, self.slots[kept], self.positions[kept], self.key_positions, self.visible[kept]
+        )
 
 
 @dataclass(slots=True)

@@ -1,7 +1,9 @@
-"""What a config.json may say at all, checked before transformers acts on it: it builds what it is told to, however large.
+"""What a config.json may say at all, checked before transformers acts on it: it builds what it is told to,
+however large.
 
-A config may come from a head on the network. A width of 2^31 took 16 GiB and half a minute for position embeddings alone,
-a number of labels without end a list without end, and a million experts 12 GiB for the names of their tensors.
+A config may come from a head on the network. A width of 2^31 took 16 GiB and half a minute for position
+embeddings alone, a number of labels without end a list without end, and a million experts 12 GiB for the
+names of their tensors.
 """
 
 from __future__ import annotations
@@ -32,9 +34,12 @@ EXPERTS_MAX = limits.TENSORS_MAX // 3
 
 
 def check_config(raw: dict[str, Any], path: Path) -> None:
-    """Raises `InputError` naming a field, wherever it stands, that is too large or no number where one belongs."""
+    """Raises `InputError` naming a field, wherever it stands, that is too large or no number where one
+    belongs."""
     architectures = raw.get("architectures")
-    if architectures is not None and not (isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)):
+    if architectures is not None and not (
+        isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
+    ):
         raise InputError(f"{path}: architectures: expected a list of names, got {architectures!r:.80}")
     rest: list[tuple[str, Any]] = list(raw.items())
     while rest:
@@ -46,11 +51,14 @@ def check_config(raw: dict[str, Any], path: Path) -> None:
         elif name in _MOST and value is not None and not (type(value) is int and 0 <= value <= _MOST[name]):
             raise InputError(f"{path}: {name}: expected a number up to {_MOST[name]}, got {value!r:.80}")
         elif isinstance(value, int) and abs(value) > limits.ID_MAX:
-            raise InputError(f"{path}: {name!r:.80}: expected a number up to {limits.ID_MAX}, got {value!r:.80}")
+            raise InputError(
+                f"{path}: {name!r:.80}: expected a number up to {limits.ID_MAX}, got {value!r:.80}"
+            )
 
 
 def check_built(config: Any, model: str) -> None:
-    """Raises `InputError` for a transformers config that holds too large a number under whatever alias, or too large a product.
+    """Raises `InputError` for a transformers config that holds too large a number under whatever alias, or
+    too large a product.
 
     `check_config` cannot know all aliases that a class has for a field; the class itself resolves them.
     """
@@ -60,4 +68,6 @@ def check_built(config: Any, model: str) -> None:
             raise InputError(f"model {model!r}: {name}: expected a number up to {most}, got {value!r:.80}")
     experts = config.num_hidden_layers * (getattr(config, "num_experts", None) or 0)
     if experts > EXPERTS_MAX:
-        raise InputError(f"model {model!r}: num_hidden_layers times num_experts: expected at most {EXPERTS_MAX}, got {experts}")
+        raise InputError(
+            f"model {model!r}: num_hidden_layers times num_experts: expected at most {EXPERTS_MAX}, got {experts}"
+        )

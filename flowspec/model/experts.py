@@ -18,13 +18,19 @@ from flowspec.model.quantised import QuantisedLinear, Rounded, pack
 EXPERTS_NAME = "flowspec_rows"
 
 
-def row_experts(experts: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """`[rows, hidden]` from `hidden` of that shape and each row's experts and their weights, `[rows, experts per token]`."""
+def row_experts(
+    experts: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """`[rows, hidden]` from `hidden` of that shape and each row's experts and their weights, `[rows, experts
+    per token]`."""
     output = torch.zeros_like(hidden)
     for expert in sorted(set(chosen.flatten().tolist())):
         rows, places = (chosen == expert).nonzero(as_tuple=True)
         gate, up = _product(experts, experts.gate_up_proj[expert], hidden[rows]).chunk(2, dim=-1)
-        found = _product(experts, experts.down_proj[expert], experts.act_fn(gate) * up) * weights[rows, places, None]
+        found = (
+            _product(experts, experts.down_proj[expert], experts.act_fn(gate) * up)
+            * weights[rows, places, None]
+        )
         output.index_add_(0, rows, found.to(output.dtype))  # no row is in `rows` twice
     return output
 
@@ -32,17 +38,24 @@ def row_experts(experts: Any, hidden: torch.Tensor, chosen: torch.Tensor, weight
 def _product(experts: Any, matrix: Any, rows: torch.Tensor) -> torch.Tensor:
     """With a packed layer, or with one expert's part of a parameter by the product that `call_directly`
     gave it."""
-    found: torch.Tensor = matrix(rows) if isinstance(matrix, nn.Module) else experts.product(rows, matrix, None)
+    found: torch.Tensor = (
+        matrix(rows) if isinstance(matrix, nn.Module) else experts.product(rows, matrix, None)
+    )
     return found
 
 
 def pack_experts(experts: nn.Module, name: str, rounded: Rounded, kind: type[QuantisedLinear]) -> None:
-    """Puts packed layers in the place of the parameter `name` `[experts, out, in]`; `rounded` has the rows of all, one expert's after another's."""
+    """Puts packed layers in the place of the parameter `name` `[experts, out, in]`; `rounded` has the rows of
+    all, one expert's after another's."""
     count, outputs, inputs = experts.get_parameter(name).shape
     layers = nn.ModuleList()
     for expert in range(count):
         layer = nn.Linear(inputs, outputs, bias=False, device="meta")
-        pack(layer, {part: rows[expert * outputs : (expert + 1) * outputs] for part, rows in rounded.items()}, kind)
+        pack(
+            layer,
+            {part: rows[expert * outputs : (expert + 1) * outputs] for part, rows in rounded.items()},
+            kind,
+        )
         layers.append(layer)
     delattr(experts, name)  # what is a parameter cannot become a module
     setattr(experts, name, layers)

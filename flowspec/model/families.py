@@ -1,9 +1,10 @@
 """The model families that are parity-tested, each described by what it does outside its decoder layers.
 
-The layers themselves are transformers' own code. What surrounds them there (embedding scales, position embeddings by layer
-type, how logits are finished) and how a checkpoint names its tensors is declared here, after transformers' modeling files;
-`pieces.py` and `weights.py` act by it. A family is listed only with a parity test (`tests/model/test_parity.py`); everything else
-is refused by name before a weight is read. `support.py` refuses what a listed family's config may ask for that is not handled.
+The layers themselves are transformers' own code. What surrounds them there (embedding scales, position
+embeddings by layer type, how logits are finished) and how a checkpoint names its tensors is declared here,
+after transformers' modeling files; `pieces.py` and `weights.py` act by it. A family is listed only with a
+parity test (`tests/model/test_parity.py`); everything else is refused by name before a weight is read.
+`support.py` refuses what a listed family's config may ask for that is not handled.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any, Literal
 from flowspec.errors import InputError
 
 Norm = Literal["cast, scale", "scale, cast", "scale by 1 + w, cast"]
-"""After the rows are normalised in float32: how the weight is applied, and when the result takes the model's dtype."""
+"""After the rows are normalised in float32: how the weight is applied, and when the result takes the model's
+dtype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,8 @@ def _untouched(config: Any, logits: Any, tanh: Function) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Class names `{prefix}DecoderLayer`, `{prefix}RMSNorm`, `{prefix}RotaryEmbedding` in `transformers.models.{module}`.
+    """Class names `{prefix}DecoderLayer`, `{prefix}RMSNorm`, `{prefix}RotaryEmbedding` in
+    `transformers.models.{module}`.
 
     `embedding_scale(config, rounded)`: embeddings are multiplied by it; `rounded` rounds to the model's
     dtype. `finish(config, logits, tanh)`: from what `lm_head` gives to logits, in the model's dtype; `tanh`
@@ -76,7 +79,9 @@ class Family:
 
     def accepts(self, architecture: str) -> bool:
         """Whether `architecture` is the class of this family that generates text, old spellings included."""
-        return architecture.lower() in {name.lower() for name in (f"{self.prefix}ForCausalLM", *self.architectures)}
+        return architecture.lower() in {
+            name.lower() for name in (f"{self.prefix}ForCausalLM", *self.architectures)
+        }
 
 
 def _gemma_scale(config: Any, rounded: Callable[[float], float]) -> float:
@@ -120,12 +125,22 @@ FAMILIES = {
     "mistral": Family(module="mistral", prefix="Mistral"),
     "qwen2": Family(module="qwen2", prefix="Qwen2"),
     "qwen3": Family(module="qwen3", prefix="Qwen3"),
-    "gemma2": Family(module="gemma2", prefix="Gemma2", norm="scale by 1 + w, cast", embedding_scale=_gemma_scale, finish=_softcapped),
-    "gemma3": replace(_GEMMA3, part="text_config", ignored=("attn_logit_softcapping", "final_logit_softcapping")),
+    "gemma2": Family(
+        module="gemma2",
+        prefix="Gemma2",
+        norm="scale by 1 + w, cast",
+        embedding_scale=_gemma_scale,
+        finish=_softcapped,
+    ),
+    "gemma3": replace(
+        _GEMMA3, part="text_config", ignored=("attn_logit_softcapping", "final_logit_softcapping")
+    ),
     "gemma3_text": _GEMMA3,
     "phi3": Family(module="phi3", prefix="Phi3", rotary_is_partial=True),
     "smollm3": Family(module="smollm3", prefix="SmolLM3"),
-    "granite": Family(module="granite", prefix="Granite", embedding_scale=_granite_scale, finish=_granite_logits),
+    "granite": Family(
+        module="granite", prefix="Granite", embedding_scale=_granite_scale, finish=_granite_logits
+    ),
     "olmo2": Family(module="olmo2", prefix="Olmo2", norm="scale, cast"),
     "olmoe": Family(module="olmoe", prefix="Olmoe", stacked=_EXPERTS),
     "qwen3_moe": Family(module="qwen3_moe", prefix="Qwen3Moe", stacked=_EXPERTS),
@@ -136,12 +151,15 @@ def check_family(model_type: str, model: str) -> Family:
     """The family of that name; raises `InputError` for one that is not supported."""
     family = FAMILIES.get(model_type)
     if family is None:
-        raise InputError(f"model {model!r} is of the family {model_type!r}, but FlowSpec runs {', '.join(sorted(FAMILIES))}")
+        raise InputError(
+            f"model {model!r} is of the family {model_type!r}, but FlowSpec runs {', '.join(sorted(FAMILIES))}"
+        )
     return family
 
 
 def decoder_config(config: Any, model: str) -> Any:
-    """The config of the decoder in a transformers config: a part of it for a multimodal model, else all of it.
+    """The config of the decoder in a transformers config: a part of it for a multimodal model, else all of
+    it.
 
     Raises `InputError` when the config asks for what transformers' code of the family does not do.
     """
@@ -151,7 +169,9 @@ def decoder_config(config: Any, model: str) -> Any:
     decoder = getattr(config, family.part) if family.part else config
     for name in family.ignored:
         if getattr(decoder, name, None) is not None:
-            raise InputError(f"model {model!r} sets {name}, which transformers' {config.model_type} does not apply; expected null")
+            raise InputError(
+                f"model {model!r} sets {name}, which transformers' {config.model_type} does not apply; expected null"
+            )
     for name in ("architectures", "quantization_config", "tie_word_embeddings"):  # the whole's word counts
         if hasattr(config, name):
             setattr(decoder, name, getattr(config, name))

@@ -1,7 +1,8 @@
 """Finds a model's files, in a local folder or on the hub, and reads single tensors from them by memory map.
 
-A GGUF file is a model by itself: its metadata stands for config.json and tokenizer (`gguf_config.py`, `gguf.py`).
-A hub model is fetched file by file (`hub.py`), so a stage downloads only the shards that hold its tensors.
+A GGUF file is a model by itself: its metadata stands for config.json and tokenizer (`gguf_config.py`,
+`gguf.py`). A hub model is fetched file by file (`hub.py`), so a stage downloads only the shards that hold its
+tensors.
 """
 
 from __future__ import annotations
@@ -45,13 +46,18 @@ def bundled_folder(name: str) -> Path:
 
 def bundled_models() -> tuple[str, ...]:
     """The names of the models that are shipped with FlowSpec, beside `bundled` itself."""
-    return tuple(sorted(path.parent.name for path in DEMO_FOLDER.glob("*/config.json") if path.parent.name != "target"))
+    return tuple(
+        sorted(path.parent.name for path in DEMO_FOLDER.glob("*/config.json") if path.parent.name != "target")
+    )
 
 
 def canonical_name(model: str) -> str:
-    """The name other devices should use: `bundled` or another that is shipped, an absolute folder or GGUF file, or a hub id."""
+    """The name other devices should use: `bundled` or another that is shipped, an absolute folder or GGUF
+    file, or a hub id."""
     return (
-        str(Path(model).resolve()) if model != BUNDLED and (os.path.isdir(model) or (is_gguf(model) and os.path.isfile(model))) else model
+        str(Path(model).resolve())
+        if model != BUNDLED and (os.path.isdir(model) or (is_gguf(model) and os.path.isfile(model)))
+        else model
     )
 
 
@@ -61,7 +67,8 @@ def is_gguf(model: str) -> bool:
 
 
 def parts_of(gguf: str) -> list[str]:
-    """The names of all files of a GGUF model by one's name: `m-00001-of-00003.gguf` has two others, other names have none."""
+    """The names of all files of a GGUF model by one's name: `m-00001-of-00003.gguf` has two others, other
+    names have none."""
     found = _PART.fullmatch(gguf)
     if found is None:
         return [gguf]
@@ -69,7 +76,8 @@ def parts_of(gguf: str) -> list[str]:
 
 
 class ModelFiles:
-    """The files of one model; nothing is read or fetched before it is asked for, and nothing ever fetched unless it `may_fetch`.
+    """The files of one model; nothing is read or fetched before it is asked for, and nothing ever fetched
+    unless it `may_fetch`.
 
     `folder` is None for one on the hub.
     """
@@ -92,7 +100,9 @@ class ModelFiles:
             self.folder = self._local_gguf.parent
         elif is_gguf(model):
             if _is_path(model) or model.count("/") < 2:
-                raise InputError(f"expected a GGUF file, here or on the hub as owner/name/file.gguf, but there is no file {model!r}")
+                raise InputError(
+                    f"expected a GGUF file, here or on the hub as owner/name/file.gguf, but there is no file {model!r}"
+                )
             self._hub_gguf = model.split("/", 2)[2]
         elif os.path.isfile(model):
             raise InputError(
@@ -100,17 +110,22 @@ class ModelFiles:
                 "whose name does not end in .gguf"
             )
         elif _is_path(model) or model.count("/") != 1:
-            raise InputError(f"expected a model folder, a GGUF file or a hub id such as owner/name, but there is no folder {model!r}")
+            raise InputError(
+                f"expected a model folder, a GGUF file or a hub id such as owner/name, but there is no folder {model!r}"
+            )
 
     @functools.cached_property
     def gguf(self) -> Path | None:
-        """The path of a model that is a GGUF file, of the first one where there are several parts; fetched from the hub if need be."""
+        """The path of a model that is a GGUF file, of the first one where there are several parts; fetched
+        from the hub if need be."""
         if not self._hub_gguf:
             return self._local_gguf
         repository = self.model.removesuffix(f"/{self._hub_gguf}")
         for part in parts_of(self._hub_gguf):
             if hub_file(repository, part, may_fetch=self._may_fetch) is None:
-                raise InputError(f"there is no file {self.model!r} here, and {repository!r} on the hub has no {part}")
+                raise InputError(
+                    f"there is no file {self.model!r} here, and {repository!r} on the hub has no {part}"
+                )
         return hub_file(repository, self._hub_gguf, may_fetch=False)
 
     @functools.cached_property
@@ -130,7 +145,9 @@ class ModelFiles:
         found = self.find(name)
         if found is None:
             hint = "" if self.folder is not None else "; a GGUF file there is named owner/name/file.gguf"
-            raise InputError(f"model {self.model!r} has no {name}; expected config.json, safetensors weights and a tokenizer in it{hint}")
+            raise InputError(
+                f"model {self.model!r} has no {name}; expected config.json, safetensors weights and a tokenizer in it{hint}"
+            )
         return found
 
     def find(self, name: str) -> Path | None:
@@ -149,7 +166,8 @@ class ModelFiles:
         return self.find("tokenizer.json") is not None
 
     def raw_config(self) -> dict[str, Any]:
-        """config.json as it is, without transformers and its imports; of a multimodal model the decoder's part of it."""
+        """config.json as it is, without transformers and its imports; of a multimodal model the decoder's
+        part of it."""
         if self.gguf is not None:
             from flowspec.model.gguf_config import config_of
 
@@ -162,14 +180,19 @@ class ModelFiles:
             raw = raw_decoder_config(whole)
         layer_count = raw.get("num_hidden_layers")
         if type(layer_count) is not int or not 1 <= layer_count <= limits.LAYERS_MAX:
-            raise InputError(f"{path}: num_hidden_layers: expected 1 to {limits.LAYERS_MAX}, got {layer_count!r:.80}")
+            raise InputError(
+                f"{path}: num_hidden_layers: expected 1 to {limits.LAYERS_MAX}, got {layer_count!r:.80}"
+            )
         context = raw.get("max_position_embeddings", limits.CONTEXT_MAX)
         if type(context) is not int or context < 2:
-            raise InputError(f"{path}: max_position_embeddings: expected a number from 2, got {context!r:.80}")
+            raise InputError(
+                f"{path}: max_position_embeddings: expected a number from 2, got {context!r:.80}"
+            )
         return raw
 
     def check_weights(self) -> None:
-        """Raises `InputError` when weight files of a local folder are missing or cut short; fetches nothing from the hub."""
+        """Raises `InputError` when weight files of a local folder are missing or cut short; fetches nothing
+        from the hub."""
         if self.gguf is not None:
             _ = self._gguf
         elif self.folder is not None:
@@ -187,7 +210,9 @@ class ModelFiles:
             folder = self.path("config.json").parent
             name, read = (
                 "config.json",
-                functools.partial(AutoConfig.from_pretrained, folder, local_files_only=True, trust_remote_code=False),
+                functools.partial(
+                    AutoConfig.from_pretrained, folder, local_files_only=True, trust_remote_code=False
+                ),
             )
         try:
             config = decoder_config(read(), self.model)
@@ -206,8 +231,12 @@ class ModelFiles:
         index = self.find("model.safetensors.index.json")
         if index is not None:
             shards = read_json(index).get("weight_map")
-            if not isinstance(shards, dict) or not all(isinstance(file, str) and Path(file).name == file for file in shards.values()):
-                raise InputError(f"{index} is broken: expected a weight_map of tensor names to file names beside it, got {shards!r:.80}")
+            if not isinstance(shards, dict) or not all(
+                isinstance(file, str) and Path(file).name == file for file in shards.values()
+            ):
+                raise InputError(
+                    f"{index} is broken: expected a weight_map of tensor names to file names beside it, got {shards!r:.80}"
+                )
             return dict(shards)
         if self.find("model.safetensors") is None:
             raise InputError(
@@ -229,10 +258,15 @@ class ModelFiles:
 
     def config_text(self) -> str:
         """config.json, or what stands for it."""
-        return self.path("config.json").read_text("utf-8") if self.gguf is None else json.dumps(self.raw_config())
+        return (
+            self.path("config.json").read_text("utf-8")
+            if self.gguf is None
+            else json.dumps(self.raw_config())
+        )
 
     def fingerprint(self) -> str:
-        """Names the content: config, tensor layout, and samples of every weight file (for the hub, its revision).
+        """Names the content: config, tensor layout, and samples of every weight file (for the hub, its
+        revision).
 
         Equal on all devices that hold the same model, and cheap: a retrained model of the same shape differs.
         """
@@ -301,7 +335,8 @@ class TensorIndex:
         return name
 
     def extent(self, name: str) -> Extent:
-        """Where the tensor lies as raw bytes, little-endian and row-major. Raises `InputError` for a header that contradicts itself."""
+        """Where the tensor lies as raw bytes, little-endian and row-major. Raises `InputError` for a header
+        that contradicts itself."""
         entry = self._entry(name)
         file = self._file_of[name]
         path = self._files.path(file)
@@ -309,7 +344,9 @@ class TensorIndex:
         begin, end = entry["data_offsets"][:2]
         size_bytes = self.element_count(name) * DTYPE_BYTES[entry["dtype"]]
         if type(begin) is not int or begin < 0 or end - begin != size_bytes:
-            raise InputError(f"{path}: {name}: expected {size_bytes} bytes by its shape, got the offsets {entry['data_offsets']}")
+            raise InputError(
+                f"{path}: {name}: expected {size_bytes} bytes by its shape, got the offsets {entry['data_offsets']}"
+            )
         # The header's check made sure that the data end where the file does.
         return Extent(
             path=path,
@@ -322,7 +359,8 @@ class TensorIndex:
     def load(self, name: str, shape: tuple[int, ...]) -> Any:
         """A torch tensor over the memory-mapped file, to be copied before the next call. Checks the shape.
 
-        Maps are dropped every so often: pages of a file that were read count as this process's memory until then.
+        Maps are dropped every so often: pages of a file that were read count as this process's memory until
+        then.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -351,20 +389,28 @@ class TensorIndex:
         """The entry of a tensor that must have this shape."""
         entry = self._entry(name)
         if tuple(entry["shape"]) != shape:
-            raise InputError(f"tensor {name} of {self._files.model!r}: expected shape {list(shape)} by config.json, got {entry['shape']}")
+            raise InputError(
+                f"tensor {name} of {self._files.model!r}: expected shape {list(shape)} by config.json, got {entry['shape']}"
+            )
         return entry
 
     def _entry(self, name: str) -> dict[str, Any]:
         if name not in self._file_of:
-            raise InputError(f"model {self._files.model!r} has no tensor {name}; the folder may be incomplete or of another family")
+            raise InputError(
+                f"model {self._files.model!r} has no tensor {name}; the folder may be incomplete or of another family"
+            )
         file = self._file_of[name]
         if file not in self._headers:
             self._headers[file] = read_header(self._files.path(file))
         entry = self._headers[file].get(name)
         if entry is None:
-            raise InputError(f"{file} of {self._files.model!r} should hold {name} by its index, but does not; copy it again")
+            raise InputError(
+                f"{file} of {self._files.model!r} should hold {name} by its index, but does not; copy it again"
+            )
         if entry["dtype"] not in DTYPE_BYTES:
-            raise InputError(f"tensor {name} of {self._files.model!r} is {entry['dtype']}; expected one of {', '.join(DTYPE_BYTES)}")
+            raise InputError(
+                f"tensor {name} of {self._files.model!r} is {entry['dtype']}; expected one of {', '.join(DTYPE_BYTES)}"
+            )
         return dict(entry)
 
 

@@ -1,7 +1,9 @@
-"""The tensors of a GGUF file under the names of transformers, unpacked one by one, block of rows by block of rows.
+"""The tensors of a GGUF file under the names of transformers, unpacked one by one, block of rows by block of
+rows.
 
-Which tensor is which, and what llama.cpp's converter did to it (the heads' rows of Llama in another order, Gemma's norms plus one), is
-transformers' own knowledge: its name map and its tensor processors are asked for it.
+Which tensor is which, and what llama.cpp's converter did to it (the heads' rows of Llama in another order,
+Gemma's norms plus one), is transformers' own knowledge: its name map and its tensor processors are asked for
+it.
 """
 
 from __future__ import annotations
@@ -28,17 +30,27 @@ BLOCK_NUMBERS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tensor of transformers is in the file: a tensor there, or of a mixture's tensor one expert's part."""
+    """Where a tensor of transformers is in the file: a tensor there, or of a mixture's tensor one expert's
+    part."""
 
     tensor: str
     expert: int | None = None
 
 
 class GgufTensors(TensorIndex):
-    """As over safetensors. Raises `InputError` for a file with tensors that the family's modules have no place for."""
+    """As over safetensors. Raises `InputError` for a file with tensors that the family's modules have no
+    place for."""
 
-    def __init__(self, model: str, architecture: str, names: Collection[str], tensor: Callable[[str], GgufTensor], config: Any) -> None:
-        """`names` are those of the file's tensors, of which `tensor` gives any that is read; `architecture` is what the file calls it."""
+    def __init__(
+        self,
+        model: str,
+        architecture: str,
+        names: Collection[str],
+        tensor: Callable[[str], GgufTensor],
+        config: Any,
+    ) -> None:
+        """`names` are those of the file's tensors, of which `tensor` gives any that is read; `architecture`
+        is what the file calls it."""
         from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
         family = check_family(config.model_type, model)
@@ -56,7 +68,9 @@ class GgufTensors(TensorIndex):
     @staticmethod
     def of_file(file: GgufFile, config: Any) -> GgufTensors:
         architecture = file.metadata["general.architecture"]
-        return GgufTensors(str(file.path), architecture, file.tensors.keys(), file.tensors.__getitem__, config)
+        return GgufTensors(
+            str(file.path), architecture, file.tensors.keys(), file.tensors.__getitem__, config
+        )
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
@@ -71,7 +85,9 @@ class GgufTensors(TensorIndex):
     def shape(self, name: str) -> tuple[int, ...]:
         place = self._places.get(name)
         if place is None:
-            raise InputError(f"model {self._model!r} has no tensor {name}; the file may be incomplete or of another family")
+            raise InputError(
+                f"model {self._model!r} has no tensor {name}; the file may be incomplete or of another family"
+            )
         shape = self._tensor(place.tensor).shape
         if place.expert is None:
             return shape
@@ -104,14 +120,18 @@ class GgufTensors(TensorIndex):
         order += (place.expert or 0) * rows
         step = max(1, BLOCK_NUMBERS // columns)
         for first in range(0, rows, step):
-            packed = tensor.packed()  # anew: pages that were read count as this process's until the map is dropped
+            packed = (
+                tensor.packed()
+            )  # anew: pages that were read count as this process's until the map is dropped
             block = tensor.unpack(packed[order[first : first + step]])
             part[first : first + step].copy_(torch.from_numpy(block))
 
     def close(self) -> None:
         """Nothing to do: maps live as long as a tensor is read."""
 
-    def _find(self, config: Any, family: Family, model_type: str, names: Collection[str]) -> dict[str, _Place]:
+    def _find(
+        self, config: Any, family: Family, model_type: str, names: Collection[str]
+    ) -> dict[str, _Place]:
         """Place by name, of those that are in the file; of experts one by one, as checkpoints hold them."""
         from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
@@ -119,11 +139,22 @@ class GgufTensors(TensorIndex):
         with torch.device("meta"):
             layer = family.piece("DecoderLayer")(config, 0)  # all are built alike
         own = [each for name, _ in layer.named_parameters() for each in family.stacked.get(name, (name,))]
-        layers = [f"{PLAIN_ROOT.prefix}layers.{index}.{each}" for index in range(config.num_hidden_layers) for each in own]
+        layers = [
+            f"{PLAIN_ROOT.prefix}layers.{index}.{each}"
+            for index in range(config.num_hidden_layers)
+            for each in own
+        ]
         outside = [f"{PLAIN_ROOT.prefix}{each}.weight" for each in ("embed_tokens", "norm")]
-        named = {self._processor.preprocess_name(name.format(0)): name for name in (*outside, *layers, PLAIN_ROOT.lm_head)}
+        named = {
+            self._processor.preprocess_name(name.format(0)): name
+            for name in (*outside, *layers, PLAIN_ROOT.lm_head)
+        }
         # transformers looks through a whole model's modules for names; these are all there are
-        model = SimpleNamespace(config=config, state_dict=lambda: [name.format(0) for name in named.values()], named_children=tuple)
+        model = SimpleNamespace(
+            config=config,
+            state_dict=lambda: [name.format(0) for name in named.values()],
+            named_children=tuple,
+        )
         found = get_gguf_hf_weights_map(model, self._processor, model_type, config.num_hidden_layers)
         places = {}
         for tensor, renamed in found.items():
@@ -139,7 +170,8 @@ class GgufTensors(TensorIndex):
 
 
 def whole_model(files: ModelFiles, dtype: torch.dtype, **options: Any) -> Any:
-    """The model as transformers itself reads the file, all of it unpacked; as we read it where it cannot: parts, Llama with a window."""
+    """The model as transformers itself reads the file, all of it unpacked; as we read it where it cannot:
+    parts, Llama with a window."""
     from transformers import AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 

@@ -1,8 +1,9 @@
 """A model's config from the metadata of its GGUF file.
 
-Names are translated by transformers' table. Transformers leaves out what the table lacks (position scaling, soft caps, windows, the width of
-heads and experts) and takes one checkpoint's values for it; here these are read, too, with llama.cpp's defaults, and a file that states
-anything else about the model's arithmetic is refused.
+Names are translated by transformers' table. Transformers leaves out what the table lacks (position scaling,
+soft caps, windows, the width of heads and experts) and takes one checkpoint's values for it; here these are
+read, too, with llama.cpp's defaults, and a file that states anything else about the model's arithmetic is
+refused.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ MODEL_TYPES = {
     "gemma3": "gemma3_text",
     "phi3": "phi3",
 }
-"""Architectures that both transformers' GGUF tables and our families know; Mistral's models call themselves llama."""
+"""Architectures that both transformers' GGUF tables and our families know; Mistral's models call themselves
+llama."""
 FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that belong to the config: divisors of the position embeddings' frequencies."""
 _OWN = ("attention.key_length", "attention.sliding_window", "rope.dimension_count", "rope.freq_base")
@@ -52,14 +54,22 @@ class _Stated:
     def __init__(self, file: GgufFile, architecture: str) -> None:
         self._file = file
         self._prefix = architecture + "."
-        stated = {key.removeprefix(self._prefix): value for key, value in file.metadata.items() if key.startswith(self._prefix)}
-        self._left = {key: value for key, value in stated.items() if key not in _NEUTRAL or value != _NEUTRAL[key]}
+        stated = {
+            key.removeprefix(self._prefix): value
+            for key, value in file.metadata.items()
+            if key.startswith(self._prefix)
+        }
+        self._left = {
+            key: value for key, value in stated.items() if key not in _NEUTRAL or value != _NEUTRAL[key]
+        }
 
     def take(self, key: str, default: Any = None, kinds: tuple[type, ...] = NUMBER) -> Any:
         """An entry's value, a number if nothing else is said, or the default where it has none."""
         value = self._left.pop(key, default)
         if value is not default and (type(value) not in kinds or value == 0 or value != value):
-            raise InputError(f"{self._file.path}: {self._prefix}{key}: expected {_KINDS[kinds]}, got {value!r:.80}")
+            raise InputError(
+                f"{self._file.path}: {self._prefix}{key}: expected {_KINDS[kinds]}, got {value!r:.80}"
+            )
         return value
 
     def need(self, key: str) -> Any:
@@ -76,7 +86,8 @@ class _Stated:
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
-    """What config.json would hold. Raises `InputError` for a model that is not supported, before a weight is read."""
+    """What config.json would hold. Raises `InputError` for a model that is not supported, before a weight is
+    read."""
     from transformers.integrations import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
 
     architecture = str(file.metadata.get("general.architecture"))
@@ -97,7 +108,11 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         **_special_tokens(file.metadata),
         **GGUF_CONFIG_DEFAULTS_MAPPING.get(table, {}),
     }
-    needed = {key: name for key, name in GGUF_CONFIG_MAPPING[table].items() if key not in _OWN and name not in (None, "vocab_size")}
+    needed = {
+        key: name
+        for key, name in GGUF_CONFIG_MAPPING[table].items()
+        if key not in _OWN and name not in (None, "vocab_size")
+    }
     raw |= {name: stated.need(key) for key, name in needed.items() if key != "attention.head_count_kv"}
     raw["num_key_value_heads"] = stated.take("attention.head_count_kv", raw["num_attention_heads"])
     raw |= _heads(file, stated, raw, architecture)
@@ -119,7 +134,9 @@ def _dtype(file: GgufFile) -> str:
 
 
 def _special_tokens(metadata: dict[str, Any]) -> dict[str, Any]:
-    stops = dict.fromkeys(metadata[key] for each in _STOPS if type(metadata.get(key := f"tokenizer.ggml.{each}")) is int)
+    stops = dict.fromkeys(
+        metadata[key] for each in _STOPS if type(metadata.get(key := f"tokenizer.ggml.{each}")) is int
+    )
     return {
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": list(stops) if len(stops) > 1 else next(iter(stops), None),
@@ -132,26 +149,36 @@ def _heads(file: GgufFile, stated: _Stated, raw: dict[str, Any], architecture: s
     rotated = stated.take("rope.dimension_count")
     width = stated.take("attention.key_length", raw["hidden_size"] // raw["num_attention_heads"])
     if stated.take("attention.value_length", width) != width:
-        raise InputError(f"{file.path}: expected {architecture}.attention.value_length to be that of keys, {width}")
+        raise InputError(
+            f"{file.path}: expected {architecture}.attention.value_length to be that of keys, {width}"
+        )
     part = 1.0 if rotated is None else rotated / width
     if part != 1.0 and architecture != "phi3":
-        raise InputError(f"{file.path}: expected {architecture}.rope.dimension_count to be the width of a head, {width}, got {rotated}")
+        raise InputError(
+            f"{file.path}: expected {architecture}.rope.dimension_count to be the width of a head, {width}, got {rotated}"
+        )
     return {"head_dim": width} | ({"partial_rotary_factor": part} if architecture == "phi3" else {})
 
 
 def _rotary(file: GgufFile, stated: _Stated, raw: dict[str, Any], architecture: str) -> dict[str, Any]:
-    """`rope_parameters`: with divisors of single frequencies, they are those of longrope, for Llama 3's scaling, too."""
+    """`rope_parameters`: with divisors of single frequencies, they are those of longrope, for Llama 3's
+    scaling, too."""
     kind = stated.take("rope.scaling.type", "linear", TEXT)
     factor = stated.take("rope.scaling.factor", 1.0)
     attention_factor = stated.take("rope.scaling.attn_factor", 1.0)
     original = stated.take("rope.scaling.original_context_length", raw["max_position_embeddings"])
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(stated.take("rope.freq_base", 10000.0))}
+    rope: dict[str, Any] = {
+        "rope_type": "default",
+        "rope_theta": float(stated.take("rope.freq_base", 10000.0)),
+    }
     rotated = int(raw["head_dim"] * raw.get("partial_rotary_factor", 1.0))
     both, short, long = (_divisors(file, name, rotated // 2) for name in FACTORS)
     own: dict[str, Any] = {}
     if both is not None or (short is not None and long is not None):
         if kind == "yarn" or factor != 1:
-            raise InputError(f"{file.path} has divisors of frequencies (rope_freqs) and {kind} scaling by {factor}; expected one of them")
+            raise InputError(
+                f"{file.path} has divisors of frequencies (rope_freqs) and {kind} scaling by {factor}; expected one of them"
+            )
         limit = int(original) if both is None else raw["max_position_embeddings"]
         own = {"original_max_position_embeddings": limit}
         rope |= own | {
@@ -162,13 +189,21 @@ def _rotary(file: GgufFile, stated: _Stated, raw: dict[str, Any], architecture: 
             "attention_factor": float(attention_factor),
         }
     elif kind == "yarn":
-        rope |= {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": int(original)}
+        rope |= {
+            "rope_type": "yarn",
+            "factor": float(factor),
+            "original_max_position_embeddings": int(original),
+        }
     elif kind == "linear" and factor != 1:
         rope |= {"rope_type": "linear", "factor": float(factor)}
     elif kind not in ("linear", "none"):
-        raise InputError(f"{file.path}: {architecture}.rope.scaling.type: expected linear, yarn or none without divisors, got {kind!r:.40}")
+        raise InputError(
+            f"{file.path}: {architecture}.rope.scaling.type: expected linear, yarn or none without divisors, got {kind!r:.40}"
+        )
     if rope["rope_type"] != "longrope" and attention_factor != 1:
-        raise InputError(f"{file.path} sets {architecture}.rope.scaling.attn_factor to {attention_factor}; expected divisors with it")
+        raise InputError(
+            f"{file.path} sets {architecture}.rope.scaling.attn_factor to {attention_factor}; expected divisors with it"
+        )
     if architecture == "gemma3":
         near = {"rope_type": "default", "rope_theta": float(stated.take("rope.freq_base_swa", 10000.0))}
         return {"rope_parameters": {"full_attention": rope, "sliding_attention": near}}
@@ -182,12 +217,15 @@ def _divisors(file: GgufFile, name: str, count: int) -> list[float] | None:
     if name not in file.tensors:
         return None
     if file.tensors[name].shape != (count,):
-        raise InputError(f"{file.path}: tensor {name}: expected {count} divisors, got shape {list(file.tensors[name].shape)}")
+        raise InputError(
+            f"{file.path}: tensor {name}: expected {count} divisors, got shape {list(file.tensors[name].shape)}"
+        )
     return [float(value) for value in file.tensors[name].numbers()]
 
 
 def _gemma(architecture: str, every: int) -> Callable[[_Stated, dict[str, Any]], dict[str, Any]]:
-    """Windows on all layers but each `every`-th, and scores scaled by the width of heads, which the largest models do otherwise."""
+    """Windows on all layers but each `every`-th, and scores scaled by the width of heads, which the largest
+    models do otherwise."""
 
     def read(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
         layers, head_dim = raw["num_hidden_layers"], raw["head_dim"]
@@ -196,7 +234,9 @@ def _gemma(architecture: str, every: int) -> Callable[[_Stated, dict[str, Any]],
         return {
             "query_pre_attn_scalar": raw["hidden_size"] // raw["num_attention_heads"] if is_27b else head_dim,
             "sliding_window": stated.need("attention.sliding_window"),
-            "layer_types": ["sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in range(layers)],
+            "layer_types": [
+                "sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in range(layers)
+            ],
         }
 
     return read
@@ -204,13 +244,16 @@ def _gemma(architecture: str, every: int) -> Callable[[_Stated, dict[str, Any]],
 
 def _gemma2(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
     caps = {
-        name: float(stated.take(name, default)) for name, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0))
+        name: float(stated.take(name, default))
+        for name, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0))
     }
     return _gemma("gemma2", 2)(stated, raw) | caps
 
 
 def _gemma3(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
-    return _gemma("gemma3", 6)(stated, raw) | {"final_logit_softcapping": stated.take("final_logit_softcapping")}
+    return _gemma("gemma3", 6)(stated, raw) | {
+        "final_logit_softcapping": stated.take("final_logit_softcapping")
+    }
 
 
 def _phi3(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:

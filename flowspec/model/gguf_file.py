@@ -1,8 +1,8 @@
 """A GGUF file: its metadata, each tensor's type, shape and place, and the numbers in single rows of a tensor.
 
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Numbers are unpacked by the gguf package. Its reader is not used: it
-keeps several objects for each entry of a vocabulary. 128000 tokens and 280000 merges took it 22 s and 640 MB; here they take 0.1 s and
-next to no memory.
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Numbers are unpacked by the gguf
+package. Its reader is not used: it keeps several objects for each entry of a vocabulary. 128000 tokens and
+280000 merges took it 22 s and 640 MB; here they take 0.1 s and next to no memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ MISSING_PACKAGE = "GGUF files need the gguf package: pip install 'flowspec[gguf]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufTensor:
-    """A packed tensor: `shape` as torch orders it, `kind` its ggml type, `rows` of `row_bytes` from byte `start` of the file `path`."""
+    """A packed tensor: `shape` as torch orders it, `kind` its ggml type, `rows` of `row_bytes` from byte
+    `start` of the file `path`."""
 
     name: str
     shape: tuple[int, ...]
@@ -49,7 +50,8 @@ class GgufTensor:
 
     @staticmethod
     def at(name: str, shape: tuple[int, ...], kind: int, path: Path, start: int) -> GgufTensor:
-        """Raises `ValueError` for a shape that the type cannot have, `InputError` for a type that cannot be read."""
+        """Raises `ValueError` for a shape that the type cannot have, `InputError` for a type that cannot be
+        read."""
         try:
             from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
         except ImportError:
@@ -57,19 +59,34 @@ class GgufTensor:
         known = kind in set(GGMLQuantizationType)
         if not known or not _is_readable(kind):
             label = GGMLQuantizationType(kind).name if known else f"of type {kind}"
-            raise InputError(f"{path}: tensor {name} is {label}, which the gguf package cannot read; convert the model to another type")
+            raise InputError(
+                f"{path}: tensor {name} is {label}, which the gguf package cannot read; convert the model to another type"
+            )
         block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
         if shape[-1] % block:
             raise ValueError(f"tensor {name} has rows of {shape[-1]} in blocks of {block}")
         row_bytes = shape[-1] // block * block_bytes
-        return GgufTensor(name=name, shape=shape, kind=kind, path=path, start=start, rows=math.prod(shape[:-1]), row_bytes=row_bytes)
+        return GgufTensor(
+            name=name,
+            shape=shape,
+            kind=kind,
+            path=path,
+            start=start,
+            rows=math.prod(shape[:-1]),
+            row_bytes=row_bytes,
+        )
 
     @staticmethod
     def stored(name: str, shape: tuple[int, ...], kind: str, path: Path) -> GgufTensor:
-        """A tensor alone in a file, by the name of its type; raises `ValueError` for one that no GGUF file could hold."""
+        """A tensor alone in a file, by the name of its type; raises `ValueError` for one that no GGUF file
+        could hold."""
         from gguf import GGMLQuantizationType
 
-        if kind not in GGMLQuantizationType.__members__ or not 1 <= len(shape) <= _DIMENSIONS_MAX or 0 in shape:
+        if (
+            kind not in GGMLQuantizationType.__members__
+            or not 1 <= len(shape) <= _DIMENSIONS_MAX
+            or 0 in shape
+        ):
             raise ValueError(f"tensor {name} is {kind:.20} {list(shape)}")
         return GgufTensor.at(name, shape, GGMLQuantizationType[kind], path, 0)
 
@@ -78,11 +95,14 @@ class GgufTensor:
         return self.rows * self.row_bytes
 
     def packed(self) -> Rows:
-        """The bytes `[rows, row bytes]`, memory-mapped; raises `InputError` when the file is not there any more, or shorter."""
+        """The bytes `[rows, row bytes]`, memory-mapped; raises `InputError` when the file is not there any
+        more, or shorter."""
         try:
             return np.memmap(self.path, np.uint8, "r", self.start, (self.rows, self.row_bytes))
         except (OSError, ValueError) as error:
-            raise InputError(f"cannot read {self.name} in {self.path}: {first_line(error)}; start again") from None
+            raise InputError(
+                f"cannot read {self.name} in {self.path}: {first_line(error)}; start again"
+            ) from None
 
     def numbers(self) -> F32:
         """The values of a small tensor, of its shape."""
@@ -99,7 +119,8 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufFile:
-    """`metadata` holds numbers, texts, lists of numbers, and of a list of texts its length; of several parts the first one's.
+    """`metadata` holds numbers, texts, lists of numbers, and of a list of texts its length; of several parts
+    the first one's.
 
     `headers` says of each part how many bytes come before its tensors.
     """
@@ -113,7 +134,8 @@ class GgufFile:
     def read(path: Path) -> GgufFile:
         """Reads a file, or all parts of which `path` is the first.
 
-        Raises `InputError` for a file that is missing, broken or cut short, or holds a type of tensor that cannot be read.
+        Raises `InputError` for a file that is missing, broken or cut short, or holds a type of tensor that
+        cannot be read.
         """
         first = _read_part(path)
         count = first.metadata.get(_PART_COUNT, 1)
@@ -129,10 +151,14 @@ class GgufFile:
         parts = [first, *(_read_part(path.with_name(name)) for name in names[1:])]
         for number, part in enumerate(parts):
             if (part.metadata.get(_PART_COUNT), part.metadata.get(_PART_NUMBER)) != (count, number):
-                raise InputError(f"{part.path} is not part {number + 1} of {count} by what is in it; copy it again")
+                raise InputError(
+                    f"{part.path} is not part {number + 1} of {count} by what is in it; copy it again"
+                )
         tensors = {name: tensor for part in parts for name, tensor in part.tensors.items()}
         if len(tensors) != first.metadata.get(_TENSOR_COUNT, len(tensors)):
-            raise InputError(f"{path} and its parts hold {len(tensors)} tensors, expected {first.metadata[_TENSOR_COUNT]}; copy them again")
+            raise InputError(
+                f"{path} and its parts hold {len(tensors)} tensors, expected {first.metadata[_TENSOR_COUNT]}; copy them again"
+            )
         headers = {part.path: size for part in parts for size in part.headers.values()}
         return GgufFile(path=path, metadata=first.metadata, tensors=tensors, headers=headers)
 
@@ -147,7 +173,13 @@ class GgufFile:
         if tensor is None:
             raise InputError(f"{self.path} has no tensor {name}")
         kind = GGMLQuantizationType(tensor.kind).name
-        return Extent(path=tensor.path, offset=tensor.start, size_bytes=tensor.size_bytes, dtype=kind, shape=tensor.shape)
+        return Extent(
+            path=tensor.path,
+            offset=tensor.start,
+            size_bytes=tensor.size_bytes,
+            dtype=kind,
+            shape=tensor.shape,
+        )
 
 
 def _read_part(path: Path) -> GgufFile:
@@ -155,8 +187,16 @@ def _read_part(path: Path) -> GgufFile:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(path, data).file()
     except FileNotFoundError:
-        raise InputError(f"there is no file {path}; expected all parts of the model beside each other") from None
-    except (OSError, ValueError, OverflowError, IndexError, struct.error) as error:  # UnicodeDecodeError is a ValueError
+        raise InputError(
+            f"there is no file {path}; expected all parts of the model beside each other"
+        ) from None
+    except (
+        OSError,
+        ValueError,
+        OverflowError,
+        IndexError,
+        struct.error,
+    ) as error:  # UnicodeDecodeError is a ValueError
         raise InputError(f"{path} is not a GGUF file ({error}); copy it again") from None
 
 
@@ -182,10 +222,15 @@ class _Reader:
         if type(alignment) is not int or alignment < 1:
             raise ValueError(f"an alignment of {alignment!r:.40}")
         size = -(-self._at // alignment) * alignment
-        tensors = {name: GgufTensor.at(name, shape, kind, self._path, size + offset) for name, shape, kind, offset in places}
+        tensors = {
+            name: GgufTensor.at(name, shape, kind, self._path, size + offset)
+            for name, shape, kind, offset in places
+        }
         end = max((tensor.start + tensor.size_bytes for tensor in tensors.values()), default=self._at)
         if len(self._data) < end:
-            raise InputError(f"{self._path} is incomplete: expected {end} bytes, got {len(self._data)}; copy it again")
+            raise InputError(
+                f"{self._path} is incomplete: expected {end} bytes, got {len(self._data)}; copy it again"
+            )
         return GgufFile(path=self._path, metadata=metadata, tensors=tensors, headers={self._path: size})
 
     def _take(self, count: int) -> bytes:
@@ -249,7 +294,8 @@ def tell_gguf_version() -> None:
     """
     Gives the gguf package the version by which transformers judges it.
 
-    transformers finds the distribution of a module by name, which on Python 3.10 fails for gguf; it then asks the module.
+    transformers finds the distribution of a module by name, which on Python 3.10 fails for gguf; it then asks
+    the module.
     """
     import gguf
 
@@ -263,7 +309,10 @@ def _is_readable(kind: int) -> bool:
     from gguf.quants import dequantize
 
     try:
-        dequantize(np.zeros((1, GGML_QUANT_SIZES[GGMLQuantizationType(kind)][1]), np.uint8), GGMLQuantizationType(kind))
+        dequantize(
+            np.zeros((1, GGML_QUANT_SIZES[GGMLQuantizationType(kind)][1]), np.uint8),
+            GGMLQuantizationType(kind),
+        )
     except NotImplementedError:
         return False
     return True

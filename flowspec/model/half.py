@@ -1,13 +1,16 @@
-"""Linear layers with weights of 16 bits on processors that have no instructions for such numbers, or where torch's are wrong.
+"""Linear layers with weights of 16 bits on processors that have no instructions for such numbers, or where
+torch's are wrong.
 
-On x86 without AVX-512 torch multiplies bfloat16 row by row: sixteen rows take sixteen times as long as one, and its results depend on their number. FBGEMM's kernel
-for float16 weights widens them in registers and multiplies and sums in float32, at the speed of float32 for many rows and of memory for
-few. bfloat16 weights are taken to float16 without a rounding: multiplied by the power of two that brings the largest just below float16's,
-all down to 2^-31 of it are exact there, and those below move by less than 2^-38 of it. Inputs are widened exactly; the sum is multiplied back.
+On x86 without AVX-512 torch multiplies bfloat16 row by row: sixteen rows take sixteen times as long as one,
+and its results depend on their number. FBGEMM's kernel for float16 weights widens them in registers and
+multiplies and sums in float32, at the speed of float32 for many rows and of memory for few. bfloat16 weights
+are taken to float16 without a rounding: multiplied by the power of two that brings the largest just below
+float16's, all down to 2^-31 of it are exact there, and those below move by less than 2^-38 of it. Inputs are
+widened exactly; the sum is multiplied back.
 
-FBGEMM runs rows in groups of up to 6. Groups of 3 to 6 sum a row alike, one or two rows that are left over are summed in another order. So rows of
-zeros fill up to a multiple of 3, which leaves none over, and a row's result does not depend on the others. This is tried before it is used
-(`kernels.py`), not guaranteed.
+FBGEMM runs rows in groups of up to 6. Groups of 3 to 6 sum a row alike, one or two rows that are left over
+are summed in another order. So rows of zeros fill up to a multiple of 3, which leaves none over, and a row's
+result does not depend on the others. This is tried before it is used (`kernels.py`), not guaranteed.
 """
 
 from __future__ import annotations
@@ -53,9 +56,13 @@ class FbgemmHalfLinear(QuantisedLinear):
         weight = rounded["weights"]
         largest = weight.abs().max().item()
         self._scale = 2.0 ** (EXPONENT_MAX - math.frexp(largest)[1]) if 0 < largest < math.inf else 1.0
-        blocks = (weight[first : first + PACKED_AT_ONCE] for first in range(0, self.out_features, PACKED_AT_ONCE))
+        blocks = (
+            weight[first : first + PACKED_AT_ONCE] for first in range(0, self.out_features, PACKED_AT_ONCE)
+        )
         with quantised_engine("fbgemm"):
-            self._packed = [torch.ops.quantized.linear_prepack_fp16(block.float() * self._scale, None) for block in blocks]
+            self._packed = [
+                torch.ops.quantized.linear_prepack_fp16(block.float() * self._scale, None) for block in blocks
+            ]
 
     @staticmethod
     def bytes_of(inputs: int, outputs: int) -> int:
@@ -73,7 +80,8 @@ class FbgemmHalfLinear(QuantisedLinear):
 
 
 class PlainHalfLinear(QuantisedLinear):
-    """The weights of a block of outputs at a time, widened to float32: slow, but right wherever torch multiplies float32."""
+    """The weights of a block of outputs at a time, widened to float32: slow, but right wherever torch
+    multiplies float32."""
 
     copies_tied = False
 
@@ -101,7 +109,8 @@ class PlainHalfLinear(QuantisedLinear):
 
 
 def has_instructions(dtype: str) -> bool:
-    """Whether this x86 processor has instructions for bfloat16 or float16, as torch's oneDNN sees it; True where it cannot tell."""
+    """Whether this x86 processor has instructions for bfloat16 or float16, as torch's oneDNN sees it; True
+    where it cannot tell."""
     name = {"bfloat16": "_is_mkldnn_bf16_supported", "float16": "_is_mkldnn_fp16_supported"}[dtype]
     supported = getattr(torch.ops.mkldnn, name, None)
     return supported is None or bool(supported())
@@ -110,5 +119,8 @@ def has_instructions(dtype: str) -> bool:
 def has_products(dtype: str) -> bool:
     """Whether this x86 processor multiplies numbers of 16 bits and adds up in 32 in one step; False where
     torch cannot tell."""
-    names = {"bfloat16": ("_is_avx512_bf16_supported", "_is_amx_tile_supported"), "float16": ("_is_amx_fp16_supported",)}[dtype]
+    names = {
+        "bfloat16": ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
+        "float16": ("_is_amx_fp16_supported",),
+    }[dtype]
     return any(bool(asked()) for name in names if (asked := getattr(torch.cpu, name, None)) is not None)

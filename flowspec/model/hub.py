@@ -1,6 +1,8 @@
-"""Single files of models on the Hugging Face hub, fetched or from its cache. `HF_HOME`, `HF_TOKEN` and offline mode are huggingface_hub's own.
+"""Single files of models on the Hugging Face hub, fetched or from its cache. `HF_HOME`, `HF_TOKEN` and
+offline mode are huggingface_hub's own.
 
-As a program it fetches files for a daemon (`runtime/weights/from_hub.py`), and imports little, so that it starts quickly.
+As a program it fetches files for a daemon (`runtime/weights/from_hub.py`), and imports little, so that it
+starts quickly.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from flowspec.errors import InputError, first_line
 
 
 def hub_file(repository: str, name: str, *, may_fetch: bool) -> Path | None:
-    """The local path of a file of `owner/name`; None where the hub, or offline the cache of the model, has no such file.
+    """The local path of a file of `owner/name`; None where the hub, or offline the cache of the model, has no
+    such file.
 
     Raises `InputError` when nothing of the model is cached and it cannot be, or may not be, fetched.
     """
@@ -31,7 +34,9 @@ def hub_file(repository: str, name: str, *, may_fetch: bool) -> Path | None:
         why = "the hub cannot be reached (HF_HUB_OFFLINE=1 makes do with what is cached)"
         if is_offline:
             why = "offline mode is on" if is_offline_mode() else "nothing is fetched here"
-        raise InputError(f"{name} of {repository!r} is not in the Hugging Face cache, and {why}; or give a model folder") from None
+        raise InputError(
+            f"{name} of {repository!r} is not in the Hugging Face cache, and {why}; or give a model folder"
+        ) from None
     except EntryNotFoundError:
         return None
     except (HfHubHTTPError, OSError, ValueError) as error:
@@ -47,7 +52,9 @@ def hub_size(repository: str, name: str) -> int | None:
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, OfflineModeIsEnabled
 
     if is_offline_mode():
-        raise InputError(f"{name} of {repository!r} is not in the Hugging Face cache, and offline mode is on; or give a model folder")
+        raise InputError(
+            f"{name} of {repository!r} is not in the Hugging Face cache, and offline mode is on; or give a model folder"
+        )
     try:
         size: int | None = get_hf_file_metadata(hf_hub_url(repository, name)).size
     except EntryNotFoundError:
@@ -67,7 +74,8 @@ def hub_cache() -> Path:
 
 
 def main() -> None:
-    """Tells the sizes of files, or fetches them, and says in a line of JSON what came of it; of an error the text.
+    """Tells the sizes of files, or fetches them, and says in a line of JSON what came of it; of an error the
+    text.
 
     Ends when its standard input does: whoever started it is gone.
     """

@@ -28,7 +28,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_depth(value: Any) -> None:
-    """Raises `ValueError` for lists and objects so deep in each other that showing or copying them could exhaust Python's stack."""
+    """Raises `ValueError` for lists and objects so deep in each other that showing or copying them could
+    exhaust Python's stack."""
     level: list[Any] = [[value]]
     for _ in range(_DEPTH_MAX):
         entries = [entry for each in level for entry in (each.values() if isinstance(each, dict) else each)]

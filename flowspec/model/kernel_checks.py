@@ -128,10 +128,15 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
     library = compiled.library()
     assert library is not None
     generator = torch.Generator().manual_seed(1)
-    special = torch.tensor([0.0, -0.0, 1e-40, -86.0, -86.1, 88.0, 89.0, 1e30, -1e30, float("inf"), -float("inf"), float("nan")])
+    special = torch.tensor(
+        [0.0, -0.0, 1e-40, -86.0, -86.1, 88.0, 89.0, 1e30, -1e30, float("inf"), -float("inf"), float("nan")]
+    )
     numbers = torch.cat([20 * torch.randn(10007, generator=generator), special])
     for name in compiled.FUNCTIONS:
-        if not torch.equal(library.function(numbers, name).view(torch.int32), plain.FUNCTIONS[name](numbers).view(torch.int32)):
+        if not torch.equal(
+            library.function(numbers, name).view(torch.int32),
+            plain.FUNCTIONS[name](numbers).view(torch.int32),
+        ):
             return f"differs from the definition of {name}"
     for width in (1, 5, 64, 100, 896):
         rows = torch.randn((7, width), generator=generator)
@@ -140,12 +145,19 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
     for threads in _thread_counts(torch.device("cpu")):
         torch.set_num_threads(threads)
         for kind in (torch.float32, torch.bfloat16, torch.float16):
-            for heads, width, cap, window in ((1, 8, None, None), (2, 64, None, 30), (4, 80, 30.0, None), (3, 24, None, None)):
+            for heads, width, cap, window in (
+                (1, 8, None, None),
+                (2, 64, None, 30),
+                (4, 80, 30.0, None),
+                (3, 24, None, None),
+            ):
                 progress()
                 queries, keys, values, sight = _tree(heads, width, kind, window, generator)
                 given = queries, keys, values
                 found = library.attention(*given, sight.seen, *sight.order(), width**-0.5, cap)
-                if not torch.equal(found, plain.attention(*given[:2], values[..., :width], sight.paths(), width**-0.5, cap)):
+                if not torch.equal(
+                    found, plain.attention(*given[:2], values[..., :width], sight.paths(), width**-0.5, cap)
+                ):
                     return f"differs from the definition of attention, of heads of {width} in {str(kind)[6:]} with {threads} threads"
     return ""
 

@@ -103,8 +103,14 @@ def _cpu_kernels(dtype: str) -> tuple[Kernel, ...]:
     if has_products(dtype):
         return (torch_own, *lanes, plain)
     fbgemm: tuple[Kernel, ...] = ()
-    if "fbgemm" in engines and hasattr(torch.ops.quantized, "linear_prepack_fp16") and not has_instructions(dtype):
-        arithmetic = _local("fbgemm", dtype, cpu)  # with torch's own layers where it would take too much memory
+    if (
+        "fbgemm" in engines
+        and hasattr(torch.ops.quantized, "linear_prepack_fp16")
+        and not has_instructions(dtype)
+    ):
+        arithmetic = _local(
+            "fbgemm", dtype, cpu
+        )  # with torch's own layers where it would take too much memory
         fbgemm = (Kernel(name="fbgemm", linear=FbgemmHalfLinear, arithmetic=arithmetic),)
     return (*lanes, *fbgemm, torch_own, plain)
 
@@ -138,7 +144,9 @@ def capability(device: torch.device) -> str:
         return device.type
     level = torch.backends.cpu.get_cpu_capability().lower().replace(" ", "_")
     flags = (("amx", "_is_amx_tile_supported"), ("bf16", "_is_avx512_bf16_supported"))
-    there = [flag for flag, name in flags if (asked := getattr(torch.cpu, name, None)) is not None and asked()]
+    there = [
+        flag for flag, name in flags if (asked := getattr(torch.cpu, name, None)) is not None and asked()
+    ]
     return "_".join([level, *there])
 
 

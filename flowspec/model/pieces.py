@@ -1,4 +1,5 @@
-"""The modules of a slice, and what its family does between and around them: embedding, position embeddings, logits.
+"""The modules of a slice, and what its family does between and around them: embedding, position embeddings,
+logits.
 
 Built on the meta device; `weights.py` fills them. The modules are transformers' own; what they compute beside
 their matrices is computed by `arithmetic/`, so that a row's bits follow from the row.
@@ -84,14 +85,24 @@ class Pieces:
         config = slice_config(config)
         try:
             with torch.device("meta"):
-                layers = [family.piece("DecoderLayer")(config, index) for index in range(span.first, span.end)]
+                layers = [
+                    family.piece("DecoderLayer")(config, index) for index in range(span.first, span.end)
+                ]
                 embedding = nn.Embedding(config.vocab_size, config.hidden_size) if span.is_first else None
-                norm = family.piece("RMSNorm")(config.hidden_size, eps=config.rms_norm_eps) if span.is_last else None
-                lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False) if span.is_last else None
+                norm = (
+                    family.piece("RMSNorm")(config.hidden_size, eps=config.rms_norm_eps)
+                    if span.is_last
+                    else None
+                )
+                lm_head = (
+                    nn.Linear(config.hidden_size, config.vocab_size, bias=False) if span.is_last else None
+                )
             rotary = family.piece("RotaryEmbedding")(config=config)
         except Exception as error:  # noqa: BLE001 - transformers raises whatever it meets in an odd config
             text = " ".join(str(error).split())
-            raise InputError(f"cannot build the model's layers from its config.json: {type(error).__name__}: {text:.200}") from None
+            raise InputError(
+                f"cannot build the model's layers from its config.json: {type(error).__name__}: {text:.200}"
+            ) from None
         return Pieces(config, family, span, embedding, layers, rotary, norm, lm_head)
 
     @property
@@ -146,21 +157,28 @@ class Pieces:
         """`[rows, hidden]` from token ids `[rows]`."""
         assert self.embedding is not None, "only the first slice has the embedding"
         embedded: torch.Tensor = self.embedding(tokens)
-        scale = self.family.embedding_scale(self.config, lambda value: torch.tensor(value, dtype=embedded.dtype).item())
+        scale = self.family.embedding_scale(
+            self.config, lambda value: torch.tensor(value, dtype=embedded.dtype).item()
+        )
         return embedded if scale == 1 else embedded * scale
 
     def angles(self, hidden: torch.Tensor, positions: torch.Tensor) -> list[Angles]:
-        """The position embeddings of each layer, for `positions` `[1, rows]` int64, in the dtype that goes with `hidden`."""
+        """The position embeddings of each layer, for `positions` `[1, rows]` int64, in the dtype that goes
+        with `hidden`."""
         if not self.family.rotary_by_layer_type:
             return [angles_of(self.rotary, hidden, positions)] * len(self.layers)
         types = self.config.layer_types[self.span.first : self.span.end]
-        by_type = {kind: angles_of(self.rotary, hidden, positions, f"{kind}_") for kind in dict.fromkeys(types)}
+        by_type = {
+            kind: angles_of(self.rotary, hidden, positions, f"{kind}_") for kind in dict.fromkeys(types)
+        }
         return [by_type[kind] for kind in types]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[rows, vocabulary]` in the model's dtype from the last layer's hidden states `[rows, hidden]`."""
         assert self.lm_head is not None, "only the last slice has logits"
-        logits: torch.Tensor = self.family.finish(self.config, self.lm_head(self.norm(hidden)), partial(function, name="tanh"))
+        logits: torch.Tensor = self.family.finish(
+            self.config, self.lm_head(self.norm(hidden)), partial(function, name="tanh")
+        )
         return logits
 
 
@@ -217,7 +235,9 @@ def call_directly(module: nn.Module, family: Family, product: Product | None = N
             part.__dict__["product"] = product
         elif kind.__name__.endswith("TopKRouter"):
             call = _routed
-        if isinstance(getattr(part, "gate_up_proj", None), nn.Parameter) and kind.__name__.endswith("Experts"):
+        if isinstance(getattr(part, "gate_up_proj", None), nn.Parameter) and kind.__name__.endswith(
+            "Experts"
+        ):
             part.__dict__["product"] = F.linear if product is None else product
         part.__class__ = type(kind.__name__, (kind,), {"__call__": call})
         part.__dict__.update(part._modules)
@@ -235,7 +255,9 @@ def _functions(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     """A layer's activation. Raises `InputError` for one that has no canonical form."""
     name = _FUNCTIONS.get(type(module).__name__)
     if name is None:
-        raise InputError(f"the model's layers apply {type(module).__name__}, but FlowSpec computes silu, gelu_pytorch_tanh and relu")
+        raise InputError(
+            f"the model's layers apply {type(module).__name__}, but FlowSpec computes silu, gelu_pytorch_tanh and relu"
+        )
     return torch.relu if name == "relu" else partial(function, name=name)
 
 

@@ -1,20 +1,23 @@
-"""Linear layers with packed weights of 8 or 4 bits: fast for few rows, and one arithmetic for a row whatever rows run beside it.
+"""Linear layers with packed weights of 8 or 4 bits: fast for few rows, and one arithmetic for a row whatever
+rows run beside it.
 
-Each precision has one way of rounding and several kernels that multiply what was rounded. Which of them is right on this processor
-is tried before it is used (`kernels.py`); nothing here trusts a name.
+Each precision has one way of rounding and several kernels that multiply what was rounded. Which of them is
+right on this processor is tried before it is used (`kernels.py`); nothing here trusts a name.
 
-*int8*: weights are rounded per output (`scale = max |w| / 127`). An input row is scaled by its largest value and written as two digits,
-each within -63..63, the second in units of 1/126 of the first's. Both digits are rows of one product of integers, which has no rounding: a row's
-result depends neither on its neighbours nor on how a library blocks its loops. Seven bits a digit because AVX2 adds pairs of 8 by 8 bit
-products in 16 bits, where eight bits would saturate. Two digits keep 13 bits of an input, more than bfloat16 has; with one, inputs beside a
-large one would lose most of theirs. torch scales inputs by the smallest and largest of a batch; two more columns, of weight zero, pin
-these to what makes its scale 1, so that its rounding is exact.
+*int8*: weights are rounded per output (`scale = max |w| / 127`). An input row is scaled by its largest value
+and written as two digits, each within -63..63, the second in units of 1/126 of the first's. Both digits are
+rows of one product of integers, which has no rounding: a row's result depends neither on its neighbours nor
+on how a library blocks its loops. Seven bits a digit because AVX2 adds pairs of 8 by 8 bit products in 16
+bits, where eight bits would saturate. Two digits keep 13 bits of an input, more than bfloat16 has; with one,
+inputs beside a large one would lose most of theirs. torch scales inputs by the smallest and largest of a
+batch; two more columns, of weight zero, pin these to what makes its scale 1, so that its rounding is exact.
 
-*int4*: weights are rounded per group of 32 inputs (`w = (q - 8) * scale + zero`, scale and zero in bfloat16) and multiplied by torch's own
-kernel: inputs and results in bfloat16, sums in float32.
+*int4*: weights are rounded per group of 32 inputs (`w = (q - 8) * scale + zero`, scale and zero in bfloat16)
+and multiplied by torch's own kernel: inputs and results in bfloat16, sums in float32.
 
-Here for CPUs; `quantised_cuda.py` has the same on GPUs. Of each precision there is a *plain* kernel, too, of nothing but float32 products of
-blocks of a matrix: slow, but right wherever torch multiplies float32. int8's gives the bits of the others, since integers have no rounding.
+Here for CPUs; `quantised_cuda.py` has the same on GPUs. Of each precision there is a *plain* kernel, too, of
+nothing but float32 products of blocks of a matrix: slow, but right wherever torch multiplies float32. int8's
+gives the bits of the others, since integers have no rounding.
 """
 
 from __future__ import annotations
@@ -42,9 +45,11 @@ EXACT_INPUTS = 2048
 BLOCK_ROWS = 1024
 """Outputs that are rounded at once, so that no second copy of a matrix in float32 is made."""
 FORMAT = 1
-"""Of `Rounded`: counts up when a class rounds otherwise or names or orders the parts otherwise, since they are kept on disk."""
+"""Of `Rounded`: counts up when a class rounds otherwise or names or orders the parts otherwise, since they
+are kept on disk."""
 Rounded = Mapping[str, torch.Tensor]
-"""A rounded matrix: levels, scales and zeros, each with a row for each output, as its class says. Of no kernel's layout."""
+"""A rounded matrix: levels, scales and zeros, each with a row for each output, as its class says. Of no
+kernel's layout."""
 
 
 class QuantisedLinear(nn.Linear):
@@ -63,7 +68,8 @@ class QuantisedLinear(nn.Linear):
 
     @staticmethod
     def rounded(weight: torch.Tensor) -> Rounded:
-        """The parts that `weight` `[rows, in]` is rounded to, each row for itself. Raises `InputError` for one that cannot be packed."""
+        """The parts that `weight` `[rows, in]` is rounded to, each row for itself. Raises `InputError` for
+        one that cannot be packed."""
         raise NotImplementedError
 
     def pack(self, rounded: Rounded) -> None:
@@ -107,7 +113,8 @@ class Int8Linear(QuantisedLinear):
         return found.to(input.dtype).view(*input.shape[:-1], self.out_features)
 
     def _products(self, digits: torch.Tensor) -> torch.Tensor:
-        """`[rows, out]` float32, each output times its scale, from `[rows, in + 2]`, whose last two columns are free to be used."""
+        """`[rows, out]` float32, each output times its scale, from `[rows, in + 2]`, whose last two columns
+        are free to be used."""
         raise NotImplementedError
 
 
@@ -141,11 +148,14 @@ class QnnpackInt8Linear(_EngineInt8Linear):
     has_eight_bits = True
 
     def _products(self, digits: torch.Tensor) -> torch.Tensor:
-        return super()._products(digits.nan_to_num_(0))  # it refuses what is no number; the row's peak is none, and shows it
+        return super()._products(
+            digits.nan_to_num_(0)
+        )  # it refuses what is no number; the row's peak is none, and shows it
 
 
 class OnednnInt8Linear(_EngineInt8Linear):
-    """oneDNN; on ARM, up to torch 2.10 at least, right only for the number of rows that a packed matrix first met."""
+    """oneDNN; on ARM, up to torch 2.10 at least, right only for the number of rows that a packed matrix first
+    met."""
 
     engine = "onednn"
 
@@ -168,14 +178,18 @@ class PlainInt8Linear(Int8Linear):
 
 
 class Int4Linear(QuantisedLinear):
-    """See the module. Raises `InputError` for a layer that cannot be packed so. A kernel's `_products` takes bfloat16."""
+    """See the module. Raises `InputError` for a layer that cannot be packed so. A kernel's `_products` takes
+    bfloat16."""
 
     @staticmethod
     def rounded(weight: torch.Tensor) -> Rounded:
-        """`levels` uint8 `[rows, in / 2]`, the first of two inputs in the low bits; `scales` and `zeros` bfloat16 `[rows, groups]`."""
+        """`levels` uint8 `[rows, in / 2]`, the first of two inputs in the low bits; `scales` and `zeros`
+        bfloat16 `[rows, groups]`."""
         rows, inputs = weight.shape
         if inputs % GROUP:
-            raise InputError(f"int4 takes inputs in groups of {GROUP}, but this model has a layer of {inputs}; use int8")
+            raise InputError(
+                f"int4 takes inputs in groups of {GROUP}, but this model has a layer of {inputs}; use int8"
+            )
         pairs = weight.new_empty((rows, inputs // 2), dtype=torch.uint8)
         scales, zeros = (weight.new_empty((rows, inputs // GROUP), dtype=torch.bfloat16) for _ in range(2))
         for block in _blocks(rows):
@@ -183,7 +197,9 @@ class Int4Linear(QuantisedLinear):
             low, high = groups.amin(dim=2), groups.amax(dim=2)  # [rows, groups]
             scale = scales[block] = ((high - low) / 15).clamp_min_(TINY).bfloat16()
             zero = zeros[block] = (low + 8 * scale.float()).bfloat16()
-            levels = ((groups - zero.float()[..., None]) / scale.float()[..., None]).round_().add_(8).clamp_(0, 15)
+            levels = (
+                ((groups - zero.float()[..., None]) / scale.float()[..., None]).round_().add_(8).clamp_(0, 15)
+            )
             levels = levels.to(torch.uint8).view(-1, inputs)
             pairs[block] = levels[:, ::2] | levels[:, 1::2] << 4
         return {"levels": pairs, "scales": scales, "zeros": zeros}
@@ -217,7 +233,9 @@ class TorchInt4Linear(Int4Linear):
         self._scales = torch.stack([scales, zeros], dim=2).transpose(0, 1).contiguous()  # [groups, out, 2]
 
     def _products(self, rows: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self._packed, GROUP, self._scales)
+        found: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            rows, self._packed, GROUP, self._scales
+        )
         return found
 
 
@@ -232,13 +250,16 @@ class PlainInt4Linear(Int4Linear):
         for block in _blocks(self.out_features):
             pairs = self._pairs[block]
             levels = torch.stack([pairs & 15, pairs >> 4], dim=2).view(len(pairs), -1, GROUP).float() - 8
-            weights = levels * self._scales[block, :, None].float() + self._zeros[block, :, None].float()  # [out, groups, GROUP]
+            weights = (
+                levels * self._scales[block, :, None].float() + self._zeros[block, :, None].float()
+            )  # [out, groups, GROUP]
             found[:, block] = float_product(rows.float(), weights.flatten(1)).bfloat16()
         return found
 
 
 LINEARS: dict[str, type[QuantisedLinear]] = {"int8": Int8Linear, "int4": Int4Linear}
-"""How matrices are rounded and what they take, by the name of the precision; `kernels.py` has what multiplies them."""
+"""How matrices are rounded and what they take, by the name of the precision; `kernels.py` has what multiplies
+them."""
 PLAIN_LINEARS: dict[str, type[QuantisedLinear]] = {"int8": PlainInt8Linear, "int4": PlainInt4Linear}
 """Those that need no kernel but float32's."""
 

@@ -1,10 +1,13 @@
-"""The packed layers of `quantised.py` on CUDA: the same rounded weights, multiplied by torch's kernels for GPUs.
+"""The packed layers of `quantised.py` on CUDA: the same rounded weights, multiplied by torch's kernels for
+GPUs.
 
-*int8*: the digits are rows of one product of integers again (`torch._int_mm`). Sums of integers do not depend on their order, so a GPU computes
-what a CPU computes, bit for bit. *int4*: torch's tinygemm kernel in bfloat16, on GPUs of compute capability 8.0 and newer (from the Orins on).
+*int8*: the digits are rows of one product of integers again (`torch._int_mm`). Sums of integers do not depend
+on their order, so a GPU computes what a CPU computes, bit for bit. *int4*: torch's tinygemm kernel in
+bfloat16, on GPUs of compute capability 8.0 and newer (from the Orins on).
 
-No GPU was at hand when this was written. The int8 layer was tested with the same operator on CPUs, int4's layout with a stand-in for the kernel. As
-every kernel they are tried on the GPU itself before a model is loaded (`kernels.py`).
+No GPU was at hand when this was written. The int8 layer was tested with the same operator on CPUs, int4's
+layout with a stand-in for the kernel. As every kernel they are tried on the GPU itself before a model is
+loaded (`kernels.py`).
 """
 
 from __future__ import annotations

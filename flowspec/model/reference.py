@@ -36,7 +36,9 @@ class Reference:
         transformers_logging.disable_progress_bar()
         options = {"experts_implementation": "eager"}
         if getattr(files.config().get_text_config(), "attn_logit_softcapping", None) is not None:
-            options["attn_implementation"] = "eager"  # older transformers take SDPA for Gemma 2, which has no cap
+            options["attn_implementation"] = (
+                "eager"  # older transformers take SDPA for Gemma 2, which has no cap
+            )
         if files.gguf is not None:
             self._model: Any = whole_model(files, torch.float32, **options).eval()
         else:
@@ -129,7 +131,9 @@ class Reference:
                 hook.remove()
 
     @torch.inference_mode()
-    def generate(self, prompt: tuple[int, ...], sampling: Sampling, new_tokens_max: int, stop_ids: frozenset[int]) -> list[int]:
+    def generate(
+        self, prompt: tuple[int, ...], sampling: Sampling, new_tokens_max: int, stop_ids: frozenset[int]
+    ) -> list[int]:
         """The new tokens, the stop token included if there is one."""
         key = (prompt, sampling, new_tokens_max, stop_ids)
         if key in self._answers:
@@ -138,7 +142,9 @@ class Reference:
         tokens: list[int] = []
         fed, cache = list(prompt), None
         while len(tokens) < new_tokens_max and not (tokens and tokens[-1] in stop_ids):
-            out = self._model(input_ids=torch.tensor([fed]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+            out = self._model(
+                input_ids=torch.tensor([fed]), past_key_values=cache, use_cache=True, logits_to_keep=1
+            )
             cache = out.past_key_values
             tokens.append(sampler.draw(out.logits[0, -1].numpy(), len(prompt) + len(tokens)))
             fed = tokens[-1:]
@@ -148,7 +154,9 @@ class Reference:
     @torch.inference_mode()
     def forced_logits(self, prompt: tuple[int, ...], answer: list[int]) -> list[F32]:
         """Logits after the prompt and after each token of the answer, from one pass without a cache."""
-        out = self._model(input_ids=torch.tensor([[*prompt, *answer]]), use_cache=False, logits_to_keep=len(answer) + 1)
+        out = self._model(
+            input_ids=torch.tensor([[*prompt, *answer]]), use_cache=False, logits_to_keep=len(answer) + 1
+        )
         return list(out.logits[0].numpy())
 
 

@@ -20,16 +20,28 @@ def read_header(path: Path) -> dict[str, Any]:
                 raise ValueError(f"a header of {size} bytes")
             header = json.loads(file.read(size))
         header.pop("__metadata__", None)
-        if not all(isinstance(entry["dtype"], str) and _is_shape(entry["shape"]) for entry in header.values()):
+        if not all(
+            isinstance(entry["dtype"], str) and _is_shape(entry["shape"]) for entry in header.values()
+        ):
             raise ValueError("a header of other content")
         ends = [entry["data_offsets"][1] for entry in header.values()]
         if not all(type(end) is int and 0 <= end <= limits.ID_MAX for end in ends):
             raise ValueError("a header with other offsets")
         end = 8 + size + max(ends, default=0)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error) as error:
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        struct.error,
+    ) as error:
         raise InputError(f"{path} is not a safetensors file ({first_line(error)}); copy it again") from None
     if path.stat().st_size != end:
-        raise InputError(f"{path} is incomplete: expected {end} bytes, got {path.stat().st_size}; copy it again")
+        raise InputError(
+            f"{path} is incomplete: expected {end} bytes, got {path.stat().st_size}; copy it again"
+        )
     return dict(header)
 
 

@@ -1,12 +1,14 @@
-"""Draws next tokens by the coupled Gumbel-max rule: `argmax(log p + G[seed, position, id])` over the filtered ids.
+"""Draws next tokens by the coupled Gumbel-max rule: `argmax(log p + G[seed, position, id])` over the filtered
+ids.
 
-Filters in order: temperature, top-k, top-p, min-p, each over (probability descending, id ascending). Temperature 0 is
-argmax, lowest id first. Exact without a full sort of the vocabulary:
+Filters in order: temperature, top-k, top-p, min-p, each over (probability descending, id ascending).
+Temperature 0 is argmax, lowest id first. Exact without a full sort of the vocabulary:
 
-- The unfiltered winner. Score the largest logits exactly; any other id needs noise above a bound to win, and that bound
-  is a bound on its random bits, which are compared as integers. Few ids pass, and only those get their logarithms.
-- Top-p. The winner stands if the mass before it is below top-p, one masked sum. The winner is itself drawn from p, so it
-  stands with probability of about top-p; if not, the next best is tried.
+- The unfiltered winner. Score the largest logits exactly; any other id needs noise above a bound to win, and
+  that bound is a bound on its random bits, which are compared as integers. Few ids pass, and only those get
+  their logarithms.
+- Top-p. The winner stands if the mass before it is below top-p, one masked sum. The winner is itself drawn
+  from p, so it stands with probability of about top-p; if not, the next best is tried.
 - Top-k and min-p leave small sets, which are sorted, filtered and scored as they are.
 """
 
@@ -82,7 +84,9 @@ class Sampler:
         if ids is None:
             ids, total = self._sorted_head(logits)
         else:
-            total = float(np.exp((logits[ids].astype(np.float64) - float(logits[ids[0]])) / temperature).sum())
+            total = float(
+                np.exp((logits[ids].astype(np.float64) - float(logits[ids[0]])) / temperature).sum()
+            )
         kept = logits[ids].astype(np.float64) / temperature
         if top_p < 1:
             weights = np.exp(kept - kept[0])
@@ -94,13 +98,16 @@ class Sampler:
         return ids
 
     def _sorted_head(self, logits: F32) -> tuple[I64, float]:
-        """The largest ids, sorted, as many as top-p and min-p can need; and the mass of all relative to the first."""
+        """The largest ids, sorted, as many as top-p and min-p can need; and the mass of all relative to the
+        first."""
         temperature, top_p, min_p = self.sampling.temperature, self.sampling.top_p, self.sampling.min_p
         highest = float(logits.max())
         total = float(_weights(logits, temperature).sum(dtype=np.float64))
         if min_p > 0:
             # A shade below the floor, which `_filtered` applies to the letter.
-            ids = np.flatnonzero(logits >= np.float32(highest + np.log(min_p) * temperature - 1e-3 * max(1.0, abs(highest))))
+            ids = np.flatnonzero(
+                logits >= np.float32(highest + np.log(min_p) * temperature - 1e-3 * max(1.0, abs(highest)))
+            )
             return ids[np.argsort(-logits[ids], kind="stable")], total
         for count in SORTED_COUNTS if top_p < 1 else ():
             if count >= len(logits):
@@ -119,7 +126,9 @@ class Sampler:
         head = head[~np.isin(head, failed)] if failed else head
         threshold = 0
         if len(head):
-            best = float((logits[head].astype(np.float64) / self.sampling.temperature + gumbel(bits[head])).max())
+            best = float(
+                (logits[head].astype(np.float64) / self.sampling.temperature + gumbel(bits[head])).max()
+            )
             threshold = bits_above(best - float(bound) / self.sampling.temperature)
         rest = np.flatnonzero(bits >= np.uint64(threshold))
         candidates = np.union1d(head, rest)
@@ -138,7 +147,9 @@ class Sampler:
 
 def _weights(logits: F32, temperature: float) -> F32:
     """Probabilities relative to the largest one."""
-    with np.errstate(over="ignore"):  # the least float32 marks ids never to be drawn; over T it is minus infinity, as meant
+    with np.errstate(
+        over="ignore"
+    ):  # the least float32 marks ids never to be drawn; over T it is minus infinity, as meant
         weights: F32 = np.exp((logits - logits.max()) * np.float32(1 / temperature))
     return weights
 
@@ -151,19 +162,23 @@ def _top_k(logits: F32, count: int) -> I64:
 
 
 def logprobs(logits: F32, token: int, count: int) -> Logprobs:
-    """Log-probabilities of `token` and of the `count` likeliest tokens, by the softmax of the raw `logits` `[vocabulary]`.
+    """Log-probabilities of `token` and of the `count` likeliest tokens, by the softmax of the raw `logits`
+    `[vocabulary]`.
 
     What float32 cannot tell from minus infinity is its least number.
     """
     highest = float(logits.max())
     total = highest + float(np.log(_weights(logits, 1.0).sum(dtype=np.float64)))
     ids = _top_k(logits, min(count, len(logits))) if count else np.empty(0, dtype=np.int64)
-    chosen, *values = np.maximum(logits[[token, *ids]].astype(np.float64) - total, np.finfo(np.float32).min).tolist()
+    chosen, *values = np.maximum(
+        logits[[token, *ids]].astype(np.float64) - total, np.finfo(np.float32).min
+    ).tolist()
     return Logprobs(chosen=chosen, ids=tuple(ids.tolist()), values=tuple(values))
 
 
 def margin(sampler: Sampler, logits: F32, position: int, token: int) -> float:
-    """How far logits must move against each other, at least, before another token than `token` is drawn at `position`.
+    """How far logits must move against each other, at least, before another token than `token` is drawn at
+    `position`.
 
     `token` is the one drawn. The least of: its distance to where a filter drops it, and for every other id
     the larger of the lead over it and its distance to where the filters let it in (0 if they do). Rounding
@@ -190,7 +205,8 @@ def margin(sampler: Sampler, logits: F32, position: int, token: int) -> float:
 
 
 def _to_filters(sampling: Sampling, logits: F64, rank: int) -> float:
-    """By how much sorted logits must move against each other, at least, before the id at `rank` passes or fails all filters."""
+    """By how much sorted logits must move against each other, at least, before the id at `rank` passes or
+    fails all filters."""
     found = []  # positive: passes by that much; negative: fails by that much
     top_k = sampling.top_k if 0 < sampling.top_k < len(logits) else len(logits)
     if top_k < len(logits):
@@ -203,15 +219,19 @@ def _to_filters(sampling: Sampling, logits: F64, rank: int) -> float:
 
 
 def _to_top_p(sampling: Sampling, logits: F64, own: float, rank: int) -> float:
-    """The distance of the id at `rank` to the top-p boundary, positive inside; it also gets there by changing its rank.
+    """The distance of the id at `rank` to the top-p boundary, positive inside; it also gets there by changing
+    its rank.
 
-    A movement of m brings at most the ids within m across its own, and multiplies the odds of the mass before it by at
-    most `exp(m / T)`. So m is at least the larger of the two needs, and the least of those over how many ids cross.
+    A movement of m brings at most the ids within m across its own, and multiplies the odds of the mass before
+    it by at most `exp(m / T)`. So m is at least the larger of the two needs, and the least of those over how
+    many ids cross.
     """
     weights = np.exp((logits - logits[0]) / sampling.temperature)
     before = (np.cumsum(weights) - weights) / weights.sum()  # [top_k]
     if rank < len(logits) and before[rank] < sampling.top_p:
-        shares = np.append(before[rank], before[rank + 1 :] + (weights[rank + 1 :] - weights[rank]) / weights.sum())
+        shares = np.append(
+            before[rank], before[rank + 1 :] + (weights[rank + 1 :] - weights[rank]) / weights.sum()
+        )
         crossed = own - logits[rank:]
         sign = 1
     else:

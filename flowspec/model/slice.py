@@ -1,10 +1,12 @@
-"""A consecutive slice of a transformers model: loaded alone, run on tree segments, sampled from if it is the last.
+"""A consecutive slice of a transformers model: loaded alone, run on tree segments, sampled from if it is the
+last.
 
-The modules are transformers' own (`pieces.py`), filled tensor by tensor (`weights.py`). The first slice also holds the embedding, the
-last the final norm, `lm_head` (the embedding again when tied) and the samplers.
+The modules are transformers' own (`pieces.py`), filled tensor by tensor (`weights.py`). The first slice also
+holds the embedding, the last the final norm, `lm_head` (the embedding again when tied) and the samplers.
 
-*Captures* are hidden states on the way that a drafter wants: capture c is the input of layer c, or with c the number of
-layers the output after the final norm. They travel behind the hidden states, `[rows, hidden * (1 + captured so far)]`.
+*Captures* are hidden states on the way that a drafter wants: capture c is the input of layer c, or with c the
+number of layers the output after the final norm. They travel behind the hidden states, `[rows, hidden * (1 +
+captured so far)]`.
 """
 
 from __future__ import annotations
@@ -30,10 +32,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Slice:
-    """Layers `[first, end)` on one device, with the caches of all its requests. Not thread-safe: one thread runs it.
+    """Layers `[first, end)` on one device, with the caches of all its requests. Not thread-safe: one thread
+    runs it.
 
-    `captures` (none at first) may be set between jobs: the hidden states wanted, in growing order. So may `cache_bytes_max`, which the
-    caches of all requests together stay below (None: no bound).
+    `captures` (none at first) may be set between jobs: the hidden states wanted, in growing order. So may
+    `cache_bytes_max`, which the caches of all requests together stay below (None: no bound).
     """
 
     def __init__(self, pieces: Pieces, dtype: torch.dtype, device: torch.device) -> None:
@@ -121,13 +124,17 @@ class Slice:
 
     @torch.inference_mode()
     def run(
-        self, job: RunLayers, payload: torch.Tensor | None, dead_rows: Callable[[], frozenset[int]] = frozenset
+        self,
+        job: RunLayers,
+        payload: torch.Tensor | None,
+        dead_rows: Callable[[], frozenset[int]] = frozenset,
     ) -> tuple[tuple[int, ...], torch.Tensor, tuple[int, ...], tuple[Logprobs | None, ...]]:
         """Runs a job's rows; `payload` is `[rows, hidden * (1 + captured so far)]` (None on the first slice).
 
-        Between layers rows that `dead_rows` names by then are dropped. Returns the surviving rows, the payload of the next
-        slice or on the last one their features `[rows, hidden * captures]` (of no width without captures), and on the last
-        slice their next tokens (-1 where none was asked for) and log-probabilities, as in `LayersDone`.
+        Between layers rows that `dead_rows` names by then are dropped. Returns the surviving rows, the
+        payload of the next slice or on the last one their features `[rows, hidden * captures]` (of no width
+        without captures), and on the last slice their next tokens (-1 where none was asked for) and
+        log-probabilities, as in `LayersDone`.
         """
         rows, states = self.forward(job, payload, dead_rows)
         if not self.span.is_last:
@@ -140,11 +147,16 @@ class Slice:
 
     @torch.inference_mode()
     def forward(
-        self, job: RunLayers, payload: torch.Tensor | None, dead_rows: Callable[[], frozenset[int]] = frozenset
+        self,
+        job: RunLayers,
+        payload: torch.Tensor | None,
+        dead_rows: Callable[[], frozenset[int]] = frozenset,
     ) -> tuple[tuple[int, ...], torch.Tensor]:
-        """`run` without what the last slice does on top: the surviving rows, and what the layers made of them.
+        """`run` without what the last slice does on top: the surviving rows, and what the layers made of
+        them.
 
-        That is `[rows, hidden * (1 + captured so far)]`: hidden states before the final norm, then captures by layer.
+        That is `[rows, hidden * (1 + captured so far)]`: hidden states before the final norm, then captures
+        by layer.
         """
         rows = tuple(range(sum(len(part.slots) for part in job.parts)))
         batch, positions = self._batch(job.parts)
@@ -184,7 +196,8 @@ class Slice:
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> F32:
-        """`[rows, vocabulary]` in float32 from hidden states `[rows, hidden]` of the last slice, final norm included.
+        """`[rows, vocabulary]` in float32 from hidden states `[rows, hidden]` of the last slice, final norm
+        included.
 
         Raises `ClusterError` when the model overflows in its dtype.
         """
@@ -192,7 +205,9 @@ class Slice:
         highest = logits.max(axis=1)
         if not np.isfinite(highest).all():
             worst = highest[~np.isfinite(highest)][0]
-            raise ClusterError(f"the model computed {worst} in {str(self.dtype)[6:]}; try --dtype bfloat16 or float32")
+            raise ClusterError(
+                f"the model computed {worst} in {str(self.dtype)[6:]}; try --dtype bfloat16 or float32"
+            )
         return logits
 
     def _batch(self, parts: tuple[JobPart, ...]) -> tuple[TreeBatch, torch.Tensor]:
@@ -215,7 +230,8 @@ class Slice:
         return TreeBatch(requests, self.span.first), positions
 
     def _reserve(self, cache: TreeCache, slots: int) -> None:
-        """Room in a cache; raises `ClusterError` before all of them together take more than was free when the slice was loaded."""
+        """Room in a cache; raises `ClusterError` before all of them together take more than was free when the
+        slice was loaded."""
         growth = cache.growth_bytes(slots)
         if growth and self.cache_bytes_max is not None:
             needed = growth + self.cache_bytes
@@ -226,14 +242,19 @@ class Slice:
                 )
         cache.reserve(slots)
 
-    def _sample(self, job: RunLayers, rows: tuple[int, ...], hidden: torch.Tensor) -> tuple[tuple[int, ...], tuple[Logprobs | None, ...]]:
-        """Next tokens of the surviving rows `[rows, hidden]`, and their log-probabilities; `lm_head` runs only for those asked for."""
+    def _sample(
+        self, job: RunLayers, rows: tuple[int, ...], hidden: torch.Tensor
+    ) -> tuple[tuple[int, ...], tuple[Logprobs | None, ...]]:
+        """Next tokens of the surviving rows `[rows, hidden]`, and their log-probabilities; `lm_head` runs
+        only for those asked for."""
         asked = np.concatenate([part.sampled for part in job.parts])
         positions = np.concatenate([part.positions for part in job.parts])
         requests = [part for part in job.parts for _ in part.slots]
         wanted = [index for index, row in enumerate(rows) if asked[row]]
         tokens = [-1] * len(rows)
-        found: list[Logprobs | None] = [None] * len(rows) if any(part.top_logprobs >= 0 for part in job.parts) else []
+        found: list[Logprobs | None] = (
+            [None] * len(rows) if any(part.top_logprobs >= 0 for part in job.parts) else []
+        )
         if wanted:
             for row_logits, index in zip(self.logits(hidden[wanted]), wanted, strict=True):
                 part = requests[rows[index]]

@@ -34,13 +34,17 @@ class StepByStep:
     def load(files: ModelFiles, dtype: str, device: torch.device = CPU, arithmetic: str = "") -> StepByStep:
         """Raises `InputError` when the model cannot be used or is incomplete."""
         count = files.config().num_hidden_layers
-        return StepByStep(Slice.load(files, Span(first=0, end=count, count=count), dtype, device, arithmetic=arithmetic))
+        return StepByStep(
+            Slice.load(files, Span(first=0, end=count, count=count), dtype, device, arithmetic=arithmetic)
+        )
 
     @property
     def vocabulary_size(self) -> int:
         return int(self.part.config.vocab_size)
 
-    def generate(self, prompt: Tokens, sampling: Sampling, new_tokens_max: int, stop_ids: frozenset[int]) -> Tokens:
+    def generate(
+        self, prompt: Tokens, sampling: Sampling, new_tokens_max: int, stop_ids: frozenset[int]
+    ) -> Tokens:
         """The new tokens, the stop token included if there is one.
 
         Raises `ClusterError` when the model overflows in its dtype.
@@ -71,7 +75,9 @@ class StepByStep:
         finally:
             self.part.close_cache(REQUEST)
 
-    def _drawn(self, prompt: Tokens, sampling: Sampling, new_tokens_max: int, stop_ids: frozenset[int]) -> Iterator[int]:
+    def _drawn(
+        self, prompt: Tokens, sampling: Sampling, new_tokens_max: int, stop_ids: frozenset[int]
+    ) -> Iterator[int]:
         sampler = Sampler(sampling, self.vocabulary_size)
         end = len(prompt) + new_tokens_max
         self.part.open_cache(REQUEST, end)

@@ -1,8 +1,9 @@
-"""What a supported family's config may not ask for: everything that would change the arithmetic and is not handled.
+"""What a supported family's config may not ask for: everything that would change the arithmetic and is not
+handled.
 
-The layers and their config classes are transformers' own, so what a class has a field for is done. What is left, and refused here:
-fields that a class does not know (transformers keeps and ignores them), features that depend on the batch, quantised weights, and
-fields at odds with each other.
+The layers and their config classes are transformers' own, so what a class has a field for is done. What is
+left, and refused here: fields that a class does not know (transformers keeps and ignores them), features that
+depend on the batch, quantised weights, and fields at odds with each other.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from flowspec.errors import InputError
 from flowspec.model.families import Family, check_family
 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
-"""Position embeddings that depend on the position alone, longrope up to `context_max`; others look at the whole batch."""
+"""Position embeddings that depend on the position alone, longrope up to `context_max`; others look at the
+whole batch."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "alibi": (None, False),
@@ -48,7 +50,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def family_of(config: Any, model: str) -> Family:
-    """The family of a decoder's config (`ModelFiles.config`); raises `InputError` for anything about it that is not supported."""
+    """The family of a decoder's config (`ModelFiles.config`); raises `InputError` for anything about it that
+    is not supported."""
     family = check_family(config.model_type, model)
     named = config.architectures or []
     if named and not any(family.accepts(str(name)) for name in named):
@@ -66,17 +69,24 @@ def family_of(config: Any, model: str) -> Family:
 def check_quantised(config: Any, model: str) -> None:
     """Raises `InputError` for a checkpoint whose tensors are not plain numbers."""
     if getattr(config, "quantization_config", None) or getattr(config, "compression_config", None):
-        raise InputError(f"model {model!r} is quantised, but FlowSpec loads float32, bfloat16 or float16 checkpoints")
+        raise InputError(
+            f"model {model!r} is quantised, but FlowSpec loads float32, bfloat16 or float16 checkpoints"
+        )
 
 
 def check_rotary(config: Any, family: Family, model: str) -> None:
-    """Raises `InputError` for position embeddings that depend on more than the position, or do not fit the family's layers."""
+    """Raises `InputError` for position embeddings that depend on more than the position, or do not fit the
+    family's layers."""
     for rope in _rope_parameters(config):
         kind = rope.get("rope_type", "default")
         if kind not in _ROPE_TYPES:
-            raise InputError(f"model {model!r} uses {kind!r} position embeddings, but FlowSpec runs {', '.join(_ROPE_TYPES)}")
+            raise InputError(
+                f"model {model!r} uses {kind!r} position embeddings, but FlowSpec runs {', '.join(_ROPE_TYPES)}"
+            )
         if kind == "longrope" and type(rope.get("original_max_position_embeddings")) is not int:
-            raise InputError(f"model {model!r}: expected longrope position embeddings to have a number as original_max_position_embeddings")
+            raise InputError(
+                f"model {model!r}: expected longrope position embeddings to have a number as original_max_position_embeddings"
+            )
         own = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
         if not family.rotary_is_partial and own not in (None, 1):
             raise InputError(
@@ -87,10 +97,14 @@ def check_rotary(config: Any, family: Family, model: str) -> None:
 def context_max(config: Any) -> int:
     """The most positions that the model runs with one and the same arithmetic.
 
-    Beyond its original context longrope switches all positions to other angles, the cached ones too: there a token's logits would
-    depend on how many came after it in the same pass.
+    Beyond its original context longrope switches all positions to other angles, the cached ones too: there a
+    token's logits would depend on how many came after it in the same pass.
     """
-    limits = [rope["original_max_position_embeddings"] for rope in _rope_parameters(config) if rope.get("rope_type") == "longrope"]
+    limits = [
+        rope["original_max_position_embeddings"]
+        for rope in _rope_parameters(config)
+        if rope.get("rope_type") == "longrope"
+    ]
     return int(min([config.max_position_embeddings, *limits]))
 
 
@@ -104,7 +118,10 @@ def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
 def _check_fields(config: Any, model: str) -> None:
     """Refuses fields that would change the arithmetic of another class, but that this one does not know."""
     kind = type(config)
-    known = {field.name for field in dataclasses.fields(kind)} | {*kind.attribute_map, *kind.attribute_map.values()}
+    known = {field.name for field in dataclasses.fields(kind)} | {
+        *kind.attribute_map,
+        *kind.attribute_map.values(),
+    }
     for name, neutral in _NEUTRAL.items():
         value = getattr(config, name, None)
         if name not in known and value not in neutral and not _is_idle(config, name, value):
@@ -112,7 +129,9 @@ def _check_fields(config: Any, model: str) -> None:
                 f"model {model!r} sets {name} to {value!r:.40}, which transformers' {config.model_type} does not know; expected none"
             )
     if getattr(config, "use_bidirectional_attention", None):
-        raise InputError(f"model {model!r} attends to later tokens (use_bidirectional_attention), so it does not generate text one by one")
+        raise InputError(
+            f"model {model!r} attends to later tokens (use_bidirectional_attention), so it does not generate text one by one"
+        )
 
 
 def _is_idle(config: Any, name: str, value: Any) -> bool:
@@ -139,7 +158,9 @@ def _check_layer_types(config: Any, model: str) -> None:
     if types is None:
         return
     if len(types) != config.num_hidden_layers or not set(types) <= {_FULL, _SLIDING}:
-        raise InputError(f"model {model!r}: layer_types: expected {config.num_hidden_layers} of {_FULL} and {_SLIDING}, got {types!r:.80}")
+        raise InputError(
+            f"model {model!r}: layer_types: expected {config.num_hidden_layers} of {_FULL} and {_SLIDING}, got {types!r:.80}"
+        )
     if _SLIDING in types and (window is None or not getattr(config, "use_sliding_window", True)):
         raise InputError(
             f"model {model!r} has layers of the type {_SLIDING}, but no sliding_window that is in use; correct its config.json"

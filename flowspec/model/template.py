@@ -1,8 +1,9 @@
 """A bound for a model's chat template, which is a program of somebody else's.
 
-transformers runs it in Jinja's sandbox: it reaches no files and no Python objects, and one `range` has 100000 items at most. Loops in
-loops, which would take days, are ended here: the clock is looked at before each of the template's lines. A single operation that makes
-a text of gigabytes (`'x' * 10 ** 10`) is not seen before it is done.
+transformers runs it in Jinja's sandbox: it reaches no files and no Python objects, and one `range` has 100000
+items at most. Loops in loops, which would take days, are ended here: the clock is looked at before each of
+the template's lines. A single operation that makes a text of gigabytes (`'x' * 10 ** 10`) is not seen before
+it is done.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class EndlessError(Exception):
 
 @contextlib.contextmanager
 def bounded_time(seconds: float = SECONDS_MAX) -> Iterator[None]:
-    """Raises `EndlessError` in a template that runs for longer within; a debugger's own tracing stands still meanwhile."""
+    """Raises `EndlessError` in a template that runs for longer within; a debugger's own tracing stands still
+    meanwhile."""
     deadline_s = time.monotonic() + seconds
 
     def on_line(frame: FrameType, event: str, value: Any) -> Trace:

@@ -20,7 +20,15 @@ from flowspec.model.template import bounded_time
 
 Messages = list[dict[str, str]]
 _READ = (
-    *("tokenizer*", "vocab*", "merges*", "added_tokens*", "special_tokens_map*", "chat_template*", "chat_templates/*"),
+    *(
+        "tokenizer*",
+        "vocab*",
+        "merges*",
+        "added_tokens*",
+        "special_tokens_map*",
+        "chat_template*",
+        "chat_templates/*",
+    ),
     *("*.model", "*.tiktoken", "tekken.json", "config.json", "processor_config.json"),
 )
 """What transformers may read for a tokenizer of the folder that it is in."""
@@ -52,9 +60,11 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """How SentencePiece names a byte that is no character of its own."""
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _BYTES = {chr(byte): bytes([byte]) for byte in _PRINTABLE} | {
-    chr(0x100 + place): bytes([byte]) for place, byte in enumerate(byte for byte in range(0x100) if byte not in _PRINTABLE)
+    chr(0x100 + place): bytes([byte])
+    for place, byte in enumerate(byte for byte in range(0x100) if byte not in _PRINTABLE)
 }
-"""The characters by which byte-level BPE writes bytes: those that can be seen for themselves, the others from U+0100 on."""
+"""The characters by which byte-level BPE writes bytes: those that can be seen for themselves, the others from
+U+0100 on."""
 
 
 PIECE_CHARS = 1 << 14
@@ -63,7 +73,8 @@ PIECE_CHARS = 1 << 14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """A text of more than so many `tokens` is refused, with as little work as that takes; work ends when nobody wants it."""
+    """A text of more than so many `tokens` is refused, with as little work as that takes; work ends when
+    nobody wants it."""
 
     tokens: int
     is_wanted: Callable[[], bool] = lambda: True
@@ -83,9 +94,15 @@ class Tokenizer:
     def __init__(self, files: ModelFiles) -> None:
         from transformers import AutoTokenizer
 
-        found = [path for name in (*_TOKENIZER_FILES, *_OTHER_FILES) if (path := files.find(name)) is not None]
-        if not any(path.name in _TOKENIZER_FILES for path in found) and not (files.gguf and files.has_tokenizer):
-            raise InputError(f"model {files.model!r} has no tokenizer; give the prompt as --prompt-token-ids 1,5,9")
+        found = [
+            path for name in (*_TOKENIZER_FILES, *_OTHER_FILES) if (path := files.find(name)) is not None
+        ]
+        if not any(path.name in _TOKENIZER_FILES for path in found) and not (
+            files.gguf and files.has_tokenizer
+        ):
+            raise InputError(
+                f"model {files.model!r} has no tokenizer; give the prompt as --prompt-token-ids 1,5,9"
+            )
         if files.gguf is None:
             files.path("config.json")
             _check_sizes(found[0].parent)
@@ -95,13 +112,17 @@ class Tokenizer:
                 if files.gguf is not None:
                     self._tokenizer: Any = _from_gguf(files.gguf)
                 else:
-                    self._tokenizer = AutoTokenizer.from_pretrained(found[0].parent, local_files_only=True, trust_remote_code=False)
+                    self._tokenizer = AutoTokenizer.from_pretrained(
+                        found[0].parent, local_files_only=True, trust_remote_code=False
+                    )
             except Exception as error:  # noqa: BLE001 - tokenizers raises just that, transformers whatever it meets in a broken file
                 text = " ".join(str(error).split())
                 raise InputError(f"cannot read the tokenizer of {files.model!r}: {text:.200}") from None
         self._steps: set[str] | None = None
         self._longest_bytes: int | None = None
-        self._tokenizer.model_max_length = limits.ID_MAX  # only compared with a text's length, to warn; the context is checked by the head
+        self._tokenizer.model_max_length = (
+            limits.ID_MAX
+        )  # only compared with a text's length, to warn; the context is checked by the head
 
     @property
     def has_chat_template(self) -> bool:
@@ -122,20 +143,28 @@ class Tokenizer:
             raise InputError("this model has no chat template; use flowspec generate --raw")
         try:
             with bounded_time():
-                text = str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+                text = str(
+                    self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+                )
         except Exception as error:  # noqa: BLE001 - a template is a program of the model's, and may raise anything
-            raise InputError(f"the model's chat template refuses this dialogue: {first_line(error)}") from None
+            raise InputError(
+                f"the model's chat template refuses this dialogue: {first_line(error)}"
+            ) from None
         if len(text) > limits.PROMPT_CHARS_MAX:
             raise InputError(
                 f"the model's chat template makes {len(text)} characters of this dialogue, expected at most {limits.PROMPT_CHARS_MAX}"
             )
         return self._ids(text, bound, add_special_tokens=False)
 
-    def encode_dialogue(self, messages: Messages, *, system: str | None = None, is_raw: bool = False) -> list[int]:
+    def encode_dialogue(
+        self, messages: Messages, *, system: str | None = None, is_raw: bool = False
+    ) -> list[int]:
         """A dialogue in the chat template; without one, or raw, its texts as they are, one behind the other."""
         if is_raw or not self.has_chat_template:
             if system:
-                raise InputError("--system needs a chat template, which this model lacks or --raw switched off")
+                raise InputError(
+                    "--system needs a chat template, which this model lacks or --raw switched off"
+                )
             return self.encode("".join(message["content"] for message in messages))
         before = [{"role": "system", "content": system}] if system else []
         return self.encode_chat([*before, *messages])
@@ -145,10 +174,14 @@ class Tokenizer:
         with self._used():
             if bound is not None:
                 self._check_length(text, bound)
-            return [int(token) for token in self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]]
+            return [
+                int(token)
+                for token in self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+            ]
 
     def _check_length(self, text: str, bound: Bound) -> None:
-        """Raises `TooLongError` for a text that has more tokens than the bound says, having looked at no more than that takes.
+        """Raises `TooLongError` for a text that has more tokens than the bound says, having looked at no more
+        than that takes.
 
         A piece of the text has the tokens that it has in the whole, but for a few at its ends.
         """
@@ -160,7 +193,9 @@ class Tokenizer:
             if not bound.is_wanted():
                 raise InputError("nobody waits for these tokens any more")
             piece = text[begin : begin + PIECE_CHARS]
-            count += max(0, len(self._tokenizer(piece, add_special_tokens=False)["input_ids"]) - 2 * self.longest_bytes)
+            count += max(
+                0, len(self._tokenizer(piece, add_special_tokens=False)["input_ids"]) - 2 * self.longest_bytes
+            )
             if count > bound.tokens:
                 raise TooLongError(count)
 
@@ -170,16 +205,23 @@ class Tokenizer:
         if self._longest_bytes is None:
             is_bytes = "ByteLevel" in self._decoders()
             pieces = self._tokenizer.get_vocab()
-            self._longest_bytes = max((len(piece) if is_bytes else len(piece.encode()) for piece in pieces), default=1)
+            self._longest_bytes = max(
+                (len(piece) if is_bytes else len(piece.encode()) for piece in pieces), default=1
+            )
         return self._longest_bytes
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of new tokens, special ones left out."""
         with self._used():
-            return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+            return str(
+                self._tokenizer.decode(
+                    list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+                )
+            )
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token adds to the text's UTF-8; a special one its name, an id that stands for nothing no bytes.
+        """What a token adds to the text's UTF-8; a special one its name, an id that stands for nothing no
+        bytes.
 
         A character may take several tokens, so the bytes of one need be no text.
         """
@@ -190,7 +232,9 @@ class Tokenizer:
             if token in self._tokenizer.added_tokens_decoder:
                 return str(piece).encode()
             if self._decoders() & {"ByteLevel"}:
-                return b"".join(_BYTES[character] if character in _BYTES else character.encode() for character in piece)
+                return b"".join(
+                    _BYTES[character] if character in _BYTES else character.encode() for character in piece
+                )
             if found := _BYTE_TOKEN.fullmatch(piece):
                 return bytes.fromhex(found[1])
             if self._decoders():
@@ -198,7 +242,8 @@ class Tokenizer:
             return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False)).encode()
 
     def _decoders(self) -> set[str]:
-        """The kinds of the steps by which the tokenizers library makes text of tokens; none for a tokenizer of another library."""
+        """The kinds of the steps by which the tokenizers library makes text of tokens; none for a tokenizer
+        of another library."""
         if self._steps is None:
             decoder = getattr(getattr(self._tokenizer, "backend_tokenizer", None), "decoder", None)
             state = {} if decoder is None else json.loads(decoder.__getstate__())
@@ -207,10 +252,11 @@ class Tokenizer:
 
     @contextlib.contextmanager
     def _used(self) -> Iterator[None]:
-        """Has a tokenizer that fails in the tokenizers library, whose parts may not fit each other, be one line.
+        """Has a tokenizer that fails in the tokenizers library, whose parts may not fit each other, be one
+        line.
 
-        The library raises `Exception` itself, or where its Rust code panics (which it also tells on stderr) an exception beside all
-        others, whose class nobody can import.
+        The library raises `Exception` itself, or where its Rust code panics (which it also tells on stderr)
+        an exception beside all others, whose class nobody can import.
         """
         try:
             yield
@@ -221,14 +267,17 @@ class Tokenizer:
 
 
 def _check_sizes(folder: Path) -> None:
-    """Raises `InputError` for a file so large that reading it, which takes a hundred times its size, could take all memory."""
+    """Raises `InputError` for a file so large that reading it, which takes a hundred times its size, could
+    take all memory."""
     for path in sorted({path for pattern in _READ for path in folder.glob(pattern)}):
         try:
             size = path.stat().st_size
         except OSError:
             continue  # a link to nowhere, which nobody reads either
         if size > limits.JSON_BYTES_MAX and path.is_file():
-            raise InputError(f"{path}: expected at most {limits.JSON_BYTES_MAX >> 20} MiB, got {-(-size >> 20)}")
+            raise InputError(
+                f"{path}: expected at most {limits.JSON_BYTES_MAX >> 20} MiB, got {-(-size >> 20)}"
+            )
 
 
 def _from_gguf(path: Path) -> Any:
@@ -328,7 +377,8 @@ class StopStrings:
 class Recommended:
     """What a model's generation_config.json says: its stop tokens and, where it samples, how.
 
-    `unsupported` names features it asks for that FlowSpec lacks; whoever follows the recommendation must refuse them.
+    `unsupported` names features it asks for that FlowSpec lacks; whoever follows the recommendation must
+    refuse them.
     """
 
     stop_ids: frozenset[int]
@@ -345,7 +395,9 @@ def recommended(files: ModelFiles, config: Any) -> Recommended:
     raw = {} if path is None else _read_generation_config(path)
     stops = raw.get("eos_token_id", getattr(config, "eos_token_id", None))
     stop_ids = frozenset([stops] if isinstance(stops, int) else stops or [])
-    unsupported = tuple(name for name, off in _UNSUPPORTED.items() if raw.get(name) is not None and raw[name] != off)
+    unsupported = tuple(
+        name for name, off in _UNSUPPORTED.items() if raw.get(name) is not None and raw[name] != off
+    )
     if not raw.get("do_sample"):
         return Recommended(stop_ids=stop_ids, unsupported=unsupported)
     return Recommended(
@@ -366,6 +418,8 @@ def _read_generation_config(path: Path) -> dict[str, Any]:
         if raw.get(name) is not None and type(raw[name]) not in kind:
             raise InputError(f"{path}: {name}: expected a number, got {raw[name]!r:.80}")
     stops = raw.get("eos_token_id")
-    if stops is not None and not all(type(stop) is int for stop in (stops if isinstance(stops, list) else [stops])):
+    if stops is not None and not all(
+        type(stop) is int for stop in (stops if isinstance(stops, list) else [stops])
+    ):
         raise InputError(f"{path}: eos_token_id: expected a token id or a list of them, got {stops!r:.80}")
     return raw

@@ -98,7 +98,11 @@ class Trial:
         """What may be used: nothing where attention is wrong."""
         if any(verdict.kernel == ATTENTION and verdict.fault for verdict in self.verdicts):
             return ()
-        return tuple(verdict for verdict in self.verdicts if not verdict.fault and verdict.kernel not in (ATTENTION, COMPILED))
+        return tuple(
+            verdict
+            for verdict in self.verdicts
+            if not verdict.fault and verdict.kernel not in (ATTENTION, COMPILED)
+        )
 
     @property
     def has_compiled(self) -> bool:
@@ -196,7 +200,9 @@ def run_trial(
     return found
 
 
-def _try(dtype: str, device: str, built: Path | None, tell: Tell, command: Sequence[str], limit_s: float) -> Trial:
+def _try(
+    dtype: str, device: str, built: Path | None, tell: Tell, command: Sequence[str], limit_s: float
+) -> Trial:
     """
     Starts one child after another, until of each arithmetic one kernel is right or all are judged.
 
@@ -322,7 +328,9 @@ def _kept(path: Path, dtype: str, device: str) -> Trial | None:
     """What an earlier trial found; None where there was none, or its file cannot be used."""
     try:
         data: Any = json.loads(path.read_text("utf-8"))
-        fields = [[str(each[name]) for name in ("kernel", "fault", "arithmetic")] for each in data["verdicts"]]
+        fields = [
+            [str(each[name]) for name in ("kernel", "fault", "arithmetic")] for each in data["verdicts"]
+        ]
         libraries = {str(path): list(stamp) for path, stamp in data["libraries"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

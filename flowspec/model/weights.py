@@ -1,7 +1,9 @@
-"""Which tensors of a checkpoint make up a slice's parameters, and reading just those, one by one, each to its place.
+"""Which tensors of a checkpoint make up a slice's parameters, and reading just those, one by one, each to its
+place.
 
-A parameter is one tensor, or several that are joined in it (a mixture's experts, which checkpoints hold apart). It is allocated once
-and filled in place from the memory-mapped files, so a device never holds its slice twice.
+A parameter is one tensor, or several that are joined in it (a mixture's experts, which checkpoints hold
+apart). It is allocated once and filled in place from the memory-mapped files, so a device never holds its
+slice twice.
 """
 
 from __future__ import annotations
@@ -95,10 +97,14 @@ def weights_of(pieces: Pieces, tensors: TensorIndex) -> Iterator[Weight]:
     """Every parameter of a slice; two that are tied have the same sources."""
     prefix = _root(pieces.family, tensors).prefix
     if pieces.embedding is not None:
-        yield Weight(pieces.embedding, "weight", (Source(embedding_name(pieces.config, pieces.family, tensors)),))
+        yield Weight(
+            pieces.embedding, "weight", (Source(embedding_name(pieces.config, pieces.family, tensors)),)
+        )
     for index, layer in zip(range(pieces.span.first, pieces.span.end), pieces.layers, strict=True):
         for name, parameter in layer.named_parameters():
-            yield Weight(layer, name, _sources(pieces.family, tensors, f"{prefix}layers.{index}.", name, parameter))
+            yield Weight(
+                layer, name, _sources(pieces.family, tensors, f"{prefix}layers.{index}.", name, parameter)
+            )
     if pieces.norm is not None and pieces.lm_head is not None:
         yield Weight(pieces.norm, "weight", (Source(f"{prefix}norm.weight"),))
         yield Weight(pieces.lm_head, "weight", (Source(lm_head_name(pieces.config, pieces.family, tensors)),))
@@ -108,13 +114,20 @@ def embedding_name(config: Any, family: Family, tensors: TensorIndex) -> str:
     """The tensor that embeds tokens: `lm_head`'s where the two are tied and the checkpoint has that one only."""
     root = _root(family, tensors)
     own = root.prefix + "embed_tokens.weight"
-    return root.lm_head if config.tie_word_embeddings and own not in tensors and root.lm_head in tensors else own
+    return (
+        root.lm_head if config.tie_word_embeddings and own not in tensors and root.lm_head in tensors else own
+    )
 
 
 def lm_head_name(config: Any, family: Family, tensors: TensorIndex) -> str:
-    """The tensor of `lm_head`: its own if there is one, as transformers does even where the config says that it is tied."""
+    """The tensor of `lm_head`: its own if there is one, as transformers does even where the config says that
+    it is tied."""
     root = _root(family, tensors)
-    return embedding_name(config, family, tensors) if config.tie_word_embeddings and root.lm_head not in tensors else root.lm_head
+    return (
+        embedding_name(config, family, tensors)
+        if config.tie_word_embeddings and root.lm_head not in tensors
+        else root.lm_head
+    )
 
 
 def fill(
@@ -127,7 +140,8 @@ def fill(
     store: RoundedStore | None = None,
     kept: Kept | None = None,
 ) -> None:
-    """Gives every parameter its values, converted to `dtype`; with `packing`, matrices are packed as they come.
+    """Gives every parameter its values, converted to `dtype`; with `packing`, matrices are packed as they
+    come.
 
     What `store` has of these is not read from the checkpoint, and modules that are `kept` get no values.
     Raises `InputError` for a tensor that is missing or of another shape, or before anything is read for one
@@ -170,7 +184,9 @@ def fill(
     tensors.close()
 
 
-def sorted_weights(pieces: Pieces, tensors: TensorIndex, packing: type[QuantisedLinear] | None) -> SliceWeights:
+def sorted_weights(
+    pieces: Pieces, tensors: TensorIndex, packing: type[QuantisedLinear] | None
+) -> SliceWeights:
     """Every parameter of a slice, by what `fill` does with it."""
     packed: list[Weight] = []
     plain: list[Weight] = []
@@ -186,10 +202,16 @@ def sorted_weights(pieces: Pieces, tensors: TensorIndex, packing: type[Quantised
 
 def _is_packed(weight: Weight, packing: type[QuantisedLinear], *, is_tied: bool) -> bool:
     """Whether a parameter is packed; `is_tied`: its values are in memory as they are, as the embedding."""
-    return (weight.is_linear or weight.is_experts) and packing.takes(weight.shape) and (packing.copies_tied or not is_tied)
+    return (
+        (weight.is_linear or weight.is_experts)
+        and packing.takes(weight.shape)
+        and (packing.copies_tied or not is_tied)
+    )
 
 
-def weight_bytes(pieces: Pieces, tensors: TensorIndex, dtype: torch.dtype, packing: type[QuantisedLinear] | None) -> int:
+def weight_bytes(
+    pieces: Pieces, tensors: TensorIndex, dtype: torch.dtype, packing: type[QuantisedLinear] | None
+) -> int:
     """What the parameters will take once they are filled; tied ones count once, unless one of them is packed."""
     weights = sorted_weights(pieces, tensors, packing)
     plain = {weight.tensors: weight.shape.numel() * dtype.itemsize for weight in weights.plain}
@@ -204,13 +226,16 @@ def stack_bytes(shape: torch.Size, packing: type[QuantisedLinear]) -> int:
 
 
 def _check_all_used(pieces: Pieces, weights: tuple[Weight, ...], tensors: TensorIndex) -> None:
-    """Refuses tensors among a slice's own that its modules have no place for (biases, sinks, scales): they belong to another model."""
+    """Refuses tensors among a slice's own that its modules have no place for (biases, sinks, scales): they
+    belong to another model."""
     root = _root(pieces.family, tensors)
     own = [f"{root.prefix}layers.{index}." for index in range(pieces.span.first, pieces.span.end)]
     if pieces.span.is_last:
         own += [f"{root.prefix}norm.", root.lm_head.removesuffix("weight")]
     unused = set(tensors) - {tensor for weight in weights for tensor in weight.tensors}
-    strange = sorted(name for name in unused if name.startswith(tuple(own)) and not name.endswith("rotary_emb.inv_freq"))
+    strange = sorted(
+        name for name in unused if name.startswith(tuple(own)) and not name.endswith("rotary_emb.inv_freq")
+    )
     if strange:
         raise InputError(
             f"the checkpoint holds {strange[0]}, for which transformers' {pieces.family.prefix} has no place: it is of another architecture"
@@ -222,8 +247,11 @@ def _root(family: Family, tensors: TensorIndex) -> Root:
     return next((root for root in family.roots if root.prefix + "norm.weight" in tensors), family.roots[0])
 
 
-def _sources(family: Family, tensors: TensorIndex, prefix: str, name: str, parameter: nn.Parameter) -> tuple[Source, ...]:
-    """The tensors of a layer's parameter: itself, or expert by expert those that are stacked in it `[experts, rows, columns]`."""
+def _sources(
+    family: Family, tensors: TensorIndex, prefix: str, name: str, parameter: nn.Parameter
+) -> tuple[Source, ...]:
+    """The tensors of a layer's parameter: itself, or expert by expert those that are stacked in it `[experts,
+    rows, columns]`."""
     joined = family.stacked.get(name)
     if joined is None or prefix + name in tensors:
         return (Source(prefix + name),)

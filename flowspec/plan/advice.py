@@ -1,4 +1,5 @@
-"""What limits a plan, what would help most, and what to do when nothing fits: each answer is another plan, made the same way."""
+"""What limits a plan, what would help most, and what to do when nothing fits: each answer is another plan,
+made the same way."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ LOWER = ("float16", "int8", "int4")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A change, and what the planner foretells of it; `gain` is by how much the rate grows, None where there was no rate."""
+    """A change, and what the planner foretells of it; `gain` is by how much the rate grows, None where there
+    was no rate."""
 
     text: str
     tokens_per_s: float
@@ -54,7 +56,9 @@ def limits(wish: Wish, plan: Plan) -> list[str]:
     slowest = max(plan.stages, key=lambda stage: stage.slot_s)
     drafting_s = 0.0
     if plan.guesses:
-        drafting_s = float(FITTED.pass_levels * forecast.levels * Partition(wish).guessing(plan.split.arrangement).pass_s)
+        drafting_s = float(
+            FITTED.pass_levels * forecast.levels * Partition(wish).guessing(plan.split.arrangement).pass_s
+        )
     slot_s = max(slowest.slot_s, plan.link_s, drafting_s)
     if slot_s == drafting_s:
         slot = f"the drafter on {plan.head.name}: {1000 * slot_s:.3g} ms for what a slot needs"
@@ -66,7 +70,9 @@ def limits(wish: Wish, plan: Plan) -> list[str]:
         trip = f"every token waits for a whole trip of {1000 * forecast.trip_s:.3g} ms"
         return [trip, slot] if wish.users == 1 else [slot]
     share = min(1.0, forecast.missed * forecast.trip_s * forecast.tokens_per_s / wish.users)
-    missed = f"wrong guesses: {forecast.missed:.0%} of the tokens wait for a whole trip, {share:.0%} of the time"
+    missed = (
+        f"wrong guesses: {forecast.missed:.0%} of the tokens wait for a whole trip, {share:.0%} of the time"
+    )
     return [missed, slot] if share > 0.5 else [slot, missed]
 
 
@@ -89,9 +95,15 @@ def _changes(wish: Wish, plan: Plan) -> Iterator[tuple[str, Wish]]:
     hops = Partition(wish).hops(plan.split.arrangement)
     if any(link.bandwidth_mbps < GIGABIT.bandwidth_mbps or link.delay_s > GIGABIT.delay_s for link in hops):
         pairs = {pair: _faster(link) for pair, link in wish.network.pairs.items()}
-        yield "gigabit links", replace(wish, network=Network(default=_faster(wish.network.default), pairs=pairs))
+        yield (
+            "gigabit links",
+            replace(wish, network=Network(default=_faster(wish.network.default), pairs=pairs)),
+        )
     slowest = max(plan.stages, key=lambda stage: stage.slot_s).site
-    quick = tuple(replace(each, profile=_twice(each.profile)) if each.name == slowest.name else each for each in wish.sites)
+    quick = tuple(
+        replace(each, profile=_twice(each.profile)) if each.name == slowest.name else each
+        for each in wish.sites
+    )
     yield f"a board twice as fast instead of {slowest.name}", replace(wish, sites=quick)
     for profile in {each.profile.name: each.profile for each in (slowest, plan.head)}.values():
         one = next(each for each in wish.sites if each.profile.name == profile.name)
@@ -102,12 +114,18 @@ def _changes(wish: Wish, plan: Plan) -> Iterator[tuple[str, Wish]]:
             yield precision, replace(wish, precisions=(precision,))
     if wish.drafter is not None and wish.drafter.acceptance + BETTER_DRAFTER <= ACCEPTANCE_MAX:
         better = wish.drafter.acceptance + BETTER_DRAFTER
-        yield f"a drafter that is right at {better:.0%}", replace(wish, drafter=replace(wish.drafter, acceptance=better))
+        yield (
+            f"a drafter that is right at {better:.0%}",
+            replace(wish, drafter=replace(wish.drafter, acceptance=better)),
+        )
 
 
 def _faster(link: LinkSpec) -> LinkSpec:
     return replace(
-        link, delay_s=min(link.delay_s, GIGABIT.delay_s), bandwidth_mbps=max(link.bandwidth_mbps, GIGABIT.bandwidth_mbps), jitter_s=0.0
+        link,
+        delay_s=min(link.delay_s, GIGABIT.delay_s),
+        bandwidth_mbps=max(link.bandwidth_mbps, GIGABIT.bandwidth_mbps),
+        jitter_s=0.0,
     )
 
 
@@ -122,11 +140,16 @@ def _twice(profile: DeviceProfile) -> DeviceProfile:
 
 
 def _new_name(name: str, taken: set[str]) -> str:
-    return next(each for each in (f"{name}-more{number or ''}" for number in range(len(taken) + 1)) if each not in taken)
+    return next(
+        each
+        for each in (f"{name}-more{number or ''}" for number in range(len(taken) + 1))
+        if each not in taken
+    )
 
 
 def shortfalls(wish: Wish) -> list[Shortfall]:
-    """Of each device, with a share of the layers by memory, in the smallest of the wish's precisions, without a drafter."""
+    """Of each device, with a share of the layers by memory, in the smallest of the wish's precisions, without
+    a drafter."""
     precision = min(wish.precisions, key=lambda each: PRECISION_BYTES[each])
     sites = sorted(wish.stage_sites, key=lambda each: -each.memory_bytes)[: wish.shape.layers]
     order = tuple(each for each in wish.stage_sites if each in sites)
@@ -137,13 +160,18 @@ def shortfalls(wish: Wish) -> list[Shortfall]:
     for index, (place, layers) in enumerate(
         zip(order, weighted_split(wish.shape.layers, [each.memory_bytes for each in order]), strict=True)
     ):
-        need = partition.stage_need(arrangement, index, layers).total_bytes + partition.other_bytes(arrangement, place)
-        found.append(Shortfall(name=place.name, layers=layers, need_bytes=need, have_bytes=place.memory_bytes))
+        need = partition.stage_need(arrangement, index, layers).total_bytes + partition.other_bytes(
+            arrangement, place
+        )
+        found.append(
+            Shortfall(name=place.name, layers=layers, need_bytes=need, have_bytes=place.memory_bytes)
+        )
     return found
 
 
 def fitting_options(wish: Wish) -> list[Option]:
-    """Changes under which the model fits: a lower precision, the longest shorter context, fewer users, more devices; else several at once."""
+    """Changes under which the model fits: a lower precision, the longest shorter context, fewer users, more
+    devices; else several at once."""
     found = []
     for precision in _lower(wish):
         found += _first([(precision, replace(wish, precisions=(precision,)))])
@@ -151,11 +179,21 @@ def fitting_options(wish: Wish) -> list[Option]:
     while (shorter := (contexts[-1] if contexts else wish.context) // 2) >= CONTEXT_MIN:
         contexts.append(shorter)
     found += _first([(f"a context of {each} tokens", replace(wish, context=each)) for each in contexts])
-    found += _first([(f"{users} users" if users > 1 else "one user", replace(wish, users=users)) for users in range(wish.users - 1, 0, -1)])
+    found += _first(
+        [
+            (f"{users} users" if users > 1 else "one user", replace(wish, users=users))
+            for users in range(wish.users - 1, 0, -1)
+        ]
+    )
     found += _first(list(_more_devices(wish)))
     lower = _lower(wish)
     if lower and all(option.text != lower[-1] for option in found):
-        found += _first([(f"{lower[-1]}, and {text}", replace(more, precisions=lower[-1:])) for text, more in _more_devices(wish)])
+        found += _first(
+            [
+                (f"{lower[-1]}, and {text}", replace(more, precisions=lower[-1:]))
+                for text, more in _more_devices(wish)
+            ]
+        )
     return found
 
 
@@ -165,16 +203,22 @@ def _lower(wish: Wish) -> tuple[str, ...]:
 
 
 def _more_devices(wish: Wish) -> Iterator[tuple[str, Wish]]:
-    """One board more of those that are there, then of all that are known, smaller ones first; then several of a kind."""
+    """One board more of those that are there, then of all that are known, smaller ones first; then several of
+    a kind."""
     own = {each.profile.name: each.profile for each in wish.sites}
-    others = sorted((find_profile(name) for name in profile_names() if name not in own), key=lambda each: each.memory_gb)
+    others = sorted(
+        (find_profile(name) for name in profile_names() if name not in own), key=lambda each: each.memory_gb
+    )
     for count in MORE:
         for profile in (*own.values(), *others):
             added: list[Site] = []
             for _ in range(count):
                 taken = {each.name for each in (*wish.sites, *added)}
                 added.append(site(_new_name(profile.name, taken), profile))
-            yield f"{'one' if count == 1 else count} {profile.name} more", replace(wish, sites=(*wish.sites, *added))
+            yield (
+                f"{'one' if count == 1 else count} {profile.name} more",
+                replace(wish, sites=(*wish.sites, *added)),
+            )
 
 
 def _first(changes: Sequence[tuple[str, Wish]]) -> list[Option]:

@@ -1,8 +1,9 @@
 """The cost model: how long a device takes for a pass over layers of a model's shape.
 
-A roofline: a pass reads its weights once, and the keys and values of its context, at the device's memory bandwidth, or computes for
-longer than that; kernels have to be started whatever they do. So a device runs as many nodes as its knee in the time of one. Where the
-same cores read and compute, a share of the computing (`DeviceProfile.serial`) comes on top of the reading instead.
+A roofline: a pass reads its weights once, and the keys and values of its context, at the device's memory
+bandwidth, or computes for longer than that; kernels have to be started whatever they do. So a device runs as
+many nodes as its knee in the time of one. Where the same cores read and compute, a share of the computing
+(`DeviceProfile.serial`) comes on top of the reading instead.
 """
 
 from __future__ import annotations

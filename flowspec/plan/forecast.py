@@ -1,15 +1,17 @@
-"""Tokens per second of `continuous` and of plain decoding, foretold from what a slot and a trip of a pipeline take.
+"""Tokens per second of `continuous` and of plain decoding, foretold from what a slot and a trip of a pipeline
+take.
 
-The formula is the bound's (`docs/methods.md`): a token takes `m (L(n) - tau(n)) + tau(n) / S`, where n nodes go into a slot that takes
-tau(n), S tokens come of it, and m = 1 - rho is the share of tokens that were not in flight when they were known. What n, S and m are is
-the method's doing. It is taken to choose n, and by how many levels y a slot takes the tree further, as well as it can. Then S is the mean
-number of levels until one is missed, `(1 - (1 - m)^y) / m`, and m follows from how wide the tree is (n / y nodes a level) and how many levels D
-it is ahead of what is known (some for each further slot in flight):
+The formula is the bound's (`docs/methods.md`): a token takes `m (L(n) - tau(n)) + tau(n) / S`, where n nodes
+go into a slot that takes tau(n), S tokens come of it, and m = 1 - rho is the share of tokens that were not in
+flight when they were known. What n, S and m are is the method's doing. It is taken to choose n, and by how
+many levels y a slot takes the tree further, as well as it can. Then S is the mean number of levels until one
+is missed, `(1 - (1 - m)^y) / m`, and m follows from how wide the tree is (n / y nodes a level) and how many
+levels D it is ahead of what is known (some for each further slot in flight):
 
     m = (1 - a) exp(-c a^p ln(w n/y)^q D^-r)        with the drafter's acceptance a
 
-The form is that of the trees of `testbed.synthetic` (computed apart, by beam search); the constants were fitted to answers of the
-simulator. `docs/architecture.md` tells how, and how far off the formula is.
+The form is that of the trees of `testbed.synthetic` (computed apart, by beam search); the constants were
+fitted to answers of the simulator. `docs/architecture.md` tells how, and how far off the formula is.
 """
 
 from __future__ import annotations
@@ -75,23 +77,38 @@ class Forecast:
 
 
 def _missed(known: Constants, acceptance: float | F64, width: F64, depth: F64) -> F64:
-    """The chance that a token is none of `width` nodes at its level, `depth` levels below the last that is known."""
+    """The chance that a token is none of `width` nodes at its level, `depth` levels below the last that is
+    known."""
     sharp = known.sharpness * acceptance**known.acceptance_power
     bits = np.log(np.maximum(known.width_factor * width, 1)) ** known.width_power
-    return np.asarray((1 - acceptance) * np.maximum(np.exp(-sharp * bits * depth**-known.depth_power), known.least))
+    return np.asarray(
+        (1 - acceptance) * np.maximum(np.exp(-sharp * bits * depth**-known.depth_power), known.least)
+    )
 
 
 def seconds_per_token(
-    slot_s: F64, trip_s: F64, nodes: F64, guessing: Guessing, share: float | F64 = 1.0, known: Constants = FITTED
+    slot_s: F64,
+    trip_s: F64,
+    nodes: F64,
+    guessing: Guessing,
+    share: float | F64 = 1.0,
+    known: Constants = FITTED,
 ) -> tuple[F64, F64, F64]:
-    """One user's seconds per token, with the levels and the misses they come of; all of the shape of the arguments, which broadcast.
+    """One user's seconds per token, with the levels and the misses they come of; all of the shape of the
+    arguments, which broadcast.
 
-    A slot of `nodes` of this user takes `slot_s`, a trip `trip_s`; the user has one in every `share` slots. A level costs the
-    drafter most of a pass, and a miss a part of one.
+    A slot of `nodes` of this user takes `slot_s`, a trip `trip_s`; the user has one in every `share` slots. A
+    level costs the drafter most of a pass, and a miss a part of one.
     """
-    slot_s, trip_s, nodes, share = (np.asarray(each, dtype=np.float64)[..., None] for each in (slot_s, trip_s, nodes, share))
-    every_s = np.maximum(np.maximum(slot_s * share, known.pass_levels * LEVELS * guessing.pass_s), known.busy_s)
-    ahead = known.flight_depth * LEVELS * np.maximum(trip_s / every_s - 1, 0) + known.slot_depth * np.maximum(LEVELS - 1, 0)
+    slot_s, trip_s, nodes, share = (
+        np.asarray(each, dtype=np.float64)[..., None] for each in (slot_s, trip_s, nodes, share)
+    )
+    every_s = np.maximum(
+        np.maximum(slot_s * share, known.pass_levels * LEVELS * guessing.pass_s), known.busy_s
+    )
+    ahead = known.flight_depth * LEVELS * np.maximum(trip_s / every_s - 1, 0) + known.slot_depth * np.maximum(
+        LEVELS - 1, 0
+    )
     missed = _missed(known, guessing.acceptance, nodes / LEVELS, 1 + ahead)
     tokens = (1 - (1 - missed) ** LEVELS) / missed
     waiting_s = np.maximum(known.missed_trip * trip_s - every_s, 0) + known.missed_pass * guessing.pass_s
@@ -101,12 +118,16 @@ def seconds_per_token(
     return found[0], found[1], found[2]
 
 
-def guessing_rates(slot_s: F64, trip_s: F64, nodes: F64, guessing: Guessing, users: int) -> tuple[F64, F64, F64]:
-    """Tokens per second of all users together, levels and misses; a slot's nodes are of one user or shared by several."""
+def guessing_rates(
+    slot_s: F64, trip_s: F64, nodes: F64, guessing: Guessing, users: int
+) -> tuple[F64, F64, F64]:
+    """Tokens per second of all users together, levels and misses; a slot's nodes are of one user or shared by
+    several."""
     found: tuple[F64, F64, F64] | None = None
     # A pass takes nodes of several users, but a level of each wants about half of its batch.
     guessing = Guessing(acceptance=guessing.acceptance, pass_s=guessing.pass_s * max(1, users / 2))
-    # With several users each has some nodes in every so many slots: all of a slot's now and then, or a few in each.
+    # With several users each has some nodes in every so many slots: all of a slot's now and then, or a few in
+    # each.
     for own in sorted({1.0, 2.0, 4.0, 8.0, 16.0, 32.0}) if users > 1 else (None,):
         mine = nodes if own is None else np.minimum(nodes, own)
         share = mine * users / nodes
@@ -116,11 +137,16 @@ def guessing_rates(slot_s: F64, trip_s: F64, nodes: F64, guessing: Guessing, use
             found = (rate, levels, missed)
         else:
             better = rate > found[0]
-            found = tuple(np.where(better, new, old) for new, old in zip((rate, levels, missed), found, strict=True))  # type: ignore[assignment]
+            found = tuple(
+                np.where(better, new, old) for new, old in zip((rate, levels, missed), found, strict=True)
+            )  # type: ignore[assignment]
     assert found is not None
     return found
 
 
 def plain_rates(slot_s: F64, trip_s: F64, nodes: F64, users: int) -> F64:
-    """Tokens per second of all users together without guesses: one node of each user is under way, `nodes` share a slot."""
-    return np.asarray(np.where(nodes > users, 0, np.minimum(users / (trip_s + HEAD_S), nodes / np.maximum(slot_s, HEAD_S))))
+    """Tokens per second of all users together without guesses: one node of each user is under way, `nodes`
+    share a slot."""
+    return np.asarray(
+        np.where(nodes > users, 0, np.minimum(users / (trip_s + HEAD_S), nodes / np.maximum(slot_s, HEAD_S)))
+    )

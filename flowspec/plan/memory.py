@@ -40,7 +40,8 @@ def cache_bytes(*, layers: int, kv_heads: int, head_dim: int, context: int, elem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWeights:
-    """Weights of a model's parts: of each layer, the embedding, `lm_head`, and the last norm. Tied ones are counted in both."""
+    """Weights of a model's parts: of each layer, the embedding, `lm_head`, and the last norm. Tied ones are
+    counted in both."""
 
     layer: int
     embedding: int
@@ -63,12 +64,19 @@ def weights_of(shape: ModelShape) -> ModelWeights:
 
 def weight_bytes(weights: int, outputs: int, precision: str) -> float:
     """Bytes of the matrices of a layer or of `lm_head`, which have so many outputs together, scales included."""
-    return weights * (PRECISION_BYTES[precision] + SCALE_BYTES.get(precision, 0.0)) + outputs * OUTPUT_BYTES.get(precision, 0)
+    return weights * (
+        PRECISION_BYTES[precision] + SCALE_BYTES.get(precision, 0.0)
+    ) + outputs * OUTPUT_BYTES.get(precision, 0)
 
 
 def layer_outputs(shape: ModelShape) -> int:
-    """Outputs of a layer's matrices: queries, keys, values, what attention gives, and the three of each feed-forward network."""
-    return (shape.heads + 2 * shape.kv_heads) * shape.head_dim + (1 + shape.experts) * shape.hidden + 2 * shape.held_intermediate
+    """Outputs of a layer's matrices: queries, keys, values, what attention gives, and the three of each
+    feed-forward network."""
+    return (
+        (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        + (1 + shape.experts) * shape.hidden
+        + 2 * shape.held_intermediate
+    )
 
 
 def kept_bytes(precision: str) -> float:
@@ -77,15 +85,30 @@ def kept_bytes(precision: str) -> float:
 
 
 def stage_memory(
-    shape: ModelShape, weights: ModelWeights, precision: str, layers: int, *, first: bool, last: bool, context: int, users: int
+    shape: ModelShape,
+    weights: ModelWeights,
+    precision: str,
+    layers: int,
+    *,
+    first: bool,
+    last: bool,
+    context: int,
+    users: int,
 ) -> SliceMemory:
-    """A slice of so many layers with the caches of all users; a tied embedding counts once where both ends are and none is quantised."""
+    """A slice of so many layers with the caches of all users; a tied embedding counts once where both ends
+    are and none is quantised."""
     kept = kept_bytes(precision)
     shared = first and last and weights.is_tied and PRECISION_BYTES[precision] == kept
     size = layers * weight_bytes(weights.layer, layer_outputs(shape), precision)
     size += weights.embedding * kept * (first and not shared)
     size += (weight_bytes(weights.head, shape.vocabulary, precision) + weights.norm * kept) * last
-    held = cache_bytes(layers=layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim, context=context, element_bytes=int(kept))
+    held = cache_bytes(
+        layers=layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        context=context,
+        element_bytes=int(kept),
+    )
     return SliceMemory(weight_bytes=round(size), cache_bytes=users * held)
 
 
@@ -97,7 +120,9 @@ def drafter_memory(shape: ModelShape, precision: str, *, context: int, users: in
         shape.layers * layer_outputs(shape) + shape.vocabulary,
     )
     size = weight_bytes(matrices, outputs, precision)
-    size += weights.norm * kept + weights.embedding * kept * (not (shape.is_tied and PRECISION_BYTES[precision] == kept))
+    size += weights.norm * kept + weights.embedding * kept * (
+        not (shape.is_tied and PRECISION_BYTES[precision] == kept)
+    )
     held = cache_bytes(
         layers=shape.layers,
         kv_heads=shape.kv_heads,

@@ -1,8 +1,9 @@
 """The best layers for devices in a given order: exact, by what the slowest stage and a whole trip take.
 
-A stage's time grows with its layers in a straight line. So if one stage with some layers is to be the slowest, the fastest trip gives each
-other device one layer and the rest to those that are quickest with a layer, as far as the slowest and memory allow. Trying every stage
-with every number of layers as the slowest finds the best of all splits, for any objective that grows with the trip.
+A stage's time grows with its layers in a straight line. So if one stage with some layers is to be the
+slowest, the fastest trip gives each other device one layer and the rest to those that are quickest with a
+layer, as far as the slowest and memory allow. Trying every stage with every number of layers as the slowest
+finds the best of all splits, for any objective that grows with the trip.
 """
 
 from __future__ import annotations
@@ -32,14 +33,16 @@ SPLITS_QUICK, NODES_STEP = 24, 2
 HEADER_BYTES, NODE_BYTES = 200, 40
 """Of a segment's message beside hidden states, about."""
 SHARED_SLOWDOWN = 2.0
-"""A stage beside the drafter: in simulations a drafter computes nearly always, and both get half of the device."""
+"""A stage beside the drafter: in simulations a drafter computes nearly always, and both get half of the
+device."""
 TYPICAL_PASS_NODES = 8
 """Nodes of a drafter's pass, about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """Devices in pipeline order, where the head runs (with the drafter, if there are `guesses`), and the precision."""
+    """Devices in pipeline order, where the head runs (with the drafter, if there are `guesses`), and the
+    precision."""
 
     order: tuple[Site, ...]
     head: Site
@@ -58,9 +61,11 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Of an arrangement, for each number of nodes: stage i with k layers takes `fixed_s[:, i] + k * layer_s[:, i]`.
+    """Of an arrangement, for each number of nodes: stage i with k layers takes `fixed_s[:, i] + k *
+    layer_s[:, i]`.
 
-    `links_s` is what all links of a trip take, `link_s` how long the slowest is busy. Arrays are `[nodes]` or `[nodes, stages]`.
+    `links_s` is what all links of a trip take, `link_s` how long the slowest is busy. Arrays are `[nodes]` or
+    `[nodes, stages]`.
     """
 
     nodes: F64
@@ -84,7 +89,9 @@ class Times:
         shape = (len(self.nodes), *(1,) * (layers.ndim - 2), layers.shape[-1])
         stages_s = self.fixed_s.reshape(shape) + layers * self.layer_s.reshape(shape)
         flat = shape[:-1]
-        return np.maximum(stages_s.max(axis=-1), self.link_s.reshape(flat)), stages_s.sum(axis=-1) + self.links_s.reshape(flat)
+        return np.maximum(stages_s.max(axis=-1), self.link_s.reshape(flat)), stages_s.sum(
+            axis=-1
+        ) + self.links_s.reshape(flat)
 
 
 class Partition:
@@ -93,7 +100,9 @@ class Partition:
     def __init__(self, wish: Wish) -> None:
         self.wish = wish
         self._guess_nodes = np.array(NODES, dtype=np.float64)
-        self._plain_nodes = np.array(sorted({*(n for n in NODES if n < wish.users), wish.users}), dtype=np.float64)
+        self._plain_nodes = np.array(
+            sorted({*(n for n in NODES if n < wish.users), wish.users}), dtype=np.float64
+        )
         self._times: dict[tuple[str, str, bool], tuple[F64, F64, F64]] = {}
 
     # ------------------------------------------------------------------------------------------------ memory
@@ -118,7 +127,9 @@ class Partition:
         drafter = self.wish.drafter
         if not arrangement.guesses or drafter is None or drafter.shape is None:
             return None
-        return drafter_memory(drafter.shape, arrangement.precision, context=self.wish.context, users=self.wish.users)
+        return drafter_memory(
+            drafter.shape, arrangement.precision, context=self.wish.context, users=self.wish.users
+        )
 
     def other_bytes(self, arrangement: Arrangement, place: Site) -> int:
         """What of ours is on a device beside a slice: processes, and at the head the drafter."""
@@ -168,7 +179,10 @@ class Partition:
         return [self.wish.network.between(first, second) for first, second in pairwise(names)]
 
     def times(self, arrangement: Arrangement) -> Times:
-        found = [self._stage_times(place, arrangement.precision, arrangement.guesses) for place in arrangement.order]
+        found = [
+            self._stage_times(place, arrangement.precision, arrangement.guesses)
+            for place in arrangement.order
+        ]
         fixed_s = np.stack([each[0] for each in found], axis=-1)
         layer_s = np.stack([each[1] for each in found], axis=-1)
         fixed_s[:, -1] += found[-1][2]
@@ -182,12 +196,21 @@ class Partition:
         size = row_bytes(self.wish.shape, arrangement.precision)
         busy_s = np.array(
             [
-                [link.transfer_s(HEADER_BYTES + n * (NODE_BYTES + size * (0 < index < len(hops) - 1))) for index, link in enumerate(hops)]
+                [
+                    link.transfer_s(HEADER_BYTES + n * (NODE_BYTES + size * (0 < index < len(hops) - 1)))
+                    for index, link in enumerate(hops)
+                ]
                 for n in nodes
             ]
         )
         delay_s = sum(link.delay_s + link.jitter_s / 2 for link in hops)
-        return Times(nodes=nodes, fixed_s=fixed_s, layer_s=layer_s, links_s=busy_s.sum(axis=1) + delay_s, link_s=busy_s.max(axis=1))
+        return Times(
+            nodes=nodes,
+            fixed_s=fixed_s,
+            layer_s=layer_s,
+            links_s=busy_s.sum(axis=1) + delay_s,
+            link_s=busy_s.max(axis=1),
+        )
 
     @property
     def drafts_on_cores(self) -> bool:
@@ -209,7 +232,9 @@ class Partition:
 
     def rated(self, arrangement: Arrangement, layers: Sequence[int]) -> Split:
         """A given split, whether or not it fits."""
-        counts = np.broadcast_to(np.array(layers, dtype=np.int64), (len(self._nodes(arrangement)), 1, len(layers)))
+        counts = np.broadcast_to(
+            np.array(layers, dtype=np.int64), (len(self._nodes(arrangement)), 1, len(layers))
+        )
         found = self._best(arrangement, self.times(arrangement), counts)
         assert found is not None, "a given split has a rate"
         return found
@@ -226,14 +251,20 @@ class Partition:
         times = self.times(arrangement)
         times = times.some(NODES_STEP) if quickly else times
         kept = SPLITS_QUICK if quickly else SPLITS_MAX
-        layers = np.stack([_fastest_trips(*each, room, count, kept) for each in zip(times.fixed_s, times.layer_s, strict=True)])
+        layers = np.stack(
+            [
+                _fastest_trips(*each, room, count, kept)
+                for each in zip(times.fixed_s, times.layer_s, strict=True)
+            ]
+        )
         return self._best(arrangement, times, layers)
 
     def _nodes(self, arrangement: Arrangement) -> F64:
         return self._guess_nodes if arrangement.guesses else self._plain_nodes
 
     def _best(self, arrangement: Arrangement, times: Times, layers: Ints) -> Split | None:
-        """The best of layers `[nodes, splits, stages]`, each rated for its number of nodes; rows of zeros are no split."""
+        """The best of layers `[nodes, splits, stages]`, each rated for its number of nodes; rows of zeros are
+        no split."""
         slot_s, trip_s = times.slots_s(layers)  # [nodes, splits]
         nodes = np.broadcast_to(times.nodes[:, None], slot_s.shape)
         valid = layers[..., 0] > 0
@@ -241,7 +272,9 @@ class Partition:
             return None
         levels, missed = np.ones_like(slot_s), np.ones_like(slot_s)
         if arrangement.guesses:
-            rates, levels, missed = guessing_rates(slot_s, trip_s, nodes, self.guessing(arrangement), self.wish.users)
+            rates, levels, missed = guessing_rates(
+                slot_s, trip_s, nodes, self.guessing(arrangement), self.wish.users
+            )
         else:
             rates = plain_rates(slot_s, trip_s, nodes, self.wish.users)
         row, column = np.unravel_index(int(np.where(valid, rates, -1.0).argmax()), rates.shape)
@@ -254,11 +287,14 @@ class Partition:
             missed=float(missed[at]),
             levels=float(levels[at]),
         )
-        return Split(arrangement=arrangement, layers=tuple(int(each) for each in layers[at]), forecast=forecast)
+        return Split(
+            arrangement=arrangement, layers=tuple(int(each) for each in layers[at]), forecast=forecast
+        )
 
 
 def _fastest_trips(fixed_s: F64, layer_s: F64, room: Ints, count: int, splits_max: int) -> Ints:
-    """Layers `[splits, stages]` of the fastest trips, one for each stage and number of layers that can be the slowest; then zeros.
+    """Layers `[splits, stages]` of the fastest trips, one for each stage and number of layers that can be the
+    slowest; then zeros.
 
     Where these are more than `splits_max`, evenly some of them.
     """
@@ -266,8 +302,12 @@ def _fastest_trips(fixed_s: F64, layer_s: F64, room: Ints, count: int, splits_ma
     slowest = np.tile(np.arange(stages), count)  # [splits]
     its_layers = np.repeat(np.arange(1, count + 1), stages)
     bound_s = fixed_s[slowest] + its_layers * layer_s[slowest]
-    most = np.minimum((bound_s[:, None] * (1 + 1e-12) - fixed_s) // layer_s, room).astype(np.int64)  # [splits, stages]
-    possible = np.flatnonzero((its_layers <= room[slowest]) & (most.min(axis=1) >= 1) & (most.sum(axis=1) >= count))
+    most = np.minimum((bound_s[:, None] * (1 + 1e-12) - fixed_s) // layer_s, room).astype(
+        np.int64
+    )  # [splits, stages]
+    possible = np.flatnonzero(
+        (its_layers <= room[slowest]) & (most.min(axis=1) >= 1) & (most.sum(axis=1) >= count)
+    )
     if len(possible) > splits_max:
         possible = possible[np.argsort(bound_s[possible], kind="stable")]
         possible = possible[np.linspace(0, len(possible) - 1, splits_max).astype(int)]

@@ -20,10 +20,11 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlan:
-    """What runs where; the stages are in pipeline order. `captures` are the features that the drafter wants (`Assign`).
+    """What runs where; the stages are in pipeline order. `captures` are the features that the drafter wants
+    (`Assign`).
 
-    `vocabulary` and `hidden_size` are the model's: what comes back from the stages is held to them (`hidden_size` 0: not known).
-    With `drafting` its one stage is a drafter, and `vocabulary` the target's.
+    `vocabulary` and `hidden_size` are the model's: what comes back from the stages is held to them
+    (`hidden_size` 0: not known). With `drafting` its one stage is a drafter, and `vocabulary` the target's.
     """
 
     model: str

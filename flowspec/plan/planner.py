@@ -1,7 +1,9 @@
-"""Which devices to use, in which order, with which layers, and where the head runs: the plan that is foretold to be fastest.
+"""Which devices to use, in which order, with which layers, and where the head runs: the plan that is foretold
+to be fastest.
 
-Layers for a given order are found exactly (`plan.partition`). Orders are all tried where they are few, devices that are alike counting
-once; else a local search inserts, removes, replaces, moves and swaps devices from several beginnings. The same wish gives the same plan.
+Layers for a given order are found exactly (`plan.partition`). Orders are all tried where they are few,
+devices that are alike counting once; else a local search inserts, removes, replaces, moves and swaps devices
+from several beginnings. The same wish gives the same plan.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ TRIES = 1000
 FINAL_SPLITS = 4000
 """Splits that are looked at without short cuts in the end, of the states that were best."""
 PLACES_OF_SIZE = 6
-"""Stages up to which a neighbour is tried with all places of the head; else with the first, the last and the present one."""
+"""Stages up to which a neighbour is tried with all places of the head; else with the first, the last and the
+present one."""
 SEED = 5
 WINDOW_SLACK = 0.5
 """As `core.methods.continuous`."""
@@ -38,7 +41,8 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A device, its layers `[first, end)`, its slice's memory, what else of ours is there, and its time for a slot's nodes."""
+    """A device, its layers `[first, end)`, its slice's memory, what else of ours is there, and its time for a
+    slot's nodes."""
 
     site: Site
     first: int
@@ -54,7 +58,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What runs where, and what is foretold of it. `plain` is the forecast of the fastest plan that does not guess."""
+    """What runs where, and what is foretold of it. `plain` is the forecast of the fastest plan that does not
+    guess."""
 
     split: Split
     stages: tuple[Stage, ...]
@@ -82,7 +87,9 @@ class Plan:
     @property
     def window(self) -> int:
         """Segments in flight that keep the slowest stage fed."""
-        return max(1, min(2 * len(self.stages) + 2, int(self.forecast.trip_s / self.forecast.slot_s + WINDOW_SLACK)))
+        return max(
+            1, min(2 * len(self.stages) + 2, int(self.forecast.trip_s / self.forecast.slot_s + WINDOW_SLACK))
+        )
 
     @property
     def is_head_free(self) -> bool:
@@ -100,7 +107,8 @@ def make_plan(wish: Wish) -> Plan:
 
 
 def make_plans(wish: Wish, count: int) -> list[Plan]:
-    """Up to `count` plans, those that are foretold to be fastest first, no two with the same devices and head; raises `DoesNotFit`."""
+    """Up to `count` plans, those that are foretold to be fastest first, no two with the same devices and
+    head; raises `DoesNotFit`."""
     partition = Partition(wish)
     plain = _fastest(partition, guesses=False)
     guessing = [] if wish.drafter is None else _fastest(partition, guesses=True)
@@ -109,15 +117,23 @@ def make_plans(wish: Wish, count: int) -> list[Plan]:
     found: dict[tuple[frozenset[str], str, bool], Split] = {}
     for split in sorted((*plain, *guessing), key=lambda split: -split.forecast.tokens_per_s):
         arrangement = split.arrangement
-        found.setdefault((frozenset(each.name for each in arrangement.order), arrangement.head.name, arrangement.guesses), split)
-    return [described(partition, split, plain[0] if plain else None) for split in list(found.values())[:count]]
+        found.setdefault(
+            (frozenset(each.name for each in arrangement.order), arrangement.head.name, arrangement.guesses),
+            split,
+        )
+    return [
+        described(partition, split, plain[0] if plain else None) for split in list(found.values())[:count]
+    ]
 
 
 def rate_split(wish: Wish, order: Sequence[Site], head: Site, layers: Sequence[int]) -> Plan:
-    """The forecast of a split made by hand, in the first of the wish's precisions, with or without guesses as is faster; it need not fit."""
+    """The forecast of a split made by hand, in the first of the wish's precisions, with or without guesses as
+    is faster; it need not fit."""
     partition = Partition(wish)
     found = [
-        partition.rated(Arrangement(order=tuple(order), head=head, precision=wish.precisions[0], guesses=guesses), layers)
+        partition.rated(
+            Arrangement(order=tuple(order), head=head, precision=wish.precisions[0], guesses=guesses), layers
+        )
         for guesses in (False, *(True,) * (wish.drafter is not None))
     ]
     return described(partition, max(found, key=lambda split: split.forecast.tokens_per_s), found[0])
@@ -167,12 +183,20 @@ def _fastest(partition: Partition, *, guesses: bool) -> list[Split]:
             if _is_better(split, best):
                 best = split
     return (
-        [] if best is None else [best, *sorted((each for each in found if each is not best), key=lambda each: -each.forecast.tokens_per_s)]
+        []
+        if best is None
+        else [
+            best,
+            *sorted(
+                (each for each in found if each is not best), key=lambda each: -each.forecast.tokens_per_s
+            ),
+        ]
     )
 
 
 class _Search:
-    """The orders of one precision, with or without guesses. A state is an order of kinds and the place of the head.
+    """The orders of one precision, with or without guesses. A state is an order of kinds and the place of the
+    head.
 
     The place of the head is a kind of which a device is left over, or `-1 - i` for the device of stage i.
     """
@@ -182,7 +206,9 @@ class _Search:
         self._precision = precision
         self._guesses = guesses
         self._kinds = _kinds(partition.wish)
-        self._stages_max = min(partition.wish.shape.layers, limits.STAGES_MAX, len(partition.wish.stage_sites))
+        self._stages_max = min(
+            partition.wish.shape.layers, limits.STAGES_MAX, len(partition.wish.stage_sites)
+        )
         self._for_stages = [kind for kind, sites in enumerate(self._kinds) if sites[0].runs_stages]
         self._heads = {site.name for site in partition.wish.heads}
         self._found: dict[tuple[Order, int], Split | None] = {}
@@ -202,7 +228,9 @@ class _Search:
         found.sort(key=lambda split: -split.forecast.tokens_per_s)
         wish = self._partition.wish
         work = list(accumulate(wish.users * wish.shape.layers * len(split.layers) for split in found))
-        return [split for split, so_far in zip(found, work, strict=True) if so_far <= max(FINAL_SPLITS, work[0])]
+        return [
+            split for split, so_far in zip(found, work, strict=True) if so_far <= max(FINAL_SPLITS, work[0])
+        ]
 
     def all(self) -> None:
         """Tries all states."""
@@ -211,7 +239,8 @@ class _Search:
                 self._split(order, place)
 
     def local(self) -> None:
-        """From the fastest devices, as many as are needed and more: takes each better neighbour until there is none."""
+        """From the fastest devices, as many as are needed and more: takes each better neighbour until there
+        is none."""
         chance = random.Random(SEED)
         for order in self._beginnings():
             place = self._places(order)[0]
@@ -233,7 +262,9 @@ class _Search:
     def _orders(self) -> Iterator[Order]:
         """All orders of kinds, short ones first."""
         for length in range(1, self._stages_max + 1):
-            yield from self._longer((), Counter({kind: len(self._kinds[kind]) for kind in self._for_stages}), length)
+            yield from self._longer(
+                (), Counter({kind: len(self._kinds[kind]) for kind in self._for_stages}), length
+            )
 
     def _longer(self, begun: Order, left: Counter[int], length: int) -> Iterator[Order]:
         if len(begun) == length:
@@ -248,9 +279,16 @@ class _Search:
     def _places(self, order: Order) -> list[int]:
         """Where the head may run: on a device that is left over, or beside a stage."""
         used = Counter(order)
-        free = [kind for kind, sites in enumerate(self._kinds) if used[kind] < len(sites) and sites[0].name in self._heads]
+        free = [
+            kind
+            for kind, sites in enumerate(self._kinds)
+            if used[kind] < len(sites) and sites[0].name in self._heads
+        ]
         # A kind has devices that may all be the head, or none that may.
-        return [*free, *(-1 - at for at, kind in enumerate(order) if self._kinds[kind][0].name in self._heads)]
+        return [
+            *free,
+            *(-1 - at for at, kind in enumerate(order) if self._kinds[kind][0].name in self._heads),
+        ]
 
     def _sites(self, order: Order, place: int) -> tuple[tuple[Site, ...], Site]:
         left = [list(sites) for sites in self._kinds]
@@ -261,21 +299,33 @@ class _Search:
         key = (order, place)
         if key not in self._found:
             chosen, head = self._sites(order, place)
-            arrangement = Arrangement(order=chosen, head=head, precision=self._precision, guesses=self._guesses)
+            arrangement = Arrangement(
+                order=chosen, head=head, precision=self._precision, guesses=self._guesses
+            )
             self._found[key] = self._partition.best(arrangement, quickly=True)
         return self._found[key]
 
     def _beginnings(self) -> Iterator[Order]:
-        """The fastest devices first, the most memory first; for each the fewest that hold the model, twice as many, ..., all."""
-        ranked_by = ([-sites[0].profile.bytes_per_s() for sites in self._kinds], [-sites[0].memory_bytes for sites in self._kinds])
+        """The fastest devices first, the most memory first; for each the fewest that hold the model, twice as
+        many, ..., all."""
+        ranked_by = (
+            [-sites[0].profile.bytes_per_s() for sites in self._kinds],
+            [-sites[0].memory_bytes for sites in self._kinds],
+        )
         for worth in ranked_by:
-            ranked = [kind for kind in sorted(self._for_stages, key=worth.__getitem__) for _ in self._kinds[kind]]
+            ranked = [
+                kind for kind in sorted(self._for_stages, key=worth.__getitem__) for _ in self._kinds[kind]
+            ]
             length = 1
             while length <= self._stages_max:
                 order = tuple(ranked[:length])
                 if any(self._split(order, place) is not None for place in self._places(order)[:2]):
                     yield order
-                    length = 2 * length if 2 * length <= self._stages_max or length == self._stages_max else self._stages_max
+                    length = (
+                        2 * length
+                        if 2 * length <= self._stages_max or length == self._stages_max
+                        else self._stages_max
+                    )
                 else:
                     length += 1
 
@@ -298,7 +348,11 @@ class _Search:
         found = []
         for each in sorted(orders):
             places = self._places(each)
-            kept = places if each == order or size <= PLACES_OF_SIZE else {*places[:1], *places[-1:], place} & set(places)
+            kept = (
+                places
+                if each == order or size <= PLACES_OF_SIZE
+                else {*places[:1], *places[-1:], place} & set(places)
+            )
             found += [(each, at) for at in sorted(kept) if (each, at) != (order, place)]
         return found
 
@@ -311,17 +365,23 @@ def _is_better(found: Split | None, than: Split | None) -> bool:
 
 
 def _kinds(wish: Wish) -> list[list[Site]]:
-    """Devices that can stand for each other: same profile, memory, links to all others, and leave to be the head."""
+    """Devices that can stand for each other: same profile, memory, links to all others, and leave to be the
+    head."""
     network, kinds = wish.network, list[list[Site]]()
     heads = {site.name for site in wish.heads}
     for site in wish.sites:
         for kind in kinds:
             one = kind[0]
-            alike = (site.profile, site.memory_bytes, site.runs_stages) == (one.profile, one.memory_bytes, one.runs_stages)
+            alike = (site.profile, site.memory_bytes, site.runs_stages) == (
+                one.profile,
+                one.memory_bytes,
+                one.runs_stages,
+            )
             alike = alike and (site.name in heads) == (one.name in heads)
             others = [other.name for other in wish.sites if other.name not in (site.name, one.name)]
             if alike and (
-                network.is_uniform or all(network.between(site.name, name) == network.between(one.name, name) for name in others)
+                network.is_uniform
+                or all(network.between(site.name, name) == network.between(one.name, name) for name in others)
             ):
                 kind.append(site)
                 break

@@ -1,7 +1,7 @@
 """Device profiles: what a board can do, read from `devices/*.toml`.
 
-A profile states peak figures as the maker publishes them and, apart from these, the shares of them that inference reaches. `flowspec
-profile` measures both together and writes the same kind of file.
+A profile states peak figures as the maker publishes them and, apart from these, the shares of them that
+inference reaches. `flowspec profile` measures both together and writes the same kind of file.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ TFLOPS = (1e-6, 1e6)
 class DeviceProfile:
     """One kind of device.
 
-    `memory_gb_per_s` and `tflops` (by precision, dense) are peaks; `memory_efficiency` and `compute_efficiency` the shares of these that
-    a pass over layers reaches. `serial` is the share of the computing that reading does not hide: 0 is a roofline (GPUs), 1 the sum of
-    both (small CPUs, whose cores do one after the other). `layer_us` is spent on each layer whatever its size (launching kernels,
-    Python), `pass_us` on each pass. `idle_w` and `busy_w` are for the whole board.
+    `memory_gb_per_s` and `tflops` (by precision, dense) are peaks; `memory_efficiency` and
+    `compute_efficiency` the shares of these that a pass over layers reaches. `serial` is the share of the
+    computing that reading does not hide: 0 is a roofline (GPUs), 1 the sum of both (small CPUs, whose cores
+    do one after the other). `layer_us` is spent on each layer whatever its size (launching kernels, Python),
+    `pass_us` on each pass. `idle_w` and `busy_w` are for the whole board.
     """
 
     name: str
@@ -70,12 +71,15 @@ class DeviceProfile:
         # Four-bit weights are unpacked and multiplied in the fastest precision that the device has.
         found = self.tflops.get(precision) or (max(self.tflops.values()) if precision == "int4" else None)
         if found is None:
-            raise InputError(f"device {self.name}: expected a precision among {', '.join(self.tflops)}, got {precision}")
+            raise InputError(
+                f"device {self.name}: expected a precision among {', '.join(self.tflops)}, got {precision}"
+            )
         return found * 1e12 * self.compute_efficiency
 
 
 def implausible(profile: DeviceProfile) -> str:
-    """What of a profile no device can be, in a few words; nothing if all is plausible. Reckoning needs numbers within reason."""
+    """What of a profile no device can be, in a few words; nothing if all is plausible. Reckoning needs
+    numbers within reason."""
     for name, (least, most) in RATES.items():
         if not least <= (value := getattr(profile, name)) <= most:
             return f"a speed of {value:g} ({name})"
@@ -87,7 +91,10 @@ def implausible(profile: DeviceProfile) -> str:
 
 def folders() -> list[Path]:
     """Where profiles are: beside the package in a checkout, under the environment's `share` when installed."""
-    return [Path(__file__).resolve().parents[2] / "devices", Path(sys.prefix) / "share" / "flowspec" / "devices"]
+    return [
+        Path(__file__).resolve().parents[2] / "devices",
+        Path(sys.prefix) / "share" / "flowspec" / "devices",
+    ]
 
 
 def profile_names() -> list[str]:
@@ -102,7 +109,9 @@ def find_profile(name: str) -> DeviceProfile:
         for path in folder.glob("*.toml"):
             if path.stem == name:
                 return read_profile(path)
-    raise InputError(f"device: expected a .toml file or one of {', '.join(profile_names())}, got {name!r:.80}")
+    raise InputError(
+        f"device: expected a .toml file or one of {', '.join(profile_names())}, got {name!r:.80}"
+    )
 
 
 def read_profile(path: Path) -> DeviceProfile:
@@ -113,7 +122,9 @@ def read_profile(path: Path) -> DeviceProfile:
     compute_keys = {"efficiency", "serial", *PRECISION_BYTES}
     tflops = {name: compute.number(name) for name in PRECISION_BYTES if name in compute.data}
     if not tflops:
-        raise InputError(f"{path}: compute: expected TFLOP/s for at least one of {', '.join(PRECISION_BYTES)}")
+        raise InputError(
+            f"{path}: compute: expected TFLOP/s for at least one of {', '.join(PRECISION_BYTES)}"
+        )
     found = DeviceProfile(
         name=path.stem,
         memory_gb=memory.number("gb"),
@@ -135,5 +146,7 @@ def read_profile(path: Path) -> DeviceProfile:
     if wrong := implausible(found):
         raise InputError(f"{path}: expected what a device can be, got {wrong}")
     if found.busy_w < found.idle_w:
-        raise InputError(f"{path}: power: expected busy_w of at least idle_w, got {found.busy_w:g} and {found.idle_w:g}")
+        raise InputError(
+            f"{path}: power: expected busy_w of at least idle_w, got {found.busy_w:g} and {found.idle_w:g}"
+        )
     return found

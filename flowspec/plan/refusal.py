@@ -1,4 +1,5 @@
-"""What is said of a model that does not fit: the shortfall of each device and what would fit, as text and as JSON."""
+"""What is said of a model that does not fit: the shortfall of each device and what would fit, as text and as
+JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ NAME_WIDTH = 32
 
 
 class Refused(DoesNotFit):
-    """A model that does not fit, with all that there is to say: the error's text has several lines, `report` is the same for programs."""
+    """A model that does not fit, with all that there is to say: the error's text has several lines, `report`
+    is the same for programs."""
 
     exit_status = 1
 
@@ -63,6 +65,10 @@ def _lines(reason: str, short: list[Shortfall], options: list[Option]) -> Iterat
     for each in short:
         lack = mib(each.short_bytes) if each.short_bytes else "-"
         yield f"{each.name:<{NAME_WIDTH}}{each.layers:>7}{mib(each.need_bytes):>10}{mib(each.have_bytes):>10}{lack:>10}"
-    yield "\nit would fit with" if options else "\nno lower precision, shorter context or few boards more make it fit"
+    yield (
+        "\nit would fit with"
+        if options
+        else "\nno lower precision, shorter context or few boards more make it fit"
+    )
     for option in options:
         yield f"  {option.text:<40}{option.tokens_per_s:>8.3g} tokens/s"

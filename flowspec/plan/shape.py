@@ -1,4 +1,5 @@
-"""Model shapes: the numbers of an architecture that time and memory follow from, with those of well-known models.
+"""Model shapes: the numbers of an architecture that time and memory follow from, with those of well-known
+models.
 
 A shape needs no weights, so the tokens of a small model can be timed as those of a large one.
 """
@@ -17,8 +18,9 @@ PRECISION_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.0,
 class ModelShape:
     """A decoder with gated feed-forward layers. `extra_params` are outside layers, embedding and `lm_head`.
 
-    `is_tied`: `lm_head` has the embedding's weights. A mixture of experts counts those that one row runs through: what a pass of one row
-    reads, and less than what is in memory: `experts` are there, of which a row runs through `experts_per_row`.
+    `is_tied`: `lm_head` has the embedding's weights. A mixture of experts counts those that one row runs
+    through: what a pass of one row reads, and less than what is in memory: `experts` are there, of which a
+    row runs through `experts_per_row`.
     """
 
     name: str
@@ -85,7 +87,8 @@ def _feed_forward_width(config: Any) -> int:
 
 
 def eagle_shape(target: ModelShape) -> ModelShape:
-    """An EAGLE-1/2 head: one layer of the target's, a projection of (embedding, feature), the target's `lm_head` (2401.15077)."""
+    """An EAGLE-1/2 head: one layer of the target's, a projection of (embedding, feature), the target's
+    `lm_head` (2401.15077)."""
     return ModelShape(
         name=f"eagle-{target.name}",
         layers=1,

@@ -28,9 +28,14 @@ class Site:
 
 
 def site(name: str, profile: DeviceProfile, limit_bytes: int | None = None) -> Site:
-    """A device whose system keeps a share of its memory to itself, and on which the user may allow us no more than `limit_bytes`."""
+    """A device whose system keeps a share of its memory to itself, and on which the user may allow us no more
+    than `limit_bytes`."""
     free_bytes = int(profile.memory_gb * 1e9 * (1 - SYSTEM_SHARE))
-    return Site(name=name, profile=profile, memory_bytes=free_bytes if limit_bytes is None else min(free_bytes, limit_bytes))
+    return Site(
+        name=name,
+        profile=profile,
+        memory_bytes=free_bytes if limit_bytes is None else min(free_bytes, limit_bytes),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +64,11 @@ class Drafter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What a plan is asked for. `precisions` are those that the user allows; without a `head`, any device may be it.
+    """What a plan is asked for. `precisions` are those that the user allows; without a `head`, any device may
+    be it.
 
-    Passes are timed with `typical_context` tokens before them; memory is counted for `context` tokens of each user.
+    Passes are timed with `typical_context` tokens before them; memory is counted for `context` tokens of each
+    user.
     """
 
     sites: tuple[Site, ...]

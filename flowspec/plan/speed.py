@@ -1,4 +1,5 @@
-"""Device profiles as daemons tell them (`core.facts.Speed`), and what to make of one that says nothing about a precision."""
+"""Device profiles as daemons tell them (`core.facts.Speed`), and what to make of one that says nothing about
+a precision."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def profile_of(speed: Speed, memory_bytes: int) -> DeviceProfile:
         memory_gb=memory_bytes / 1e9,
         memory_gb_per_s=speed.gb_per_s,
         memory_efficiency=speed.memory_efficiency,
-        tflops={precision: getattr(speed, precision) for precision in PRECISION_BYTES if getattr(speed, precision)},
+        tflops={
+            precision: getattr(speed, precision) for precision in PRECISION_BYTES if getattr(speed, precision)
+        },
         compute_efficiency=speed.compute_efficiency,
         serial=speed.serial,
         layer_us=speed.layer_us,
@@ -41,7 +44,8 @@ def profile_of(speed: Speed, memory_bytes: int) -> DeviceProfile:
 
 
 def completed(profile: DeviceProfile, precision: str) -> DeviceProfile:
-    """The profile with TFLOP/s for `precision`: where it says none, the least that it says of any, for what a device lacks it widens."""
+    """The profile with TFLOP/s for `precision`: where it says none, the least that it says of any, for what a
+    device lacks it widens."""
     if precision in profile.tflops or precision == "int4":
         return profile
     return replace(profile, tflops={**profile.tflops, precision: min(profile.tflops.values())})

@@ -16,13 +16,17 @@ def weighted_split(layer_count: int, weights: Sequence[float]) -> list[int]:
     """Layers per stage in proportion to `weights` (memory, say), at least one each; sums to `layer_count`."""
     stages = len(weights)
     if stages > layer_count:
-        raise InputError(f"{stages} devices but only {layer_count} layers: each device needs at least one; use fewer devices")
+        raise InputError(
+            f"{stages} devices but only {layer_count} layers: each device needs at least one; use fewer devices"
+        )
     ideal = [layer_count * weight / sum(weights) for weight in weights]
     counts = [max(1, int(share)) for share in ideal]
     while sum(counts) < layer_count:
         counts[max(range(stages), key=lambda i: (ideal[i] - counts[i], -i))] += 1
     while sum(counts) > layer_count:
-        counts[min((i for i in range(stages) if counts[i] > 1), key=lambda i: (ideal[i] - counts[i], -i))] -= 1
+        counts[
+            min((i for i in range(stages) if counts[i] > 1), key=lambda i: (ideal[i] - counts[i], -i))
+        ] -= 1
     return counts
 
 
@@ -31,7 +35,11 @@ def checked_split(counts: Sequence[int], layer_count: int, stage_count: int) -> 
     if len(counts) != stage_count:
         raise InputError(f"--layers: expected {stage_count} numbers, one for each device, got {len(counts)}")
     if any(count < 1 for count in counts):
-        raise InputError(f"--layers: expected at least one layer for each device, got {','.join(map(str, counts))}")
+        raise InputError(
+            f"--layers: expected at least one layer for each device, got {','.join(map(str, counts))}"
+        )
     if sum(counts) != layer_count:
-        raise InputError(f"--layers: {'+'.join(map(str, counts))} is {sum(counts)}, but the model has {layer_count} layers")
+        raise InputError(
+            f"--layers: {'+'.join(map(str, counts))} is {sum(counts)}, but the model has {layer_count} layers"
+        )
     return list(counts)

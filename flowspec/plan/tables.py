@@ -32,15 +32,22 @@ def read_toml(path: Path, what: str) -> Table:
         data = tomllib.loads(path.read_text("utf-8"))
         repr(data)  # a number with too many digits to be shown in a message fails here
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: expected {what}, but it cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    except (ValueError, RecursionError) as error:  # beside TOMLDecodeError: numbers too long, brackets too deep
+        raise InputError(
+            f"{path}: expected {what}, but it cannot be read ({getattr(error, 'strerror', None) or error})"
+        ) from None
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # beside TOMLDecodeError: numbers too long, brackets too deep
         raise InputError(f"{path}: expected TOML, got {error}") from None
     return Table(where=str(path), data=data)
 
 
 def toml_text(text: str) -> str:
     """A text as a TOML string; JSON's escapes are TOML's but for surrogates, which names cannot hold."""
-    return json.dumps("".join(character if character.isprintable() else "?" for character in text), ensure_ascii=False)
+    return json.dumps(
+        "".join(character if character.isprintable() else "?" for character in text), ensure_ascii=False
+    )
 
 
 def _is_text(value: Any) -> bool:
@@ -76,13 +83,24 @@ class Table:
         found = self.data.get(key)
         if not isinstance(found, list) or not found or not all(isinstance(each, dict) for each in found):
             self.wrong(key, f"at least one table [[{key}]]")
-        return [Table(where=f"{self.where}: {key} {number}", data=each) for number, each in enumerate(found, 1)]
+        return [
+            Table(where=f"{self.where}: {key} {number}", data=each) for number, each in enumerate(found, 1)
+        ]
 
-    def number(self, key: str, default: float | None = None, *, least: float | None = None, most: float = NUMBER_MAX) -> float:
+    def number(
+        self, key: str, default: float | None = None, *, least: float | None = None, most: float = NUMBER_MAX
+    ) -> float:
         """A number above 0, or from `least`."""
         value: Any = self.data.get(key, default)
-        if type(value) not in (int, float) or not (value > 0 if least is None else least <= value) or not value <= most:
-            self.wrong(key, f"a number {'above 0' if least is None else f'from {least:g}'}{'' if most == NUMBER_MAX else f' to {most:g}'}")
+        if (
+            type(value) not in (int, float)
+            or not (value > 0 if least is None else least <= value)
+            or not value <= most
+        ):
+            self.wrong(
+                key,
+                f"a number {'above 0' if least is None else f'from {least:g}'}{'' if most == NUMBER_MAX else f' to {most:g}'}",
+            )
         return float(value)
 
     def whole(self, key: str, default: int | None = None, *, most: int = 10**6) -> int:
@@ -113,6 +131,10 @@ class Table:
     def numbers(self, key: str, default: list[float] | None = None) -> list[float]:
         """A list of numbers from 0."""
         value: Any = self.data.get(key, default)
-        if not isinstance(value, list) or not value or not all(type(each) in (int, float) and 0 <= each <= NUMBER_MAX for each in value):
+        if (
+            not isinstance(value, list)
+            or not value
+            or not all(type(each) in (int, float) and 0 <= each <= NUMBER_MAX for each in value)
+        ):
             self.wrong(key, "a list of numbers from 0")
         return [float(each) for each in value]

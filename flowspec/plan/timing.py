@@ -1,7 +1,7 @@
 """How long things take: a pass over layers by rows and context, a message by bytes. What all worlds share.
 
-The cost model (`plan.cost`) makes these from device profiles and model shapes; the simulator takes them for the truth, and
-emulated devices wait until they have come true.
+The cost model (`plan.cost`) makes these from device profiles and model shapes; the simulator takes them for
+the truth, and emulated devices wait until they have come true.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Seconds of a pass: a roofline of memory (weights, keys and values) and computing, and what comes on top.
+    """Seconds of a pass: a roofline of memory (weights, keys and values) and computing, and what comes on
+    top.
 
-    `max(base_s + context_s * context, (row_s + row_context_s * context) * rows) + extra_row_s * rows + fixed_s`, where `context` is
-    how many earlier tokens the rows see. Without a context the knee is at `base_s / row_s` rows.
+    `max(base_s + context_s * context, (row_s + row_context_s * context) * rows) + extra_row_s * rows +
+    fixed_s`, where `context` is how many earlier tokens the rows see. Without a context the knee is at
+    `base_s / row_s` rows.
     """
 
     base_s: float = 0.0
@@ -40,7 +42,12 @@ class Curve:
 
     def and_fixed(self, fixed_s: float) -> Curve:
         """The same with `fixed_s` more for each pass."""
-        return Curve(**{field.name: getattr(self, field.name) + (fixed_s if field.name == "fixed_s" else 0.0) for field in fields(self)})
+        return Curve(
+            **{
+                field.name: getattr(self, field.name) + (fixed_s if field.name == "fixed_s" else 0.0)
+                for field in fields(self)
+            }
+        )
 
 
 INSTANT = Curve()
@@ -48,14 +55,17 @@ INSTANT = Curve()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSpec:
-    """One direction between two devices: `delay_s` for every message, up to `jitter_s` more by chance, and a rate in Mbit/s."""
+    """One direction between two devices: `delay_s` for every message, up to `jitter_s` more by chance, and a
+    rate in Mbit/s."""
 
     delay_s: float = 0.0
     bandwidth_mbps: float = float("inf")
     jitter_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (0 <= self.delay_s < float("inf") and 0 <= self.jitter_s < float("inf") and self.bandwidth_mbps > 0):
+        if not (
+            0 <= self.delay_s < float("inf") and 0 <= self.jitter_s < float("inf") and self.bandwidth_mbps > 0
+        ):
             raise ValueError(f"expected a delay and jitter from 0 and a bandwidth above 0, got {self}")
 
     def transfer_s(self, size_bytes: float) -> float:

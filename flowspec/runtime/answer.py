@@ -13,7 +13,8 @@ from flowspec.errors import FlowSpecError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """New tokens of an answer, and when they were known; `logprobs` are one for each if they are wanted, else none."""
+    """New tokens of an answer, and when they were known; `logprobs` are one for each if they are wanted, else
+    none."""
 
     tokens: tuple[int, ...]
     at_s: float
@@ -22,7 +23,8 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The answer is over; `reason` is `stop`, `length` or `cancelled`. `statistics` is `core.statistics` as it is reported."""
+    """The answer is over; `reason` is `stop`, `length` or `cancelled`. `statistics` is `core.statistics` as
+    it is reported."""
 
     reason: str
     reused: int
@@ -42,7 +44,8 @@ Item = Tokens | Changed | End | FlowSpecError
 
 @dataclass(slots=True)
 class Answer:
-    """An answer under way: iterate for its `Tokens`; `end` is set afterwards. `core_s` is the core's time for it.
+    """An answer under way: iterate for its `Tokens`; `end` is set afterwards. `core_s` is the core's time for
+    it.
 
     `number` tells it from others of the same conversation. It began with an `arithmetic`; `changes` are those
     among the tokens that were read. `count` is how many tokens there are, with those of an earlier session.
@@ -73,7 +76,8 @@ class Answer:
 
 @dataclass(slots=True)
 class Timing:
-    """When an answer's tokens came, in seconds from its submission; the first `resumed` of them were there before."""
+    """When an answer's tokens came, in seconds from its submission; the first `resumed` of them were there
+    before."""
 
     first_s: float = 0.0
     last_s: float = 0.0

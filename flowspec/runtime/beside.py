@@ -152,7 +152,9 @@ class Beside:
             if room is Room.NONE:
                 layers, needed = f"layers {span.first} to {span.end - 1}", mib(need.total_bytes)
                 advice = "give this device fewer layers, or use a smaller --context"
-                raise NoRoomError(f"{layers} need {needed} beside what is kept, more than there is here; {advice}")
+                raise NoRoomError(
+                    f"{layers} need {needed} beside what is kept, more than there is here; {advice}"
+                )
         load_s = need.weight_bytes / self.rate
         if room is Room.AFTER:
             text = "no memory for %s beside the layers that run: they are loaded when those are done"

@@ -40,7 +40,8 @@ _UNITS = {
 class Device:
     """One device of a cluster: its daemon's address, and what the user fixed about it.
 
-    `profile` is a board's name or a file, `ssh` where `launch/boards` logs in, as `user@host`. With a `drafter` it runs that model and no stage.
+    `profile` is a board's name or a file, `ssh` where `launch/boards` logs in, as `user@host`. With a
+    `drafter` it runs that model and no stage.
     """
 
     name: str
@@ -71,11 +72,14 @@ def parse_bytes(text: str) -> int:
 
 
 def read_cluster(path: Path) -> list[Device]:
-    """The devices of a cluster file, in pipeline order; raises `InputError` naming file, key and what was expected."""
+    """The devices of a cluster file, in pipeline order; raises `InputError` naming file, key and what was
+    expected."""
     data = read_toml(path, "a cluster file").data
     unknown = sorted(set(data) - {"device", "drafter", "links", "insecure"})
     if unknown:
-        raise InputError(f"{path}: unknown key {unknown[0]!r}; expected [[device]] tables, [[drafter]] tables, links and insecure")
+        raise InputError(
+            f"{path}: unknown key {unknown[0]!r}; expected [[device]] tables, [[drafter]] tables, links and insecure"
+        )
     tables = data.get("device")
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise InputError(f"{path}: device: expected at least one [[device]] table with an address")
@@ -89,16 +93,24 @@ def read_cluster(path: Path) -> list[Device]:
             raise InputError(f"{path}: {kind}: expected each device once, got {twice[0]!r} twice")
     models = {device: model for model, device in read_drafters(path).items()}
     if models and any(device.name == HEAD for device in devices):
-        raise InputError(f"{path}: name: expected another than {HEAD!r}, which is where a [[drafter]] runs that has no device")
+        raise InputError(
+            f"{path}: name: expected another than {HEAD!r}, which is where a [[drafter]] runs that has no device"
+        )
     devices = [replace(device, drafter=models.pop(device.name, None)) for device in devices]
     models.pop(HEAD, None)
     if models:
         names = ", ".join(device.name for device in devices)
-        raise InputError(f"{path}: drafter: device: expected {HEAD} or one of {names}, got {next(iter(models))!r}")
+        raise InputError(
+            f"{path}: drafter: device: expected {HEAD} or one of {names}, got {next(iter(models))!r}"
+        )
     stages = stage_devices(devices)
     if not stages:
-        raise InputError(f"{path}: drafter: expected a device that is left for the model itself, but each has a drafter")
-    busy = next((device.name for device in devices if device.drafter is not None and device.layers is not None), None)
+        raise InputError(
+            f"{path}: drafter: expected a device that is left for the model itself, but each has a drafter"
+        )
+    busy = next(
+        (device.name for device in devices if device.drafter is not None and device.layers is not None), None
+    )
     if busy is not None:
         raise InputError(f"{path}: {busy}: expected layers or a drafter, got both")
     given = [device for device in stages if device.layers is not None]
@@ -114,14 +126,19 @@ def read_drafters(path: Path) -> dict[str, str]:
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise InputError(f"{path}: drafter: expected [[drafter]] tables with a model and a device")
     if len(tables) > limits.DRAFTERS_MAX:
-        raise InputError(f"{path}: drafter: expected at most {limits.DRAFTERS_MAX} drafters, got {len(tables)}")
+        raise InputError(
+            f"{path}: drafter: expected at most {limits.DRAFTERS_MAX} drafters, got {len(tables)}"
+        )
     found: dict[str, str] = {}
     for number, table in enumerate(tables):
         where = f"{path}: drafter {number + 1}"
         unknown = sorted(set(table) - {"model", "device"})
         if unknown:
             raise InputError(f"{where}: unknown key {unknown[0]!r}; expected model and device")
-        for key, what in (("model", "a drafter as --drafter takes it"), ("device", f'a device of this file, or "{HEAD}"')):
+        for key, what in (
+            ("model", "a drafter as --drafter takes it"),
+            ("device", f'a device of this file, or "{HEAD}"'),
+        ):
             if not isinstance(table.get(key), str) or not _is_short(table[key]):
                 raise InputError(f"{where}: {key}: expected {what}, got {table.get(key)!r:.80}")
         model, device = table["model"], table["device"]
@@ -136,7 +153,9 @@ def read_drafters(path: Path) -> dict[str, str]:
 def _device(where: str, table: dict[str, Any], number: int) -> Device:
     unknown = sorted(set(table) - {"name", "address", "layers", "memory", "profile", "ssh"})
     if unknown:
-        raise InputError(f"{where}: unknown key {unknown[0]!r}; expected address, name, layers, memory, profile or ssh")
+        raise InputError(
+            f"{where}: unknown key {unknown[0]!r}; expected address, name, layers, memory, profile or ssh"
+        )
     if "address" not in table:
         raise InputError(f'{where}: address: expected "host:port", but it is missing')
     address = table["address"]
@@ -151,12 +170,17 @@ def _device(where: str, table: dict[str, Any], number: int) -> Device:
         raise InputError(f"{where}: name: expected a short text, got {name!r:.80}")
     layers = table.get("layers")
     if layers is not None and not (
-        isinstance(layers, list) and len(layers) == 2 and all(type(n) is int for n in layers) and 0 <= layers[0] < layers[1]
+        isinstance(layers, list)
+        and len(layers) == 2
+        and all(type(n) is int for n in layers)
+        and 0 <= layers[0] < layers[1]
     ):
         raise InputError(f"{where}: layers: expected [first, end) such as [0, 8], got {layers!r:.80}")
     memory = table.get("memory")
     try:
-        memory_bytes = None if memory is None else parse_bytes(memory if isinstance(memory, str) else str(memory))
+        memory_bytes = (
+            None if memory is None else parse_bytes(memory if isinstance(memory, str) else str(memory))
+        )
     except InputError as error:
         raise InputError(f"{where}: memory: {error}") from None
     profile = table.get("profile")
@@ -166,11 +190,14 @@ def _device(where: str, table: dict[str, Any], number: int) -> Device:
     if ssh is not None and not (isinstance(ssh, str) and is_ssh_target(ssh)):
         raise InputError(f"{where}: ssh: expected user@host or a host, got {ssh!r:.80}")
     fixed = None if layers is None else (layers[0], layers[1])
-    return Device(name=name, address=address, layers=fixed, memory_bytes=memory_bytes, profile=profile, ssh=ssh)
+    return Device(
+        name=name, address=address, layers=fixed, memory_bytes=memory_bytes, profile=profile, ssh=ssh
+    )
 
 
 def read_links(path: Path, names: Collection[str]) -> Network | None:
-    """The links that a cluster file declares, `links = ["1000/0.5", "a:b=100/2"]`, for devices of these names; None where it declares none.
+    """The links that a cluster file declares, `links = ["1000/0.5", "a:b=100/2"]`, for devices of these
+    names; None where it declares none.
 
     Those that drafters have may have links, too, of which nothing is made.
     """
@@ -182,13 +209,16 @@ def read_links(path: Path, names: Collection[str]) -> Network | None:
 
 
 def parse_links(texts: Sequence[str], names: Collection[str], where: str) -> Network:
-    """`1000/0.5` for all links, `A:B=100/2` for one: Mbit/s and milliseconds; raises `InputError` that begins with `where`."""
+    """`1000/0.5` for all links, `A:B=100/2` for one: Mbit/s and milliseconds; raises `InputError` that begins
+    with `where`."""
     default, pairs = LINK_DEFAULT, dict[frozenset[str], LinkSpec]()
     for text in texts:
         pair, has_pair, speed = text.rpartition("=")
         match = re.fullmatch(r"(\d+(?:\.\d+)?)(?:/(\d+(?:\.\d+)?))?", speed)
         if match is None or float(match[1]) <= 0:
-            raise InputError(f"{where}: expected Mbit/s and ms such as 1000/0.5, or for one link A:B=100/2, got {text!r:.80}")
+            raise InputError(
+                f"{where}: expected Mbit/s and ms such as 1000/0.5, or for one link A:B=100/2, got {text!r:.80}"
+            )
         link = LinkSpec(bandwidth_mbps=float(match[1]), delay_s=float(match[2] or 0.5) / 1000)
         if not has_pair:
             default = link
@@ -202,7 +232,8 @@ def parse_links(texts: Sequence[str], names: Collection[str], where: str) -> Net
 
 
 def declared_profile(device: Device, cluster: Path) -> DeviceProfile | None:
-    """The board that a cluster file names for a device, a file's path being relative to it; raises `InputError` that says where."""
+    """The board that a cluster file names for a device, a file's path being relative to it; raises
+    `InputError` that says where."""
     board = device.profile
     if board is None:
         return None
@@ -211,12 +242,17 @@ def declared_profile(device: Device, cluster: Path) -> DeviceProfile | None:
     try:
         return find_profile(board)
     except InputError as error:
-        raise InputError(f"{cluster}: {device.name}: profile: {str(error).removeprefix('device: ')}") from None
+        raise InputError(
+            f"{cluster}: {device.name}: profile: {str(error).removeprefix('device: ')}"
+        ) from None
 
 
 def is_ssh_target(text: str) -> bool:
     """Whether a text is `user@host` or `host` and nothing that ssh or a shell would take for something else."""
-    return len(text) <= limits.NAME_CHARS_MAX and re.fullmatch(r"(\w[\w.-]*@)?\w[\w.:-]*", text, re.ASCII) is not None
+    return (
+        len(text) <= limits.NAME_CHARS_MAX
+        and re.fullmatch(r"(\w[\w.-]*@)?\w[\w.:-]*", text, re.ASCII) is not None
+    )
 
 
 def _is_short(text: str) -> bool:
@@ -224,11 +260,17 @@ def _is_short(text: str) -> bool:
     return 0 < len(text) <= limits.NAME_CHARS_MAX and text.isprintable()
 
 
-def split_layers(devices: Sequence[Device], layer_count: int, forced: Sequence[int] | None) -> list[StagePlan]:
+def split_layers(
+    devices: Sequence[Device], layer_count: int, forced: Sequence[int] | None
+) -> list[StagePlan]:
     """Layers for each device: as forced, as the cluster file says, else evenly."""
     if forced is None and devices[0].layers is not None:
         return _fixed_layers(devices, layer_count)
-    counts = even_split(layer_count, len(devices)) if forced is None else checked_split(forced, layer_count, len(devices))
+    counts = (
+        even_split(layer_count, len(devices))
+        if forced is None
+        else checked_split(forced, layer_count, len(devices))
+    )
     ends = [sum(counts[: index + 1]) for index in range(len(counts))]
     return [
         StagePlan(name=device.name, address=device.address, first=end - count, end=end)
@@ -242,7 +284,9 @@ def _fixed_layers(devices: Sequence[Device], layer_count: int) -> list[StagePlan
         assert device.layers is not None
         first, end = device.layers
         if first != at:
-            raise InputError(f"layers of {device.name}: expected to begin at {at}, where the device before ends, got {first}")
+            raise InputError(
+                f"layers of {device.name}: expected to begin at {at}, where the device before ends, got {first}"
+            )
         stages.append(StagePlan(name=device.name, address=device.address, first=first, end=end))
         at = end
     if at != layer_count:

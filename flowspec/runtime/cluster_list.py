@@ -1,7 +1,7 @@
 """Prints a cluster file for shell scripts: `python -m flowspec.runtime.cluster_list FILE`.
 
-A line for each device: name, ssh target, host, the address to listen on, port and memory in bytes (empty without a limit), with ASCII
-unit separators between them, which no field can hold.
+A line for each device: name, ssh target, host, the address to listen on, port and memory in bytes (empty
+without a limit), with ASCII unit separators between them, which no field can hold.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ SEPARATOR = "\x1f"
 
 
 def line(device: Device) -> str:
-    """A device's line. The name of its host is resolved here: a device may know itself by that name as 127.0.1.1."""
+    """A device's line. The name of its host is resolved here: a device may know itself by that name as
+    127.0.1.1."""
     host, port = split_address(device.address)
     host = host.strip("[]")
     target = device.ssh or host
     if not is_ssh_target(target):
-        raise InputError(f"{device.name}: expected a host to log in to, got {target!r}; give it an ssh key such as user@host")
+        raise InputError(
+            f"{device.name}: expected a host to log in to, got {target!r}; give it an ssh key such as user@host"
+        )
     memory = "" if device.memory_bytes is None else str(device.memory_bytes)
     return SEPARATOR.join((device.name, target, host, resolve(host), str(port), memory))
 

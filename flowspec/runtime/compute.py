@@ -1,11 +1,12 @@
-"""The compute thread of a daemon: loads slices and drafters and runs jobs, one after another, while the poller keeps listening.
+"""The compute thread of a daemon: loads slices and drafters and runs jobs, one after another, while the
+poller keeps listening.
 
-Work goes in by `post`, results come back on `results` with a wake-up. Heavy imports happen here, on the first Assign.
-The slice of a next pipeline is loaded beside, by a thread of its own (`beside.py`).
+Work goes in by `post`, results come back on `results` with a wake-up. Heavy imports happen here, on the first
+Assign. The slice of a next pipeline is loaded beside, by a thread of its own (`beside.py`).
 
-Whatever fails here ends the hold that it was done for, and nothing else: an error that nobody foresaw is logged with
-its traceback, the slice that met it is forgotten, and the next head's work is done as ever. Only what ends the process
-(SIGILL, torch's abort) ends a daemon.
+Whatever fails here ends the hold that it was done for, and nothing else: an error that nobody foresaw is
+logged with its traceback, the slice that met it is forgotten, and the next head's work is done as ever. Only
+what ends the process (SIGILL, torch's abort) ends a daemon.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("flowspec.daemon")
 
 SWITCH_INTERVAL_S = 0.0002
-"""How long the compute thread may keep the interpreter from the poller thread; Python's 5 ms would be a hop's p99."""
+"""How long the compute thread may keep the interpreter from the poller thread; Python's 5 ms would be a hop's
+p99."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +97,8 @@ class Machine:
 class ComputeThread:
     """Runs work in order; only `trim` reaches into the running job.
 
-    Work and results carry the number of the hold they belong to, so that nothing of one head is taken for another's.
-    With an `emulation` jobs last as long as on the device that it declares.
+    Work and results carry the number of the hold they belong to, so that nothing of one head is taken for
+    another's. With an `emulation` jobs last as long as on the device that it declares.
     """
 
     def __init__(self, machine: Machine, wake: Wake, emulation: DeviceEmulation | None = None) -> None:
@@ -165,7 +167,9 @@ class ComputeThread:
                 self._fail(error, work)
             except BaseException as error:  # the top of a thread: one head's work must not end the daemon
                 if is_out_of_memory(error):
-                    text = "out of memory; give this device fewer layers, or use a smaller --context or --dtype"
+                    text = (
+                        "out of memory; give this device fewer layers, or use a smaller --context or --dtype"
+                    )
                     self._fail(NoRoomError(text), work)
                 else:
                     log.exception("unexpected error %s", doing(work))
@@ -225,7 +229,9 @@ class ComputeThread:
             return
         started_s = time.monotonic()
         proposals = drafter.draft(work.segment, work.width)
-        self._tell(Proposed(job=work.segment.segment, proposals=proposals, compute_s=time.monotonic() - started_s))
+        self._tell(
+            Proposed(job=work.segment.segment, proposals=proposals, compute_s=time.monotonic() - started_s)
+        )
 
     def _run_layers(self, part: Slice, job: RunLayers) -> LayersDone:
         started_s = time.monotonic()
@@ -240,18 +246,28 @@ class ComputeThread:
         pacer = self._pacer
         if pacer is not None:
             pacer.begin(len(job.rows), job.context, started_s)
-        rows, states, next_tokens, logprobs = part.run(job, payload, dead_rows if pacer is None else partial(pacer.boundary, dead_rows))
+        rows, states, next_tokens, logprobs = part.run(
+            job, payload, dead_rows if pacer is None else partial(pacer.boundary, dead_rows)
+        )
         ended_s = time.monotonic()
         onward = to_wire(states) if rows and states.shape[1] else None
         if pacer is not None:
             ended_s = pacer.end(dead_rows)
         return LayersDone(
-            job=job.job, rows=rows, payload=onward, next_tokens=next_tokens, started_s=started_s, ended_s=ended_s, logprobs=logprobs
+            job=job.job,
+            rows=rows,
+            payload=onward,
+            next_tokens=next_tokens,
+            started_s=started_s,
+            ended_s=ended_s,
+            logprobs=logprobs,
         )
 
     def _load(self, assign: Assign) -> None:
         self.line.begin(self._hold)
-        self._try_kernels("float32", "cpu")  # all else stands on it, and on torch, which must not be imported here where that kills
+        self._try_kernels(
+            "float32", "cpu"
+        )  # all else stands on it, and on torch, which must not be imported here where that kills
         from flowspec.model.pieces import Span
 
         if not self._has_imports:
@@ -260,7 +276,9 @@ class ComputeThread:
         if self._emulation is not None:
             layers = assign.end_layer - assign.first_layer
             worked_s = 0.0 if self._pacer is None else self._pacer.worked_s
-            self._pacer = Pacer(self._emulation, stage=assign.stage, stages=assign.stages, layers=layers, worked_s=worked_s)
+            self._pacer = Pacer(
+                self._emulation, stage=assign.stage, stages=assign.stages, layers=layers, worked_s=worked_s
+            )
         span = Span(first=assign.first_layer, end=assign.end_layer, count=assign.layer_count)
         try:
             self._tell(self._find_and_load(assign, span))
@@ -282,7 +300,9 @@ class ComputeThread:
             part.close_all()
             free_cycles()
             need, machine, claims = kept_memory(part.config, span, assign), self.machine, self.claims
-            room_bytes = check_memory(need, span, assign, part.device, machine.memory_bytes, claims, machine.sharers)
+            room_bytes = check_memory(
+                need, span, assign, part.device, machine.memory_bytes, claims, machine.sharers
+            )
             self._take_on(part, assign, room_bytes)
             return _loaded(part, reused=True)
         kept = load.kept_of(held)
@@ -316,7 +336,9 @@ class ComputeThread:
             from flowspec.draft.language import LanguageModelDrafter
 
             told = assign.drafting
-            self._drafter = LanguageModelDrafter(part, context=assign.context, vocabulary_size=told.vocabulary, coupled=told.coupled)
+            self._drafter = LanguageModelDrafter(
+                part, context=assign.context, vocabulary_size=told.vocabulary, coupled=told.coupled
+            )
 
 
 def _loaded(part: Slice, *, reused: bool, received_bytes: int = 0) -> Loaded:

@@ -1,8 +1,9 @@
 """The daemon: one process per device, one port, one stage or one drafter of whichever head holds it.
 
-What it decides is `core.holding`'s; here are its sockets, its threads and its clock. A poller thread owns the sockets and the core; a
-compute thread owns the tensors. Peers (a head's control and data connections, the previous stage) announce themselves with Hello. A
-peer that breaks the protocol is logged and ignored from then on; the daemon keeps serving.
+What it decides is `core.holding`'s; here are its sockets, its threads and its clock. A poller thread owns the
+sockets and the core; a compute thread owns the tensors. Peers (a head's control and data connections, the
+previous stage) announce themselves with Hello. A peer that breaks the protocol is logged and ignored from
+then on; the daemon keeps serving.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ HELD_POLL_MS = 500
 
 
 class Daemon:
-    """Serves one head after another until `stop`; `run` blocks. With an `emulation` it takes that device's time.
+    """Serves one head after another until `stop`; `run` blocks. With an `emulation` it takes that device's
+    time.
 
     With `keys` it serves those that they list; without, it listens beyond loopback only if it is `insecure`.
     """
@@ -187,7 +189,11 @@ class Daemon:
         now_s = time.monotonic()
         if onward is not None and not onward.flush(now_s):
             self._unsent(self._core.number, self._last_sent, now_s)
-        if self._lifeline_fd is not None and self._lifeline_fd in ready and not os.read(self._lifeline_fd, 4096):
+        if (
+            self._lifeline_fd is not None
+            and self._lifeline_fd in ready
+            and not os.read(self._lifeline_fd, 4096)
+        ):
             self.stop("the process that started it is gone")
         if self._wake.read_fd in ready:
             self._wake.clear()
@@ -225,7 +231,9 @@ class Daemon:
             envelope = decode(frames)
             peer, is_new = self._peers.sender_of(identity, user, envelope)
             if self._compute.waiting > limits.WORK_QUEUED_MAX:
-                raise PeerError(f"expected at most {limits.WORK_QUEUED_MAX} pieces of work for the compute thread, one more came")
+                raise PeerError(
+                    f"expected at most {limits.WORK_QUEUED_MAX} pieces of work for the compute thread, one more came"
+                )
         except PeerError as error:
             self._drop(identity, str(error), now_s)
             return
@@ -262,7 +270,12 @@ class Daemon:
             self._give(NextLost(hold=hold, text=f"broke the protocol: {error}"), now_s)
         except Exception as error:  # as over a message of any other peer
             log.exception("unexpected error over a message of the next device")
-            self._give(CannotDo(hold=hold, text=str(unexpected(error, "over a message of the next device")), is_gone=True), now_s)
+            self._give(
+                CannotDo(
+                    hold=hold, text=str(unexpected(error, "over a message of the next device")), is_gone=True
+                ),
+                now_s,
+            )
         if self._next is hop and (why := hop.lost(ready)) is not None:
             self._give(NextLost(hold=hold, text=why), now_s)
 
@@ -331,7 +344,13 @@ class Daemon:
         work = command.work
         self._last_sent = work.segment if isinstance(work, SendSegment) else work.verified
         tensor = work.payload.select(work.rows) if work.rows else None
-        link = link_of(command.caller) if command.caller is not None else None if self._next is None else self._next.link
+        link = (
+            link_of(command.caller)
+            if command.caller is not None
+            else None
+            if self._next is None
+            else self._next.link
+        )
         if link is None or not link.send(self._last_sent, tensor):
             self._unsent(command.hold, self._last_sent, self._now_s)
 
@@ -437,13 +456,18 @@ class Daemon:
     def _result(self, hold: int, result: Result, now_s: float) -> None:
         """What the compute thread did for a hold."""
         if isinstance(result, Failed):
-            is_part, is_gone = isinstance(result.error, NoRoomError), isinstance(result.error, UnexpectedError)
+            is_part, is_gone = (
+                isinstance(result.error, NoRoomError),
+                isinstance(result.error, UnexpectedError),
+            )
             self._give(CannotDo(hold=hold, text=str(result.error), is_part=is_part, is_gone=is_gone), now_s)
         elif isinstance(result, LoadProgress):
             self._give(Worked(hold=hold, result=Loading(doing=result.doing, share=result.share)), now_s)
         else:
             try:
-                self._give(Worked(hold=hold, result=result.question if isinstance(result, Asked) else result), now_s)
+                self._give(
+                    Worked(hold=hold, result=result.question if isinstance(result, Asked) else result), now_s
+                )
             except Exception as error:  # the top of a turn, as over a message
                 log.exception("unexpected error over what was computed")
                 text = str(unexpected(error, "over what was computed"))

@@ -1,4 +1,5 @@
-"""How answers are made: the method, and the models beside the target that it makes use of, by their names and before anything is started."""
+"""How answers are made: the method, and the models beside the target that it makes use of, by their names and
+before anything is started."""
 
 from __future__ import annotations
 
@@ -28,11 +29,13 @@ def default_method(drafters: Sequence[str], chain: str | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
-    """How answers are made: the method, and what drafts for it (none given: the bundled drafter for the bundled model, else n-grams).
+    """How answers are made: the method, and what drafts for it (none given: the bundled drafter for the
+    bundled model, else n-grams).
 
-    `chain` are the models below the target, lowest first and with commas, or `auto`, where the drafters are what there is to choose from.
-    `nodes` and `depth` shape the trees of the methods that have fixed ones; `options` are the method's own (`core.methods.OPTIONS`).
-    `coupled`: a drafter that is a model ranks with the target's noise.
+    `chain` are the models below the target, lowest first and with commas, or `auto`, where the drafters are
+    what there is to choose from. `nodes` and `depth` shape the trees of the methods that have fixed ones;
+    `options` are the method's own (`core.methods.OPTIONS`). `coupled`: a drafter that is a model ranks with
+    the target's noise.
     """
 
     method: str = "continuous"
@@ -44,7 +47,8 @@ class Decoding:
     coupled: bool = True
 
     def drafters_for(self, model: str, placed: Sequence[str] = ()) -> tuple[str, ...]:
-        """The names of the models beside the target, those of a chain lowest first; none for a method that does not draft.
+        """The names of the models beside the target, those of a chain lowest first; none for a method that
+        does not draft.
 
         `placed` are those that the cluster file has devices for: what is used where nothing is given.
         """
@@ -58,7 +62,8 @@ class Decoding:
         return tuple(sorted(names, key=parameter_count)) if self.chain == AUTO else names
 
     def check(self, model: str, placed: Sequence[str] = ()) -> None:
-        """Raises `InputError` for names that mean nothing, or that do not go together; `place` looks into the models."""
+        """Raises `InputError` for names that mean nothing, or that do not go together; `place` looks into the
+        models."""
         names = self.drafters_for(model, placed)
         if self.chain is not None and self.method != CHAINING:
             raise InputError(f"--chain goes with method {CHAINING}, got {self.method}")
@@ -76,7 +81,9 @@ class Decoding:
             raise InputError(f"--drafter: expected each drafter once, got {twice[-1]!r} twice")
         most = make_method(self.method).drafters_max
         if len(names) > most:
-            raise InputError(f"method {self.method} makes use of {most} drafter, got {len(names)}: {', '.join(names)}")
+            raise InputError(
+                f"method {self.method} makes use of {most} drafter, got {len(names)}: {', '.join(names)}"
+            )
         for name in names:
             check_drafter(name)
 

@@ -1,4 +1,5 @@
-"""How an answer is sampled and when it ends where whoever asks leaves things open: the model's own recommendation, else the likeliest token."""
+"""How an answer is sampled and when it ends where whoever asks leaves things open: the model's own
+recommendation, else the likeliest token."""
 
 from __future__ import annotations
 
@@ -24,13 +25,16 @@ def choose_sampling(
     min_p: float | None = None,
     seed: int | None = None,
 ) -> Sampling:
-    """What is given wins; where no temperature is given, the model's recommendation holds, else temperature 0.
+    """What is given wins; where no temperature is given, the model's recommendation holds, else temperature
+    0.
 
     A seed that is not given is drawn. Raises `InputError` for what cannot be done.
     """
     follows = temperature is None and model.temperature is not None
     if temperature is None and model.unsupported:
-        raise InputError(f"the model recommends {model.unsupported[0]}, which FlowSpec does not do; give a temperature to do without")
+        raise InputError(
+            f"the model recommends {model.unsupported[0]}, which FlowSpec does not do; give a temperature to do without"
+        )
     warmth = model.temperature if follows else temperature
     drawn = seed is None and bool(warmth)
     try:
@@ -52,7 +56,12 @@ def _first(given: Number | None, recommended: Number | None, default: Number) ->
 
 
 def choose_limits(
-    model: Recommended, eos_id: int | None, new_tokens_max: int, *, stop_ids: Iterable[int] = (), ignores_own: bool = False
+    model: Recommended,
+    eos_id: int | None,
+    new_tokens_max: int,
+    *,
+    stop_ids: Iterable[int] = (),
+    ignores_own: bool = False,
 ) -> Limits:
     """The model's own stop tokens (none with `ignores_own`) and these."""
     own = set() if ignores_own else set(model.stop_ids) | ({eos_id} if eos_id is not None else set())

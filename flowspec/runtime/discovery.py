@@ -1,7 +1,9 @@
-"""Daemons that make themselves known on the local network (zeroconf, RFC 6762 and 6763), and how they are found.
+"""Daemons that make themselves known on the local network (zeroconf, RFC 6762 and 6763), and how they are
+found.
 
-Only a daemon that was asked to announces itself, and only on the interfaces that it listens on; what it tells is in `Announced`.
-Whoever is in the network can answer a search, too: an announcement is a hint where to ask, and nothing is believed of it.
+Only a daemon that was asked to announces itself, and only on the interfaces that it listens on; what it tells
+is in `Announced`. Whoever is in the network can answer a search, too: an announcement is a hint where to ask,
+and nothing is believed of it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ _TEXT_BYTES = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announced:
-    """What a daemon announces: where it may be reached, the likeliest address first; version, memory and device as it says."""
+    """What a daemon announces: where it may be reached, the likeliest address first; version, memory and
+    device as it says."""
 
     name: str
     addresses: tuple[str, ...]
@@ -46,7 +49,8 @@ class Announced:
 
 @contextlib.contextmanager
 def announcing(*, name: str, host: str, port: int, memory_bytes: int, device: str) -> Iterator[None]:
-    """Announces a daemon that listens on `host` while it lasts; one on loopback is announced on loopback only.
+    """Announces a daemon that listens on `host` while it lasts; one on loopback is announced on loopback
+    only.
 
     Raises `InputError` without the zeroconf package, `ClusterError` where the network does not take it.
     """
@@ -58,7 +62,12 @@ def announcing(*, name: str, host: str, port: int, memory_bytes: int, device: st
         SERVICE,
         f"{label}-{secrets.token_hex(3)}.{SERVICE}",
         port=port,
-        properties={"version": __version__, "name": _cut(name, _TEXT_BYTES), "memory": str(memory_bytes), "device": device},
+        properties={
+            "version": __version__,
+            "name": _cut(name, _TEXT_BYTES),
+            "memory": str(memory_bytes),
+            "device": device,
+        },
         server=f"flowspec-{secrets.token_hex(6)}.local.",
         parsed_addresses=addresses,
     )
@@ -73,7 +82,8 @@ def announcing(*, name: str, host: str, port: int, memory_bytes: int, device: st
 def find_announced(timeout_s: float) -> list[Announced]:
     """The daemons that tell their address within so many seconds, by name.
 
-    All that are heard of are asked for it at the same time, so those that never tell, as false ones may, cost no other's time.
+    All that are heard of are asked for it at the same time, so those that never tell, as false ones may, cost
+    no other's time.
     """
     zeroconf = _zeroconf()
     deadline_s = time.monotonic() + timeout_s
@@ -83,11 +93,16 @@ def find_announced(timeout_s: float) -> list[Announced]:
 
         def look_up(name: str) -> ServiceInfo | None:
             left_ms = round(1000 * (deadline_s - time.monotonic()))
-            found: ServiceInfo | None = network.get_service_info(SERVICE, name, left_ms) if left_ms > 0 else None
+            found: ServiceInfo | None = (
+                network.get_service_info(SERVICE, name, left_ms) if left_ms > 0 else None
+            )
             return found
 
         def heard(**change: Any) -> None:
-            is_new = change["state_change"] is not zeroconf.ServiceStateChange.Removed and change["name"] not in seen
+            is_new = (
+                change["state_change"] is not zeroconf.ServiceStateChange.Removed
+                and change["name"] not in seen
+            )
             if is_new and len(seen) < FOUND_MAX:
                 seen[change["name"]] = threads.submit(look_up, change["name"])
 
@@ -122,25 +137,36 @@ def _opened(zeroconf: Any, interfaces: Any) -> Iterator[Any]:
 
 
 def _addresses(host: str) -> list[str]:
-    """Where a daemon that listens on `host` can be reached: that address, or every address of this machine if it is all of them."""
+    """Where a daemon that listens on `host` can be reached: that address, or every address of this machine if
+    it is all of them."""
     address = ipaddress.ip_address(resolve(host))
     if not address.is_unspecified:
         return [str(address)]
-    own = [each.address for found in psutil.net_if_addrs().values() for each in found if each.family == sockets.AF_INET]
+    own = [
+        each.address
+        for found in psutil.net_if_addrs().values()
+        for each in found
+        if each.family == sockets.AF_INET
+    ]
     others = [each for each in own if not ipaddress.ip_address(each).is_loopback]
     return others or ["127.0.0.1"]
 
 
 def _announced(info: ServiceInfo) -> Announced | None:
     """What an announcement says, bounded and printable; None for one that cannot be used."""
-    texts = {key: _printable(info.properties.get(key.encode()) or b"") for key in ("version", "name", "memory", "device")}
+    texts = {
+        key: _printable(info.properties.get(key.encode()) or b"")
+        for key in ("version", "name", "memory", "device")
+    }
     hosts = sorted(info.parsed_addresses(), key=lambda host: ":" in host)
     if not hosts or not info.port:
         return None
     memory = texts["memory"]
     return Announced(
         name=texts["name"] or hosts[0],
-        addresses=tuple(f"[{host}]:{info.port}" if ":" in host else f"{host}:{info.port}" for host in hosts[:8]),
+        addresses=tuple(
+            f"[{host}]:{info.port}" if ":" in host else f"{host}:{info.port}" for host in hosts[:8]
+        ),
         version=texts["version"],
         memory_bytes=int(memory) if memory.isdecimal() and len(memory) < 19 else 0,
         device=texts["device"],

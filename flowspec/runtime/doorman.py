@@ -1,7 +1,8 @@
-"""The connections to a daemon's port, as its socket's monitor tells of them: how many there are, and that there are not too many.
+"""The connections to a daemon's port, as its socket's monitor tells of them: how many there are, and that
+there are not too many.
 
-ZeroMQ takes as many as the process may have files, and then nothing else in the process can open one. Those above the limit are shut down
-by their descriptor, which ZeroMQ takes for the peer's own end.
+ZeroMQ takes as many as the process may have files, and then nothing else in the process can open one. Those
+above the limit are shut down by their descriptor, which ZeroMQ takes for the peer's own end.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from flowspec.runtime.transport import receive
 
 @dataclass(slots=True)
 class Comings:
-    """Since the last look: connections `closed`, how handshakes `failed`, and connections `surplus`, of which there were too many."""
+    """Since the last look: connections `closed`, how handshakes `failed`, and connections `surplus`, of which
+    there were too many."""
 
     closed: int = 0
     failed: list[Refusal] = field(default_factory=list)
@@ -32,7 +34,9 @@ class Doorman:
     """Watches a bound socket; `socket` is readable when there is something to `drain`."""
 
     def __init__(self, bound: zmq.Socket[bytes], connections_max: int = limits.CONNECTIONS_MAX) -> None:
-        self.socket: zmq.Socket[bytes] = bound.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED)
+        self.socket: zmq.Socket[bytes] = bound.get_monitor_socket(
+            zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED
+        )
         self._connections_max = connections_max
         self._open: set[int] = set()
 

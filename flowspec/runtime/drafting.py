@@ -1,7 +1,9 @@
-"""The drafter's thread in the head's process: runs drafting jobs one after another, while the head keeps listening.
+"""The drafter's thread in the head's process: runs drafting jobs one after another, while the head keeps
+listening.
 
-Work goes in by `post` and `post_features` and is done in that order; results come back on `results` with a wake-up. After
-a failure nothing more is done: what a drafter that broke off in the middle would say could not be trusted.
+Work goes in by `post` and `post_features` and is done in that order; results come back on `results` with a
+wake-up. After a failure nothing more is done: what a drafter that broke off in the middle would say could not
+be trusted.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class _Features:
 
 
 class DraftThread:
-    """Owns a drafter that is loaded already, the head's `number`. With a `pace` its passes last so long by their rows, as declared in the emulated world."""
+    """Owns a drafter that is loaded already, the head's `number`. With a `pace` its passes last so long by
+    their rows, as declared in the emulated world."""
 
     def __init__(self, drafter: Drafter, number: int, wake: Wake, pace: Curve | None = None) -> None:
         self.drafter = drafter
@@ -66,7 +69,8 @@ class DraftThread:
         self._work.put(work)
 
     def post_features(self, parts: Sequence[VerifiedPart], tensor: Tensor) -> None:
-        """The features that came with a Verified: a row for every id of its parts, in order. Who wants none is not bothered."""
+        """The features that came with a Verified: a row for every id of its parts, in order. Who wants none
+        is not bothered."""
         if self.drafter.captures:
             self._work.put(_Features(parts=tuple(parts), tensor=tensor))
 
@@ -94,8 +98,20 @@ class DraftThread:
         if isinstance(work, Draft):
             started_s = time.monotonic()
             proposals = self.drafter.draft(work.segment, work.width)
-            ended_s = time.monotonic() if self._pacer is None else self._pacer.end(work.segment.row_count, work.context, started_s)
-            self._tell(Drafted(drafter=self.number, job=work.job, proposals=proposals, started_s=started_s, ended_s=ended_s))
+            ended_s = (
+                time.monotonic()
+                if self._pacer is None
+                else self._pacer.end(work.segment.row_count, work.context, started_s)
+            )
+            self._tell(
+                Drafted(
+                    drafter=self.number,
+                    job=work.job,
+                    proposals=proposals,
+                    started_s=started_s,
+                    ended_s=ended_s,
+                )
+            )
         elif isinstance(work, ToDrafter):
             self.drafter.release(work.message)
             give_back()

@@ -1,9 +1,11 @@
-"""The emulated world: daemons of this machine that compute the real small model but take the time of declared devices.
+"""The emulated world: daemons of this machine that compute the real small model but take the time of declared
+devices.
 
-Owns what is declared (`Emulation`), the padding of computing to it (`Pacer`), the shaping of connections (`Shaper`), and the
-verdict that this machine is too slow to play its part (`Lateness`). Padding can only lengthen: where the real work takes
-longer than declared, the emulation is wrong, so it ends with an error instead of a number. Declared times mean what they
-mean to the simulator (`flowspec.sim.device`, `flowspec.sim.link`). Knows nothing of sockets, cores and tensors.
+Owns what is declared (`Emulation`), the padding of computing to it (`Pacer`), the shaping of connections
+(`Shaper`), and the verdict that this machine is too slow to play its part (`Lateness`). Padding can only
+lengthen: where the real work takes longer than declared, the emulation is wrong, so it ends with an error
+instead of a number. Declared times mean what they mean to the simulator (`flowspec.sim.device`,
+`flowspec.sim.link`). Knows nothing of sockets, cores and tensors.
 """
 
 from __future__ import annotations
@@ -71,10 +73,12 @@ class DeviceEmulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulation:
-    """What a whole local cluster pretends to be: a device for each stage, and what the head needs to play along.
+    """What a whole local cluster pretends to be: a device for each stage, and what the head needs to play
+    along.
 
-    `drafting` is the time of a pass of the drafter by rows, `control` shapes the head's messages to each stage on the control
-    connections, `first_hop` its segments to the first stage (integers only, so bytes count as they are).
+    `drafting` is the time of a pass of the drafter by rows, `control` shapes the head's messages to each
+    stage on the control connections, `first_hop` its segments to the first stage (integers only, so bytes
+    count as they are).
     """
 
     devices: tuple[DeviceEmulation, ...]
@@ -107,8 +111,11 @@ def devices_from_json(text: str) -> tuple[DeviceEmulation, ...]:
     )
 
 
-def wait_until(instant_s: float, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> float:
-    """Sleeps until an instant and hits it within a fraction of a millisecond on a quiet machine; returns the time then."""
+def wait_until(
+    instant_s: float, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+) -> float:
+    """Sleeps until an instant and hits it within a fraction of a millisecond on a quiet machine; returns the
+    time then."""
     while (left_s := instant_s - (now_s := clock())) > 0:
         if left_s > COARSE_S + SHORT_SLEEP_S:
             sleep(left_s - COARSE_S)
@@ -118,7 +125,8 @@ def wait_until(instant_s: float, clock: Callable[[], float] = time.monotonic, sl
 
 
 class Lateness:
-    """Whether this machine keeps up with what is declared: how late the last jobs ended, beside how long they should take."""
+    """Whether this machine keeps up with what is declared: how late the last jobs ended, beside how long they
+    should take."""
 
     def __init__(self, who: str, advice: str) -> None:
         self._who = who
@@ -127,7 +135,8 @@ class Lateness:
         self._jobs: deque[tuple[float, float]] = deque(maxlen=JOBS_MAX)
 
     def count(self, declared_s: float, took_s: float) -> None:
-        """A job that should have taken `declared_s` took `took_s`; raises `ClusterError` when too many are too late."""
+        """A job that should have taken `declared_s` took `took_s`; raises `ClusterError` when too many are
+        too late."""
         if self._warm_ups_left:
             self._warm_ups_left -= 1
             return
@@ -145,9 +154,10 @@ class Lateness:
 class Pacer:
     """Makes the jobs of one stage's compute thread last as long as declared, layer by layer.
 
-    The declared time of all layers is divided evenly among the real ones. Rows that die shorten the layers after the next
-    boundary. Boundaries are instants reckoned from the job's beginning: what one layer took too long the next ones catch up.
-    `worked_s` is for how long the device has worked, with layers that it held before, too.
+    The declared time of all layers is divided evenly among the real ones. Rows that die shorten the layers
+    after the next boundary. Boundaries are instants reckoned from the job's beginning: what one layer took
+    too long the next ones catch up. `worked_s` is for how long the device has worked, with layers that it
+    held before, too.
     """
 
     def __init__(
@@ -184,16 +194,19 @@ class Pacer:
         self._started_s = self._due_s = started_s
 
     def boundary(self, dead_rows: DeadRows) -> frozenset[int]:
-        """Before each layer: waits until it is due, and only then reads which rows are dead, so that none dies too late."""
+        """Before each layer: waits until it is due, and only then reads which rows are dead, so that none
+        dies too late."""
         dead = self._wait_and_read(dead_rows)
         if self._alive:
             self._due_s += self._curve.seconds(self._alive, self._context) / self._layers
         return dead
 
     def end(self, dead_rows: DeadRows) -> float:
-        """After the last layer, and the sampling on the last stage: waits until the job may end, and returns that instant.
+        """After the last layer, and the sampling on the last stage: waits until the job may end, and returns
+        that instant.
 
-        Rows that died in the last layer are not sampled from. Raises `ClusterError` when the machine cannot keep up.
+        Rows that died in the last layer are not sampled from. Raises `ClusterError` when the machine cannot
+        keep up.
         """
         if self._is_last and self._alive:
             self._wait_and_read(dead_rows)
@@ -218,7 +231,8 @@ class DraftPacer:
         self._lateness = Lateness("the drafter", "use a smaller drafter, fewer stages or a slower profile")
 
     def end(self, rows: int, context: int, started_s: float) -> float:
-        """Waits until a pass over `rows` may end, and returns that instant; raises `ClusterError` as `Pacer.end` does."""
+        """Waits until a pass over `rows` may end, and returns that instant; raises `ClusterError` as
+        `Pacer.end` does."""
         declared_s = self._curve.seconds(rows, context)
         ended_s = wait_until(started_s + declared_s)
         self._lateness.count(declared_s, ended_s - started_s)
@@ -226,10 +240,11 @@ class DraftPacer:
 
 
 class Shaper:
-    """One connection's messages on their way: they leave one after another, and arrive in order after the link's delay.
+    """One connection's messages on their way: they leave one after another, and arrive in order after the
+    link's delay.
 
-    The arithmetic is that of `flowspec.sim.link`. It sits at the sender, which hands a message to its socket at the instant
-    at which it is to arrive.
+    The arithmetic is that of `flowspec.sim.link`. It sits at the sender, which hands a message to its socket
+    at the instant at which it is to arrive.
     """
 
     def __init__(self, spec: LinkSpec, *, chance: random.Random, row_bytes: int = 0) -> None:

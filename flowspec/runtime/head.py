@@ -1,8 +1,10 @@
-"""The head of a running cluster: connects to the daemons, gives them their layers, and answers prompts through them.
+"""The head of a running cluster: connects to the daemons, gives them their layers, and answers prompts
+through them.
 
-One thread owns the sockets and the `HeadCore`. Callers submit from their own threads and read tokens from an `Answer`.
-With a `Recovery` a lost device costs a pause (`pipelines.py`), and a lost drafter never more than its guesses; without one, and for what no other pipeline could do, the head
-fails as a whole: every open answer gets the error, and nothing hangs.
+One thread owns the sockets and the `HeadCore`. Callers submit from their own threads and read tokens from an
+`Answer`. With a `Recovery` a lost device costs a pause (`pipelines.py`), and a lost drafter never more than
+its guesses; without one, and for what no other pipeline could do, the head fails as a whole: every open
+answer gets the error, and nothing hangs.
 """
 
 from __future__ import annotations
@@ -81,16 +83,22 @@ def traits_of(drafter: Drafter | PlacedDrafter, level: int) -> DrafterTraits:
     """What the core must know of a drafter that is loaded here, or shall be on a device."""
     if isinstance(drafter, PlacedDrafter):
         return drafter.traits(level)
-    return DrafterTraits(context=drafter.context, needs_features=bool(drafter.captures), level=level, cache_slots=drafter.cache_slots)
+    return DrafterTraits(
+        context=drafter.context,
+        needs_features=bool(drafter.captures),
+        level=level,
+        cache_slots=drafter.cache_slots,
+    )
 
 
 class Head:
     """A connected cluster; a context manager that lets go of the daemons at its end.
 
-    `method` decides what is sent and drafted (default: plain decoding); the drafters are the head's from now on, each with a thread. Those
-    that are placed on devices must be there at first, unless the recovery may start short; later answers go
-    on without those that are lost. `levels` are those of `DrafterTraits` (default: all drafters).
-    An `emulation` is what the local daemons were started with. With `keys` the cluster is spoken to in secret, else in the clear.
+    `method` decides what is sent and drafted (default: plain decoding); the drafters are the head's from now
+    on, each with a thread. Those that are placed on devices must be there at first, unless the recovery may
+    start short; later answers go on without those that are lost. `levels` are those of `DrafterTraits`
+    (default: all drafters). An `emulation` is what the local daemons were started with. With `keys` the
+    cluster is spoken to in secret, else in the clear.
     """
 
     def __init__(
@@ -109,7 +117,10 @@ class Head:
         share_one_heap()
         free_cycles()  # of the head before, in a process that has one after another
         self.hops: deque[tuple[Hop, ...]] = deque(maxlen=TIMED_SEGMENTS_MAX)
-        traits = [traits_of(drafter, level) for drafter, level in zip(drafters, levels or [0] * len(drafters), strict=True)]
+        traits = [
+            traits_of(drafter, level)
+            for drafter, level in zip(drafters, levels or [0] * len(drafters), strict=True)
+        ]
         self._row_bytes = plan.hidden_size * DTYPE_BYTES[ACTIVATIONS[plan.dtype]] * (1 + len(plan.captures))
         self._core = HeadCore(
             context=plan.context,
@@ -124,7 +135,14 @@ class Head:
         self._wake = Wake()
         self._keys = keys
         self._pipelines = Pipelines(
-            plan, self._wake, progress, emulation, recovery, keys, on_change=self._changed, meanwhile=self._meanwhile
+            plan,
+            self._wake,
+            progress,
+            emulation,
+            recovery,
+            keys,
+            on_change=self._changed,
+            meanwhile=self._meanwhile,
         )
         self._arithmetic = "" if recovery is None else recovery.arithmetic
         self._tokens = 0
@@ -166,7 +184,8 @@ class Head:
 
     @property
     def stages(self) -> list[Stage]:
-        """The stages as they introduced themselves, in pipeline order; those of the last pipeline while there is none."""
+        """The stages as they introduced themselves, in pipeline order; those of the last pipeline while there
+        is none."""
         return self._stages_shown
 
     def observe(self, observer: OnEvent) -> None:
@@ -194,7 +213,8 @@ class Head:
 
     @property
     def expertise(self) -> Expertise | None:
-        """What the method learnt of the models beside the target, by what prompts are about, if it goes by that."""
+        """What the method learnt of the models beside the target, by what prompts are about, if it goes by
+        that."""
         return self._core.method.expertise
 
     @property
@@ -350,7 +370,9 @@ class Head:
         stage, row_s = found
         first, second = (self.plan.stages[at].name for at in (stage - 1, stage))
         rate = self._row_bytes * 8 / 1000 / row_s
-        self._on_note(f"the link from {first} to {second} carries about {rate:.0f} kbit/s, and holds answers up")
+        self._on_note(
+            f"the link from {first} to {second} carries about {rate:.0f} kbit/s, and holds answers up"
+        )
 
     def _show_stages(self) -> None:
         assert self._pipelines.stages is not None
@@ -378,7 +400,9 @@ class Head:
     def _patience_ms(self) -> int:
         """How long the next poll may wait."""
         due_s = self._pipelines.due_s
-        return patience_ms(due_s if self._timer_s is None else min(due_s, self._timer_s), time.monotonic(), POLL_MS)
+        return patience_ms(
+            due_s if self._timer_s is None else min(due_s, self._timer_s), time.monotonic(), POLL_MS
+        )
 
     def _end_answers(self, error: FlowSpecError) -> None:
         for answer in self._answers.values():
@@ -454,7 +478,9 @@ class Head:
         for observer in self._observers:
             try:
                 observer(event, commands, now_s)
-            except Exception:  # a defect in what only looks on must not cost an answer; its traceback is logged
+            except (
+                Exception
+            ):  # a defect in what only looks on must not cost an answer; its traceback is logged
                 log.exception("an observer failed, and is told no more; the head goes on")
                 self.unobserve(observer)
 

@@ -1,8 +1,11 @@
-"""How far away other daemons are: latency and bandwidth of real connections, over the messages that daemons take anyway.
+"""How far away other daemons are: latency and bandwidth of real connections, over the messages that daemons
+take anyway.
 
-Each look is a connection of its own, of no head and no cluster: Hello is answered with Welcome at once, which is a round trip through
-the daemon's loop. A segment with a payload follows, which a daemon drops that this connection does not hold, and then a second
-Hello, which it refuses: connections keep their order, so the refusal proves that all of the payload has come. Whoever uses the daemon meanwhile loses nothing but the time of the bytes.
+Each look is a connection of its own, of no head and no cluster: Hello is answered with Welcome at once, which
+is a round trip through the daemon's loop. A segment with a payload follows, which a daemon drops that this
+connection does not hold, and then a second Hello, which it refuses: connections keep their order, so the
+refusal proves that all of the payload has come. Whoever uses the daemon meanwhile loses nothing but the time
+of the bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ Step = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """Latency is the median of `looks`; then payloads of `sizes` bytes are sent until one takes long enough, `transfer_s` each at most."""
+    """Latency is the median of `looks`; then payloads of `sizes` bytes are sent until one takes long enough,
+    `transfer_s` each at most."""
 
     sizes: tuple[int, ...] = (1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
     long_enough_s: float = 0.3
@@ -59,9 +63,13 @@ class Peer:
 
 
 def measure_links(
-    devices: Sequence[Device], step: Step = lambda done: None, effort: Effort | None = None, keys: Keyring | None = None
+    devices: Sequence[Device],
+    step: Step = lambda done: None,
+    effort: Effort | None = None,
+    keys: Keyring | None = None,
 ) -> list[Peer]:
-    """Measures the link to each daemon; raises `FlowSpecError` naming the first that does not answer. Two steps for each."""
+    """Measures the link to each daemon; raises `FlowSpecError` naming the first that does not answer. Two
+    steps for each."""
     context: zmq.Context[Any] = zmq.Context()
     context.setsockopt(zmq.IMMEDIATE, 1)  # of its sockets: nothing can be sent before the connection stands
     try:
@@ -70,7 +78,9 @@ def measure_links(
         context.destroy(linger=0)
 
 
-def _measure(context: zmq.Context[Any], device: Device, step: Step, effort: Effort, keys: Keyring | None) -> Peer:
+def _measure(
+    context: zmq.Context[Any], device: Device, step: Step, effort: Effort, keys: Keyring | None
+) -> Peer:
     trips = []
     for _ in range(effort.looks):
         with _Look(context, device, keys) as look:
@@ -84,7 +94,11 @@ def _measure(context: zmq.Context[Any], device: Device, step: Step, effort: Effo
         if spent_s - round_trip_s > effort.long_enough_s:
             break
     step(f"latency to {device.name}")
-    return Peer(name=device.name, latency_s=round_trip_s / 2, bandwidth_mbps=8e-6 * size / max(1e-6, spent_s - round_trip_s))
+    return Peer(
+        name=device.name,
+        latency_s=round_trip_s / 2,
+        bandwidth_mbps=8e-6 * size / max(1e-6, spent_s - round_trip_s),
+    )
 
 
 class _Look:
@@ -105,7 +119,11 @@ class _Look:
         monitor.close()
         if not stands:
             self._socket.close(linger=0)
-            why = "; is its daemon running?" if monitor.refusal is None else f": {monitor.refusal.told(self._keys)}"
+            why = (
+                "; is its daemon running?"
+                if monitor.refusal is None
+                else f": {monitor.refusal.told(self._keys)}"
+            )
             raise ClusterError(f"{self._device.name} at {self._device.address} does not answer{why}")
         return self
 
@@ -147,7 +165,9 @@ class _Look:
 
     def _answer(self, patience_s: float) -> Message:
         if not self._socket.poll(int(1000 * patience_s)):
-            raise ClusterError(f"{self._device.name} at {self._device.address} did not answer within {patience_s:g} s")
+            raise ClusterError(
+                f"{self._device.name} at {self._device.address} did not answer within {patience_s:g} s"
+            )
         envelope = decode(self._socket.recv_multipart())
         self._receiver.check(envelope)
         return envelope.message

@@ -47,7 +47,8 @@ log = logging.getLogger("flowspec.daemon")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a slice is to be, and the model that it is loaded from: None where the slice that is kept is the same."""
+    """What a slice is to be, and the model that it is loaded from: None where the slice that is kept is the
+    same."""
 
     content: Content
     files: ModelFiles | None
@@ -57,8 +58,8 @@ class Source:
 class Places:
     """Where a daemon may look for a model and keep what comes.
 
-    Weights that a head sends are kept in `store` (None: none are taken), digests in `folder`; `fetcher` brings what the hub has
-    (None: nothing).
+    Weights that a head sends are kept in `store` (None: none are taken), digests in `folder`; `fetcher`
+    brings what the hub has (None: nothing).
     """
 
     store: WeightStore | None
@@ -81,7 +82,9 @@ class SliceLoad:
     The `line` goes to the head that assigns it.
     """
 
-    def __init__(self, assign: Assign, span: Span, machine: Machine, line: Line, claims: MemoryClaims) -> None:
+    def __init__(
+        self, assign: Assign, span: Span, machine: Machine, line: Line, claims: MemoryClaims
+    ) -> None:
         self.rate = 0.0
         """Bytes of weights in a second, once something was loaded."""
         self._assign = assign
@@ -203,7 +206,10 @@ def find_source(
         if (found := _find_kept(kept, word, span, assign, courier)) is not None:
             return Source(found, None)
     if here is not None and not _is_same(here, word):
-        here, why = None, ClusterError(f"model {assign.model!r} here has another config or other tensors than the head's")
+        here, why = (
+            None,
+            ClusterError(f"model {assign.model!r} here has another config or other tensors than the head's"),
+        )
     if here is not None:
         here.learn(ask_entries(word, _needed(here, span, assign.dtype), courier))
         return Source(content_of(word, span, assign, here.entries.values()), here)
@@ -231,7 +237,9 @@ def _find_kept(
     return None
 
 
-def _look_here(assign: Assign, span: Span, courier: Courier, places: Places) -> tuple[LocalModel | HubModel | None, FlowSpecError | None]:
+def _look_here(
+    assign: Assign, span: Span, courier: Courier, places: Places
+) -> tuple[LocalModel | HubModel | None, FlowSpecError | None]:
     """The model on this device or on the hub, if by its fingerprint it seems to be the head's; else why not."""
 
     def step(size: int) -> None:
@@ -243,7 +251,9 @@ def _look_here(assign: Assign, span: Span, courier: Courier, places: Places) -> 
             here = LocalModel(assign.model, folder=places.folder, step=step)
             _check_fingerprint(here, assign)
         else:
-            here = _look_in_cache(HubModel(assign.model, folder=places.folder, step=step), assign, span, places.fetcher)
+            here = _look_in_cache(
+                HubModel(assign.model, folder=places.folder, step=step), assign, span, places.fetcher
+            )
         _check_layers(here, assign)
         return here, None
     except FlowSpecError as error:
@@ -251,7 +261,8 @@ def _look_here(assign: Assign, span: Span, courier: Courier, places: Places) -> 
 
 
 def _look_in_cache(model: HubModel, assign: Assign, span: Span, fetcher: HubFetcher | None) -> HubModel:
-    """A model of the hub, its config and index here and the head's; its weights, too, unless there is a `fetcher`."""
+    """A model of the hub, its config and index here and the head's; its weights, too, unless there is a
+    `fetcher`."""
     try:
         _check_fingerprint(model, assign)
     except FlowSpecError:
@@ -263,18 +274,23 @@ def _look_in_cache(model: HubModel, assign: Assign, span: Span, fetcher: HubFetc
     if not model.has_index and fetcher is not None:
         fetcher.get_json(INDEX)
     if fetcher is None and (missing := model.missing(_needed(model, span, assign.dtype))):
-        raise InputError(f"{missing[0]} of {assign.model!r} is not in the hub's cache here, and this daemon fetches nothing from there")
+        raise InputError(
+            f"{missing[0]} of {assign.model!r} is not in the hub's cache here, and this daemon fetches nothing from there"
+        )
     return model
 
 
 def _check_fingerprint(files: ModelFiles, assign: Assign) -> None:
     found = files.fingerprint()
     if found != assign.fingerprint:
-        raise ClusterError(f"model {assign.model!r} on this device ({found[:8]}) is not the head's ({assign.fingerprint[:8]})")
+        raise ClusterError(
+            f"model {assign.model!r} on this device ({found[:8]}) is not the head's ({assign.fingerprint[:8]})"
+        )
 
 
 def fetch_missing(files: HubModel, span: Span, dtype: str, fetcher: HubFetcher | None) -> None:
-    """Has the files of weights of a slice here. Raises `InputError` where that cannot be, or is more than there is room for."""
+    """Has the files of weights of a slice here. Raises `InputError` where that cannot be, or is more than
+    there is room for."""
     if fetcher is not None and (missing := files.missing(_needed(files, span, dtype))):
         log.info("fetching %s of %s from the hub", ", ".join(missing), files.model)
         fetcher.get_weights(missing)
@@ -287,7 +303,9 @@ def _is_same(here: LocalModel, word: Word) -> bool:
     return set(here.extents()) == set(word.names)
 
 
-def offered_model(assign: Assign, span: Span, word: Word, courier: Courier, store: WeightStore) -> StoredModel:
+def offered_model(
+    assign: Assign, span: Span, word: Word, courier: Courier, store: WeightStore
+) -> StoredModel:
     """The model as the head offers it, the tensors of the slice known but not there yet."""
     model = StoredModel(assign.model, word.offer, word.names, store)
     _check_layers(model, assign)
@@ -305,7 +323,9 @@ def _needed(files: ModelFiles, span: Span, dtype: str) -> set[str]:
 def _check_layers(files: ModelFiles, assign: Assign) -> None:
     layer_count = files.config().num_hidden_layers
     if layer_count != assign.layer_count:
-        raise ClusterError(f"model {assign.model!r} has {layer_count} layers, the head expects {assign.layer_count}")
+        raise ClusterError(
+            f"model {assign.model!r} has {layer_count} layers, the head expects {assign.layer_count}"
+        )
 
 
 def slice_weights(
@@ -331,7 +351,8 @@ def slice_memory(
     device: torch.device | None = None,
     arithmetic: str = "",
 ) -> SliceMemory:
-    """The memory of a slice on a device (None: on most), from file headers; nothing is loaded. A tied embedding counts once per slice."""
+    """The memory of a slice on a device (None: on most), from file headers; nothing is loaded. A tied
+    embedding counts once per slice."""
     config = files.config()
     pieces = Pieces.build(config, family_of(config, files.model), span)
     activations = DTYPES[ACTIVATIONS[dtype]]

@@ -33,17 +33,20 @@ class LocalDaemon:
 def start_pool(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     """Starts `flowspec.runtime.pool` between two pipes.
 
-    In a session of its own: Ctrl-C at the terminal is the head's to handle, and the pool ends through its lifeline.
+    In a session of its own: Ctrl-C at the terminal is the head's to handle, and the pool ends through its
+    lifeline.
     """
     command = python_module("flowspec.runtime.pool", *arguments)
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
 
 class LocalCluster:
-    """Starts `count` daemons; a context manager. Starting and waiting are apart, so that callers work meanwhile.
+    """Starts `count` daemons; a context manager. Starting and waiting are apart, so that callers work
+    meanwhile.
 
-    With `devices`, one for each, the daemons take the time of these. `cache_dir` holds a folder for each one's received weights,
-    `keys` a key for each (`local-0`, ...): otherwise they take anybody on this machine.
+    With `devices`, one for each, the daemons take the time of these. `cache_dir` holds a folder for each
+    one's received weights, `keys` a key for each (`local-0`, ...): otherwise they take anybody on this
+    machine.
     """
 
     def __init__(
@@ -61,7 +64,12 @@ class LocalCluster:
     ) -> None:
         assert len(devices) in (0, count), f"{len(devices)} devices declared for {count} daemons"
         self.count = count
-        arguments = [f"--count={count}", f"--device={device}", f"--threads={threads}", f"--log-level={log_level}"]
+        arguments = [
+            f"--count={count}",
+            f"--device={device}",
+            f"--threads={threads}",
+            f"--log-level={log_level}",
+        ]
         if family:
             arguments.append(f"--family={family}")
         if log_file:
@@ -90,7 +98,9 @@ class LocalCluster:
                 chunk = os.read(descriptor, 65536) if ready else b""
                 if not chunk:
                     why = "they ended" if ready else f"nothing came within {timeouts.LOCAL_START_S:.0f} s"
-                    raise ClusterError(f"expected {self.count} local daemons, but {why}; run again with -v to see their logs")
+                    raise ClusterError(
+                        f"expected {self.count} local daemons, but {why}; run again with -v to see their logs"
+                    )
                 text += chunk
         found = [LocalDaemon(**json.loads(line)) for line in text.splitlines()]
         self._daemons = sorted(found, key=lambda daemon: daemon.name)
@@ -101,7 +111,9 @@ class LocalCluster:
         if self._pool.stdin is not None and not self._pool.stdin.closed:
             self._pool.stdin.close()
         if not self._daemons:
-            os.killpg(self._pool.pid, signal.SIGKILL)  # still importing: it has nothing to lose and would not hear us
+            os.killpg(
+                self._pool.pid, signal.SIGKILL
+            )  # still importing: it has nothing to lose and would not hear us
         try:
             self._pool.wait(timeouts.STOP_S)
         except subprocess.TimeoutExpired:
@@ -113,5 +125,7 @@ class LocalCluster:
     def __enter__(self) -> LocalCluster:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

@@ -11,7 +11,11 @@ from zmq.utils.monitor import parse_monitor_message
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import ready_sources, receive
 
-HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 
 
 class Refusal(enum.Enum):
@@ -36,9 +40,7 @@ class Refusal(enum.Enum):
             return "it has no keys, but this end has: copy its key there and start it again (launch/boards start does both)"
         if self is Refusal.UNLISTED:
             return f"it does not know the key of {keys.name}: copy {keys.where} there and start it again (launch/boards start does both)"
-        return (
-            f"it has no keys, or not the one that {keys.where} has for it: copy its key and that list there again, or correct the address"
-        )
+        return f"it has no keys, or not the one that {keys.where} has for it: copy its key and that list there again, or correct the address"
 
 
 def refusal_of(event: int, value: int) -> Refusal:
@@ -51,7 +53,8 @@ def refusal_of(event: int, value: int) -> Refusal:
 
 
 class Monitor:
-    """What happens to a socket's connections: peers lost, and handshakes that failed. `refusal` is how the last one did."""
+    """What happens to a socket's connections: peers lost, and handshakes that failed. `refusal` is how the
+    last one did."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self.socket: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED)
@@ -66,7 +69,9 @@ class Monitor:
             lost += found["event"] == zmq.EVENT_DISCONNECTED
             if found["event"] & HANDSHAKE_FAILED:
                 refusals.append(refusal_of(found["event"], found["value"]))
-        self.refusal = next((refusal for refusal in refusals if refusal.is_final), refusals[-1] if refusals else self.refusal)
+        self.refusal = next(
+            (refusal for refusal in refusals if refusal.is_final), refusals[-1] if refusals else self.refusal
+        )
         return lost, refusals
 
     def await_ready(self, patience_s: float, events: int = zmq.POLLIN) -> bool:

@@ -93,7 +93,8 @@ class NextHop:
         return envelope.message
 
     def lost(self, ready: set[Any]) -> str | None:
-        """What happened to the connection, if anything did that counts; `ready` are the sockets that have something."""
+        """What happened to the connection, if anything did that counts; `ready` are the sockets that have
+        something."""
         if ready.isdisjoint((self._monitor.socket, self._pulse_monitor.socket)):
             return None
         lost = self._monitor.drain()[0] + self._pulse_monitor.drain()[0]

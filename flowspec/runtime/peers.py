@@ -1,7 +1,9 @@
-"""Who dials a daemon: connections by their ZeroMQ identity, from Hello on, and those that are not listened to any more.
+"""Who dials a daemon: connections by their ZeroMQ identity, from Hello on, and those that are not listened to
+any more.
 
-Each connection gets a number of its own to count on from after Hello, so that one that was recorded cannot be played again. With keys,
-its name and what it is for must be what its key stands for. A ROUTER cannot close one connection, so a peer that breaks the protocol is told why and ignored from then on.
+Each connection gets a number of its own to count on from after Hello, so that one that was recorded cannot be
+played again. With keys, its name and what it is for must be what its key stands for. A ROUTER cannot close
+one connection, so a peer that breaks the protocol is told why and ignored from then on.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class Peers:
         return identity in self._banned
 
     def sender_of(self, identity: bytes, user: str, envelope: Envelope) -> tuple[Peer, bool]:
-        """The peer that sent an envelope, and whether this is its first; raises `PeerError` for a broken protocol."""
+        """The peer that sent an envelope, and whether this is its first; raises `PeerError` for a broken
+        protocol."""
         peer = self._known.get(identity)
         is_new = peer is None
         if peer is None:
@@ -85,7 +88,11 @@ class Peers:
             log.info("%s has measured its link to this daemon", peer.name)
         else:
             log.warning("dropped %s: %s", "an unknown peer" if peer is None else peer.name, error.text)
-        link = peer.link if peer is not None else Link(self._router, incarnation=0, sender=self._name, identity=identity)
+        link = (
+            peer.link
+            if peer is not None
+            else Link(self._router, incarnation=0, sender=self._name, identity=identity)
+        )
         link.send(error)
 
     def _introduce(self, identity: bytes, user: str, envelope: Envelope) -> Peer:
@@ -99,9 +106,14 @@ class Peers:
         if user:
             check_hello(user, hello)
         link = Link(self._router, incarnation=envelope.incarnation, sender=self._name, identity=identity)
-        peer = self._known[identity] = Peer(hello.name, hello.role, envelope.incarnation, user, identity, link, Receiver())
+        peer = self._known[identity] = Peer(
+            hello.name, hello.role, envelope.incarnation, user, identity, link, Receiver()
+        )
         if len(self._known) > limits.PEERS_MAX:
-            oldest = next((key for key, known in self._known.items() if known.incarnation != self.kept_incarnation), None)
+            oldest = next(
+                (key for key, known in self._known.items() if known.incarnation != self.kept_incarnation),
+                None,
+            )
             if oldest is None:
                 raise PeerError(f"expected at most {limits.PEERS_MAX} connections of one head, one more came")
             del self._known[oldest]

@@ -1,8 +1,9 @@
-"""One pipeline after another: forms them of the devices that are there, gives them up when one is lost, takes in who returns.
+"""One pipeline after another: forms them of the devices that are there, gives them up when one is lost, takes
+in who returns.
 
-Carries out what `core/forming.py` decides, with sockets and the clock: a `Stages` for each pipeline, probes for the lost. The head
-is told when a pipeline is lost and when another is there, and gets its turn while one is formed. Without a `replan` the first
-pipeline is the only one, and its loss an error.
+Carries out what `core/forming.py` decides, with sockets and the clock: a `Stages` for each pipeline, probes
+for the lost. The head is told when a pipeline is lost and when another is there, and gets its turn while one
+is formed. Without a `replan` the first pipeline is the only one, and its loss an error.
 """
 
 from __future__ import annotations
@@ -70,12 +71,14 @@ Slowness = Mapping[str, float]
 """How many times as slow as the first plan took them for devices are by now, by name; those that are not
 named are as they were."""
 Replan = Callable[[Sequence[str], Slowness], ClusterPlan]
-"""The plan for these devices of the cluster, by name; raises `InputError` or `ClusterError` where there is none."""
+"""The plan for these devices of the cluster, by name; raises `InputError` or `ClusterError` where there is
+none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """How a head goes on when a device is lost: `replan`, whom to tell in a line of text, and how long to wait for devices (None: for ever).
+    """How a head goes on when a device is lost: `replan`, whom to tell in a line of text, and how long to
+    wait for devices (None: for ever).
 
     `spares` are the devices that the first plan leaves out, with their addresses; of those the `absent` did
     not answer, each with why. When one answers, `survey` finds out what `replan` must know of it, in a thread
@@ -98,7 +101,8 @@ class Recovery:
 
 
 class Pipelines:
-    """See the module. `on_change` is told of losses and new pipelines, `meanwhile` is called while one is formed; it says whether to go on.
+    """See the module. `on_change` is told of losses and new pipelines, `meanwhile` is called while one is
+    formed; it says whether to go on.
 
     With a `drafter` the plan is that model's, on its one device.
     """
@@ -179,7 +183,8 @@ class Pipelines:
                 raise ClusterError("the head is closed")
 
     def listen(self, timeout_ms: int) -> Iterator[tuple[Verified, Tensor | None]]:
-        """Waits for anything to happen and yields what was verified; a pipeline that is wanted is formed on the way."""
+        """Waits for anything to happen and yields what was verified; a pipeline that is wanted is formed on
+        the way."""
         ready = self._poll(min(timeout_ms, patience_ms(self.due_s, time.monotonic(), timeout_ms)))
         now_s = time.monotonic()
         for stages in tuple(self._open.values()):
@@ -216,7 +221,8 @@ class Pipelines:
         self._give(Wronged(pipeline=self._core.number, device=error.device, text=error.why))
 
     def watch(self, stand: Callable[[float], Tick]) -> None:
-        """Looks who is silent and who is back, now and then; raises `ClusterError` when the wait for devices is over.
+        """Looks who is silent and who is back, now and then; raises `ClusterError` when the wait for devices
+        is over.
 
         `stand` tells how the answers stand at an instant.
         """
@@ -246,7 +252,10 @@ class Pipelines:
         sockets = [(number, stages.lines) for number, stages in self._open.items()]
         if sockets != self._polled:
             self._polled, self._poller = sockets, zmq.Poller()
-            for source in (self._wake.read_fd, *(source for stages in self._open.values() for source in stages.sources)):
+            for source in (
+                self._wake.read_fd,
+                *(source for stages in self._open.values() for source in stages.sources),
+            ):
                 self._poller.register(source, zmq.POLLIN)
         ready = ready_sources(self._poller.poll(timeout_ms))
         if self._wake.read_fd in ready:
@@ -277,7 +286,9 @@ class Pipelines:
         elif isinstance(command, Open):
             give_back()  # what the last pipeline's sockets and the last drafter held
             incarnation = incarnation_of(self._session, command.pipeline)
-            self._open[command.pipeline] = Stages(self._planned, command.pipeline, incarnation, self._wake, self._keys)
+            self._open[command.pipeline] = Stages(
+                self._planned, command.pipeline, incarnation, self._wake, self._keys
+            )
         elif isinstance(command, ShowProgress):
             self._progress(command.text, command.share)
         elif isinstance(command, Log):

@@ -23,7 +23,8 @@ def own_devices(names: Sequence[str]) -> int:
 
 
 def assign_devices(names: Sequence[str], devices: Sequence[Device]) -> dict[str, Device]:
-    """Of these drafters those that have a device: the one that the cluster file has for it, or one of those that are for any."""
+    """Of these drafters those that have a device: the one that the cluster file has for it, or one of those
+    that are for any."""
     fixed = {model_name(device.drafter): device for device in devices if device.drafter is not None}
     if fixed:
         return {name: fixed[model_name(name)] for name in names if model_name(name) in fixed}
@@ -32,9 +33,14 @@ def assign_devices(names: Sequence[str], devices: Sequence[Device]) -> dict[str,
 
 
 def open_drafters(
-    names: Sequence[str], target: ModelFiles, plan: ClusterPlan, decoding: Decoding, devices: Mapping[str, Device]
+    names: Sequence[str],
+    target: ModelFiles,
+    plan: ClusterPlan,
+    decoding: Decoding,
+    devices: Mapping[str, Device],
 ) -> list[Drafter | PlacedDrafter]:
-    """All of them, in order: loaded, or planned for their devices. Raises `InputError` for one that does not fit the target, or its place."""
+    """All of them, in order: loaded, or planned for their devices. Raises `InputError` for one that does not
+    fit the target, or its place."""
     found: list[Drafter | PlacedDrafter] = []
     for name in names:  # what is wrong with one is told before another is loaded
         device = devices.get(name)
@@ -42,11 +48,15 @@ def open_drafters(
         if files is not None and device is not None:
             found.append(_placed(name, files, device, plan, decoding))
         elif device is not None and device.drafter is not None:
-            raise InputError(f"drafter {name} cannot run on {device.name}: n-grams and EAGLE heads are drafted with at the head")
+            raise InputError(
+                f"drafter {name} cannot run on {device.name}: n-grams and EAGLE heads are drafted with at the head"
+            )
     by_name = {each.name: each for each in found if isinstance(each, PlacedDrafter)}
     opened: list[Drafter | PlacedDrafter] = []
     for name in names:
-        drafter = by_name.get(name) or open_drafter(name, target, plan.dtype, context=plan.context, coupled=decoding.coupled)
+        drafter = by_name.get(name) or open_drafter(
+            name, target, plan.dtype, context=plan.context, coupled=decoding.coupled
+        )
         assert drafter is not None, "none is no drafter"
         opened.append(drafter)
     return opened
@@ -54,13 +64,19 @@ def open_drafters(
 
 def captures_of(drafters: Sequence[Drafter | PlacedDrafter]) -> tuple[int, ...]:
     """The hidden states of the target that a drafter wants; raises `InputError` where several want some."""
-    wanted = [drafter.captures for drafter in drafters if not isinstance(drafter, PlacedDrafter) and drafter.captures]
+    wanted = [
+        drafter.captures
+        for drafter in drafters
+        if not isinstance(drafter, PlacedDrafter) and drafter.captures
+    ]
     if len(wanted) > 1:
         raise InputError(f"--drafter: expected one EAGLE head at most, got {len(wanted)}")
     return wanted[0] if wanted else ()
 
 
-def _placed(name: str, files: ModelFiles, device: Device, plan: ClusterPlan, decoding: Decoding) -> PlacedDrafter:
+def _placed(
+    name: str, files: ModelFiles, device: Device, plan: ClusterPlan, decoding: Decoding
+) -> PlacedDrafter:
     config = files.config()
     stage = StagePlan(name=device.name, address=device.address, first=0, end=config.num_hidden_layers)
     own = ClusterPlan(

@@ -1,7 +1,7 @@
 """The daemons of a local cluster: imports torch once, then forks one daemon per stage.
 
-Started by `LocalCluster` with a pipe on standard input. The pipe is the lifeline: when it closes, because the head
-stopped it or died in whatever way, every daemon ends. Prints one JSON line per daemon: name, port, pid.
+Started by `LocalCluster` with a pipe on standard input. The pipe is the lifeline: when it closes, because the
+head stopped it or died in whatever way, every daemon ends. Prints one JSON line per daemon: name, port, pid.
 """
 
 from __future__ import annotations
@@ -33,9 +33,20 @@ def main() -> None:
     parser.add_argument("--family", help="model family whose code is imported before forking")
     parser.add_argument("--log-level", default="WARNING")
     parser.add_argument("--log-file", help="append the log to this file instead of standard error")
-    parser.add_argument("--cache-dir", type=Path, help="each daemon stores weights that a head sends in a folder of its name in there")
-    parser.add_argument("--keys", type=Path, help="a folder with a key for each daemon; without it they have none")
-    parser.add_argument("--emulate", type=devices_from_json, default=(), help="JSON list of the devices that the daemons emulate")
+    parser.add_argument(
+        "--cache-dir",
+        type=Path,
+        help="each daemon stores weights that a head sends in a folder of its name in there",
+    )
+    parser.add_argument(
+        "--keys", type=Path, help="a folder with a key for each daemon; without it they have none"
+    )
+    parser.add_argument(
+        "--emulate",
+        type=devices_from_json,
+        default=(),
+        help="JSON list of the devices that the daemons emulate",
+    )
     args = parser.parse_args()
     handler = logging.FileHandler(args.log_file) if args.log_file else logging.StreamHandler(sys.stderr)
     logging.basicConfig(level=args.log_level, handlers=[handler])
@@ -65,7 +76,9 @@ def _fork(index: int, args: argparse.Namespace) -> int:
         return child
     status = 1
     try:
-        form = logging.Formatter(f"%(asctime)s %(levelname)-7s local-{index}: %(message)s", datefmt="%H:%M:%S")
+        form = logging.Formatter(
+            f"%(asctime)s %(levelname)-7s local-{index}: %(message)s", datefmt="%H:%M:%S"
+        )
         logging.getLogger().handlers[0].setFormatter(form)
         daemon = Daemon(
             host="127.0.0.1",

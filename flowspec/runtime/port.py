@@ -1,4 +1,5 @@
-"""What a daemon listens on: one ROUTER, what happens to its connections, and with keys the gate that says who may come in."""
+"""What a daemon listens on: one ROUTER, what happens to its connections, and with keys the gate that says who
+may come in."""
 
 from __future__ import annotations
 
@@ -20,9 +21,12 @@ log = logging.getLogger("flowspec.daemon")
 
 
 class Port:
-    """The port `number` on `host`. Without keys and beyond loopback it must be asked to be `insecure`; raises `InputError`, and ends the context."""
+    """The port `number` on `host`. Without keys and beyond loopback it must be asked to be `insecure`; raises
+    `InputError`, and ends the context."""
 
-    def __init__(self, context: zmq.Context[Any], host: str, port: int, keys: Keyring | None, *, insecure: bool) -> None:
+    def __init__(
+        self, context: zmq.Context[Any], host: str, port: int, keys: Keyring | None, *, insecure: bool
+    ) -> None:
         self._is_keyed = keys is not None
         self._gate = None if keys is None else Gate(context, keys)
         try:
@@ -48,21 +52,35 @@ class Port:
         if found.closed:
             log.debug("%d connection(s) closed", found.closed)
         if found.surplus:
-            self._quiet.warning("surplus", "refused %d connection(s): there are %d already", found.surplus, limits.CONNECTIONS_MAX)
+            self._quiet.warning(
+                "surplus",
+                "refused %d connection(s): there are %d already",
+                found.surplus,
+                limits.CONNECTIONS_MAX,
+            )
         for refusal, count in Counter(found.failed).items():
             if refusal is not Refusal.UNLISTED:  # the gate has told who that was
                 self._quiet.warning(refusal.name, "dropped %d connection(s): %s", count, self._why(refusal))
 
     def _why(self, refusal: Refusal) -> str:
-        theirs = "came without keys, which this daemon asks for" if self._is_keyed else "have keys, and this daemon has none"
+        theirs = (
+            "came without keys, which this daemon asks for"
+            if self._is_keyed
+            else "have keys, and this daemon has none"
+        )
         if refusal is Refusal.MECHANISM:
             return f"they {theirs}"
         if refusal is Refusal.HUNG_UP:  # whoever notices first hangs up
             return f"they hung up in the handshake; perhaps they {theirs}"
-        return "they were not encrypted for this device's key, or replayed" if self._is_keyed else "they did not speak ZeroMQ"
+        return (
+            "they were not encrypted for this device's key, or replayed"
+            if self._is_keyed
+            else "they did not speak ZeroMQ"
+        )
 
     def receive(self) -> tuple[bytes, str, list[bytes]] | None:
-        """The next message: its connection's identity, whose key opened that (`head:NAME`, `device:NAME`; empty without keys), the frames."""
+        """The next message: its connection's identity, whose key opened that (`head:NAME`, `device:NAME`;
+        empty without keys), the frames."""
         try:
             identity = self.router.recv(zmq.NOBLOCK, copy=False)
         except zmq.Again:

@@ -1,4 +1,5 @@
-"""Asks lost devices whether they are there again: a Hello on a connection of its own, and whoever says Welcome is; it also says whether it can be had."""
+"""Asks lost devices whether they are there again: a Hello on a connection of its own, and whoever says
+Welcome is; it also says whether it can be had."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from flowspec.wire.codec import decode
 
 
 class Probes:
-    """The questions that are open, at most one for each device; one thread uses it. `session` is a number that holds nothing. With `keys` only who has its own counts."""
+    """The questions that are open, at most one for each device; one thread uses it. `session` is a number
+    that holds nothing. With `keys` only who has its own counts."""
 
     def __init__(self, session: int, keys: Keyring | None = None) -> None:
         self._incarnation = session

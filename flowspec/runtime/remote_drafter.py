@@ -1,4 +1,5 @@
-"""A drafter on a device of its own, as the head sees it: work goes there, proposals come back, and its loss is an event like others.
+"""A drafter on a device of its own, as the head sees it: work goes there, proposals come back, and its loss
+is an event like others.
 
 Carries out what `core/remote_drafter.py` decides. A thread keeps the connection, as a pipeline of one device
 that answers do not need (`Pipelines`): the same dialling, leases, time-outs and probes as for stages. Nothing
@@ -20,7 +21,13 @@ from flowspec.core.events import Draft, Drafted, DrafterBack, DrafterLost, Pipel
 from flowspec.core.forming import Start
 from flowspec.core.messages import Expand, Release, VerifiedPart
 from flowspec.core.mirror import DrafterTraits
-from flowspec.core.remote_drafter import Disbelieve, GivenUp, RemoteDrafterCommand, RemoteDrafterCore, RemoteDrafterEvent
+from flowspec.core.remote_drafter import (
+    Disbelieve,
+    GivenUp,
+    RemoteDrafterCommand,
+    RemoteDrafterCore,
+    RemoteDrafterEvent,
+)
 from flowspec.errors import BrokenError, FlowSpecError
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
@@ -36,7 +43,8 @@ POLL_MS = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedDrafter:
-    """A drafter that shall run on a device: `name` is the user's for it, and `plan` has that device as its only stage."""
+    """A drafter that shall run on a device: `name` is the user's for it, and `plan` has that device as its
+    only stage."""
 
     name: str
     plan: ClusterPlan
@@ -145,7 +153,9 @@ class RemoteDrafter:
             assert self._pipelines.stages is not None
             self._changed(Reformed(stage_count=1, cache_slots=self._pipelines.stages.cache_slots))
             while not self._stopping:
-                for _ in self._pipelines.listen(patience_ms(self._pipelines.due_s, time.monotonic(), POLL_MS)):
+                for _ in self._pipelines.listen(
+                    patience_ms(self._pipelines.due_s, time.monotonic(), POLL_MS)
+                ):
                     pass  # its answers are gathered in `Stages.proposed`
                 while (stages := self._pipelines.stages) is not None and stages.proposed:
                     self._driver.give(stages.proposed.popleft())
@@ -199,7 +209,11 @@ class RemoteDrafter:
             self._tell(Failed(error=error))
             return
         self._driver.give(GivenUp())
-        self._tell(Told(text=f"drafter {self.placed.name} on {self._device} is given up ({error}); answers go on without it"))
+        self._tell(
+            Told(
+                text=f"drafter {self.placed.name} on {self._device} is given up ({error}); answers go on without it"
+            )
+        )
 
     def _tell(self, result: Result) -> None:
         self.results.append(result)

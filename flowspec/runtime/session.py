@@ -1,7 +1,8 @@
 """A model on a cluster, ready to answer: what the commands stand on.
 
-Resolves the model, starts local daemons if asked to, loads the drafters or places them, connects a `Head`, and turns prompts into answers
-with figures. One cluster can be held by one session after another, each with its own method and drafters.
+Resolves the model, starts local daemons if asked to, loads the drafters or places them, connects a `Head`,
+and turns prompts into answers with figures. One cluster can be held by one session after another, each with
+its own method and drafters.
 """
 
 from __future__ import annotations
@@ -28,7 +29,15 @@ from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.shape import shape_of
 from flowspec.plan.sites import Wish
 from flowspec.runtime.answer import Answer, Timing, timed
-from flowspec.runtime.cluster import HEAD, Device, pick_context, read_cluster, read_drafters, split_layers, stage_devices
+from flowspec.runtime.cluster import (
+    HEAD,
+    Device,
+    pick_context,
+    read_cluster,
+    read_drafters,
+    split_layers,
+    stage_devices,
+)
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.head import Head, OnEvent
@@ -121,9 +130,11 @@ class Session:
         answered: Sequence[int] = (),
         top_logprobs: int = -1,
     ) -> Answer:
-        """Starts an answer, or goes on behind what is `answered`; raises `InputError` for token ids that the model does not have.
+        """Starts an answer, or goes on behind what is `answered`; raises `InputError` for token ids that the
+        model does not have.
 
-        With `top_logprobs` from 0 on its tokens come with their log-probabilities, and those of so many of the likeliest.
+        With `top_logprobs` from 0 on its tokens come with their log-probabilities, and those of so many of
+        the likeliest.
         """
         if not -1 <= top_logprobs <= TOP_LOGPROBS_MAX:
             raise InputError(f"top_logprobs: expected -1 (none) to {TOP_LOGPROBS_MAX}, got {top_logprobs}")
@@ -174,22 +185,36 @@ class Session:
         ]
 
     def drafters_report(self) -> list[dict[str, Any]]:
-        """Where each model beside the target runs, as `--json` shows it; `device` is `head` for those in this process."""
-        return [{"name": name, **drafter.report()} for name, drafter in zip(self.drafters, self.head.drafters, strict=True)]
+        """Where each model beside the target runs, as `--json` shows it; `device` is `head` for those in this
+        process."""
+        return [
+            {"name": name, **drafter.report()}
+            for name, drafter in zip(self.drafters, self.head.drafters, strict=True)
+        ]
 
     def expertise_report(self) -> list[dict[str, Any]]:
-        """What each model beside the target was worth so far, by what prompts are about, as `--json` shows it.
+        """What each model beside the target was worth so far, by what prompts are about, as `--json` shows
+        it.
 
-        `worth` is 0 to 1 by name, `best` the name of the one worth most; `example` are the last token ids of one of the prompts.
+        `worth` is 0 to 1 by name, `best` the name of the one worth most; `example` are the last token ids of
+        one of the prompts.
         """
         expertise = self.head.expertise
         if expertise is None:
             return []
         found = []
         for domain in list(expertise.domains):
-            worth = {name: round(value, 4) for name, value in zip(self.drafters, expertise.in_domain(domain), strict=True)}
+            worth = {
+                name: round(value, 4)
+                for name, value in zip(self.drafters, expertise.in_domain(domain), strict=True)
+            }
             found.append(
-                {"answers": domain.answers, "best": max(worth, key=worth.__getitem__), "worth": worth, "example": list(domain.example)}
+                {
+                    "answers": domain.answers,
+                    "best": max(worth, key=worth.__getitem__),
+                    "worth": worth,
+                    "example": list(domain.example),
+                }
             )
         return found
 
@@ -198,9 +223,10 @@ class Session:
 class Cluster:
     """Devices that are there, and what they are to run; held by one session at a time.
 
-    `chosen` tells how the plan was made; local processes, which are alike, have an even split and none. `devices` may run stages;
-    `drafter_devices` run drafters, those of a cluster file (`drafters` names these, and those that it has at the head) each its own.
-    With `newcomers` answers may begin without devices, which are asked later.
+    `chosen` tells how the plan was made; local processes, which are alike, have an even split and none.
+    `devices` may run stages; `drafter_devices` run drafters, those of a cluster file (`drafters` names these,
+    and those that it has at the head) each its own. With `newcomers` answers may begin without devices, which
+    are asked later.
     """
 
     files: ModelFiles
@@ -217,9 +243,14 @@ class Cluster:
 
     @contextlib.contextmanager
     def session(
-        self, decoding: Decoding, progress: Progress, on_event: OnEvent | None = None, survival: Survival | None = None
+        self,
+        decoding: Decoding,
+        progress: Progress,
+        on_event: OnEvent | None = None,
+        survival: Survival | None = None,
     ) -> Iterator[Session]:
-        """Loads the drafters that run here and takes hold of the devices; they are let go of at the end and keep their layers.
+        """Loads the drafters that run here and takes hold of the devices; they are let go of at the end and
+        keep their layers.
 
         With a `survival` answers go on when devices are lost.
         """
@@ -269,7 +300,8 @@ def open_session(
     meanwhile: Callable[[ModelFiles], None] = lambda files: None,
     survival: Survival | None = None,
 ) -> Iterator[Session]:
-    """A connected session; daemons that it starts are stopped at its end, whatever happens. See `open_cluster`."""
+    """A connected session; daemons that it starts are stopped at its end, whatever happens. See
+    `open_cluster`."""
     decoding.check(options.model, () if options.cluster is None else tuple(read_drafters(options.cluster)))
     opening = open_cluster(options, meanwhile, decoding, needs_all=survival is None)
     with opening as cluster, cluster.session(decoding, progress, survival=survival) as session:
@@ -289,13 +321,16 @@ def open_cluster(
     Devices of a cluster file that do not answer are an error, unless not all are needed and the planner
     shares out the layers.
 
-    What can be wrong with the model, the cluster file or the split is found before anything is started. `meanwhile` runs
-    while local daemons come up: for slow imports of the caller. The devices of a cluster file are asked, and the planner decides
-    what they run (for `decoding`) or tells of a better split than the user's; raises `Refused` for a model that does not fit them.
-    Several drafters of `decoding` get local daemons of their own, or the devices that the cluster file has for them.
+    What can be wrong with the model, the cluster file or the split is found before anything is started.
+    `meanwhile` runs while local daemons come up: for slow imports of the caller. The devices of a cluster
+    file are asked, and the planner decides what they run (for `decoding`) or tells of a better split than the
+    user's; raises `Refused` for a model that does not fit them. Several drafters of `decoding` get local
+    daemons of their own, or the devices that the cluster file has for them.
     """
     emulation = options.emulation
-    assert emulation is None or (options.cluster is None and len(emulation.devices) == options.local), "a device for each local stage"
+    assert emulation is None or (options.cluster is None and len(emulation.devices) == options.local), (
+        "a device for each local stage"
+    )
     files = ModelFiles(options.model)
     raw = files.raw_config()
     check_family(str(raw.get("model_type")), files.model)
@@ -308,7 +343,11 @@ def open_cluster(
         every = [Device(name=f"local-{index}", address="") for index in range(options.local + extra)]
     devices = stage_devices(every)[: options.local if options.cluster is None else None]
     is_given = options.layers is not None or devices[0].layers is not None
-    stages = split_layers(devices, raw["num_hidden_layers"], options.layers) if is_given or options.cluster is None else []
+    stages = (
+        split_layers(devices, raw["num_hidden_layers"], options.layers)
+        if is_given or options.cluster is None
+        else []
+    )
     if "max_position_embeddings" in raw:
         pick_context(options.context, raw["max_position_embeddings"])
     keys = None if options.cluster is None else cluster_keys(options.cluster, every)
@@ -354,7 +393,9 @@ def open_cluster(
         if local is not None:
             addresses = {daemon.name: daemon.address for daemon in local.wait()}
             every = [replace(device, address=addresses[device.name]) for device in every]
-            plan = replace(plan, stages=tuple(replace(stage, address=addresses[stage.name]) for stage in stages))
+            plan = replace(
+                plan, stages=tuple(replace(stage, address=addresses[stage.name]) for stage in stages)
+            )
         yield Cluster(
             files=files,
             config=config,
@@ -365,7 +406,9 @@ def open_cluster(
             keys=keys,
             devices=_placed(devices, plan),
             drafters=() if options.cluster is None else tuple(read_drafters(options.cluster)),
-            drafter_devices=tuple(device for device in every if device.name not in {each.name for each in devices}),
+            drafter_devices=tuple(
+                device for device in every if device.name not in {each.name for each in devices}
+            ),
             newcomers=newcomers,
         )
 
@@ -409,9 +452,12 @@ def choose_for(
 
 
 def _placed(devices: Sequence[Device], plan: ClusterPlan) -> tuple[Device, ...]:
-    """The devices with the addresses that they have by now; layers that the user fixed are for all of them together."""
+    """The devices with the addresses that they have by now; layers that the user fixed are for all of them
+    together."""
     addresses = {stage.name: stage.address for stage in plan.stages}
-    return tuple(replace(device, address=addresses.get(device.name, device.address), layers=None) for device in devices)
+    return tuple(
+        replace(device, address=addresses.get(device.name, device.address), layers=None) for device in devices
+    )
 
 
 class Replanner:
@@ -470,7 +516,8 @@ def replan(
     slowness: Slowness = NOBODY_SLOWER,
     chosen: Chosen | None = None,
 ) -> ClusterPlan:
-    """The plan where only the devices of these names are there: the planner's if the first one was, else an even split.
+    """The plan where only the devices of these names are there: the planner's if the first one was, else an
+    even split.
 
     The planner takes devices for so many times as slow as they were as `slowness` says. Raises `InputError`
     where the model does not fit them, or they are too many for its layers.

@@ -1,6 +1,8 @@
-"""The head's sockets of one pipeline: connections to its devices, what comes in on them, and whether they stand.
+"""The head's sockets of one pipeline: connections to its devices, what comes in on them, and whether they
+stand.
 
-Decides nothing: whom to dial, what to say and what to make of what was heard is `core/forming.py`'s, and `Pipelines` is between the two.
+Decides nothing: whom to dial, what to say and what to make of what was heard is `core/forming.py`'s, and
+`Pipelines` is between the two.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from flowspec.runtime.weights.server import WeightServer
 from flowspec.wire.codec import Envelope, Tensor, decode
 
 Progress = Callable[[str, float], None]
-"""Called with a line of text, a device's name and after a colon what it is doing, and a share of that from 0 to 1."""
+"""Called with a line of text, a device's name and after a colon what it is doing, and a share of that from 0
+to 1."""
 Heard = Said | Closed | Refused | Unfound | Wronged | Unsent
 """What the sockets of a pipeline tell."""
 
@@ -89,11 +92,14 @@ class Stage:
 class Stages:
     """The devices of pipeline `number`, which have `incarnation` for it; one thread at a time uses it.
 
-    With `keys` every connection is encrypted, and each device must have the key that they list for its name. Where the plan is a drafter's,
-    its answers are gathered in `proposed`. `cache_slots` is what all have room for, once they are ready.
+    With `keys` every connection is encrypted, and each device must have the key that they list for its name.
+    Where the plan is a drafter's, its answers are gathered in `proposed`. `cache_slots` is what all have room
+    for, once they are ready.
     """
 
-    def __init__(self, plan: ClusterPlan, number: int, incarnation: int, wake: Wake, keys: Keyring | None = None) -> None:
+    def __init__(
+        self, plan: ClusterPlan, number: int, incarnation: int, wake: Wake, keys: Keyring | None = None
+    ) -> None:
         self.plan = plan
         self.number = number
         self.all = [Stage(stage) for stage in plan.stages]
@@ -166,7 +172,8 @@ class Stages:
         self.weights.serve(self._by_name[device].plan)
 
     def begin(self, cache_slots: int, emulation: Emulation | None) -> None:
-        """The pipeline is there: nobody needs weights any more. An `emulation` shapes what is sent from now on."""
+        """The pipeline is there: nobody needs weights any more. An `emulation` shapes what is sent from now
+        on."""
         self.cache_slots = cache_slots
         self._stop_serving()
         if emulation is None:
@@ -181,7 +188,8 @@ class Stages:
 
     @property
     def due_s(self) -> float:
-        """When `heard` must be asked again at the latest, because a message has come through an emulated link."""
+        """When `heard` must be asked again at the latest, because a message has come through an emulated
+        link."""
         return min((link.due_s for _, link in self._shaped), default=float("inf"))
 
     @property
@@ -195,7 +203,8 @@ class Stages:
         return [source for line in self._lines for source in (line.socket, line.monitor.socket)]
 
     def heard(self, ready: set[Any], now_s: float) -> Iterator[Heard | tuple[Verified, Tensor | None]]:
-        """What has come on the sockets that are `ready`, data first; what was verified comes with its features."""
+        """What has come on the sockets that are `ready`, data first; what was verified comes with its
+        features."""
         for device, link in self._shaped:
             if not link.flush(now_s):
                 self._unsent.append(Unsent(pipeline=self.number, device=device, what="messages"))
@@ -234,7 +243,9 @@ class Stages:
                     continue
             except PeerError as error:
                 device, text = (
-                    (line.device, f"{described(stage.plan)}: {error}") if line.role == CONTROL else ("", f"a data connection: {error}")
+                    (line.device, f"{described(stage.plan)}: {error}")
+                    if line.role == CONTROL
+                    else ("", f"a data connection: {error}")
                 )
                 yield Wronged(pipeline=self.number, device=device, text=text)
                 return
@@ -259,7 +270,12 @@ class Stages:
         lost, refusals = line.monitor.drain()
         refusal = line.monitor.refusal
         if refusal is not None and (refusals or refusal.is_final):
-            yield Refused(pipeline=self.number, device=line.device, text=refusal.told(self._keys), is_final=refusal.is_final)
+            yield Refused(
+                pipeline=self.number,
+                device=line.device,
+                text=refusal.told(self._keys),
+                is_final=refusal.is_final,
+            )
         if lost:
             yield Closed(pipeline=self.number, device=line.device)
 

@@ -33,7 +33,8 @@ LOADING_SILENT_S = 15.0
 LOADING_S = 180.0
 """A daemon that answers, but whose loading makes no progress for so long, is lost."""
 STUCK_S = 60.0
-"""A daemon that has got no further with a segment for so long, and ten times its longest pass that ended, is lost, and so is a segment that nobody is at; see `core/membership.py`."""
+"""A daemon that has got no further with a segment for so long, and ten times its longest pass that ended, is
+lost, and so is a segment that nobody is at; see `core/membership.py`."""
 PROBE_EVERY_S = 2.0
 """How often a lost device is asked whether it is there again."""
 BACK_S = 4.0
@@ -60,4 +61,5 @@ COMPUTE_STOP_S = 1.5
 STOP_S = 4.0
 """How long a process that was asked to stop may take before it is killed."""
 LOCAL_START_S = 180.0
-"""How long the daemons of a local cluster may take to come up; torch alone takes most of a minute from a slow card."""
+"""How long the daemons of a local cluster may take to come up; torch alone takes most of a minute from a slow
+card."""

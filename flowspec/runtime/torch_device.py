@@ -8,7 +8,8 @@ from flowspec.model.accelerator import find
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is the first GPU where torch can use one; raises `InputError` for one that cannot be used, with the reason."""
+    """`auto` is the first GPU where torch can use one; raises `InputError` for one that cannot be used, with
+    the reason."""
     return find(name).device
 
 

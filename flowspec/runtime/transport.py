@@ -1,7 +1,8 @@
 """ZeroMQ sockets as FlowSpec uses them: one ROUTER per daemon, one DEALER per peer that is dialled.
 
-A `Link` sends enveloped messages to one peer and counts them; a `Receiver` checks that the counts of a peer have no gap.
-A successful `send` is not delivery: what must arrive is repeated by the protocol above, not here.
+A `Link` sends enveloped messages to one peer and counts them; a `Receiver` checks that the counts of a peer
+have no gap. A successful `send` is not delivery: what must arrive is repeated by the protocol above, not
+here.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ TIMER_EARLY_S = 0.0005
 def _configure(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.IPV6, 1)
-    # The codec refuses, and names, what is above the limit; ZeroMQ closes the connection silently on what is far above it.
+    # The codec refuses, and names, what is above the limit; ZeroMQ closes the connection silently on what is
+    # far above it.
     socket.setsockopt(zmq.MAXMSGSIZE, 2 * limits.PAYLOAD_BYTES_MAX)
     socket.setsockopt(zmq.SNDHWM, limits.FRAMES_QUEUED_MAX)
     socket.setsockopt(zmq.RCVHWM, limits.FRAMES_UNREAD_MAX)
@@ -73,12 +75,15 @@ def is_loopback(host: str) -> bool:
     try:
         found = sockets.getaddrinfo(host.strip("[]"), None, type=sockets.SOCK_STREAM)
     except (sockets.gaierror, UnicodeError) as error:
-        raise InputError(f"cannot find the host {host!r:.80}: {error.args[-1]}; check the name or use an IP address") from None
+        raise InputError(
+            f"cannot find the host {host!r:.80}: {error.args[-1]}; check the name or use an IP address"
+        ) from None
     return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)
 
 
 def _own_address(host: str, *, needs_loopback: bool) -> str:
-    """The address to bind for a host; raises `InputError` for one that is none, or is not loopback if it needs to be."""
+    """The address to bind for a host; raises `InputError` for one that is none, or is not loopback if it
+    needs to be."""
     try:
         *_, found = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)[0]
     except (sockets.gaierror, UnicodeError):
@@ -110,7 +115,9 @@ def bind_router(
         if isinstance(error, InputError):
             raise
         if error.errno == zmq.EADDRINUSE:
-            raise InputError(f"port {port} on {host} is taken; stop what uses it or choose another with --port") from None
+            raise InputError(
+                f"port {port} on {host} is taken; stop what uses it or choose another with --port"
+            ) from None
         raise InputError(f"cannot listen on {host}:{port}: {error.strerror}") from None
     return socket, int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
@@ -199,7 +206,9 @@ class Link:
     With a `shape` messages wait in it, as on the emulated link, until `flush` finds that they have arrived.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], *, incarnation: int, sender: str, identity: bytes | None = None) -> None:
+    def __init__(
+        self, socket: zmq.Socket[bytes], *, incarnation: int, sender: str, identity: bytes | None = None
+    ) -> None:
         self.socket = socket
         self.incarnation = incarnation
         self.sender = sender
@@ -218,7 +227,13 @@ class Link:
 
     def send(self, message: Message, tensor: Tensor | None = None) -> bool:
         """Hands a message to ZeroMQ; False when the peer is gone or its queue is full."""
-        envelope = Envelope(incarnation=self.incarnation, sender=self.sender, sequence=self._sent, message=message, tensor=tensor)
+        envelope = Envelope(
+            incarnation=self.incarnation,
+            sender=self.sender,
+            sequence=self._sent,
+            message=message,
+            tensor=tensor,
+        )
         frames = encode(envelope)
         if self.shape is None:
             sent = self._hand_over(frames)
@@ -231,7 +246,8 @@ class Link:
         return self.flush(now_s)
 
     def flush(self, now_s: float) -> bool:
-        """Hands over what has come through the shape by now; False when that fails, and with it the connection."""
+        """Hands over what has come through the shape by now; False when that fails, and with it the
+        connection."""
         while self.shape is not None and (frames := self.shape.take(now_s + TIMER_EARLY_S)) is not None:
             if not self._hand_over(frames):
                 return False
@@ -258,12 +274,19 @@ class Receiver:
         self.expected = 0
 
     def check(self, envelope: Envelope) -> None:
-        """Raises `PeerError` when messages are missing before this one, it came before, or it is of another session."""
-        is_ours = self._incarnation in (None, envelope.incarnation) or isinstance(envelope.message, Error)  # a refusal may not know ours
+        """Raises `PeerError` when messages are missing before this one, it came before, or it is of another
+        session."""
+        is_ours = self._incarnation in (None, envelope.incarnation) or isinstance(
+            envelope.message, Error
+        )  # a refusal may not know ours
         if not is_ours:
-            raise PeerError(f"a {type(envelope.message).__name__} of {envelope.sender} belongs to another session: it is stale or replayed")
+            raise PeerError(
+                f"a {type(envelope.message).__name__} of {envelope.sender} belongs to another session: it is stale or replayed"
+            )
         if envelope.sequence != self.expected:
-            raise PeerError(f"expected message {self.expected} of {envelope.sender}, got {envelope.sequence}: frames were lost or replayed")
+            raise PeerError(
+                f"expected message {self.expected} of {envelope.sender}, got {envelope.sequence}: frames were lost or replayed"
+            )
         self.expected += 1
 
 
@@ -276,14 +299,16 @@ def receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
 
 
 def patience_ms(due_s: float, now_s: float, most_ms: int) -> int:
-    """How long a poll may wait for what is due at `due_s` (infinity: nothing is); it ends less than half a millisecond off."""
+    """How long a poll may wait for what is due at `due_s` (infinity: nothing is); it ends less than half a
+    millisecond off."""
     return max(0, int(min(most_ms, (due_s - TIMER_EARLY_S - now_s) * 1000 + 1)))
 
 
 class Wake:
     """Lets another thread (or a signal handler) end a poll: a pipe with at most a few bytes in it.
 
-    Whoever sets it may come after its reader has closed it, and is not heard then: the descriptor may be somebody else's by now.
+    Whoever sets it may come after its reader has closed it, and is not heard then: the descriptor may be
+    somebody else's by now.
     """
 
     def __init__(self) -> None:

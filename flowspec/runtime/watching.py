@@ -1,7 +1,8 @@
 """Those who watch a head: they come and go while it runs, and nothing is done for them while nobody watches.
 
-A thread makes frames ten times a second (`watch.recorder`), adds what the devices say of themselves, and puts the same batch into everybody's
-queue. Queues are bounded: who reads too slowly misses what waits, is told so, and goes on with the present.
+A thread makes frames ten times a second (`watch.recorder`), adds what the devices say of themselves, and puts
+the same batch into everybody's queue. Queues are bounded: who reads too slowly misses what waits, is told so,
+and goes on with the present.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Batch:
 
 
 class Watcher:
-    """One who watches; any one thread takes what is there. One that does not `read` gets no frames: it looks at the present, or has it recorded."""
+    """One who watches; any one thread takes what is there. One that does not `read` gets no frames: it looks
+    at the present, or has it recorded."""
 
     def __init__(self, *, reads: bool = True) -> None:
         self.reads = reads
@@ -85,7 +87,8 @@ class Watcher:
 
 
 class Kept:
-    """The frames of the last answer, or of those that were under way together, as text; nothing once they are too many."""
+    """The frames of the last answer, or of those that were under way together, as text; nothing once they are
+    too many."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -130,7 +133,8 @@ class Kept:
 
 
 class Watch:
-    """Lets others watch a head. `keeps` what it sees of the last answer for `recording`; `decode` gives tokens' text.
+    """Lets others watch a head. `keeps` what it sees of the last answer for `recording`; `decode` gives
+    tokens' text.
 
     Any thread may call it.
     """
@@ -155,7 +159,8 @@ class Watch:
         return None if recorder is None else recorder.present
 
     def join(self, *, reads: bool = True) -> Watcher:
-        """Somebody begins to watch, with the present; raises `TooManyError`. Who `reads` must take the frames, or is taken off the list."""
+        """Somebody begins to watch, with the present; raises `TooManyError`. Who `reads` must take the
+        frames, or is taken off the list."""
         with self._lock:
             if len(self._watchers) >= WATCHERS_MAX:
                 raise TooManyError(f"{WATCHERS_MAX} watch already, and no more can; close one")
@@ -190,7 +195,8 @@ class Watch:
         return {**self._described().document(), "live": True}
 
     def recording(self) -> dict[str, Any] | None:
-        """The last answer's (of several at once, theirs), as far as somebody watched it; None without one, and where it became too long."""
+        """The last answer's (of several at once, theirs), as far as somebody watched it; None without one,
+        and where it became too long."""
         text = self.recording_text()
         return None if text is None else json.loads(text)
 
@@ -220,17 +226,26 @@ class Watch:
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         about = self._about
         return About(
-            world=about.world, model=about.model, method=about.method, drafters=about.drafters, stages=stages_of(self._head), created=now
+            world=about.world,
+            model=about.model,
+            method=about.method,
+            drafters=about.drafters,
+            stages=stages_of(self._head),
+            created=now,
         )
 
     # ------------------------------------------------------------------------------------------- the thread
 
     def _start(self) -> None:
-        self._recorder = Recorder(self._head.requests, lambda: stages_of(self._head), self._decode, self._origin_s)
+        self._recorder = Recorder(
+            self._head.requests, lambda: stages_of(self._head), self._decode, self._origin_s
+        )
         self._stop = threading.Event()
         self._devices_due_s = 0.0
         self._head.observe(self._recorder)
-        threading.Thread(target=self._run, args=(self._recorder, self._stop), name="watch", daemon=True).start()
+        threading.Thread(
+            target=self._run, args=(self._recorder, self._stop), name="watch", daemon=True
+        ).start()
 
     def _end(self) -> None:
         if self._recorder is not None:
@@ -283,8 +298,14 @@ class Watch:
             pong, ready = stage.pong, stage.ready
             self._devices[stage.plan.name] = {
                 "name": stage.plan.name,
-                "memory_bytes": pong.memory_bytes if pong is not None else ready.memory_bytes if ready is not None else 0,
-                "temperature_c": None if pong is None or pong.temperature_c is None else round(pong.temperature_c, 1),
+                "memory_bytes": pong.memory_bytes
+                if pong is not None
+                else ready.memory_bytes
+                if ready is not None
+                else 0,
+                "temperature_c": None
+                if pong is None or pong.temperature_c is None
+                else round(pong.temperature_c, 1),
                 "throttled": pong is not None and pong.is_throttled,
                 "queued": 0 if pong is None else pong.queued,
                 "done": 0 if pong is None else pong.done,

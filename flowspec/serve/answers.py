@@ -1,7 +1,8 @@
 """The answers to one request on their way from the head's thread to the event loop.
 
-Each answer is followed by a thread of a bounded pool, which turns tokens into text and hands the pieces over; the loop never waits for
-the head. When the client goes away the answers are cancelled, and each place at the gate is free when its answer is over.
+Each answer is followed by a thread of a bounded pool, which turns tokens into text and hands the pieces over;
+the loop never waits for the head. When the client goes away the answers are cancelled, and each place at the
+gate is free when its answer is over.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Over:
-    """An answer's end: `stop`, `length` or `cancelled`; `tokens` were made, `reused` of the prompt's were there already."""
+    """An answer's end: `stop`, `length` or `cancelled`; `tokens` were made, `reused` of the prompt's were
+    there already."""
 
     reason: str
     tokens: int
@@ -57,14 +59,22 @@ class Over:
 
 Event = Piece | Over | FlowSpecError
 OnAnswer = Callable[[Question, Over, float | None, float], None]
-"""Told of an answer that is over, of when its first token came, and of how long it took, in seconds from the request."""
+"""Told of an answer that is over, of when its first token came, and of how long it took, in seconds from the
+request."""
 
 
 class Desk:
-    """Where answers are asked for: the session and all that requests share. Its methods belong to the event loop."""
+    """Where answers are asked for: the session and all that requests share. Its methods belong to the event
+    loop."""
 
     def __init__(
-        self, session: Session, tokenizer: Tokenizer, gate: Gate, kept: int, on_answer: OnAnswer, on_failure: Callable[[], None]
+        self,
+        session: Session,
+        tokenizer: Tokenizer,
+        gate: Gate,
+        kept: int,
+        on_answer: OnAnswer,
+        on_failure: Callable[[], None],
     ) -> None:
         head = session.head
         self.session = session
@@ -78,7 +88,8 @@ class Desk:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(self, questions: Sequence[Question], asked_s: float) -> Answers:
-        """Waits for room, and has all questions answered at once; raises `ApiError` where there is no room to wait in."""
+        """Waits for room, and has all questions answered at once; raises `ApiError` where there is no room to
+        wait in."""
         await self.gate.enter(len(questions))
         answers = Answers(self, len(questions))
         self._open.add(answers)
@@ -113,7 +124,8 @@ class Desk:
 
 
 class Answers:
-    """The answers to one request; iterate for `(choice, event)` as they come, each choice up to its `Over` or an error."""
+    """The answers to one request; iterate for `(choice, event)` as they come, each choice up to its `Over` or
+    an error."""
 
     def __init__(self, desk: Desk, count: int) -> None:
         self._desk = desk
@@ -151,14 +163,21 @@ class Answers:
         self.cancel()
         self._desk.closed(self)
 
-    async def attend(self, place: int, question: Question, asked_s: float, threads: ThreadPoolExecutor) -> None:
+    async def attend(
+        self, place: int, question: Question, asked_s: float, threads: ThreadPoolExecutor
+    ) -> None:
         """Has one question answered, from a conversation to its return."""
         desk, loop, began_s = self._desk, asyncio.get_running_loop(), time.monotonic()
         number = desk.conversations.take(question.prompt)
         follower: Follower | None = None
         event: Event = ClusterError("the server failed")
         try:
-            follower = Follower(desk, question, number, lambda piece: loop.call_soon_threadsafe(self._events.put_nowait, (place, piece)))
+            follower = Follower(
+                desk,
+                question,
+                number,
+                lambda piece: loop.call_soon_threadsafe(self._events.put_nowait, (place, piece)),
+            )
             self._answers[place] = follower.answer
             if self._is_cancelled:
                 desk.session.head.cancel(follower.answer)
@@ -203,7 +222,11 @@ class Follower:
             if self.first_s is None:
                 self.first_s = batch.at_s
             self.tokens += batch.tokens
-            text = self._stream.push(batch.tokens) if self._log is None else self._log.push(batch.tokens, batch.logprobs)
+            text = (
+                self._stream.push(batch.tokens)
+                if self._log is None
+                else self._log.push(batch.tokens, batch.logprobs)
+            )
             shown += len(text)
             self._tell(text, () if self._log is None else self._log.up_to(shown))
         assert self.answer.end is not None

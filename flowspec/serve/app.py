@@ -34,7 +34,8 @@ KEEP_ALIVE_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doors:
-    """Who may come in: API keys, else the names by which this server is called (none: any), and the origins of web pages that may.
+    """Who may come in: API keys, else the names by which this server is called (none: any), and the origins
+    of web pages that may.
 
     `free` are paths that need no key, as `Guard` takes them.
     """
@@ -62,7 +63,9 @@ class AnswerRoute:
         self._service.check_alive()
         await while_there(receive, self._answer(wanted, asked_s, scope, receive, send))
 
-    async def _answer(self, wanted: Wanted, asked_s: float, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(
+        self, wanted: Wanted, asked_s: float, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         questions = await self._service.questions(wanted)
         form = Form(
             self._service.model,
@@ -79,7 +82,9 @@ class AnswerRoute:
                 await JSONResponse(found)(scope, receive, send)
 
     @contextlib.asynccontextmanager
-    async def _asked(self, questions: list[Question], asked_s: float) -> AsyncIterator[asyncio.Future[Answers]]:
+    async def _asked(
+        self, questions: list[Question], asked_s: float
+    ) -> AsyncIterator[asyncio.Future[Answers]]:
         """The answers, once there is room for them; at the end nobody waits for them any more."""
         asking = asyncio.ensure_future(self._service.ask(questions, asked_s))
         try:
@@ -90,7 +95,9 @@ class AnswerRoute:
             if not asking.cancelled() and asking.exception() is None:
                 asking.result().close()
 
-    async def _whole(self, wanted: Wanted, questions: list[Question], answers: Answers, form: Form) -> dict[str, Any]:
+    async def _whole(
+        self, wanted: Wanted, questions: list[Question], answers: Answers, form: Form
+    ) -> dict[str, Any]:
         choices = _choices(wanted, questions)
         async for item in answers.events(KEEP_ALIVE_S):
             if item is not None:
@@ -98,8 +105,16 @@ class AnswerRoute:
                 choices[place].add(self._checked(event))
         return form.whole(choices, usage_of(_lengths(wanted, questions), choices))
 
-    async def _stream(self, wanted: Wanted, questions: list[Question], asking: asyncio.Future[Answers], form: Form, send: Send) -> None:
-        """Events as they come. What goes wrong before there is anything to say is refused with a status, later with an event."""
+    async def _stream(
+        self,
+        wanted: Wanted,
+        questions: list[Question],
+        asking: asyncio.Future[Answers],
+        form: Form,
+        send: Send,
+    ) -> None:
+        """Events as they come. What goes wrong before there is anything to say is refused with a status,
+        later with an event."""
         choices = _choices(wanted, questions)
         has_begun = False
 
@@ -123,7 +138,9 @@ class AnswerRoute:
                 event = self._checked(found)
                 if isinstance(event, Over):
                     choices[place].add(event)
-                await say(sse.data(form.end(place, event) if isinstance(event, Over) else form.piece(place, event)))
+                await say(
+                    sse.data(form.end(place, event) if isinstance(event, Over) else form.piece(place, event))
+                )
         except ApiError as error:
             if not has_begun:
                 raise
@@ -162,7 +179,10 @@ def build_app(service: Service, doors: Doors, more: Sequence[BaseRoute] = ()) ->
         if found is None:
             name = request.path_params["name"]
             raise ApiError(
-                404, f"the model {name!r:.120} does not exist here; this server has {service.model!r}", "model", "model_not_found"
+                404,
+                f"the model {name!r:.120} does not exist here; this server has {service.model!r}",
+                "model",
+                "model_not_found",
             )
         return JSONResponse(found)
 
@@ -198,16 +218,24 @@ def build_app(service: Service, doors: Doors, more: Sequence[BaseRoute] = ()) ->
         origins = list(doors.origins)
         middleware.append(
             Middleware(
-                CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=["Retry-After"]
+                CORSMiddleware,
+                allow_origins=origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["Retry-After"],
             )
         )
-    middleware.append(Middleware(Guard, keys=doors.keys, names=doors.names, free=doors.free, origins=doors.origins))
+    middleware.append(
+        Middleware(Guard, keys=doors.keys, names=doors.names, free=doors.free, origins=doors.origins)
+    )
     app = Starlette(
         routes=routes,
         middleware=middleware,
         exception_handlers={ApiError: _refuse, HTTPException: _refuse_http, Exception: _fail},
     )
-    return Counted(app, route_of, service.metrics.requested)  # around all else, so that it sees what a mistake of ours is answered with
+    return Counted(
+        app, route_of, service.metrics.requested
+    )  # around all else, so that it sees what a mistake of ours is answered with
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
@@ -218,8 +246,13 @@ async def _refuse(request: Request, error: Exception) -> Response:
 async def _refuse_http(request: Request, error: Exception) -> Response:
     """What Starlette refuses by itself: unknown routes and methods."""
     assert isinstance(error, HTTPException)
-    told = {404: f"there is no {request.url.path!r:.120} here", 405: f"{request.method} is not a method of {request.url.path!r:.120}"}
-    found = ApiError(error.status_code, told.get(error.status_code, error.detail), headers=error.headers or {})
+    told = {
+        404: f"there is no {request.url.path!r:.120} here",
+        405: f"{request.method} is not a method of {request.url.path!r:.120}",
+    }
+    found = ApiError(
+        error.status_code, told.get(error.status_code, error.detail), headers=error.headers or {}
+    )
     return refused(found)
 
 

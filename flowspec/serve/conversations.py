@@ -1,7 +1,8 @@
-"""Which conversation of the head answers a prompt, so that what the stages hold of it need not be computed again.
+"""Which conversation of the head answers a prompt, so that what the stages hold of it need not be computed
+again.
 
-The API knows no conversations: a client sends the whole dialogue with each turn. So a few are kept when their answers are over, with
-the tokens they hold, and a prompt that goes on where one stands takes it over.
+The API knows no conversations: a client sends the whole dialogue with each turn. So a few are kept when their
+answers are over, with the tokens they hold, and a prompt that goes on where one stands takes it over.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ Ids = NDArray[np.int64]
 
 
 class Conversations:
-    """At most `bound` conversations, those in use and the idle ones; `new` begins one at the head, `forget` ends one there."""
+    """At most `bound` conversations, those in use and the idle ones; `new` begins one at the head, `forget`
+    ends one there."""
 
     def __init__(self, bound: int, new: Callable[[], int], forget: Callable[[int], None]) -> None:
         self._bound = bound
@@ -30,9 +32,11 @@ class Conversations:
         return list(self._idle)
 
     def take(self, prompt: Sequence[int]) -> int:
-        """A conversation for this prompt: the idle one that shares the longest beginning with it, else a new one.
+        """A conversation for this prompt: the idle one that shares the longest beginning with it, else a new
+        one.
 
-        One that would lose more than the prompt gains is left alone: it is somebody else's, of whom only the system text is the same.
+        One that would lose more than the prompt gains is left alone: it is somebody else's, of whom only the
+        system text is the same.
         """
         wanted = np.asarray(prompt, np.int64)
         best, most = None, 0

@@ -16,7 +16,8 @@ from flowspec.serve.tokens import Entry, chat_logprobs, completion_logprobs
 
 
 def fingerprint_of(plan: ClusterPlan, arithmetic: str) -> str:
-    """`system_fingerprint`: of all that an answer depends on beside the request, so never of how many devices there are."""
+    """`system_fingerprint`: of all that an answer depends on beside the request, so never of how many devices
+    there are."""
     text = f"{plan.fingerprint} {plan.dtype} {arithmetic} {plan.context} {__version__}"
     return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
@@ -57,7 +58,8 @@ class Usage:
 
 
 def usage_of(prompts: Sequence[int], choices: Sequence[Choice]) -> Usage:
-    """`prompts` are their lengths; a prompt counts once, however many choices it has, and its cached tokens as its first choice found them."""
+    """`prompts` are their lengths; a prompt counts once, however many choices it has, and its cached tokens
+    as its first choice found them."""
     overs = [choice.over for choice in choices if choice.over is not None]
     first = {choice.prompt: choice.over.reused for choice in reversed(choices) if choice.over is not None}
     return Usage(sum(prompts), sum(over.tokens for over in overs), sum(first.values()))
@@ -69,7 +71,9 @@ class Form:
     With `has_usage` each chunk has the field, which is null in all but the last, as in the API.
     """
 
-    def __init__(self, model: str, fingerprint: str, *, is_chat: bool, has_logprobs: bool, has_usage: bool = False) -> None:
+    def __init__(
+        self, model: str, fingerprint: str, *, is_chat: bool, has_logprobs: bool, has_usage: bool = False
+    ) -> None:
         self.is_chat = is_chat
         self._more: dict[str, Any] = {"usage": None} if has_usage else {}
         self.has_logprobs = has_logprobs
@@ -89,8 +93,17 @@ class Form:
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         assert choice.over is not None
         text = "".join(choice.text)
-        said = {"message": {"role": "assistant", "content": text, "refusal": None}} if self.is_chat else {"text": text}
-        return {"index": index, **said, "logprobs": self._logprobs(choice.entries), "finish_reason": choice.over.reason}
+        said = (
+            {"message": {"role": "assistant", "content": text, "refusal": None}}
+            if self.is_chat
+            else {"text": text}
+        )
+        return {
+            "index": index,
+            **said,
+            "logprobs": self._logprobs(choice.entries),
+            "finish_reason": choice.over.reason,
+        }
 
     def begin(self, index: int) -> dict[str, Any]:
         """A chat's first chunk of a choice, which says who speaks."""
@@ -114,7 +127,9 @@ class Form:
     def _kind(self) -> str:
         return "chat.completion.chunk" if self.is_chat else "text_completion"
 
-    def _chunk(self, index: int, said: dict[str, Any], logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
+    def _chunk(
+        self, index: int, said: dict[str, Any], logprobs: dict[str, Any] | None, reason: str | None
+    ) -> dict[str, Any]:
         choice = {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
         return {**self._head, "object": self._kind, "choices": [choice], **self._more}
 

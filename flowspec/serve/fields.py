@@ -1,6 +1,7 @@
 """The fields of a JSON object from somebody else, taken one by one; what nobody took is refused.
 
-Each taker returns None for a field that is absent or null, and raises `ApiError` for one that is not what it should be.
+Each taker returns None for a field that is absent or null, and raises `ApiError` for one that is not what it
+should be.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ def parse(body: bytes) -> dict[str, Any]:
     try:
         found = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"expected a JSON object as body, got something else: {error!s:.120}", code="invalid_json") from None
+        raise ApiError(
+            400, f"expected a JSON object as body, got something else: {error!s:.120}", code="invalid_json"
+        ) from None
     if not isinstance(found, dict):
-        raise ApiError(400, f"expected a JSON object as body, got {type(found).__name__}", code="invalid_json")
+        raise ApiError(
+            400, f"expected a JSON object as body, got {type(found).__name__}", code="invalid_json"
+        )
     return found
 
 
@@ -49,7 +54,12 @@ class Fields:
     def needed(self, field: str) -> Any:
         found = self.take(field)
         if found is None:
-            raise ApiError(400, f"{self.name(field)}: expected a value, got none", self.name(field), "missing_required_parameter")
+            raise ApiError(
+                400,
+                f"{self.name(field)}: expected a value, got none",
+                self.name(field),
+                "missing_required_parameter",
+            )
         return found
 
     def number(self, field: str, low: float, high: float) -> float | None:
@@ -101,7 +111,9 @@ class Fields:
         found = self.take(field)
         if found is None or any(type(found) is type(value) and found == value for value in values):
             return
-        if type(found) in (int, float) and any(type(value) in (int, float) and found == value for value in values):
+        if type(found) in (int, float) and any(
+            type(value) in (int, float) and found == value for value in values
+        ):
             return
         expected = " or ".join([*(json.dumps(value) for value in values), "nothing"])
         raise ApiError(
@@ -114,4 +126,6 @@ class Fields:
     def finish(self) -> None:
         """Raises `ApiError` for a field that nobody took."""
         for field in self._left:
-            raise ApiError(400, f"unknown field {self.name(field)!r:.120}", self.name(field)[:120], "unknown_parameter")
+            raise ApiError(
+                400, f"unknown field {self.name(field)!r:.120}", self.name(field)[:120], "unknown_parameter"
+            )

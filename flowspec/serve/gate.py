@@ -1,6 +1,7 @@
 """How many answers are made at once, how many wait, and who is sent away: first come, first served.
 
-Used in the event loop only, and so without locks. It counts answers: a request for several choices takes as many places.
+Used in the event loop only, and so without locks. It counts answers: a request for several choices takes as
+many places.
 """
 
 from __future__ import annotations
@@ -34,12 +35,16 @@ class Gate:
         return sum(count for future, count in self._waiting if not future.done())
 
     async def enter(self, count: int) -> None:
-        """Waits until there is room for so many answers; each is left by itself. Raises `ApiError` where too many wait, or it is closed."""
+        """Waits until there is room for so many answers; each is left by itself. Raises `ApiError` where too
+        many wait, or it is closed."""
         if self._closed is not None:
             raise self._closed
         if count > self.parallel:
             raise ApiError(
-                400, f"n: this server makes {self.parallel} answers at once, and {count} choices were asked for", "n", "invalid_value"
+                400,
+                f"n: this server makes {self.parallel} answers at once, and {count} choices were asked for",
+                "n",
+                "invalid_value",
             )
         if not self._waiting and self.running + count <= self.parallel:
             self.running += count
@@ -52,7 +57,9 @@ class Gate:
         try:
             await future
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and future.exception() is None:  # let in at the moment in which it went away
+            if (
+                future.done() and not future.cancelled() and future.exception() is None
+            ):  # let in at the moment in which it went away
                 self.running -= count
             with contextlib.suppress(ValueError):
                 self._waiting.remove(entry)
@@ -63,7 +70,8 @@ class Gate:
             raise self._closed
 
     def close(self, error: ApiError) -> None:
-        """Lets nobody in any more: who waits, and whoever comes later, gets the error. Those who are in leave as ever."""
+        """Lets nobody in any more: who waits, and whoever comes later, gets the error. Those who are in leave
+        as ever."""
         self._closed = error
         while self._waiting:
             future, _ = self._waiting.popleft()
@@ -77,7 +85,8 @@ class Gate:
         self._let_in()
 
     def retry_after_s(self) -> int:
-        """When half of those that wait will be answered, going by how long answers took of late; whole seconds, at least one."""
+        """When half of those that wait will be answered, going by how long answers took of late; whole
+        seconds, at least one."""
         rounds = max(1.0, self.waiting / self.parallel)
         return min(RETRY_MAX_S, max(1, math.ceil((self._mean_s or 0.0) * rounds / 2)))
 

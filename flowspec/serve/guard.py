@@ -1,10 +1,12 @@
-"""Who may come in: the API key, the name by which a browser believes to speak to us, and how much anybody may send.
+"""Who may come in: the API key, the name by which a browser believes to speak to us, and how much anybody may
+send.
 
-A web page may have its own name point to this machine (DNS rebinding) and would then read answers as if they were its own. A key stops
-that; where there is none, only requests to this machine's own names are answered.
+A web page may have its own name point to this machine (DNS rebinding) and would then read answers as if they
+were its own. A key stops that; where there is none, only requests to this machine's own names are answered.
 
-A page of another origin need not read an answer to do harm: it takes one of a few places at the live view, and has everything
-recorded. So the live view is for our own page, for origins that are named, and for programs, which name none.
+A page of another origin need not read an answer to do harm: it takes one of a few places at the live view,
+and has everything recorded. So the live view is for our own page, for origins that are named, and for
+programs, which name none.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ BODY_BYTES_MAX = 8 << 20
 BODY_S = 60.0
 """How long a body may take to come."""
 DISCARDED_BYTES_MAX = 8 * BODY_BYTES_MAX
-"""Of a body that is too large, what is read before the refusal, for a client that listens only when it has said everything."""
+"""Of a body that is too large, what is read before the refusal, for a client that listens only when it has
+said everything."""
 KEY_VARIABLE = "FLOWSPEC_API_KEY"
 _KEY_CHARS_MIN = 8
 _FREE = ("/health",)
@@ -42,7 +45,8 @@ log = logging.getLogger("flowspec.serve")
 
 
 def read_keys(path: Path | None) -> tuple[bytes, ...]:
-    """The keys of a file, one in each line, else that of the environment, else none; raises `InputError`. No message has a key in it."""
+    """The keys of a file, one in each line, else that of the environment, else none; raises `InputError`. No
+    message has a key in it."""
     if path is None:
         text, where = os.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE
         if not text:
@@ -51,25 +55,34 @@ def read_keys(path: Path | None) -> tuple[bytes, ...]:
         where = str(path)
         try:
             if not stat.S_ISREG(path.stat().st_mode):  # a pipe may never end
-                raise InputError(f"--api-key-file: expected a file, got {path}, which is none; or set {KEY_VARIABLE}")
+                raise InputError(
+                    f"--api-key-file: expected a file, got {path}, which is none; or set {KEY_VARIABLE}"
+                )
             if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-                raise InputError(f"{path}: expected a key file that only its owner can read; run chmod 600 on it")
+                raise InputError(
+                    f"{path}: expected a key file that only its owner can read; run chmod 600 on it"
+                )
             text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(
                 f"--api-key-file: expected a file with a key in each line, cannot read {path}: {getattr(error, 'strerror', error)}"
             ) from None
     keys = [line.strip() for line in text.splitlines() if line.strip()]
-    if not keys or not all(len(key) >= _KEY_CHARS_MIN and key.isascii() and key.isprintable() and " " not in key for key in keys):
-        raise InputError(f"{where}: expected keys of at least {_KEY_CHARS_MIN} characters without spaces, one in each line")
+    if not keys or not all(
+        len(key) >= _KEY_CHARS_MIN and key.isascii() and key.isprintable() and " " not in key for key in keys
+    ):
+        raise InputError(
+            f"{where}: expected keys of at least {_KEY_CHARS_MIN} characters without spaces, one in each line"
+        )
     return tuple(key.encode() for key in keys)
 
 
 class Guard:
-    """Lets in who may; answers others in the API's form. Without `keys` it takes those who call us by one of the `names`.
+    """Lets in who may; answers others in the API's form. Without `keys` it takes those who call us by one of
+    the `names`.
 
-    Paths that are `free` need no key, nor does what is below those of them that end in a slash. Web pages do not watch, unless they
-    are ours or of one of the `origins`.
+    Paths that are `free` need no key, nor does what is below those of them that end in a slash. Web pages do
+    not watch, unless they are ours or of one of the `origins`.
     """
 
     def __init__(
@@ -96,11 +109,16 @@ class Guard:
     def _refusal(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
         if scope["path"].startswith(_LIVE) and (page := _foreign_page(headers, self._origins)):
-            return ApiError(403, f"the live view is not for the web page {page!r:.80}; --cors ORIGIN lets its origin in")
+            return ApiError(
+                403, f"the live view is not for the web page {page!r:.80}; --cors ORIGIN lets its origin in"
+            )
         if not self._keys:
             host = _name_in(headers.get("host", ""))
             if self._names and host not in self._names:
-                return ApiError(403, f"this server has no key and answers to {', '.join(sorted(self._names))} only, not to {host!r:.80}")
+                return ApiError(
+                    403,
+                    f"this server has no key and answers to {', '.join(sorted(self._names))} only, not to {host!r:.80}",
+                )
             return None
         if scope["path"] in self._free or scope["path"].startswith(self._free_below):
             return None
@@ -108,12 +126,15 @@ class Guard:
         given = key.strip().encode("utf-8", "surrogateescape") if kind.lower() == "bearer" else b""
         if any([hmac.compare_digest(given, known) for known in self._keys]):
             return None
-        message = "expected an API key as Authorization: Bearer KEY, got " + ("another one" if given else "none")
+        message = "expected an API key as Authorization: Bearer KEY, got " + (
+            "another one" if given else "none"
+        )
         return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
 def _foreign_page(headers: Headers, origins: Iterable[str]) -> str:
-    """The origin of somebody else's web page that asks, as far as browsers tell; empty for our own and for programs.
+    """The origin of somebody else's web page that asks, as far as browsers tell; empty for our own and for
+    programs.
 
     A page's image or script tells no origin, but browsers say whether it is the same site.
     """
@@ -137,9 +158,12 @@ def refused(error: ApiError) -> JSONResponse:
 
 
 class Counted:
-    """Tells `on_response` the route, status and seconds of every response; `route_of` names a path, so that paths are not made up by clients."""
+    """Tells `on_response` the route, status and seconds of every response; `route_of` names a path, so that
+    paths are not made up by clients."""
 
-    def __init__(self, app: ASGIApp, route_of: Callable[[str], str], on_response: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, app: ASGIApp, route_of: Callable[[str], str], on_response: Callable[[str, int], None]
+    ) -> None:
         self._app = app
         self._route_of = route_of
         self._on_response = on_response
@@ -164,20 +188,33 @@ class Counted:
             if log.isEnabledFor(logging.INFO):
                 client = scope["client"][0] if scope.get("client") else "-"
                 spent_s = time.monotonic() - began_s
-                log.info("%s %s %s: %d after %.3f s", client, scope["method"], self._route_of(scope["path"]), status, spent_s)
+                log.info(
+                    "%s %s %s: %d after %.3f s",
+                    client,
+                    scope["method"],
+                    self._route_of(scope["path"]),
+                    status,
+                    spent_s,
+                )
 
 
 async def read_body(request: Request) -> bytes:
     """The body of a request that has JSON; raises `ApiError` for one that has not, is too large or too slow."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise ApiError(415, f"expected a body of type application/json, got {kind or 'none'!r:.80}", code="unsupported_media_type")
+        raise ApiError(
+            415,
+            f"expected a body of type application/json, got {kind or 'none'!r:.80}",
+            code="unsupported_media_type",
+        )
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(415, "expected a body that is not compressed", code="unsupported_media_type")
     try:
         return await asyncio.wait_for(_read(request), BODY_S)
     except asyncio.TimeoutError:
-        raise ApiError(408, f"the body did not come within {BODY_S:.0f} s", headers={"Connection": "close"}) from None
+        raise ApiError(
+            408, f"the body did not come within {BODY_S:.0f} s", headers={"Connection": "close"}
+        ) from None
 
 
 async def _read(request: Request) -> bytes:

@@ -1,7 +1,7 @@
 """The live view over HTTP: a stream of what happens (server-sent events), and the last answer's recording.
 
-Routes for whoever serves them; who may use them is decided there. Text of frames is made in the watch's thread, a recording in one of the pool:
-the event loop only passes it on.
+Routes for whoever serves them; who may use them is decided there. Text of frames is made in the watch's
+thread, a recording in one of the pool: the event loop only passes it on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 def live_routes(watch: Watch, is_stopping: Callable[[], bool] = lambda: False) -> list[Route]:
-    """`/live/events` and `/live/recording` of a watch that keeps recordings; streams end once the server `is_stopping`, or the watch is closed."""
+    """`/live/events` and `/live/recording` of a watch that keeps recordings; streams end once the server
+    `is_stopping`, or the watch is closed."""
 
     downloads = asyncio.Lock()  # a recording is large: one at a time is made
 
@@ -36,17 +37,26 @@ def live_routes(watch: Watch, is_stopping: Callable[[], bool] = lambda: False) -
             watcher = await run_in_threadpool(watch.join)
         except TooManyError as error:
             return _refusal(503, str(error), "too_many_watchers", {"Retry-After": str(RETRY_S)})
-        return StreamingResponse(_stream(watch, watcher, is_stopping), media_type="text/event-stream", headers=HEADERS)
+        return StreamingResponse(
+            _stream(watch, watcher, is_stopping), media_type="text/event-stream", headers=HEADERS
+        )
 
     async def recording(request: Request) -> Response:
         async with downloads:
             body = await run_in_threadpool(_recording, watch)
         if body is None:
-            return _refusal(404, "there is no recording: an answer is recorded while somebody watches /live/events", "no_recording")
+            return _refusal(
+                404,
+                "there is no recording: an answer is recorded while somebody watches /live/events",
+                "no_recording",
+            )
         headers = {**HEADERS, "Content-Disposition": 'attachment; filename="flowspec-recording.json"'}
         return Response(body, media_type="application/json", headers=headers)
 
-    return [Route("/live/events", events, methods=["GET"]), Route("/live/recording", recording, methods=["GET"])]
+    return [
+        Route("/live/events", events, methods=["GET"]),
+        Route("/live/recording", recording, methods=["GET"]),
+    ]
 
 
 def _recording(watch: Watch) -> bytes | None:
@@ -57,7 +67,9 @@ def _recording(watch: Watch) -> bytes | None:
 def _refusal(status: int, text: str, code: str, headers: dict[str, str] | None = None) -> Response:
     """An error in the API's own form."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse({"error": {"message": text, "type": kind, "param": None, "code": code}}, status, headers)
+    return JSONResponse(
+        {"error": {"message": text, "type": kind, "param": None, "code": code}}, status, headers
+    )
 
 
 async def _stream(watch: Watch, watcher: Watcher, is_stopping: Callable[[], bool]) -> AsyncIterator[str]:
@@ -74,7 +86,9 @@ async def _stream(watch: Watch, watcher: Watcher, is_stopping: Callable[[], bool
                 said_s = time.monotonic()
             await asyncio.sleep(EVERY_S)
     finally:
-        asyncio.get_running_loop().run_in_executor(None, watch.leave, watcher)  # not awaited: the stream may have been cancelled
+        asyncio.get_running_loop().run_in_executor(
+            None, watch.leave, watcher
+        )  # not awaited: the stream may have been cancelled
 
 
 def _event(name: str, text: str) -> str:

@@ -29,18 +29,36 @@ class Metrics:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._registry = CollectorRegistry()
-        self._requests = Counter("flowspec_requests", "HTTP requests", ["route", "status"], registry=self._registry)
-        self._answers = Counter("flowspec_answers", "Answers by why they ended", ["reason"], registry=self._registry)
+        self._requests = Counter(
+            "flowspec_requests", "HTTP requests", ["route", "status"], registry=self._registry
+        )
+        self._answers = Counter(
+            "flowspec_answers", "Answers by why they ended", ["reason"], registry=self._registry
+        )
         self._prompt = Counter("flowspec_prompt_tokens", "Tokens of prompts", registry=self._registry)
-        self._cached = Counter("flowspec_cached_prompt_tokens", "Of them those that were in the stages' caches", registry=self._registry)
+        self._cached = Counter(
+            "flowspec_cached_prompt_tokens",
+            "Of them those that were in the stages' caches",
+            registry=self._registry,
+        )
         self._made = Counter("flowspec_generated_tokens", "Tokens of answers", registry=self._registry)
         self._recoveries = Counter(
-            "flowspec_answer_recoveries", "Losses of the pipeline that answers lived through", registry=self._registry
+            "flowspec_answer_recoveries",
+            "Losses of the pipeline that answers lived through",
+            registry=self._registry,
         )
         self._first = Histogram(
-            "flowspec_time_to_first_token_seconds", "From a request to an answer's first token", buckets=FIRST_S, registry=self._registry
+            "flowspec_time_to_first_token_seconds",
+            "From a request to an answer's first token",
+            buckets=FIRST_S,
+            registry=self._registry,
         )
-        self._whole = Histogram("flowspec_answer_seconds", "From a request to an answer's end", buckets=WHOLE_S, registry=self._registry)
+        self._whole = Histogram(
+            "flowspec_answer_seconds",
+            "From a request to an answer's end",
+            buckets=WHOLE_S,
+            registry=self._registry,
+        )
         for reason in ("stop", "length", "cancelled", "error"):
             self._answers.labels(reason)
         self._registry.register(self)
@@ -76,7 +94,10 @@ class Metrics:
             "flowspec_pipeline_formed": ("Whether there is a pipeline", int(head.is_formed)),
             "flowspec_failed": ("Whether the head has failed for good", int(head.failure is not None)),
             "flowspec_stages": ("Stages of the pipeline", len(head.stages)),
-            "flowspec_resident_bytes": ("Resident memory of the head's process", psutil.Process().memory_info().rss),
+            "flowspec_resident_bytes": (
+                "Resident memory of the head's process",
+                psutil.Process().memory_info().rss,
+            ),
         }
         for name, (text, value) in gauges.items():
             yield GaugeMetricFamily(name, text, value)
@@ -87,11 +108,19 @@ class Metrics:
         }
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(name, text, value)
-        dropped = CounterMetricFamily("flowspec_rows_dropped", "Rows dropped dead, by where", labels=["where"])
-        for where, count in (("queue", tally.dead_in_queue), ("between_layers", tally.dead_between_layers), ("late", tally.dead_late)):
+        dropped = CounterMetricFamily(
+            "flowspec_rows_dropped", "Rows dropped dead, by where", labels=["where"]
+        )
+        for where, count in (
+            ("queue", tally.dead_in_queue),
+            ("between_layers", tally.dead_between_layers),
+            ("late", tally.dead_late),
+        ):
             dropped.add_metric([where], count)
         yield dropped
-        busy = CounterMetricFamily("flowspec_stage_compute_seconds", "Time that a stage computed, by its place", labels=["stage"])
+        busy = CounterMetricFamily(
+            "flowspec_stage_compute_seconds", "Time that a stage computed, by its place", labels=["stage"]
+        )
         for place, seconds in enumerate(list(tally.compute_s)):
             busy.add_metric([str(place)], seconds)
         yield busy

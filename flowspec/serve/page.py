@@ -1,4 +1,5 @@
-"""The live view's page: files of this package, served as they are. They hold no data, so they need no key; the API that they call does."""
+"""The live view's page: files of this package, served as they are. They hold no data, so they need no key;
+the API that they call does."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def assets() -> dict[str, Asset]:
     for file in resources.files("flowspec.serve").joinpath("page").iterdir():
         content = file.read_bytes()
         tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-        found[file.name] = Asset(content=content, media_type=TYPES[file.name[file.name.rindex(".") :]], tag=tag)
+        found[file.name] = Asset(
+            content=content, media_type=TYPES[file.name[file.name.rindex(".") :]], tag=tag
+        )
     return found
 
 
@@ -73,6 +76,10 @@ def page_routes() -> list[Route]:
 
     async def file(request: Request) -> Response:
         asset = files.get(request.path_params["name"])
-        return asset.response(request) if asset is not None else PlainTextResponse("no such file\n", 404, headers=HEADERS)
+        return (
+            asset.response(request)
+            if asset is not None
+            else PlainTextResponse("no such file\n", 404, headers=HEADERS)
+        )
 
     return [Route("/", index, methods=["GET"]), Route("/page/{name}", file, methods=["GET"])]

@@ -1,4 +1,5 @@
-"""Whatever a request is refused for, in the API's own form: a status and `{"error": {"message", "type", "param", "code"}}`."""
+"""Whatever a request is refused for, in the API's own form: a status and `{"error": {"message", "type",
+"param", "code"}}`."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ class ApiError(Exception):
 
     @property
     def document(self) -> dict[str, Any]:
-        param = None if self.param is None else self.param.encode("utf-8", "replace").decode()  # JSON may have halves of characters
+        param = (
+            None if self.param is None else self.param.encode("utf-8", "replace").decode()
+        )  # JSON may have halves of characters
         return {"error": {"message": self.message, "type": self.kind, "param": param, "code": self.code}}
 
 
@@ -42,7 +45,11 @@ def unavailable(error: FlowSpecError | str) -> ApiError:
 
 def of_error(error: FlowSpecError) -> ApiError:
     """What the runtime says of a request: its own fault, or the cluster's."""
-    return ApiError(400, str(error), code="invalid_value") if isinstance(error, InputError) else unavailable(error)
+    return (
+        ApiError(400, str(error), code="invalid_value")
+        if isinstance(error, InputError)
+        else unavailable(error)
+    )
 
 
 def busy(retry_after_s: int) -> ApiError:

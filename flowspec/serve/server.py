@@ -41,7 +41,9 @@ CLOSE_S = 5
 def bind(host: str, port: int) -> socket.socket:
     """A socket that has its port (0 takes a free one) and does not listen yet; raises `InputError`."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
     except (socket.gaierror, UnicodeError):
         raise InputError(f"--host: expected an address of this machine, got {host!r}") from None
     bound = socket.socket(family, kind, protocol)
@@ -111,7 +113,9 @@ class _Protocol(H11Protocol):
         if waits_for is not self._waits_for:
             self._unwatch()
             if waits_for is not None:
-                self._deadline = self.loop.call_later(HEADER_S if waits_for is h11.IDLE else REST_S, self._too_slow)
+                self._deadline = self.loop.call_later(
+                    HEADER_S if waits_for is h11.IDLE else REST_S, self._too_slow
+                )
             self._waits_for = waits_for
 
     def _unwatch(self) -> None:
@@ -150,7 +154,8 @@ class _Server(uvicorn.Server):
 
 
 class Stop:
-    """Ends a server: from its own loop, or with `from_thread` from elsewhere. The second call does not wait for anybody."""
+    """Ends a server: from its own loop, or with `from_thread` from elsewhere. The second call does not wait
+    for anybody."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, server: uvicorn.Server, service: Service) -> None:
         self._loop = loop
@@ -183,7 +188,8 @@ async def serve(
     on_ready: Callable[[Service, Stop], None],
     more: Callable[[Service], Sequence[BaseRoute]] = lambda service: (),
 ) -> None:
-    """Answers requests until `Stop`, which `on_ready` is given, is called; then no answer is under way any more."""
+    """Answers requests until `Stop`, which `on_ready` is given, is called; then no answer is under way any
+    more."""
     service = Service(session, tokenizer, options, tally)
     settings: dict[str, Any] = {
         "http": _Protocol,

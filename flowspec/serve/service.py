@@ -31,10 +31,12 @@ from flowspec.serve.wanted import Prompt, Wanted
 Found = TypeVar("Found")
 PARALLEL_MAX = limits.CONVERSATIONS_MAX // 2
 CONVERSATIONS_KEPT = limits.CONVERSATIONS_MAX * 3 // 4
-"""In use or idle; the others are room for those that are over and whose segments are still in the pipeline."""
+"""In use or idle; the others are room for those that are over and whose segments are still in the pipeline.
+"""
 QUEUE_MAX = 4096
 THREADS = 2
-"""That read requests; as many turn short prompts into tokens, and as many long ones, so that none of these waits for another kind."""
+"""That read requests; as many turn short prompts into tokens, and as many long ones, so that none of these
+waits for another kind."""
 LONG_CHARS = 1 << 16
 """From so many characters on a prompt is long: its tokens take longer than a tenth of a second."""
 
@@ -57,7 +59,8 @@ def _chars(prompt: Prompt) -> int:
 
 
 def name_of(plan: ClusterPlan) -> str:
-    """What clients call the model: a hub id as it is, a folder or file by its last name, the bundled one `flowspec-demo`."""
+    """What clients call the model: a hub id as it is, a folder or file by its last name, the bundled one
+    `flowspec-demo`."""
     if plan.model == BUNDLED:
         return "flowspec-demo"
     return Path(plan.model).name if Path(plan.model).is_absolute() else plan.model
@@ -76,11 +79,15 @@ class Service:
         self.created = int(time.time())
         self.gate = Gate(options.parallel, options.queue)
         self.metrics = Metrics(self)
-        self.desk = Desk(session, tokenizer, self.gate, CONVERSATIONS_KEPT, self._answered, self.metrics.failed)
+        self.desk = Desk(
+            session, tokenizer, self.gate, CONVERSATIONS_KEPT, self._answered, self.metrics.failed
+        )
         self.stopping = asyncio.Event()
         self._tokenizer = tokenizer
         self._advice: Recommended = recommended(session.files, session.config)
-        self._readers, self._short, self._long = (ThreadPoolExecutor(THREADS, name) for name in ("read", "short", "long"))
+        self._readers, self._short, self._long = (
+            ThreadPoolExecutor(THREADS, name) for name in ("read", "short", "long")
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -90,7 +97,8 @@ class Service:
     # ------------------------------------------------------------------------------------------- requests
 
     async def questions(self, wanted: Wanted) -> list[Question]:
-        """The answers that a request wants: all choices of its first prompt, then those of the next. Raises `ApiError`."""
+        """The answers that a request wants: all choices of its first prompt, then those of the next. Raises
+        `ApiError`."""
         if wanted.model != self.model:
             message = f"the model {wanted.model!r:.120} does not exist here; this server has {self.model!r}"
             raise ApiError(404, message, "model", "model_not_found")
@@ -132,10 +140,17 @@ class Service:
         except TooLongError as error:
             raise self._too_long(prompt, f"at least {error.tokens}") from None
         except InputError as error:
-            raise ApiError(400, str(error), "messages" if isinstance(prompt, list) else "prompt", "invalid_value") from None
+            raise ApiError(
+                400, str(error), "messages" if isinstance(prompt, list) else "prompt", "invalid_value"
+            ) from None
         size = self.session.config.vocab_size
         if wrong := [token for token in prompt if token >= size]:
-            raise ApiError(400, f"prompt: expected token ids from 0 to {size - 1}, got {wrong[0]}", "prompt", "invalid_value")
+            raise ApiError(
+                400,
+                f"prompt: expected token ids from 0 to {size - 1}, got {wrong[0]}",
+                "prompt",
+                "invalid_value",
+            )
         return prompt
 
     def _choices(self, wanted: Wanted, ids: tuple[int, ...]) -> list[Question]:
@@ -158,11 +173,16 @@ class Service:
         question = Question(
             prompt=ids,
             sampling=sampling,
-            limits=choose_limits(self._advice, self._tokenizer.eos_id, longest, ignores_own=wanted.ignores_eos),
+            limits=choose_limits(
+                self._advice, self._tokenizer.eos_id, longest, ignores_own=wanted.ignores_eos
+            ),
             stops=wanted.stops,
             top_logprobs=wanted.top_logprobs,
         )
-        return [replace(question, sampling=replace(sampling, seed=sampling.seed + place)) for place in range(wanted.count)]
+        return [
+            replace(question, sampling=replace(sampling, seed=sampling.seed + place))
+            for place in range(wanted.count)
+        ]
 
     def _too_long(self, prompt: Prompt, count: str) -> ApiError:
         return ApiError(
@@ -178,7 +198,8 @@ class Service:
     # --------------------------------------------------------------------------------------------- the end
 
     def stop(self) -> None:
-        """Takes no requests any more, nor lets in those that wait; what is being answered goes on. Endless streams look at `stopping`."""
+        """Takes no requests any more, nor lets in those that wait; what is being answered goes on. Endless
+        streams look at `stopping`."""
         self.stopping.set()
         self.gate.close(unavailable(STOPPING))
 
@@ -231,4 +252,12 @@ class Service:
 
     def models(self) -> list[dict[str, Any]]:
         """The one model, as the API lists it."""
-        return [{"id": self.model, "object": "model", "created": self.created, "owned_by": "flowspec", "context_length": self.context}]
+        return [
+            {
+                "id": self.model,
+                "object": "model",
+                "created": self.created,
+                "owned_by": "flowspec",
+                "context_length": self.context,
+            }
+        ]

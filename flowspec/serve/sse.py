@@ -17,4 +17,8 @@ DONE = b"data: [DONE]\n\n"
 
 def data(document: dict[str, Any]) -> bytes:
     """One event; JSON escapes line ends, so it is one line."""
-    return b"data: " + json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass") + b"\n\n"
+    return (
+        b"data: "
+        + json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        + b"\n\n"
+    )

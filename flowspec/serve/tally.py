@@ -15,7 +15,8 @@ NOTES_KEPT = 5
 
 @dataclass(slots=True)
 class Tally:
-    """`compute_s` is by stage in pipeline order, `losses` counts pipelines; rows of segments that are lost with one are in none of the sums."""
+    """`compute_s` is by stage in pipeline order, `losses` counts pipelines; rows of segments that are lost
+    with one are in none of the sums."""
 
     compute_s: list[float] = field(default_factory=list)
     segments: int = 0

@@ -1,4 +1,5 @@
-"""What there is to tell of single tokens: their bytes, where in the text they begin, and how likely they and others were."""
+"""What there is to tell of single tokens: their bytes, where in the text they begin, and how likely they and
+others were."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from flowspec.model.text import TextStream, Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A token of an answer; `alternatives` are the likeliest in its place, likeliest first, each with its bytes and log-probability.
+    """A token of an answer; `alternatives` are the likeliest in its place, likeliest first, each with its
+    bytes and log-probability.
 
     `offset` counts the characters of the answer's text before it.
     """
@@ -25,7 +27,8 @@ class Entry:
 
 
 class TokenLog:
-    """Pushes an answer's tokens into its text one by one, and notes each; entries leave with the text that they made."""
+    """Pushes an answer's tokens into its text one by one, and notes each; entries leave with the text that
+    they made."""
 
     def __init__(self, tokenizer: Tokenizer, stream: TextStream) -> None:
         self._tokenizer = tokenizer
@@ -36,9 +39,19 @@ class TokenLog:
         """Takes new tokens, returns the text that can be shown now."""
         texts = []
         for token, found in zip(tokens, logprobs, strict=True):
-            alternatives = tuple((self._tokenizer.token_bytes(other), value) for other, value in zip(found.ids, found.values, strict=True))
+            alternatives = tuple(
+                (self._tokenizer.token_bytes(other), value)
+                for other, value in zip(found.ids, found.values, strict=True)
+            )
             content = self._tokenizer.token_bytes(token)
-            self._entries.append(Entry(offset=len(self._stream.text), content=content, logprob=found.chosen, alternatives=alternatives))
+            self._entries.append(
+                Entry(
+                    offset=len(self._stream.text),
+                    content=content,
+                    logprob=found.chosen,
+                    alternatives=alternatives,
+                )
+            )
             texts.append(self._stream.push([token]))
         return "".join(texts)
 
@@ -50,7 +63,11 @@ class TokenLog:
 
     def rest(self) -> tuple[Entry, ...]:
         """At the end: all others, but those of a stop string, which are no part of the answer."""
-        return self.up_to(len(self._stream.text)) if self._stream.is_stopped else self.up_to(len(self._stream.text) + 1)
+        return (
+            self.up_to(len(self._stream.text))
+            if self._stream.is_stopped
+            else self.up_to(len(self._stream.text) + 1)
+        )
 
 
 def name_of(content: bytes) -> str:
@@ -67,14 +84,21 @@ def chat_logprobs(entries: Sequence[Entry]) -> dict[str, Any]:
     def told(content: bytes, logprob: float) -> dict[str, Any]:
         return {"token": name_of(content), "logprob": logprob, "bytes": list(content)}
 
-    content = [{**told(entry.content, entry.logprob), "top_logprobs": [told(*other) for other in entry.alternatives]} for entry in entries]
+    content = [
+        {**told(entry.content, entry.logprob), "top_logprobs": [told(*other) for other in entry.alternatives]}
+        for entry in entries
+    ]
     return {"content": content, "refusal": None}
 
 
 def completion_logprobs(entries: Sequence[Entry]) -> dict[str, Any]:
     """`logprobs` of a completion's choice; the token itself is among the likeliest, as in the API."""
     top = [
-        {**{name_of(content): value for content, value in entry.alternatives}, name_of(entry.content): entry.logprob} for entry in entries
+        {
+            **{name_of(content): value for content, value in entry.alternatives},
+            name_of(entry.content): entry.logprob,
+        }
+        for entry in entries
     ]
     return {
         "tokens": [name_of(entry.content) for entry in entries],

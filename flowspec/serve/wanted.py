@@ -1,6 +1,7 @@
 """What a request asks for, read from its JSON object; see docs/serving.md for what is accepted.
 
-The two forms, chat and completions, differ in the prompt and in how log-probabilities are asked for; the rest is the same.
+The two forms, chat and completions, differ in the prompt and in how log-probabilities are asked for; the rest
+is the same.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ CHOICES_MAX = 64
 MESSAGES_MAX = 4096
 TEMPERATURE_MAX = 2.0
 SEEDS = 1 << 64
-"""The API's seeds are whole numbers of 64 bits, with a sign; FlowSpec's have none, so those below 0 stand for large ones."""
+"""The API's seeds are whole numbers of 64 bits, with a sign; FlowSpec's have none, so those below 0 stand for
+large ones."""
 COMPLETION_TOKENS_DEFAULT = 16
 """The API's own default for completions."""
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -32,7 +34,8 @@ Prompt = Messages | str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A request. `tokens_max` None: as many as the server gives by itself. `top_logprobs` is -1 where none are wanted.
+    """A request. `tokens_max` None: as many as the server gives by itself. `top_logprobs` is -1 where none
+    are wanted.
 
     `count` choices are wanted of each prompt; choice i is drawn with `seed` + i.
     """
@@ -59,7 +62,9 @@ def chat_wanted(body: dict[str, Any]) -> Wanted:
     messages = _messages(fields)
     logprobs, alternatives = fields.flag("logprobs"), fields.whole("top_logprobs", 0, limits.TOP_LOGPROBS_MAX)
     if alternatives is not None and not logprobs:
-        raise ApiError(400, "top_logprobs: expected logprobs to be true beside it", "top_logprobs", "invalid_value")
+        raise ApiError(
+            400, "top_logprobs: expected logprobs to be true beside it", "top_logprobs", "invalid_value"
+        )
     longest = fields.whole("max_completion_tokens", 1, limits.CONTEXT_MAX)
     older = fields.whole("max_tokens", 1, limits.CONTEXT_MAX)
     if longest is not None and older not in (None, longest):
@@ -89,7 +94,12 @@ def completion_wanted(body: dict[str, Any]) -> Wanted:
     fields.neutral("suffix", "")
     count = body.get("n")
     fields.neutral("best_of", 1 if count is None else count)  # as many as are returned: none is left out
-    return _wanted(fields, prompts, COMPLETION_TOKENS_DEFAULT if longest is None else longest, -1 if alternatives is None else alternatives)
+    return _wanted(
+        fields,
+        prompts,
+        COMPLETION_TOKENS_DEFAULT if longest is None else longest,
+        -1 if alternatives is None else alternatives,
+    )
 
 
 def _wanted(fields: Fields, prompts: tuple[Prompt, ...], longest: int | None, top: int) -> Wanted:
@@ -99,13 +109,22 @@ def _wanted(fields: Fields, prompts: tuple[Prompt, ...], longest: int | None, to
         raise invalid("model", "a string", model, "invalid_type")
     count = fields.whole("n", 1, CHOICES_MAX) or 1
     if count * len(prompts) > CHOICES_MAX:
-        raise ApiError(400, f"n: expected at most {CHOICES_MAX} choices over all prompts, got {count * len(prompts)}", "n", "invalid_value")
+        raise ApiError(
+            400,
+            f"n: expected at most {CHOICES_MAX} choices over all prompts, got {count * len(prompts)}",
+            "n",
+            "invalid_value",
+        )
     is_streamed = fields.flag("stream")
     if not is_streamed and fields.take("stream_options") is not None:
-        raise ApiError(400, "stream_options: expected stream to be true beside it", "stream_options", "invalid_value")
+        raise ApiError(
+            400, "stream_options: expected stream to be true beside it", "stream_options", "invalid_value"
+        )
     options = fields.inner("stream_options")
     includes_usage = options.flag("include_usage")
-    options.flag("include_obfuscation")  # padding against listeners, which TLS in front of this server is not given
+    options.flag(
+        "include_obfuscation"
+    )  # padding against listeners, which TLS in front of this server is not given
     options.finish()
     temperature = fields.number("temperature", 0, TEMPERATURE_MAX)
     top_p, min_p = fields.number("top_p", 0, 1), fields.number("min_p", 0, 1)
@@ -137,7 +156,14 @@ def _wanted(fields: Fields, prompts: tuple[Prompt, ...], longest: int | None, to
     fields.neutral("logit_bias", {})
     fields.neutral("service_tier", "auto", "default")
     fields.neutral("store", False)
-    fields.ignored("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options")
+    fields.ignored(
+        "user",
+        "metadata",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+    )
     fields.finish()
     return found
 
@@ -203,7 +229,12 @@ def _content(content: Any, where: str) -> str:
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise invalid(at, "an object with a type", part, "invalid_type")
         if part["type"] != "text":
-            raise ApiError(400, f"{at}: this model takes text, got a part of type {part['type']!r:.40}", at, "unsupported_content")
+            raise ApiError(
+                400,
+                f"{at}: this model takes text, got a part of type {part['type']!r:.40}",
+                at,
+                "unsupported_content",
+            )
         fields = Fields(part, f"{at}.")
         fields.take("type")
         text = fields.needed("text")

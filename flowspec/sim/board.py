@@ -1,7 +1,8 @@
 """Boards that run the models beside the target, in virtual time.
 
-Owns when jobs begin and end there, and what travels: a board other than the head's is reached over a link, jobs and releases on the way out
-through the real codec, proposals on the way back by their size. Decides nothing, and never knows what a proposal is worth.
+Owns when jobs begin and end there, and what travels: a board other than the head's is reached over a link,
+jobs and releases on the way out through the real codec, proposals on the way back by their size. Decides
+nothing, and never knows what a proposal is worth.
 """
 
 from __future__ import annotations
@@ -29,16 +30,19 @@ GUESS_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardSpec:
-    """The models that share a board, by number; `link` is each way between the head and it, None for the head's own board."""
+    """The models that share a board, by number; `link` is each way between the head and it, None for the
+    head's own board."""
 
     drafters: tuple[int, ...]
     link: LinkSpec | None = None
 
 
 class Board:
-    """Runs the jobs of its drafters one after another, in order of arrival; `tell` is called with each when its proposals are at the head.
+    """Runs the jobs of its drafters one after another, in order of arrival; `tell` is called with each when
+    its proposals are at the head.
 
-    What is proposed depends on nothing but the order of jobs and releases, so it is computed when a job arrives and told when it is done.
+    What is proposed depends on nothing but the order of jobs and releases, so it is computed when a job
+    arrives and told when it is done.
     """
 
     def __init__(
@@ -51,7 +55,9 @@ class Board:
         *,
         chance: random.Random,
     ) -> None:
-        assert spec.link is None or not any(drafter.captures for drafter in drafters.values()), "features travel to no board but the head's"
+        assert spec.link is None or not any(drafter.captures for drafter in drafters.values()), (
+            "features travel to no board but the head's"
+        )
         self.busy_s = 0.0
         self._clock = clock
         self._drafters = drafters
@@ -100,11 +106,19 @@ class Board:
             drafter.release(command.message)
             return
         started_s = max(self._free_s, self._clock.now_s)
-        ended_s = started_s + self._curves[command.drafter].seconds(command.segment.row_count, command.context)
+        ended_s = started_s + self._curves[command.drafter].seconds(
+            command.segment.row_count, command.context
+        )
         self._free_s = ended_s
         self.busy_s += ended_s - started_s
         proposals = drafter.draft(command.segment, command.width)
-        done = Drafted(drafter=command.drafter, job=command.job, proposals=proposals, started_s=started_s, ended_s=ended_s)
+        done = Drafted(
+            drafter=command.drafter,
+            job=command.job,
+            proposals=proposals,
+            started_s=started_s,
+            ended_s=ended_s,
+        )
         self._clock.at(ended_s, lambda: self._done(done))
 
     def _done(self, done: Drafted) -> None:

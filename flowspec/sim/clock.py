@@ -29,7 +29,8 @@ class Clock:
         self._count = 0
 
     def at(self, time_s: float, action: Action) -> Alarm:
-        """Have `action` happen at `time_s`; what is due already happens next, after what was asked for earlier."""
+        """Have `action` happen at `time_s`; what is due already happens next, after what was asked for
+        earlier."""
         alarm = Alarm(action)
         heapq.heappush(self._heap, (max(time_s, self.now_s), self._count, alarm))
         self._count += 1

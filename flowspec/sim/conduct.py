@@ -6,7 +6,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flowspec.core import limits
-from flowspec.core.events import Draft, Emit, Finished, HeadCommand, HeadEvent, Submit, ToPipeline, VerifiedArrived
+from flowspec.core.events import (
+    Draft,
+    Emit,
+    Finished,
+    HeadCommand,
+    HeadEvent,
+    Submit,
+    ToPipeline,
+    VerifiedArrived,
+)
 from flowspec.core.head import HeadCore
 from flowspec.core.messages import Part, Verified
 from flowspec.tree import NodeState
@@ -34,7 +43,9 @@ class Conduct:
             _check_verified(head, event.verified)
         for command in commands:
             if isinstance(command, Emit):
-                assert command.request in self._answering, f"request {command.request} emits outside an answer"
+                assert command.request in self._answering, (
+                    f"request {command.request} emits outside an answer"
+                )
                 assert command.tokens, "an empty Emit"
             elif isinstance(command, Finished):
                 assert command.request in self._answering, f"request {command.request} ends twice"
@@ -45,14 +56,18 @@ class Conduct:
                     self._check_sent(head, part)
             elif isinstance(command, Draft):
                 assert command.segment.row_count, "a draft without rows"
-                assert 1 <= command.width <= limits.DRAFT_WIDTH_MAX, f"a draft of {command.width} guesses at each node"
+                assert 1 <= command.width <= limits.DRAFT_WIDTH_MAX, (
+                    f"a draft of {command.width} guesses at each node"
+                )
 
     def _check_sent(self, head: HeadCore, part: Part) -> None:
         """Each node goes out once in an epoch, after its parent, and below nothing that is dead."""
         number, epoch = part.commit.request, part.commit.epoch
         (request,) = (known for known in head.requests() if known.number == number)
         tree = request.tree
-        assert epoch == request.opening.epoch, f"a part of epoch {epoch} goes out, request {number} is at {request.opening.epoch}"
+        assert epoch == request.opening.epoch, (
+            f"a part of epoch {epoch} goes out, request {number} is at {request.opening.epoch}"
+        )
         before = self._sent.get(number)
         if before is None or before[0] != epoch:
             before = self._sent[number] = (epoch, set())

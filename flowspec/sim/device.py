@@ -1,6 +1,8 @@
-"""A stage's device in virtual time: one job at a time, layer by layer, and rows that leave between the layers.
+"""A stage's device in virtual time: one job at a time, layer by layer, and rows that leave between the
+layers.
 
-Owns how long a job takes. What the job computes is the business of `Layers`, and what it is for that of the core.
+Owns how long a job takes. What the job computes is the business of `Layers`, and what it is for that of the
+core.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ BOUNDARY_SLACK = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec:
-    """A stage's device: `curve` for all of its `layers` together, and on the last stage `sampling` after them."""
+    """A stage's device: `curve` for all of its `layers` together, and on the last stage `sampling` after
+    them."""
 
     curve: Curve = INSTANT
     layers: int = 4
@@ -35,7 +38,8 @@ class Layers(Protocol):
     def run(
         self, stage: int, job: RunLayers, payload: Tensor | None, rows: tuple[int, ...]
     ) -> tuple[Tensor | None, tuple[int, ...], tuple[Logprobs | None, ...]]:
-        """The payload of the surviving `rows` of a job, and on the last stage their next tokens (-1: not asked for) and log-probabilities.
+        """The payload of the surviving `rows` of a job, and on the last stage their next tokens (-1: not
+        asked for) and log-probabilities.
 
         `payload` holds all rows of the job (None on the first stage).
         """
@@ -46,7 +50,8 @@ class Layers(Protocol):
 
 @dataclass(slots=True)
 class _Run:
-    """The running job: the rows in it, those named as dead, and from which instant on how many of its layers are still to run."""
+    """The running job: the rows in it, those named as dead, and from which instant on how many of its layers
+    are still to run."""
 
     job: RunLayers
     rows: tuple[int, ...]
@@ -62,7 +67,13 @@ class Device:
     """Does a stage's work in order, as its compute thread would; only `trim` reaches into the running job."""
 
     def __init__(
-        self, clock: Clock, spec: DeviceSpec, stage: int, layers: Layers, is_last: bool, done: Callable[[LayersDone], None]
+        self,
+        clock: Clock,
+        spec: DeviceSpec,
+        stage: int,
+        layers: Layers,
+        is_last: bool,
+        done: Callable[[LayersDone], None],
     ) -> None:
         self.spec = spec
         self.jobs = 0
@@ -88,7 +99,11 @@ class Device:
         if run is None:
             return None
         layer_s, late_s = self._layer_s(run), self._clock.now_s - run.next_layer_s
-        ended = min(run.layers_left, math.floor(late_s / layer_s + BOUNDARY_SLACK)) if layer_s else run.layers_left
+        ended = (
+            min(run.layers_left, math.floor(late_s / layer_s + BOUNDARY_SLACK))
+            if layer_s
+            else run.layers_left
+        )
         return run.job.job, run.next_layer_s + max(0, ended) * layer_s
 
     def run(self, job: RunLayers) -> None:
@@ -109,20 +124,32 @@ class Device:
             self._waiting.append(command)
 
     def trim(self, trim: Trim) -> None:
-        """Rows leave at the next layer boundary, so the layers from there on cost less; a job without rows ends there."""
+        """Rows leave at the next layer boundary, so the layers from there on cost less; a job without rows
+        ends there."""
         run = self._run
         assert run is not None, f"stage {self._stage} was told to trim job {trim.job}, but none runs"
-        assert run.job.job == trim.job, f"stage {self._stage} was told to trim job {trim.job}, but {run.job.job} runs"
-        assert run.dead.isdisjoint(trim.rows), f"stage {self._stage} was told twice that rows of job {trim.job} are dead"
+        assert run.job.job == trim.job, (
+            f"stage {self._stage} was told to trim job {trim.job}, but {run.job.job} runs"
+        )
+        assert run.dead.isdisjoint(trim.rows), (
+            f"stage {self._stage} was told twice that rows of job {trim.job} are dead"
+        )
         run.dead.update(trim.rows)
         late_s = self._clock.now_s - run.next_layer_s
         layer_s = self._layer_s(run)
         if late_s > 0:
-            begun = run.layers_left if late_s >= layer_s * run.layers_left else math.ceil(late_s / layer_s - BOUNDARY_SLACK)
+            begun = (
+                run.layers_left
+                if late_s >= layer_s * run.layers_left
+                else math.ceil(late_s / layer_s - BOUNDARY_SLACK)
+            )
             run.next_layer_s += begun * layer_s
             run.layers_left -= begun
-        # What runs after its last boundary can no longer be changed; the core drops such rows when the job is done.
-        is_over = run.layers_left == 0 and (not self._is_last or self._clock.now_s > run.next_layer_s + BOUNDARY_SLACK * layer_s)
+        # What runs after its last boundary can no longer be changed; the core drops such rows when the job is
+        # done.
+        is_over = run.layers_left == 0 and (
+            not self._is_last or self._clock.now_s > run.next_layer_s + BOUNDARY_SLACK * layer_s
+        )
         if not is_over:
             run.rows = tuple(row for row in run.rows if row not in run.dead)
             self._set_end(run)

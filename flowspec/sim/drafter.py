@@ -1,8 +1,9 @@
 """A drafter whose likeness to the target is a number, and which insists on its protocol.
 
-Keeps per request what a real drafter's cache would hold: the committed path and the nodes below the root that it was
-given. It knows a prefix only from there, so a head that expands a node without its ancestors, drafts below a dead one or
-sends a node twice fails here at once. Knows no time: how long a draft takes is the world's business.
+Keeps per request what a real drafter's cache would hold: the committed path and the nodes below the root that
+it was given. It knows a prefix only from there, so a head that expands a node without its ancestors, drafts
+below a dead one or sends a node twice fails here at once. Knows no time: how long a draft takes is the
+world's business.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class _Node:
 
 @dataclass(slots=True)
 class _View:
-    """One request as the drafter sees it: `path` holds the committed nodes it was given, as (id, token) by position."""
+    """One request as the drafter sees it: `path` holds the committed nodes it was given, as (id, token) by
+    position."""
 
     opening: Open
     root: int
@@ -97,9 +99,12 @@ class FakeDrafter:
         self._released[message.request] = message.epoch
 
     def take_features(self, request: int, epoch: int, ids: Any, features: Any) -> None:
-        """Notes whose features came; those of a request that is over are of no use, but may still be on their way."""
+        """Notes whose features came; those of a request that is over are of no use, but may still be on their
+        way."""
         assert self.captures, "features for a drafter that wants none"
-        assert len(ids) == features.rows, f"{len(ids)} nodes of request {request}, epoch {epoch}, came with {features.rows} features"
+        assert len(ids) == features.rows, (
+            f"{len(ids)} nodes of request {request}, epoch {epoch}, came with {features.rows} features"
+        )
         if epoch > self._released.get(request, -1):
             self._featured.setdefault(request, set()).update(ids)
 
@@ -111,7 +116,9 @@ class FakeDrafter:
             self._open(part.opening)
         view = self._views.get(number)
         assert view is not None, f"request {number} was never opened at the drafter"
-        assert view.opening.epoch == part.commit.epoch, f"epoch {part.commit.epoch} of request {number}; it is at {view.opening.epoch}"
+        assert view.opening.epoch == part.commit.epoch, (
+            f"epoch {part.commit.epoch} of request {number}; it is at {view.opening.epoch}"
+        )
         self._commit(view, part.commit)
         proposals = []
         for row in range(len(part.ids)):
@@ -125,7 +132,9 @@ class FakeDrafter:
         known = self._views.get(opening.request)
         assert known is None or opening.epoch >= known.opening.epoch, "epochs grow"
         if known is None:
-            assert opening.keep == 0, f"request {opening.request} keeps {opening.keep} tokens of which the drafter has none"
+            assert opening.keep == 0, (
+                f"request {opening.request} keeps {opening.keep} tokens of which the drafter has none"
+            )
             self._views[opening.request] = _View(opening, opening.root, opening.length)
         elif opening.epoch > known.opening.epoch:
             path = {position: entry for position, entry in known.path.items() if position < opening.keep}
@@ -134,14 +143,18 @@ class FakeDrafter:
     def _commit(self, view: _View, commit: Commit) -> None:
         if commit.length <= view.committed_length:
             return
-        assert commit.base <= view.committed_length, f"a Commit from {commit.base} leaves a gap after {view.committed_length}"
+        assert commit.base <= view.committed_length, (
+            f"a Commit from {commit.base} leaves a gap after {view.committed_length}"
+        )
         fresh = commit.path[view.committed_length - commit.base :]
         for position, node in enumerate(fresh, start=view.committed_length):
             known = view.nodes.get(node)
             if known is None:
                 view.early.add(node)
             else:
-                assert known.position == position, f"node {node} stands at {known.position}, not at {position}"
+                assert known.position == position, (
+                    f"node {node} stands at {known.position}, not at {position}"
+                )
                 known.committed = True
                 view.path[position] = (node, known.token)
         view.committed_length = commit.length
@@ -153,12 +166,21 @@ class FakeDrafter:
         view.nodes = {node: known for node, known in view.nodes.items() if node in living}
 
     def _add(self, view: _View, part: Part, row: int) -> None:
-        node, parent, token, position = part.ids[row], part.parents[row], part.tokens[row], part.positions[row]
-        assert position < self.context, f"node {node} stands at {position}; the drafter goes up to {self.context}"
+        node, parent, token, position = (
+            part.ids[row],
+            part.parents[row],
+            part.tokens[row],
+            part.positions[row],
+        )
+        assert position < self.context, (
+            f"node {node} stands at {position}; the drafter goes up to {self.context}"
+        )
         assert node not in view.nodes, f"node {node} came twice"
         committed = part.committed[row] or node in view.early or node == view.root
         if committed:
-            assert position < view.committed_length, f"node {node} at {position} is committed, but the path ends before it"
+            assert position < view.committed_length, (
+                f"node {node} at {position} is committed, but the path ends before it"
+            )
             assert position not in view.path, f"the drafter was given position {position} of the path twice"
             view.path[position] = (node, token)
             view.early.discard(node)
@@ -166,11 +188,17 @@ class FakeDrafter:
             if node != view.root:
                 return
         else:
-            assert parent in view.nodes, f"node {node} is drafted below {parent}, of which the drafter knows nothing"
-            assert view.nodes[parent].position == position - 1, f"node {node} does not stand behind its parent"
+            assert parent in view.nodes, (
+                f"node {node} is drafted below {parent}, of which the drafter knows nothing"
+            )
+            assert view.nodes[parent].position == position - 1, (
+                f"node {node} does not stand behind its parent"
+            )
         view.nodes[node] = _Node(parent, token, position, committed)
         slots = len(view.path) + sum(not known.committed for known in view.nodes.values())
-        assert slots <= view.opening.slots, f"{slots} nodes at once at the drafter, {view.opening.slots} reserved"
+        assert slots <= view.opening.slots, (
+            f"{slots} nodes at once at the drafter, {view.opening.slots} reserved"
+        )
 
     def _prefix(self, view: _View, node: int) -> Prefix:
         """The tokens from the first to `node`; fails for whatever the drafter was not given."""
@@ -180,8 +208,12 @@ class FakeDrafter:
             branch.append(known.token)
             known = view.nodes[known.parent]
         missing = [position for position in range(known.position + 1) if position not in view.path]
-        assert not missing, f"node {node} is to be expanded, but the drafter was never given position {missing[:1]} of its prefix"
-        return as_prefix([*(view.path[position][1] for position in range(known.position + 1)), *reversed(branch)])
+        assert not missing, (
+            f"node {node} is to be expanded, but the drafter was never given position {missing[:1]} of its prefix"
+        )
+        return as_prefix(
+            [*(view.path[position][1] for position in range(known.position + 1)), *reversed(branch)]
+        )
 
     def _check_features(self, view: _View, position: int) -> None:
         """An EAGLE head runs a token of the path together with the target's feature of the one before it."""
@@ -189,7 +221,9 @@ class FakeDrafter:
             assert position - 1 in view.path, f"position {position} of the path came before the one before it"
             before = view.path[position - 1][0]
             known = self._featured.get(view.opening.request, set())
-            assert before in known, f"position {position} of the path is to be run, but the feature of the one before never came"
+            assert before in known, (
+                f"position {position} of the path is to be run, but the feature of the one before never came"
+            )
 
     def _propose(self, view: _View, node: int, width: int) -> Proposal:
         prefix = self._prefix(view, node)

@@ -28,10 +28,11 @@ from flowspec.sim.world import Handled, Links, World
 class Experiment:
     """One device for each stage; every connection alike unless `links` says otherwise.
 
-    `method` is a name, to which `options` belong as `make_method` takes them, or makes one. `drafting` is the time of every drafter, or of
-    each; `boards` say which of them share a board (none: nobody), and `levels` which are intermediates, above 0 (none: nobody).
-    `row_bytes` is what a hidden state has on the wire (None: a few bytes), `feature_bytes` what the features of a verified node have. With
-    `returned_row_bytes` and `verifying` the head verifies (see `World`).
+    `method` is a name, to which `options` belong as `make_method` takes them, or makes one. `drafting` is the
+    time of every drafter, or of each; `boards` say which of them share a board (none: nobody), and `levels`
+    which are intermediates, above 0 (none: nobody). `row_bytes` is what a hidden state has on the wire (None:
+    a few bytes), `feature_bytes` what the features of a verified node have. With `returned_row_bytes` and
+    `verifying` the head verifies (see `World`).
     """
 
     devices: tuple[DeviceSpec, ...]
@@ -59,7 +60,10 @@ class Experiment:
             fingerprint="simulated",
             dtype="float32",
             context=self.context,
-            stages=tuple(StagePlan(name=name, address=f"{name}:1", first=at, end=at + 1) for at, name in enumerate(names)),
+            stages=tuple(
+                StagePlan(name=name, address=f"{name}:1", first=at, end=at + 1)
+                for at, name in enumerate(names)
+            ),
             captures=(0,) if has_features else (),
         )
 
@@ -71,7 +75,8 @@ class Experiment:
         *,
         checks: bool = True,
     ) -> World:
-        """A world at time 0. Worlds of one experiment and equal events run alike; a drafter has state, so give each its own."""
+        """A world at time 0. Worlds of one experiment and equal events run alike; a drafter has state, so
+        give each its own."""
         count = len(self.devices)
         traits = [
             DrafterTraits(context=drafter.context, needs_features=bool(drafter.captures), level=level)

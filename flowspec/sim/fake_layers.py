@@ -1,7 +1,8 @@
 """Layers without tensors: a row's payload is its token, and a cache holds the tokens by slot.
 
-The last stage reads each row's prefix through the mask alone and asks the language what comes next. So a wrong mask, slot
-or order anywhere gives a wrong token or fails at once, and so does a cache that is not cleared, or cleared twice.
+The last stage reads each row's prefix through the mask alone and asks the language what comes next. So a
+wrong mask, slot or order anywhere gives a wrong token or fails at once, and so does a cache that is not
+cleared, or cleared twice.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class FakeLayers:
     def validate(self, stage: int, core: StageCore) -> None:
         """A stage that runs nothing has in its caches what its core believes; raises `AssertionError`."""
         caches, maps = self.caches[stage], core.slot_maps()
-        assert caches.keys() == maps.keys(), f"stage {stage} has caches of {sorted(caches)}, its core of {sorted(maps)}"
+        assert caches.keys() == maps.keys(), (
+            f"stage {stage} has caches of {sorted(caches)}, its core of {sorted(maps)}"
+        )
         for number, slots in maps.items():
             cached, used = caches[number].positions, len(slots.position)  # a map is as long as was ever used
             is_same = np.array_equal(cached[:used], slots.position) and bool((cached[used:] < 0).all())
@@ -65,7 +68,9 @@ class FakeLayers:
         assert cache is not None, f"stage {stage} has no cache for request {command.request}"
         if isinstance(command, ClearSlots):
             slots = list(command.slots)
-            assert (cache.positions[slots] >= 0).all(), f"stage {stage} clears slots of request {command.request} that hold nothing"
+            assert (cache.positions[slots] >= 0).all(), (
+                f"stage {stage} clears slots of request {command.request} that hold nothing"
+            )
             cache.positions[slots] = -1
         else:
             del caches[command.request]
@@ -88,38 +93,62 @@ class FakeLayers:
             end = first + len(part.slots)
             prefixes = self._write_and_read(stage, part, alive[first:end])
             if is_last:
-                tokens = [self._language.next_token(prefix, part.sampling) if part.sampled[row] else -1 for row, prefix in prefixes]
+                tokens = [
+                    self._language.next_token(prefix, part.sampling) if part.sampled[row] else -1
+                    for row, prefix in prefixes
+                ]
                 next_tokens += tokens
                 for token, (_, prefix) in zip(tokens, prefixes, strict=True):
                     is_asked = token >= 0 and part.top_logprobs >= 0
-                    logprobs.append(self._language.logprobs(prefix, token, part.top_logprobs) if is_asked else None)
+                    logprobs.append(
+                        self._language.logprobs(prefix, token, part.top_logprobs) if is_asked else None
+                    )
             first = end
         outgoing = Tensor(rows=len(rows), width=1, dtype="float32", data=sent[list(rows)].tobytes())
         return outgoing if rows else None, tuple(next_tokens), tuple(logprobs)
 
-    def _write_and_read(self, stage: int, part: JobPart, alive: npt.NDArray[np.bool_]) -> list[tuple[int, Prefix]]:
+    def _write_and_read(
+        self, stage: int, part: JobPart, alive: npt.NDArray[np.bool_]
+    ) -> list[tuple[int, Prefix]]:
         """Put a part's rows into the cache; what each living one then sees, in order of position."""
         cache = self.caches[stage][part.request]
-        assert (cache.positions[part.slots] < 0).all(), f"stage {stage} overwrites slots of request {part.request}"
-        assert len(set(part.slots.tolist())) == len(part.slots), f"stage {stage} gives one slot of request {part.request} to two rows"
+        assert (cache.positions[part.slots] < 0).all(), (
+            f"stage {stage} overwrites slots of request {part.request}"
+        )
+        assert len(set(part.slots.tolist())) == len(part.slots), (
+            f"stage {stage} gives one slot of request {part.request} to two rows"
+        )
         cache.positions[part.slots] = part.positions
         cache.tokens[part.slots] = part.tokens
         wanted = np.flatnonzero(alive)
         row, slot = np.nonzero(part.visible[wanted])
         at = cache.positions[slot]
-        assert (at == part.key_positions[slot]).all(), f"stage {stage}: the core and the cache of request {part.request} differ"
+        assert (at == part.key_positions[slot]).all(), (
+            f"stage {stage}: the core and the cache of request {part.request} differ"
+        )
         width = int(part.positions.max(initial=0)) + 1
-        # Sorted by (row, position), what a row at position p sees must be 0, 1, ..., p: one node at each position.
+        # Sorted by (row, position), what a row at position p sees must be 0, 1, ..., p: one node at each
+        # position.
         order = np.argsort(row * (width + 1) + np.minimum(at, width), kind="stable")
         if not self._is_honest:
             tokens, lasts = cache.tokens[slot[order]], np.cumsum(np.bincount(row, minlength=len(wanted)))
-            return [(int(index), tokens[:last][first:]) for index, first, last in zip(wanted, [0, *lasts], lasts, strict=False)]
+            return [
+                (int(index), tokens[:last][first:])
+                for index, first, last in zip(wanted, [0, *lasts], lasts, strict=False)
+            ]
         counts = part.positions[wanted] + 1
         expected = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         sees_its_path = (
-            len(order) == len(expected) and (at[order] == expected).all() and (np.bincount(row, minlength=len(wanted)) == counts).all()
+            len(order) == len(expected)
+            and (at[order] == expected).all()
+            and (np.bincount(row, minlength=len(wanted)) == counts).all()
         )
-        assert sees_its_path, f"stage {stage}: a row of request {part.request} does not see exactly one node at each position up to its own"
+        assert sees_its_path, (
+            f"stage {stage}: a row of request {part.request} does not see exactly one node at each position up to its own"
+        )
         seen = cache.tokens[slot[order]]
         ends = np.cumsum(counts)
-        return [(int(index), seen[end - count : end]) for index, end, count in zip(wanted, ends, counts, strict=True)]
+        return [
+            (int(index), seen[end - count : end])
+            for index, end, count in zip(wanted, ends, counts, strict=True)
+        ]

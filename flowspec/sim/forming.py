@@ -79,12 +79,18 @@ class Beginning:
 
     def __init__(self, plan: ClusterPlan) -> None:
         parts = zip(plan.stages, assigns_of(plan), strict=True)
-        self._parts = tuple(Part(device=stage.name, place=stage.name, assign=assign) for stage, assign in parts)
-        terms = FormingTerms(connect_s=NEVER_S, reconnect_s=NEVER_S, held_s=0.0, ping_s=1.0, watch_s=0.5, settle_s=0.0)
+        self._parts = tuple(
+            Part(device=stage.name, place=stage.name, assign=assign) for stage, assign in parts
+        )
+        terms = FormingTerms(
+            connect_s=NEVER_S, reconnect_s=NEVER_S, held_s=0.0, ping_s=1.0, watch_s=0.5, settle_s=0.0
+        )
         self.forming = Forming(Membership([stage.name for stage in plan.stages], PATIENCE), terms)
         self.holdings = {stage.name: Holding(Terms(lease_s=NEVER_S, link_s=NEVER_S)) for stage in plan.stages}
         self.callers: dict[tuple[str, str], Caller] = {}
-        self._head: Driver[FormingEvent, FormingCommand] = Driver(lambda event: self.forming.handle(event, 0.0), self._do)
+        self._head: Driver[FormingEvent, FormingCommand] = Driver(
+            lambda event: self.forming.handle(event, 0.0), self._do
+        )
         self._devices = {name: self._driver(name, holding) for name, holding in self.holdings.items()}
         self._head.give(Begin())
         assert self.forming.is_formed, "a pipeline whose devices all answer is there"
@@ -105,7 +111,9 @@ class Beginning:
         elif isinstance(command, Dial):
             self._dial(command.device, command.role, "head", incarnation_of(1, command.pipeline))
         elif isinstance(command, Tell):
-            self._devices[command.device].give(Said(caller=self.callers[command.device, CONTROL], message=command.message))
+            self._devices[command.device].give(
+                Said(caller=self.callers[command.device, CONTROL], message=command.message)
+            )
 
     def _dial(self, device: str, role: str, name: str, incarnation: int) -> None:
         caller = self.callers[device, role] = Caller(name, role, incarnation)
@@ -117,7 +125,9 @@ class Beginning:
             welcome = Welcome(name=name, version=__version__, device="cpu", pid=1, memory_bytes=1, count=0)
             caller = command.caller
             if caller.role == "stage":
-                self._devices[caller.name].give(NextSaid(hold=self.holdings[caller.name].number, message=welcome))
+                self._devices[caller.name].give(
+                    NextSaid(hold=self.holdings[caller.name].number, message=welcome)
+                )
             else:
                 self._say(name, caller.role, welcome)
         elif isinstance(command, Gather) and isinstance(command.question, AskArithmetics):

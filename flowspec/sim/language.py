@@ -1,7 +1,8 @@
-"""Language models that cost nothing: what a simulated target says, and the plain answer that every world must give.
+"""Language models that cost nothing: what a simulated target says, and the plain answer that every world must
+give.
 
-A next token is a function of the whole prefix and the sampling, drawn by the real sampler, so a wrong mask, slot, order
-or position anywhere gives another token. Knows nothing of stages, trees or time.
+A next token is a function of the whole prefix and the sampling, drawn by the real sampler, so a wrong mask,
+slot, order or position anywhere gives another token. Knows nothing of stages, trees or time.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Language(Protocol):
 
 
 class HashLanguage:
-    """Logits that are a hash of the prefix, Gumbel values times `sharpness`: at 2 or 3 a few tokens hold most of the mass."""
+    """Logits that are a hash of the prefix, Gumbel values times `sharpness`: at 2 or 3 a few tokens hold most
+    of the mass."""
 
     def __init__(self, vocabulary_size: int, seed: int, sharpness: float = 2.0) -> None:
         self.vocabulary_size = vocabulary_size
@@ -82,10 +84,11 @@ class HashLanguage:
 
 
 class AnswerLanguage:
-    """Knows the plain answers to some prompts; off their paths it says `other_token`, as nothing there ever counts.
+    """Knows the plain answers to some prompts; off their paths it says `other_token`, as nothing there ever
+    counts.
 
-    For comparing methods in virtual time with real drafters, where the target need not be computed. An answer is given
-    with the stop token that ended it, if one did. All are for one sampling.
+    For comparing methods in virtual time with real drafters, where the target need not be computed. An answer
+    is given with the stop token that ended it, if one did. All are for one sampling.
     """
 
     def __init__(self, answers: Mapping[tuple[int, ...], Sequence[int]], other_token: int = 0) -> None:
@@ -124,7 +127,8 @@ def plain_answer(
 ) -> tuple[list[int], str]:
     """What plain decoding says, token by token: the new tokens, and `stop` or `length`.
 
-    A stop id is not part of the answer, the token at which a stop rule ends it is; prompt and answer fit the context.
+    A stop id is not part of the answer, the token at which a stop rule ends it is; prompt and answer fit the
+    context.
     """
     tokens = np.empty(len(prompt) + new_tokens_max, dtype="<i4")
     tokens[: len(prompt)] = prompt
@@ -147,4 +151,6 @@ def plain_logprobs(language: Language, submit: Submit, tokens: Sequence[int]) ->
         return []
     path = as_prefix([*submit.prompt, *submit.answered, *tokens])
     first = len(path) - len(tokens)
-    return [language.logprobs(path[: first + at], token, submit.top_logprobs) for at, token in enumerate(tokens)]
+    return [
+        language.logprobs(path[: first + at], token, submit.top_logprobs) for at, token in enumerate(tokens)
+    ]

@@ -1,8 +1,9 @@
 """One connection in virtual time: frames leave one after another and arrive in order.
 
-Owns bytes, delays and the count of messages, as a ZeroMQ connection of the runtime does. Every message passes through
-the real codec on its way. Never knows what the messages mean. A connection may be held up and let go on, and it may be cut:
-then the last frames on their way are lost, and those before them may still arrive, late.
+Owns bytes, delays and the count of messages, as a ZeroMQ connection of the runtime does. Every message passes
+through the real codec on its way. Never knows what the messages mean. A connection may be held up and let go
+on, and it may be cut: then the last frames on their way are lost, and those before them may still arrive,
+late.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Way:
 
 
 class Line:
-    """One direction between two devices: what is sent leaves one after another and arrives in order. Knows sizes only."""
+    """One direction between two devices: what is sent leaves one after another and arrives in order. Knows
+    sizes only."""
 
     def __init__(self, clock: Clock, spec: LinkSpec, chance: random.Random) -> None:
         self.spec = spec
@@ -74,8 +76,8 @@ class Line:
 class Link(Line):
     """A connection from `sender`; `receive` is called with each message at the instant its last byte arrives.
 
-    `row_bytes` is how many bytes one row of a payload has in the world that is simulated: the payloads here stand in
-    for hidden states and are smaller. None counts them as they are.
+    `row_bytes` is how many bytes one row of a payload has in the world that is simulated: the payloads here
+    stand in for hidden states and are smaller. None counts them as they are.
     """
 
     def __init__(
@@ -99,7 +101,8 @@ class Link(Line):
         self._late_s = 0.0
         self._held: list[Frames] | None = None
         self.stalls: Callable[[Frames], bool] = lambda frames: False
-        """Whether the link stalls with these frames, as one that does not carry large packets: they and what is behind them wait."""
+        """Whether the link stalls with these frames, as one that does not carry large packets: they and what
+        is behind them wait."""
         self.tamper: Callable[[Frames], Sequence[Frames]] | None = None
         """What somebody makes of the next frames on their way."""
         self.refuse: Callable[[str], None] = lambda text: None
@@ -107,15 +110,25 @@ class Link(Line):
         self._is_refused = False
 
     def send(self, message: Message, tensor: Tensor | None = None, extra_bytes: int = 0) -> None:
-        """Queue a message behind those already on the connection; `extra_bytes` of it are not there in this world."""
-        frames = encode(Envelope(incarnation=self._incarnation, sender=self.sender, sequence=self.messages, message=message, tensor=tensor))
+        """Queue a message behind those already on the connection; `extra_bytes` of it are not there in this
+        world."""
+        frames = encode(
+            Envelope(
+                incarnation=self._incarnation,
+                sender=self.sender,
+                sequence=self.messages,
+                message=message,
+                tensor=tensor,
+            )
+        )
         size = len(frames[0]) + extra_bytes
         if tensor is not None:
             size += len(tensor.data) if self._row_bytes is None else tensor.rows * self._row_bytes
         self.carry(size, lambda: self._arrive(frames), 0 if tensor is None else tensor.rows)
 
     def cut(self, survivors: float = 0.0, late_s: float = 0.0) -> None:
-        """Ends the connection: of the frames on their way the first `survivors` (a share) arrive, so much later, and no others."""
+        """Ends the connection: of the frames on their way the first `survivors` (a share) arrive, so much
+        later, and no others."""
         if self._end is None:
             self._end = self._received + int(survivors * (self.messages - self._received))
             self._late_s = late_s
@@ -148,7 +161,9 @@ class Link(Line):
             return
         if self.tamper is None:
             envelope = decode(frames)
-            assert envelope.sequence == number, f"message {envelope.sequence} from {self.sender}, expected {number}"
+            assert envelope.sequence == number, (
+                f"message {envelope.sequence} from {self.sender}, expected {number}"
+            )
             self._receive(envelope, frames)
             return
         for each in self.tamper(frames):

@@ -1,7 +1,8 @@
-"""Prefixes by number, and which prefix stands for which node: what a drafter in virtual time remembers of its requests.
+"""Prefixes by number, and which prefix stands for which node: what a drafter in virtual time remembers of its
+requests.
 
-A prefix gets one number for as long as it is remembered, whatever node, epoch or world it comes from, so what was computed
-for it once can be looked up. Believes what it is told; `FakeDrafter` is the one that checks.
+A prefix gets one number for as long as it is remembered, whatever node, epoch or world it comes from, so what
+was computed for it once can be looked up. Believes what it is told; `FakeDrafter` is the one that checks.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ class PrefixView:
         """Takes a part's rows; returns those whose children are asked for, as (node, prefix)."""
         known = self._known.setdefault(part.commit.request, {})
         asked = []
-        for node, parent, token, is_committed in zip(part.ids, part.parents, part.tokens, part.committed, strict=True):
+        for node, parent, token, is_committed in zip(
+            part.ids, part.parents, part.tokens, part.committed, strict=True
+        ):
             prefix = known[node] = self.prefixes.after(EMPTY if parent < 0 else known[parent], token)
             if not is_committed:
                 asked.append((node, prefix))

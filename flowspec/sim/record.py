@@ -1,4 +1,5 @@
-"""What is written down of a run in virtual time: answers with the instants of their tokens, and a digest of everything."""
+"""What is written down of a run in virtual time: answers with the instants of their tokens, and a digest of
+everything."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ HEAD = -1
 
 @dataclass(slots=True)
 class Answer:
-    """One answer of a request: its new tokens, when the head knew each, and their log-probabilities if they were wanted."""
+    """One answer of a request: its new tokens, when the head knew each, and their log-probabilities if they
+    were wanted."""
 
     submit: Submit
     submitted_s: float
@@ -43,13 +45,18 @@ class Answer:
 
 
 class Digest:
-    """A hash over every event: when, where, and the bytes of its frames or its own content. Equal runs have equal digests."""
+    """A hash over every event: when, where, and the bytes of its frames or its own content. Equal runs have
+    equal digests."""
 
     def __init__(self) -> None:
         self._hash = blake2b(digest_size=16)
 
-    def add(self, now_s: float, place: int, event: HeadEvent | StageEvent, frames: Sequence[bytes | memoryview]) -> None:
-        self._hash.update(f"{now_s!r} {place} {type(event).__name__} {'' if frames else _content(event)}".encode())
+    def add(
+        self, now_s: float, place: int, event: HeadEvent | StageEvent, frames: Sequence[bytes | memoryview]
+    ) -> None:
+        self._hash.update(
+            f"{now_s!r} {place} {type(event).__name__} {'' if frames else _content(event)}".encode()
+        )
         for frame in frames:
             self._hash.update(frame)
 

@@ -1,8 +1,8 @@
 """A cluster in virtual time: the real cores and the real codec, executed under a virtual clock.
 
-The second executor of the cores' commands beside the runtime. Owns what happens when: frames on links, jobs on devices, drafts,
-timers. Decides nothing; the same seed and the same events give the same run, digest included. Tensors are stand-ins: what
-a row costs to compute and to send comes from the specs.
+The second executor of the cores' commands beside the runtime. Owns what happens when: frames on links, jobs
+on devices, drafts, timers. Decides nothing; the same seed and the same events give the same run, digest
+included. Tensors are stand-ins: what a row costs to compute and to send comes from the specs.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ EVENTS_MAX = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """`control[i]` is from the head to stage i; `data[i]` leads to stage i, and the last one from the last stage to the head."""
+    """`control[i]` is from the head to stage i; `data[i]` leads to stage i, and the last one from the last
+    stage to the head."""
 
     control: tuple[LinkSpec, ...]
     data: tuple[LinkSpec, ...]
@@ -82,10 +83,11 @@ class Handled:
 class World:
     """Executes the commands of `head` and `stages`.
 
-    `row_bytes` and `feature_bytes` are what a row of a segment's payload and of a Verified's have on the wire; `head_s` is
-    what the head spends on each event; `drafting` is each drafter's time for a number of rows, and `boards` say which of them share one (none:
-    nobody; each has processors of its own at the head). Where the head verifies instead of the last stage, `returned_row_bytes` of each row
-    that this one ran travel back, and `verifying` is the head's time for them.
+    `row_bytes` and `feature_bytes` are what a row of a segment's payload and of a Verified's have on the
+    wire; `head_s` is what the head spends on each event; `drafting` is each drafter's time for a number of
+    rows, and `boards` say which of them share one (none: nobody; each has processors of its own at the head).
+    Where the head verifies instead of the last stage, `returned_row_bytes` of each row that this one ran
+    travel back, and `verifying` is the head's time for them.
     """
 
     def __init__(
@@ -133,16 +135,26 @@ class World:
         self._timer: Alarm | None = None
         self._is_drafting = [False] * len(drafters)
         self.devices = [
-            Device(self.clock, spec, index, layers, index == last, partial(self._to_stage, index)) for index, spec in enumerate(devices)
+            Device(self.clock, spec, index, layers, index == last, partial(self._to_stage, index))
+            for index, spec in enumerate(devices)
         ]
-        # Each connection has its own chance: what is late on one says nothing about the others, so control and data interleave freely.
+        # Each connection has its own chance: what is late on one says nothing about the others, so control
+        # and data interleave freely.
         chances = random.Random(seed)
         self.control = [
-            Link(self.clock, spec, "head", partial(self._control_arrived, index), chance=random.Random(chances.getrandbits(64)))
+            Link(
+                self.clock,
+                spec,
+                "head",
+                partial(self._control_arrived, index),
+                chance=random.Random(chances.getrandbits(64)),
+            )
             for index, spec in enumerate(links.control)
         ]
         specs = boards or [BoardSpec(drafters=(number,)) for number in range(len(drafters))]
-        assert sorted(number for spec in specs for number in spec.drafters) == list(range(len(drafters))), "each drafter is on one board"
+        assert sorted(number for spec in specs for number in spec.drafters) == list(range(len(drafters))), (
+            "each drafter is on one board"
+        )
         self.data = [
             Link(
                 self.clock,
@@ -165,7 +177,9 @@ class World:
             )
             for spec in specs
         ]
-        self._board_of = {number: board for board, spec in zip(self.boards, specs, strict=True) for number in spec.drafters}
+        self._board_of = {
+            number: board for board, spec in zip(self.boards, specs, strict=True) for number in spec.drafters
+        }
 
     @property
     def is_drafting(self) -> bool:
@@ -178,7 +192,9 @@ class World:
 
     @property
     def bytes_sent(self) -> int:
-        return sum(link.bytes for link in (*self.control, *self.data)) + sum(board.bytes_sent for board in self.boards)
+        return sum(link.bytes for link in (*self.control, *self.data)) + sum(
+            board.bytes_sent for board in self.boards
+        )
 
     def at(self, time_s: float, event: Submit | Cancel | Forget | DrafterLost) -> None:
         """Have someone at the head ask for something, or a drafter lost, at `time_s`, or now if that is past."""
@@ -197,7 +213,8 @@ class World:
         self._to_head(event)
 
     def _to_head(self, event: HeadEvent, frames: Frames = (), verifying_s: float = 0.0) -> None:
-        """The head takes events one by one; each keeps it busy, and its commands go out when it is done with it."""
+        """The head takes events one by one; each keeps it busy, and its commands go out when it is done with
+        it."""
         work_s = self._head_s + verifying_s
         if work_s == 0:
             self._head(event, frames)
@@ -244,7 +261,9 @@ class World:
             self.timings.append(command)
 
     def _draft(self, draft: Draft) -> None:
-        assert not self._is_drafting[draft.drafter], f"draft {draft.job} is asked for while another is under way"
+        assert not self._is_drafting[draft.drafter], (
+            f"draft {draft.job} is asked for while another is under way"
+        )
         self._is_drafting[draft.drafter] = True
         self.drafts += 1
         self._board_of[draft.drafter].give(draft)
@@ -262,11 +281,17 @@ class World:
             for part in verified.parts:
                 rows = range(first, first + len(part.ids))
                 for drafter in self.drafters:
-                    if drafter.captures:  # stand-ins for the tensors of a real drafter; only a fake one takes them
-                        drafter.take_features(part.request, part.epoch, part.ids, cast(Any, envelope.tensor.select(rows)))
+                    if (
+                        drafter.captures
+                    ):  # stand-ins for the tensors of a real drafter; only a fake one takes them
+                        drafter.take_features(
+                            part.request, part.epoch, part.ids, cast(Any, envelope.tensor.select(rows))
+                        )
                 first += len(part.ids)
         returned = verified.hops[-1].rows
-        self._to_head(VerifiedArrived(verified=verified), frames, self._verifying.seconds(returned) if returned else 0.0)
+        self._to_head(
+            VerifiedArrived(verified=verified), frames, self._verifying.seconds(returned) if returned else 0.0
+        )
 
     # ------------------------------------------------------------------------------------------- the stages
 
@@ -278,7 +303,11 @@ class World:
     def _segment_arrived(self, index: int, envelope: Envelope, frames: Frames) -> None:
         segment = envelope.message
         assert isinstance(segment, Segment)
-        self._to_stage(index, SegmentArrived(segment=segment, payload=envelope.tensor, received_s=self.clock.now_s), frames)
+        self._to_stage(
+            index,
+            SegmentArrived(segment=segment, payload=envelope.tensor, received_s=self.clock.now_s),
+            frames,
+        )
 
     def _to_stage(self, index: int, event: StageEvent, frames: Frames = ()) -> None:
         self.digest.add(self.clock.now_s, index, event, frames)
@@ -298,7 +327,9 @@ class World:
                 onward.send(command.verified, _rows_of(command), extra_bytes=returned)
         self._handled(index, event, commands)
 
-    def _handled(self, place: int, event: HeadEvent | StageEvent, commands: Sequence[HeadCommand | StageCommand]) -> None:
+    def _handled(
+        self, place: int, event: HeadEvent | StageEvent, commands: Sequence[HeadCommand | StageCommand]
+    ) -> None:
         self.events += 1
         if self.checks:
             self._validate(place, event, commands)
@@ -307,7 +338,9 @@ class World:
 
     # ----------------------------------------------------------------------------------------------- checks
 
-    def _validate(self, place: int, event: HeadEvent | StageEvent, commands: Sequence[HeadCommand | StageCommand]) -> None:
+    def _validate(
+        self, place: int, event: HeadEvent | StageEvent, commands: Sequence[HeadCommand | StageCommand]
+    ) -> None:
         """What is true after every event; raises `AssertionError`."""
         if place == HEAD:
             self.head.validate()
@@ -319,7 +352,9 @@ class World:
             if isinstance(self.layers, FakeLayers) and self.devices[place].is_idle:
                 self.layers.validate(place, stage)
         others = self.events - self.timers
-        assert self.timers <= others + 10, f"{self.timers} timers beside {others} other events: somebody polls"
+        assert self.timers <= others + 10, (
+            f"{self.timers} timers beside {others} other events: somebody polls"
+        )
 
     def validate_at_rest(self) -> None:
         """Nothing moves any more: all is back and answered, and every stage holds what the head believes;
@@ -328,12 +363,16 @@ class World:
         assert self.head.in_flight == 0, f"{self.head.in_flight} segments never came back"
         assert not self.is_drafting, "a drafter never answered"
         holding = self.head.admission.holding
-        known = {request.number: request for request in self.head.requests() if holding(request.number).stages}
+        known = {
+            request.number: request for request in self.head.requests() if holding(request.number).stages
+        }
         for index, stage in enumerate(self.stages):
             assert self.devices[index].is_idle, f"stage {index} still computes"
             assert stage.queued == 0, f"{stage.queued} segments wait at stage {index}"
             stage.validate()
-            assert sorted(stage.requests()) == sorted(known), f"stage {index} holds other requests than the head"
+            assert sorted(stage.requests()) == sorted(known), (
+                f"stage {index} holds other requests than the head"
+            )
             if isinstance(self.layers, FakeLayers):
                 self.layers.validate(index, stage)
                 for number, request in known.items():

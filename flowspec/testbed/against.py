@@ -1,10 +1,13 @@
-"""FlowSpec beside `transformers.generate`, without and with its own assisted generation: the bundled pair, greedy, in tokens per second.
+"""FlowSpec beside `transformers.generate`, without and with its own assisted generation: the bundled pair,
+greedy, in tokens per second.
 
-A local cluster of `--local` processes in float32, and transformers in the head's process, one torch thread each; every round they take
-turns, each after a short answer to warm up. Rates count after the first token (of assisted generation, after all that came with the
-first); for each prompt the median of its rounds, ratios are of these. Every answer is compared with the plain one.
+A local cluster of `--local` processes in float32, and transformers in the head's process, one torch thread
+each; every round they take turns, each after a short answer to warm up. Rates count after the first token (of
+assisted generation, after all that came with the first); for each prompt the median of its rounds, ratios are
+of these. Every answer is compared with the plain one.
 
-    python -m flowspec.testbed.against [--local 2] [--prompts-per-domain 1] [--rounds 5] [--tokens 96] [--json]
+    python -m flowspec.testbed.against [--local 2] [--prompts-per-domain 1] [--rounds 5] [--tokens 96]
+    [--json]
 """
 
 from __future__ import annotations
@@ -85,7 +88,9 @@ class Theirs:
         torch.set_num_threads(1)
         folders = bundled_folder("target"), bundled_folder("draft")
         self._torch = torch
-        self._target, self._draft = (AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[DTYPE]).eval() for folder in folders)
+        self._target, self._draft = (
+            AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[DTYPE]).eval() for folder in folders
+        )
 
     def ask(self, case: Case, is_assisted: bool) -> Said:
         """A greedy answer of `generate`."""
@@ -134,7 +139,9 @@ class StopWatch:
         return sum(count for _, count in self.came[1:]) / (self.came[-1][0] - self.came[0][0])
 
 
-def measure(cluster: Cluster, prompts: Sequence[Prompt], cases: Sequence[Case], rounds: int) -> tuple[list[Timed], dict[str, Counter[str]]]:
+def measure(
+    cluster: Cluster, prompts: Sequence[Prompt], cases: Sequence[Case], rounds: int
+) -> tuple[list[Timed], dict[str, Counter[str]]]:
     """Every case by everyone in every round, and how the answers agree; raises `FlowSpecError` for a wrong
     one of ours."""
     theirs = Theirs()
@@ -154,10 +161,20 @@ def measure(cluster: Cluster, prompts: Sequence[Prompt], cases: Sequence[Case], 
                         said = ask(case)
                         agreement = agreement_of(case, said.tokens, said.reason)
                         if agreement == WRONG and name in OURS:
-                            raise FlowSpecError(f"{name} answers prompt {case.prompt_id} ({case.domain}) otherwise than the plain model")
+                            raise FlowSpecError(
+                                f"{name} answers prompt {case.prompt_id} ({case.domain}) otherwise than the plain model"
+                            )
                         agreements[name][agreement] += 1
                         rate, statistics = said.tokens_per_s, said.statistics
-                        found.append(Timed(prompt=prompt, method=name, tokens=said.tokens, tokens_per_s=rate, statistics=statistics))
+                        found.append(
+                            Timed(
+                                prompt=prompt,
+                                method=name,
+                                tokens=said.tokens,
+                                tokens_per_s=rate,
+                                statistics=statistics,
+                            )
+                        )
                         step(f"round {number + 1}, {name}")
     return sorted(found, key=lambda one: list(sides).index(one.method)), agreements
 
@@ -180,7 +197,13 @@ def command(args: argparse.Namespace) -> int:
     cases = plain_cases(ModelFiles(BUNDLED), prompts, [Sampling()], args.tokens)
     with open_cluster(ClusterOptions(model=BUNDLED, dtype=DTYPE, local=args.local)) as cluster:
         found, agreements = measure(cluster, prompts, cases, args.rounds)
-    result = {**report(found, agreements), "stages": args.local, "threads_per_process": 1, "dtype": DTYPE, "rounds": args.rounds}
+    result = {
+        **report(found, agreements),
+        "stages": args.local,
+        "threads_per_process": 1,
+        "dtype": DTYPE,
+        "rounds": args.rounds,
+    }
     if args.json:
         print(json.dumps(result))
     else:

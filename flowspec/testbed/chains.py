@@ -1,6 +1,8 @@
-"""Chains of models compared: the chosen ones of a method beside every fixed chain, by latency, on each domain and on the mix of all prompts.
+"""Chains of models compared: the chosen ones of a method beside every fixed chain, by latency, on each domain
+and on the mix of all prompts.
 
-A latency is the mean time from a question to the last token of its answer, over the prompts that all compared setups answered.
+A latency is the mean time from a question to the last token of its answer, over the prompts that all compared
+setups answered.
 """
 
 from __future__ import annotations
@@ -17,17 +19,22 @@ PLAIN = "plain"
 
 
 def compare(bench: Bench, records: Sequence[Record]) -> list[dict[str, Any]]:
-    """For each testbed and temperature the latencies of all chains by domain, and where each chosen one stands; none without chains.
+    """For each testbed and temperature the latencies of all chains by domain, and where each chosen one
+    stands; none without chains.
 
-    `to_fixed` is a latency by the least of the fixed chains, `to_two` by that of those with one model beside the target, `to_plain` by
-    plain decoding's.
+    `to_fixed` is a latency by the least of the fixed chains, `to_two` by that of those with one model beside
+    the target, `to_plain` by plain decoding's.
     """
     found = []
     setups = {setup.name: setup for setup in bench.setups if setup.chain or setup.method == AR}
     if not any(setup.chain for setup in setups.values()):
         return []
     for testbed, temperature in dict.fromkeys((record.testbed, record.temperature) for record in records):
-        here = [record for record in records if (record.testbed, record.temperature) == (testbed, temperature) and record.method in setups]
+        here = [
+            record
+            for record in records
+            if (record.testbed, record.temperature) == (testbed, temperature) and record.method in setups
+        ]
         latencies = _latencies(here)
         fixed = [name for name in latencies if setups[name].chain == FIXED]
         two = [name for name in fixed if len(setups[name].drafters or ()) == 1]
@@ -44,7 +51,9 @@ def compare(bench: Bench, records: Sequence[Record]) -> list[dict[str, Any]]:
             for name in latencies
             if setups[name].chain == AUTO
         }
-        found.append({"testbed": testbed, "temperature": temperature, "latency_s": latencies, "chosen": chosen})
+        found.append(
+            {"testbed": testbed, "temperature": temperature, "latency_s": latencies, "chosen": chosen}
+        )
     return found
 
 
@@ -54,18 +63,27 @@ def _latencies(records: Sequence[Record]) -> dict[str, dict[str, float]]:
     for record in records:
         by_method.setdefault(record.method, {})[record.domain, record.prompt_id, record.seed] = record
     common = sorted(set.intersection(*(set(each) for each in by_method.values()))) if by_method else []
-    domains = {domain: [key for key in common if key[0] == domain] for domain in dict.fromkeys(key[0] for key in common)}
+    domains = {
+        domain: [key for key in common if key[0] == domain]
+        for domain in dict.fromkeys(key[0] for key in common)
+    }
     domains[MIX] = common
     return {
-        name: {domain: fmean(answers[key].whole_s for key in keys) for domain, keys in domains.items() if keys}
+        name: {
+            domain: fmean(answers[key].whole_s for key in keys) for domain, keys in domains.items() if keys
+        }
         for name, answers in by_method.items()
     }
 
 
-def _ratio(latencies: Mapping[str, Mapping[str, float]], name: str, others: Iterable[str], domain: str) -> dict[str, Any] | None:
+def _ratio(
+    latencies: Mapping[str, Mapping[str, float]], name: str, others: Iterable[str], domain: str
+) -> dict[str, Any] | None:
     """A latency by the least of others', and whose that is."""
     best = min(others, key=lambda other: latencies[other][domain], default=None)
-    return None if best is None else {"other": best, "ratio": latencies[name][domain] / latencies[best][domain]}
+    return (
+        None if best is None else {"other": best, "ratio": latencies[name][domain] / latencies[best][domain]}
+    )
 
 
 def label(setup: Setup, models: Sequence[int | str]) -> str:

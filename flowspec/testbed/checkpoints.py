@@ -1,4 +1,5 @@
-"""Makes small checkpoints with random weights, one for each supported family and variant: for tests and for `verify`.
+"""Makes small checkpoints with random weights, one for each supported family and variant: for tests and for
+`verify`.
 
 python -m flowspec.testbed.checkpoints FOLDER             one folder per variant
 python -m flowspec.testbed.checkpoints FOLDER --gigabyte  one sharded Llama of about 1 GB in bfloat16
@@ -43,8 +44,16 @@ _GEMMA: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
     "tie_word_embeddings": True,
 }
-_GEMMA3_ROPE = {"sliding_attention": _ROPE, "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}}
-_EXPERTS: dict[str, Any] = {"num_key_value_heads": 2, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_GEMMA3_ROPE = {
+    "sliding_attention": _ROPE,
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+}
+_EXPERTS: dict[str, Any] = {
+    "num_key_value_heads": 2,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+}
 _VISION: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -78,7 +87,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("gemma2", {**_GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 6.0}),
     "gemma3-text": ("gemma3_text", {**_GEMMA, "rope_parameters": _GEMMA3_ROPE}),
     "gemma3": ("gemma3", {**_GEMMA, "rope_parameters": _GEMMA3_ROPE}),
-    "phi3": ("phi3", {**_FOUR, "num_key_value_heads": 2, "sliding_window": 20, "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5}}),
+    "phi3": (
+        "phi3",
+        {
+            **_FOUR,
+            "num_key_value_heads": 2,
+            "sliding_window": 20,
+            "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5},
+        },
+    ),
     "phi3-longrope": (
         "phi3",
         {
@@ -92,7 +109,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
-    "smollm3": ("smollm3", {**_FOUR, "num_key_value_heads": 2, "tie_word_embeddings": True, "no_rope_layer_interval": 2}),
+    "smollm3": (
+        "smollm3",
+        {**_FOUR, "num_key_value_heads": 2, "tie_word_embeddings": True, "no_rope_layer_interval": 2},
+    ),
     "granite": (
         "granite",
         {
@@ -105,9 +125,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo2": ("olmo2", {**_FOUR, "num_key_value_heads": 2}),
-    "olmoe": ("olmoe", {**_FOUR, "num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 96, "clip_qkv": 1.5}),
+    "olmoe": (
+        "olmoe",
+        {**_FOUR, "num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 96, "clip_qkv": 1.5},
+    ),
     "qwen3-moe": ("qwen3_moe", {**_FOUR, **_EXPERTS, "mlp_only_layers": [1]}),
-    "qwen3-moe-fused": ("qwen3_moe", {**_FOUR, **_EXPERTS, "norm_topk_prob": True, "use_sliding_window": True, "sliding_window": 14}),
+    "qwen3-moe-fused": (
+        "qwen3_moe",
+        {**_FOUR, **_EXPERTS, "norm_topk_prob": True, "use_sliding_window": True, "sliding_window": 14},
+    ),
 }
 GIGABYTE: dict[str, Any] = {
     "vocab_size": 32000,
@@ -132,7 +158,8 @@ def make_checkpoint(
     shard: str = "5GB",
     fused: bool = False,
 ) -> Path:
-    """A folder with config and safetensors of a random model, in the hub's layout, or `fused` with a layer's experts in one tensor."""
+    """A folder with config and safetensors of a random model, in the hub's layout, or `fused` with a layer's
+    experts in one tensor."""
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -155,13 +182,24 @@ def make_variant(folder: Path, name: str) -> Path:
     shape = {**SMALL, **overrides}
     part = FAMILIES[family].part
     if part:
-        shape = {part: shape, "vision_config": _VISION, "mm_tokens_per_image": 4, "tie_word_embeddings": shape["tie_word_embeddings"]}
+        shape = {
+            part: shape,
+            "vision_config": _VISION,
+            "mm_tokens_per_image": 4,
+            "tie_word_embeddings": shape["tie_word_embeddings"],
+        }
     return make_checkpoint(folder, family, shape, seed=sum(map(ord, name)), fused=name.endswith("-fused"))
 
 
 def make_useless_drafter(folder: Path, target: ModelFiles) -> Path:
-    """One layer of random weights with the target's vocabulary and tokenizer: a drafter that is right by chance only."""
-    shape = {**SMALL, "vocab_size": target.config().vocab_size, "num_hidden_layers": 1, "max_position_embeddings": 4096}
+    """One layer of random weights with the target's vocabulary and tokenizer: a drafter that is right by
+    chance only."""
+    shape = {
+        **SMALL,
+        "vocab_size": target.config().vocab_size,
+        "num_hidden_layers": 1,
+        "max_position_embeddings": 4096,
+    }
     make_checkpoint(folder, "llama", shape)
     tokenizer = target.find("tokenizer.json")
     if tokenizer is not None:
@@ -170,11 +208,15 @@ def make_useless_drafter(folder: Path, target: ModelFiles) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m flowspec.testbed.checkpoints", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m flowspec.testbed.checkpoints", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gigabyte", action="store_true", help="one checkpoint of about 1 GB instead")
     parser.add_argument(
-        "--drafter-for", metavar="MODEL", help="a drafter of random weights for this model (bundled, folder or hub id) instead"
+        "--drafter-for",
+        metavar="MODEL",
+        help="a drafter of random weights for this model (bundled, folder or hub id) instead",
     )
     args = parser.parse_args()
     if args.drafter_for is not None:

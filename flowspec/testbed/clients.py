@@ -1,8 +1,10 @@
-"""Many clients at once against a server: is every answer right, and how long do they take? `python -m flowspec.testbed.clients`.
+"""Many clients at once against a server: is every answer right, and how long do they take? `python -m
+flowspec.testbed.clients`.
 
-Each client asks for streamed answers one after another, first one client alone and then all of them. Every text is compared: with plain
-decoding's where the server is one of our own, with the first answer to the same question where it is somebody else's (`--url`). Who is sent away
-with 429 comes again after the time that Retry-After says. The server's memory is what its `/metrics` tell.
+Each client asks for streamed answers one after another, first one client alone and then all of them. Every
+text is compared: with plain decoding's where the server is one of our own, with the first answer to the same
+question where it is somebody else's (`--url`). Who is sent away with 429 comes again after the time that
+Retry-After says. The server's memory is what its `/metrics` tell.
 """
 
 from __future__ import annotations
@@ -35,7 +37,14 @@ from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime import timeouts
 from flowspec.testbed.command import Parser, progress, run_command, show, whole
 
-QUESTIONS = ("What is 17 + 25?", "What is 3 + 4?", "Tell me a story.", "What is FlowSpec?", "Who are you?", "What is 99 - 1?")
+QUESTIONS = (
+    "What is 17 + 25?",
+    "What is 3 + 4?",
+    "Tell me a story.",
+    "What is FlowSpec?",
+    "Who are you?",
+    "What is 99 - 1?",
+)
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 1.0, "seed": 1},
@@ -90,7 +99,10 @@ class Phase:
             "tokens_per_s": sum(each.tokens for each in self.answers) / self.spent_s if self.spent_s else 0.0,
             "answers_per_minute": 60 * len(self.answers) / self.spent_s if self.spent_s else 0.0,
         }
-        for name, values in (("first_s", [each.first_s for each in self.answers]), ("whole_s", [each.whole_s for each in self.answers])):
+        for name, values in (
+            ("first_s", [each.first_s for each in self.answers]),
+            ("whole_s", [each.whole_s for each in self.answers]),
+        ):
             for share in PERCENTILES:
                 found[f"{name}_p{share}"] = float(np.percentile(values, share)) if values else None
         found["memory"] = [[round(at_s, 1), round(value, 2)] for at_s, value in self.memory]
@@ -99,7 +111,8 @@ class Phase:
 
     @property
     def growth(self) -> float | None:
-        """MiB that the server's memory grows in a minute, by a straight line through the second half of the time."""
+        """MiB that the server's memory grows in a minute, by a straight line through the second half of the
+        time."""
         late = [sample for sample in self.memory if sample[0] >= self.spent_s / 2]
         if len(late) < 3:
             return None
@@ -134,11 +147,15 @@ class Api:
         """A document beside (`/metrics`) or in (`v1/models`) the API; raises `ClusterError`."""
         with self._connection() as connection:
             try:
-                connection.request("GET", path if path.startswith("/") else f"{self._path}/{path}", headers=self._headers)
+                connection.request(
+                    "GET", path if path.startswith("/") else f"{self._path}/{path}", headers=self._headers
+                )
                 answer = connection.getresponse()
                 text = answer.read().decode()
             except (OSError, http.client.HTTPException) as error:
-                raise ClusterError(f"no server answers at {self._address[0]}:{self._address[1]}: {error}") from None
+                raise ClusterError(
+                    f"no server answers at {self._address[0]}:{self._address[1]}: {error}"
+                ) from None
         if answer.status != 200:
             raise ClusterError(f"{path}: the server says {answer.status}: {text:.200}")
         return text
@@ -151,11 +168,17 @@ class Api:
         raise ClusterError("the server's /metrics have no flowspec_resident_bytes")
 
     def ask(self, fields: dict[str, Any]) -> tuple[str, int, float]:
-        """A streamed chat: its text, its tokens, and the instant of its first text. Raises `Refused` or `Lost`."""
+        """A streamed chat: its text, its tokens, and the instant of its first text. Raises `Refused` or
+        `Lost`."""
         body = json.dumps({**fields, "stream": True, "stream_options": {"include_usage": True}}).encode()
         with self._connection() as connection:
             try:
-                connection.request("POST", f"{self._path}/chat/completions", body, {**self._headers, "Content-Type": "application/json"})
+                connection.request(
+                    "POST",
+                    f"{self._path}/chat/completions",
+                    body,
+                    {**self._headers, "Content-Type": "application/json"},
+                )
                 answer = connection.getresponse()
                 if answer.status == 429:
                     raise Refused(float(answer.headers["Retry-After"]))
@@ -226,7 +249,8 @@ class Load:
         with ThreadPoolExecutor(clients + 1) as pool:
             watching = pool.submit(self._watch, phase, began_s)
             asking = [
-                pool.submit(self._client, phase, random.Random(f"{self._seed} {number}"), began_s + seconds) for number in range(clients)
+                pool.submit(self._client, phase, random.Random(f"{self._seed} {number}"), began_s + seconds)
+                for number in range(clients)
             ]
             try:
                 for future in asking:
@@ -271,7 +295,9 @@ class Load:
             with self._lock:
                 case.expected = text if case.expected is None else case.expected
                 if text != case.expected:
-                    phase.wrong.append(f"{case.question} {json.dumps(case.sampling)}: expected {case.expected!r}, got {text!r}")
+                    phase.wrong.append(
+                        f"{case.question} {json.dumps(case.sampling)}: expected {case.expected!r}, got {text!r}"
+                    )
                 phase.answers.append(Asked(first_s=first_s - began_s, whole_s=now_s - began_s, tokens=tokens))
             return
 
@@ -296,7 +322,9 @@ def cases() -> list[Case]:
 @contextlib.contextmanager
 def own_server(flags: Sequence[str]) -> Iterator[str]:
     """A `flowspec serve` of the bundled model in float32; yields its address. Raises `ClusterError`."""
-    command = python_module("flowspec.cli.main", "serve", "--json", "--port", "0", "--dtype", "float32", *flags)
+    command = python_module(
+        "flowspec.cli.main", "serve", "--json", "--port", "0", "--dtype", "float32", *flags
+    )
     with Popen(command, stdout=PIPE, text=True, env={**os.environ, KEY_VARIABLE: ""}) as process:
         try:
             assert process.stdout is not None
@@ -317,7 +345,12 @@ def command(args: argparse.Namespace) -> int:
         if args.url is None:
             found = plain_cases(args.tokens)
             flags = ["--local", str(args.local), "--parallel", str(args.parallel), "--queue", str(args.queue)]
-            url, key = stack.enter_context(own_server([*flags, *(["--drafter", args.drafter] if args.drafter else [])])), ""
+            url, key = (
+                stack.enter_context(
+                    own_server([*flags, *(["--drafter", args.drafter] if args.drafter else [])])
+                ),
+                "",
+            )
         else:
             found, url, key = cases(), args.url, os.environ.get(KEY_VARIABLE, "")
         load = Load(Api(url, key), found, args.tokens, args.seed)
@@ -366,14 +399,32 @@ def tell(reports: Sequence[dict[str, Any]]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("clients", __doc__)
     parser.add_argument("--clients", type=whole, default=32, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--minutes", type=float, default=3.0, metavar="M", help="how long they ask (default: %(default)s)")
-    parser.add_argument("--alone", type=float, default=30.0, metavar="S", help="seconds of one client before (default: %(default)s)")
-    parser.add_argument("--url", help=f"a server that runs already, its key in {KEY_VARIABLE} (default: one of our own)")
-    parser.add_argument("--tokens", type=whole, default=64, metavar="N", help="longest answer (default: %(default)s)")
+    parser.add_argument(
+        "--minutes", type=float, default=3.0, metavar="M", help="how long they ask (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--alone",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds of one client before (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--url", help=f"a server that runs already, its key in {KEY_VARIABLE} (default: one of our own)"
+    )
+    parser.add_argument(
+        "--tokens", type=whole, default=64, metavar="N", help="longest answer (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of who asks what (default: %(default)s)")
-    parser.add_argument("--local", type=whole, default=4, metavar="N", help="stages of our own server (default: %(default)s)")
-    parser.add_argument("--parallel", type=whole, default=8, metavar="N", help="of our own server (default: %(default)s)")
-    parser.add_argument("--queue", type=whole, default=32, metavar="N", help="of our own server (default: %(default)s)")
+    parser.add_argument(
+        "--local", type=whole, default=4, metavar="N", help="stages of our own server (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--parallel", type=whole, default=8, metavar="N", help="of our own server (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--queue", type=whole, default=32, metavar="N", help="of our own server (default: %(default)s)"
+    )
     parser.add_argument("--drafter", metavar="NAME", help="of our own server (default: the bundled one)")
     return run_command(parser, command, argv)
 

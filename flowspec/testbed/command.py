@@ -1,4 +1,5 @@
-"""What the testbed's commands share: flags refused in one line, errors as one line and an exit status, progress, tables."""
+"""What the testbed's commands share: flags refused in one line, errors as one line and an exit status,
+progress, tables."""
 
 from __future__ import annotations
 
@@ -26,7 +27,11 @@ class Parser(argparse.ArgumentParser):
     """For `python -m flowspec.testbed.NAME`: says what is wrong in one line, and takes no abbreviations."""
 
     def __init__(self, name: str, doc: str | None) -> None:
-        super().__init__(prog=f"python -m flowspec.testbed.{name}", description=(doc or "").splitlines()[0], allow_abbrev=False)
+        super().__init__(
+            prog=f"python -m flowspec.testbed.{name}",
+            description=(doc or "").splitlines()[0],
+            allow_abbrev=False,
+        )
         self.add_argument("--json", action="store_true", help="print one JSON object")
 
     def error(self, message: str) -> NoReturn:
@@ -50,10 +55,14 @@ def reals(text: str) -> tuple[float, ...]:
     try:
         return tuple(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected numbers with commas, such as 0,0.7,1, got {text!r}") from None
+        raise argparse.ArgumentTypeError(
+            f"expected numbers with commas, such as 0,0.7,1, got {text!r}"
+        ) from None
 
 
-def run_command(parser: Parser, command: Callable[[argparse.Namespace], int], argv: Sequence[str] | None) -> int:
+def run_command(
+    parser: Parser, command: Callable[[argparse.Namespace], int], argv: Sequence[str] | None
+) -> int:
     """Runs a command; what a person can put right is told in one line."""
     args = parser.parse_args(argv)
     hear_signals()

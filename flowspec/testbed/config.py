@@ -1,7 +1,7 @@
 """Experiments: what is run where, read from `configs/experiments/*.toml` and changed by flags.
 
-The same experiment runs in every world. A *testbed* is devices, links and the shape that the model's tokens are timed as; a *setup* is a
-method with its parameters under the name it is shown by.
+The same experiment runs in every world. A *testbed* is devices, links and the shape that the model's tokens
+are timed as; a *setup* is a method with its parameters under the name it is shown by.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ HEAD_MS = 0.5
 class Setup:
     """A method as it is run. `coupled`: its drafters rank with the target's noise.
 
-    `drafters` are the models beside the target that it uses, None for the experiment's own, as many as the method can use. With a `chain` they
-    are its levels, in this order: those of a `FIXED` one, or, with `AUTO`, those that the method chooses among.
+    `drafters` are the models beside the target that it uses, None for the experiment's own, as many as the
+    method can use. With a `chain` they are its levels, in this order: those of a `FIXED` one, or, with
+    `AUTO`, those that the method chooses among.
 
-    `published`: as the papers' code does it, not as kindly as ours: hidden states of all rows travel back, the head verifies, and
-    stages wait for its verdict every turn (`testbed.simulated` says what that costs).
+    `published`: as the papers' code does it, not as kindly as ours: hidden states of all rows travel back,
+    the head verifies, and stages wait for its verdict every turn (`testbed.simulated` says what that costs).
     """
 
     name: str
@@ -61,7 +62,8 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """Published rates of one testbed at one temperature, by setup. `fitted`: the testbed's slowdown was set on its reference."""
+    """Published rates of one testbed at one temperature, by setup. `fitted`: the testbed's slowdown was set
+    on its reference."""
 
     testbed: str
     temperature: float
@@ -72,7 +74,8 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterBoard:
-    """Where some models beside the target run, by name, and what their passes are timed as; `device` and `link` are None for the head's board."""
+    """Where some models beside the target run, by name, and what their passes are timed as; `device` and
+    `link` are None for the head's board."""
 
     models: tuple[str, ...]
     shape: ModelShape
@@ -85,9 +88,10 @@ class DrafterBoard:
 class Testbed:
     """Devices in pipeline order, the head's device, links, and what the model's tokens are timed as.
 
-    Models beside the target that no board of `boards` names run at the head, timed as `drafter_shape`. `slowdown` multiplies the time of every
-    stage's device, `head_slowdown` that of the drafters' devices: free parameters, 1 where nothing is known better. Links are all alike unless
-    `hops` has one for each: head to first stage, between stages, last stage to head.
+    Models beside the target that no board of `boards` names run at the head, timed as `drafter_shape`.
+    `slowdown` multiplies the time of every stage's device, `head_slowdown` that of the drafters' devices:
+    free parameters, 1 where nothing is known better. Links are all alike unless `hops` has one for each: head
+    to first stage, between stages, last stage to head.
     """
 
     name: str
@@ -109,15 +113,19 @@ class Testbed:
     @property
     def layers(self) -> list[int]:
         """Layers of each stage: those of `split`, or in proportion to how fast its memory is."""
-        return list(self.split) or weighted_split(self.shape.layers, [device.bytes_per_s() for device in self.devices])
+        return list(self.split) or weighted_split(
+            self.shape.layers, [device.bytes_per_s() for device in self.devices]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """An experiment. `limit` is prompts per file (None: all), `repeat` how often each is run (real worlds only).
+    """An experiment. `limit` is prompts per file (None: all), `repeat` how often each is run (real worlds
+    only).
 
-    With `users` it is loads that are run, one of each number of users, of so many `answers` together (None: every prompt once). The cluster
-    world is that of the file `cluster`, or without one `local` daemons of this machine.
+    With `users` it is loads that are run, one of each number of users, of so many `answers` together (None:
+    every prompt once). The cluster world is that of the file `cluster`, or without one `local` daemons of
+    this machine.
     """
 
     name: str

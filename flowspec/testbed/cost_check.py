@@ -1,7 +1,9 @@
-"""Does the cost model tell the time of a stage? Profiles this machine quickly, and compares with stages of real models.
+"""Does the cost model tell the time of a stage? Profiles this machine quickly, and compares with stages of
+real models.
 
-The stages are the second quarter of the bundled target and of a model made for this, of some hundred million parameters. They are
-measured in the same rounds as the profile, since a shared machine is not equally fast from minute to minute.
+The stages are the second quarter of the bundled target and of a model made for this, of some hundred million
+parameters. They are measured in the same rounds as the profile, since a shared machine is not equally fast
+from minute to minute.
 
     python -m flowspec.testbed.cost_check [--rows 1,8,32,64] [--rounds 12] [--threads 1] [--json]
 """
@@ -26,20 +28,37 @@ from flowspec.plan.shape import ModelShape, shape_of
 from flowspec.runtime.torch_device import pick_device
 from flowspec.testbed.command import Parser, progress, run_command, show, whole, wholes
 from flowspec.testbed.fitting import error, fit
-from flowspec.testbed.measure import QUICK, Effort, Machine, Task, made_model, measure_beside, pass_task, step_count
+from flowspec.testbed.measure import (
+    QUICK,
+    Effort,
+    Machine,
+    Task,
+    made_model,
+    measure_beside,
+    pass_task,
+    step_count,
+)
 
 STAGES = 4
-MADE = ModelShape(name="made", layers=8, hidden=1536, intermediate=4096, heads=24, kv_heads=8, head_dim=64, vocabulary=8192)
+MADE = ModelShape(
+    name="made", layers=8, hidden=1536, intermediate=4096, heads=24, kv_heads=8, head_dim=64, vocabulary=8192
+)
 
 
 def stage_of(machine: Machine, files: ModelFiles) -> Slice:
     """The second quarter of a model's layers: neither embedding nor `lm_head`."""
     count = files.config().num_hidden_layers
-    return Slice.load(files, Span(first=count // STAGES, end=2 * count // STAGES, count=count), machine.dtype, machine.device)
+    return Slice.load(
+        files,
+        Span(first=count // STAGES, end=2 * count // STAGES, count=count),
+        machine.dtype,
+        machine.device,
+    )
 
 
 def check(machine: Machine, effort: Effort, rows: Sequence[int]) -> dict[str, Any]:
-    """The profile that was fitted, and for each model and number of rows what it predicts and what was measured."""
+    """The profile that was fitted, and for each model and number of rows what it predicts and what was
+    measured."""
     stages: dict[str, tuple[ModelShape, Slice]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, files in (("bundled", ModelFiles(BUNDLED)), ("made", made_model(Path(folder), MADE))):
@@ -98,11 +117,28 @@ def run(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("cost_check", __doc__)
-    parser.add_argument("--rows", type=wholes, default=(1, 8, 32, 64), metavar="1,8", help="nodes of a pass (default: 1,8,32,64)")
-    parser.add_argument("--rounds", type=whole, default=12, metavar="N", help="runs of each task (default: %(default)s)")
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32", help="precision (default: %(default)s)")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute (default: %(default)s)")
-    parser.add_argument("--threads", type=whole, default=1, metavar="N", help="torch threads (default: 1, as local daemons)")
+    parser.add_argument(
+        "--rows",
+        type=wholes,
+        default=(1, 8, 32, 64),
+        metavar="1,8",
+        help="nodes of a pass (default: 1,8,32,64)",
+    )
+    parser.add_argument(
+        "--rounds", type=whole, default=12, metavar="N", help="runs of each task (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--dtype", choices=sorted(DTYPES), default="float32", help="precision (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="where to compute (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--threads", type=whole, default=1, metavar="N", help="torch threads (default: 1, as local daemons)"
+    )
     return run_command(parser, run, argv)
 
 

@@ -1,4 +1,5 @@
-"""Where on a testbed a setup's models beside the target run: what their passes cost, who shares a board, and what the boards take."""
+"""Where on a testbed a setup's models beside the target run: what their passes cost, who shares a board, and
+what the boards take."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from flowspec.testbed.config import DrafterBoard, Testbed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Of some models: `curves` for each, and the `boards` that they run on, with the number of each in `Testbed.boards` (None: the head's)."""
+    """Of some models: `curves` for each, and the `boards` that they run on, with the number of each in
+    `Testbed.boards` (None: the head's)."""
 
     curves: tuple[Curve, ...]
     boards: tuple[BoardSpec, ...]
@@ -46,4 +48,6 @@ def places_of(testbed: Testbed, models: Sequence[str]) -> Places:
 
 
 def _curve(testbed: Testbed, board: DrafterBoard) -> Curve:
-    return drafter_curve(board.device or testbed.head, board.shape, board.precision).scaled(testbed.head_slowdown)
+    return drafter_curve(board.device or testbed.head, board.shape, board.precision).scaled(
+        testbed.head_slowdown
+    )

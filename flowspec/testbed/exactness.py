@@ -74,7 +74,9 @@ def answer(session: Session, case: Case, limits: Limits, users: int = 1) -> Foun
     return found_of(session, case, *session.ask(case.prompt, case.sampling, limits), limits, users)
 
 
-def found_of(session: Session, case: Case, running: Answer, timing: Timing, limits: Limits, users: int = 1) -> Found:
+def found_of(
+    session: Session, case: Case, running: Answer, timing: Timing, limits: Limits, users: int = 1
+) -> Found:
     """What a session answered to a case."""
     assert running.end is not None
     return Found(

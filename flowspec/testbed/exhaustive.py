@@ -1,7 +1,9 @@
-"""Small mixes of devices, planned and tried exhaustively: is the plan the best of all that could have been chosen?
+"""Small mixes of devices, planned and tried exhaustively: is the plan the best of all that could have been
+chosen?
 
-All orders of all subsets, all places of the head, all splits that fit, with and without guesses, in all allowed precisions, are rated by
-the planner's own formula. So this says of the search that it misses nothing, and of the formula nothing.
+All orders of all subsets, all places of the head, all splits that fit, with and without guesses, in all
+allowed precisions, are rated by the planner's own formula. So this says of the search that it misses nothing,
+and of the formula nothing.
 """
 
 from __future__ import annotations
@@ -42,13 +44,19 @@ class Compared:
 
 
 def small_wish(number: int) -> Wish:
-    """Two or three devices of any kind, of which some hold few layers, with any links, and a model of six layers."""
+    """Two or three devices of any kind, of which some hold few layers, with any links, and a model of six
+    layers."""
     chance = random.Random(number)
     shape = replace(find_shape(SHAPE), name="six", layers=LAYERS)
     boards = chance.choices(BOARDS, k=chance.choice((2, 3)))
-    sites = tuple(site(f"{at}-{board}", find_profile(board), int(chance.uniform(2, 9) * 1e9)) for at, board in enumerate(boards))
+    sites = tuple(
+        site(f"{at}-{board}", find_profile(board), int(chance.uniform(2, 9) * 1e9))
+        for at, board in enumerate(boards)
+    )
     links = {
-        frozenset(pair): LinkSpec(bandwidth_mbps=chance.choice((20, 100, 1000)), delay_s=chance.choice((0.0005, 0.02)))
+        frozenset(pair): LinkSpec(
+            bandwidth_mbps=chance.choice((20, 100, 1000)), delay_s=chance.choice((0.0005, 0.02))
+        )
         for pair in combinations([each.name for each in sites], 2)
     }
     return Wish(
@@ -70,7 +78,10 @@ def all_rates(wish: Wish) -> Iterator[float]:
             for head in wish.heads:
                 for precision in wish.precisions:
                     for guesses in (False, wish.drafter is not None):
-                        yield from _splits(partition, Arrangement(order=order, head=head, precision=precision, guesses=guesses))
+                        yield from _splits(
+                            partition,
+                            Arrangement(order=order, head=head, precision=precision, guesses=guesses),
+                        )
 
 
 def _splits(partition: Partition, arrangement: Arrangement) -> Iterator[float]:
@@ -96,4 +107,10 @@ def compare(number: int) -> Compared:
         planned = make_plan(wish).forecast.tokens_per_s
     except DoesNotFit:
         planned = 0.0
-    return Compared(mix=number, devices=len(wish.sites), splits=len(rates), best_tokens_per_s=max(rates, default=0.0), tokens_per_s=planned)
+    return Compared(
+        mix=number,
+        devices=len(wish.sites),
+        splits=len(rates),
+        best_tokens_per_s=max(rates, default=0.0),
+        tokens_per_s=planned,
+    )

@@ -1,4 +1,5 @@
-"""Experiment files: `configs/experiments/*.toml`, read into a `Bench`. Every mistake is one line with file, table, key and what was expected."""
+"""Experiment files: `configs/experiments/*.toml`, read into a `Bench`. Every mistake is one line with file,
+table, key and what was expected."""
 
 from __future__ import annotations
 
@@ -42,7 +43,10 @@ Found = TypeVar("Found")
 
 
 def experiment_folders() -> list[Path]:
-    return [Path(__file__).resolve().parents[2] / "configs" / "experiments", Path(sys.prefix) / "share" / "flowspec" / "experiments"]
+    return [
+        Path(__file__).resolve().parents[2] / "configs" / "experiments",
+        Path(sys.prefix) / "share" / "flowspec" / "experiments",
+    ]
 
 
 def find_experiment(name: str) -> Path:
@@ -52,7 +56,9 @@ def find_experiment(name: str) -> Path:
     shipped = {path.stem: path for folder in reversed(experiment_folders()) for path in folder.glob("*.toml")}
     if name in shipped:
         return shipped[name]
-    raise InputError(f"--experiment: expected a file or one of {', '.join(sorted(shipped))}, got {name!r:.80}")
+    raise InputError(
+        f"--experiment: expected a file or one of {', '.join(sorted(shipped))}, got {name!r:.80}"
+    )
 
 
 _KEYS = frozenset(
@@ -109,7 +115,9 @@ def read_experiment(path: Path) -> Bench:
         model=model,
         drafters=drafters,
         acceptance=table.number("acceptance", most=ACCEPTANCE_MAX) if is_synthetic else 0.0,
-        prompts=tuple(dict.fromkeys(_beside(path, name) for name in table.texts("prompts", [SHIPPED_PROMPTS]))),
+        prompts=tuple(
+            dict.fromkeys(_beside(path, name) for name in table.texts("prompts", [SHIPPED_PROMPTS]))
+        ),
         limit=table.whole("limit") if "limit" in table.data else None,
         temperatures=tuple(dict.fromkeys(table.numbers("temperatures", [0.0]))),
         seeds=_seeds(table),
@@ -120,7 +128,9 @@ def read_experiment(path: Path) -> Bench:
         local=table.whole("local", 4),
         users=_users(table, world) if "users" in table.data else (),
         answers=table.whole("answers") if "answers" in table.data else None,
-        published=tuple(_published(each, testbeds, setups) for each in table.tables("published")) if "published" in table.data else (),
+        published=tuple(_published(each, testbeds, setups) for each in table.tables("published"))
+        if "published" in table.data
+        else (),
     )
 
 
@@ -152,9 +162,13 @@ def _drafters(table: Table) -> tuple[str, ...]:
     return found
 
 
-def _setups(table: Table, path: Path, testbeds: Sequence[Testbed], drafters: Sequence[str]) -> tuple[Setup, ...]:
+def _setups(
+    table: Table, path: Path, testbeds: Sequence[Testbed], drafters: Sequence[str]
+) -> tuple[Setup, ...]:
     """Those of `methods`, of tables [[method]], and of the tuned file, in this order."""
-    named = [Setup(name=name, method=name) for name in table.texts("methods")] if "methods" in table.data else []
+    named = (
+        [Setup(name=name, method=name) for name in table.texts("methods")] if "methods" in table.data else []
+    )
     for setup in named:
         if setup.method not in METHODS:
             table.wrong("methods", f"names among {', '.join(METHODS)}")
@@ -164,7 +178,11 @@ def _setups(table: Table, path: Path, testbeds: Sequence[Testbed], drafters: Seq
     for each, setup in zip(tables, own, strict=True):
         if not set(setup.testbeds) <= set(known):
             each.wrong("testbeds", f"names among {'; '.join(known)}")
-    both = (*named, *own, *(read_setups(Path(_beside(path, table.text("tuned")))) if "tuned" in table.data else ()))
+    both = (
+        *named,
+        *own,
+        *(read_setups(Path(_beside(path, table.text("tuned")))) if "tuned" in table.data else ()),
+    )
     if not both:
         table.wrong("methods", "a list of methods, or tables [[method]]")
     _check_names(path, both)
@@ -190,8 +208,12 @@ def _check_names(path: Path, setups: Sequence[Setup]) -> None:
     """A name may come twice, with other parameters, as long as the testbeds differ."""
     for at, setup in enumerate(setups):
         for other in setups[:at]:
-            if other.name == setup.name and (not set(other.testbeds).isdisjoint(setup.testbeds) or not (other.testbeds and setup.testbeds)):
-                raise InputError(f"{path}: method: expected each name once on a testbed, got {setup.name!r:.80} twice")
+            if other.name == setup.name and (
+                not set(other.testbeds).isdisjoint(setup.testbeds) or not (other.testbeds and setup.testbeds)
+            ):
+                raise InputError(
+                    f"{path}: method: expected each name once on a testbed, got {setup.name!r:.80} twice"
+                )
 
 
 def _published(table: Table, testbeds: Sequence[Testbed], setups: Sequence[Setup]) -> Published:
@@ -241,15 +263,22 @@ def _testbed(table: Table, experiment: Path, drafters: Sequence[str]) -> Testbed
         head=_profile(table, "head", table.text("head"), experiment) if "head" in table.data else devices[0],
         link=_link(table),
         shape=shape,
-        drafter_shape=_known(table, "drafter_shape", lambda: find_shape(table.text("drafter_shape", f"eagle-{shape.name}"))),
+        drafter_shape=_known(
+            table, "drafter_shape", lambda: find_shape(table.text("drafter_shape", f"eagle-{shape.name}"))
+        ),
         precision=table.text("precision", "float16", among=PRECISION_BYTES),
         slowdown=table.number("slowdown", 1.0),
         head_slowdown=table.number("head_slowdown", table.number("slowdown", 1.0)),
         head_s=table.number("head_ms", HEAD_MS, least=0.0) / 1000,
     )
     if "drafters" in table.data:
-        found = replace(found, boards=tuple(_board(each, experiment, found, drafters) for each in table.tables("drafters")))
-        _check_once(experiment, "testbed: drafters: models", [name for board in found.boards for name in board.models])
+        found = replace(
+            found,
+            boards=tuple(_board(each, experiment, found, drafters) for each in table.tables("drafters")),
+        )
+        _check_once(
+            experiment, "testbed: drafters: models", [name for board in found.boards for name in board.models]
+        )
     _known(table, "devices", lambda: found.layers)
     _known(table, "precision", lambda: [device.flops(found.precision) for device in (*devices, found.head)])
     return found
@@ -267,7 +296,8 @@ _LINK_KEYS = ("bandwidth_mbps", "latency_ms", "jitter_ms")
 
 
 def _board(table: Table, experiment: Path, testbed: Testbed, drafters: Sequence[str]) -> DrafterBoard:
-    """A table [[testbed.drafters]]: a board with a link of its own or like the testbed's others, or without `device` the head's."""
+    """A table [[testbed.drafters]]: a board with a link of its own or like the testbed's others, or without
+    `device` the head's."""
     table.check({"models", "device", "shape", "precision", *_LINK_KEYS})
     models = tuple(table.texts("models"))
     if not set(models) <= set(drafters):
@@ -299,7 +329,9 @@ def _counted(table: Table) -> list[tuple[str, int]]:
 
 
 def _profile(table: Table, key: str, name: str, experiment: Path) -> DeviceProfile:
-    return _known(table, key, lambda: find_profile(_beside(experiment, name) if name.endswith(".toml") else name))
+    return _known(
+        table, key, lambda: find_profile(_beside(experiment, name) if name.endswith(".toml") else name)
+    )
 
 
 def _known(table: Table, key: str, find: Callable[[], Found]) -> Found:
@@ -317,7 +349,8 @@ CHAIN = "chain"
 
 
 def _setup(table: Table, drafters: Sequence[str] = ()) -> Setup:
-    """`drafters` are the experiment's, of which a setup may choose some; a file of tuned ones has none to choose from."""
+    """`drafters` are the experiment's, of which a setup may choose some; a file of tuned ones has none to
+    choose from."""
     method = table.text("method", table.data.get("name"), among=METHODS)
     table.check({"name", "method", "coupled", "published", "testbeds", "drafters", CHAIN, *OPTIONS[method]})
     options = {name: _option(table, name) for name in OPTIONS[method] if name in table.data and name != CHAIN}
@@ -345,7 +378,8 @@ def _option(table: Table, name: str) -> Any:
 
 
 def _chosen(table: Table, method: str, drafters: Sequence[str]) -> tuple[str, ...] | None:
-    """The drafters that a setup names: those of `drafters`, or of a `chain`, which may be empty, or `auto` for a choice among all of them."""
+    """The drafters that a setup names: those of `drafters`, or of a `chain`, which may be empty, or `auto`
+    for a choice among all of them."""
     key = "drafters"
     if CHAIN in table.data and table.data[CHAIN] != AUTO:
         if key in table.data:
@@ -361,11 +395,14 @@ def _chosen(table: Table, method: str, drafters: Sequence[str]) -> tuple[str, ..
 
 
 def pick_setups(setups: Sequence[Setup], names: Sequence[str]) -> tuple[Setup, ...]:
-    """The setups of these names; a method that none has the name of is taken with its defaults. Raises `InputError`."""
+    """The setups of these names; a method that none has the name of is taken with its defaults. Raises
+    `InputError`."""
     known = dict.fromkeys(setup.name for setup in setups)
     for name in names:
         if name not in known and name not in METHODS:
-            raise InputError(f"--methods: expected names among {', '.join(dict.fromkeys([*known, *METHODS]))}, got {name!r:.80}")
+            raise InputError(
+                f"--methods: expected names among {', '.join(dict.fromkeys([*known, *METHODS]))}, got {name!r:.80}"
+            )
     found = []
     for name in dict.fromkeys(names):
         found += [setup for setup in setups if setup.name == name] or [Setup(name=name, method=name)]

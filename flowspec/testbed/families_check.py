@@ -113,9 +113,16 @@ def jobs(args: argparse.Namespace) -> list[Job]:
 def cases(temperatures: Sequence[float]) -> list[Case]:
     """A short and a long prompt at every temperature."""
     rng = random.Random(5)
-    prompts = {"short": (5, 6, 7), "long": tuple(rng.randrange(3, VOCABULARY_SIZE) for _ in range(LONG_PROMPT))}
+    prompts = {
+        "short": (5, 6, 7),
+        "long": tuple(rng.randrange(3, VOCABULARY_SIZE) for _ in range(LONG_PROMPT)),
+    }
     samplings = [Sampling(temperature=temperature, seed=1) for temperature in temperatures]
-    return [Case(prompt_id=name, prompt=prompt, sampling=sampling) for sampling in samplings for name, prompt in prompts.items()]
+    return [
+        Case(prompt_id=name, prompt=prompt, sampling=sampling)
+        for sampling in samplings
+        for name, prompt in prompts.items()
+    ]
 
 
 def checked(job: Job, folder: Path, daemons: Sequence[LocalDaemon]) -> Outcome:
@@ -148,7 +155,9 @@ def answers(job: Job, folder: Path, daemons: Sequence[LocalDaemon], limits: Limi
     for count in job.stages:
         with running(job, folder, daemons[:count]) as cluster:
             for method in job.methods:
-                with cluster.session(Decoding(method=method, drafters=(str(folder),)), lambda text, share: None) as session:
+                with cluster.session(
+                    Decoding(method=method, drafters=(str(folder),)), lambda text, share: None
+                ) as session:
                     for case in cases(job.temperatures):
                         yield answer(session, case, limits)
 
@@ -160,7 +169,9 @@ def running(job: Job, folder: Path, daemons: Sequence[LocalDaemon]) -> Iterator[
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write("\n".join(lines))
         file.flush()
-        with open_cluster(ClusterOptions(model=str(folder), dtype=job.dtype, cluster=Path(file.name), context=CONTEXT)) as cluster:
+        with open_cluster(
+            ClusterOptions(model=str(folder), dtype=job.dtype, cluster=Path(file.name), context=CONTEXT)
+        ) as cluster:
             yield cluster
 
 
@@ -174,7 +185,10 @@ def kept(path: Path) -> dict[Job, Outcome]:
         whole_lines = text[: text.rfind("\n") + 1]
         for line in whole_lines.splitlines():
             raw: dict[str, Any] = json.loads(line)
-            fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in raw.pop("job").items()}
+            fields: dict[str, Any] = {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in raw.pop("job").items()
+            }
             found[Job(**fields)] = Outcome(job=Job(**fields), **raw)
         if whole_lines != text:
             path.write_text(whole_lines, "utf-8")
@@ -189,7 +203,10 @@ def command(args: argparse.Namespace) -> int:
     earlier = kept(results)
     use_threads(1)  # the daemons want the other cores
     todo = jobs(args)
-    with LocalCluster(max(args.stages), log_level="CRITICAL") as local, progress("checking families", len(todo)) as step:
+    with (
+        LocalCluster(max(args.stages), log_level="CRITICAL") as local,
+        progress("checking families", len(todo)) as step,
+    ):
         for job in todo:
             step(f"{job.variant} in {job.dtype}")
             outcome = earlier.get(job)
@@ -202,7 +219,14 @@ def command(args: argparse.Namespace) -> int:
                     file.write(json.dumps(asdict(outcome)) + "\n")
             done.append(outcome)
     if args.json:
-        print(json.dumps({"outcomes": [asdict(each) for each in done], "from_earlier_runs": sum(job in earlier for job in todo)}))
+        print(
+            json.dumps(
+                {
+                    "outcomes": [asdict(each) for each in done],
+                    "from_earlier_runs": sum(job in earlier for job in todo),
+                }
+            )
+        )
     else:
         report(done, results, sum(job in earlier for job in todo))
     return 0 if all(each.is_right for each in done) else 1
@@ -220,11 +244,17 @@ def report(done: Sequence[Outcome], results: Path, earlier: int) -> None:
             change = None if found["change"] is None else f"{found['change']:+.2%}"
             figures = [each.answers, each.tokens, *counts, logit, change]
             figures.append(_share(found["matrix"]["share"], found["matrix_limit"]))
-        rows.append([f"{names[each.job.variant]} ({each.job.variant})", each.job.dtype, *figures, round(each.spent_s)])
+        rows.append(
+            [f"{names[each.job.variant]} ({each.job.variant})", each.job.dtype, *figures, round(each.spent_s)]
+        )
     columns = ["family (checkpoint)", "precision", "answers", "tokens", "exact", "wrong"]
     columns += ["logit / limit", "perplexity", "matrix / limit", "s"]
     methods = dict.fromkeys(", ".join(each.job.methods) for each in done)
-    show(f"{'/'.join(map(str, done[0].job.stages))} stages; {'; with packed weights '.join(methods)}", columns, rows)
+    show(
+        f"{'/'.join(map(str, done[0].job.stages))} stages; {'; with packed weights '.join(methods)}",
+        columns,
+        rows,
+    )
     for each in done:
         if each.refused:
             print(f"{each.job.variant} in {each.job.dtype} is refused: {each.refused}")
@@ -262,12 +292,33 @@ def _chosen(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("families_check", __doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="for checkpoints and results")
-    parser.add_argument("--families", type=_variants, default=tuple(VARIANTS), metavar="NAME[,NAME...]", help="checkpoints (default: all)")
-    parser.add_argument("--dtypes", type=_dtypes, default=("float32",), metavar="float32,int8", help="precisions (default: float32)")
-    parser.add_argument("--stages", type=wholes, default=(1, 3, 4), metavar="1,3,4", help="numbers of stages (default: 1,3,4)")
-    parser.add_argument("--methods", type=_methods, metavar="NAME[,NAME...]", help="default: all; for int8 and int4 ar,continuous")
+    parser.add_argument(
+        "--families",
+        type=_variants,
+        default=tuple(VARIANTS),
+        metavar="NAME[,NAME...]",
+        help="checkpoints (default: all)",
+    )
+    parser.add_argument(
+        "--dtypes",
+        type=_dtypes,
+        default=("float32",),
+        metavar="float32,int8",
+        help="precisions (default: float32)",
+    )
+    parser.add_argument(
+        "--stages", type=wholes, default=(1, 3, 4), metavar="1,3,4", help="numbers of stages (default: 1,3,4)"
+    )
+    parser.add_argument(
+        "--methods",
+        type=_methods,
+        metavar="NAME[,NAME...]",
+        help="default: all; for int8 and int4 ar,continuous",
+    )
     parser.add_argument("--temperatures", type=reals, default=(0.0, 1.0), metavar="0,1", help="default: 0,1")
-    parser.add_argument("--new-tokens", type=whole, default=16, metavar="N", help="of each answer (default: %(default)s)")
+    parser.add_argument(
+        "--new-tokens", type=whole, default=16, metavar="N", help="of each answer (default: %(default)s)"
+    )
     return run_command(parser, command, argv)
 
 

@@ -1,4 +1,5 @@
-"""Fault schedules by the thousand, in virtual time: `python -m flowspec.testbed.faults --seeds 20000 --jobs 2`.
+"""Fault schedules by the thousand, in virtual time: `python -m flowspec.testbed.faults --seeds 20000 --jobs
+2`.
 
 Each seed draws a cluster and what happens to it (`flowspec.sim.faults.schedule`; docs/architecture.md lists
 the faults). No token may ever be wrong, and once all is well again every answer must end, whole, and every
@@ -123,7 +124,11 @@ def command(args: argparse.Namespace) -> int:
         for tally in tallies:
             total.add(tally)
             if total.seeds % REPORTED_EVERY == 0:
-                print(f"{total.seeds} of {len(seeds)}, {len(total.failures)} failed", file=sys.stderr, flush=True)
+                print(
+                    f"{total.seeds} of {len(seeds)}, {len(total.failures)} failed",
+                    file=sys.stderr,
+                    flush=True,
+                )
             for seed, text in tally.failures.items():
                 print(f"seed {seed}: {text}\n  {replay_command(seed)}", file=sys.stderr, flush=True)
     report = {
@@ -142,7 +147,9 @@ def command(args: argparse.Namespace) -> int:
         print(json.dumps(report))
     else:
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(total.faults.items()))
-        print(f"{total.seeds} schedules, {len(total.failures)} failed; {total.answers} answers of {total.tokens} tokens")
+        print(
+            f"{total.seeds} schedules, {len(total.failures)} failed; {total.answers} answers of {total.tokens} tokens"
+        )
         print(f"over {total.pipelines} pipelines in {report['seconds']} s; faults: {kinds}")
         print("rules that fired: " + ", ".join(f"{rule} {total.fired[rule]}" for rule in RULES))
     for rule in total.idle_rules:
@@ -152,7 +159,9 @@ def command(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("faults", __doc__)
-    parser.add_argument("--seeds", type=whole, default=1000, metavar="N", help="how many (default: %(default)s)")
+    parser.add_argument(
+        "--seeds", type=whole, default=1000, metavar="N", help="how many (default: %(default)s)"
+    )
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first one (default: 0)")
     parser.add_argument("--jobs", type=whole, default=2, metavar="N", help="processes (default: %(default)s)")
     parser.add_argument("--seed", type=int, help="run this one alone")

@@ -1,7 +1,9 @@
-"""From measured times to the numbers of a device profile: bandwidth and computing of the cost model (`plan.cost`), and overheads.
+"""From measured times to the numbers of a device profile: bandwidth and computing of the cost model
+(`plan.cost`), and overheads.
 
-A least-squares fit of relative errors. The overheads come first, from the tiny models. Then the two rates are searched on a grid that
-closes in, for each share of the computing that reading may fail to hide: the model has corners, so gradients would mislead.
+A least-squares fit of relative errors. The overheads come first, from the tiny models. Then the two rates are
+searched on a grid that closes in, for each share of the computing that reading may fail to hide: the model
+has corners, so gradients would mislead.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ def fit(measured: Measured, machine: Machine, name: str) -> DeviceProfile:
     """The profile under which the cost model comes closest to what was measured."""
     layer_s, pass_s = _overheads(measured.tiny)
     points = measured.layers
-    weight_bytes = np.array([point.layers * point.shape.layer_params * machine.element_bytes for point in points], dtype=np.float64)
+    weight_bytes = np.array(
+        [point.layers * point.shape.layer_params * machine.element_bytes for point in points],
+        dtype=np.float64,
+    )
     work = np.array([2.0 * point.layers * point.shape.layer_params * point.rows for point in points])
     spent = np.array([point.s for point in points])
     layers = np.array([point.layers for point in points])
@@ -54,12 +59,16 @@ def fit(measured: Measured, machine: Machine, name: str) -> DeviceProfile:
 
 def error(profile: DeviceProfile, points: Sequence[LayerPoint], dtype: str) -> float:
     """The root mean square of the relative errors of the cost model over measured points."""
-    ratios = [layers_curve(profile, point.shape, dtype, point.layers).seconds(point.rows) / point.s for point in points]
+    ratios = [
+        layers_curve(profile, point.shape, dtype, point.layers).seconds(point.rows) / point.s
+        for point in points
+    ]
     return float(np.sqrt(np.mean([(ratio - 1) ** 2 for ratio in ratios])))
 
 
 def _overheads(tiny: Sequence[LayerPoint]) -> tuple[float, float]:
-    """What each layer and each pass takes beside its weights: the slope and the intercept over the number of layers."""
+    """What each layer and each pass takes beside its weights: the slope and the intercept over the number of
+    layers."""
     few, many = sorted(tiny, key=lambda point: point.layers)
     layer_s = max(0.0, (many.s - few.s) / (many.layers - few.layers))
     return layer_s, max(0.0, few.s - few.layers * layer_s)

@@ -1,4 +1,5 @@
-"""GGUF files made from checkpoints, as llama.cpp's converter writes them: for tests, and to run llama.cpp beside us."""
+"""GGUF files made from checkpoints, as llama.cpp's converter writes them: for tests, and to run llama.cpp
+beside us."""
 
 from __future__ import annotations
 
@@ -53,7 +54,14 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {**WIDE, "head_dim": 32}),
     "qwen3-moe": (
         "qwen3_moe",
-        {**WIDE, "head_dim": 32, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "norm_topk_prob": True},
+        {
+            **WIDE,
+            "head_dim": 32,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 256,
+            "norm_topk_prob": True,
+        },
     ),
     "gemma2": ("gemma2", {**_GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 6.0}),
     "gemma3": (
@@ -66,7 +74,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
-    "phi3": ("phi3", {**WIDE, "sliding_window": 20, "rope_parameters": {**_THETA, "partial_rotary_factor": 0.5}}),
+    "phi3": (
+        "phi3",
+        {**WIDE, "sliding_window": 20, "rope_parameters": {**_THETA, "partial_rotary_factor": 0.5}},
+    ),
     "phi3-longrope": (
         "phi3",
         {
@@ -100,15 +111,19 @@ def convert(
     extra: Tensors | None = None,
     part_tensors: int = 0,
 ) -> Path:
-    """A GGUF file of a checkpoint with matrices in `kind`; `metadata` is set, or with None left out, after the converter's own.
+    """A GGUF file of a checkpoint with matrices in `kind`; `metadata` is set, or with None left out, after
+    the converter's own.
 
-    With `part_tensors` it is written in parts of so many tensors, behind a first one that has none; the first's path is returned.
+    With `part_tensors` it is written in parts of so many tensors, behind a first one that has none; the
+    first's path is returned.
     """
     config = ModelFiles(str(checkpoint)).config()
     architecture = ARCHITECTURES.get(config.model_type, config.model_type)
     written = {**_metadata(config, architecture), **(metadata or {})}
     path.parent.mkdir(exist_ok=True)
-    writer = GGUFWriter(path, architecture, split_max_tensors=part_tensors, small_first_shard=bool(part_tensors))
+    writer = GGUFWriter(
+        path, architecture, split_max_tensors=part_tensors, small_first_shard=bool(part_tensors)
+    )
     for key, value in written.items():
         _add(writer, key, value)
     tensors = {**_tensors(_numbers(checkpoint), config, architecture), **(extra or {})}
@@ -116,7 +131,11 @@ def convert(
         own = kind if values.ndim > 1 else GGMLQuantizationType.F32
         if name not in drop:
             writer.add_tensor(
-                name, blocks(own, values.shape[0], values.shape[1], number) if own in RANDOM else quantize(values, own), raw_dtype=own
+                name,
+                blocks(own, values.shape[0], values.shape[1], number)
+                if own in RANDOM
+                else quantize(values, own),
+                raw_dtype=own,
             )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -127,7 +146,11 @@ def convert(
 
 def _numbers(checkpoint: Path) -> Tensors:
     shards = sorted(set(ModelFiles(str(checkpoint)).weight_map().values()))
-    return {name: values.float().numpy() for shard in shards for name, values in load_file(checkpoint / shard).items()}
+    return {
+        name: values.float().numpy()
+        for shard in shards
+        for name, values in load_file(checkpoint / shard).items()
+    }
 
 
 def _add(writer: GGUFWriter, key: str, value: Any) -> None:
@@ -167,12 +190,17 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
     if architecture in ("gemma2", "gemma3", "phi3"):
         found["attention.sliding_window"] = config.sliding_window or 0
     if architecture == "gemma2":
-        found |= {"attn_logit_softcapping": config.attn_logit_softcapping, "final_logit_softcapping": config.final_logit_softcapping}
+        found |= {
+            "attn_logit_softcapping": config.attn_logit_softcapping,
+            "final_logit_softcapping": config.final_logit_softcapping,
+        }
     if architecture == "phi3":
         found["rope.scaling.original_context_length"] = config.original_max_position_embeddings
     if full["rope_type"] == "longrope":
         scale = config.max_position_embeddings / config.original_max_position_embeddings
-        found["rope.scaling.attn_factor"] = float(np.sqrt(1 + np.log(scale) / np.log(config.original_max_position_embeddings)))
+        found["rope.scaling.attn_factor"] = float(
+            np.sqrt(1 + np.log(scale) / np.log(config.original_max_position_embeddings))
+        )
     if architecture == "qwen3moe":
         found |= {
             "expert_count": config.num_experts,
@@ -180,7 +208,12 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
             "expert_feed_forward_length": config.moe_intermediate_size,
         }
     own = {f"{architecture}.{key}": value for key, value in found.items()}
-    return {"general.name": config.model_type, **own, "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
+    return {
+        "general.name": config.model_type,
+        **own,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
 
 
 def _tensors(checkpoint: Tensors, config: Any, architecture: str) -> Tensors:
@@ -193,7 +226,8 @@ def _tensors(checkpoint: Tensors, config: Any, architecture: str) -> Tensors:
             before, _, after = name.partition(".experts.")
             expert, _, leaf = after.partition(".")
             stack = experts.setdefault(
-                f"{names.get_name(f'{before}.experts.{leaf}'.removesuffix('.weight'))}.weight", [None] * config.num_experts
+                f"{names.get_name(f'{before}.experts.{leaf}'.removesuffix('.weight'))}.weight",
+                [None] * config.num_experts,
             )
             stack[int(expert)] = values
             continue
@@ -209,7 +243,10 @@ def _tensors(checkpoint: Tensors, config: Any, architecture: str) -> Tensors:
     if rope.get("rope_type") == "llama3":
         found["rope_freqs.weight"] = _llama3_divisors(config, rope)
     if rope.get("rope_type") == "longrope":
-        found |= {f"rope_factors_{kind}.weight": np.array(rope[f"{kind}_factor"], np.float32) for kind in ("short", "long")}
+        found |= {
+            f"rope_factors_{kind}.weight": np.array(rope[f"{kind}_factor"], np.float32)
+            for kind in ("short", "long")
+        }
     return found
 
 
@@ -220,12 +257,20 @@ def _llama3_divisors(config: Any, rope: dict[str, Any]) -> np.ndarray[Any, np.dt
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     smooth = (original / lengths - low) / (high - low)
     between = 1 / ((1 - smooth) / rope["factor"] + smooth)
-    return np.where(lengths < original / high, 1.0, np.where(lengths > original / low, rope["factor"], between)).astype(np.float32)
+    return np.where(
+        lengths < original / high, 1.0, np.where(lengths > original / low, rope["factor"], between)
+    ).astype(np.float32)
 
 
-def blocks(kind: GGMLQuantizationType, rows: int, columns: int, seed: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Random packed rows of a type that the gguf package cannot pack, with values about as large as small checkpoints'."""
-    scales = {GGMLQuantizationType.Q4_K: ((0, 5e-4), (2, 3.75e-3)), GGMLQuantizationType.Q6_K: ((208, 6e-5),)}[kind]
+def blocks(
+    kind: GGMLQuantizationType, rows: int, columns: int, seed: int
+) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Random packed rows of a type that the gguf package cannot pack, with values about as large as small
+    checkpoints'."""
+    scales = {
+        GGMLQuantizationType.Q4_K: ((0, 5e-4), (2, 3.75e-3)),
+        GGMLQuantizationType.Q6_K: ((208, 6e-5),),
+    }[kind]
     size, count = GGML_QUANT_SIZES[kind]
     found = np.random.default_rng(seed).integers(0, 256, (rows, columns // size, count), np.uint8)
     for at, scale in scales:

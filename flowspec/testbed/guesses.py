@@ -1,7 +1,8 @@
-"""Drafters for virtual time: what a real one proposes after a prefix is computed once, and all methods share it.
+"""Drafters for virtual time: what a real one proposes after a prefix is computed once, and all methods share
+it.
 
-`Drafting` says which drafter; for one case at a time it makes as many `Drafter`s as there are worlds. Knows nothing of time:
-what a pass costs is the world's business.
+`Drafting` says which drafter; for one case at a time it makes as many `Drafter`s as there are worlds. Knows
+nothing of time: what a pass costs is the world's business.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Drafting(Protocol):
 
 
 def open_drafting(name: str, target: ModelFiles, *, coupled: bool = True) -> Drafting:
-    """What `draft.choose.open_drafter` opens but EAGLE heads, or `random`; without coupling models guess without the noise.
+    """What `draft.choose.open_drafter` opens but EAGLE heads, or `random`; without coupling models guess
+    without the noise.
 
     Raises `InputError` for a drafter that cannot be used with the target in virtual time.
     """
@@ -64,7 +66,9 @@ def open_drafting(name: str, target: ModelFiles, *, coupled: bool = True) -> Dra
     if drafter.kind == NGRAM:
         return Ngrams(drafter.context)
     if drafter.captures:
-        raise InputError(f"--drafter {name}: an {drafter.kind} head needs the target's features, and in virtual time nothing computes them")
+        raise InputError(
+            f"--drafter {name}: an {drafter.kind} head needs the target's features, and in virtual time nothing computes them"
+        )
     from flowspec.testbed.model_guesses import Models
 
     return Models(drafter_files(name), ranker, drafter.context)
@@ -130,7 +134,9 @@ class MemoDrafter:
     def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
         """See `draft.protocol.Drafter`."""
         assert width <= WIDTH_MAX, f"{width} children are asked for, {WIDTH_MAX} are kept"
-        asked = [(part.commit, node, prefix) for part in segment.parts for node, prefix in self._view.take(part)]
+        asked = [
+            (part.commit, node, prefix) for part in segment.parts for node, prefix in self._view.take(part)
+        ]
         found = self._guesses.children([prefix for _, _, prefix in asked])
         return tuple(
             Proposal(
@@ -152,7 +158,8 @@ class MemoDrafter:
 
 
 class DrafterForEach:
-    """Drafters of one request each, as one: each part of a segment goes to its own, and one pass runs them all."""
+    """Drafters of one request each, as one: each part of a segment goes to its own, and one pass runs them
+    all."""
 
     kind = "model"
     captures: tuple[int, ...] = ()
@@ -167,7 +174,9 @@ class DrafterForEach:
         """See `draft.protocol.Drafter`."""
         found: list[Proposal] = []
         for part in segment.parts:
-            found += self._drafters[part.commit.request].draft(Segment(segment=segment.segment, parts=(part,)), width)
+            found += self._drafters[part.commit.request].draft(
+                Segment(segment=segment.segment, parts=(part,)), width
+            )
         return tuple(found)
 
     def release(self, message: Release) -> None:
@@ -196,6 +205,8 @@ class _RandomGuesses(Guesses):
         self._drafting = drafting
 
     def _rank(self, prefixes: Sequence[int]) -> list[Children]:
-        language = HashLanguage(self._drafting.vocabulary_size, seed=0, sharpness=RANDOM_SHARPNESS)  # anew: it remembers all it says
+        language = HashLanguage(
+            self._drafting.vocabulary_size, seed=0, sharpness=RANDOM_SHARPNESS
+        )  # anew: it remembers all it says
         logits = np.stack([language.logits(as_prefix(self.prefixes.tokens(prefix))) for prefix in prefixes])
         return self._drafting.ranker.best(logits, self._positions(prefixes), WIDTH_MAX)

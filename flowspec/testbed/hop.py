@@ -1,13 +1,15 @@
-"""What a hop costs: the framework's own time per segment and stage, computing and waiting behind others excluded.
+"""What a hop costs: the framework's own time per segment and stage, computing and waiting behind others
+excluded.
 
-Real daemons and sockets on loopback, and a model made for it: wide activations, next to no arithmetic. Counted is from
-the moment a segment is readable until its successor is handed to the socket: decoding, the stage's decisions, the change
-to the compute thread and back, and the copies of the payload.
+Real daemons and sockets on loopback, and a model made for it: wide activations, next to no arithmetic.
+Counted is from the moment a segment is readable until its successor is handed to the socket: decoding, the
+stage's decisions, the change to the compute thread and back, and the copies of the payload.
 
-With `--curve` the cost of encryption is measured, which ZeroMQ does in a thread of its own and so outside of that time: the whole trip of a
-segment, there and back, through daemons with keys and without, in turns.
+With `--curve` the cost of encryption is measured, which ZeroMQ does in a thread of its own and so outside of
+that time: the whole trip of a segment, there and back, through daemons with keys and without, in turns.
 
-    python -m flowspec.testbed.hop [--stages 4] [--rows 16] [--width 4096] [--dtype float16] [--curve] [--json]
+    python -m flowspec.testbed.hop [--stages 4] [--rows 16] [--width 4096] [--dtype float16] [--curve]
+    [--json]
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ WARM_UP = 20
 BLOCKS = 30
 """How often keyed and keyless take turns."""
 FAST = 0.1
-"""The share of a turn's trips that are faster than the one that counts: what else runs on a machine only adds time."""
+"""The share of a turn's trips that are faster than the one that counts: what else runs on a machine only adds
+time."""
 
 
 def shape_of(stages: int, rows: int, width: int) -> dict[str, int]:
@@ -71,12 +74,15 @@ def connect(folder: str, cluster: LocalCluster, rows: int, dtype: str, keys: Key
 
 
 def trips(head: Head, rows: int, count: int) -> list[float]:
-    """Seconds of so many segments of `rows` prompt tokens, one at a time, from the head through all stages and back."""
+    """Seconds of so many segments of `rows` prompt tokens, one at a time, from the head through all stages
+    and back."""
     spent = []
     for number in range(count):
         prompt = tuple((number + row) % 64 for row in range(rows))
         request = head.new_request()
-        submit = Submit(request=request, prompt=prompt, new_tokens_max=1, sampling=Sampling(), stop_ids=frozenset())
+        submit = Submit(
+            request=request, prompt=prompt, new_tokens_max=1, sampling=Sampling(), stop_ids=frozenset()
+        )
         started_s = time.perf_counter()
         for _ in head.submit(submit):
             pass
@@ -95,26 +101,35 @@ def measure(stages: int, rows: int, width: int, dtype: str, segments: int) -> li
     return [[hops[stage].own_s for hops in timed] for stage in range(stages)]
 
 
-def measure_curve(stages: int, rows: int, width: int, dtype: str, segments: int) -> tuple[list[float], list[float]]:
-    """Seconds of whole trips without keys and with them: a fast one of each of the blocks in which both took turns."""
+def measure_curve(
+    stages: int, rows: int, width: int, dtype: str, segments: int
+) -> tuple[list[float], list[float]]:
+    """Seconds of whole trips without keys and with them: a fast one of each of the blocks in which both took
+    turns."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         make_checkpoint(Path(folder), "llama", shape_of(stages, rows, width))
         keys = Path(folder) / "keys"
         make_keys(keys, ["head"], [f"local-{index}" for index in range(stages)], force=False)
-        plain, keyed = (stack.enter_context(LocalCluster(stages, family="llama", keys=each)) for each in (None, keys))
+        plain, keyed = (
+            stack.enter_context(LocalCluster(stages, family="llama", keys=each)) for each in (None, keys)
+        )
         heads = [
             stack.enter_context(connect(folder, plain, rows, dtype)),
             stack.enter_context(connect(folder, keyed, rows, dtype, head_keyring(keys))),
         ]
         for head in heads:
             trips(head, rows, WARM_UP)
-        blocks = [[quantile(trips(head, rows, max(1, segments // BLOCKS)), FAST) for head in heads] for _ in range(BLOCKS)]
+        blocks = [
+            [quantile(trips(head, rows, max(1, segments // BLOCKS)), FAST) for head in heads]
+            for _ in range(BLOCKS)
+        ]
     return [block[0] for block in blocks], [block[1] for block in blocks]
 
 
 def report_curve(plain: Sequence[float], keyed: Sequence[float], stages: int) -> dict[str, float]:
-    """Medians over blocks, ratios as the middle half of the blocks has them; a hop is one of the links between stages, which carry the payload."""
+    """Medians over blocks, ratios as the middle half of the blocks has them; a hop is one of the links
+    between stages, which carry the payload."""
     ratios = sorted(with_keys / without for without, with_keys in zip(plain, keyed, strict=True))
     extra = statistics.median(with_keys - without for without, with_keys in zip(plain, keyed, strict=True))
     return {
@@ -134,12 +149,16 @@ def quantile(values: list[float], share: float) -> float:
 
 def command(args: argparse.Namespace) -> int:
     if args.segments > TIMED_SEGMENTS_MAX and not args.curve:
-        raise InputError(f"expected --segments up to {TIMED_SEGMENTS_MAX}, got {args.segments}: a head keeps the times of no more")
+        raise InputError(
+            f"expected --segments up to {TIMED_SEGMENTS_MAX}, got {args.segments}: a head keeps the times of no more"
+        )
     found: dict[str, Any]
     what = {"rows": args.rows, "width": args.width, "dtype": args.dtype, "segments": args.segments}
     shape = f"{args.segments} segments of [{args.rows}, {args.width}] {args.dtype} through {args.stages} stages on loopback"
     if args.curve:
-        found = report_curve(*measure_curve(args.stages, args.rows, args.width, args.dtype, args.segments), args.stages)
+        found = report_curve(
+            *measure_curve(args.stages, args.rows, args.width, args.dtype, args.segments), args.stages
+        )
         lines = [
             f"{shape}, in {BLOCKS} turns:",
             f"a trip takes {found['plain_trip_ms']} ms in the clear and {found['curve_trip_ms']} ms encrypted",
@@ -164,11 +183,21 @@ def command(args: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("hop", __doc__)
     parser.add_argument("--stages", type=whole, default=4, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--rows", type=whole, default=16, metavar="N", help="tokens of a segment (default: %(default)s)")
-    parser.add_argument("--width", type=whole, default=4096, metavar="N", help="numbers of a token's activations (default: %(default)s)")
+    parser.add_argument(
+        "--rows", type=whole, default=16, metavar="N", help="tokens of a segment (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--width",
+        type=whole,
+        default=4096,
+        metavar="N",
+        help="numbers of a token's activations (default: %(default)s)",
+    )
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="float16", help="(default: %(default)s)")
     parser.add_argument("--segments", type=whole, default=500, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--curve", action="store_true", help="measure whole trips with and without encryption instead")
+    parser.add_argument(
+        "--curve", action="store_true", help="measure whole trips with and without encryption instead"
+    )
     return run_command(parser, command, argv)
 
 

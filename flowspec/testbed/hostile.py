@@ -1,7 +1,9 @@
-"""What a head and a device that mean harm can do where they are let in: tried on real daemons and a real head on loopback.
+"""What a head and a device that mean harm can do where they are let in: tried on real daemons and a real head
+on loopback.
 
-Beside `intrusion`, which tries to get in. These have valid keys, or there are none. Each attempt says what came of it and
-whether that is as `docs/security.md` promises: nobody else gets other answers, no daemon ends, a head ends in a line.
+Beside `intrusion`, which tries to get in. These have valid keys, or there are none. Each attempt says what
+came of it and whether that is as `docs/security.md` promises: nobody else gets other answers, no daemon ends,
+a head ends in a line.
 
     python -m flowspec.testbed.hostile [--minutes 30] [--seed N] [--json]
 """
@@ -56,7 +58,8 @@ WAIT_S = 30.0
 LOOK_EVERY_S = 20.0
 """Between two looks whether daemons that are told anything still serve others."""
 GROWTH_BYTES = 200 << 20
-"""By how much a daemon's memory may grow meanwhile: caches, the slices of two models, what the allocator keeps."""
+"""By how much a daemon's memory may grow meanwhile: caches, the slices of two models, what the allocator
+keeps."""
 ROLES = ("head-control", "head-control", "head-data", "head-weights", "stage")
 
 
@@ -104,16 +107,21 @@ class Stranger:
         self.link.count_from(welcome.count)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.socket.close(linger=100)
 
     def hear(self, timeout_s: float) -> Message | None:
         """The next message; None if none comes."""
-        return decode(self.socket.recv_multipart()).message if self.socket.poll(int(timeout_s * 1000)) else None
+        return (
+            decode(self.socket.recv_multipart()).message if self.socket.poll(int(timeout_s * 1000)) else None
+        )
 
 
 class Site:
-    """Local daemons without keys, and a model that they do not find: `folder` in the folder where the head runs."""
+    """Local daemons without keys, and a model that they do not find: `folder` in the folder where the head
+    runs."""
 
     def __init__(self, daemons: Sequence[LocalDaemon], folder: Path, seed: int) -> None:
         self.daemons = daemons
@@ -121,7 +129,9 @@ class Site:
         self.draw = random.Random(seed)
         self.context: zmq.Context[Any] = zmq.Context()
         self.fingerprint = ModelFiles(folder.name).fingerprint()
-        self.expected = Reference(ModelFiles(folder.name), "float32").generate(PROMPT, Sampling(), NEW_TOKENS, frozenset())
+        self.expected = Reference(ModelFiles(folder.name), "float32").generate(
+            PROMPT, Sampling(), NEW_TOKENS, frozenset()
+        )
 
     def close(self) -> None:
         self.context.destroy(linger=0)
@@ -199,7 +209,13 @@ class Site:
 
 
 def said_of(message: Message | None) -> str:
-    return f"Error: {message.text}" if isinstance(message, Error) else "nothing" if message is None else type(message).__name__
+    return (
+        f"Error: {message.text}"
+        if isinstance(message, Error)
+        else "nothing"
+        if message is None
+        else type(message).__name__
+    )
 
 
 def attempt(site: Site, name: str, outcome: str, *, is_right: bool) -> Attempt:
@@ -225,7 +241,10 @@ def poison(site: Site) -> Attempt:
     said = site.hand_out(site.assign(site.folder.name), offer)
     offer.close()
     return attempt(
-        site, "altered weights under another's fingerprint", f"the daemon said {said_of(said)}", is_right=isinstance(said, Ready)
+        site,
+        "altered weights under another's fingerprint",
+        f"the daemon said {said_of(said)}",
+        is_right=isinstance(said, Ready),
     )
 
 
@@ -234,12 +253,19 @@ def fewer_layers(site: Site) -> Attempt:
     files = ModelFiles(site.folder.name)
     offer = Offer(files, files.fingerprint())
     whole = site.assign(site.folder.name)
-    first = replace(whole, stages=2, end_layer=2, next_hop=site.daemons[1].address, next_name=site.daemons[1].name)
+    first = replace(
+        whole, stages=2, end_layer=2, next_hop=site.daemons[1].address, next_name=site.daemons[1].name
+    )
     begun = site.hand_out(first, offer)
     said = site.hand_out(replace(whole, end_layer=2, layer_count=2), offer)
     offer.close()
     is_right = isinstance(begun, Ready) and isinstance(said, Error)
-    return attempt(site, "a kept slice as one of a model with fewer layers", f"the daemon said {said_of(said)}", is_right=is_right)
+    return attempt(
+        site,
+        "a kept slice as one of a model with fewer layers",
+        f"the daemon said {said_of(said)}",
+        is_right=is_right,
+    )
 
 
 def bad_config(site: Site, name: str, **config: Any) -> Attempt:
@@ -252,12 +278,15 @@ def bad_config(site: Site, name: str, **config: Any) -> Attempt:
 
 
 def any_order(site: Site, seconds: float) -> Attempt:
-    """Messages of all kinds in any order, on connections of all roles; real Assigns among them, so that some get far."""
+    """Messages of all kinds in any order, on connections of all roles; real Assigns among them, so that some
+    get far."""
     before, count, ended_s, failed = site.memory(), 0, time.monotonic() + seconds, ""
     look_s = time.monotonic() + LOOK_EVERY_S
     real = (site.assign(site.folder.name), site.assign(str(site.folder)), Ping(), Ping())
     while time.monotonic() < ended_s and not failed:
-        with Stranger(site.context, site.daemon.address, site.draw.choice(ROLES), site.draw.randrange(3)) as stranger:
+        with Stranger(
+            site.context, site.daemon.address, site.draw.choice(ROLES), site.draw.randrange(3)
+        ) as stranger:
             for _ in range(site.draw.randrange(1, 20)):
                 data = Tensor(rows=1, width=3, dtype=BYTES, data=b"abc") if site.draw.random() < 0.2 else None
                 message = site.draw.choice(real if site.draw.random() < 0.3 else MESSAGES)
@@ -268,7 +297,9 @@ def any_order(site: Site, seconds: float) -> Attempt:
             failed, look_s = site.serves(), time.monotonic() + LOOK_EVERY_S
     grown = max(0, site.memory() - before)
     outcome = f"{count} messages; the daemon grew by {mib(grown)}{'; ' * bool(failed)}{failed}"
-    return attempt(site, "messages of all kinds in any order", outcome, is_right=not failed and grown < GROWTH_BYTES)
+    return attempt(
+        site, "messages of all kinds in any order", outcome, is_right=not failed and grown < GROWTH_BYTES
+    )
 
 
 class HostileDevice(threading.Thread):
@@ -295,8 +326,12 @@ class HostileDevice(threading.Thread):
             except PeerError:
                 continue
             if identity not in links:
-                links[identity] = Link(self._router, incarnation=envelope.incarnation, sender="device", identity=identity)
-                links[identity].send(Welcome(name="device", version=__version__, device="cpu", pid=1, memory_bytes=1, count=5))
+                links[identity] = Link(
+                    self._router, incarnation=envelope.incarnation, sender="device", identity=identity
+                )
+                links[identity].send(
+                    Welcome(name="device", version=__version__, device="cpu", pid=1, memory_bytes=1, count=5)
+                )
                 continue
             for _ in range(self._draw.randrange(3)):
                 self.said += links[identity].send(self._draw.choice(MESSAGES))
@@ -330,7 +365,8 @@ def device(site: Site, seconds: float) -> Attempt:
 
 
 def try_everything(folder: Path, minutes: float, seed: int) -> Iterator[Attempt]:
-    """All attempts, one after another; the current folder becomes `folder`, where the model is, which daemons do not find there."""
+    """All attempts, one after another; the current folder becomes `folder`, where the model is, which daemons
+    do not find there."""
     model = make_checkpoint(folder / "model", "llama", SMALL)
     with LocalCluster(2, family="llama", log_level="CRITICAL", cache_dir=folder / "stores") as cluster:
         daemons = cluster.wait()
@@ -340,8 +376,12 @@ def try_everything(folder: Path, minutes: float, seed: int) -> Iterator[Attempt]
             yield fewer_layers(site)
             vision = {"model_type": "gemma3", "tie_word_embeddings": None}
             yield bad_config(site, "a config that breaks a class of transformers", **vision)
-            yield bad_config(site, "a config of a million experts", model_type="qwen3_moe", num_local_experts=1 << 20)
-            yield bad_config(site, "a config of a million layers", model_type="llama", num_hidden_layers=1 << 20)
+            yield bad_config(
+                site, "a config of a million experts", model_type="qwen3_moe", num_local_experts=1 << 20
+            )
+            yield bad_config(
+                site, "a config of a million layers", model_type="llama", num_hidden_layers=1 << 20
+            )
             yield any_order(site, 40 * minutes)
             yield device(site, 20 * minutes)
 
@@ -353,7 +393,10 @@ def command(args: argparse.Namespace) -> int:
         for each in try_everything(Path(folder), args.minutes, args.seed):
             attempts.append(each)
             if not args.json:
-                print(f"{'as promised' if each.as_promised else 'BROKEN'}: {each.name}\n    {each.outcome}", flush=True)
+                print(
+                    f"{'as promised' if each.as_promised else 'BROKEN'}: {each.name}\n    {each.outcome}",
+                    flush=True,
+                )
         os.chdir("/")
     if args.json:
         print(json.dumps([asdict(each) for each in attempts]))
@@ -362,7 +405,12 @@ def command(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("hostile", __doc__)
-    parser.add_argument("--minutes", type=float, default=1.0, help="how long to say anything in any order (default: %(default)s)")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=1.0,
+        help="how long to say anything in any order (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="what is said, and when (default: %(default)s)")
     return run_command(parser, command, argv)
 

@@ -1,7 +1,8 @@
-"""What somebody in the network can do to a cluster: break-ins that are tried on real daemons on loopback, with keys and without.
+"""What somebody in the network can do to a cluster: break-ins that are tried on real daemons on loopback,
+with keys and without.
 
-Each attempt says what came of it and whether that is as `docs/security.md` promises. The eavesdropper's are made on a link in the clear,
-too, where they must succeed: so they can fail.
+Each attempt says what came of it and whether that is as `docs/security.md` promises. The eavesdropper's are
+made on a link in the clear, too, where they must succeed: so they can fail.
 
     python -m flowspec.testbed.intrusion [--json]
 """
@@ -46,7 +47,8 @@ QUIET_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One attempt: `outcome` is what the intruder saw, `logged` the daemon's line about it, if there is to be one."""
+    """One attempt: `outcome` is what the intruder saw, `logged` the daemon's line about it, if there is to be
+    one."""
 
     name: str
     outcome: str
@@ -56,7 +58,8 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tapped:
-    """An answer that was listened to: its tokens, and all connections of the cluster with the address that each went to."""
+    """An answer that was listened to: its tokens, and all connections of the cluster with the address that
+    each went to."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -75,16 +78,28 @@ class Site:
         files = ModelFiles(BUNDLED)
         devices = [Device(name=f"local-{index}", address=address) for index, address in enumerate(addresses)]
         stages = tuple(split_layers(devices, int(files.raw_config()["num_hidden_layers"]), None))
-        return ClusterPlan(model=BUNDLED, fingerprint=files.fingerprint(), dtype="float32", context=256, stages=stages)
+        return ClusterPlan(
+            model=BUNDLED, fingerprint=files.fingerprint(), dtype="float32", context=256, stages=stages
+        )
 
     def tapped_answer(self) -> Tapped:
         prompt = tuple(Tokenizer(ModelFiles(BUNDLED)).encode(PROMPT))
         with contextlib.ExitStack() as stack:
             taps = [stack.enter_context(Wiretap(address)) for address in self.addresses]
             with Head(self.plan([tap.address for tap in taps]), keys=self.keys) as head:
-                submit = Submit(request=1, prompt=prompt, new_tokens_max=NEW_TOKENS, sampling=Sampling(), stop_ids=frozenset())
+                submit = Submit(
+                    request=1,
+                    prompt=prompt,
+                    new_tokens_max=NEW_TOKENS,
+                    sampling=Sampling(),
+                    stop_ids=frozenset(),
+                )
                 tokens = tuple(token for batch in head.submit(submit) for token in batch.tokens)
-            recordings = [(address, each) for address, tap in zip(self.addresses, taps, strict=True) for each in tap.recordings]
+            recordings = [
+                (address, each)
+                for address, tap in zip(self.addresses, taps, strict=True)
+                for each in tap.recordings
+            ]
             return Tapped(prompt=prompt, tokens=tokens, recordings=tuple(recordings))
 
     def try_head(self, keys: Keyring | None) -> tuple[str, float]:
@@ -97,7 +112,8 @@ class Site:
         return "", time.monotonic() - started_s
 
     def logged(self, wanted: str, since: int) -> str:
-        """The first line of the daemons' log from that byte on that has these words in it; empty if none comes."""
+        """The first line of the daemons' log from that byte on that has these words in it; empty if none
+        comes."""
         deadline_s = time.monotonic() + LOG_S
         while time.monotonic() < deadline_s:
             for line in self.log.read_bytes()[since:].decode("utf-8", "replace").splitlines():
@@ -112,7 +128,9 @@ def site(folder: Path, keys_folder: Path | None) -> Iterator[Site]:
     """Daemons on loopback, with keys or without."""
     log = folder / f"{'keyed' if keys_folder else 'keyless'}.log"
     log.touch()
-    with LocalCluster(STAGES, family="llama", log_level="INFO", log_file=str(log), keys=keys_folder) as cluster:
+    with LocalCluster(
+        STAGES, family="llama", log_level="INFO", log_file=str(log), keys=keys_folder
+    ) as cluster:
         yield Site(cluster, log, None if keys_folder is None else head_keyring(keys_folder))
 
 
@@ -127,7 +145,9 @@ def knock(where: Site, name: str, keys: Keyring | None, told: str, logged: str) 
 
 def eavesdrop(where: Site, answer: Tapped) -> Attempt:
     """What can be read of an answer: everything in the clear, nothing with keys."""
-    streams = [bytes(stream) for _, recording in answer.recordings for stream in (recording.sent, recording.received)]
+    streams = [
+        bytes(stream) for _, recording in answer.recordings for stream in (recording.sent, recording.received)
+    ]
     needles = {
         "the prompt's tokens": msgpack.packb(answer.prompt),
         "the model's name": BUNDLED.encode(),
@@ -135,7 +155,14 @@ def eavesdrop(where: Site, answer: Tapped) -> Attempt:
     }
     found = [name for name, needle in needles.items() if any(needle in stream for stream in streams)]
     read = [envelope.message for stream in streams for envelope in messages(stream)]
-    overheard = tuple(t for message in read if isinstance(message, Verified) for part in message.parts for t in part.next_tokens if t >= 0)
+    overheard = tuple(
+        t
+        for message in read
+        if isinstance(message, Verified)
+        for part in message.parts
+        for t in part.next_tokens
+        if t >= 0
+    )
     prompts = [part.tokens for message in read if isinstance(message, Segment) for part in message.parts]
     is_read = overheard[: len(answer.tokens)] == answer.tokens and answer.prompt in prompts
     outcome = f"{sum(map(len, streams))} bytes, {len(read)} messages decoded"
@@ -146,9 +173,13 @@ def eavesdrop(where: Site, answer: Tapped) -> Attempt:
 
 
 def play_again(where: Site, answer: Tapped) -> Attempt:
-    """Each recorded connection, played to its daemon again: none may get further than Hello, which anybody can say without keys."""
+    """Each recorded connection, played to its daemon again: none may get further than Hello, which anybody
+    can say without keys."""
     since = where.log.stat().st_size
-    answers = [[envelope.message for envelope in messages(replay(recording, address, QUIET_S))] for address, recording in answer.recordings]
+    answers = [
+        [envelope.message for envelope in messages(replay(recording, address, QUIET_S))]
+        for address, recording in answer.recordings
+    ]
     if where.keys is not None:
         refused = not any(answers)
         line = where.logged("not encrypted for this device's key, or replayed", since)
@@ -160,7 +191,9 @@ def play_again(where: Site, answer: Tapped) -> Attempt:
         line = where.logged("frames were lost or replayed", since)
     outcome = f"{len(answers)} connections played again: {'all refused' if refused else 'NOT all refused'}"
     kind = "encrypted" if where.keys is not None else "in the clear"
-    return Attempt(name=f"a recorded session, {kind}", outcome=outcome, logged=line, as_promised=refused and bool(line))
+    return Attempt(
+        name=f"a recorded session, {kind}", outcome=outcome, logged=line, as_promised=refused and bool(line)
+    )
 
 
 def try_everything(folder: Path) -> Iterator[Attempt]:
@@ -173,8 +206,20 @@ def try_everything(folder: Path) -> Iterator[Attempt]:
         assert keyed.keys is not None
         stranger = replace(head_keyring(others), devices=keyed.keys.devices)
         device = device_keyring(ours, names[0])
-        yield knock(keyed, "a head without keys", None, "encrypted connections only, and there are no keys here", "came without keys")
-        yield knock(keyed, "a head whose key is not listed", stranger, "does not know the key of head", "its key is not listed")
+        yield knock(
+            keyed,
+            "a head without keys",
+            None,
+            "encrypted connections only, and there are no keys here",
+            "came without keys",
+        )
+        yield knock(
+            keyed,
+            "a head whose key is not listed",
+            stranger,
+            "does not know the key of head",
+            "its key is not listed",
+        )
         yield knock(
             keyed,
             "a head that holds other keys of the devices",
@@ -182,7 +227,13 @@ def try_everything(folder: Path) -> Iterator[Attempt]:
             "it has no keys, or not the one",
             "not encrypted for",
         )
-        yield knock(keyed, "a device that plays the head", device, "opens no head-control connections", "opens no head-control connections")
+        yield knock(
+            keyed,
+            "a device that plays the head",
+            device,
+            "opens no head-control connections",
+            "opens no head-control connections",
+        )
         named = replace(keyed.keys, name="boss")
         yield knock(keyed, "a head that takes another name", named, "calls itself boss", "calls itself boss")
         answer = keyed.tapped_answer()
@@ -208,7 +259,10 @@ def command(args: argparse.Namespace) -> int:
         for attempt in try_everything(Path(folder)):
             attempts.append(attempt)
             if not args.json:
-                print(f"{'as promised' if attempt.as_promised else 'BROKEN'}: {attempt.name}\n    {attempt.outcome}", flush=True)
+                print(
+                    f"{'as promised' if attempt.as_promised else 'BROKEN'}: {attempt.name}\n    {attempt.outcome}",
+                    flush=True,
+                )
                 if attempt.logged:
                     print(f"    the daemon's log: {attempt.logged}", flush=True)
     if args.json:

@@ -1,8 +1,9 @@
 """Answers of an experiment in real time, by real processes: the emulated world and the cluster world.
 
-Every testbed is a cluster of its own. In every round (`Bench.repeat`) each method holds it once, forwards and backwards in turns, so that
-a machine that grows slower hits all alike; its session answers a cut prompt to warm up, and then all cases that are missing, one
-after the other, each when nothing of the one before is under way any more.
+Every testbed is a cluster of its own. In every round (`Bench.repeat`) each method holds it once, forwards and
+backwards in turns, so that a machine that grows slower hits all alike; its session answers a cut prompt to
+warm up, and then all cases that are missing, one after the other, each when nothing of the one before is
+under way any more.
 """
 
 from __future__ import annotations
@@ -14,7 +15,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flowspec.core.events import Draft, Drafted, Finished, HeadCommand, HeadEvent, ToPipeline, ToStages, VerifiedArrived
+from flowspec.core.events import (
+    Draft,
+    Drafted,
+    Finished,
+    HeadCommand,
+    HeadEvent,
+    ToPipeline,
+    ToStages,
+    VerifiedArrived,
+)
 from flowspec.core.messages import Message
 from flowspec.draft.choose import NONE, check_drafter
 from flowspec.errors import InputError
@@ -34,14 +44,16 @@ from flowspec.testbed.trace import Trace
 from flowspec.wire.codec import DTYPE_BYTES, Envelope, encode
 
 WARM_UP_TOKENS = 48
-"""Of the first prompt, in every session: what the head learns costs and confidences from before anything counts."""
+"""Of the first prompt, in every session: what the head learns costs and confidences from before anything
+counts."""
 REST_S_MAX = 30.0
 """The last segments of an answer are waited for so long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where answers are made. `testbed` says what its boards take, None where none are named; `row_bytes` is a hidden state's, None: the model's."""
+    """Where answers are made. `testbed` says what its boards take, None where none are named; `row_bytes` is
+    a hidden state's, None: the model's."""
 
     name: str
     options: ClusterOptions
@@ -61,9 +73,11 @@ class Round:
 def run_live(
     bench: Bench, cases: Sequence[Case], done: Sequence[Record], out: Path, step: Step, progress: Progress
 ) -> tuple[list[Record], dict[str, Trace]]:
-    """The records that are missing, each on disk as soon as it is there, and what happened in each method's first answer of all.
+    """The records that are missing, each on disk as soon as it is there, and what happened in each method's
+    first answer of all.
 
-    Raises `InputError` for what these worlds do not have, `ClusterError` when a device is lost or cannot keep up with what it emulates.
+    Raises `InputError` for what these worlds do not have, `ClusterError` when a device is lost or cannot keep
+    up with what it emulates.
     """
     _check(bench)
     runs = LiveRuns(bench, cases, done, out, step, progress)
@@ -78,7 +92,9 @@ def run_live(
 def _check(bench: Bench) -> None:
     assert bench.world != SIMULATED
     if bench.is_synthetic:
-        raise InputError(f"world {bench.world}: expected a real model, got {bench.model!r}, which exists in the simulated world only")
+        raise InputError(
+            f"world {bench.world}: expected a real model, got {bench.model!r}, which exists in the simulated world only"
+        )
     for setup in bench.setups:
         if setup.published:
             raise InputError(
@@ -99,8 +115,12 @@ def places(bench: Bench) -> list[Place]:
     if bench.world == EMULATED:
         return [_emulated(bench, testbed) for testbed in bench.testbeds]
     if len(bench.testbeds) > 1:
-        raise InputError(f"world {bench.world}: expected at most one testbed, which the cluster is, got {len(bench.testbeds)}")
-    options = ClusterOptions(model=bench.model, dtype=DTYPE, cluster=bench.cluster, local=bench.local, context=bench.context)
+        raise InputError(
+            f"world {bench.world}: expected at most one testbed, which the cluster is, got {len(bench.testbeds)}"
+        )
+    options = ClusterOptions(
+        model=bench.model, dtype=DTYPE, cluster=bench.cluster, local=bench.local, context=bench.context
+    )
     named = next(iter(bench.testbeds), None)
     own_name = f"{bench.local} local processes" if bench.cluster is None else bench.cluster.stem
     return [Place(name=own_name if named is None else named.name, options=options, testbed=named)]
@@ -111,13 +131,16 @@ def _emulated(bench: Bench, testbed: Testbed) -> Place:
     sampling = sampling_curve(testbed)
     emulation = Emulation(
         devices=tuple(
-            DeviceEmulation(layers=curve, sampling=sampling, outgoing=testbed.link, row_bytes=row) for curve in stage_curves(testbed)
+            DeviceEmulation(layers=curve, sampling=sampling, outgoing=testbed.link, row_bytes=row)
+            for curve in stage_curves(testbed)
         ),
         drafting=drafting_curve(testbed),
         control=testbed.link,
         first_hop=testbed.link,
     )
-    options = ClusterOptions(model=bench.model, dtype=DTYPE, local=len(testbed.devices), context=bench.context, emulation=emulation)
+    options = ClusterOptions(
+        model=bench.model, dtype=DTYPE, local=len(testbed.devices), context=bench.context, emulation=emulation
+    )
     return Place(name=testbed.name, options=options, testbed=testbed, row_bytes=row)
 
 
@@ -131,9 +154,18 @@ def rounds_of(bench: Bench, place: str, cases: Sequence[Case], known: set[Key]) 
 
 
 class LiveRuns:
-    """Runs rounds and keeps what comes of them: `found` are all records, `traces` those of the first place, by method."""
+    """Runs rounds and keeps what comes of them: `found` are all records, `traces` those of the first place,
+    by method."""
 
-    def __init__(self, bench: Bench, cases: Sequence[Case], done: Sequence[Record], out: Path, step: Step, progress: Progress) -> None:
+    def __init__(
+        self,
+        bench: Bench,
+        cases: Sequence[Case],
+        done: Sequence[Record],
+        out: Path,
+        step: Step,
+        progress: Progress,
+    ) -> None:
         self.found = list(done)
         self.traces: dict[str, Trace] = {}
         self._bench = bench
@@ -155,7 +187,9 @@ class LiveRuns:
         setup, recorder = one.setup, Recorder()
         row_bytes = place.row_bytes or cluster.config.hidden_size * DTYPE_BYTES[DTYPE]
         drafters = self._bench.drafters_of(setup) or (NONE,)
-        decoding = Decoding(method=setup.method, drafters=drafters, options=setup.options, coupled=setup.coupled)
+        decoding = Decoding(
+            method=setup.method, drafters=drafters, options=setup.options, coupled=setup.coupled
+        )
         with cluster.session(decoding, self._progress, recorder) as session:
             stages = len(session.head.stages)
             recorder.answer(session, self._warm_up)
@@ -189,11 +223,17 @@ def _energy_j(testbed: Testbed | None, answered: Answered, stages: int) -> float
         return 0.0
     trace = answered.trace
     stages_busy_s = [sum(trip.hops[at].compute_s for trip in trace.trips) for at in range(stages)]
-    return energy_of(testbed, answered.whole_s, stages_busy_s, {None: sum(each.ended_s - each.started_s for each in trace.passes)})
+    return energy_of(
+        testbed,
+        answered.whole_s,
+        stages_busy_s,
+        {None: sum(each.ended_s - each.started_s for each in trace.passes)},
+    )
 
 
 class Recorder:
-    """Watches a head's thread, answer by answer; an answer is over when nothing of it is under way any more, dead segments included."""
+    """Watches a head's thread, answer by answer; an answer is over when nothing of it is under way any more,
+    dead segments included."""
 
     def __init__(self) -> None:
         self._begin()
@@ -222,9 +262,12 @@ class Recorder:
             self._at_rest.set()
 
     def answer(self, session: Session, case: Case) -> Answered:
-        """Asks, reads, and waits until the cluster is at rest again: the next answer shall not stand in this one's queue."""
+        """Asks, reads, and waits until the cluster is at rest again: the next answer shall not stand in this
+        one's queue."""
         self._begin()
-        answer, timing = session.ask(case.prompt, case.sampling, Limits(new_tokens_max=case.new_tokens_max, stop_ids=case.stop_ids))
+        answer, timing = session.ask(
+            case.prompt, case.sampling, Limits(new_tokens_max=case.new_tokens_max, stop_ids=case.stop_ids)
+        )
         assert answer.end is not None
         self._at_rest.wait(REST_S_MAX)
         return Answered(
@@ -239,7 +282,8 @@ class Recorder:
         )
 
     def network_bytes(self, stages: int, row_bytes: int) -> int:
-        """What the last answer sent: all messages of the head's own, to it and from it, and the hidden states between stages.
+        """What the last answer sent: all messages of the head's own, to it and from it, and the hidden states
+        between stages.
 
         Headers between stages, some ten bytes for each row, and an EAGLE head's features are not counted.
         """
@@ -248,4 +292,7 @@ class Recorder:
 
 
 def _size(messages: Sequence[Message]) -> int:
-    return sum(len(encode(Envelope(incarnation=0, sender="head", sequence=0, message=message))[0]) for message in messages)
+    return sum(
+        len(encode(Envelope(incarnation=0, sender="head", sequence=0, message=message))[0])
+        for message in messages
+    )

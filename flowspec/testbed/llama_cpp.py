@@ -1,12 +1,14 @@
-"""Packed weights beside llama.cpp at the same class of precision: a pass of one row and of segments of rows, one thread, as ratios.
+"""Packed weights beside llama.cpp at the same class of precision: a pass of one row and of segments of rows,
+one thread, as ratios.
 
-Needs the packages gguf and llama-cpp-python, built for this machine; the checkpoint is written to GGUF files for it, in BF16, Q8_0 and Q4_0.
-Each model is loaded in a process of its own, and these take turns (`packed.py`). A pass is a chain of rows through all layers, logits of all rows
-included, from an empty cache; its time is the least of all rounds.
+Needs the packages gguf and llama-cpp-python, built for this machine; the checkpoint is written to GGUF files
+for it, in BF16, Q8_0 and Q4_0. Each model is loaded in a process of its own, and these take turns
+(`packed.py`). A pass is a chain of rows through all layers, logits of all rows included, from an empty cache;
+its time is the least of all rounds.
 
-CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary llama-cpp-python llama-cpp-python gguf
-python -m flowspec.testbed.checkpoints FOLDER --gigabyte
-python -m flowspec.testbed.llama_cpp --model FOLDER [--dtypes bfloat16,int8] [--rows 1,16] [--rounds 5] [--files FOLDER] [--json]
+CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary llama-cpp-python llama-cpp-python gguf python -m
+flowspec.testbed.checkpoints FOLDER --gigabyte python -m flowspec.testbed.llama_cpp --model FOLDER [--dtypes
+bfloat16,int8] [--rows 1,16] [--rounds 5] [--files FOLDER] [--json]
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ def _context(api: Any, path: str, rows_max: int) -> Any:
 
 @functools.cache
 def _silence(api: Any) -> Any:
-    """A callback of llama.cpp's that drops its log of several thousand lines; kept, since llama.cpp only has its address."""
+    """A callback of llama.cpp's that drops its log of several thousand lines; kept, since llama.cpp only has
+    its address."""
     return api.llama_log_callback(lambda level, text, data: None)
 
 
@@ -98,12 +101,17 @@ def write_files(model: str, dtypes: Sequence[str], folder: Path) -> dict[str, Pa
     for dtype, path in paths.items():
         if not path.exists():
             kind = GGMLQuantizationType[KINDS[dtype]]
-            convert(Path(model), path.with_suffix(".part"), kind, metadata={"tokenizer.ggml.model": "no_vocab"}).replace(path)
+            convert(
+                Path(model), path.with_suffix(".part"), kind, metadata={"tokenizer.ggml.model": "no_vocab"}
+            ).replace(path)
     return paths
 
 
-def measure(model: str, dtypes: Sequence[str], rows: Sequence[int], rounds: int, files: Path) -> dict[str, Any]:
-    """By precision: bytes of weights and least seconds of a pass by rows, ours and llama.cpp's, and our rows per second over its."""
+def measure(
+    model: str, dtypes: Sequence[str], rows: Sequence[int], rounds: int, files: Path
+) -> dict[str, Any]:
+    """By precision: bytes of weights and least seconds of a pass by rows, ours and llama.cpp's, and our rows
+    per second over its."""
     paths = write_files(model, dtypes, files)
     ours = {dtype: (serve, (model, dtype, rows)) for dtype in dtypes}
     theirs = {KINDS[dtype]: (serve_llama_cpp, (str(path), rows)) for dtype, path in paths.items()}
@@ -112,8 +120,12 @@ def measure(model: str, dtypes: Sequence[str], rows: Sequence[int], rounds: int,
         dtype: {
             "kind": KINDS[dtype],
             "weight_bytes": [found[name].weight_bytes for name in (dtype, KINDS[dtype])],
-            "pass_s": {str(count): [found[name].pass_s[count] for name in (dtype, KINDS[dtype])] for count in rows},
-            "rows_per_s_ratio": {str(count): found[KINDS[dtype]].pass_s[count] / found[dtype].pass_s[count] for count in rows},
+            "pass_s": {
+                str(count): [found[name].pass_s[count] for name in (dtype, KINDS[dtype])] for count in rows
+            },
+            "rows_per_s_ratio": {
+                str(count): found[KINDS[dtype]].pass_s[count] / found[dtype].pass_s[count] for count in rows
+            },
         }
         for dtype in dtypes
     }
@@ -126,19 +138,30 @@ def command(args: argparse.Namespace) -> int:
     if importlib.util.find_spec("gguf") is None:
         raise InputError(MISSING_PACKAGE)
     if importlib.util.find_spec("llama_cpp") is None:
-        raise InputError("llama.cpp's Python package is not here: CMAKE_ARGS=-DGGML_NATIVE=ON pip install llama-cpp-python")
+        raise InputError(
+            "llama.cpp's Python package is not here: CMAKE_ARGS=-DGGML_NATIVE=ON pip install llama-cpp-python"
+        )
     files = ModelFiles(args.model)
     if files.config().model_type != "llama" or not Path(args.model).is_dir():
-        raise InputError(f"--model: expected a folder with a Llama, such as testbed.checkpoints --gigabyte makes, got {args.model!r}")
+        raise InputError(
+            f"--model: expected a folder with a Llama, such as testbed.checkpoints --gigabyte makes, got {args.model!r}"
+        )
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if args.files is None else args.files
+        folder = (
+            Path(stack.enter_context(tempfile.TemporaryDirectory())) if args.files is None else args.files
+        )
         found = measure(args.model, args.dtypes, args.rows, args.rounds, folder)
     if args.json:
         print(json.dumps(found))
         return 0
     show(
         f"{args.model}, one thread: milliseconds of a pass by rows, ours and llama.cpp's, and our rows per second over its",
-        ("precision", "weights", *(f"ms at {count}" for count in args.rows), *(f"x at {count}" for count in args.rows)),
+        (
+            "precision",
+            "weights",
+            *(f"ms at {count}" for count in args.rows),
+            *(f"x at {count}" for count in args.rows),
+        ),
         [
             (
                 f"{dtype} / {each['kind']}",
@@ -162,8 +185,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="our precisions: bfloat16, int8, int4 (default: bfloat16,int8)",
     )
     parser.add_argument("--rows", type=wholes, default=(1, 16), help="rows of a pass (default: 1,16)")
-    parser.add_argument("--rounds", type=whole, default=5, help="times each is measured (default: %(default)s)")
-    parser.add_argument("--files", type=Path, metavar="FOLDER", help="keep the GGUF files there, and take those that are there")
+    parser.add_argument(
+        "--rounds", type=whole, default=5, help="times each is measured (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--files",
+        type=Path,
+        metavar="FOLDER",
+        help="keep the GGUF files there, and take those that are there",
+    )
     return run_command(parser, command, argv)
 
 

@@ -1,6 +1,8 @@
-"""A load in virtual time: a closed loop of users, each of whom asks the next prompt the moment the last one is answered.
+"""A load in virtual time: a closed loop of users, each of whom asks the next prompt the moment the last one
+is answered.
 
-All setups are asked the same prompts in the same order, drawn from a seed, so that domains mix. Every answer is compared with the plain one.
+All setups are asked the same prompts in the same order, drawn from a seed, so that domains mix. Every answer
+is compared with the plain one.
 """
 
 from __future__ import annotations
@@ -45,10 +47,11 @@ class LoadAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRecord:
-    """One load as the harness keeps it: `answers` in the order in which they were asked for, and what the devices did meanwhile.
+    """One load as the harness keeps it: `answers` in the order in which they were asked for, and what the
+    devices did meanwhile.
 
-    `drafters` is how many models beside the target there are; `stage_busy` and `board_busy` are shares of the time of each stage, and of the
-    head followed by the testbed's boards for drafters.
+    `drafters` is how many models beside the target there are; `stage_busy` and `board_busy` are shares of the
+    time of each stage, and of the head followed by the testbed's boards for drafters.
     """
 
     experiment: str
@@ -78,7 +81,10 @@ _NAMES = frozenset(field.name for field in fields(LoadRecord))
 
 def read_loads(path: Path) -> list[LoadRecord]:
     """All whole records of a file, as `outcome.read_records`."""
-    return [LoadRecord(**{**each, "answers": [LoadAnswer(**one) for one in each["answers"]]}) for each in read_lines(path, _NAMES)]
+    return [
+        LoadRecord(**{**each, "answers": [LoadAnswer(**one) for one in each["answers"]]})
+        for each in read_lines(path, _NAMES)
+    ]
 
 
 def drawn(cases: Sequence[Case], count: int, seed: int) -> list[Case]:
@@ -99,7 +105,8 @@ def run_load(
     drafters: Sequence[Drafters],
     learnt: Learnt | None = None,
 ) -> LoadRecord:
-    """So many users have all cases answered, in this order, each with its `drafters`; with what is `learnt` as in `simulated.run`."""
+    """So many users have all cases answered, in this order, each with its `drafters`; with what is `learnt`
+    as in `simulated.run`."""
     together = {name: DrafterForEach([each[name] for each in drafters]) for name in drafters[0]}
     loop = _ClosedLoop(cases)
     loop.world = build(testbed, setup, cases, together, bench.context, learnt, loop)
@@ -133,7 +140,13 @@ class _ClosedLoop:
 
 
 def _record(
-    bench: Bench, testbed: Testbed, setup: Setup, users: int, cases: Sequence[Case], drafters: Drafters, loop: _ClosedLoop
+    bench: Bench,
+    testbed: Testbed,
+    setup: Setup,
+    users: int,
+    cases: Sequence[Case],
+    drafters: Drafters,
+    loop: _ClosedLoop,
 ) -> LoadRecord:
     world, sampling = loop.world, cases[0].sampling
     answers = [_answer(world, request, case, *loop.asked[request]) for request, case in enumerate(cases)]

@@ -1,4 +1,5 @@
-"""Loads as people read them: `summary.md`, tables in the terminal, and `load.png`, throughput against latency over the users. It computes nothing."""
+"""Loads as people read them: `summary.md`, tables in the terminal, and `load.png`, throughput against latency
+over the users. It computes nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +13,20 @@ from flowspec.testbed.plots import COLOURS, HEIGHT_IN, OTHER_COLOURS, WIDTH_IN, 
 from flowspec.testbed.report import WORLDS, grid, percent, place, rate
 
 NONE = "-"
-COLUMNS = ("tok/s", "latency s", "p95 s", "s/token", "p95", "first s", "fairness", "to alone", "stages", "drafters", "J/token", "to single")
+COLUMNS = (
+    "tok/s",
+    "latency s",
+    "p95 s",
+    "s/token",
+    "p95",
+    "first s",
+    "fairness",
+    "to alone",
+    "stages",
+    "drafters",
+    "J/token",
+    "to single",
+)
 MARKERS = "osD^vP*X"
 EXPLAINED = (
     "tok/s: all users' tokens by the time. Latency: of whole answers, and by their tokens; p95: the slowest of 20. Fairness: Jain's index of the"
@@ -25,9 +39,21 @@ def rows(load: Mapping[str, Any]) -> list[list[str]]:
     """A line for each method of one load."""
     found = []
     for name, each in load["methods"].items():
-        values = [rate(each[key]) for key in ("tokens_per_s", "latency_s", "latency_p95_s", "token_s", "token_p95_s", "first_token_s")]
+        values = [
+            rate(each[key])
+            for key in (
+                "tokens_per_s",
+                "latency_s",
+                "latency_p95_s",
+                "token_s",
+                "token_p95_s",
+                "first_token_s",
+            )
+        ]
         busy = [percent(max(each["stage_busy"])), percent(max(each["board_busy"]))]
-        fair = [NONE if each[key] is None else f"{each[key]:.3f}" for key in ("fairness", "fairness_to_alone")]
+        fair = [
+            NONE if each[key] is None else f"{each[key]:.3f}" for key in ("fairness", "fairness_to_alone")
+        ]
         ratios = load["to_single"].get(name)
         single = NONE if ratios is None else f"{ratios['tokens_per_s']:.2f}, {ratios['latency_s']:.2f}"
         found.append([name, *values, *fair, *busy, rate(each["energy_j_per_token"]), single])
@@ -63,13 +89,15 @@ def show(summary: Mapping[str, Any]) -> None:
 
 
 def draw(summary: Mapping[str, Any], path: Path) -> None:
-    """A panel for each testbed and temperature: a line for each method, a point for each number of users; up and to the left is better."""
+    """A panel for each testbed and temperature: a line for each method, a point for each number of users; up
+    and to the left is better."""
     tables = summary["tables"]
     columns = min(2, len(tables))
     lines = -(-len(tables) // columns)
     drawing = figure(WIDTH_IN, HEIGHT_IN * max(1, lines / 2))
     drawing.suptitle(
-        f"{summary['experiment']}: throughput against latency over the users   ({summary['world'].upper()} world)", fontsize=15
+        f"{summary['experiment']}: throughput against latency over the users   ({summary['world'].upper()} world)",
+        fontsize=15,
     )
     axes = drawing.subplots(lines, columns, squeeze=False)
     for ax, table in zip(axes.flat, tables, strict=False):
@@ -84,9 +112,18 @@ def _panel(ax: Any, table: Mapping[str, Any]) -> None:
     others = itertools.cycle(OTHER_COLOURS)
     for at, name in enumerate(names):
         colour = COLOURS.get(name) or next(others)
-        points = [(load["users"], load["methods"][name]) for load in table["loads"] if name in load["methods"]]
+        points = [
+            (load["users"], load["methods"][name]) for load in table["loads"] if name in load["methods"]
+        ]
         xs, ys = [each["latency_s"] for _, each in points], [each["tokens_per_s"] for _, each in points]
-        ax.plot(xs, ys, color=colour, marker=MARKERS[at % len(MARKERS)], linestyle="-" if name in COLOURS else "--", label=name)
+        ax.plot(
+            xs,
+            ys,
+            color=colour,
+            marker=MARKERS[at % len(MARKERS)],
+            linestyle="-" if name in COLOURS else "--",
+            label=name,
+        )
         for (users, _), x, y in zip(points, xs, ys, strict=True):
             ax.annotate(str(users), (x, y), (5, 4), textcoords="offset points", fontsize=8, color="#555555")
     ax.set_title(f"{place(table)}; beside each point its users", loc="left", fontsize=11)

@@ -1,4 +1,5 @@
-"""Runs an experiment's loads: each testbed, setup and number of users, kept the moment it is there, in several processes."""
+"""Runs an experiment's loads: each testbed, setup and number of users, kept the moment it is there, in
+several processes."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from flowspec.testbed.virtual_runs import Job, VirtualRuns, open_workers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadWork:
-    """The cases that so many users ask, on some testbeds with some setups; what drafters say is computed once for all of these."""
+    """The cases that so many users ask, on some testbeds with some setups; what drafters say is computed once
+    for all of these."""
 
     users: int
     cases: tuple[Case, ...]
@@ -35,7 +37,9 @@ def loads_of(runs: VirtualRuns, work: LoadWork) -> list[LoadRecord]:
     return found
 
 
-def run_loads(bench: Bench, cases: Sequence[Case], done: Sequence[LoadRecord], out: Path, jobs: int, step: Step) -> list[LoadRecord]:
+def run_loads(
+    bench: Bench, cases: Sequence[Case], done: Sequence[LoadRecord], out: Path, jobs: int, step: Step
+) -> list[LoadRecord]:
     """The loads that are missing, in `jobs` processes, and those that are `done`, in the experiment's order."""
     assert bench.world == SIMULATED
     work = list(pending(bench, cases, {record.key for record in done}))
@@ -55,12 +59,15 @@ def pending(bench: Bench, cases: Sequence[Case], done: set[LoadKey]) -> Iterator
         asked = tuple(drawn(some, bench.answers or len(some), bench.seeds[0]))
         for users in bench.users:
             if users > len(asked):
-                raise InputError(f"{users} users have {len(asked)} answers to wait for; give at least one each (--answers)")
+                raise InputError(
+                    f"{users} users have {len(asked)} answers to wait for; give at least one each (--answers)"
+                )
             jobs = tuple(
                 (testbed, setup)
                 for testbed in bench.testbeds
                 for setup in bench.setups
-                if setup.runs_on(testbed.name) and (testbed.name, setup.name, users, sampling.temperature, sampling.seed) not in done
+                if setup.runs_on(testbed.name)
+                and (testbed.name, setup.name, users, sampling.temperature, sampling.seed) not in done
             )
             if jobs:
                 yield LoadWork(users=users, cases=asked, jobs=jobs)
@@ -72,7 +79,13 @@ def in_order(bench: Bench, records: Sequence[LoadRecord]) -> list[LoadRecord]:
     setups = {setup.name: at for at, setup in enumerate(bench.setups)}
 
     def place(record: LoadRecord) -> tuple[float, ...]:
-        return (testbeds[record.testbed], record.temperature, record.seed, record.users, setups[record.method])
+        return (
+            testbeds[record.testbed],
+            record.temperature,
+            record.seed,
+            record.users,
+            setups[record.method],
+        )
 
     return sorted(records, key=place)
 
@@ -80,4 +93,8 @@ def in_order(bench: Bench, records: Sequence[LoadRecord]) -> list[LoadRecord]:
 def total(bench: Bench, cases: Sequence[Case]) -> int:
     """Loads of the whole experiment."""
     samplings = len(dict.fromkeys(case.sampling for case in cases))
-    return samplings * len(bench.users) * sum(setup.runs_on(testbed.name) for testbed in bench.testbeds for setup in bench.setups)
+    return (
+        samplings
+        * len(bench.users)
+        * sum(setup.runs_on(testbed.name) for testbed in bench.testbeds for setup in bench.setups)
+    )

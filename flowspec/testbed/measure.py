@@ -1,8 +1,9 @@
-"""How fast this machine runs layers, `lm_head` and a drafter: the times that a device profile is fitted to (`testbed.fitting`).
+"""How fast this machine runs layers, `lm_head` and a drafter: the times that a device profile is fitted to
+(`testbed.fitting`).
 
-Measured are real slices of models made for it: wide ones that fit no cache, whose time is reading weights and computing, and tiny
-ones, whose time is everything else. The tasks take turns, round after round, and of each the second fastest run counts: what else
-runs on a machine only ever adds time.
+Measured are real slices of models made for it: wide ones that fit no cache, whose time is reading weights and
+computing, and tiny ones, whose time is everything else. The tasks take turns, round after round, and of each
+the second fastest run counts: what else runs on a machine only ever adds time.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ VOCABULARY_TINY = 256
 WIDTH_TINY = 64
 SHORT_S = 0.02
 RUNS_MAX = 8
-"""A task that is shorter than `SHORT_S` has so many runs in each round: an interrupt counts for more there."""
+"""A task that is shorter than `SHORT_S` has so many runs in each round: an interrupt counts for more there.
+"""
 MEMORY_SHARE_MAX = 0.4
 """Of the memory that is free: making a model takes more for a moment."""
 REQUEST = 1
@@ -78,7 +80,8 @@ class Effort:
     rounds: int = 12
 
     def fitting(self, machine: Machine) -> Effort:
-        """The same with layers as wide as this machine has memory for; raises `ClusterError` when there is next to none."""
+        """The same with layers as wide as this machine has memory for; raises `ClusterError` when there is
+        next to none."""
         for halved in range(4):
             widths = tuple((hidden >> halved, layers) for hidden, layers in self.widths)
             need = sum(made_shape(hidden, layers).params for hidden, layers in widths) * machine.element_bytes
@@ -113,8 +116,11 @@ class Measured:
     drafter_s: Mapping[int, float]
 
 
-def fast_times(tasks: Mapping[Any, Task], rounds: int, step: Step, names: Callable[[Any], str]) -> dict[Any, float]:
-    """The second fastest run of each task, in seconds; the tasks take turns, short ones with several runs, after a first round."""
+def fast_times(
+    tasks: Mapping[Any, Task], rounds: int, step: Step, names: Callable[[Any], str]
+) -> dict[Any, float]:
+    """The second fastest run of each task, in seconds; the tasks take turns, short ones with several runs,
+    after a first round."""
     spent: dict[Any, list[float]] = {key: [] for key in tasks}
     runs = dict.fromkeys(tasks, 1)
     for number in range(rounds + 1):
@@ -165,7 +171,9 @@ def made_slice(machine: Machine, shape: ModelShape) -> Slice:
     """A whole model of random weights, loaded as any stage loads its slice."""
     with tempfile.TemporaryDirectory() as folder:
         files = made_model(Path(folder), shape)
-        return Slice.load(files, Span(first=0, end=shape.layers, count=shape.layers), machine.dtype, machine.device)
+        return Slice.load(
+            files, Span(first=0, end=shape.layers, count=shape.layers), machine.dtype, machine.device
+        )
 
 
 def pass_task(machine: Machine, part: Slice, rows: int) -> Task:
@@ -243,11 +251,15 @@ def step_count(effort: Effort, beside: int = 0) -> int:
 
 
 @torch.inference_mode()
-def measure_beside(machine: Machine, effort: Effort, beside: Mapping[Any, Task], step: Step) -> tuple[Measured, dict[Any, float]]:
-    """Measures this machine, and in the same rounds the tasks `beside`, whose times come second; takes `step_count` steps."""
+def measure_beside(
+    machine: Machine, effort: Effort, beside: Mapping[Any, Task], step: Step
+) -> tuple[Measured, dict[Any, float]]:
+    """Measures this machine, and in the same rounds the tasks `beside`, whose times come second; takes
+    `step_count` steps."""
     narrowest = min(hidden for hidden, _ in effort.widths)
     shapes = {
-        hidden: made_shape(hidden, layers, VOCABULARY if hidden == narrowest else VOCABULARY_TINY) for hidden, layers in effort.widths
+        hidden: made_shape(hidden, layers, VOCABULARY if hidden == narrowest else VOCABULARY_TINY)
+        for hidden, layers in effort.widths
     }
     slices = {hidden: made_slice(machine, shape) for hidden, shape in shapes.items()}
     drafter = open_drafter(BUNDLED, ModelFiles(BUNDLED), machine.dtype, machine.device, context=CONTEXT)
@@ -269,7 +281,10 @@ def measure_beside(machine: Machine, effort: Effort, beside: Mapping[Any, Task],
             for hidden, shape in shapes.items()
             for rows in effort.rows
         ),
-        tiny=tuple(LayerPoint(shape=shape, layers=layers, rows=1, s=spent["tiny", layers, 1]) for layers, shape in tiny.items()),
+        tiny=tuple(
+            LayerPoint(shape=shape, layers=layers, rows=1, s=spent["tiny", layers, 1])
+            for layers, shape in tiny.items()
+        ),
         lm_head_s={rows: spent["lm_head", narrowest, rows] for rows in effort.rows},
         lm_head_shape=shapes[narrowest],
         drafter_s={rows: spent["drafter", 0, rows] for rows in effort.rows},

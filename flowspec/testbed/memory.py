@@ -1,4 +1,5 @@
-"""The memory of real daemons after loading and answering: each one's slice, its resident set, and the peak it ever had.
+"""The memory of real daemons after loading and answering: each one's slice, its resident set, and the peak it
+ever had.
 
 python -m flowspec.testbed.checkpoints FOLDER --gigabyte
 python -m flowspec.testbed.memory --model FOLDER [--daemons 4] [--json]
@@ -61,14 +62,18 @@ def status_bytes(pid: int, field: str) -> int:
 
 
 def measure(model: str, count: int) -> list[dict[str, Any]]:
-    """One row per daemon, in bytes: its slice, resident set before loading, after loading, after an answer, and peak."""
+    """One row per daemon, in bytes: its slice, resident set before loading, after loading, after an answer,
+    and peak."""
     files = ModelFiles(model)
     config = files.config()
     rows = []
     with contextlib.ExitStack() as stack:
         started = [stack.enter_context(daemon(f"daemon-{index}")) for index in range(count)]
         idle = [status_bytes(pid, "VmRSS") for _, pid in started]
-        devices = [Device(name=f"daemon-{index}", address=f"127.0.0.1:{port}") for index, (port, _) in enumerate(started)]
+        devices = [
+            Device(name=f"daemon-{index}", address=f"127.0.0.1:{port}")
+            for index, (port, _) in enumerate(started)
+        ]
         plan = ClusterPlan(
             model=model,
             fingerprint=files.fingerprint(),
@@ -78,7 +83,9 @@ def measure(model: str, count: int) -> list[dict[str, Any]]:
         )
         with Head(plan) as head:
             loaded = [stage.ready for stage in head.stages]
-            submit = Submit(request=1, prompt=PROMPT, new_tokens_max=8, sampling=Sampling(), stop_ids=frozenset())
+            submit = Submit(
+                request=1, prompt=PROMPT, new_tokens_max=8, sampling=Sampling(), stop_ids=frozenset()
+            )
             for _ in head.submit(submit):
                 pass
             for index, (_, pid) in enumerate(started):
@@ -100,7 +107,9 @@ def measure(model: str, count: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m flowspec.testbed.memory", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m flowspec.testbed.memory", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--model", required=True)
     parser.add_argument("--daemons", type=int, default=4)
     parser.add_argument("--json", action="store_true")

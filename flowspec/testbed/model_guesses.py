@@ -1,7 +1,7 @@
 """A small language model as a drafter in virtual time; see `testbed.guesses`.
 
-The model runs over a prompt and its plain answer at once. A guess off that path is run together with the guesses before it,
-back to where they leave the path, and several such branches make one pass.
+The model runs over a prompt and its plain answer at once. A guess off that path is run together with the
+guesses before it, back to where they leave the path, and several such branches make one pass.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Models:
 
 
 class _ModelGuesses(Guesses):
-    """Slots 0, 1, ... of a cache hold the path of prompt and plain answer, those behind it the guesses of the pass under way."""
+    """Slots 0, 1, ... of a cache hold the path of prompt and plain answer, those behind it the guesses of the
+    pass under way."""
 
     def __init__(self, drafting: Models, case: Case) -> None:
         super().__init__(case, drafting.context)
@@ -56,7 +57,8 @@ class _ModelGuesses(Guesses):
         self._path_states = self._hold()
 
     def _hold(self) -> torch.Tensor:
-        """Puts the path into a cache of the model's, if there are enough in place of another case's; its hidden states."""
+        """Puts the path into a cache of the model's, if there are enough in place of another case's; its
+        hidden states."""
         length, held = len(self._path), self._drafting.held
         held[self] = len(held) if len(held) < HELD_MAX else held.popitem(last=False)[1]
         self._model.open_cache(held[self], length + GUESSED_ROWS_MAX)
@@ -95,8 +97,15 @@ class _ModelGuesses(Guesses):
         ]
         return self._ranker.best(self._logits(wanted), self._positions(prefixes), WIDTH_MAX)
 
-    def _run(self, tokens: Sequence[int], slots: range, positions: npt.NDArray[np.int64], visible: npt.NDArray[np.bool_]) -> torch.Tensor:
-        """Hidden states of rows in these slots, of which each sees the slots that `visible` `[rows, high]` says."""
+    def _run(
+        self,
+        tokens: Sequence[int],
+        slots: range,
+        positions: npt.NDArray[np.int64],
+        visible: npt.NDArray[np.bool_],
+    ) -> torch.Tensor:
+        """Hidden states of rows in these slots, of which each sees the slots that `visible` `[rows, high]`
+        says."""
         high = visible.shape[1]
         part = JobPart(
             request=self._drafting.held[self],
@@ -108,7 +117,9 @@ class _ModelGuesses(Guesses):
             sampled=np.zeros(len(tokens), dtype=bool),
             sampling=self.case.sampling,
         )
-        _, states = self._model.forward(RunLayers(job=0, parts=(part,), payload=None, rows=tuple(range(len(tokens)))), None)
+        _, states = self._model.forward(
+            RunLayers(job=0, parts=(part,), payload=None, rows=tuple(range(len(tokens)))), None
+        )
         return states
 
     def _logits(self, states: Sequence[torch.Tensor]) -> F32:

@@ -19,10 +19,12 @@ Key = tuple[str, str, str, float, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """Figures of one answer; times in seconds of its world. `tau_s` and `trip_s` are what a slot and a trip cost in it.
+    """Figures of one answer; times in seconds of its world. `tau_s` and `trip_s` are what a slot and a trip
+    cost in it.
 
-    `chains` are the chains of models that were chosen, each as (tokens known, seconds, models, reason), none where nothing is chosen. `bound_s`
-    is the least time per token at this `S` and `rho`; `energy_j` counts all boards of the testbed.
+    `chains` are the chains of models that were chosen, each as (tokens known, seconds, models, reason), none
+    where nothing is chosen. `bound_s` is the least time per token at this `S` and `rho`; `energy_j` counts
+    all boards of the testbed.
 
     `arithmetic` is what was computed with (`core.arithmetic`), empty where nothing was.
     """
@@ -71,14 +73,19 @@ class Record:
     @property
     def bound_share(self) -> float:
         """The bound's time by the time it took; 0 for answers too short to tell."""
-        return self.bound_s * (self.new_tokens - 1) / self.decode_s if self.decode_s > 0 and self.new_tokens > 1 else 0.0
+        return (
+            self.bound_s * (self.new_tokens - 1) / self.decode_s
+            if self.decode_s > 0 and self.new_tokens > 1
+            else 0.0
+        )
 
 
 _NAMES = frozenset(field.name for field in fields(Record))
 
 
 def write_records(path: Path, records: Sequence[Any]) -> None:
-    """Appends records (data classes), a line each; half a line that an interruption left is removed first. Raises `InputError` if that cannot be."""
+    """Appends records (data classes), a line each; half a line that an interruption left is removed first.
+    Raises `InputError` if that cannot be."""
     lines = "".join(json.dumps(asdict(record)) + "\n" for record in records)
     try:
         with path.open("a+b") as file:
@@ -116,7 +123,11 @@ def read_lines(path: Path, names: Collection[str]) -> list[dict[str, Any]]:
         lines = path.read_text("utf-8").splitlines(keepends=True)
         found: list[Any] = [json.loads(line) for line in lines if line.endswith("\n")]
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: expected results of an earlier run, got {error}; remove it, or give another --out") from None
+        raise InputError(
+            f"{path}: expected results of an earlier run, got {error}; remove it, or give another --out"
+        ) from None
     if not all(isinstance(each, dict) and each.keys() == set(names) for each in found):
-        raise InputError(f"{path}: expected results of this version of FlowSpec, got others; remove it, or give another --out")
+        raise InputError(
+            f"{path}: expected results of this version of FlowSpec, got others; remove it, or give another --out"
+        )
     return found

@@ -1,9 +1,10 @@
 """What the machinery itself costs: the head's thinking with a large tree, and memory over a long answer.
 
-`head`: only `HeadCore.handle` is timed, of `continuous` with a drafter that keeps at least 256 living nodes on average in the
-tree, in a simulated pipeline whose layers and drafts take no real time. By kind of event, and per segment: all that the head
-thought since the segment before. `memory`: a real local cluster of two processes answers with 4,000 tokens; the resident sets of
-the head and of each daemon are read every 250, and compared with what their caches of keys and values hold by then.
+`head`: only `HeadCore.handle` is timed, of `continuous` with a drafter that keeps at least 256 living nodes
+on average in the tree, in a simulated pipeline whose layers and drafts take no real time. By kind of event,
+and per segment: all that the head thought since the segment before. `memory`: a real local cluster of two
+processes answers with 4,000 tokens; the resident sets of the head and of each daemon are read every 250, and
+compared with what their caches of keys and values hold by then.
 
     python -m flowspec.testbed.overhead [--part head|memory] [--tokens 4000] [--json]
 """
@@ -92,13 +93,20 @@ def measure_head(tokens: int) -> TimedHead:
     language = HashLanguage(64, seed=5)
     stage = DeviceSpec(curve=Curve(base_s=1.0, row_s=1 / 64, extra_row_s=0.001))
     link = LinkSpec(delay_s=0.02)
-    experiment = Experiment(devices=(stage,) * 4, control=link, data=link, context=CONTEXT, drafting=Curve(base_s=0.16))
+    experiment = Experiment(
+        devices=(stage,) * 4, control=link, data=link, context=CONTEXT, drafting=Curve(base_s=0.16)
+    )
     drafter = FakeDrafter(language, 0.7, seed=1)
     method = Continuous(segment_nodes=64, batch=12, width=12, value_min=VALUE_MIN)
     world = experiment.build(language, (drafter,), checks=False)
-    head = TimedHead(context=CONTEXT, stage_count=4, method=method, drafters=(DrafterTraits(context=drafter.context),))
+    head = TimedHead(
+        context=CONTEXT, stage_count=4, method=method, drafters=(DrafterTraits(context=drafter.context),)
+    )
     world.head = head
-    world.at(0.0, Submit(request=0, prompt=PROMPT, new_tokens_max=tokens, sampling=Sampling(), stop_ids=frozenset()))
+    world.at(
+        0.0,
+        Submit(request=0, prompt=PROMPT, new_tokens_max=tokens, sampling=Sampling(), stop_ids=frozenset()),
+    )
     with progress("the head", tokens) as step:
 
         def look(handled: Handled) -> None:
@@ -119,7 +127,10 @@ def report_head(head: TimedHead) -> dict[str, Any]:
         "world": "simulated",
         "living_nodes_mean": round(sum(head.living) / len(head.living), 1),
         "milliseconds": {
-            kind: {"count": len(spent_s), **{name: round(1000 * quantile(spent_s, share), 3) for name, share in SHARES.items()}}
+            kind: {
+                "count": len(spent_s),
+                **{name: round(1000 * quantile(spent_s, share), 3) for name, share in SHARES.items()},
+            }
             for kind, spent_s in sorted(head.spent_s.items())
         },
     }
@@ -143,7 +154,9 @@ def measure_memory(tokens: int, stages: int = 2, every: int = EVERY) -> list[Loo
         options = ClusterOptions(model=str(model), dtype="float32", local=stages, context=context)
         with (
             progress("tokens", -(-tokens // every)) as step,
-            open_session(options, Decoding(method="continuous", drafters=("ngram",)), lambda text, share: None) as session,
+            open_session(
+                options, Decoding(method="continuous", drafters=("ngram",)), lambda text, share: None
+            ) as session,
         ):
             looks: list[Look] = []
             timing = Timing()
@@ -182,7 +195,12 @@ def report_memory(looks: Sequence[Look]) -> dict[str, Any]:
         "head_growth_mib": round((last.head_bytes - first.head_bytes) / 2**20, 2),
         "stage_growth_beyond_kv_mib": [round(size / 2**20, 2) for size in growth],
         "looks": [
-            {"tokens": look.tokens, "head_bytes": look.head_bytes, "stage_bytes": look.stage_bytes, "kv_bytes": look.kv_bytes}
+            {
+                "tokens": look.tokens,
+                "head_bytes": look.head_bytes,
+                "stage_bytes": look.stage_bytes,
+                "kv_bytes": look.kv_bytes,
+            }
             for look in looks
         ],
     }
@@ -225,9 +243,26 @@ def command(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("overhead", __doc__)
-    parser.add_argument("--part", choices=("head", "memory", "both"), default="both", help="what to measure (default: %(default)s)")
-    parser.add_argument("--tokens", type=whole, default=4000, metavar="N", help="tokens of the long answer (default: %(default)s)")
-    parser.add_argument("--head-tokens", type=whole, default=400, metavar="N", help="tokens of the answer with a large tree (default: 400)")
+    parser.add_argument(
+        "--part",
+        choices=("head", "memory", "both"),
+        default="both",
+        help="what to measure (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tokens",
+        type=whole,
+        default=4000,
+        metavar="N",
+        help="tokens of the long answer (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--head-tokens",
+        type=whole,
+        default=400,
+        metavar="N",
+        help="tokens of the answer with a large tree (default: 400)",
+    )
     return run_command(parser, command, argv)
 
 

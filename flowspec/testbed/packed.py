@@ -1,10 +1,12 @@
-"""Precisions beside each other on this machine: memory of the weights, and a pass of one row and of segments of rows, as ratios.
+"""Precisions beside each other on this machine: memory of the weights, and a pass of one row and of segments
+of rows, as ratios.
 
-Each precision's model is loaded whole in a process of its own, one thread; these take turns, so that other load meets all alike. A pass
-is a chain of rows through all layers and `lm_head`; its time is the least of all rounds.
+Each precision's model is loaded whole in a process of its own, one thread; these take turns, so that other
+load meets all alike. A pass is a chain of rows through all layers and `lm_head`; its time is the least of all
+rounds.
 
-python -m flowspec.testbed.checkpoints FOLDER --gigabyte
-python -m flowspec.testbed.packed --model FOLDER [--dtypes bfloat16,int8,int4] [--rows 1,4,16,32] [--rounds 5] [--json]
+python -m flowspec.testbed.checkpoints FOLDER --gigabyte python -m flowspec.testbed.packed --model FOLDER
+[--dtypes bfloat16,int8,int4] [--rows 1,4,16,32] [--rounds 5] [--json]
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from flowspec.testbed.command import Parser, progress, run_command, show, whole,
 
 
 def serve(pipe: Connection, model: str, dtype: str, rows: Sequence[int]) -> None:
-    """Loads a model, says how many bytes its weights are, and answers each number of rows with the seconds of a pass."""
+    """Loads a model, says how many bytes its weights are, and answers each number of rows with the seconds of
+    a pass."""
     import torch
 
     from flowspec.model.pieces import Span
@@ -73,11 +76,13 @@ class Passes:
     pass_s: dict[int, float]
 
 
-def take_turns(servers: Mapping[str, tuple[Callable[..., None], tuple[Any, ...]]], rows: Sequence[int], rounds: int) -> dict[str, Passes]:
+def take_turns(
+    servers: Mapping[str, tuple[Callable[..., None], tuple[Any, ...]]], rows: Sequence[int], rounds: int
+) -> dict[str, Passes]:
     """Runs each server, by name, in a process of its own, and asks one after another for passes.
 
-    A server is a function of a pipe and further arguments. It sends the bytes of its weights, then for each number of rows that it receives the
-    seconds of a pass. Raises `InputError` when one ends before its time.
+    A server is a function of a pipe and further arguments. It sends the bytes of its weights, then for each
+    number of rows that it receives the seconds of a pass. Raises `InputError` when one ends before its time.
     """
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}
@@ -116,7 +121,12 @@ def command(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(found))
         return 0
-    headings = ("precision", "weights", *(f"ms at {count}" for count in args.rows), *(f"x at {count}" for count in args.rows))
+    headings = (
+        "precision",
+        "weights",
+        *(f"ms at {count}" for count in args.rows),
+        *(f"x at {count}" for count in args.rows),
+    )
     show(
         f"{args.model}, one thread: milliseconds of a pass by rows, and rows per second over {args.dtypes[0]}",
         headings,
@@ -142,8 +152,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=("bfloat16", "int8", "int4"),
         help="precisions, the first the standard (default: bfloat16,int8,int4)",
     )
-    parser.add_argument("--rows", type=wholes, default=(1, 4, 16, 32), help="rows of a pass (default: 1,4,16,32)")
-    parser.add_argument("--rounds", type=whole, default=5, help="times each is measured (default: %(default)s)")
+    parser.add_argument(
+        "--rows", type=wholes, default=(1, 4, 16, 32), help="rows of a pass (default: 1,4,16,32)"
+    )
+    parser.add_argument(
+        "--rounds", type=whole, default=5, help="times each is measured (default: %(default)s)"
+    )
     return run_command(parser, command, argv)
 
 

@@ -63,7 +63,9 @@ def make_samplings(temperatures: Sequence[float], seeds: Sequence[int]) -> list[
     """Every temperature, and above 0 with every seed."""
     try:
         return [
-            Sampling(temperature=temperature, seed=seed) for temperature in temperatures for seed in (seeds if temperature > 0 else (0,))
+            Sampling(temperature=temperature, seed=seed)
+            for temperature in temperatures
+            for seed in (seeds if temperature > 0 else (0,))
         ]
     except ValueError as error:
         raise InputError(f"--temperatures: {error}") from None
@@ -80,7 +82,8 @@ def plain_cases(
     """Every prompt (its first turn) with every sampling, answered step by step; answers that `cache` holds
     are not made again.
 
-    Raises `InputError`, before anything is answered, for a prompt that is too long for `context` (None: the model's).
+    Raises `InputError`, before anything is answered, for a prompt that is too long for `context` (None: the
+    model's).
     """
     config = files.config()
     room = pick_context(None, context_max(config)) if context is None else min(context, context_max(config))
@@ -120,7 +123,9 @@ def plain_cases(
 class _Answers:
     """Answers by what they depend on; the model is loaded with the first that is not there."""
 
-    def __init__(self, files: ModelFiles, new_tokens_max: int, stop_ids: frozenset[int], cache: Path | None) -> None:
+    def __init__(
+        self, files: ModelFiles, new_tokens_max: int, stop_ids: frozenset[int], cache: Path | None
+    ) -> None:
         self._files = files
         self._plain: StepByStep | None = None
         self._fingerprint = files.fingerprint()
@@ -130,14 +135,23 @@ class _Answers:
         self._known: dict[str, list[int]] = {} if cache is None or not cache.exists() else _read(cache)
 
     def answer(self, prompt: tuple[int, ...], sampling: Sampling) -> tuple[int, ...]:
-        depends = [self._fingerprint, DTYPE, self._new_tokens_max, sorted(self._stop_ids), asdict(sampling), prompt]
+        depends = [
+            self._fingerprint,
+            DTYPE,
+            self._new_tokens_max,
+            sorted(self._stop_ids),
+            asdict(sampling),
+            prompt,
+        ]
         key = json.dumps(depends, separators=(",", ":"))
         if key not in self._known:
             if self._plain is None:
                 from flowspec.model.step_by_step import StepByStep  # imports torch, which takes seconds
 
                 self._plain = StepByStep.load(self._files, DTYPE)
-            self._known[key] = list(self._plain.generate(prompt, sampling, self._new_tokens_max, self._stop_ids))
+            self._known[key] = list(
+                self._plain.generate(prompt, sampling, self._new_tokens_max, self._stop_ids)
+            )
         return tuple(self._known[key])
 
     def save(self) -> None:
@@ -148,7 +162,9 @@ class _Answers:
             part.write_text(json.dumps(self._known), "utf-8")
             os.replace(part, self._cache)
         except OSError as error:
-            raise InputError(f"{self._cache}: expected a file that can be written ({error.strerror})") from None
+            raise InputError(
+                f"{self._cache}: expected a file that can be written ({error.strerror})"
+            ) from None
 
 
 def _read(cache: Path) -> dict[str, list[int]]:
@@ -159,5 +175,7 @@ def _read(cache: Path) -> dict[str, list[int]]:
     if not isinstance(found, dict) or not all(
         isinstance(answer, list) and all(type(token) is int for token in answer) for answer in found.values()
     ):
-        raise InputError(f"{cache}: expected answers that an earlier run wrote, got something else; remove it")
+        raise InputError(
+            f"{cache}: expected answers that an earlier run wrote, got something else; remove it"
+        )
     return found

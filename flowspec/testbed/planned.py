@@ -1,4 +1,5 @@
-"""A plan in virtual time: its devices, links and layers as a testbed, synthetic answers on it, and the choice between plans by these."""
+"""A plan in virtual time: its devices, links and layers as a testbed, synthetic answers on it, and the choice
+between plans by these."""
 
 from __future__ import annotations
 
@@ -23,9 +24,11 @@ from flowspec.testbed.synthetic import PROMPT_TOKENS, Synthetic, synthetic_cases
 
 WARM_UP_TOKENS = 16
 PLAIN_TOKENS = 24
-"""Of an answer without guesses, whose tokens all take the same time; times the users, who begin one after another."""
+"""Of an answer without guesses, whose tokens all take the same time; times the users, who begin one after
+another."""
 CANDIDATES, NEAR = 3, 0.95
-"""Plans that are simulated to choose one: so many at most, and those that the formula foretells to be nearly as fast as the best."""
+"""Plans that are simulated to choose one: so many at most, and those that the formula foretells to be nearly
+as fast as the best."""
 CHOOSING_ANSWERS, FORETOLD_ANSWERS, FORETOLD_TOKENS = 2, 4, 96
 FORETOLD_FIRST = 50_000_000
 """The first case of the answers that plans are foretold by."""
@@ -37,7 +40,11 @@ def testbed_of(wish: Wish, plan: Plan) -> Testbed:
     shared = plan.guesses and not plan.is_head_free
 
     def profile(place: Site) -> DeviceProfile:
-        return place.profile.slowed(SHARED_SLOWDOWN) if shared and place.name == arrangement.head.name else place.profile
+        return (
+            place.profile.slowed(SHARED_SLOWDOWN)
+            if shared and place.name == arrangement.head.name
+            else place.profile
+        )
 
     drafter = wish.drafter.shape if wish.drafter is not None else None
     return Testbed(
@@ -55,7 +62,8 @@ def testbed_of(wish: Wish, plan: Plan) -> Testbed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """Answers in virtual time: tokens and seconds of each from the first token on; of several users, while all have begun and none is done."""
+    """Answers in virtual time: tokens and seconds of each from the first token on; of several users, while
+    all have begun and none is done."""
 
     tokens: tuple[int, ...]
     seconds: tuple[float, ...]
@@ -76,8 +84,8 @@ class Simulated:
 def simulated(wish: Wish, plan: Plan, *, answers: int, tokens: int, first: int) -> Simulated:
     """So many balanced answers (`testbed.synthetic`) on a plan, from case `first` on.
 
-    Like a session that has answered before: each answer begins with the costs that the one before it learnt. Prompts are as long as
-    to have the wish's typical context in the middle of an answer.
+    Like a session that has answered before: each answer begins with the costs that the one before it learnt.
+    Prompts are as long as to have the wish's typical context in the middle of an answer.
     """
     prompt = max(PROMPT_TOKENS, wish.typical_context - tokens // 2)
     testbed = testbed_of(wish, plan)
@@ -94,9 +102,14 @@ def simulated(wish: Wish, plan: Plan, *, answers: int, tokens: int, first: int) 
         given = [world.answers[request][0] for request in range(len(cases))]
         for case, answer in zip(cases, given, strict=True):
             if answer.end is None or not is_plain(case, tuple(answer.tokens), answer.end.reason):
-                raise FlowSpecError(f"{wish.shape.name} on {len(plan.stages)} devices: the answer is not the plain one")
+                raise FlowSpecError(
+                    f"{wish.shape.name} on {len(plan.stages)} devices: the answer is not the plain one"
+                )
         if number >= 0:
-            first_s, last_s = max(answer.times_s[0] for answer in given), min(answer.times_s[-1] for answer in given)
+            first_s, last_s = (
+                max(answer.times_s[0] for answer in given),
+                min(answer.times_s[-1] for answer in given),
+            )
             made.append(sum(first_s <= at_s <= last_s for answer in given for at_s in answer.times_s) - 1)
             spent_s.append(last_s - first_s)
     return Simulated(tokens=tuple(made), seconds=tuple(spent_s))
@@ -104,7 +117,8 @@ def simulated(wish: Wish, plan: Plan, *, answers: int, tokens: int, first: int) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refined:
-    """A plan with the simulation that foretells its rate, and the one that is fastest by the formula, mostly the same."""
+    """A plan with the simulation that foretells its rate, and the one that is fastest by the formula, mostly
+    the same."""
 
     plan: Plan
     simulated: Simulated
@@ -125,13 +139,20 @@ def refined_plan(wish: Wish) -> Refined:
 
 
 def foretold(wish: Wish, plan: Plan, answers: int = FORETOLD_ANSWERS) -> Simulated:
-    """The simulation that a plan's rate is foretold by; several users answer at once, so they need fewer answers each."""
-    return simulated(wish, plan, answers=max(1, answers // wish.users), tokens=FORETOLD_TOKENS, first=FORETOLD_FIRST)
+    """The simulation that a plan's rate is foretold by; several users answer at once, so they need fewer
+    answers each."""
+    return simulated(
+        wish, plan, answers=max(1, answers // wish.users), tokens=FORETOLD_TOKENS, first=FORETOLD_FIRST
+    )
 
 
 def _drafters(wish: Wish, plan: Plan, cases: Sequence[Case]) -> Drafters:
     if not plan.guesses:
         return {}
     assert wish.drafter is not None, "a plan with guesses without a drafter"
-    drafting = Synthetic(wish.drafter.acceptance, len(cases[0].prompt) + cases[0].new_tokens_max, balanced=True)
-    return {SYNTHETIC: DrafterForEach([made for case in cases if (made := drafting.begin(case)()) is not None])}
+    drafting = Synthetic(
+        wish.drafter.acceptance, len(cases[0].prompt) + cases[0].new_tokens_max, balanced=True
+    )
+    return {
+        SYNTHETIC: DrafterForEach([made for case in cases if (made := drafting.begin(case)()) is not None])
+    }

@@ -1,13 +1,15 @@
-"""The planner against the simulator: its plans for random mixes of devices and links, beside an even and a memory-proportional split.
+"""The planner against the simulator: its plans for random mixes of devices and links, beside an even and a
+memory-proportional split.
 
-Every mix is drawn from its number: boards, how many, each one's network, model, precision, drafter. The plan chooses among all devices; the
-two splits use them all in the order drawn, but leave out the head's where the plan keeps it for the head. They guess or not as is
-foretold to be best for them. Rates are tokens by time of the same balanced answers (`testbed.synthetic`), which no plan was chosen or foretold
-by. A split that is clearly slower is given one answer only. `--exhaustive N` compares plans of N small mixes with all that could be
-chosen (`testbed.exhaustive`) instead.
+Every mix is drawn from its number: boards, how many, each one's network, model, precision, drafter. The plan
+chooses among all devices; the two splits use them all in the order drawn, but leave out the head's where the
+plan keeps it for the head. They guess or not as is foretold to be best for them. Rates are tokens by time of
+the same balanced answers (`testbed.synthetic`), which no plan was chosen or foretold by. A split that is
+clearly slower is given one answer only. `--exhaustive N` compares plans of N small mixes with all that could
+be chosen (`testbed.exhaustive`) instead.
 
-    python -m flowspec.testbed.planner_check [--mixes 200] [--first 0] [--answers 4] [--tokens 96] [--out FILE.jsonl] [--json]
-    python -m flowspec.testbed.planner_check --exhaustive 60
+    python -m flowspec.testbed.planner_check [--mixes 200] [--first 0] [--answers 4] [--tokens 96] [--out
+    FILE.jsonl] [--json] python -m flowspec.testbed.planner_check --exhaustive 60
 """
 
 from __future__ import annotations
@@ -39,7 +41,16 @@ from flowspec.testbed.planned import refined_plan, simulated
 
 Floats = npt.NDArray[np.float64]
 
-SHAPES = ("tinyllama-1.1b", "llama-3.2-1b", "qwen3-4b", "llama-2-7b", "llama-3-8b", "qwen3-8b", "llama-2-13b", "llama-3-70b")
+SHAPES = (
+    "tinyllama-1.1b",
+    "llama-3.2-1b",
+    "qwen3-4b",
+    "llama-2-7b",
+    "llama-3-8b",
+    "qwen3-8b",
+    "llama-2-13b",
+    "llama-3-70b",
+)
 PRECISIONS = ("float16", "int8", "int4")
 NETWORKS = (
     LinkSpec(bandwidth_mbps=1000, delay_s=0.0005),
@@ -62,8 +73,8 @@ CLEARLY_SLOWER = 1.3
 class Outcome:
     """A mix: what was planned and foretold, and the simulated rates. `memory_share` is of the fullest device.
 
-    The forecast is a simulation of other answers, `formula_tokens_per_s` what the search went by. `rate_error` and `foretold_error` are
-    the standard errors of the two simulations, as shares.
+    The forecast is a simulation of other answers, `formula_tokens_per_s` what the search went by.
+    `rate_error` and `foretold_error` are the standard errors of the two simulations, as shares.
     """
 
     mix: int
@@ -93,9 +104,15 @@ def drawn(number: int, users: int = 1) -> Wish:
     """The mix of a number, which need not hold the model."""
     chance = random.Random(number)
     kinds = chance.sample(profile_names(), chance.choice((1, 2, 2, 3, 4)))
-    sites = tuple(site(f"{index}-{kind}", find_profile(kind)) for index, kind in enumerate(chance.choices(kinds, k=chance.choice(COUNTS))))
+    sites = tuple(
+        site(f"{index}-{kind}", find_profile(kind))
+        for index, kind in enumerate(chance.choices(kinds, k=chance.choice(COUNTS)))
+    )
     networks = {each.name: chance.choice(NETWORKS) for each in sites}
-    pairs = {frozenset((a, b)): min(networks[a], networks[b], key=lambda link: link.bandwidth_mbps) for a, b in combinations(networks, 2)}
+    pairs = {
+        frozenset((a, b)): min(networks[a], networks[b], key=lambda link: link.bandwidth_mbps)
+        for a, b in combinations(networks, 2)
+    }
     shape = find_shape(chance.choice(SHAPES))
     return Wish(
         sites=sites,
@@ -110,7 +127,8 @@ def drawn(number: int, users: int = 1) -> Wish:
 
 
 def planned(count: int, first: int) -> Iterator[tuple[int, Wish, Plan]]:
-    """So many mixes that hold their model, from number `first` on, with the plans that are foretold to be fastest."""
+    """So many mixes that hold their model, from number `first` on, with the plans that are foretold to be
+    fastest."""
     number = first
     while count:
         wish = drawn(number)
@@ -131,7 +149,9 @@ def checked(number: int, users: int, answers: int, tokens: int) -> Outcome | Non
     except DoesNotFit:
         return None
     plan, foretold = refined.plan, refined.simulated
-    others = [each for each in wish.sites if not (plan.is_head_free and each.name == plan.head.name)] or list(wish.sites)
+    others = [each for each in wish.sites if not (plan.is_head_free and each.name == plan.head.name)] or list(
+        wish.sites
+    )
     others = others[: wish.shape.layers]
     even = rate_split(wish, others, plan.head, even_split(wish.shape.layers, len(others)))
     shares = [each.profile.memory_gb for each in others]
@@ -168,7 +188,8 @@ def checked(number: int, users: int, answers: int, tokens: int) -> Outcome | Non
 
 
 class Findings:
-    """Outcomes by mix (None: the model does not fit), kept in a file of one JSON object for each if there is one, so that a run can go on."""
+    """Outcomes by mix (None: the model does not fit), kept in a file of one JSON object for each if there is
+    one, so that a run can go on."""
 
     def __init__(self, path: Path | None, settings: dict[str, int]) -> None:
         self._path = path
@@ -188,7 +209,10 @@ class Findings:
         self.known[number] = found
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
-                print(json.dumps({"mix": number, **self._settings, **({} if found is None else asdict(found))}), file=file)
+                print(
+                    json.dumps({"mix": number, **self._settings, **({} if found is None else asdict(found))}),
+                    file=file,
+                )
 
 
 def _shares(plan: Plan) -> list[float]:
@@ -202,12 +226,17 @@ def fits(plan: Plan) -> bool:
 
 
 def summary(found: Sequence[Outcome]) -> dict[str, Any]:
-    """Ratios to the two splits (of all, and of those that would fit), the errors of forecast and formula, and memory."""
+    """Ratios to the two splits (of all, and of those that would fit), the errors of forecast and formula, and
+    memory."""
     result: dict[str, Any] = {"mixes": len(found), "guessing": sum(each.guesses for each in found)}
     for name in ("even", "memory"):
         ratios = np.array([each.tokens_per_s / getattr(each, f"{name}_tokens_per_s") for each in found])
         can_run = np.array([getattr(each, f"{name}_fits") for each in found])
-        result[name] = {**_ratios(ratios), "would_not_fit": int((~can_run).sum()), "of_fitting": _ratios(ratios[can_run])}
+        result[name] = {
+            **_ratios(ratios),
+            "would_not_fit": int((~can_run).sum()),
+            "of_fitting": _ratios(ratios[can_run]),
+        }
     rates = np.array([each.tokens_per_s for each in found])
     result["forecast"] = _errors(np.array([each.foretold_tokens_per_s for each in found]) / rates - 1)
     result["formula"] = _errors(np.array([each.formula_tokens_per_s for each in found]) / rates - 1)
@@ -220,7 +249,11 @@ def summary(found: Sequence[Outcome]) -> dict[str, Any]:
 def _ratios(ratios: Floats) -> dict[str, Any]:
     if not len(ratios):
         return {"median": None, "worst": None, "slower": 0}
-    return {"median": float(np.median(ratios)), "worst": float(ratios.min()), "slower": int((ratios < 1).sum())}
+    return {
+        "median": float(np.median(ratios)),
+        "worst": float(ratios.min()),
+        "slower": int((ratios < 1).sum()),
+    }
 
 
 def _errors(errors: Floats) -> dict[str, Any]:
@@ -262,7 +295,14 @@ def _show(result: dict[str, Any]) -> None:
     for name in ("even", "memory"):
         whole_, fitting = result[name], result[name]["of_fitting"]
         keys = ("median", "worst", "slower")
-        rows.append([f"plan / {name} split", *(whole_[key] for key in keys), whole_["would_not_fit"], *(fitting[key] for key in keys)])
+        rows.append(
+            [
+                f"plan / {name} split",
+                *(whole_[key] for key in keys),
+                whole_["would_not_fit"],
+                *(fitting[key] for key in keys),
+            ]
+        )
     show(
         f"SIMULATED: plans for {result['mixes']} mixes beside two splits of the same devices",
         ["", "median", "worst", "slower", "would not fit", "median of fitting", "worst", "slower"],
@@ -308,10 +348,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--mixes", type=whole, default=200, help="default: %(default)s")
     parser.add_argument("--first", type=int, default=0, help="number of the first mix (default: %(default)s)")
     parser.add_argument("--users", type=whole, default=1, help="who ask at once (default: %(default)s)")
-    parser.add_argument("--answers", type=whole, default=4, help="simulated for each plan (default: %(default)s)")
+    parser.add_argument(
+        "--answers", type=whole, default=4, help="simulated for each plan (default: %(default)s)"
+    )
     parser.add_argument("--tokens", type=whole, default=96, help="of each answer (default: %(default)s)")
-    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="outcomes are kept there, and a run goes on with what it holds")
-    parser.add_argument("--exhaustive", type=whole, metavar="N", help="compare so many small mixes with all that could be chosen")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.jsonl",
+        help="outcomes are kept there, and a run goes on with what it holds",
+    )
+    parser.add_argument(
+        "--exhaustive",
+        type=whole,
+        metavar="N",
+        help="compare so many small mixes with all that could be chosen",
+    )
     return run_command(parser, command, argv)
 
 

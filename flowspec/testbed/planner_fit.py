@@ -1,8 +1,9 @@
-"""Fits the constants of `plan.forecast` to simulated answers, on mixes that `testbed.planner_check` does not report.
+"""Fits the constants of `plan.forecast` to simulated answers, on mixes that `testbed.planner_check` does not
+report.
 
-Of each mix the plan is simulated, or (every second one) the same devices with layers moved about by chance, so that pipelines with an
-obvious bottleneck are known, too. The mean error is made small by a simplex search (Nelder and Mead, 1965) over the
-constants' logarithms, from the present ones.
+Of each mix the plan is simulated, or (every second one) the same devices with layers moved about by chance,
+so that pipelines with an obvious bottleneck are known, too. The mean error is made small by a simplex search
+(Nelder and Mead, 1965) over the constants' logarithms, from the present ones.
 
     python -m flowspec.testbed.planner_fit [--mixes 150] [--first 20000] [--json]
 """
@@ -58,13 +59,17 @@ def sampled(wish: Wish, plan: Plan, number: int) -> Sample | None:
         return None
     partition, arrangement = Partition(wish), plan.split.arrangement
     times = partition.times(arrangement)
-    slot_s, trip_s = times.slots_s(np.broadcast_to(np.array(plan.split.layers), (len(times.nodes), len(plan.split.layers))))
+    slot_s, trip_s = times.slots_s(
+        np.broadcast_to(np.array(plan.split.layers), (len(times.nodes), len(plan.split.layers)))
+    )
     return Sample(
         slot_s=slot_s,
         trip_s=trip_s,
         nodes=times.nodes,
         guessing=partition.guessing(arrangement),
-        tokens_per_s=simulated(wish, plan, answers=ANSWERS, tokens=TOKENS, first=ANSWERS_FIRST + 100 * number).tokens_per_s,
+        tokens_per_s=simulated(
+            wish, plan, answers=ANSWERS, tokens=TOKENS, first=ANSWERS_FIRST + 100 * number
+        ).tokens_per_s,
     )
 
 
@@ -74,7 +79,9 @@ def errors(samples: Sequence[Sample], known: Constants) -> F64:
         acceptance=np.array([each.guessing.acceptance for each in samples])[:, None, None],
         pass_s=np.array([each.guessing.pass_s for each in samples])[:, None, None],
     )
-    slot_s, trip_s, nodes = (np.stack([getattr(each, name) for each in samples]) for name in ("slot_s", "trip_s", "nodes"))
+    slot_s, trip_s, nodes = (
+        np.stack([getattr(each, name) for each in samples]) for name in ("slot_s", "trip_s", "nodes")
+    )
     found = seconds_per_token(slot_s, trip_s, nodes, drafters, known=known)[0].min(axis=1)
     return np.asarray(-np.log(found * np.array([each.tokens_per_s for each in samples])))
 
@@ -83,7 +90,9 @@ def fit(samples: Sequence[Sample], start: Constants) -> Constants:
     """The constants near `start` whose errors are least."""
 
     def constants(moved: F64) -> Constants:
-        return Constants(**{name: getattr(start, name) * float(np.exp(by)) for name, by in zip(NAMES, moved, strict=True)})
+        return Constants(
+            **{name: getattr(start, name) * float(np.exp(by)) for name, by in zip(NAMES, moved, strict=True)}
+        )
 
     def loss(moved: F64) -> float:
         off = np.minimum(np.abs(errors(samples, constants(moved))), ERROR_MAX)
@@ -145,7 +154,9 @@ def command(args: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("planner_fit", __doc__)
     parser.add_argument("--mixes", type=whole, default=150, help="default: %(default)s")
-    parser.add_argument("--first", type=int, default=20000, help="number of the first mix (default: %(default)s)")
+    parser.add_argument(
+        "--first", type=int, default=20000, help="number of the first mix (default: %(default)s)"
+    )
     return run_command(parser, command, argv)
 
 

@@ -1,4 +1,5 @@
-"""Figures of a summary, and what all figures share: matplotlib, which is optional, and one colour for each method."""
+"""Figures of a summary, and what all figures share: matplotlib, which is optional, and one colour for each
+method."""
 
 from __future__ import annotations
 
@@ -46,12 +47,15 @@ def figure(width_in: float, height_in: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise InputError("plots need matplotlib, which is not installed: pip install 'flowspec[plots]'") from None
+        raise InputError(
+            "plots need matplotlib, which is not installed: pip install 'flowspec[plots]'"
+        ) from None
     return Figure(figsize=(width_in, height_in), dpi=DPI, layout="constrained")
 
 
 def looks(setups: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Colour and hatch of each setup's bars: those of its method, hatched where it is a variant; a colour of its own where it is called otherwise."""
+    """Colour and hatch of each setup's bars: those of its method, hatched where it is a variant; a colour of
+    its own where it is called otherwise."""
     others = itertools.cycle(OTHER_COLOURS)
     found = {}
     for setup in setups:
@@ -67,7 +71,8 @@ def looks(setups: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def speedup(summary: Mapping[str, Any], path: Path) -> None:
-    """`speedup.png`: over `ar` by domain, a panel for each testbed and temperature; with more than 8 of these only overall.
+    """`speedup.png`: over `ar` by domain, a panel for each testbed and temperature; with more than 8 of these
+    only overall.
 
     Without `ar` in the experiment it is over the other reference, and without any it is tokens per second.
     """
@@ -77,9 +82,19 @@ def speedup(summary: Mapping[str, Any], path: Path) -> None:
     rows = max(1, -(-len(panels) // columns))
     drawing = figure(WIDTH_IN, max(HEIGHT_IN, rows * PANEL_HEIGHT_IN))
     over = tables[0]["references"][0] if tables and tables[0]["references"] else None
-    methods = looks([name for name in dict.fromkeys(name for table in tables for name in table["methods"]) if name != over])
+    methods = looks(
+        [
+            name
+            for name in dict.fromkeys(name for table in tables for name in table["methods"])
+            if name != over
+        ]
+    )
     what = f"speed-up over {over}, 95% intervals" if over else "tokens per second"
-    drawing.suptitle(f"{summary['experiment']}: {what}   ({summary['world'].upper()} world)", fontsize=15, fontweight="bold")
+    drawing.suptitle(
+        f"{summary['experiment']}: {what}   ({summary['world'].upper()} world)",
+        fontsize=15,
+        fontweight="bold",
+    )
     axes = drawing.subplots(rows, columns, squeeze=False, sharey=True)
     for ax, (title, groups) in zip(axes.flat, panels.items(), strict=False):
         _panel(ax, groups, methods, over, LETTERS // columns)
@@ -98,7 +113,9 @@ def _legend(drawing: Any, methods: Mapping[str, dict[str, Any]], over: str | Non
 
     marks: list[Any] = [Line2D([], [], **_line(over), label=f"{over} = 1")] if over else []
     marks += [Patch(**look, label=method) for method, look in methods.items()]
-    drawing.legend(handles=marks, loc="outside lower center", ncols=max(1, len(marks)), frameon=False, fontsize=11)
+    drawing.legend(
+        handles=marks, loc="outside lower center", ncols=max(1, len(marks)), frameon=False, fontsize=11
+    )
 
 
 def _line(over: str) -> dict[str, Any]:
@@ -107,7 +124,9 @@ def _line(over: str) -> dict[str, Any]:
 
 def _by_domain(tables: Sequence[Mapping[str, Any]]) -> dict[str, Groups]:
     return {
-        f"{table['testbed']}, temperature {table['temperature']:g}": {domain: (table, domain) for domain in [*table["domains"], OVERALL]}
+        f"{table['testbed']}, temperature {table['temperature']:g}": {
+            domain: (table, domain) for domain in [*table["domains"], OVERALL]
+        }
         for table in tables
     }
 
@@ -121,7 +140,9 @@ def _by_testbed(tables: Sequence[Mapping[str, Any]]) -> dict[str, Groups]:
     return found
 
 
-def _panel(ax: Any, groups: Groups, methods: Mapping[str, dict[str, Any]], over: str | None, letters: int) -> None:
+def _panel(
+    ax: Any, groups: Groups, methods: Mapping[str, dict[str, Any]], over: str | None, letters: int
+) -> None:
     """Groups of bars, a bar for each method."""
     tops = []
     width = 0.84 / max(1, len(methods))
@@ -136,10 +157,20 @@ def _panel(ax: Any, groups: Groups, methods: Mapping[str, dict[str, Any]], over:
             ax.bar(x, ratio, width * 0.92, **look)
             ax.plot([x, x], [low, high], color="black", linewidth=1.2)
             if domain == OVERALL:
-                ax.annotate(f"{ratio:.2f}", (x, max(ratio, high)), (0, 3), textcoords="offset points", ha="center", va="bottom", fontsize=8)
+                ax.annotate(
+                    f"{ratio:.2f}",
+                    (x, max(ratio, high)),
+                    (0, 3),
+                    textcoords="offset points",
+                    ha="center",
+                    va="bottom",
+                    fontsize=8,
+                )
     if over:
         ax.axhline(1, **_line(over))
-    ax.set_xticks(range(len(groups)), [fill(name, max(LETTERS_MIN, letters // len(groups))) for name in groups])
+    ax.set_xticks(
+        range(len(groups)), [fill(name, max(LETTERS_MIN, letters // len(groups))) for name in groups]
+    )
     ax.set_xlim(-0.6, len(groups) - 0.4)
     ax.set_ylim(0, max(HEADROOM * max(tops, default=1.0), ax.get_ylim()[1]))
     ax.grid(axis="y", color="#dddddd", linewidth=0.6)
@@ -149,7 +180,9 @@ def _panel(ax: Any, groups: Groups, methods: Mapping[str, dict[str, Any]], over:
         ax.axvspan(len(groups) - 1.5, len(groups) - 0.4, color="#f2f2f2", zorder=0)
 
 
-def _ratio(table: Mapping[str, Any], method: str, domain: str, over: str | None) -> tuple[float, float, float] | None:
+def _ratio(
+    table: Mapping[str, Any], method: str, domain: str, over: str | None
+) -> tuple[float, float, float] | None:
     if over is None:
         value = table["tokens_per_s"].get(method, {}).get(domain)
         return None if value is None else (value, value, value)

@@ -24,8 +24,12 @@ def read_prompts(path: Path) -> list[Prompt]:
     try:
         size = path.stat().st_size
         if size > limits.PROMPTS_BYTES_MAX:
-            raise InputError(f"{path}: expected prompts of at most {limits.PROMPTS_BYTES_MAX} bytes together, got {size}")
-        lines = path.read_text("utf-8").split("\n")  # nothing else ends a line of jsonl, though a text may hold what Python takes for one
+            raise InputError(
+                f"{path}: expected prompts of at most {limits.PROMPTS_BYTES_MAX} bytes together, got {size}"
+            )
+        lines = path.read_text("utf-8").split(
+            "\n"
+        )  # nothing else ends a line of jsonl, though a text may hold what Python takes for one
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"{path}: expected a file of prompts, but it cannot be read ({getattr(error, 'strerror', None) or error})"
@@ -40,20 +44,32 @@ def _prompt(path: Path, number: int, line: str) -> Prompt:
     try:
         row = {"turns": [line.removesuffix("\r")]} if path.suffix != ".jsonl" else json.loads(line)
         turns = row["turns"]
-        if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+        if (
+            not isinstance(turns, list)
+            or not turns
+            or not all(isinstance(turn, str) and turn.strip() for turn in turns)
+        ):
             raise ValueError("turns is no list of texts")
         if max(map(len, turns)) > limits.PROMPT_CHARS_MAX:
             raise ValueError(f"a turn of more than {limits.PROMPT_CHARS_MAX} characters")
         "".join(turns).encode()  # an escape may stand for half a character
-        return Prompt(prompt_id=_name(row.get("question_id", number)), domain=_name(row.get("category", path.stem)), turns=tuple(turns))
+        return Prompt(
+            prompt_id=_name(row.get("question_id", number)),
+            domain=_name(row.get("category", path.stem)),
+            turns=tuple(turns),
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         text = " ".join(str(error).split())
-        raise InputError(f'{path} line {number}: expected {{"turns": ["..."]}}, got {type(error).__name__}: {text:.200}') from None
+        raise InputError(
+            f'{path} line {number}: expected {{"turns": ["..."]}}, got {type(error).__name__}: {text:.200}'
+        ) from None
 
 
 def _name(value: object) -> str:
     """A number or a short text as the name of something; raises `ValueError` for anything else."""
     name = str(value) if isinstance(value, str | int | float) else ""
     if not name.isprintable() or not 0 < len(name) <= limits.NAME_CHARS_MAX:
-        raise ValueError(f"question_id and category are numbers or texts of at most {limits.NAME_CHARS_MAX} characters")
+        raise ValueError(
+            f"question_id and category are numbers or texts of at most {limits.NAME_CHARS_MAX} characters"
+        )
     return name

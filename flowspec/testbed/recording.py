@@ -1,4 +1,5 @@
-"""From an answer to its record: the figures that every world computes alike, and how an answer agrees with the plain one.
+"""From an answer to its record: the figures that every world computes alike, and how an answer agrees with
+the plain one.
 
 Knows nothing of how an answer was got, and of what went over the links.
 """
@@ -17,7 +18,8 @@ from flowspec.testbed.trace import Trace, slots_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """An answer without its stop token, in instants of its world's clock; `report` is that of `core.statistics`."""
+    """An answer without its stop token, in instants of its world's clock; `report` is that of
+    `core.statistics`."""
 
     tokens: tuple[int, ...]
     reason: str
@@ -97,9 +99,22 @@ def record_of(
     )
 
 
-def energy_of(testbed: Testbed, whole_s: float, stages_busy_s: Sequence[float], drafters_busy_s: Mapping[int | None, float]) -> float:
-    """What all boards take in `whole_s`, of which they compute for so long: stages, the head (None), and drafters' boards by number."""
-    stages_j = sum(device.energy_j(whole_s, busy_s) for device, busy_s in zip(testbed.devices, stages_busy_s, strict=True))
+def energy_of(
+    testbed: Testbed,
+    whole_s: float,
+    stages_busy_s: Sequence[float],
+    drafters_busy_s: Mapping[int | None, float],
+) -> float:
+    """What all boards take in `whole_s`, of which they compute for so long: stages, the head (None), and
+    drafters' boards by number."""
+    stages_j = sum(
+        device.energy_j(whole_s, busy_s)
+        for device, busy_s in zip(testbed.devices, stages_busy_s, strict=True)
+    )
     places = {None: testbed.head} | {number: board.device for number, board in enumerate(testbed.boards)}
-    drafters_j = sum(device.energy_j(whole_s, drafters_busy_s.get(number, 0.0)) for number, device in places.items() if device is not None)
+    drafters_j = sum(
+        device.energy_j(whole_s, drafters_busy_s.get(number, 0.0))
+        for number, device in places.items()
+        if device is not None
+    )
     return stages_j + drafters_j

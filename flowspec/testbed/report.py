@@ -53,7 +53,8 @@ SLOWER = {"slower_than_other": ("another method", "to_other"), "below_ar": (f"`{
 
 
 def verdict(summary: Mapping[str, Any], key: str) -> list[str]:
-    """In how many of the cells that have such a comparison `continuous` is slower, a line for each; `key` is one of `SLOWER`."""
+    """In how many of the cells that have such a comparison `continuous` is slower, a line for each; `key` is
+    one of `SLOWER`."""
     other, ratio = SLOWER[key]
     compared = sum(cell[ratio] is not None for cell in summary["cells"])
     if not compared:
@@ -73,7 +74,8 @@ def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def markdown(summary: Mapping[str, Any]) -> str:
-    """GitHub tables: for each testbed and temperature rates, speed-ups and what explains them; the cells of `continuous` at the end."""
+    """GitHub tables: for each testbed and temperature rates, speed-ups and what explains them; the cells of
+    `continuous` at the end."""
     world = summary["world"]
     lines = [
         f"# {summary['experiment']}: **{world.upper()} world**",
@@ -102,14 +104,29 @@ def markdown(summary: Mapping[str, Any]) -> str:
 def _section(table: Mapping[str, Any], world: str) -> list[str]:
     domains = [*table["domains"], OVERALL]
     by_method = table["tokens_per_s"]
-    best = {domain: max((each[domain] for each in by_method.values() if domain in each), default=0.0) for domain in domains}
-    rows = [[name, *(_bold_best(by_method[name].get(domain), best[domain]) for domain in domains)] for name in table["methods"]]
-    lines = [f"## {place(table)} ({world})", "", "Tokens per second, the best in bold:", "", *grid(["method", *domains], rows)]
+    best = {
+        domain: max((each[domain] for each in by_method.values() if domain in each), default=0.0)
+        for domain in domains
+    }
+    rows = [
+        [name, *(_bold_best(by_method[name].get(domain), best[domain]) for domain in domains)]
+        for name in table["methods"]
+    ]
+    lines = [
+        f"## {place(table)} ({world})",
+        "",
+        "Tokens per second, the best in bold:",
+        "",
+        *grid(["method", *domains], rows),
+    ]
     for reference in table["references"]:
         ratios = table["speed_up"][reference]
         others = [name for name in table["methods"] if name != reference]
         lines += [f"Speed-up over `{reference}`:", ""]
-        lines += grid(["method", *domains], [[name, *(times(ratios[name].get(domain)) for domain in domains)] for name in others])
+        lines += grid(
+            ["method", *domains],
+            [[name, *(times(ratios[name].get(domain)) for domain in domains)] for name in others],
+        )
     explained = [[name, *_explained(table["statistics"][name])] for name in table["methods"]]
     bounds = [[name, *_bound(table["statistics"][name])] for name in table["methods"]]
     return [
@@ -117,7 +134,16 @@ def _section(table: Mapping[str, Any], world: str) -> list[str]:
         "What explains it (S: tokens per segment that gave any; rho: share of tokens that were in flight when they were known):",
         "",
         *grid(
-            ["method", "S", "rho", "accepted per segment", "busy by stage", "rows dropped per 100 run", "kB per token", "J per token"],
+            [
+                "method",
+                "S",
+                "rho",
+                "accepted per segment",
+                "busy by stage",
+                "rows dropped per 100 run",
+                "kB per token",
+                "J per token",
+            ],
             explained,
         ),
         "Slot (tau), trip and the share of the bound `(1 - rho) trip + max(0, 1/S - (1 - rho)) tau` that was reached; agreement with plain decoding:",
@@ -189,8 +215,20 @@ def show(summary: Mapping[str, Any]) -> None:
     print(fill(WORLDS.get(world, world), WIDTH))
     for table in summary["tables"]:
         reference = next((name for name in table["references"] if name != AR), None)
-        rows = [[name.replace("(published)", "(publ.)"), *_row(table, name, reference)] for name in table["methods"]]
-        columns = ["method", "tok/s", "x ar", f"x {(reference or 'chunk-pp').split(' ')[0]}", "S", "rho", "busy", "bound"]
+        rows = [
+            [name.replace("(published)", "(publ.)"), *_row(table, name, reference)]
+            for name in table["methods"]
+        ]
+        columns = [
+            "method",
+            "tok/s",
+            "x ar",
+            f"x {(reference or 'chunk-pp').split(' ')[0]}",
+            "S",
+            "rho",
+            "busy",
+            "bound",
+        ]
         show_table(f"{place(table)} ({world})", columns, rows)
     published = [name for table in summary["tables"] for name in table["references"] if name.endswith(")")]
     note = f"x chunk-pp: over {published[0]}, (publ.); " if published else ""
@@ -206,5 +244,15 @@ def _row(table: Mapping[str, Any], name: str, reference: str | None) -> list[str
     of = table["statistics"][name]
     to_ar = table["speed_up"].get(AR, {}).get(name, {}).get(OVERALL)
     to_reference = table["speed_up"][reference][name].get(OVERALL) if reference else None
-    values = [rate(table["tokens_per_s"][name].get(OVERALL)), rate(to_ar and to_ar["ratio"]), times(to_reference).replace(", ", "-")]
-    return [*values, _fixed(of["S"], 2), _fixed(of["rho"], 2), percent(of["busy"]), percent(of["bound_share"])]
+    values = [
+        rate(table["tokens_per_s"][name].get(OVERALL)),
+        rate(to_ar and to_ar["ratio"]),
+        times(to_reference).replace(", ", "-"),
+    ]
+    return [
+        *values,
+        _fixed(of["S"], 2),
+        _fixed(of["rho"], 2),
+        percent(of["busy"]),
+        percent(of["bound_share"]),
+    ]

@@ -1,7 +1,8 @@
-"""What drawing a token costs with a large vocabulary: per node, for a segment of nodes at their own positions.
+"""What drawing a token costs with a large vocabulary: per node, for a segment of nodes at their own
+positions.
 
-Logits are random with the spread of a language model's (`--spread 3`) or flat (`--spread 1`). The first pass over a position
-draws its noise, later ones (siblings) find it cached; both are shown.
+Logits are random with the spread of a language model's (`--spread 3`) or flat (`--spread 1`). The first pass
+over a position draws its noise, later ones (siblings) find it cached; both are shown.
 
     python -m flowspec.testbed.sampling [--vocabulary 152000] [--nodes 16] [--spread 3] [--json]
 """
@@ -46,15 +47,24 @@ def measure(sampling: Sampling, vocabulary_size: int, nodes: int, spread: float)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m flowspec.testbed.sampling", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m flowspec.testbed.sampling", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--vocabulary", type=int, default=152_000)
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--spread", type=float, default=3.0)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    found = {name: measure(sampling, args.vocabulary, args.nodes, args.spread) for name, sampling in SETTINGS.items()}
+    found = {
+        name: measure(sampling, args.vocabulary, args.nodes, args.spread)
+        for name, sampling in SETTINGS.items()
+    }
     if args.json:
-        print(json.dumps({name: {"fresh_ms": fresh, "cached_ms": cached} for name, (fresh, cached) in found.items()}))
+        print(
+            json.dumps(
+                {name: {"fresh_ms": fresh, "cached_ms": cached} for name, (fresh, cached) in found.items()}
+            )
+        )
         return
     print(f"{args.vocabulary} entries, {args.nodes} nodes, milliseconds per node:")
     for name, (fresh, cached) in found.items():

@@ -1,9 +1,11 @@
-"""How a pipeline scales: tokens per second in virtual time by devices and by users at once, and what simulating it costs.
+"""How a pipeline scales: tokens per second in virtual time by devices and by users at once, and what
+simulating it costs.
 
-Equal boards, equal links, synthetic answers and a synthetic drafter on a board of its own, all users asking at time 0. Everything is
-simulated but the cost of the simulation, which is wall-clock time on this machine.
+Equal boards, equal links, synthetic answers and a synthetic drafter on a board of its own, all users asking
+at time 0. Everything is simulated but the cost of the simulation, which is wall-clock time on this machine.
 
-    python -m flowspec.testbed.scaling [--devices 1,2,4] [--users 1,4] [--at 4] [--shape llama-3-70b] [--out scaling.png] [--json]
+    python -m flowspec.testbed.scaling [--devices 1,2,4] [--users 1,4] [--at 4] [--shape llama-3-70b] [--out
+    scaling.png] [--json]
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ Column = tuple[int, Setup, tuple[int, ...]]
 """A number of devices, a method, and the numbers of users that are tried there."""
 
 
-def columns(devices: Sequence[int], users: Sequence[int], at: Sequence[int], setups: Sequence[Setup]) -> Iterator[Column]:
+def columns(
+    devices: Sequence[int], users: Sequence[int], at: Sequence[int], setups: Sequence[Setup]
+) -> Iterator[Column]:
     """One user everywhere, several where asked for."""
     for count in sorted({*devices, *at}):
         here = sorted({*([1] if count in devices else []), *(users if count in at else [])})
@@ -89,7 +93,20 @@ def show_report(asked: Scaling, points: Sequence[Point]) -> None:
         ]
         for p in points
     ]
-    heads = ["devices", "users", "GB/device", "tok/s", "each", "bound", "first s", "S", "rho", "window", "slot ms", "trip ms"]
+    heads = [
+        "devices",
+        "users",
+        "GB/device",
+        "tok/s",
+        "each",
+        "bound",
+        "first s",
+        "S",
+        "rho",
+        "window",
+        "slot ms",
+        "trip ms",
+    ]
     show(title_of(asked), ["", *heads, "stage", "link", "drafter", "head"], rows)
     if not all(p.fits for p in points):
         print(f"* more than the {find_profile(asked.device).memory_gb:g} GB of a device")
@@ -157,20 +174,57 @@ def _positive(text: str) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("scaling", __doc__)
-    parser.add_argument("--devices", type=wholes, default=(1, 2, 4, 8, 16, 32, 64), help="for one user (default: 1,2,4,8,16,32,64)")
-    parser.add_argument("--users", type=wholes, default=(1, 2, 4, 8, 16, 32), help="at once (default: 1,2,4,8,16,32)")
-    parser.add_argument("--at", type=wholes, default=(8, 64), help="numbers of devices at which --users are tried (default: 8,64)")
-    parser.add_argument("--shape", default="llama-3-70b", help="what the tokens are timed as (default: %(default)s)")
-    parser.add_argument("--device", default="jetson-agx-orin", help="board of every stage and of the head (default: %(default)s)")
-    parser.add_argument("--precision", choices=tuple(PRECISION_BYTES), default="int4", help="of the weights (default: %(default)s)")
-    parser.add_argument("--bandwidth-mbps", type=_positive, default=1000.0, help="of every link (default: 1000)")
-    parser.add_argument("--latency-ms", type=_positive, default=0.5, help="of every link (default: %(default)s)")
     parser.add_argument(
-        "--tokens", type=whole, default=64, help="of each answer; fewer for several users of many devices (default: %(default)s)"
+        "--devices",
+        type=wholes,
+        default=(1, 2, 4, 8, 16, 32, 64),
+        help="for one user (default: 1,2,4,8,16,32,64)",
+    )
+    parser.add_argument(
+        "--users", type=wholes, default=(1, 2, 4, 8, 16, 32), help="at once (default: 1,2,4,8,16,32)"
+    )
+    parser.add_argument(
+        "--at",
+        type=wholes,
+        default=(8, 64),
+        help="numbers of devices at which --users are tried (default: 8,64)",
+    )
+    parser.add_argument(
+        "--shape", default="llama-3-70b", help="what the tokens are timed as (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--device",
+        default="jetson-agx-orin",
+        help="board of every stage and of the head (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=tuple(PRECISION_BYTES),
+        default="int4",
+        help="of the weights (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--bandwidth-mbps", type=_positive, default=1000.0, help="of every link (default: 1000)"
+    )
+    parser.add_argument(
+        "--latency-ms", type=_positive, default=0.5, help="of every link (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--tokens",
+        type=whole,
+        default=64,
+        help="of each answer; fewer for several users of many devices (default: %(default)s)",
     )
     parser.add_argument("--methods", default="continuous,ar", help="default: %(default)s")
-    parser.add_argument("--acceptance", type=_positive, default=0.635, help="of the synthetic drafter's best guess (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("scaling.png"), metavar="FILE", help="default: %(default)s")
+    parser.add_argument(
+        "--acceptance",
+        type=_positive,
+        default=0.635,
+        help="of the synthetic drafter's best guess (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("scaling.png"), metavar="FILE", help="default: %(default)s"
+    )
     return run_command(parser, command, argv)
 
 

@@ -1,4 +1,5 @@
-"""One run for `testbed.scaling`: some users at once on equal boards in virtual time, every answer compared with the plain one.
+"""One run for `testbed.scaling`: some users at once on equal boards in virtual time, every answer compared
+with the plain one.
 
 Owns the testbed, the drafter for several requests, and the figures of a run. Knows no grid, table or plot.
 """
@@ -28,7 +29,8 @@ from flowspec.testbed.synthetic import PROMPT_TOKENS, Synthetic, synthetic_cases
 from flowspec.testbed.trace import Trace, slots_of
 
 MANY_TOKENS_MIN, MANY_STAGE_TOKENS = 24, 512
-"""Several users' answers have at most so many tokens times stages, for these are what simulating costs; users average among themselves."""
+"""Several users' answers have at most so many tokens times stages, for these are what simulating costs; users
+average among themselves."""
 WARM_UP_TOKENS = 16
 CONTEXT_HELD = 4096
 """Tokens of each user's conversation that memory is counted for."""
@@ -40,12 +42,13 @@ class WrongAnswer(FlowSpecError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One run. All figures are simulated but the last three, which are this machine's: wall-clock and processor time.
+    """One run. All figures are simulated but the last three, which are this machine's: wall-clock and
+    processor time.
 
-    `tokens_per_s` is of all users together, over the middle half of their tokens (of one user: from the first token to the last),
-    `user_tokens_per_s` the mean of the users' own rates. `bound_tokens_per_s` is what one user's `S` and `rho` allow (`docs/methods.md`).
-    `S` and `rho` are those of tokens after an answer's first. `first_token_s` is the longest wait. `stage_busy` and `link_busy` are of
-    the busiest stage and link.
+    `tokens_per_s` is of all users together, over the middle half of their tokens (of one user: from the first
+    token to the last), `user_tokens_per_s` the mean of the users' own rates. `bound_tokens_per_s` is what one
+    user's `S` and `rho` allow (`docs/methods.md`). `S` and `rho` are those of tokens after an answer's first.
+    `first_token_s` is the longest wait. `stage_busy` and `link_busy` are of the busiest stage and link.
     """
 
     method: str
@@ -76,7 +79,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """What is asked: a testbed of any number of equal devices, and how sure of itself and right the drafter is."""
+    """What is asked: a testbed of any number of equal devices, and how sure of itself and right the drafter
+    is."""
 
     shape: str
     device: str
@@ -100,7 +104,11 @@ class Scaling:
 
     def tokens_of(self, devices: int, users: int) -> int:
         """The length of each answer."""
-        return self.tokens if users == 1 else min(self.tokens, max(MANY_TOKENS_MIN, MANY_STAGE_TOKENS // devices))
+        return (
+            self.tokens
+            if users == 1
+            else min(self.tokens, max(MANY_TOKENS_MIN, MANY_STAGE_TOKENS // devices))
+        )
 
     def run(self, testbed: Testbed, setup: Setup, users: int, learnt: Learnt | None = None) -> Point:
         """All users' answers in one world; raises `WrongAnswer`."""
@@ -112,23 +120,37 @@ class Scaling:
         return _point(testbed, setup, world, cases, trace, wall_s, cpu_s)
 
     def warm_up(self, testbed: Testbed, setup: Setup, users: int) -> Learnt | None:
-        """What a head knows after a short answer to somebody else than the first `users`; nothing where it does not draft."""
+        """What a head knows after a short answer to somebody else than the first `users`; nothing where it
+        does not draft."""
         if setup.method == AR:
             return None
-        world = self._answer(testbed, setup, synthetic_cases(users + 1, [Sampling()], WARM_UP_TOKENS)[-1:], None, None)
+        world = self._answer(
+            testbed, setup, synthetic_cases(users + 1, [Sampling()], WARM_UP_TOKENS)[-1:], None, None
+        )
         return world.head.learnt()
 
-    def _answer(self, testbed: Testbed, setup: Setup, cases: Sequence[Case], learnt: Learnt | None, trace: _HeadTrace | None) -> World:
+    def _answer(
+        self,
+        testbed: Testbed,
+        setup: Setup,
+        cases: Sequence[Case],
+        learnt: Learnt | None,
+        trace: _HeadTrace | None,
+    ) -> World:
         context = PROMPT_TOKENS + cases[0].new_tokens_max
         drafters = {}
         if setup.method != AR:
             drafting = Synthetic(self.acceptance, context)
-            drafters[SYNTHETIC] = DrafterForEach([made for case in cases if (made := drafting.begin(case)()) is not None])
+            drafters[SYNTHETIC] = DrafterForEach(
+                [made for case in cases if (made := drafting.begin(case)()) is not None]
+            )
         world = run_many(testbed, setup, cases, drafters, context, learnt, trace)
         for request, case in enumerate(cases):
             (answer,) = world.answers[request]
             if answer.end is None or not is_plain(case, tuple(answer.tokens), answer.end.reason):
-                raise WrongAnswer(f"{setup.name} on {testbed.name}, user {request + 1} of {len(cases)}: the answer is not the plain one")
+                raise WrongAnswer(
+                    f"{setup.name} on {testbed.name}, user {request + 1} of {len(cases)}: the answer is not the plain one"
+                )
         return world
 
 
@@ -152,11 +174,25 @@ def memory_of(testbed: Testbed, users: int) -> SliceMemory:
     weights = [count * shape.layer_params for count in layers]
     weights[0] += shape.head_params
     weights[-1] += shape.head_params
-    held = users * cache_bytes(layers=max(layers), kv_heads=shape.kv_heads, head_dim=shape.head_dim, context=CONTEXT_HELD, element_bytes=2)
+    held = users * cache_bytes(
+        layers=max(layers),
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        context=CONTEXT_HELD,
+        element_bytes=2,
+    )
     return SliceMemory(weight_bytes=int(max(weights) * size), cache_bytes=held)
 
 
-def _point(testbed: Testbed, setup: Setup, world: World, cases: Sequence[Case], head: _HeadTrace, wall_s: float, cpu_s: float) -> Point:
+def _point(
+    testbed: Testbed,
+    setup: Setup,
+    world: World,
+    cases: Sequence[Case],
+    head: _HeadTrace,
+    wall_s: float,
+    cpu_s: float,
+) -> Point:
     answers = [world.answers[request][0] for request in range(len(cases))]
     found = [answer.end.statistics for answer in answers if answer.end is not None]
     times_s = sorted(at_s for answer in answers for at_s in answer.times_s)
@@ -195,6 +231,7 @@ def _point(testbed: Testbed, setup: Setup, world: World, cases: Sequence[Case], 
 
 
 def _middle_rate(times_s: Sequence[float]) -> float:
-    """Over the middle half of some tokens, so that neither the prompts at the beginning nor the last users count."""
+    """Over the middle half of some tokens, so that neither the prompts at the beginning nor the last users
+    count."""
     start_s, end_s = times_s[len(times_s) // 4], times_s[3 * len(times_s) // 4]
     return sum(start_s < at_s <= end_s for at_s in times_s) / (end_s - start_s) if end_s > start_s else 0.0

@@ -1,9 +1,12 @@
 """The simulated world: a testbed's devices and links in virtual time, and one answer in it.
 
-What a method costs as the papers' code does it (`Setup.published`, arXiv 2507.02620 and its repository) and not as ours does:
+What a method costs as the papers' code does it (`Setup.published`, arXiv 2507.02620 and its repository) and
+not as ours does:
 
-- the head verifies: hidden states of all rows of a segment travel back to it, and it runs `lm_head` over them;
-- every turn, each stage waits for the head's verdict on the segment before it goes on: a verification and a message more per slot;
+- the head verifies: hidden states of all rows of a segment travel back to it, and it runs `lm_head` over
+  them;
+- every turn, each stage waits for the head's verdict on the segment before it goes on: a verification and a
+  message more per slot;
 - every turn, each stage copies its whole cache to compact it;
 - (what stays kinder: rows known to be wrong are not run, trees are merged by node.)
 """
@@ -41,7 +44,8 @@ LOCK_STEP = ("pipedec", "flowspec-paper")
 TYPICAL_ROWS = 16
 """Rows of the published methods' segments, for what a turn's verification takes."""
 TYPICAL_CONTEXT = 256
-"""Tokens in the caches that a turn compacts: half of a prompt of some hundred tokens and 256 new ones, and more."""
+"""Tokens in the caches that a turn compacts: half of a prompt of some hundred tokens and 256 new ones, and
+more."""
 SIM_LAYERS = 8
 """Instants at which a running job can drop rows; a stage of fewer layers has as many as layers."""
 
@@ -53,7 +57,10 @@ Drafters = Mapping[str, Drafter]
 def stage_curves(testbed: Testbed) -> list[Curve]:
     """The time of each stage's layers, without `lm_head`."""
     layers = zip(testbed.devices, testbed.layers, strict=True)
-    return [layers_curve(device, testbed.shape, testbed.precision, count).scaled(testbed.slowdown) for device, count in layers]
+    return [
+        layers_curve(device, testbed.shape, testbed.precision, count).scaled(testbed.slowdown)
+        for device, count in layers
+    ]
 
 
 def sampling_curve(testbed: Testbed) -> Curve:
@@ -79,7 +86,9 @@ def experiment(testbed: Testbed, setup: Setup, context: int, models: Sequence[st
     row = row_bytes(testbed.shape, testbed.precision)
     return Experiment(
         devices=tuple(
-            DeviceSpec(curve=curve, layers=min(SIM_LAYERS, count), sampling=sampling if index == last else INSTANT)
+            DeviceSpec(
+                curve=curve, layers=min(SIM_LAYERS, count), sampling=sampling if index == last else INSTANT
+            )
             for index, (curve, count) in enumerate(zip(curves, testbed.layers, strict=True))
         ),
         control=testbed.link,
@@ -101,13 +110,16 @@ def experiment(testbed: Testbed, setup: Setup, context: int, models: Sequence[st
 def _copy_s(testbed: Testbed, layers: int, index: int) -> float:
     """A stage's whole cache, read and written."""
     device = testbed.devices[index]
-    size = layers * testbed.shape.cache_values() * max(2.0, PRECISION_BYTES[testbed.precision]) * TYPICAL_CONTEXT
+    size = (
+        layers * testbed.shape.cache_values() * max(2.0, PRECISION_BYTES[testbed.precision]) * TYPICAL_CONTEXT
+    )
     return testbed.slowdown * 2 * size / device.bytes_per_s()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """An answer in virtual time: its record, what happened (as frames, if these were asked for), and what the head learnt."""
+    """An answer in virtual time: its record, what happened (as frames, if these were asked for), and what the
+    head learnt."""
 
     record: Record
     trace: Trace
@@ -124,14 +136,17 @@ def run(
     learnt: Learnt | None = None,
     decode: Decode | None = None,
 ) -> Run:
-    """Answers a case in a world of its own, with what is `learnt` so far (which is learnt from on, so give a copy).
+    """Answers a case in a world of its own, with what is `learnt` so far (which is learnt from on, so give a
+    copy).
 
     With a `decode`, which gives tokens' text, it is recorded.
     """
     trace = Trace()
     frames: list[Frame] = []
     world = build(testbed, setup, [case], drafters, bench.context, learnt)
-    recorder = None if decode is None else Recorder(world.head.requests, lambda: stages_of(testbed), decode, 0.0)
+    recorder = (
+        None if decode is None else Recorder(world.head.requests, lambda: stages_of(testbed), decode, 0.0)
+    )
 
     def watch(handled: Handled) -> None:
         if handled.place == HEAD:
@@ -167,7 +182,8 @@ def run_many(
     learnt: Learnt | None = None,
     watch: Callable[[Handled], None] | None = None,
 ) -> World:
-    """A world in which all cases were asked at time 0, each as the request of its place, and answered; with what is `learnt` as in `run`."""
+    """A world in which all cases were asked at time 0, each as the request of its place, and answered; with
+    what is `learnt` as in `run`."""
     world = build(testbed, setup, cases, drafters, context, learnt, watch)
     for request, case in enumerate(cases):
         world.at(0.0, submit_of(case, request))
@@ -186,7 +202,9 @@ def build(
 ) -> World:
     """A world at time 0 that knows the plain answers to all cases, with what is `learnt` as in `run`."""
     language = AnswerLanguage({case.prompt: case.answer for case in cases})
-    world = experiment(testbed, setup, context, list(drafters)).build(language, list(drafters.values()), watch, checks=checking.is_on())
+    world = experiment(testbed, setup, context, list(drafters)).build(
+        language, list(drafters.values()), watch, checks=checking.is_on()
+    )
     if learnt is not None:
         world.head.take(learnt)
     return world
@@ -199,10 +217,18 @@ def busy_of(testbed: Testbed, drafters: Drafters, world: World) -> dict[int | No
 
 
 def submit_of(case: Case, request: int = 0) -> Submit:
-    return Submit(request=request, prompt=case.prompt, new_tokens_max=case.new_tokens_max, sampling=case.sampling, stop_ids=case.stop_ids)
+    return Submit(
+        request=request,
+        prompt=case.prompt,
+        new_tokens_max=case.new_tokens_max,
+        sampling=case.sampling,
+        stop_ids=case.stop_ids,
+    )
 
 
-def _record(bench: Bench, testbed: Testbed, setup: Setup, case: Case, drafters: Drafters, world: World, trace: Trace) -> Record:
+def _record(
+    bench: Bench, testbed: Testbed, setup: Setup, case: Case, drafters: Drafters, world: World, trace: Trace
+) -> Record:
     (answer,) = world.answers[0]
     assert answer.end is not None, "the world came to rest without an end of the answer"
     first_s, last_s = (answer.times_s[0], answer.times_s[-1]) if answer.times_s else (0.0, 0.0)
@@ -225,7 +251,9 @@ def _record(bench: Bench, testbed: Testbed, setup: Setup, case: Case, drafters: 
         repeat=0,
         agreement=agreement_of(case, answered.tokens, answered.reason),
         network_bytes=world.bytes_sent,
-        energy_j=energy_of(testbed, last_s, [device.busy_s for device in world.devices], busy_of(testbed, drafters, world)),
+        energy_j=energy_of(
+            testbed, last_s, [device.busy_s for device in world.devices], busy_of(testbed, drafters, world)
+        ),
         events=world.events,
         digest=world.digest.hex(),
     )

@@ -1,4 +1,5 @@
-"""Single-stage decoding beside `transformers.generate`: the same model, dtype and threads, in turns, as a ratio.
+"""Single-stage decoding beside `transformers.generate`: the same model, dtype and threads, in turns, as a
+ratio.
 
 python -m flowspec.testbed.single [--model bundled] [--dtype float32] [--tokens 200] [--rounds 5] [--json]
 """
@@ -23,7 +24,9 @@ PROMPT_TOKENS = 32
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m flowspec.testbed.single", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m flowspec.testbed.single", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--model", default="bundled")
     parser.add_argument("--dtype", default="float32", choices=sorted(DTYPES))
     parser.add_argument("--tokens", type=int, default=200)
@@ -43,12 +46,20 @@ def main() -> None:
             prompt = [(7 * i + number) % 200 + 10 for i in range(PROMPT_TOKENS)]
             timing = Timing()
             limits = Limits(new_tokens_max=args.tokens, stop_ids=frozenset())
-            for _ in timed(session.submit(prompt, Sampling(), limits, request=session.head.new_request()), timing):
+            for _ in timed(
+                session.submit(prompt, Sampling(), limits, request=session.head.new_request()), timing
+            ):
                 pass
             started_s = time.monotonic()
             with torch.inference_mode():
                 ids = torch.tensor([prompt])
-                first = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False, pad_token_id=0)
+                first = model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=1,
+                    do_sample=False,
+                    pad_token_id=0,
+                )
                 first_s = time.monotonic() - started_s
                 out = model.generate(
                     ids,

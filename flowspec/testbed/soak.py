@@ -1,14 +1,18 @@
-"""Thousands of short answers while devices fail: does anything grow, and is every answer right? `python -m flowspec.testbed.soak`.
+"""Thousands of short answers while devices fail: does anything grow, and is every answer right? `python -m
+flowspec.testbed.soak`.
 
-Daemons of their own on this machine, the head in this process. Before an answer a seed may draw a fault and its moment: `kill` (-9, and
-started again at once) or `stop` (SIGSTOP, SIGCONT when the answer is there). Every answer is compared with plain decoding's; resident memory,
-file descriptors, threads and sockets of every process are sampled.
+Daemons of their own on this machine, the head in this process. Before an answer a seed may draw a fault and
+its moment: `kill` (-9, and started again at once) or `stop` (SIGSTOP, SIGCONT when the answer is there).
+Every answer is compared with plain decoding's; resident memory, file descriptors, threads and sockets of
+every process are sampled.
 
-What grows is told by a straight line through a process from when it is warm, one slope for all the lives of all daemons and one for the head. A
-daemon that takes over a lost one's layers has more to hold, so each life has a level of its own for each number of layers, and the head for each
-number of stages. What malloc keeps free differs from session to session and from recovery to recovery, so the line is through the means of as
-many answers as a session has; its noise is twice the standard error, for which means count as fewer the more each resembles the one before it.
-`flat`: the slope is, with its noise, below what is allowed; `grows`: above it even without; `unclear`: more answers would tell.
+What grows is told by a straight line through a process from when it is warm, one slope for all the lives of
+all daemons and one for the head. A daemon that takes over a lost one's layers has more to hold, so each life
+has a level of its own for each number of layers, and the head for each number of stages. What malloc keeps
+free differs from session to session and from recovery to recovery, so the line is through the means of as
+many answers as a session has; its noise is twice the standard error, for which means count as fewer the more
+each resembles the one before it. `flat`: the slope is, with its noise, below what is allowed; `grows`: above
+it even without; `unclear`: more answers would tell.
 """
 
 from __future__ import annotations
@@ -48,12 +52,20 @@ from flowspec.testbed.rigs import cluster_of
 from flowspec.testbed.weights_check import Device as Daemon
 
 FAULTS = ("kill", "stop")
-QUESTIONS = ("What is 17 + 25?", "What is 3 + 4?", "Tell me a story.", "What is FlowSpec?", "Who are you?", "What is 99 - 1?")
+QUESTIONS = (
+    "What is 17 + 25?",
+    "What is 3 + 4?",
+    "Tell me a story.",
+    "What is FlowSpec?",
+    "Who are you?",
+    "What is 99 - 1?",
+)
 SAMPLINGS = (Sampling(), Sampling(temperature=1.0, seed=1), Sampling(temperature=0.7, top_p=0.9, seed=2))
 ALLOWED = {"rss_mib": 1.0, "fds": 0.5, "threads": 0.5, "sockets": 0.5}
 """What may come in a thousand answers and still be called flat."""
 EVERY = 20
-"""Answers from sample to sample: with samples oftener, the soak itself would grow by a third of what it allows."""
+"""Answers from sample to sample: with samples oftener, the soak itself would grow by a third of what it
+allows."""
 SETTLE_S = 0.2
 """From an answer to a sample: its caches are closed by then, and what they took is given back."""
 SESSION_ANSWERS = 250
@@ -66,7 +78,8 @@ BLOCKS_MIN = 6
 class Sample:
     """A process after so many answers of its life; `life` names the process, and with a restart another one.
 
-    `holds` is how many layers a daemon had, or how many stages the head; without any, a process waits, and its memory says nothing.
+    `holds` is how many layers a daemon had, or how many stages the head; without any, a process waits, and
+    its memory says nothing.
     """
 
     life: str
@@ -77,7 +90,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slope:
-    """How a quantity grows in a thousand answers; `first` and `last` are its means at the beginning and the end of lives that are warm."""
+    """How a quantity grows in a thousand answers; `first` and `last` are its means at the beginning and the
+    end of lives that are warm."""
 
     whose: str
     quantity: str
@@ -91,7 +105,8 @@ class Slope:
 
 @dataclass(slots=True)
 class Found:
-    """What a soak has seen. `ended` tells why it ended early, if it did; `pending` are the last samples, and the stages that they are of."""
+    """What a soak has seen. `ended` tells why it ended early, if it did; `pending` are the last samples, and
+    the stages that they are of."""
 
     verdicts: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
@@ -117,13 +132,21 @@ def slope_of(samples: Sequence[Sample], whose: str, quantity: str, warm: int) ->
     blocks: dict[tuple[str, int], dict[int, list[Sample]]] = {}
     for sample in samples:
         if (sample.life == "head") == (whose == "head") and sample.answers >= warm and sample.holds:
-            blocks.setdefault((sample.life, sample.holds), {}).setdefault(sample.answers // SESSION_ANSWERS, []).append(sample)
+            blocks.setdefault((sample.life, sample.holds), {}).setdefault(
+                sample.answers // SESSION_ANSWERS, []
+            ).append(sample)
     long = [list(each.values()) for each in blocks.values() if len(each) >= 2]
     if sum(map(len, long)) < BLOCKS_MIN:
         return None
-    along = [np.array([np.mean([sample.answers / 1000 for sample in block]) for block in life]) for life in long]
-    values = [np.array([np.mean([sample.values[quantity] for sample in block]) for block in life]) for life in long]
-    x, y = (np.concatenate([line - line.mean() for line in lines]) for lines in (along, values))  # each life has a level of its own
+    along = [
+        np.array([np.mean([sample.answers / 1000 for sample in block]) for block in life]) for life in long
+    ]
+    values = [
+        np.array([np.mean([sample.values[quantity] for sample in block]) for block in life]) for life in long
+    ]
+    x, y = (
+        np.concatenate([line - line.mean() for line in lines]) for lines in (along, values)
+    )  # each life has a level of its own
     slope = float(x @ y / (x @ x))
     rest = [line - line.mean() - slope * (at - at.mean()) for at, line in zip(along, values, strict=True)]
     noise = 0.0
@@ -146,7 +169,9 @@ def slope_of(samples: Sequence[Sample], whose: str, quantity: str, warm: int) ->
 
 def slopes(samples: Sequence[Sample], warm: int) -> list[Slope]:
     """All that can be told."""
-    found = (slope_of(samples, whose, quantity, warm) for whose in ("head", "daemons") for quantity in ALLOWED)
+    found = (
+        slope_of(samples, whose, quantity, warm) for whose in ("head", "daemons") for quantity in ALLOWED
+    )
     return [each for each in found if each is not None]
 
 
@@ -154,7 +179,15 @@ class Soak:
     """Daemons, what is asked of them, and what comes."""
 
     def __init__(
-        self, files: ModelFiles, folder: Path, *, daemons: int, tokens: int, seed: int, faults: Sequence[str], rate: float
+        self,
+        files: ModelFiles,
+        folder: Path,
+        *,
+        daemons: int,
+        tokens: int,
+        seed: int,
+        faults: Sequence[str],
+        rate: float,
     ) -> None:
         self.found = Found()
         self._rng = random.Random(seed)
@@ -165,7 +198,11 @@ class Soak:
         self._plain = StepByStep.load(files, "float32")
         tokenizer = Tokenizer(files)
         self._cases = [
-            Case(prompt_id=text, prompt=tuple(tokenizer.encode_chat([{"role": "user", "content": text}])), sampling=sampling)
+            Case(
+                prompt_id=text,
+                prompt=tuple(tokenizer.encode_chat([{"role": "user", "content": text}])),
+                sampling=sampling,
+            )
             for text in QUESTIONS
             for sampling in SAMPLINGS
         ]
@@ -242,7 +279,9 @@ class Soak:
 
     def _expected(self, case: Case) -> tuple[int, ...]:
         """What plain decoding says; computed once."""
-        return self._plain.generate(case.prompt, case.sampling, self._limits.new_tokens_max, self._limits.stop_ids)
+        return self._plain.generate(
+            case.prompt, case.sampling, self._limits.new_tokens_max, self._limits.stop_ids
+        )
 
     def _strike(self, fault: str, daemon: Daemon) -> None:
         self.found.faults[fault] += 1
@@ -254,14 +293,22 @@ class Soak:
             self._start(daemon)
 
     def _sample(self, session: Session) -> None:
-        """Takes samples, to be kept once it is sure who held what: a pipeline may be about to be formed anew, as for a device that is back."""
+        """Takes samples, to be kept once it is sure who held what: a pipeline may be about to be formed anew,
+        as for a device that is back."""
         stages = session.head.stages
         layers = {stage.plan.name: stage.plan.end - stage.plan.first for stage in stages}
         found = [_sample("head", os.getpid(), self.found.answers, len(layers))]
         for daemon in self.daemons:
             with contextlib.suppress(psutil.NoSuchProcess):
                 life = f"{daemon.name}.{self._lives[daemon.name]}"
-                found.append(_sample(life, daemon.pid, self.found.answers - self._born[daemon.name], layers.get(daemon.name, 0)))
+                found.append(
+                    _sample(
+                        life,
+                        daemon.pid,
+                        self.found.answers - self._born[daemon.name],
+                        layers.get(daemon.name, 0),
+                    )
+                )
         self.found.pending = stages, found
 
 
@@ -279,11 +326,19 @@ def _sample(life: str, pid: int, answers: int, holds: int) -> Sample:
 def command(args: argparse.Namespace) -> int:
     faults = tuple(name for name in args.faults.split(",") if name)
     if not set(faults) <= set(FAULTS) or not 0 <= args.rate <= 1:
-        raise InputError(f"expected --faults of {', '.join(FAULTS)} and --rate from 0 to 1, got {args.faults!r} and {args.rate:g}")
+        raise InputError(
+            f"expected --faults of {', '.join(FAULTS)} and --rate from 0 to 1, got {args.faults!r} and {args.rate:g}"
+        )
     until_s = float("inf") if args.minutes is None else time.monotonic() + 60 * args.minutes
     with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
         soak = Soak(
-            ModelFiles(BUNDLED), Path(folder), daemons=args.daemons, tokens=args.tokens, seed=args.seed, faults=faults, rate=args.rate
+            ModelFiles(BUNDLED),
+            Path(folder),
+            daemons=args.daemons,
+            tokens=args.tokens,
+            seed=args.seed,
+            faults=faults,
+            rate=args.rate,
         )
         with progress("starting", args.answers) as step:
             soak.run(args.answers, until_s, step)
@@ -314,7 +369,19 @@ def report(found: Found, lines: Sequence[Slope]) -> dict[str, Any]:
 
 def tell(found: Found, lines: Sequence[Slope]) -> None:
     columns = ["process", "quantity", "means", "first", "last", "in 1000 answers", "noise", "verdict"]
-    rows = [[line.whose, line.quantity, line.means, line.first, line.last, line.per_thousand, line.noise, line.verdict] for line in lines]
+    rows = [
+        [
+            line.whose,
+            line.quantity,
+            line.means,
+            line.first,
+            line.last,
+            line.per_thousand,
+            line.noise,
+            line.verdict,
+        ]
+        for line in lines
+    ]
     show(f"{found.answers} answers in {found.spent_s:.0f} s", columns, rows)
     print(f"\nanswers: {dict(found.verdicts)}; faults: {dict(found.faults)}; {found.recoveries} recoveries")
     if not lines:
@@ -326,13 +393,27 @@ def tell(found: Found, lines: Sequence[Slope]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("soak", __doc__)
     parser.add_argument("--answers", type=whole, default=5000, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--faults", default="kill,stop", help="of kill and stop, with commas; '' for none (default: %(default)s)")
-    parser.add_argument("--rate", type=float, default=0.01, help="share of answers with a fault (default: %(default)s)")
-    parser.add_argument("--daemons", type=whole, default=3, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--tokens", type=whole, default=24, metavar="N", help="longest answer (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of questions, faults and moments (default: %(default)s)")
     parser.add_argument(
-        "--warm-up", type=whole, default=200, metavar="N", help="answers of a life that do not count (default: %(default)s)"
+        "--faults",
+        default="kill,stop",
+        help="of kill and stop, with commas; '' for none (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--rate", type=float, default=0.01, help="share of answers with a fault (default: %(default)s)"
+    )
+    parser.add_argument("--daemons", type=whole, default=3, metavar="N", help="(default: %(default)s)")
+    parser.add_argument(
+        "--tokens", type=whole, default=24, metavar="N", help="longest answer (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of questions, faults and moments (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--warm-up",
+        type=whole,
+        default=200,
+        metavar="N",
+        help="answers of a life that do not count (default: %(default)s)",
     )
     parser.add_argument("--minutes", type=whole, metavar="N", help="end after so long, if that comes first")
     return run_command(parser, command, argv)

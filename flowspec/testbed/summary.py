@@ -1,9 +1,10 @@
-"""Records into what they say together: rates, speed-ups with intervals, what explains them, and where `continuous` stands.
+"""Records into what they say together: rates, speed-ups with intervals, what explains them, and where
+`continuous` stands.
 
-A domain's rate is its tokens after the first by its time after the first token; `overall` is the harmonic mean of the domains. A
-speed-up compares the prompts that both methods answered. Its interval is a bootstrap over prompts (all answers to one are drawn
-together, for both methods), stratified by domain and drawn from a fixed seed, so the same records always give the same summary.
-How it is shown is `testbed.report`.
+A domain's rate is its tokens after the first by its time after the first token; `overall` is the harmonic
+mean of the domains. A speed-up compares the prompts that both methods answered. Its interval is a bootstrap
+over prompts (all answers to one are drawn together, for both methods), stratified by domain and drawn from a
+fixed seed, so the same records always give the same summary. How it is shown is `testbed.report`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def sums(records: Iterable[Record]) -> Sums:
 def rates(of: Sums) -> dict[str, float]:
     """Tokens per second by domain, and their harmonic mean; empty where nothing counts."""
     found = {
-        domain: sum(tokens for tokens, _ in of[domain].values()) / sum(time_s for _, time_s in of[domain].values()) for domain in sorted(of)
+        domain: sum(tokens for tokens, _ in of[domain].values())
+        / sum(time_s for _, time_s in of[domain].values())
+        for domain in sorted(of)
     }
     return found | {OVERALL: len(found) / sum(1 / rate for rate in found.values())} if found else {}
 
@@ -67,8 +70,12 @@ def paired(ours: Sums, theirs: Sums) -> Ratios:
         if not prompts:
             continue
         drawn = chance.integers(len(prompts), size=(RESAMPLES, len(prompts)))
-        picks = np.vstack([np.arange(len(prompts)), drawn])  # [1 + resamples, prompts]; the first is the sample itself
-        our_s, their_s = (_seconds_per_token([of[domain][prompt] for prompt in prompts], picks) for of in (ours, theirs))
+        picks = np.vstack(
+            [np.arange(len(prompts)), drawn]
+        )  # [1 + resamples, prompts]; the first is the sample itself
+        our_s, their_s = (
+            _seconds_per_token([of[domain][prompt] for prompt in prompts], picks) for of in (ours, theirs)
+        )
         found[domain] = _ratio(their_s / our_s)
         our_total, their_total = our_total + our_s, their_total + their_s
     # The harmonic mean of rates is the number of domains by the sum of their seconds per token.
@@ -86,7 +93,8 @@ def _ratio(samples: np.ndarray) -> Ratio:
 
 
 def statistics(records: Sequence[Record]) -> dict[str, Any]:
-    """What explains a method's rate; means are over the answers that have one. None where there is nothing to tell from."""
+    """What explains a method's rate; means are over the answers that have one. None where there is nothing to
+    tell from."""
     agreements = Counter(record.agreement for record in records)
     timed = [record for record in records if counts(record)]
     slotted = [record for record in timed if record.tau_s > 0]
@@ -95,7 +103,10 @@ def statistics(records: Sequence[Record]) -> dict[str, Any]:
     time_s = sum(record.decode_s for record in slotted)
     bound_s = sum(record.bound_s * (record.new_tokens - 1) for record in slotted)
     stages = max((len(record.stage_busy) for record in timed), default=0)
-    busy = [fmean(record.stage_busy[stage] for record in timed if stage < len(record.stage_busy)) for stage in range(stages)]
+    busy = [
+        fmean(record.stage_busy[stage] for record in timed if stage < len(record.stage_busy))
+        for stage in range(stages)
+    ]
     return {
         "answers": len(records),
         "tokens": tokens,
@@ -105,7 +116,9 @@ def statistics(records: Sequence[Record]) -> dict[str, Any]:
         "stage_busy": busy,
         "busy": _mean(busy),
         "dropped_per_100_rows": 100 * sum(record.dropped_rows for record in records) / rows if rows else None,
-        "network_bytes_per_token": sum(record.network_bytes for record in records) / tokens if tokens else None,
+        "network_bytes_per_token": sum(record.network_bytes for record in records) / tokens
+        if tokens
+        else None,
         "energy_j_per_token": sum(record.energy_j for record in records) / tokens if tokens else None,
         "time_to_first_token_s": _mean(record.time_to_first_token_s for record in records),
         "tau_s": _mean(record.tau_s for record in slotted),
@@ -121,7 +134,8 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 def summarise(name: str, world: str, records: Sequence[Record]) -> dict[str, Any]:
-    """`summary.json`: a table for each testbed and temperature, the cells of `continuous`, and which of them are too slow."""
+    """`summary.json`: a table for each testbed and temperature, the cells of `continuous`, and which of them
+    are too slow."""
     methods = list(dict.fromkeys(record.method for record in records))
     tables: list[dict[str, Any]] = []
     cells: list[dict[str, Any]] = []
@@ -144,7 +158,9 @@ def summarise(name: str, world: str, records: Sequence[Record]) -> dict[str, Any
         "answers": len(records),
         "tables": tables,
         "cells": cells,
-        "slower_than_other": [_short(cell, cell["other"], cell["to_other"]) for cell in cells if _is_below_one(cell["to_other"])],
+        "slower_than_other": [
+            _short(cell, cell["other"], cell["to_other"]) for cell in cells if _is_below_one(cell["to_other"])
+        ],
         "below_ar": [_short(cell, AR, cell["to_ar"]) for cell in cells if _is_below_one(cell["to_ar"])],
     }
 
@@ -161,14 +177,22 @@ def _table(measured: Mapping[str, Sums], by_method: Mapping[str, Sequence[Record
         "domains": sorted({domain for each in measured.values() for domain in each}),
         "references": references,
         "tokens_per_s": {method: rates(each) for method, each in measured.items()},
-        "speed_up": {name: {method: paired(each, measured[name]) for method, each in measured.items()} for name in references},
+        "speed_up": {
+            name: {method: paired(each, measured[name]) for method, each in measured.items()}
+            for name in references
+        },
         "statistics": {method: statistics(by_method[method]) for method in measured},
     }
 
 
 def _cells(measured: Mapping[str, Sums], to_cold: Ratios) -> list[dict[str, Any]]:
-    """Where `continuous` stands in each domain and overall; a name and a ratio are None where there is nothing to compare with."""
-    others = {method: paired(measured[OURS], each) for method, each in measured.items() if not method.startswith(OURS)}
+    """Where `continuous` stands in each domain and overall; a name and a ratio are None where there is
+    nothing to compare with."""
+    others = {
+        method: paired(measured[OURS], each)
+        for method, each in measured.items()
+        if not method.startswith(OURS)
+    }
     tuned = {method: each for method, each in others.items() if method.endswith(TUNED)}
     paper = first_of(PAPER, others)
     found = []
@@ -193,7 +217,11 @@ def _cells(measured: Mapping[str, Sums], to_cold: Ratios) -> list[dict[str, Any]
 
 def _best(others: Mapping[str, Ratios], domain: str) -> str | None:
     """The method that ours is least ahead of."""
-    return min((method for method in others if domain in others[method]), key=lambda method: others[method][domain]["ratio"], default=None)
+    return min(
+        (method for method in others if domain in others[method]),
+        key=lambda method: others[method][domain]["ratio"],
+        default=None,
+    )
 
 
 def _is_below_one(ratio: Ratio | None) -> bool:
@@ -201,4 +229,10 @@ def _is_below_one(ratio: Ratio | None) -> bool:
 
 
 def _short(cell: Mapping[str, Any], other: str, ratio: Ratio) -> dict[str, Any]:
-    return {"testbed": cell["testbed"], "temperature": cell["temperature"], "domain": cell["domain"], "other": other, **ratio}
+    return {
+        "testbed": cell["testbed"],
+        "temperature": cell["temperature"],
+        "domain": cell["domain"],
+        "other": other,
+        **ratio,
+    }

@@ -4,7 +4,8 @@ Four stages answer one prompt, undisturbed and then once for each fault and mome
 same every time.
 
 - `kill`: `kill -9` of one stage's process; spare ones take part in the next run.
-- `stop`: SIGSTOP, and SIGCONT when the answer is there: the process returns with its old state, and is fenced.
+- `stop`: SIGSTOP, and SIGCONT when the answer is there: the process returns with its old state, and is
+  fenced.
 - `drafter`: `kill -9` of one of two drafters, which have daemons of their own; answers go on without it.
 - `suspend`: SIGSTOP of the head itself for 20 seconds.
 
@@ -154,9 +155,13 @@ def run_once(
     )
 
 
-def survive(files: ModelFiles, faults: Sequence[str], moments: int, count: int, tell: Callable[[Run], None]) -> list[Run]:
+def survive(
+    files: ModelFiles, faults: Sequence[str], moments: int, count: int, tell: Callable[[Run], None]
+) -> list[Run]:
     """All runs, each told as it ends."""
-    prompt = Tokenizer(files).encode_dialogue([{"role": "user", "content": PROMPT}], system=None, is_raw=False)
+    prompt = Tokenizer(files).encode_dialogue(
+        [{"role": "user", "content": PROMPT}], system=None, is_raw=False
+    )
     limits = Limits(new_tokens_max=count, stop_ids=frozenset())
     expected = StepByStep.load(files, "float32").generate(tuple(prompt), Sampling(), count, frozenset())
 
@@ -171,7 +176,9 @@ def survive(files: ModelFiles, faults: Sequence[str], moments: int, count: int, 
             if judge(undisturbed) == WRONG:
                 raise FlowSpecError("the undisturbed answer is wrong; try flowspec verify")
             for index in range(moments):
-                runs.append(run_once(rig, fault, prompt, limits, count * index // moments, index % STAGES, judge))
+                runs.append(
+                    run_once(rig, fault, prompt, limits, count * index // moments, index % STAGES, judge)
+                )
                 tell(runs[-1])
     return runs
 
@@ -223,7 +230,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="N",
         help="moments of the answer, each a run (default: %(default)s)",
     )
-    parser.add_argument("--tokens", type=whole, default=200, metavar="N", help="length of the answer (default: %(default)s)")
+    parser.add_argument(
+        "--tokens", type=whole, default=200, metavar="N", help="length of the answer (default: %(default)s)"
+    )
     parser.add_argument("--model", "-m", default=BUNDLED, help="model (default: the bundled one)")
     return run_command(parser, command, argv)
 

@@ -1,12 +1,15 @@
-"""A model and a drafter that need no weights: answers drawn by chance, and guesses that are right as often as they claim.
+"""A model and a drafter that need no weights: answers drawn by chance, and guesses that are right as often as
+they claim.
 
-After a prefix the drafter's confidences fall off geometrically, `c (1 - c)^i`, where c is drawn for each prefix from a Beta distribution:
-models are sure of some tokens and unsure of others. On the path of the answer the true token has rank i with just that
-probability. The mean of c, the `acceptance`, is the one parameter.
+After a prefix the drafter's confidences fall off geometrically, `c (1 - c)^i`, where c is drawn for each
+prefix from a Beta distribution: models are sure of some tokens and unsure of others. On the path of the
+answer the true token has rank i with just that probability. The mean of c, the `acceptance`, is the one
+parameter.
 
-Chance makes some answers easier to guess than others, and their rates differ by a quarter. A `balanced` answer has its share of easy and
-hard tokens, in an order by chance: what is drawn for its tokens are the points of a lattice, moved by chance, which fill the unit square evenly
-(Cranley and Patterson, 1976). So a few balanced answers tell the mean rate that many others have.
+Chance makes some answers easier to guess than others, and their rates differ by a quarter. A `balanced`
+answer has its share of easy and hard tokens, in an order by chance: what is drawn for its tokens are the
+points of a lattice, moved by chance, which fill the unit square evenly (Cranley and Patterson, 1976). So a
+few balanced answers tell the mean rate that many others have.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from flowspec.testbed.plain import Case
 
 VOCABULARY = 32_000
 CONCENTRATION = 2.0
-"""Sum of the Beta distribution's parameters: at 2 with a mean of .5 it is uniform, below it leans to the extremes."""
+"""Sum of the Beta distribution's parameters: at 2 with a mean of .5 it is uniform, below it leans to the
+extremes."""
 SURE_MAX = 0.995
 RECENT = 8
 """Tokens of a prefix that decide what the drafter says after it."""
@@ -38,9 +42,14 @@ QUANTILES = 4096
 
 
 def synthetic_cases(
-    count: int, samplings: Sequence[Sampling], new_tokens: int, first: int = 0, prompt_tokens: int = PROMPT_TOKENS
+    count: int,
+    samplings: Sequence[Sampling],
+    new_tokens: int,
+    first: int = 0,
+    prompt_tokens: int = PROMPT_TOKENS,
 ) -> list[Case]:
-    """Prompts and answers by chance, always the same for a number of a prompt (counted from `first`) and a sampling."""
+    """Prompts and answers by chance, always the same for a number of a prompt (counted from `first`) and a
+    sampling."""
     found = []
     for sampling in samplings:
         for number in range(first, first + count):
@@ -115,4 +124,6 @@ class _SyntheticGuesses(Guesses):
             tokens = [token if token != true else VOCABULARY for token in tokens]
             if rank < WIDTH_MAX:
                 tokens[rank] = true
-        return Children(tokens=tuple(tokens), confidences=tuple(sure * (1 - sure) ** rank for rank in range(WIDTH_MAX)))
+        return Children(
+            tokens=tuple(tokens), confidences=tuple(sure * (1 - sure) ** rank for rank in range(WIDTH_MAX))
+        )

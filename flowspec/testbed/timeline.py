@@ -1,4 +1,5 @@
-"""Where each device's time goes: `timeline.png` for people, and the same as a Chrome trace for Perfetto (https://ui.perfetto.dev)."""
+"""Where each device's time goes: `timeline.png` for people, and the same as a Chrome trace for Perfetto
+(https://ui.perfetto.dev)."""
 
 from __future__ import annotations
 
@@ -33,20 +34,26 @@ BETWEEN, BAR_TOP, BAR_BOTTOM = 0.08, 0.16, 0.9
 NUMBER_SHARE = 0.011
 """Numbers nearer to each other than this share of the window are left out."""
 THREADS = 10_000
-"""Numbers of threads begin at multiples of this: viewers tell them apart by number alone, and 0 is special to them."""
+"""Numbers of threads begin at multiples of this: viewers tell them apart by number alone, and 0 is special to
+them."""
 
 
-def draw(traces: Mapping[str, Trace], path: Path, *, title: str, stages: int, window_s: float | None = None) -> None:
-    """`timeline.png`: what each device did in a span of time, the methods below each other (the first four) on one axis.
+def draw(
+    traces: Mapping[str, Trace], path: Path, *, title: str, stages: int, window_s: float | None = None
+) -> None:
+    """`timeline.png`: what each device did in a span of time, the methods below each other (the first four)
+    on one axis.
 
-    The span is some trips long unless `window_s` is given, and lies in the middle of the shortest answer. Raises `InputError`
-    without matplotlib.
+    The span is some trips long unless `window_s` is given, and lies in the middle of the shortest answer.
+    Raises `InputError` without matplotlib.
     """
     laid = {name: lanes_of(trace, stages) for name, trace in list(traces.items())[:METHODS_MAX]}
     assert laid, "there is a trace to draw"
     if window_s is None:
         found = [slots for trace in traces.values() if (slots := slots_of(trace))]
-        window_s = min((min(TRIPS_SHOWN * slots.trip_s, SLOTS_SHOWN * slots.tau_s) for slots in found), default=1.0)
+        window_s = min(
+            (min(TRIPS_SHOWN * slots.trip_s, SLOTS_SHOWN * slots.tau_s) for slots in found), default=1.0
+        )
     shortest_s = min(lanes.end_s for lanes in laid.values())
     start_s = max(0.0, (shortest_s - window_s) / 2)
     end_s = start_s + (min(window_s, shortest_s) or 1.0)
@@ -73,16 +80,27 @@ def _panel(ax: Any, name: str, lanes: Lanes, start_s: float, end_s: float) -> No
     for stage, bars in enumerate(lanes.stages, 1):
         shades = {bar.segment: ALIVE[index % len(ALIVE)] for index, bar in enumerate(bars)}
         shown = _within(bars, start_s, end_s)
-        _bars(ax, stage, shown, [shades[bar.segment] for bar in shown], [bar.alive / max(1, bar.alive + bar.dead) for bar in shown])
+        _bars(
+            ax,
+            stage,
+            shown,
+            [shades[bar.segment] for bar in shown],
+            [bar.alive / max(1, bar.alive + bar.dead) for bar in shown],
+        )
         waits = [((bar.arrived_s, stage + BETWEEN), (bar.start_s, stage + BETWEEN)) for bar in bars]
         ax.add_collection(LineCollection(waits, colors=WAITING, linewidths=2.2))
         drops_s = [at_s for at_s, _ in lanes.drops[stage - 1]]
         ax.plot(drops_s, [stage + BETWEEN] * len(drops_s), "x", color=DEAD, markersize=5, markeredgewidth=1.6)
     for link, flights in enumerate(lanes.links):
         last = count - 1 if link == len(lanes.stages) else link + 1 + BAR_TOP
-        lines = [((each.start_s, link + BAR_BOTTOM), (each.end_s, last)) for each in _within(flights, start_s, end_s)]
+        lines = [
+            ((each.start_s, link + BAR_BOTTOM), (each.end_s, last))
+            for each in _within(flights, start_s, end_s)
+        ]
         ax.add_collection(LineCollection(lines, colors=LINK, linewidths=0.9, zorder=1.5))
-    tokens = _commits(ax, count - 1, [commit for commit in lanes.commits if start_s < commit[0] <= end_s], end_s - start_s)
+    tokens = _commits(
+        ax, count - 1, [commit for commit in lanes.commits if start_s < commit[0] <= end_s], end_s - start_s
+    )
     names = ["head: drafter", *(f"stage {stage}" for stage in range(1, count - 1)), "tokens out"]
     ax.set_yticks([lane + 0.5 for lane in range(count)], names)
     ax.hlines(range(1, count), start_s, end_s, colors="#dddddd", linewidths=0.6, zorder=0)
@@ -90,7 +108,12 @@ def _panel(ax: Any, name: str, lanes: Lanes, start_s: float, end_s: float) -> No
     for lane, each in enumerate(worked):
         _at_right(ax, lane, f"{100 * busy_share(each, start_s, end_s):.0f}% busy")
     _at_right(ax, count - 1, f"{tokens} tokens")
-    ax.set_title(f"{name}: {tokens / (end_s - start_s):.3g} tokens/s in this window", loc="left", fontsize=12, fontweight="bold")
+    ax.set_title(
+        f"{name}: {tokens / (end_s - start_s):.3g} tokens/s in this window",
+        loc="left",
+        fontsize=12,
+        fontweight="bold",
+    )
     ax.tick_params(axis="y", length=0)
     ax.spines[["top", "right", "left"]].set_visible(False)
 
@@ -99,14 +122,23 @@ def _within(lane: Sequence[Each], start_s: float, end_s: float) -> list[Each]:
     return [each for each in lane if each.end_s > start_s and each.start_s < end_s]
 
 
-def _bars(ax: Any, lane: int, bars: Sequence[Bar | Drafting], colours: Sequence[str], alive: Sequence[float]) -> None:
+def _bars(
+    ax: Any, lane: int, bars: Sequence[Bar | Drafting], colours: Sequence[str], alive: Sequence[float]
+) -> None:
     """Bars split at the height that the living rows are of all."""
     height = BAR_BOTTOM - BAR_TOP
     starts, widths = [each.start_s for each in bars], [each.end_s - each.start_s for each in bars]
     dead = [height * (1 - share) for share in alive]
     style: dict[str, Any] = {"align": "edge", "edgecolor": "white", "linewidth": 0.4, "zorder": 2}
     ax.bar(starts, dead, widths, [lane + BAR_TOP] * len(dead), color=DEAD, **style)
-    ax.bar(starts, [height * share for share in alive], widths, [lane + BAR_TOP + each for each in dead], color=colours, **style)
+    ax.bar(
+        starts,
+        [height * share for share in alive],
+        widths,
+        [lane + BAR_TOP + each for each in dead],
+        color=colours,
+        **style,
+    )
 
 
 def _commits(ax: Any, lane: int, commits: Sequence[tuple[float, int]], span_s: float) -> int:
@@ -115,13 +147,22 @@ def _commits(ax: Any, lane: int, commits: Sequence[tuple[float, int]], span_s: f
     free_s = float("-inf")
     for at_s, tokens in commits:
         if at_s >= free_s:
-            ax.text(at_s, lane + 0.46, str(tokens), ha="center", va="top", fontsize=8, color=TOKENS, clip_on=True)
+            ax.text(
+                at_s, lane + 0.46, str(tokens), ha="center", va="top", fontsize=8, color=TOKENS, clip_on=True
+            )
             free_s = at_s + span_s * NUMBER_SHARE
     return sum(tokens for _, tokens in commits)
 
 
 def _at_right(ax: Any, lane: int, text: str) -> None:
-    ax.annotate(text, (1.005, lane + 0.5), xycoords=("axes fraction", "data"), va="center", fontsize=9, annotation_clip=False)
+    ax.annotate(
+        text,
+        (1.005, lane + 0.5),
+        xycoords=("axes fraction", "data"),
+        va="center",
+        fontsize=9,
+        annotation_clip=False,
+    )
 
 
 def _legend(drawing: Any) -> None:
@@ -136,7 +177,9 @@ def _legend(drawing: Any) -> None:
         "all wrong: not run": Line2D([], [], color=DEAD, marker="x", markeredgewidth=1.6, linestyle="none"),
         "waits in a queue": Line2D([], [], color=WAITING, linewidth=2.2),
         "on a link": Line2D([], [], color=LINK, linewidth=0.9),
-        "tokens out, and how many": Line2D([], [], color=TOKENS, marker="|", markersize=10, markeredgewidth=1.6, linestyle="none"),
+        "tokens out, and how many": Line2D(
+            [], [], color=TOKENS, marker="|", markersize=10, markeredgewidth=1.6, linestyle="none"
+        ),
     }
     drawing.legend(
         marks.values(),
@@ -150,7 +193,8 @@ def _legend(drawing: Any) -> None:
 
 
 def chrome(traces: Mapping[str, Trace]) -> dict[str, Any]:
-    """A Chrome trace: a process for each method, a thread for each lane; 0 is where the method's trace begins."""
+    """A Chrome trace: a process for each method, a thread for each lane; 0 is where the method's trace
+    begins."""
     events: list[dict[str, Any]] = []
     for process, (name, trace) in enumerate(traces.items(), 1):
         events += _process(process, name, trace)
@@ -168,8 +212,15 @@ def _process(process: int, name: str, trace: Trace) -> Iterable[dict[str, Any]]:
     for link, flights in enumerate(lanes.links):
         for number, line in enumerate(_side_by_side(flights)):
             more = f" ({number + 1})" if number else ""
-            lines.append((f"link {link}{more}", [_whole(f"segment {each.segment}", each, {"rows": each.rows}) for each in line]))
-    lines.append(("output", [_instant(f"{tokens} tokens", at_s, {"tokens": tokens}) for at_s, tokens in lanes.commits]))
+            lines.append(
+                (
+                    f"link {link}{more}",
+                    [_whole(f"segment {each.segment}", each, {"rows": each.rows}) for each in line],
+                )
+            )
+    lines.append(
+        ("output", [_instant(f"{tokens} tokens", at_s, {"tokens": tokens}) for at_s, tokens in lanes.commits])
+    )
     for thread, (lane_name, found) in enumerate(lines, process * THREADS):
         yield _about(process, thread, "thread_name", name=lane_name)
         yield _about(process, thread, "thread_sort_index", sort_index=thread)
@@ -191,7 +242,12 @@ def _instant(name: str, at_s: float, args: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pass(bar: Bar) -> dict[str, Any]:
-    args = {"segment": bar.segment, "alive": bar.alive, "dead": bar.dead, "queued_ms": 1e3 * (bar.start_s - bar.arrived_s)}
+    args = {
+        "segment": bar.segment,
+        "alive": bar.alive,
+        "dead": bar.dead,
+        "queued_ms": 1e3 * (bar.start_s - bar.arrived_s),
+    }
     return _whole(f"segment {bar.segment}", bar, args)
 
 

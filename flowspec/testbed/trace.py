@@ -1,4 +1,5 @@
-"""What happened when, as the head of any world sees it: trips of segments through the stages (`watch.trips`), drafts, commits."""
+"""What happened when, as the head of any world sees it: trips of segments through the stages (`watch.trips`),
+drafts, commits."""
 
 from __future__ import annotations
 
@@ -30,7 +31,13 @@ class Trace:
             self.passes.append(Pass(started_s=event.started_s, ended_s=event.ended_s))
         for command in commands:
             if isinstance(command, Timed):
-                trip = Trip(segment=command.segment, rows=command.rows, sent_s=command.sent_s, back_s=now_s, hops=command.hops)
+                trip = Trip(
+                    segment=command.segment,
+                    rows=command.rows,
+                    sent_s=command.sent_s,
+                    back_s=now_s,
+                    hops=command.hops,
+                )
                 self.trips.append(trip)
             elif isinstance(command, Emit):
                 self.commits.append((now_s, len(command.tokens)))
@@ -46,7 +53,8 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:
-    """What a slot cost in an answer: `tau_s` of the slowest stage or link, `trip_s` of a trip through empty stages."""
+    """What a slot cost in an answer: `tau_s` of the slowest stage or link, `trip_s` of a trip through empty
+    stages."""
 
     tau_s: float
     trip_s: float
@@ -63,6 +71,9 @@ def slots_of(trace: Trace) -> Slots | None:
     if not full:
         return None
     count = len(full)
-    stages = [sum(trip.hops[at].compute_s + trip.hops[at].own_s for trip in full) / count for at in range(len(full[0].hops))]
+    stages = [
+        sum(trip.hops[at].compute_s + trip.hops[at].own_s for trip in full) / count
+        for at in range(len(full[0].hops))
+    ]
     link_s = sum(trip.link_s for trip in full) / count
     return Slots(tau_s=max(stages), trip_s=sum(stages) + link_s)

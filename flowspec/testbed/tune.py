@@ -1,8 +1,9 @@
-"""Finds each method's best parameters for a testbed, in virtual time and on other prompts than those that are reported.
+"""Finds each method's best parameters for a testbed, in virtual time and on other prompts than those that are
+reported.
 
-One parameter after the other: each takes the best of a few values while the others stay, until a round changes nothing. What is best
-is the harmonic mean over domains, so that none is bought with another. The experiment's first temperature decides: with coupled drafting
-trees that are good at one are good at another.
+One parameter after the other: each takes the best of a few values while the others stay, until a round
+changes nothing. What is best is the harmonic mean over domains, so that none is bought with another. The
+experiment's first temperature decides: with coupled drafting trees that are good at one are good at another.
 """
 
 from __future__ import annotations
@@ -34,17 +35,25 @@ GRIDS: dict[str, dict[str, Sequence[float]]] = {
     "chunk-pp": {"nodes": (16, 32, 48, 80), "count": (2, 3, 5, 8), "depth": (4, 6, 8)},
     "pipedec": {"level_nodes": (2, 4, 8, 16, 24, 32)},
     "flowspec-paper": {"nodes": (16, 32, 48, 80), "expansion_nodes": (16, 32, 64), "depth": (3, 4, 5, 6, 8)},
-    "continuous": {"value_min": (0.002, 0.005, 0.01), "segment_nodes": (16, 32, 64), "window_slack": (0.0, 0.5, 1.0)},
+    "continuous": {
+        "value_min": (0.002, 0.005, 0.01),
+        "segment_nodes": (16, 32, 64),
+        "window_slack": (0.0, 0.5, 1.0),
+    },
 }
-"""Values for each parameter of each method, the order in which they are tried; methods start from their defaults."""
+"""Values for each parameter of each method, the order in which they are tried; methods start from their
+defaults."""
 
 Start = Callable[[int, int], None]
 
 
 def tune(bench: Bench, path: Path, jobs: int, start: Start, step: Step) -> tuple[Setup, ...]:
-    """The best setup of each of the experiment's methods for each of its testbeds; those that `path` has are kept, others written to it."""
+    """The best setup of each of the experiment's methods for each of its testbeds; those that `path` has are
+    kept, others written to it."""
     found = list(read_setups(path)) if path.exists() else []
-    methods = [name for name in METHODS if name in GRIDS and any(setup.method == name for setup in bench.setups)]
+    methods = [
+        name for name in METHODS if name in GRIDS and any(setup.method == name for setup in bench.setups)
+    ]
     todo = [
         (testbed, method)
         for testbed in bench.testbeds
@@ -70,7 +79,9 @@ def tune(bench: Bench, path: Path, jobs: int, start: Start, step: Step) -> tuple
     return tuple(setup for setup in found if setup.method in methods)
 
 
-def _best(testbed: Testbed, method: str, cases: Sequence[Case], run: Workers[Work, list[Record]], step: Step) -> Setup:
+def _best(
+    testbed: Testbed, method: str, cases: Sequence[Case], run: Workers[Work, list[Record]], step: Step
+) -> Setup:
     rates: dict[str, float] = {}
 
     def rate_all(setups: Sequence[Setup]) -> None:
@@ -80,7 +91,9 @@ def _best(testbed: Testbed, method: str, cases: Sequence[Case], run: Workers[Wor
         if jobs:
             done = list(run([Work(number=number, case=case, jobs=jobs) for number, case in enumerate(cases)]))
             by_name: dict[str, list[Record]] = defaultdict(list)
-            for _, records in sorted(done, key=lambda each: each[0].number):  # sums of floats depend on their order
+            for _, records in sorted(
+                done, key=lambda each: each[0].number
+            ):  # sums of floats depend on their order
                 for record in records:
                     by_name[record.method].append(record)
             rates.update({name: _mean_rate(records) for name, records in by_name.items()})
@@ -110,7 +123,9 @@ def _mean_rate(records: Sequence[Record]) -> float:
     time_s: dict[str, float] = defaultdict(float)
     for record in records:
         if record.agreement != EXACT:
-            raise FlowSpecError(f"{record.method} gave another answer than plain decoding to prompt {record.prompt_id}")
+            raise FlowSpecError(
+                f"{record.method} gave another answer than plain decoding to prompt {record.prompt_id}"
+            )
         tokens[record.domain] += max(0, record.new_tokens - 1)
         time_s[record.domain] += record.decode_s
     paces = [time_s[domain] / tokens[domain] for domain in tokens if tokens[domain]]
@@ -120,10 +135,17 @@ def _mean_rate(records: Sequence[Record]) -> float:
 def _write(path: Path, setups: Sequence[Setup]) -> None:
     tables = [_table(setup) for setup in setups]
     part = path.with_name(f"{path.name}.part")
-    part.write_text("# Found by `flowspec bench --tune`; delete it to tune again.\n\n" + "\n".join(tables), "utf-8")
+    part.write_text(
+        "# Found by `flowspec bench --tune`; delete it to tune again.\n\n" + "\n".join(tables), "utf-8"
+    )
     os.replace(part, path)
 
 
 def _table(setup: Setup) -> str:
-    entries: dict[str, Any] = {"name": setup.name, "method": setup.method, "testbeds": list(setup.testbeds), **setup.options}
+    entries: dict[str, Any] = {
+        "name": setup.name,
+        "method": setup.method,
+        "testbeds": list(setup.testbeds),
+        **setup.options,
+    }
     return "[[method]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in entries.items())

@@ -15,8 +15,14 @@ def validate(bench: Bench, records: Sequence[Record]) -> list[dict[str, Any]]:
     """One row for each published figure; rates are all tokens by all time of the setup's answers."""
     rows = []
     for known in bench.published:
-        some = [record for record in records if record.testbed == known.testbed and record.temperature == known.temperature]
-        rates = {name: _rate([record for record in some if record.method == name]) for name in known.tokens_per_s}
+        some = [
+            record
+            for record in records
+            if record.testbed == known.testbed and record.temperature == known.temperature
+        ]
+        rates = {
+            name: _rate([record for record in some if record.method == name]) for name in known.tokens_per_s
+        }
         reference = rates[known.reference]
         for name, published in known.tokens_per_s.items():
             found = rates[name]
@@ -42,7 +48,11 @@ def validate(bench: Bench, records: Sequence[Record]) -> list[dict[str, Any]]:
 
 def _rate(records: Sequence[Record]) -> float | None:
     timed = [record for record in records if counts(record)]
-    return sum(record.new_tokens - 1 for record in timed) / sum(record.decode_s for record in timed) if timed else None
+    return (
+        sum(record.new_tokens - 1 for record in timed) / sum(record.decode_s for record in timed)
+        if timed
+        else None
+    )
 
 
 def show_validation(rows: Sequence[dict[str, Any]]) -> None:

@@ -1,7 +1,9 @@
-"""Answers of an experiment in virtual time, in any order and in several processes: each depends on nothing but itself.
+"""Answers of an experiment in virtual time, in any order and in several processes: each depends on nothing
+but itself.
 
-As in a session that has answered before, a head begins with what it learnt (costs, confidences) from the same two warm-up answers,
-never from those that are measured. What a drafter says after a prefix is computed once for all methods and testbeds.
+As in a session that has answered before, a head begins with what it learnt (costs, confidences) from the same
+two warm-up answers, never from those that are measured. What a drafter says after a prefix is computed once
+for all methods and testbeds.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class Work:
 
 
 class VirtualRuns:
-    """Runs work of one experiment; `warm_up` are the cases that heads learn from beforehand, at each temperature.
+    """Runs work of one experiment; `warm_up` are the cases that heads learn from beforehand, at each
+    temperature.
 
     `keeps` what drafters said, for cases that come again.
     """
@@ -50,7 +53,8 @@ class VirtualRuns:
         self._warm_up = warm_up
         self._keeps = keeps
         self._makers: Makers = {}
-        # Passes of a model differ in the last bit with what is run together, so what is learnt first must not depend on what came before.
+        # Passes of a model differ in the last bit with what is run together, so what is learnt first must not
+        # depend on what came before.
         self._warm_up_makers: Makers = {}
         self._draftings: dict[tuple[str, bool], Drafting] = {}
         self._learnt: dict[tuple[str, str, float], Learnt | None] = {}
@@ -84,7 +88,9 @@ class VirtualRuns:
         if key not in self._learnt:
             learnt = None
             for case in (case for case in self._warm_up if case.sampling.temperature == temperature):
-                learnt = run(self.bench, testbed, setup, case, self._made(setup, case, self._warm_up_makers), learnt).learnt
+                learnt = run(
+                    self.bench, testbed, setup, case, self._made(setup, case, self._warm_up_makers), learnt
+                ).learnt
             self._learnt[key] = learnt
         return copy.deepcopy(self._learnt[key])
 
@@ -125,7 +131,8 @@ Workers = Callable[[Sequence[Task]], Iterator[tuple[Task, Found]]]
 def open_workers(
     bench: Bench, warm_up: Sequence[Case], jobs: int, do: Do[Task, Found], *, keeps: bool = False
 ) -> Iterator[Workers[Task, Found]]:
-    """`jobs` processes for tasks of one experiment, or none for one job; an error and Ctrl-C end them at once."""
+    """`jobs` processes for tasks of one experiment, or none for one job; an error and Ctrl-C end them at
+    once."""
     if jobs == 1:
         runs = VirtualRuns(bench, warm_up, keeps=keeps)
         yield lambda tasks: ((one, do(runs, one)) for one in tasks)

@@ -1,9 +1,11 @@
-"""What watching costs: tokens per second of the same answers with somebody watching and without, on a local cluster.
+"""What watching costs: tokens per second of the same answers with somebody watching and without, on a local
+cluster.
 
-One session of `continuous`; each pair answers one prompt twice, in turns with the watched one first. The watcher is what a page is to the head's
-process: it joins, takes every batch of frames as text ten times a second, and a recording is kept. (The page itself runs elsewhere.) Ratios are
-`watched / unwatched` of each pair; what is reported is their geometric mean, and a 95% interval of it by Student's t.
-Answers beforehand teach the head what it learns.
+One session of `continuous`; each pair answers one prompt twice, in turns with the watched one first. The
+watcher is what a page is to the head's process: it joins, takes every batch of frames as text ten times a
+second, and a recording is kept. (The page itself runs elsewhere.) Ratios are `watched / unwatched` of each
+pair; what is reported is their geometric mean, and a 95% interval of it by Student's t. Answers beforehand
+teach the head what it learns.
 
     python -m flowspec.testbed.watching [--pairs 30] [--local 4] [--tokens 128] [--json]
 """
@@ -68,14 +70,21 @@ class Page:
             self.chars += len(batch.text)
 
 
-def measure(cluster: Cluster, method: str, prompts: Sequence[Prompt], tokens: int, pairs: int) -> list[dict[str, Any]]:
+def measure(
+    cluster: Cluster, method: str, prompts: Sequence[Prompt], tokens: int, pairs: int
+) -> list[dict[str, Any]]:
     """Rates of each pair; raises `FlowSpecError` where answers differ."""
     tokenizer = Tokenizer(cluster.files)
     limits = Limits(new_tokens_max=tokens, stop_ids=recommended(cluster.files, cluster.config).stop_ids)
-    encoded = [tokenizer.encode_dialogue([{"role": "user", "content": prompt.turns[0]}]) for prompt in prompts]
+    encoded = [
+        tokenizer.encode_dialogue([{"role": "user", "content": prompt.turns[0]}]) for prompt in prompts
+    ]
     found = []
     warm_ups = WARM_UPS * len(prompts)
-    with cluster.session(Decoding(method=method), lambda text, share: None) as session, progress("answers", warm_ups + 2 * pairs) as step:
+    with (
+        cluster.session(Decoding(method=method), lambda text, share: None) as session,
+        progress("answers", warm_ups + 2 * pairs) as step,
+    ):
         watch = watch_session(session, tokenizer.decode, keeps=True)
         for number in range(warm_ups):
             _answer(session, encoded[number % len(encoded)], limits)
@@ -94,7 +103,9 @@ def measure(cluster: Cluster, method: str, prompts: Sequence[Prompt], tokens: in
                 step(f"pair {number + 1}")
             prompt = prompts[number % len(prompts)]
             if rates[True].new_tokens != rates[False].new_tokens:
-                raise FlowSpecError(f"prompt {prompt.prompt_id} ({prompt.domain}) is answered otherwise while somebody watches")
+                raise FlowSpecError(
+                    f"prompt {prompt.prompt_id} ({prompt.domain}) is answered otherwise while somebody watches"
+                )
             found.append(
                 {
                     "prompt": prompt.prompt_id,
@@ -116,14 +127,21 @@ def report(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The ratio of rates and its interval; answers too short to time are left out."""
     timed = [each for each in found if each["watched"] > 0 and each["unwatched"] > 0]
     if len(timed) < 2:
-        raise InputError("fewer than two pairs have tokens enough to time; give more --pairs or --tokens, or other --prompts")
+        raise InputError(
+            "fewer than two pairs have tokens enough to time; give more --pairs or --tokens, or other --prompts"
+        )
     logs = [math.log(each["watched"] / each["unwatched"]) for each in timed]
-    mean, half = statistics.fmean(logs), student(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    mean, half = (
+        statistics.fmean(logs),
+        student(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs)),
+    )
     tokens = sum(each["tokens"] for each in timed)
     return {
         "world": WORLD,
         "pairs": len(timed),
-        "tokens_per_s": {name: statistics.fmean(each[name] for each in timed) for name in ("watched", "unwatched")},
+        "tokens_per_s": {
+            name: statistics.fmean(each[name] for each in timed) for name in ("watched", "unwatched")
+        },
         "ratio": math.exp(mean),
         "low": math.exp(mean - half),
         "high": math.exp(mean + half),
@@ -135,7 +153,8 @@ def report(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def student(freedom: int) -> float:
-    """The 97.5% point of Student's t, by Cornish and Fisher's expansion: within 1% from 3 degrees of freedom on, above that below."""
+    """The 97.5% point of Student's t, by Cornish and Fisher's expansion: within 1% from 3 degrees of freedom
+    on, above that below."""
     if freedom < len(_FEW):
         return _FEW[freedom]
     z = 1.959964
@@ -154,7 +173,9 @@ def command(args: argparse.Namespace) -> int:
         print(json.dumps(result))
         return 0
     rates = result["tokens_per_s"]
-    rows = [["tokens/s", rates["watched"], rates["unwatched"], result["ratio"], result["low"], result["high"]]]
+    rows = [
+        ["tokens/s", rates["watched"], rates["unwatched"], result["ratio"], result["low"], result["high"]]
+    ]
     title = f"{WORLD}, {args.local} stages, {args.method}: {result['pairs']} pairs of answers"
     show(title, ["", "watched", "unwatched", "ratio", "low", "high"], rows)
     print(
@@ -166,7 +187,9 @@ def command(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("watching", __doc__)
-    parser.add_argument("--model", default=BUNDLED, metavar="PATH-OR-HUB-ID", help="default: the bundled demo model")
+    parser.add_argument(
+        "--model", default=BUNDLED, metavar="PATH-OR-HUB-ID", help="default: the bundled demo model"
+    )
     parser.add_argument("--method", default="continuous", choices=METHODS, help="default: %(default)s")
     parser.add_argument("--pairs", type=whole, default=30, metavar="N", help="default: %(default)s")
     add_prompt_arguments(parser, local=4)

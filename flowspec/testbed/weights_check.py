@@ -2,10 +2,11 @@
 
 python -m flowspec.testbed.weights_check MODEL
 
-Starts four daemons with empty stores on this machine and asks them for an answer with `flowspec generate`, whose model they cannot see: it
-lies in a hub cache of the head's own, made of links to MODEL (a folder or GGUF file). Head and a daemon are killed in the middle,
-all are restarted, a stored tensor is damaged; each time what was sent is compared with what had to be, and in the end the answers
-with that of one process that has the model.
+Starts four daemons with empty stores on this machine and asks them for an answer with `flowspec generate`,
+whose model they cannot see: it lies in a hub cache of the head's own, made of links to MODEL (a folder or
+GGUF file). Head and a daemon are killed in the middle, all are restarted, a stored tensor is damaged; each
+time what was sent is compared with what had to be, and in the end the answers with that of one process that
+has the model.
 """
 
 from __future__ import annotations
@@ -35,7 +36,19 @@ OWNER, COMMIT = "weights-check", "0" * 40
 DEVICES = 4
 POLL_S = 0.005
 START_S = 120.0
-ASKED = ("--prompt-token-ids", "5,6,7", "--max-new-tokens", "8", "--temperature", "0", "--drafter", "ngram", "--context", "256", "--json")
+ASKED = (
+    "--prompt-token-ids",
+    "5,6,7",
+    "--max-new-tokens",
+    "8",
+    "--temperature",
+    "0",
+    "--drafter",
+    "ngram",
+    "--context",
+    "256",
+    "--json",
+)
 FLOWSPEC = tuple(python_module("flowspec.cli.main"))
 
 
@@ -72,9 +85,20 @@ class Device:
     def start(self) -> None:
         """Starts the daemon, with no model in sight."""
         nothing = {"HF_HOME": str(self.folder / "hub"), "HF_HUB_OFFLINE": "1"}
-        options = ("--port", str(self.port), "--name", self.name, "--cache-dir", str(self.folder / "store"), "--threads", "1")
+        options = (
+            "--port",
+            str(self.port),
+            "--name",
+            self.name,
+            "--cache-dir",
+            str(self.folder / "store"),
+            "--threads",
+            "1",
+        )
         with self.log.open("wb") as log:
-            self._process = subprocess.Popen([*FLOWSPEC, "daemon", *options], env={**_environment(), **nothing}, stderr=log)
+            self._process = subprocess.Popen(
+                [*FLOWSPEC, "daemon", *options], env={**_environment(), **nothing}, stderr=log
+            )
 
     def wait(self) -> None:
         """Until the daemon listens; raises `ClusterError` when it does not come up."""
@@ -84,7 +108,9 @@ class Device:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
                 return
             time.sleep(0.05)
-        raise ClusterError(f"{self.name} did not start; its log: {self.log.read_text('utf-8', 'replace')[-300:]}")
+        raise ClusterError(
+            f"{self.name} did not start; its log: {self.log.read_text('utf-8', 'replace')[-300:]}"
+        )
 
     def kill(self) -> None:
         """Ends the daemon without a warning."""
@@ -114,7 +140,9 @@ class Check:
         self.devices = [Device(number, folder) for number in range(1, DEVICES + 1)]
         self._model = model
         self._name, self._size = _make_hub(model, folder / "hub")
-        lines = [f'[[device]]\nname = "{each.name}"\naddress = "127.0.0.1:{each.port}"\n' for each in self.devices]
+        lines = [
+            f'[[device]]\nname = "{each.name}"\naddress = "127.0.0.1:{each.port}"\n' for each in self.devices
+        ]
         (folder / "cluster.toml").write_text("\n".join(lines), "utf-8")
         self._answers: list[list[int]] = []
         self._sent: list[int] | None = None
@@ -131,8 +159,12 @@ class Check:
         started_s, before = time.monotonic(), [each.stored_bytes for each in self.devices]
         self._sent = None
         seen, is_right = act()
-        sent = self._sent or [each.stored_bytes - held for each, held in zip(self.devices, before, strict=True)]
-        return Outcome(step=step, sent_bytes=sent, seen=seen, is_right=is_right, spent_s=time.monotonic() - started_s)
+        sent = self._sent or [
+            each.stored_bytes - held for each, held in zip(self.devices, before, strict=True)
+        ]
+        return Outcome(
+            step=step, sent_bytes=sent, seen=seen, is_right=is_right, spent_s=time.monotonic() - started_s
+        )
 
     def _kill_head(self) -> tuple[str, bool]:
         self._restart(self.devices)
@@ -145,7 +177,9 @@ class Check:
         kept = self._stored
         with self._asking() as head:
             self._wait_for(head, 0.5)
-            self._victim = max(self.devices, key=lambda device: any(path.suffix == ".part" for path in device.files()))
+            self._victim = max(
+                self.devices, key=lambda device: any(path.suffix == ".part" for path in device.files())
+            )
             self._victim.kill()
             _, error = head.communicate()
         told = [line for line in error.decode().splitlines() if self._victim.name in line]
@@ -212,8 +246,18 @@ class Check:
             "HF_HUB_OFFLINE": "1",
             "XDG_CACHE_HOME": str(self._folder),
         }
-        command = [*FLOWSPEC, "generate", "--cluster", str(self._folder / "cluster.toml"), "--model", self._name, *ASKED]
-        head = subprocess.Popen(command, env={**_environment(), **own}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        command = [
+            *FLOWSPEC,
+            "generate",
+            "--cluster",
+            str(self._folder / "cluster.toml"),
+            "--model",
+            self._name,
+            *ASKED,
+        ]
+        head = subprocess.Popen(
+            command, env={**_environment(), **own}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         try:
             yield head
         finally:
@@ -253,10 +297,14 @@ def _make_hub(model: ModelFiles, cache: Path) -> tuple[str, int]:
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(COMMIT, "utf-8")
     assert model.folder is not None
-    names = [path.name for path in model.folder.iterdir()] if model.gguf is None else parts_of(model.gguf.name)
+    names = (
+        [path.name for path in model.folder.iterdir()] if model.gguf is None else parts_of(model.gguf.name)
+    )
     for name in names:
         (snapshot / name).symlink_to((model.folder / name).resolve())
-    size = sum((model.folder / name).stat().st_size for name in names if name.endswith((".safetensors", ".gguf")))
+    size = sum(
+        (model.folder / name).stat().st_size for name in names if name.endswith((".safetensors", ".gguf"))
+    )
     return f"{OWNER}/model" + ("" if model.gguf is None else f"/{model.gguf.name}"), size
 
 
@@ -296,10 +344,19 @@ def command(args: argparse.Namespace) -> int:
 
 def report(done: Sequence[Outcome]) -> None:
     rows = [
-        [each.step, f"{each.spent_s:.1f}", *(f"{sent / 2**20:.1f}" for sent in each.sent_bytes), "yes" if each.is_right else "NO"]
+        [
+            each.step,
+            f"{each.spent_s:.1f}",
+            *(f"{sent / 2**20:.1f}" for sent in each.sent_bytes),
+            "yes" if each.is_right else "NO",
+        ]
         for each in done
     ]
-    show("MiB that the head sent", ["step", "s", *(f"device {number}" for number in range(1, DEVICES + 1)), "right"], rows)
+    show(
+        "MiB that the head sent",
+        ["step", "s", *(f"device {number}" for number in range(1, DEVICES + 1)), "right"],
+        rows,
+    )
     print()
     for each in done:
         print(f"{each.step}: {each.seen}")
@@ -307,8 +364,17 @@ def report(done: Sequence[Outcome]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("weights_check", __doc__)
-    parser.add_argument("model", metavar="MODEL", help="folder or GGUF file of some 100 MB or more (testbed.checkpoints FOLDER --gigabyte)")
-    parser.add_argument("--scratch", type=Path, metavar="FOLDER", help="where to store what is sent, for a time (default: the system's)")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="folder or GGUF file of some 100 MB or more (testbed.checkpoints FOLDER --gigabyte)",
+    )
+    parser.add_argument(
+        "--scratch",
+        type=Path,
+        metavar="FOLDER",
+        help="where to store what is sent, for a time (default: the system's)",
+    )
     return run_command(parser, command, argv)
 
 

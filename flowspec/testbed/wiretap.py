@@ -30,7 +30,8 @@ class Recording:
 
 
 class Wiretap:
-    """Stands before the daemon at `target` (`host:port`) while the context lasts; dial `address` instead. `mbps` slows what is sent."""
+    """Stands before the daemon at `target` (`host:port`) while the context lasts; dial `address` instead.
+    `mbps` slows what is sent."""
 
     def __init__(self, target: str, *, mbps: float = float("inf")) -> None:
         self._target = target
@@ -67,8 +68,13 @@ class Wiretap:
                 recording = Recording()
                 self.recordings.append(recording)
                 self._ends += [near, far]
-                for source, goal, record, pace_s in ((near, far, recording.sent, self._pace_s), (far, near, recording.received, 0.0)):
-                    carrier = threading.Thread(target=self._carry, args=(source, goal, record, pace_s), daemon=True)
+                for source, goal, record, pace_s in (
+                    (near, far, recording.sent, self._pace_s),
+                    (far, near, recording.received, 0.0),
+                ):
+                    carrier = threading.Thread(
+                        target=self._carry, args=(source, goal, record, pace_s), daemon=True
+                    )
                     self._carriers.append(carrier)
                     carrier.start()
 
@@ -112,7 +118,8 @@ def messages(stream: bytes) -> Iterator[Envelope]:
 
 
 def replay(recording: Recording, address: str, patience_s: float) -> bytes:
-    """Plays what was once sent to the daemon at `address` again; returns its answer, as far as it came until it was quiet for so long."""
+    """Plays what was once sent to the daemon at `address` again; returns its answer, as far as it came until
+    it was quiet for so long."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=patience_s) as raw:
         return play(bytes(recording.sent), raw)

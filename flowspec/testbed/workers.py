@@ -19,8 +19,11 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def open_pool(jobs: int, prepare: Callable[..., None] | None = None, *given: Any) -> Iterator[ProcessPoolExecutor]:
-    """`jobs` new processes, each made ready by `prepare(*given)` if there is one; work is submitted within `interrupted_later`.
+def open_pool(
+    jobs: int, prepare: Callable[..., None] | None = None, *given: Any
+) -> Iterator[ProcessPoolExecutor]:
+    """`jobs` new processes, each made ready by `prepare(*given)` if there is one; work is submitted within
+    `interrupted_later`.
 
     Raises `FlowSpecError` when one of them ends before its work is done.
     """
@@ -32,17 +35,24 @@ def open_pool(jobs: int, prepare: Callable[..., None] | None = None, *given: Any
             process.terminate()
         pool.shutdown(cancel_futures=True)
         if isinstance(error, BrokenProcessPool):
-            raise FlowSpecError("a worker process ended, perhaps for want of memory; what is done is kept, try fewer --jobs") from None
+            raise FlowSpecError(
+                "a worker process ended, perhaps for want of memory; what is done is kept, try fewer --jobs"
+            ) from None
         raise
     pool.shutdown()
 
 
 @contextlib.contextmanager
 def interrupted_later() -> Iterator[None]:
-    """What would end this process comes after this; those that are started in it never see Ctrl-C, which is their parent's to handle."""
+    """What would end this process comes after this; those that are started in it never see Ctrl-C, which is
+    their parent's to handle."""
     came: list[int] = []
-    handlers = {number: signal.signal(number, lambda came_now, frame: came.append(came_now)) for number in ENDING}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # is inherited; here another thread may take the signal
+    handlers = {
+        number: signal.signal(number, lambda came_now, frame: came.append(came_now)) for number in ENDING
+    }
+    mask = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT}
+    )  # is inherited; here another thread may take the signal
     try:
         yield
     finally:

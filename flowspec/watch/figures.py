@@ -1,4 +1,5 @@
-"""How a pipeline does over the last seconds: tokens per second, S, rho, acceptance, busy shares, dropped rows. Reckoned from frames alone."""
+"""How a pipeline does over the last seconds: tokens per second, S, rho, acceptance, busy shares, dropped
+rows. Reckoned from frames alone."""
 
 from __future__ import annotations
 
@@ -12,11 +13,14 @@ EVERY_S = 0.5
 
 
 class Figures:
-    """Takes frames in order; `frame` gives figures at an instant. A burst lasts from the first answer that begins until none is under way."""
+    """Takes frames in order; `frame` gives figures at an instant. A burst lasts from the first answer that
+    begins until none is under way."""
 
     def __init__(self) -> None:
         self._answers: dict[int, set[int]] = {}  # by request the nodes that were sent and may come true
-        self._tokens: deque[tuple[float, int, int]] = deque()  # when, how many, how many of them were in flight
+        self._tokens: deque[tuple[float, int, int]] = (
+            deque()
+        )  # when, how many, how many of them were in flight
         self._sent: deque[tuple[float, int]] = deque()
         self._dropped: deque[tuple[float, int]] = deque()
         self._busy: list[deque[tuple[float, float]]] = []

@@ -1,7 +1,8 @@
 """What frames add up to: the pipeline, the tree of each answer under way, the newest figures and devices.
 
-Whoever begins to watch in mid-answer is told the present first; a terminal shows nothing else. Takes frames as they come, also those of a
-file that somebody else wrote: what refers to nothing that is known has no effect.
+Whoever begins to watch in mid-answer is told the present first; a terminal shows nothing else. Takes frames
+as they come, also those of a file that somebody else wrote: what refers to nothing that is known has no
+effect.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ TEXT_KEPT = 200
 
 @dataclass(slots=True)
 class Living:
-    """An answer under way: how it began, its root, and the living guesses below it by id, parents first: `[id, parent, text, value]`."""
+    """An answer under way: how it began, its root, and the living guesses below it by id, parents first:
+    `[id, parent, text, value]`."""
 
     begin: Frame
     root: Frame | None = None
@@ -29,7 +31,12 @@ class Living:
         """The last of these is the root now; what is not below it is dead."""
         assert self.root is not None
         node, text = committed[-1]
-        self.root = {**self.root, "node": node, "token": text, "position": self.root["position"] + len(committed)}
+        self.root = {
+            **self.root,
+            "node": node,
+            "token": text,
+            "position": self.root["position"] + len(committed),
+        }
         self.tokens += len(committed)
         self.text = (self.text + "".join(text for _, text in committed))[-TEXT_KEPT:]
         below = {node}
@@ -93,7 +100,9 @@ class Present:
             if answer.root is not None:
                 found.append({**answer.root, "t": t})
             if answer.nodes:
-                found.append({"t": t, "kind": "nodes", "request": request, "nodes": list(answer.nodes.values())})
+                found.append(
+                    {"t": t, "kind": "nodes", "request": request, "nodes": list(answer.nodes.values())}
+                )
         found += [{**frame, "t": t} for frame in (self.devices, self.figures) if frame is not None]
         return found
 

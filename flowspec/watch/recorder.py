@@ -1,8 +1,9 @@
-"""From what the head does to frames, things that happened, which people and pages look at (`docs/watching.md`).
+"""From what the head does to frames, things that happened, which people and pages look at
+(`docs/watching.md`).
 
-Two threads meet here. The head's calls the recorder with every event, and only copies what would change: rows of the trees' tables that are new,
-what was committed. Another one calls `frames` now and then, and does what takes time: text, values, instants of trips, figures.
-In virtual time both are one.
+Two threads meet here. The head's calls the recorder with every event, and only copies what would change: rows
+of the trees' tables that are new, what was committed. Another one calls `frames` now and then, and does what
+takes time: text, values, instants of trips, figures. In virtual time both are one.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ StageRows = list[dict[str, Any]]
 
 @dataclass(slots=True)
 class _Seen:
-    """How far an answer has been looked at: rows of its table, of what was dropped, of its path; and in which epoch."""
+    """How far an answer has been looked at: rows of its table, of what was dropped, of its path; and in which
+    epoch."""
 
     submit: Submit
     epoch: int
@@ -53,7 +55,8 @@ class _Seen:
 
 @dataclass(slots=True)
 class _Look:
-    """What is new of an answer. With `begun` it is all new, and `living` are its guesses; with `is_again` the pipeline holds nothing of it now."""
+    """What is new of an answer. With `begun` it is all new, and `living` are its guesses; with `is_again` the
+    pipeline holds nothing of it now."""
 
     request: int
     root: tuple[int, int, int]
@@ -82,13 +85,18 @@ class _Moment:
 
 
 class Recorder:
-    """See the module. `requests` are the head core's, `stages` tells what runs where; both are called in the head's thread only.
+    """See the module. `requests` are the head core's, `stages` tells what runs where; both are called in the
+    head's thread only.
 
     Instants of frames count from `origin_s` of the head's clock, None: from the first event.
     """
 
     def __init__(
-        self, requests: Callable[[], Iterable[Request]], stages: Callable[[], StageRows], decode: Decode, origin_s: float | None = None
+        self,
+        requests: Callable[[], Iterable[Request]],
+        stages: Callable[[], StageRows],
+        decode: Decode,
+        origin_s: float | None = None,
     ) -> None:
         self.present = Present()
         self._requests = requests
@@ -128,7 +136,9 @@ class Recorder:
         tree, submit, number = request.tree, request.submit, request.number
         seen = self._seen.get(number)
         if submit is not None and (seen is None or seen.submit is not submit):
-            self._seen[number] = _Seen(submit, request.opening.epoch, len(tree), len(tree.dropped), tree.committed_length)
+            self._seen[number] = _Seen(
+                submit, request.opening.epoch, len(tree), len(tree.dropped), tree.committed_length
+            )
             return _Look(
                 number,
                 (tree.root, tree.token(tree.root), tree.position(tree.root)),
@@ -138,10 +148,17 @@ class Recorder:
                 living=_living(request),
             )
         assert seen is not None
-        rows, dropped, length, epoch = len(tree), len(tree.dropped), tree.committed_length, request.opening.epoch
+        rows, dropped, length, epoch = (
+            len(tree),
+            len(tree.dropped),
+            tree.committed_length,
+            request.opening.epoch,
+        )
         if (rows, dropped, length, epoch) == (seen.rows, seen.dropped, seen.length, seen.epoch):
             return None
-        look = _Look(number, (tree.root, tree.token(tree.root), tree.position(tree.root)), tree.log_value(tree.root))
+        look = _Look(
+            number, (tree.root, tree.token(tree.root), tree.position(tree.root)), tree.log_value(tree.root)
+        )
         look.first, look.table = seen.rows, tree.table(seen.rows)
         look.dropped = tree.dropped[seen.dropped :]
         look.path = [(node, tree.token(node)) for node in tree.path[seen.length :]]
@@ -208,7 +225,9 @@ class Recorder:
             self._tell(out, {"kind": "missed"})
         if isinstance(event, Drafted):
             started_s, ended_s = self._at(event.started_s), self._at(event.ended_s)
-            self._tell(out, {"kind": "draft", "drafter": event.drafter, "started_s": started_s, "ended_s": ended_s})
+            self._tell(
+                out, {"kind": "draft", "drafter": event.drafter, "started_s": started_s, "ended_s": ended_s}
+            )
         elif isinstance(event, PipelineLost):
             self._sent.clear()
             self._tell(out, {"kind": "lost", "silent_s": round(event.silent_s, 6)})
@@ -234,16 +253,28 @@ class Recorder:
 
     def _read_tokens(self, request: int, path: Sequence[tuple[int, int]], out: list[Frame]) -> None:
         running = self._running[request]
-        self._tell(out, {"kind": "tokens", "request": request, "nodes": [[node, running.push(token)] for node, token in path]})
+        self._tell(
+            out,
+            {
+                "kind": "tokens",
+                "request": request,
+                "nodes": [[node, running.push(token)] for node, token in path],
+            },
+        )
 
     def _end(self, finished: Finished, statistics: dict[str, Any], out: list[Frame]) -> None:
         if (figures := self._figures.frame(self._t)) is not None:
             self._tell(out, figures)
         self._running.pop(finished.request, None)
-        self._tell(out, {"kind": "end", "request": finished.request, "reason": finished.reason, "statistics": statistics})
+        self._tell(
+            out,
+            {"kind": "end", "request": finished.request, "reason": finished.reason, "statistics": statistics},
+        )
 
     def _trip(self, timed: Timed, now_s: float) -> Frame:
-        trip = Trip(segment=timed.segment, rows=timed.rows, sent_s=timed.sent_s, back_s=now_s, hops=timed.hops)
+        trip = Trip(
+            segment=timed.segment, rows=timed.rows, sent_s=timed.sent_s, back_s=now_s, hops=timed.hops
+        )
         stays = [
             {
                 "stage": stay.stage,
@@ -257,7 +288,13 @@ class Recorder:
             }
             for stay in trip.stays()
         ]
-        return {"kind": "trip", "segment": timed.segment, "sent_s": self._at(timed.sent_s), "back_s": self._at(now_s), "stays": stays}
+        return {
+            "kind": "trip",
+            "segment": timed.segment,
+            "sent_s": self._at(timed.sent_s),
+            "back_s": self._at(now_s),
+            "stays": stays,
+        }
 
     def _read_look(self, look: _Look, out: list[Frame]) -> None:
         request, piece = look.request, self._spelling.piece
@@ -278,21 +315,30 @@ class Recorder:
             self._read_root(look, out)
 
     def _read_root(self, look: _Look, out: list[Frame]) -> None:
-        """An answer begins, or begins again: what was guessed is dead, and the tree is its root with what is below it by now."""
+        """An answer begins, or begins again: what was guessed is dead, and the tree is its root with what is
+        below it by now."""
         request, piece = look.request, self._spelling.piece
         dead = list(self.present.answers[request].nodes)
         if dead:
             self._tell(out, {"kind": "dead", "request": request, "nodes": dead})
         node, token, position = look.root
-        self._tell(out, {"kind": "root", "request": request, "node": node, "token": piece(token), "position": position})
+        self._tell(
+            out,
+            {"kind": "root", "request": request, "node": node, "token": piece(token), "position": position},
+        )
         if look.living:
-            nodes = [[each, parent, piece(token), _value(log_value, look.root_log_value)] for each, parent, token, log_value in look.living]
+            nodes = [
+                [each, parent, piece(token), _value(log_value, look.root_log_value)]
+                for each, parent, token, log_value in look.living
+            ]
             self._tell(out, {"kind": "nodes", "request": request, "nodes": nodes})
 
 
 def _living(request: Request) -> list[tuple[int, int, int, float]]:
     tree = request.tree
-    return [(node, tree.parent(node), tree.token(node), tree.log_value(node)) for node in sorted(tree.living())]
+    return [
+        (node, tree.parent(node), tree.token(node), tree.log_value(node)) for node in sorted(tree.living())
+    ]
 
 
 def _value(log_value: float, root_log_value: float) -> float:
@@ -302,7 +348,10 @@ def _value(log_value: float, root_log_value: float) -> float:
 def _sent(segment: Segment) -> Frame:
     """What left the head; rows of prompts are only counted."""
     parts = [
-        [part.commit.request, [node for node, is_prompt in zip(part.ids, part.committed, strict=True) if not is_prompt]]
+        [
+            part.commit.request,
+            [node for node, is_prompt in zip(part.ids, part.committed, strict=True) if not is_prompt],
+        ]
         for part in segment.parts
     ]
     prompt_rows = sum(sum(part.committed) for part in segment.parts)

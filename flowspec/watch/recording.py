@@ -1,4 +1,5 @@
-"""Recordings: one JSON document of what happened in some answers, to be replayed elsewhere. Others' files are checked before they are used."""
+"""Recordings: one JSON document of what happened in some answers, to be replayed elsewhere. Others' files are
+checked before they are used."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ class About:
 
 
 def as_text(value: Any) -> str:
-    """JSON as it goes into files and over the wire: short, in ASCII, and nothing that a browser does not read."""
+    """JSON as it goes into files and over the wire: short, in ASCII, and nothing that a browser does not
+    read."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
@@ -64,7 +66,8 @@ def rebased(text: str, origin_s: float) -> str:
 
 
 _INSTANT = re.compile(r'("(?:t|sent_s|back_s|started_s|ended_s|arrived_s|left_s)":)([0-9.e+-]+)')
-"""A field that is an instant, as `as_text` writes it: no string can have it inside, where quotes are escaped."""
+"""A field that is an instant, as `as_text` writes it: no string can have it inside, where quotes are escaped.
+"""
 
 
 def document_text(about: About, texts: Iterable[str]) -> str:
@@ -76,7 +79,9 @@ def write_recording(path: Path, document: Mapping[str, Any]) -> None:
     """Writes a recording whole, or raises `InputError` and leaves what was there."""
     text = as_text(document)
     if len(text) > FILE_BYTES_MAX:
-        raise InputError(f"the recording has {len(text) >> 20} MiB, expected at most {FILE_BYTES_MAX >> 20}; record a shorter answer")
+        raise InputError(
+            f"the recording has {len(text) >> 20} MiB, expected at most {FILE_BYTES_MAX >> 20}; record a shorter answer"
+        )
     part = path.with_name(path.name + ".part")
     try:
         part.write_text(text + "\n", "utf-8")
@@ -93,7 +98,9 @@ def read_recording(path: Path) -> dict[str, Any]:
     try:
         size = path.stat().st_size
         if size > FILE_BYTES_MAX:
-            raise InputError(f"{path}: expected a recording of at most {FILE_BYTES_MAX >> 20} MiB, got {size >> 20}")
+            raise InputError(
+                f"{path}: expected a recording of at most {FILE_BYTES_MAX >> 20} MiB, got {size >> 20}"
+            )
         with path.open("rb") as file:
             raw = json.loads(file.read(FILE_BYTES_MAX + 1))
     except OSError as error:
@@ -148,7 +155,12 @@ def _shown(value: Any) -> str:
 
 def _number(least: float, most: float) -> Check:
     def check(value: Any) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and least <= value <= most
+        return (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and math.isfinite(value)
+            and least <= value <= most
+        )
 
     return check
 
@@ -167,13 +179,19 @@ def _list(check: Check, most: int) -> Check:
 
 def _row(*checks: Check) -> Check:
     def check(value: Any) -> bool:
-        return isinstance(value, list) and len(value) == len(checks) and all(each(item) for each, item in zip(checks, value, strict=True))
+        return (
+            isinstance(value, list)
+            and len(value) == len(checks)
+            and all(each(item) for each, item in zip(checks, value, strict=True))
+        )
 
     return check
 
 
 def _record(checks: Mapping[str, Check]) -> Check:
-    return lambda value: isinstance(value, dict) and all(check(value.get(name)) for name, check in checks.items())
+    return lambda value: (
+        isinstance(value, dict) and all(check(value.get(name)) for name, check in checks.items())
+    )
 
 
 def _or_null(check: Check) -> Check:
@@ -224,8 +242,17 @@ _FRAMES: dict[str, dict[str, Check]] = {
     "begin": {"request": _id, "prompt_tokens": _id, "reused": _id, "text": _text},
     "root": {"request": _id, "node": _id, "token": _text, "position": _id},
     "nodes": {"request": _id, "nodes": _list(_row(_id, _id, _text, _share), limits.DRAFT_NODES_MAX * 64)},
-    "sent": {"segment": _id, "parts": _list(_row(_id, _nodes), limits.PARTS_PER_SEGMENT_MAX), "prompt_rows": _id},
-    "trip": {"segment": _id, "sent_s": _seconds, "back_s": _seconds, "stays": _list(_stay, limits.STAGES_MAX)},
+    "sent": {
+        "segment": _id,
+        "parts": _list(_row(_id, _nodes), limits.PARTS_PER_SEGMENT_MAX),
+        "prompt_rows": _id,
+    },
+    "trip": {
+        "segment": _id,
+        "sent_s": _seconds,
+        "back_s": _seconds,
+        "stays": _list(_stay, limits.STAGES_MAX),
+    },
     "draft": {"drafter": _whole(limits.LIST_MAX), "started_s": _seconds, "ended_s": _seconds},
     "tokens": {"request": _id, "nodes": _list(_row(_id, _text), limits.CONTEXT_MAX)},
     "dead": {"request": _id, "nodes": _nodes},

@@ -1,4 +1,5 @@
-"""Tokens as text, one by one, for those who watch: guesses each alone, what is committed so that it joins to the answer's text."""
+"""Tokens as text, one by one, for those who watch: guesses each alone, what is committed so that it joins to
+the answer's text."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class Spelling:
 
 
 class Running:
-    """One answer's text as its tokens come; of a character that takes several tokens the last one has it all, the others nothing."""
+    """One answer's text as its tokens come; of a character that takes several tokens the last one has it all,
+    the others nothing."""
 
     def __init__(self, spelling: Spelling) -> None:
         self._spelling = spelling

@@ -1,7 +1,9 @@
-"""Where a segment was when: its trip from the head through the stages and back, as the head of any world sees it.
+"""Where a segment was when: its trip from the head through the stages and back, as the head of any world sees
+it.
 
-A stage reports durations, not instants (clocks of devices differ), so what a trip's links took together is spread over its
-hops evenly. In virtual time that is exact for equal links; elsewhere it is the best that can be known without equal clocks.
+A stage reports durations, not instants (clocks of devices differ), so what a trip's links took together is
+spread over its hops evenly. In virtual time that is exact for equal links; elsewhere it is the best that can
+be known without equal clocks.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from flowspec.core.messages import Hop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stay:
-    """A segment's stay at a stage. `alive` rows went on from there; `dead` ones ran and were dropped, in or after the layers.
+    """A segment's stay at a stage. `alive` rows went on from there; `dead` ones ran and were dropped, in or
+    after the layers.
 
     `dropped` rows left in the queue, before they ran.
     """

@@ -1,9 +1,10 @@
 """Messages to bytes and back: a msgpack header frame and, for activations and weights, one raw tensor frame.
 
-The header is `[protocol, kind, incarnation, sender, sequence, body, tensor]`. Bodies are positional lists, so a frame
-names no fields and any message of another shape is refused. Decoding trusts nothing: sizes are bounded before anything
-is parsed, types are checked one by one, and the message's own rules run last. What is wrong raises `PeerError`, never
-anything else. bfloat16 has no numpy type; its bytes travel as they are and only the name of the dtype says what they are.
+The header is `[protocol, kind, incarnation, sender, sequence, body, tensor]`. Bodies are positional lists, so
+a frame names no fields and any message of another shape is refused. Decoding trusts nothing: sizes are
+bounded before anything is parsed, types are checked one by one, and the message's own rules run last. What is
+wrong raises `PeerError`, never anything else. bfloat16 has no numpy type; its bytes travel as they are and
+only the name of the dtype says what they are.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from flowspec.errors import PeerError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BYTES = "uint8"
-"""The dtype of a payload of weights, one row of bytes: only their entry in the checkpoint says what they are."""
+"""The dtype of a payload of weights, one row of bytes: only their entry in the checkpoint says what they are.
+"""
 _PAYLOAD_BYTES = {**DTYPE_BYTES, BYTES: 1}
 _UNPACKED = {"use_list": True, "strict_map_key": True, "max_array_len": limits.LIST_MAX}
-"""What msgpack may make of a header: lists longer than any that a message has would become many objects before they are refused."""
+"""What msgpack may make of a header: lists longer than any that a message has would become many objects
+before they are refused."""
 KINDS: tuple[type, ...] = get_args(Message)
 _KIND_OF = {cls: kind for kind, cls in enumerate(KINDS)}
 
@@ -51,7 +54,8 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """A message with who sent it: the cluster's incarnation, the sender's name and its count on this connection."""
+    """A message with who sent it: the cluster's incarnation, the sender's name and its count on this
+    connection."""
 
     incarnation: int
     sender: str
@@ -90,7 +94,9 @@ def decode(frames: Sequence[bytes | memoryview]) -> Envelope:
     if not isinstance(header, list) or not header:
         raise PeerError(f"expected a header list, got {type(header).__name__}")
     if type(header[0]) is not int or header[0] != limits.PROTOCOL_VERSION:
-        raise PeerError(f"expected protocol {limits.PROTOCOL_VERSION}, got {_shown(header[0])}; run the same FlowSpec version everywhere")
+        raise PeerError(
+            f"expected protocol {limits.PROTOCOL_VERSION}, got {_shown(header[0])}; run the same FlowSpec version everywhere"
+        )
     if len(header) != 7:
         raise PeerError(f"expected 7 header entries, got {len(header)}")
     _, kind, incarnation, sender, sequence, body, shape = header
@@ -113,9 +119,16 @@ def decode(frames: Sequence[bytes | memoryview]) -> Envelope:
 def _check_payload(message: Message, tensor: Tensor | None) -> None:
     """Raises `PeerError` for a payload that does not belong to its message."""
     if isinstance(message, TensorBytes):
-        if tensor is None or tensor.dtype != BYTES or tensor.rows != 1 or not 1 <= tensor.width <= limits.WEIGHT_CHUNK_BYTES:
+        if (
+            tensor is None
+            or tensor.dtype != BYTES
+            or tensor.rows != 1
+            or not 1 <= tensor.width <= limits.WEIGHT_CHUNK_BYTES
+        ):
             found = "none" if tensor is None else f"[{tensor.rows}, {tensor.width}] {tensor.dtype}"
-            raise PeerError(f"expected a payload of 1 to {limits.WEIGHT_CHUNK_BYTES} bytes of weights, got {found}")
+            raise PeerError(
+                f"expected a payload of 1 to {limits.WEIGHT_CHUNK_BYTES} bytes of weights, got {found}"
+            )
     elif tensor is not None:
         if not isinstance(message, messages.Segment | messages.Verified):
             raise PeerError(f"a {type(message).__name__} carries no payload")
@@ -153,7 +166,11 @@ def _plain(value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     """What came, in short. Of a list only its kind: the `repr` of one nested 1000 deep is a RecursionError."""
-    return f"{value!r:.40}" if isinstance(value, (int, float, str, bytes, types.NoneType)) else f"a {type(value).__name__}"
+    return (
+        f"{value!r:.40}"
+        if isinstance(value, (int, float, str, bytes, types.NoneType))
+        else f"a {type(value).__name__}"
+    )
 
 
 def _count(value: Any) -> int:
@@ -204,7 +221,9 @@ def _record_reader(cls: type) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
         if type(value) is not list or len(value) != len(readers):
             raise ValueError(f"expected {len(readers)} entries for {cls.__name__}")
-        return cls(**{name: read_field(entry) for (name, read_field), entry in zip(readers, value, strict=True)})
+        return cls(
+            **{name: read_field(entry) for (name, read_field), entry in zip(readers, value, strict=True)}
+        )
 
     return read
 

@@ -33,7 +33,9 @@ def test_a_token_that_the_model_would_not_draw_is_wrong() -> None:
     assert line.endswith(": here 22 21 369 226 23 21 285 226, there 22 21 369 5 23 21 285 226")
 
 
-def test_two_machines_may_part_where_logits_are_as_near_as_they_need_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_machines_may_part_where_logits_are_as_near_as_they_need_not_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Model, "_limit", 50.0)
     _, (is_well, line) = lines(asked(SUM), asked([*SUM[:3], 5, *SUM[4:]]))
     assert is_well

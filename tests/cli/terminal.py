@@ -1,4 +1,5 @@
-"""A small terminal: just the control sequences that the live line uses, with a line that wraps only at its next character, as terminals do."""
+"""A small terminal: just the control sequences that the live line uses, with a line that wraps only at its
+next character, as terminals do."""
 
 from __future__ import annotations
 

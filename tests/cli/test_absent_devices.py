@@ -28,7 +28,9 @@ from tests.runtime.clusters import wait_until
 
 PROMPT = (5, 6, 7, 8, 9)
 COUNT = 24
-BOARD = "[memory]\ngb = 8\ngb_per_s = {rate}\nefficiency = 1.0\n[compute]\nfloat32 = {rate}\nefficiency = 1.0\n"
+BOARD = (
+    "[memory]\ngb = 8\ngb_per_s = {rate}\nefficiency = 1.0\n[compute]\nfloat32 = {rate}\nefficiency = 1.0\n"
+)
 ASKED = (
     f"--prompt-token-ids={','.join(map(str, PROMPT))}",
     f"--max-new-tokens={COUNT}",
@@ -63,7 +65,9 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def cluster_file(folder: Path, devices: dict[str, str], memory: str = "2GiB", rates: Sequence[float] = ()) -> Path:
+def cluster_file(
+    folder: Path, devices: dict[str, str], memory: str = "2GiB", rates: Sequence[float] = ()
+) -> Path:
     """A cluster file with these addresses; a device with a rate has a declared board."""
     text = 'links = ["10000/0.05"]\n'
     for number, (name, address) in enumerate(devices.items()):
@@ -89,8 +93,12 @@ def test_answers_begin_without_those_that_are_absent_after_waiting_for_all_at_on
     assert list(found["plan"]["absent"]) == ["gone", "silent"]
     told = [line for line in shown.err.splitlines() if "absent" in line]
     ending = "); beginning without it, and taking it in when it is there)"
-    assert told[0].startswith(f"(device gone is absent (the device answers, but nothing listens at {gone}; start its daemon")
-    assert told[1].startswith(f"(device silent is absent (something at {silent} takes connections, but did not answer")
+    assert told[0].startswith(
+        f"(device gone is absent (the device answers, but nothing listens at {gone}; start its daemon"
+    )
+    assert told[1].startswith(
+        f"(device silent is absent (something at {silent} takes connections, but did not answer"
+    )
     assert [line.endswith(ending) for line in told] == [True, True]
 
 
@@ -103,7 +111,9 @@ def test_those_that_are_absent_are_waited_for_no_longer_than_documented(
     assert main(["generate", f"--cluster={file}", *ASKED]) == 1
     waited_s = time.monotonic() - began_s
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("flowspec generate: none of the 4 devices answers; the first is device d0 at 127.0.0.1:")
+    assert line.startswith(
+        "flowspec generate: none of the 4 devices answers; the first is device d0 at 127.0.0.1:"
+    )
     assert timeouts.ABSENT_S <= waited_s < timeouts.ABSENT_S + timeouts.ABSENT_WHY_S + 3
 
 
@@ -116,7 +126,9 @@ def test_what_does_not_fit_the_others_is_one_line(
     file = cluster_file(tmp_path, {"here": here.address, "gone": gone}, memory="560MiB")
     assert main(["generate", f"--cluster={file}", *ASKED]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"flowspec generate: device gone is absent (the device answers, but nothing listens at {gone}")
+    assert line.startswith(
+        f"flowspec generate: device gone is absent (the device answers, but nothing listens at {gone}"
+    )
     assert "bundled does not fit the others: they lack " in line
 
 
@@ -129,7 +141,9 @@ def test_layers_that_are_given_need_all_devices(
     file = cluster_file(tmp_path, {"here": here.address, "gone": gone})
     assert main(["generate", f"--cluster={file}", *ASKED, "--layers=4,4"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"flowspec generate: device gone at {gone}: the device answers, but nothing listens")
+    assert line.startswith(
+        f"flowspec generate: device gone at {gone}: the device answers, but nothing listens"
+    )
 
 
 def test_a_chat_begins_without_a_device_that_is_absent(
@@ -238,7 +252,9 @@ def test_a_device_that_another_head_holds_is_waited_for_and_then_left_out_until_
         for name in ("first", "second"):
             (tmp_path / name).mkdir()
         theirs = cluster_file(tmp_path / "first", {"late": late.address}, rates=[1.0])
-        file = cluster_file(tmp_path / "second", {"here": here.address, "late": late.address}, rates=[0.01, 1.0])
+        file = cluster_file(
+            tmp_path / "second", {"here": here.address, "late": late.address}, rates=[0.01, 1.0]
+        )
         with contextlib.ExitStack() as other:
             other.enter_context(Asked(theirs, expected)).ask()
             with Asked(file, expected) as session:

@@ -1,7 +1,9 @@
-"""Every wrong input to the command ends with one clear line on standard error, an exit status, and no traceback.
+"""Every wrong input to the command ends with one clear line on standard error, an exit status, and no
+traceback.
 
-Status 2 is the user's input, 1 a cluster that does not come up. Usage errors of argparse show the usage before the line.
-Flags are tried in this process, which spares fifty starts; each way in which a command can refuse is also tried in a real one.
+Status 2 is the user's input, 1 a cluster that does not come up. Usage errors of argparse show the usage
+before the line. Flags are tried in this process, which spares fifty starts; each way in which a command can
+refuse is also tried in a real one.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def refusal(*args: str | bytes, status: int = 2, stdin: bytes = b"", home: Path 
         done = warm.run([*COMMAND, *args], input=stdin, capture_output=True, timeout=120)
     else:  # which huggingface_hub reads when it is imported
         environment = {**os.environ, "HF_HOME": str(home), "HF_HUB_CACHE": str(home)}
-        done = subprocess.run([*COMMAND, *args], input=stdin, capture_output=True, timeout=120, env=environment, check=False)
+        done = subprocess.run(
+            [*COMMAND, *args], input=stdin, capture_output=True, timeout=120, env=environment, check=False
+        )
     assert done.returncode == status, done.stderr.decode()
     assert done.stdout == b""
     return only_line(done.stderr.decode(), args[0] if isinstance(args[0], str) else args[0].decode())
@@ -55,7 +59,9 @@ def only_line(text: str, command: str) -> str:
 
 
 @pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
+def refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., str]]:
     """As `refusal`, in this process and at the user's input; fails when the command starts a process."""
 
     def start(*args: object, **options: object) -> NoReturn:
@@ -85,26 +91,56 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     [
         (["generate", "hi", "--layers", "4,4"], "--layers: expected 4 numbers, one for each device, got 2"),
         (["generate", "hi", "--layers", "3,1,2,1"], "--layers: 3+1+2+1 is 7, but the model has 8 layers"),
-        (["generate", "hi", "--layers", "8,0", "--local", "2"], "--layers: expected at least one layer for each device, got 8,0"),
-        (["generate", "hi", "--layers", "a"], "argument --layers: expected numbers with commas, such as 3,1,2,2, got 'a'"),
-        (["generate", "hi", "--local", "9"], "9 devices but only 8 layers: each device needs at least one; use fewer devices"),
+        (
+            ["generate", "hi", "--layers", "8,0", "--local", "2"],
+            "--layers: expected at least one layer for each device, got 8,0",
+        ),
+        (
+            ["generate", "hi", "--layers", "a"],
+            "argument --layers: expected numbers with commas, such as 3,1,2,2, got 'a'",
+        ),
+        (
+            ["generate", "hi", "--local", "9"],
+            "9 devices but only 8 layers: each device needs at least one; use fewer devices",
+        ),
         (["generate", "hi", "--local", "0"], "argument --local: expected a whole number from 1, got '0'"),
-        (["generate", "hi", "--cluster", "x.toml", "--local", "2"], "argument --local: not allowed with argument --cluster"),
-        (["generate", "hi", "--cluster", "/no/cluster.toml"], "/no/cluster.toml: expected a cluster file, but it cannot be read"),
+        (
+            ["generate", "hi", "--cluster", "x.toml", "--local", "2"],
+            "argument --local: not allowed with argument --cluster",
+        ),
+        (
+            ["generate", "hi", "--cluster", "/no/cluster.toml"],
+            "/no/cluster.toml: expected a cluster file, but it cannot be read",
+        ),
         (["generate", ""], "expected a prompt, got an empty one"),
         (["generate"], "expected a prompt, got an empty one"),
-        (["generate", "hi", "--prompt-token-ids", "1"], "expected one of PROMPT, --prompt-token-ids and --prompts, got several"),
+        (
+            ["generate", "hi", "--prompt-token-ids", "1"],
+            "expected one of PROMPT, --prompt-token-ids and --prompts, got several",
+        ),
         (["generate", "--prompt-token-ids", ""], "argument --prompt-token-ids: expected numbers with commas"),
         (["generate", "--prompt-token-ids", "1", "--stop", "x"], "--stop and --system need text"),
         (["generate", "hi", "--stop", ""], "--stop: expected a text, got an empty one"),
         (["generate", "hi", "--top-p", "0"], "sampling: top_p: expected above 0 and at most 1, got 0.0"),
         (["generate", "hi", "--top-k", "-1"], "sampling: top_k: expected 0 to"),
         (["generate", "hi", "--min-p", "1"], "sampling: min_p: expected 0 or more and below 1, got 1.0"),
-        (["generate", "hi", "--temperature", "-1"], "sampling: temperature: expected 0, or 0.001 to 100.0, got -1.0"),
-        (["generate", "hi", "--temperature", "nan"], "sampling: temperature: expected 0, or 0.001 to 100.0, got nan"),
+        (
+            ["generate", "hi", "--temperature", "-1"],
+            "sampling: temperature: expected 0, or 0.001 to 100.0, got -1.0",
+        ),
+        (
+            ["generate", "hi", "--temperature", "nan"],
+            "sampling: temperature: expected 0, or 0.001 to 100.0, got nan",
+        ),
         (["generate", "hi", "--seed", "-1"], "sampling: seed: expected 0 to"),
-        (["generate", "hi", "--max-new-tokens", "0"], "argument --max-new-tokens: expected a whole number from 1, got '0'"),
-        (["generate", "hi", "--context", "-5"], "argument --context: expected a whole number from 1, got '-5'"),
+        (
+            ["generate", "hi", "--max-new-tokens", "0"],
+            "argument --max-new-tokens: expected a whole number from 1, got '0'",
+        ),
+        (
+            ["generate", "hi", "--context", "-5"],
+            "argument --context: expected a whole number from 1, got '-5'",
+        ),
         (["generate", "hi", "--dtype", "int3"], "argument --dtype: invalid choice: 'int3'"),
         (["chat", "--temperature", "inf"], "sampling: temperature: expected 0, or 0.001 to 100.0, got inf"),
         (
@@ -113,40 +149,75 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         ),
         (["verify", "--local", "2,0"], "--local: expected whole numbers from 1"),
         (["verify", "--parallel", "1,0"], "--parallel: expected whole numbers from 1 to"),
-        (["verify", "--method", "cosine", "--chain", "auto"], "--chain goes with method specrouter, got cosine"),
-        (["verify", "--layers", "4,4", "--local", "2,4"], "--layers forces the split of one cluster; expected one number for --local"),
-        (["verify", "--temperatures", "0,nan"], "sampling: temperature: expected 0, or 0.001 to 100.0, got nan"),
+        (
+            ["verify", "--method", "cosine", "--chain", "auto"],
+            "--chain goes with method specrouter, got cosine",
+        ),
+        (
+            ["verify", "--layers", "4,4", "--local", "2,4"],
+            "--layers forces the split of one cluster; expected one number for --local",
+        ),
+        (
+            ["verify", "--temperatures", "0,nan"],
+            "sampling: temperature: expected 0, or 0.001 to 100.0, got nan",
+        ),
         (
             ["verify", "--prompts", "/no/prompts.jsonl"],
             "/no/prompts.jsonl: expected a file of prompts, but it cannot be read (No such file",
         ),
         (["daemon", "--device", "nonsense"], "--device: expected auto, cpu or cuda:N, got 'nonsense'"),
-        (["daemon", "--memory", "nonsense"], "--memory: expected a size such as 4GiB or 512MiB, got 'nonsense'"),
-        (["daemon", "--cache-limit", "plenty"], "--cache-limit: expected a size such as 4GiB or 512MiB, got 'plenty'"),
+        (
+            ["daemon", "--memory", "nonsense"],
+            "--memory: expected a size such as 4GiB or 512MiB, got 'nonsense'",
+        ),
+        (
+            ["daemon", "--cache-limit", "plenty"],
+            "--cache-limit: expected a size such as 4GiB or 512MiB, got 'plenty'",
+        ),
         (["daemon", "--cache-dir", __file__], f"--cache-dir: expected a folder, got the file {__file__}"),
         (["daemon", "--port", "65536"], "--port: expected 0 to 65535, got 65536"),
         (["daemon", "--threads", "0"], "--threads: expected 1 or more, got 0"),
         (["daemon", "--name", "n" * 201], "--name: expected 1 to 200 characters, got 201"),
-        (["generate", "--modell", "x", "hi"], "unrecognized argument --modell; is --model meant? (see flowspec generate --help)"),
+        (
+            ["generate", "--modell", "x", "hi"],
+            "unrecognized argument --modell; is --model meant? (see flowspec generate --help)",
+        ),
         (["generate", "a", "prompt"], "unrecognized argument prompt (see flowspec generate --help)"),
-        (["generate", "--model", __file__, "hi"], "expected a model folder, a GGUF file or a hub id such as owner/name, but "),
+        (
+            ["generate", "--model", __file__, "hi"],
+            "expected a model folder, a GGUF file or a hub id such as owner/name, but ",
+        ),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
-def test_a_wrong_flag_is_refused_before_anything_is_started(refused: Callable[..., str], args: list[str], expected: str) -> None:
+def test_a_wrong_flag_is_refused_before_anything_is_started(
+    refused: Callable[..., str], args: list[str], expected: str
+) -> None:
     assert refused(*args).startswith(expected)
 
 
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["generate", "hi", "--layers", "a"], "argument --layers: expected numbers with commas, such as 3,1,2,2, got 'a'"),
+        (
+            ["generate", "hi", "--layers", "a"],
+            "argument --layers: expected numbers with commas, such as 3,1,2,2, got 'a'",
+        ),
         (["generate"], "expected a prompt, got an empty one"),
-        (["generate", "hi", "--local", "9"], "9 devices but only 8 layers: each device needs at least one; use fewer devices"),
-        (["generate", "hi", "--log-file", "/no/folder/log"], "--log-file: expected a file that can be written, got /no/folder/log"),
+        (
+            ["generate", "hi", "--local", "9"],
+            "9 devices but only 8 layers: each device needs at least one; use fewer devices",
+        ),
+        (
+            ["generate", "hi", "--log-file", "/no/folder/log"],
+            "--log-file: expected a file that can be written, got /no/folder/log",
+        ),
         (["chat", "--temperature", "inf"], "sampling: temperature: expected 0, or 0.001 to 100.0, got inf"),
         (["verify", "--local", "2,0"], "--local: expected whole numbers from 1"),
-        (["daemon", "--host", "no.such.host.invalid"], "--host: expected an address of this machine, got 'no.such.host.invalid'"),
+        (
+            ["daemon", "--host", "no.such.host.invalid"],
+            "--host: expected an address of this machine, got 'no.such.host.invalid'",
+        ),
         (["daemon", "--host", ""], "--host: expected an address of this machine, got an empty one"),
         (["daemon", "--threads", "0"], "--threads: expected 1 or more, got 0"),
     ],
@@ -185,7 +256,9 @@ def test_a_model_that_cannot_be_used_is_refused_before_anything_is_started(tmp_p
     (half / "model.safetensors").unlink()
     cut = make_model(tmp_path / "cut")
     (cut / "model.safetensors").unlink()
-    (cut / "model.safetensors").write_bytes((bundled_folder("target") / "model.safetensors").read_bytes()[:-100])
+    (cut / "model.safetensors").write_bytes(
+        (bundled_folder("target") / "model.safetensors").read_bytes()[:-100]
+    )
     strange = make_model(tmp_path / "strange", model_type="gpt2")
     for model, expected in (
         (str(tmp_path / "absent"), "expected a model folder, a GGUF file or a hub id"),
@@ -193,7 +266,10 @@ def test_a_model_that_cannot_be_used_is_refused_before_anything_is_started(tmp_p
         (str(half), "has no model.safetensors"),
         (str(cut), "is incomplete: expected"),
         (str(strange), "is of the family 'gpt2', but FlowSpec runs gemma2"),
-        ("owner/absent", "config.json of 'owner/absent' is not in the Hugging Face cache, and offline mode is on"),
+        (
+            "owner/absent",
+            "config.json of 'owner/absent' is not in the Hugging Face cache, and offline mode is on",
+        ),
     ):
         assert expected in refusal("generate", "hi", "--model", model, home=tmp_path / "home")
 
@@ -201,7 +277,9 @@ def test_a_model_that_cannot_be_used_is_refused_before_anything_is_started(tmp_p
 def test_a_model_that_transformers_refuses_is_one_line(tmp_path: Path) -> None:
     """Found while the local processes come up, which end with the command."""
     model = make_model(tmp_path / "odd", rms_norm_eps="small")
-    assert "cannot read the config.json of" in refusal("generate", "hi", "--local", "1", "--model", str(model))
+    assert "cannot read the config.json of" in refusal(
+        "generate", "hi", "--local", "1", "--model", str(model)
+    )
 
 
 def test_a_broken_cluster_file_is_named(refused: Callable[..., str], tmp_path: Path) -> None:
@@ -209,7 +287,10 @@ def test_a_broken_cluster_file_is_named(refused: Callable[..., str], tmp_path: P
     for content, expected in (
         ("[[device]", "expected TOML, got "),
         ('[[device]]\naddress = "host"', "device 1: address: expected an address host:port, got 'host'"),
-        ('[[device]]\naddress = "a:1"\nlayers = [0, 7]', "the devices hold 7 layers together, but the model has 8"),
+        (
+            '[[device]]\naddress = "a:1"\nlayers = [0, 7]',
+            "the devices hold 7 layers together, but the model has 8",
+        ),
     ):
         path.write_text(content)
         assert expected in refused("generate", "hi", "--cluster", str(path))
@@ -241,11 +322,17 @@ def test_a_taken_port_is_named() -> None:
 
 def test_a_prompt_or_context_that_does_not_fit_the_model() -> None:
     local = ("--local", "1")
-    assert refusal("generate", "--prompt-token-ids", "1,4096", *local) == "prompt token ids: expected 0 to 4095, got 4096"
+    assert (
+        refusal("generate", "--prompt-token-ids", "1,4096", *local)
+        == "prompt token ids: expected 0 to 4095, got 4096"
+    )
     assert "the prompt has 5 tokens, but the context holds 5" in refusal(
         "generate", "--prompt-token-ids", "1,5,6,7,8", "--context", "5", *local
     )
-    assert refusal("generate", "hi", "--context", "1025", *local) == "--context: expected 2 to 1024, the model's limit, got 1025"
+    assert (
+        refusal("generate", "hi", "--context", "1025", *local)
+        == "--context: expected 2 to 1024, the model's limit, got 1025"
+    )
 
 
 def test_a_daemon_that_is_not_there_is_a_cluster_failure(tmp_path: Path) -> None:

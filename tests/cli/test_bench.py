@@ -1,4 +1,5 @@
-"""`flowspec bench` as a command: its files, its refusals, and Ctrl-C at any time, which leaves what is done and no process."""
+"""`flowspec bench` as a command: its files, its refusals, and Ctrl-C at any time, which leaves what is done
+and no process."""
 
 from __future__ import annotations
 
@@ -43,7 +44,11 @@ def test_an_experiment_becomes_records_tables_and_pictures(tiny: Path, tmp_path:
     published = '\n[[published]]\ntestbed = "two boards"\nreference = "ar"\ntokens_per_s = { ar = 20.0, continuous = 40.0 }\n'
     tiny.write_text(TOML + published)
     done = subprocess.run(
-        [*COMMAND, "--experiment", tiny, "--out", out, "--json", "--jobs", "2"], capture_output=True, text=True, timeout=WAIT_S, check=False
+        [*COMMAND, "--experiment", tiny, "--out", out, "--json", "--jobs", "2"],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
     summary = json.loads(done.stdout)
@@ -103,7 +108,10 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
         (["--repeat", "2"], "--repeat: virtual time gives the same figures every time"),
         (["--repeat", "0"], "argument --repeat: expected a whole number from 1, got '0'"),
         (["--limit", "-1"], "argument --limit: expected a whole number from 1, got '-1'"),
-        (["--temperatures", "hot"], "argument --temperatures: expected numbers with commas, such as 0,0.7,1, got 'hot'"),
+        (
+            ["--temperatures", "hot"],
+            "argument --temperatures: expected numbers with commas, such as 0,0.7,1, got 'hot'",
+        ),
         (["--temperatures", "inf"], "--temperatures: temperature: expected 0, or 0.001 to 100.0, got inf"),
         (["--temperatures", ""], "argument --temperatures: expected numbers with commas"),
         (["--seeds", "1.5"], "argument --seeds: expected numbers with commas"),
@@ -111,7 +119,10 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
         (["--jobs", "0"], "argument --jobs: expected a whole number from 1, got '0'"),
         (["--local", "2", "--cluster", "x"], "argument --cluster: not allowed with argument --local"),
         (["--local", "2"], "--cluster and --local are for --world cluster"),
-        (["--max-new-tokens", "1000"], "a synthetic prompt has 64 tokens, which with 1000 new ones is more than the context of 1024"),
+        (
+            ["--max-new-tokens", "1000"],
+            "a synthetic prompt has 64 tokens, which with 1000 new ones is more than the context of 1024",
+        ),
         (
             ["--model", "bundled", "--prompts", "/no/such.jsonl"],
             "/no/such.jsonl: expected a file of prompts, but it cannot be read (No such",
@@ -125,13 +136,20 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_is_wrong_is_told_in_one_line(tiny: Path, tmp_path: Path, refused: Callable[..., str], args: list[str], expected: str) -> None:
+def test_what_is_wrong_is_told_in_one_line(
+    tiny: Path, tmp_path: Path, refused: Callable[..., str], args: list[str], expected: str
+) -> None:
     assert refused("--experiment", tiny, "--out", tmp_path / "out", *args).startswith(expected)
     assert not (tmp_path / "out" / RESULTS).exists()
 
 
-def test_a_folder_that_cannot_be_used_is_refused(tiny: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
-    assert refused("--experiment", tiny, "--out", tiny) == f"--out: expected a folder that can be written, got {tiny} (File exists)"
+def test_a_folder_that_cannot_be_used_is_refused(
+    tiny: Path, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    assert (
+        refused("--experiment", tiny, "--out", tiny)
+        == f"--out: expected a folder that can be written, got {tiny} (File exists)"
+    )
     out = tmp_path / "out"
     args = build_parser().parse_args(["bench", "--experiment", str(tiny)])
     open_out(pick_experiment(args), out)
@@ -140,24 +158,36 @@ def test_a_folder_that_cannot_be_used_is_refused(tiny: Path, tmp_path: Path, ref
         f"--out: {out} holds results of another experiment (limit: expected 2, got 3); give another folder, or remove it"
     )
     (out / RESULTS).write_text("nonsense\n")
-    assert refused("--experiment", tiny, "--out", out).startswith(f"{out}/{RESULTS}: expected results of an earlier run, got ")
+    assert refused("--experiment", tiny, "--out", out).startswith(
+        f"{out}/{RESULTS}: expected results of an earlier run, got "
+    )
 
 
 def test_a_wrong_answer_fails_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     fine = [record("ar", "a", 1, 1.0), record("continuous", "b", 1, 1.0)]
     assert _verdict(fine) == _verdict([]) == 0
     assert capsys.readouterr().err == ""
-    wrong = [record("tree-sd", str(number), 1, 1.0, agreement=WRONG, temperature=1.0, seed=7) for number in range(9)]
+    wrong = [
+        record("tree-sd", str(number), 1, 1.0, agreement=WRONG, temperature=1.0, seed=7)
+        for number in range(9)
+    ]
     assert _verdict([*fine, *wrong]) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "WRONG: tree-sd on two boards, prompt 0, temperature 1, seed 7: not what plain decoding says"
+    assert (
+        lines[0]
+        == "WRONG: tree-sd on two boards, prompt 0, temperature 1, seed 7: not what plain decoding says"
+    )
     assert len(lines) == 5, "the first few say it"
 
 
-def test_tuned_methods_join_the_experiment_and_its_folder(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuned_methods_join_the_experiment_and_its_folder(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tune_module, "GRIDS", {"continuous": {"segment_nodes": (4, 64)}})
     monkeypatch.setattr(tune_module, "PROMPTS", 1)
-    args = build_parser().parse_args(["bench", "--experiment", str(tiny), "--jobs", "1", "--tune", "--temperatures", "0"])
+    args = build_parser().parse_args(
+        ["bench", "--experiment", str(tiny), "--jobs", "1", "--tune", "--temperatures", "0"]
+    )
     bench, out = pick_experiment(args), tmp_path / "out"
     for _ in range(2):
         tuned = _tuned(bench, out, args)
@@ -166,7 +196,9 @@ def test_tuned_methods_join_the_experiment_and_its_folder(tiny: Path, tmp_path: 
         open_out(tuned, out)
         write_records(out / RESULTS, [record("ar", "1", 1, 1.0)])
     assert (out / TUNED_FILE).exists()
-    with pytest.raises(InputError, match="new_tokens: expected 12, got 3"):  # before it spends minutes on tuning
+    with pytest.raises(
+        InputError, match="new_tokens: expected 12, got 3"
+    ):  # before it spends minutes on tuning
         _tuned(replace(bench, new_tokens=3), out, args)
 
 
@@ -228,7 +260,9 @@ def check_interrupted(command: subprocess.Popen[str]) -> None:
     check_gone(command)
 
 
-def test_ctrl_c_keeps_what_is_done_and_the_next_run_finishes(long: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_ctrl_c_keeps_what_is_done_and_the_next_run_finishes(
+    long: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
     results = tmp_path / "out" / RESULTS
 
     command = long()

@@ -1,4 +1,5 @@
-"""The commands as people and programs run them: real processes, the bundled model, JSON, Ctrl-C, nothing left behind."""
+"""The commands as people and programs run them: real processes, the bundled model, JSON, Ctrl-C, nothing left
+behind."""
 
 from __future__ import annotations
 
@@ -42,11 +43,15 @@ def generate(*arguments: str, drafter: str = "ngram", run: Run = warm.run) -> di
 
 def test_generate_reports_all_that_is_promised_and_equals_the_plain_model() -> None:
     asked = ("--temperature", "0.8", "--seed", "4", "--dtype", "float32", "What is 17 + 25?")
-    found = generate("--local", "3", "--layers", "3,1,4", *asked, drafter="bundled", run=subprocess.run)  # cold, as users start it
+    found = generate(
+        "--local", "3", "--layers", "3,1,4", *asked, drafter="bundled", run=subprocess.run
+    )  # cold, as users start it
     files = ModelFiles(BUNDLED)
     tokenizer = Tokenizer(files)
     prompt = tuple(tokenizer.encode_chat([{"role": "user", "content": "What is 17 + 25?"}]))
-    expected = Reference(files, "float32").generate(prompt, Sampling(temperature=0.8, seed=4), 256, frozenset([2]))
+    expected = Reference(files, "float32").generate(
+        prompt, Sampling(temperature=0.8, seed=4), 256, frozenset([2])
+    )
     assert found["token_ids"] == [token for token in expected if token != 2]
     assert found["text"] == tokenizer.decode(expected)
     assert (found["finish_reason"], found["world"], found["seed"]) == ("stop", "cluster", 4)
@@ -56,14 +61,23 @@ def test_generate_reports_all_that_is_promised_and_equals_the_plain_model() -> N
     assert found["tokens_per_s"] == pytest.approx((found["new_tokens"] - 1) / found["decode_s"], rel=1e-2)
     assert found["time_to_first_token_s"] > 0
     assert [stage["layers"] for stage in found["stages"]] == [[0, 3], [3, 4], [4, 8]]
-    assert all(stage["weight_bytes"] > 0 and stage["memory_bytes"] > stage["weight_bytes"] for stage in found["stages"])
-    assert not any(psutil.pid_exists(stage["pid"]) for stage in found["stages"]), "the local daemons have ended"
+    assert all(
+        stage["weight_bytes"] > 0 and stage["memory_bytes"] > stage["weight_bytes"]
+        for stage in found["stages"]
+    )
+    assert not any(psutil.pid_exists(stage["pid"]) for stage in found["stages"]), (
+        "the local daemons have ended"
+    )
 
 
 def test_generate_needs_no_tokenizer_for_token_ids(tmp_path: Path) -> None:
     folder = make_variant(tmp_path, "qwen3")
-    found = generate("--model", str(folder), "--local", "2", "--prompt-token-ids", "5,6,7", "--max-new-tokens", "9")
-    expected = Reference(ModelFiles(str(folder)), "float32").generate((5, 6, 7), Sampling(), 9, frozenset([2]))
+    found = generate(
+        "--model", str(folder), "--local", "2", "--prompt-token-ids", "5,6,7", "--max-new-tokens", "9"
+    )
+    expected = Reference(ModelFiles(str(folder)), "float32").generate(
+        (5, 6, 7), Sampling(), 9, frozenset([2])
+    )
     assert found["token_ids"] == [token for token in expected if token != 2]
     assert found["text"] is None
 
@@ -90,7 +104,11 @@ def test_stops_end_the_answer_where_they_should() -> None:
 
 def test_chat_remembers_and_reuses_what_was_said() -> None:
     lines = "What is 2 + 3?\nWhat is 4 + 4?\n/reset\nWhat is 2 + 3?\n/quit\n"
-    answers = [json.loads(line) for line in flowspec("chat", "--json", "--local", "2", stdin=lines).splitlines() if line.startswith("{")]
+    answers = [
+        json.loads(line)
+        for line in flowspec("chat", "--json", "--local", "2", stdin=lines).splitlines()
+        if line.startswith("{")
+    ]
     first, second, again = answers
     assert second["prompt_tokens"] > first["prompt_tokens"]
     assert second["reused_tokens"] >= first["prompt_tokens"]
@@ -100,7 +118,18 @@ def test_chat_remembers_and_reuses_what_was_said() -> None:
 
 def test_verify_finds_all_exact_and_finds_a_wrong_token(tmp_path: Path) -> None:
     folder = make_variant(tmp_path / "right", "llama-grouped")
-    common = ["verify", "--json", "--prompt-token-ids", "5,6,7", "--prompt-token-ids", "9,9,9,9", "--temperatures", "0,1", "--seeds", "1,2"]
+    common = [
+        "verify",
+        "--json",
+        "--prompt-token-ids",
+        "5,6,7",
+        "--prompt-token-ids",
+        "9,9,9,9",
+        "--temperatures",
+        "0,1",
+        "--seeds",
+        "1,2",
+    ]
     report = json.loads(flowspec(*common, "--model", str(folder), "--local", "1,3", "--max-new-tokens", "24"))
     exact, faithful = report["exact"], report["faithful"]
     assert (exact["is_exact"], exact["exact"], exact["wrong"], len(exact["answers"])) == (True, 12, 0, 12)
@@ -114,7 +143,18 @@ def test_verify_finds_all_exact_and_finds_a_wrong_token(tmp_path: Path) -> None:
     )
 
     def broken(*flags: str) -> str:
-        command = [sys.executable, "-c", script, *common[:1], *flags, *common[2:], "--model", str(folder), "--local", "2"]
+        command = [
+            sys.executable,
+            "-c",
+            script,
+            *common[:1],
+            *flags,
+            *common[2:],
+            "--model",
+            str(folder),
+            "--local",
+            "2",
+        ]
         done = warm.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 1, done.stderr
         return done.stdout
@@ -128,7 +168,9 @@ def test_verify_finds_all_exact_and_finds_a_wrong_token(tmp_path: Path) -> None:
     assert not faithful["is_faithful"]
     assert faithful["matrix"]["matrix"] == "layers.3.mlp.down_proj.weight"
     lines = broken("--method", "ar").splitlines()
-    assert [line for line in lines if line.startswith(f"exact: NO, {exact['wrong']} of 6 answers are wrong")], lines
+    assert [
+        line for line in lines if line.startswith(f"exact: NO, {exact['wrong']} of 6 answers are wrong")
+    ], lines
     assert [line for line in lines if line.startswith("faithful: NO, a logit is off by")], lines
 
 
@@ -144,7 +186,16 @@ def test_verify_fails_where_the_model_is_exact_but_not_faithful(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_command_that_is_ended_leaves_no_process_behind(number: signal.Signals) -> None:
-    command = [*FLOWSPEC, "generate", "--local", "2", "--ignore-eos", "--max-new-tokens", "900", "Tell me a story."]
+    command = [
+        *FLOWSPEC,
+        "generate",
+        "--local",
+        "2",
+        "--ignore-eos",
+        "--max-new-tokens",
+        "900",
+        "Tell me a story.",
+    ]
     with warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         begun = process.stdout.read(10)
@@ -161,7 +212,9 @@ def test_a_command_that_is_ended_leaves_no_process_behind(number: signal.Signals
 
 def test_a_daemon_command_ends_cleanly_and_gives_its_port_back() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        with subprocess.Popen([*FLOWSPEC, "daemon", "--port", "0", "--name", "here"], stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            [*FLOWSPEC, "daemon", "--port", "0", "--name", "here"], stderr=subprocess.PIPE, text=True
+        ) as process:
             assert process.stderr is not None
             line = process.stderr.readline()
             assert "here listens on 127.0.0.1:" in line
@@ -175,7 +228,14 @@ def test_a_daemon_command_ends_cleanly_and_gives_its_port_back() -> None:
 def test_help_fits_a_narrow_terminal_and_names_every_command() -> None:
     environment = {**os.environ, "COLUMNS": "80"}
     for arguments in ([], ["daemon"], ["chat"], ["generate"], ["verify"]):
-        done = warm.run([*FLOWSPEC, *arguments, "--help"], capture_output=True, text=True, env=environment, timeout=60, check=True)
+        done = warm.run(
+            [*FLOWSPEC, *arguments, "--help"],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=60,
+            check=True,
+        )
         assert all(len(line) <= 80 for line in done.stdout.splitlines())
     assert all(name in flowspec("--help") for name in ("daemon", "chat", "generate", "verify"))
     assert flowspec("--version", run=subprocess.run).startswith("flowspec 0.")

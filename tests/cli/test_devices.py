@@ -41,7 +41,9 @@ def devices(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, dict[s
 
 
 @multicast
-def test_only_daemons_that_were_asked_to_are_found_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_daemons_that_were_asked_to_are_found_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "mine.toml"
     names = ('desk [1] "é"', "quiet")
     with daemon_process(names[0], "--announce", "--memory=3GiB") as loud, daemon_process(names[1]):
@@ -49,7 +51,11 @@ def test_only_daemons_that_were_asked_to_are_found_and_written(tmp_path: Path, c
         assert status == 0
         own = [each for each in found["devices"] if each["name"] in names]
         (each,) = own
-        assert (each["address"], each["version"], each["memory_bytes"]) == (loud.address, __version__, 3 << 30)
+        assert (each["address"], each["version"], each["memory_bytes"]) == (
+            loud.address,
+            __version__,
+            3 << 30,
+        )
         assert (each["device"], each["state"], each["problem"]) == ("cpu", "free", "")
         assert each["available_bytes"] > 0
         assert main(["devices"]) == 0
@@ -63,7 +69,9 @@ def test_only_daemons_that_were_asked_to_are_found_and_written(tmp_path: Path, c
 
 
 @multicast
-def test_a_daemon_on_loopback_is_announced_on_loopback_only_and_takes_its_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_on_loopback_is_announced_on_loopback_only_and_takes_its_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import zeroconf
 
     asked = []
@@ -77,11 +85,17 @@ def test_a_daemon_on_loopback_is_announced_on_loopback_only_and_takes_its_leave(
     with announcing(name="here", host="localhost", port=7700, memory_bytes=5, device="auto"):
         found = [each for each in find_announced(1.0) if each.name == "here"]
     assert asked[0] == ["127.0.0.1"]
-    assert found == [Announced(name="here", addresses=("127.0.0.1:7700",), version=__version__, memory_bytes=5, device="auto")]
+    assert found == [
+        Announced(
+            name="here", addresses=("127.0.0.1:7700",), version=__version__, memory_bytes=5, device="auto"
+        )
+    ]
     assert "here" not in [each.name for each in find_announced(1.0)]
 
 
-def test_nothing_found_is_a_helpful_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_found_is_a_helpful_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("flowspec.cli.devices.find_announced", lambda timeout_s: [])
     assert main(["devices", "--timeout=0.1"]) == 1
     shown = capsys.readouterr()
@@ -137,8 +151,11 @@ def test_false_announcements_take_no_longer_than_the_search(monkeypatch: pytest.
     assert len(looked_up) == FOUND_MAX
 
 
-def test_the_time_out_is_that_of_the_whole_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three hundred announcements of an address where nobody answers, and one daemon: it is found, and in time."""
+def test_the_time_out_is_that_of_the_whole_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three hundred announcements of an address where nobody answers, and one daemon: it is found, and in
+    time."""
     with daemon_process("true") as daemon, socket.create_server(("127.0.0.1", 0), backlog=400) as deaf:
         place = f"127.0.0.1:{deaf.getsockname()[1]}"
         true = Announced(name="true", addresses=(daemon.address,), version="0", memory_bytes=0, device="cpu")
@@ -167,7 +184,9 @@ def test_wrong_input_is_one_line(args: list[str], expected: str, capsys: pytest.
     assert expected in line
 
 
-def test_without_the_package_one_line_says_how_to_get_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_one_line_says_how_to_get_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "zeroconf", None)
     assert main(["devices"]) == 2
     assert "pip install 'flowspec[discovery]'" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""`flowspec doctor` with real daemons on loopback: silent about a healthy cluster, and naming everything that is wrong with a sick one."""
+"""`flowspec doctor` with real daemons on loopback: silent about a healthy cluster, and naming everything that
+is wrong with a sick one."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def healthy() -> Iterator[list[DaemonProcess]]:
 
 def cluster_file(folder: Path, devices: dict[str, str]) -> Path:
     path = folder / "cluster.toml"
-    path.write_text("".join(f'[[device]]\nname = "{name}"\naddress = "{address}"\n' for name, address in devices.items()))
+    path.write_text(
+        "".join(f'[[device]]\nname = "{name}"\naddress = "{address}"\n' for name, address in devices.items())
+    )
     return path
 
 
@@ -39,7 +42,9 @@ def doctor(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, dict[st
     return status, json.loads(capsys.readouterr().out)
 
 
-def test_a_healthy_cluster_has_no_problem(healthy: list[DaemonProcess], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_healthy_cluster_has_no_problem(
+    healthy: list[DaemonProcess], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = cluster_file(tmp_path, {daemon.name: daemon.address for daemon in healthy})
     status, found = doctor(capsys, f"--cluster={path}", "--layers=4,4")
     assert [finding for finding in found["findings"] if finding["severity"] == "problem"] == []
@@ -79,11 +84,21 @@ def test_everything_that_is_wrong_is_named_with_what_to_do(
         slow_wire(healthy[1].address, 4.0) as slow,
     ):
         stopped.stop()
-        devices = {"good": healthy[0].address, "slow": slow, "small": small.address, "old": old.address, "stopped": stopped.address}
+        devices = {
+            "good": healthy[0].address,
+            "slow": slow,
+            "small": small.address,
+            "old": old.address,
+            "stopped": stopped.address,
+        }
         path = cluster_file(tmp_path, devices)
         status, found = doctor(capsys, f"--cluster={path}")
     assert status == 1
-    problems = {(finding["device"], finding["check"]): finding for finding in found["findings"] if finding["severity"] == "problem"}
+    problems = {
+        (finding["device"], finding["check"]): finding
+        for finding in found["findings"]
+        if finding["severity"] == "problem"
+    }
     expected = {
         ("good -> slow", "link"): ("Mbit/s: the hidden states of 16 nodes take", "use a gigabit cable"),
         ("small", "memory"): (
@@ -91,7 +106,10 @@ def test_everything_that_is_wrong_is_named_with_what_to_do(
             "allow it more (daemon --memory, memory in the cluster file), give it fewer layers",
         ),
         ("old", "version"): ("this daemon runs FlowSpec 0.0.9", "install the same version on all devices"),
-        ("stopped", "reachable"): (f"nothing listens at {stopped.address}", "start its daemon: flowspec daemon --host 127.0.0.1"),
+        ("stopped", "reachable"): (
+            f"nothing listens at {stopped.address}",
+            "start its daemon: flowspec daemon --host 127.0.0.1",
+        ),
     }
     assert problems.keys() == expected.keys()
     assert found["problems"] == 4
@@ -111,12 +129,19 @@ def test_a_port_that_something_else_has_is_told_apart_from_a_daemon() -> None:
     assert "cannot find the host" in found.ailment.text
 
 
-def test_a_daemon_tells_whether_it_has_a_model_and_nothing_about_others(healthy: list[DaemonProcess], tmp_path: Path) -> None:
+def test_a_daemon_tells_whether_it_has_a_model_and_nothing_about_others(
+    healthy: list[DaemonProcess], tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text("{}")
     states = {}
     with Peer(healthy[0].address) as peer:
         peer.greet()
-        for model, fingerprint in ((BUNDLED_FOLDER, "x"), (str(tmp_path), "x"), (str(tmp_path / "no"), "x"), ("owner/no-such", "x")):
+        for model, fingerprint in (
+            (BUNDLED_FOLDER, "x"),
+            (str(tmp_path), "x"),
+            (str(tmp_path / "no"), "x"),
+            ("owner/no-such", "x"),
+        ):
             peer.link.send(AskFacts(model=model, fingerprint=fingerprint))
             answer = peer.answer()
             assert isinstance(answer, Facts)
@@ -126,8 +151,14 @@ def test_a_daemon_tells_whether_it_has_a_model_and_nothing_about_others(healthy:
     assert list(states.values()) == ["other", "part", "none", "none"]
 
 
-def test_a_daemon_keeps_listening_while_it_gathers_facts_and_limits_who_waits(healthy: list[DaemonProcess]) -> None:
-    with slow_wire(healthy[1].address, 4.0) as slow, Peer(healthy[0].address) as peer, Peer(healthy[0].address) as other:
+def test_a_daemon_keeps_listening_while_it_gathers_facts_and_limits_who_waits(
+    healthy: list[DaemonProcess],
+) -> None:
+    with (
+        slow_wire(healthy[1].address, 4.0) as slow,
+        Peer(healthy[0].address) as peer,
+        Peer(healthy[0].address) as other,
+    ):
         peer.greet()
         peer.link.send(AskFacts(next_hop=slow))  # half a second at least
         other.greet()
@@ -159,7 +190,10 @@ def test_a_daemon_that_a_head_holds_says_so() -> None:
 def test_local_daemons_are_well(capsys: pytest.CaptureFixture[str]) -> None:
     status, found = doctor(capsys, "--local=2")
     assert (status, found["problems"]) == (0, 0)
-    assert [(each["name"], each["layers"]) for each in found["devices"]] == [("local-0", [0, 4]), ("local-1", [4, 8])]
+    assert [(each["name"], each["layers"]) for each in found["devices"]] == [
+        ("local-0", [0, 4]),
+        ("local-1", [4, 8]),
+    ]
 
 
 def test_a_link_that_stands_is_measured(healthy: list[DaemonProcess]) -> None:

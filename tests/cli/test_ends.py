@@ -1,4 +1,5 @@
-"""How a command ends where its output takes no more, or Ctrl-C comes while it is still being imported: in one line."""
+"""How a command ends where its output takes no more, or Ctrl-C comes while it is still being imported: in one
+line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A file of prompts, several at a time: the answers of one by one, in the order of the file, and one line for every mistake."""
+"""A file of prompts, several at a time: the answers of one by one, in the order of the file, and one line for
+every mistake."""
 
 from __future__ import annotations
 
@@ -24,7 +25,18 @@ DIALOGUES = [
     {"question_id": "code", "turns": ["Write a function that adds two numbers."]},
     {"question_id": "hi", "turns": ["hi"]},
 ]
-COMMON = ("--local", "2", "--dtype", "float32", "--temperature", "0.8", "--seed", "5", "--max-new-tokens", "48")
+COMMON = (
+    "--local",
+    "2",
+    "--dtype",
+    "float32",
+    "--temperature",
+    "0.8",
+    "--seed",
+    "5",
+    "--max-new-tokens",
+    "48",
+)
 
 
 def generate(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
@@ -46,12 +58,16 @@ def one_by_one(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_three_at_a_time_give_what_plain_decoding_gives_one_by_one(file: Path, one_by_one: list[dict[str, Any]]) -> None:
+def test_three_at_a_time_give_what_plain_decoding_gives_one_by_one(
+    file: Path, one_by_one: list[dict[str, Any]]
+) -> None:
     done = generate("--prompts", str(file), "--json", "--parallel", "3", *COMMON)
     found = [json.loads(line) for line in done.stdout.splitlines()]
     order = [(str(row["question_id"]), turn) for row in DIALOGUES for turn in range(len(row["turns"]))]
     assert [(answer["prompt"], answer["turn"]) for answer in found] == order
-    assert [(answer["method"], answer["drafter"]) for answer in found] == [("continuous", "bundled")] * len(order)
+    assert [(answer["method"], answer["drafter"]) for answer in found] == [("continuous", "bundled")] * len(
+        order
+    )
     assert {(answer["method"], answer["drafter"]) for answer in one_by_one} == {("ar", "none")}
     assert [answer["token_ids"] for answer in found] == [answer["token_ids"] for answer in one_by_one]
     assert [answer["text"] for answer in found] == [answer["text"] for answer in one_by_one]
@@ -83,7 +99,19 @@ def test_text_comes_in_the_order_of_the_file_with_a_line_of_figures_each(tmp_pat
 def test_ctrl_c_prints_what_is_there_and_leaves_nothing_behind(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("hi\n" + "Tell me a story.\n" * 8)
-    command = [*FLOWSPEC, "--prompts", str(path), "--parallel", "2", "--json", "--local", "2", "--ignore-eos", "--max-new-tokens", "150"]
+    command = [
+        *FLOWSPEC,
+        "--prompts",
+        str(path),
+        "--parallel",
+        "2",
+        "--json",
+        "--local",
+        "2",
+        "--ignore-eos",
+        "--max-new-tokens",
+        "150",
+    ]
     with warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -117,11 +145,26 @@ def refusal(*arguments: str) -> str:
     ("arguments", "expected"),
     [
         (["hi", "--parallel", "3"], "--parallel needs --prompts: one prompt has one answer"),
-        (["hi", "--prompts", "x.txt"], "expected one of PROMPT, --prompt-token-ids and --prompts, got several"),
-        (["--prompt-token-ids", "1,2", "--prompts", "x.txt"], "expected one of PROMPT, --prompt-token-ids and --prompts, got several"),
-        (["--prompts", "/no/file.jsonl"], "/no/file.jsonl: expected a file of prompts, but it cannot be read (No such file"),
-        (["--prompts", "x.txt", "--parallel", "0"], "argument --parallel: expected a whole number from 1, got '0'"),
-        (["--prompts", "x.txt", "--parallel", "257"], f"--parallel: expected at most {REQUESTS_MAX}, got 257"),
+        (
+            ["hi", "--prompts", "x.txt"],
+            "expected one of PROMPT, --prompt-token-ids and --prompts, got several",
+        ),
+        (
+            ["--prompt-token-ids", "1,2", "--prompts", "x.txt"],
+            "expected one of PROMPT, --prompt-token-ids and --prompts, got several",
+        ),
+        (
+            ["--prompts", "/no/file.jsonl"],
+            "/no/file.jsonl: expected a file of prompts, but it cannot be read (No such file",
+        ),
+        (
+            ["--prompts", "x.txt", "--parallel", "0"],
+            "argument --parallel: expected a whole number from 1, got '0'",
+        ),
+        (
+            ["--prompts", "x.txt", "--parallel", "257"],
+            f"--parallel: expected at most {REQUESTS_MAX}, got 257",
+        ),
         (["hi", "--tree-nodes", "9999"], "--tree-nodes: expected at most 256, got 9999"),
         (["hi", "--tree-nodes", "0"], "argument --tree-nodes: expected a whole number from 1, got '0'"),
         (["hi", "--tree-depth", "-1"], "argument --tree-depth: expected a whole number from 1, got '-1'"),
@@ -135,9 +178,13 @@ def test_a_wrong_flag_is_one_line(arguments: list[str], expected: str) -> None:
 
 def test_a_drafter_that_is_not_there_or_does_not_fit_is_one_line(tmp_path: Path) -> None:
     other = make_checkpoint(tmp_path / "other", "llama", {**SMALL, "num_hidden_layers": 1})
-    assert refusal("hi", "--local", "1", "--drafter", "nonsense").startswith("--drafter: expected bundled, ngram, none, one of draft, ")
+    assert refusal("hi", "--local", "1", "--drafter", "nonsense").startswith(
+        "--drafter: expected bundled, ngram, none, one of draft, "
+    )
     line = refusal("hi", "--local", "1", "--drafter", str(other))
-    assert "has another tokenizer than model 'bundled': expected a vocabulary of 4096 entries, got 300" in line
+    assert (
+        "has another tokenizer than model 'bundled': expected a vocabulary of 4096 entries, got 300" in line
+    )
 
 
 def test_a_prompt_of_the_file_that_does_not_fit_ends_the_command_with_one_line(tmp_path: Path) -> None:

@@ -30,11 +30,18 @@ def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 
 
 def secrets_of(folder: Path) -> list[str]:
-    lines = [line for path in folder.glob("*.key") for line in path.read_text().splitlines() if line.startswith("secret")]
+    lines = [
+        line
+        for path in folder.glob("*.key")
+        for line in path.read_text().splitlines()
+        if line.startswith("secret")
+    ]
     return [line.split('"')[1] for line in lines]
 
 
-def test_keys_for_a_cluster_file_and_what_to_copy_where(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_for_a_cluster_file_and_what_to_copy_where(
+    cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["keygen", f"--cluster={cluster}"]) == 0
     shown = capsys.readouterr().out
     folder = cluster.parent / "home.keys"
@@ -45,9 +52,17 @@ def test_keys_for_a_cluster_file_and_what_to_copy_where(cluster: Path, capsys: p
     assert not any(secret in shown for secret in secrets_of(folder))
 
 
-def test_json_names_what_was_made_and_kept_and_no_secret(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_names_what_was_made_and_kept_and_no_secret(
+    cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = cluster.parent / "home.keys"
-    expected = {"folder": str(folder), "allowed": f"{folder}/allowed.toml", "heads": ["head"], "devices": ["pi-1", "pi-2"], "revoked": []}
+    expected = {
+        "folder": str(folder),
+        "allowed": f"{folder}/allowed.toml",
+        "heads": ["head"],
+        "devices": ["pi-1", "pi-2"],
+        "revoked": [],
+    }
     assert main(["keygen", f"--cluster={cluster}", "--json"]) == 0
     text = capsys.readouterr().out
     assert json.loads(text) == {**expected, "made": ["pi-1", "pi-2", "head"], "kept": []}
@@ -78,26 +93,37 @@ def test_keys_for_named_devices(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         ([], "expected --cluster FILE.toml, or --out FOLDER"),
         (["--cluster=none.toml"], "none.toml: expected a cluster file, but it cannot be read"),
-        (["--out=x", "--device=a b"], "expected up to 63 letters, digits, dots, dashes and underscores, got 'a b'; rename it"),
+        (
+            ["--out=x", "--device=a b"],
+            "expected up to 63 letters, digits, dots, dashes and underscores, got 'a b'; rename it",
+        ),
         (["--out=x", "--device=a", "--head=a"], "give heads and devices different names"),
         (["--out=x", "--revoke=a"], "lists no 'a'"),
         (["--out=x", "--revoke=a", "--force"], "--revoke takes names off the list and makes none"),
     ],
 )
 def test_wrong_wishes_are_one_line(
-    flags: list[str], expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flags: list[str],
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert expected in refusal(capsys, "keygen", *flags)
     assert not (tmp_path / "x").exists()
 
 
-def test_a_daemon_needs_keys_beyond_loopback(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_needs_keys_beyond_loopback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(keyfiles.Path, "home", lambda: tmp_path)
     line = refusal(capsys, "daemon", "--host=0.0.0.0", "--port=0")
     assert "without keys this daemon does not listen on 0.0.0.0" in line
     assert line.endswith("or say --insecure")
-    assert "expected a folder with allowed.toml and the key of this device" in refusal(capsys, "daemon", f"--keys={tmp_path / 'none'}")
+    assert "expected a folder with allowed.toml and the key of this device" in refusal(
+        capsys, "daemon", f"--keys={tmp_path / 'none'}"
+    )
     keyfiles.make_keys(tmp_path / ".config/flowspec/keys", ["head"], ["pi-1", "pi-2"], force=False)
     assert "say with --name which of them this daemon is" in refusal(capsys, "daemon")
     assert "could be read by others" in _readable(capsys, tmp_path / ".config/flowspec/keys/pi-1.key")

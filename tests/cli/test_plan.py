@@ -54,7 +54,9 @@ def test_a_plan_is_foretold_by_answers_in_virtual_time(
     assert 0 < found["simulated"]["standard_error"] < 0.2
     assert found["simulated"]["answers"] == 4
     assert found["tokens_per_s"] == pytest.approx(found["formula_tokens_per_s"], rel=0.3)
-    assert found["tokens_per_s"] == found["by_hand"]["tokens_per_s"] != found["by_hand"]["formula_tokens_per_s"]
+    assert (
+        found["tokens_per_s"] == found["by_hand"]["tokens_per_s"] != found["by_hand"]["formula_tokens_per_s"]
+    )
     text = plan(capsys, *args)[1]
     assert f"foretold: {found['tokens_per_s']:.3g} tokens/s\n  simulated, 4 answers of 96 tokens" in text
     assert max(map(len, text.splitlines())) <= 80
@@ -84,12 +86,16 @@ def test_a_cluster_file_names_boards_memory_and_layers(
         '[[device]]\nname = "a"\naddress = "a:7700"\nprofile = "raspberry-pi-5"\nmemory = "1GiB"\n'
         '[[device]]\nname = "b"\naddress = "b:7700"\nprofile = "raspberry-pi-5"\n'
     )
-    found = json.loads(plan(capsys, "--cluster", str(file), "--head", "a", "--link", "a:b=10/3", "--quick", "--json")[1])
+    found = json.loads(
+        plan(capsys, "--cluster", str(file), "--head", "a", "--link", "a:b=10/3", "--quick", "--json")[1]
+    )
     assert found["model"] == BUNDLED
     assert found["head"]["device"] == "a"
     assert {stage["device"]: stage["memory_bytes"] for stage in found["stages"]}.get("a", 1 << 30) == 1 << 30
     assert (
-        json.loads(plan(capsys, "--cluster", str(file), "--devices", "raspberry-pi-4x2", "--quick", "--json")[1])["stages"][0]["board"]
+        json.loads(
+            plan(capsys, "--cluster", str(file), "--devices", "raspberry-pi-4x2", "--quick", "--json")[1]
+        )["stages"][0]["board"]
         == "raspberry-pi-4"
     )
 
@@ -112,7 +118,9 @@ def test_a_plan_of_a_cluster_file_says_what_a_head_does_without_each_device(
         text = plan(capsys, *args, "--quick")[1]
         assert max(map(len, text.splitlines())) <= 80
         if fits:
-            assert without[0]["tokens_per_s"] == pytest.approx(found["formula_tokens_per_s"]), "c does as well"
+            assert without[0]["tokens_per_s"] == pytest.approx(found["formula_tokens_per_s"]), (
+                "c does as well"
+            )
             expected = f"{without[0]['tokens_per_s']:.3g} tokens/s, by formula"
         else:
             expected = f"does not fit: the others lack {without[0]['short_bytes'] / (1 << 20):.0f} MiB"
@@ -127,7 +135,9 @@ def test_memory_of_a_checkpoint_is_what_a_daemon_counts(dtype: str, first: int, 
     files = ModelFiles(BUNDLED)
     shape = shape_of(files.config(), BUNDLED)
     weights = counted_weights(files, shape)
-    ours = stage_memory(shape, weights, dtype, end - first, first=first == 0, last=end == 8, context=512, users=1)
+    ours = stage_memory(
+        shape, weights, dtype, end - first, first=first == 0, last=end == 8, context=512, users=1
+    )
     assert ours == slice_memory(files, Span(first=first, end=end, count=8), dtype, 512)
 
 
@@ -137,7 +147,16 @@ def test_memory_of_packed_weights_is_what_a_daemon_counts(dtype: str, first: int
     """But for norms, which are counted among the matrices here."""
     files = ModelFiles(BUNDLED)
     shape = shape_of(files.config(), BUNDLED)
-    ours = stage_memory(shape, counted_weights(files, shape), dtype, end - first, first=first == 0, last=end == 8, context=512, users=1)
+    ours = stage_memory(
+        shape,
+        counted_weights(files, shape),
+        dtype,
+        end - first,
+        first=first == 0,
+        last=end == 8,
+        context=512,
+        users=1,
+    )
     daemons = slice_memory(files, Span(first=first, end=end, count=8), dtype, 512)
     assert ours.cache_bytes == daemons.cache_bytes
     assert ours.weight_bytes == pytest.approx(daemons.weight_bytes, rel=2e-3)
@@ -156,7 +175,10 @@ def test_memory_of_packed_weights_is_what_a_daemon_counts(dtype: str, first: int
         (["--devices", "raspberry-pi-5x2", "--link", "a:b=10/1"], "--link: expected two of raspberry-pi-5-1"),
         (["--devices", "raspberry-pi-5", "--acceptance", "1"], "--acceptance: expected a share above 0"),
         (["--devices", "raspberry-pi-5", "--layers", "3,3"], "--layers: expected 1 numbers"),
-        (["--devices", "raspberry-pi-5", "--shape", "llama-2-7b", "--drafter", "qwen3-0.6b"], "--drafter: expected the model's vocabulary"),
+        (
+            ["--devices", "raspberry-pi-5", "--shape", "llama-2-7b", "--drafter", "qwen3-0.6b"],
+            "--drafter: expected the model's vocabulary",
+        ),
         (["--devices", "raspberry-pi-5", "--users", "1000"], "--users: expected at most"),
         (["--devices", "raspberry-pi-5", "--context", "5000"], "--context: expected 2 to 1024"),
     ],

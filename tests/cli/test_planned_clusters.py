@@ -60,14 +60,21 @@ def run(capsys: pytest.CaptureFixture[str], *args: str, status: int = 0) -> Any:
 
 
 def generate(capsys: pytest.CaptureFixture[str], *args: str, status: int = 0) -> Any:
-    asked = (f"--prompt-token-ids={','.join(map(str, PROMPT))}", "--max-new-tokens=24", "--ignore-eos", "--dtype=float32")
+    asked = (
+        f"--prompt-token-ids={','.join(map(str, PROMPT))}",
+        "--max-new-tokens=24",
+        "--ignore-eos",
+        "--dtype=float32",
+    )
     return run(capsys, "generate", *asked, *WANTED, *args, status=status)
 
 
 def test_generate_and_the_doctor_use_the_plan_that_a_quick_plan_prints(
     boards: Path, daemons: list[DaemonProcess], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    planned = run(capsys, "plan", cluster_file(boards, daemons, tells=False), "--precision=float32", "--quick", *WANTED)
+    planned = run(
+        capsys, "plan", cluster_file(boards, daemons, tells=False), "--precision=float32", "--quick", *WANTED
+    )
     used = [(stage["device"], stage["layers"]) for stage in planned["stages"]]
     assert {name for name, _ in used} == {"fast", "mid"}
     file = cluster_file(boards, daemons)
@@ -77,24 +84,40 @@ def test_generate_and_the_doctor_use_the_plan_that_a_quick_plan_prints(
     assert [(stage["device"], stage["layers"]) for stage in told["stages"]] == used
     assert told["tokens_per_s"] == pytest.approx(planned["tokens_per_s"], rel=1e-9)
     assert told["not_used"] == ["slow"]
-    assert {name: each["source"] for name, each in told["profiles"].items()} == {"fast": "declared", "slow": "given", "mid": "declared"}
-    assert not any("assigns layers" in line for daemon in daemons if daemon.name == "slow" for line in daemon.lines)
+    assert {name: each["source"] for name, each in told["profiles"].items()} == {
+        "fast": "declared",
+        "slow": "given",
+        "mid": "declared",
+    }
+    assert not any(
+        "assigns layers" in line for daemon in daemons if daemon.name == "slow" for line in daemon.lines
+    )
     expected = Reference(ModelFiles(BUNDLED), "float32").generate(PROMPT, Sampling(), 24, frozenset())
     assert found["token_ids"] == expected
     report = run(capsys, "doctor", "--dtype=float32", "--context=200", file)
     assert [(each["name"], each["layers"]) for each in report["devices"]] == [*used, ("slow", None)]
-    assert [(each["device"], each["check"]) for each in report["findings"] if each["device"] == "slow"] == [("slow", "plan")]
+    assert [(each["device"], each["check"]) for each in report["findings"] if each["device"] == "slow"] == [
+        ("slow", "plan")
+    ]
 
 
-def test_a_split_by_hand_is_kept_and_compared(boards: Path, daemons: list[DaemonProcess], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_split_by_hand_is_kept_and_compared(
+    boards: Path, daemons: list[DaemonProcess], capsys: pytest.CaptureFixture[str]
+) -> None:
     file = cluster_file(boards, daemons)
     found = generate(capsys, file, "--layers=2,4,2")
-    assert [(stage["name"], stage["layers"]) for stage in found["stages"]] == [("fast", [0, 2]), ("slow", [2, 6]), ("mid", [6, 8])]
+    assert [(stage["name"], stage["layers"]) for stage in found["stages"]] == [
+        ("fast", [0, 2]),
+        ("slow", [2, 6]),
+        ("mid", [6, 8]),
+    ]
     told = found["plan"]
     assert told["is_given"]
     assert told["better"]["gain"] == pytest.approx(told["better"]["tokens_per_s"] / told["tokens_per_s"] - 1)
     assert told["better"]["gain"] > 1
-    assert found["token_ids"] == Reference(ModelFiles(BUNDLED), "float32").generate(PROMPT, Sampling(), 24, frozenset())
+    assert found["token_ids"] == Reference(ModelFiles(BUNDLED), "float32").generate(
+        PROMPT, Sampling(), 24, frozenset()
+    )
 
 
 def test_what_does_not_fit_is_refused_as_plan_refuses_it(
@@ -117,7 +140,9 @@ def test_what_does_not_fit_is_refused_as_plan_refuses_it(
     assert {each["device"] for each in report["findings"] if each["check"] == "memory"} >= {"slow"}
 
 
-def test_a_board_that_nobody_knows_is_one_line(boards: Path, daemons: list[DaemonProcess], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_board_that_nobody_knows_is_one_line(
+    boards: Path, daemons: list[DaemonProcess], capsys: pytest.CaptureFixture[str]
+) -> None:
     path = boards / "wrong.toml"
     path.write_text(f'[[device]]\nname = "pi"\naddress = "{daemons[0].address}"\nprofile = "pi5"\n')
     assert main(["generate", f"--cluster={path}", "hi"]) == 2

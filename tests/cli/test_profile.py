@@ -28,8 +28,12 @@ def daemon() -> Iterator[LocalDaemon]:
 
 
 def test_a_quick_profile_reads_back_with_its_links(tmp_path: Path, daemon: LocalDaemon) -> None:
-    (tmp_path / "cluster.toml").write_text(f'[[device]]\nname = "desk \\"1\\""\naddress = "{daemon.address}"\n')
-    done = profile("--quick", "--json", "--threads=1", "--out=mine.toml", "--cluster=cluster.toml", folder=tmp_path)
+    (tmp_path / "cluster.toml").write_text(
+        f'[[device]]\nname = "desk \\"1\\""\naddress = "{daemon.address}"\n'
+    )
+    done = profile(
+        "--quick", "--json", "--threads=1", "--out=mine.toml", "--cluster=cluster.toml", folder=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     read = read_profile(tmp_path / "mine.toml")
@@ -47,7 +51,11 @@ def test_a_quick_profile_reads_back_with_its_links(tmp_path: Path, daemon: Local
     assert link["mbit_per_s"] > 0
     text = (tmp_path / "mine.toml").read_text("utf-8")
     assert "measured by flowspec profile on 20" in text
-    assert all("#" in line for line in text.split("[measured]")[0].splitlines() if " = " in line and "description" not in line)
+    assert all(
+        "#" in line
+        for line in text.split("[measured]")[0].splitlines()
+        if " = " in line and "description" not in line
+    )
     assert len(done.stderr.splitlines()) == 1, "what the fit is off by; the bar is for terminals"
 
 

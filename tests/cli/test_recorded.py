@@ -1,4 +1,5 @@
-"""Answers are recorded by those who ask for it, and a chat that writes to no terminal draws nothing into its text."""
+"""Answers are recorded by those who ask for it, and a chat that writes to no terminal draws nothing into its
+text."""
 
 from __future__ import annotations
 
@@ -19,7 +20,19 @@ from tests.cli.test_commands import flowspec
 
 def test_generate_saves_a_recording_of_its_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "answer.json"
-    answer = json.loads(flowspec("generate", "--json", "--local", "2", "--temperature", "0", "--record", str(path), "What is 17 + 25?"))
+    answer = json.loads(
+        flowspec(
+            "generate",
+            "--json",
+            "--local",
+            "2",
+            "--temperature",
+            "0",
+            "--record",
+            str(path),
+            "What is 17 + 25?",
+        )
+    )
     document = read_recording(path)
     frames = document["frames"]
     text = "".join(text for frame in frames if frame["kind"] == "tokens" for _, text in frame["nodes"])
@@ -39,7 +52,9 @@ def test_generate_saves_a_recording_of_its_answer(tmp_path: Path, capsys: pytest
     assert [row["layers"] for row in json.loads(capsys.readouterr().out)["devices"]] == [[0, 4], [4, 8]]
 
 
-def test_a_recording_that_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_that_cannot_be_written_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["generate", "--record", str(tmp_path), "hello"]) == 2
     assert "is a folder" in capsys.readouterr().err
     assert main(["generate", "--record", str(tmp_path / "none" / "a.json"), "hello"]) == 2
@@ -78,7 +93,17 @@ def test_an_answer_comes_although_its_recording_cannot_be_written(tmp_path: Path
 def test_a_recording_that_fails_leaves_the_answer_in_the_dialogue(tmp_path: Path) -> None:
     """The path was free as it was named, and is a folder once the answer is there."""
     path = tmp_path / "chat.json"
-    command = [sys.executable, "-m", "flowspec.cli.main", "chat", "--local", "2", "--temperature", "0", "--no-journal"]
+    command = [
+        sys.executable,
+        "-m",
+        "flowspec.cli.main",
+        "chat",
+        "--local",
+        "2",
+        "--temperature",
+        "0",
+        "--no-journal",
+    ]
     with warm.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as chat:
         assert chat.stdin is not None
         assert chat.stdout is not None
@@ -87,18 +112,34 @@ def test_a_recording_that_fails_leaves_the_answer_in_the_dialogue(tmp_path: Path
         while "(the next answer" not in chat.stdout.readline():
             pass
         path.mkdir()
-        told, _ = chat.communicate(f"What is 2 + 3?\n/save {tmp_path / 'dialogue.json'}\n/quit\n", timeout=120)
+        told, _ = chat.communicate(
+            f"What is 2 + 3?\n/save {tmp_path / 'dialogue.json'}\n/quit\n", timeout=120
+        )
     assert chat.returncode == 0
     assert "cannot write the recording" in " ".join(told.split())
     messages = json.loads((tmp_path / "dialogue.json").read_text())["messages"]
     assert [message["role"] for message in messages] == ["user", "assistant"]
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["chat.json", "dialogue.json"], "nothing half-written is left"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["chat.json", "dialogue.json"], (
+        "nothing half-written is left"
+    )
 
 
 def test_a_chat_records_the_next_answer_and_draws_nothing_into_a_pipe(tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
-    lines = f"/watch\n/record\n/record {tmp_path}\n/record {path}\nWhat is 2 + 3?\nWhat is 3 + 4?\n/help\n/quit\n"
-    command = [sys.executable, "-m", "flowspec.cli.main", "chat", "--local", "2", "--temperature", "0", "--no-journal"]
+    lines = (
+        f"/watch\n/record\n/record {tmp_path}\n/record {path}\nWhat is 2 + 3?\nWhat is 3 + 4?\n/help\n/quit\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "flowspec.cli.main",
+        "chat",
+        "--local",
+        "2",
+        "--temperature",
+        "0",
+        "--no-journal",
+    ]
     done = warm.run(command, input=lines, capture_output=True, text=True, timeout=120, check=True)
     assert "\x1b" not in done.stdout
     assert "/watch draws in a terminal, which this output is not" in " ".join(done.stdout.split())

@@ -1,4 +1,5 @@
-"""The head is killed in the middle of an answer, and another one goes on with it: real processes, the bundled model."""
+"""The head is killed in the middle of an answer, and another one goes on with it: real processes, the bundled
+model."""
 
 from __future__ import annotations
 
@@ -43,8 +44,11 @@ def refusal(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
 
 
 def kill_at(command: Sequence[str], folder: Path, question: int, lines: int, stdin: str = "") -> Path:
-    """Runs a command and kills it (-9) once the journal in a folder has so many lines of tokens after its n-th question."""
-    with warm.Popen([*FLOWSPEC, *command], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+    """Runs a command and kills it (-9) once the journal in a folder has so many lines of tokens after its
+    n-th question."""
+    with warm.Popen(
+        [*FLOWSPEC, *command], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as process:
         assert process.stdin is not None
         process.stdin.write(stdin)
         process.stdin.flush()
@@ -79,17 +83,33 @@ def test_an_answer_survives_its_head(tmp_path: Path, temperature: str) -> None:
         STORY,
     )
     whole = generate("--local", "2", *asked, drafter="bundled")
-    journal = kill_at(["generate", "--local", "3", "--journal", str(tmp_path / "answer"), *asked], tmp_path, 1, 8)
+    journal = kill_at(
+        ["generate", "--local", "3", "--journal", str(tmp_path / "answer"), *asked], tmp_path, 1, 8
+    )
     with journal.open("ab") as file:
         file.write(b'{"tokens":[1')  # as if the last line had been under way
     found = generate("--local", "2", "--resume", str(journal))
     assert 8 <= found["resumed"] < len(whole["token_ids"])
-    same = ("token_ids", "text", "finish_reason", "prompt_tokens", "new_tokens", "seed", "temperature", "context", "dtype")
+    same = (
+        "token_ids",
+        "text",
+        "finish_reason",
+        "prompt_tokens",
+        "new_tokens",
+        "seed",
+        "temperature",
+        "context",
+        "dtype",
+    )
     same += ("arithmetic", "arithmetic_changes")
     assert whole["arithmetic"]
     assert {name: found[name] for name in same} == {name: whole[name] for name in same}
     again = generate("--resume", str(journal))
-    assert (again["text"], again["token_ids"], again["resumed"]) == (whole["text"], whole["token_ids"], len(whole["token_ids"]))
+    assert (again["text"], again["token_ids"], again["resumed"]) == (
+        whole["text"],
+        whole["token_ids"],
+        len(whole["token_ids"]),
+    )
     assert flowspec("generate", "--resume", str(journal)) == whole["text"] + "\n"
 
 
@@ -102,7 +122,9 @@ def test_what_is_whole_of_a_damaged_journal_goes_on(tmp_path: Path, refusal: Cal
     damaged = lines[5].replace(b"[", b"[1", 1)
     journal.write_bytes(b"".join([*lines[:5], damaged, *lines[6:]]))
     line = refusal("generate", "--resume", str(journal), "--local", "1")
-    assert "line 6 is damaged: its checksum does not fit; the 5 lines before it are whole: --good-part" in line
+    assert (
+        "line 6 is damaged: its checksum does not fit; the 5 lines before it are whole: --good-part" in line
+    )
     found = generate("--local", "1", "--resume", str(journal), "--good-part")
     assert found["token_ids"] == whole["token_ids"]
     assert 0 < found["resumed"] < len(whole["token_ids"])
@@ -129,8 +151,18 @@ def test_a_chat_goes_on_with_its_last_dialogue(tmp_path: Path, monkeypatch: pyte
         assert [story[name], last[name]] == [each[name] for each in whole[1:]]
     assert list(folder.iterdir()) == [journal], "it goes on in the same file"
     saved = tmp_path / "saved.json"
-    assert answers("chat", "--json", "--resume", str(journal), "--local", "1", stdin=f"/save {saved}\n/reset\nWhat is 2 + 2?\n")
-    assert [message["content"] for message in json.loads(saved.read_text())["messages"]][1::2] == [each["text"] for each in whole]
+    assert answers(
+        "chat",
+        "--json",
+        "--resume",
+        str(journal),
+        "--local",
+        "1",
+        stdin=f"/save {saved}\n/reset\nWhat is 2 + 2?\n",
+    )
+    assert [message["content"] for message in json.loads(saved.read_text())["messages"]][1::2] == [
+        each["text"] for each in whole
+    ]
     assert len(list(folder.iterdir())) == 2, "a new dialogue has a new file"
 
 
@@ -138,7 +170,13 @@ def test_a_chat_goes_on_with_its_last_dialogue(tmp_path: Path, monkeypatch: pyte
 def journal(tmp_path: Path) -> Path:
     """Of an answer of the bundled model that was interrupted after one token."""
     path = tmp_path / "answer.jsonl"
-    setting = Setting(command="generate", model=BUNDLED, fingerprint=ModelFiles(BUNDLED).fingerprint(), dtype="float32", context=100)
+    setting = Setting(
+        command="generate",
+        model=BUNDLED,
+        fingerprint=ModelFiles(BUNDLED).fingerprint(),
+        dtype="float32",
+        context=100,
+    )
     with Journal.start(path, setting, print) as begun:
         begun.ask(Entry(prompt=(1, 5, 9), sampling=Sampling(), new_tokens_max=4, stop_ids=frozenset([2])))
         begun.tokens([60])
@@ -163,16 +201,22 @@ def test_what_was_computed_elsewhere_is_refused_or_goes_on_from_a_token_that_is_
     done = warm.run(command, capture_output=True, text=True, timeout=120, check=False)
     (line,) = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (1, "")
-    assert "it lacks the arithmetic elsewhere, which is kept, and has digits; --allow-arithmetic-change" in line
+    assert (
+        "it lacks the arithmetic elsewhere, which is kept, and has digits; --allow-arithmetic-change" in line
+    )
     found = generate("--resume", str(path), "--local", "1", "--allow-arithmetic-change")
     assert found["token_ids"][0] == 60
     changes = [{"token": 1, "arithmetic": "digits"}]
     assert (found["arithmetic"], found["arithmetic_changes"]) == ("elsewhere", changes)
     again = generate("--resume", str(path))  # of the journal alone
-    assert {name: again[name] for name in again} == {name: found[name] for name in again} | {"resumed": again["new_tokens"]}
+    assert {name: again[name] for name in again} == {name: found[name] for name in again} | {
+        "resumed": again["new_tokens"]
+    }
 
 
-def test_another_model_is_refused_before_it_is_loaded(journal: Path, tmp_path: Path, refusal: Callable[..., str]) -> None:
+def test_another_model_is_refused_before_it_is_loaded(
+    journal: Path, tmp_path: Path, refusal: Callable[..., str]
+) -> None:
     folder = make_variant(tmp_path / "model", "llama-grouped")
     line = refusal("generate", "--resume", str(journal), "--model", str(folder), "--local", "1")
     assert "is not the one of the journal ('bundled'" in line
@@ -192,19 +236,27 @@ def test_another_model_is_refused_before_it_is_loaded(journal: Path, tmp_path: P
         (["--journal", "other"], "--resume goes on as the journal says; leave out --journal"),
     ],
 )
-def test_flags_that_the_journal_fixes_are_refused(journal: Path, flags: list[str], expected: str, refusal: Callable[..., str]) -> None:
+def test_flags_that_the_journal_fixes_are_refused(
+    journal: Path, flags: list[str], expected: str, refusal: Callable[..., str]
+) -> None:
     assert refusal("generate", "--resume", str(journal), *flags) == f"flowspec generate: {expected}"
 
 
 def test_journals_that_cannot_be_gone_on_with_are_refused(
     journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str]
 ) -> None:
-    assert "that is a journal of flowspec generate; resume it there" in refusal("chat", "--resume", str(journal))
+    assert "that is a journal of flowspec generate; resume it there" in refusal(
+        "chat", "--resume", str(journal)
+    )
     assert "exists; --resume goes on with it" in refusal("generate", "--journal", str(journal), "Hi")
-    assert "is in no folder that can be written" in refusal("generate", "--journal", str(tmp_path / "no" / "journal"), "Hi")
+    assert "is in no folder that can be written" in refusal(
+        "generate", "--journal", str(tmp_path / "no" / "journal"), "Hi"
+    )
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("Hi\n")
-    assert "--journal holds one answer" in refusal("generate", "--journal", str(tmp_path / "new"), "--prompts", str(prompts))
+    assert "--journal holds one answer" in refusal(
+        "generate", "--journal", str(tmp_path / "new"), "--prompts", str(prompts)
+    )
     with Journal.open(journal, print)[0]:
         assert "is in use by another flowspec" in refusal("generate", "--resume", str(journal))
     journal.write_text("nothing of the kind\n")

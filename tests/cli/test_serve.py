@@ -21,7 +21,9 @@ SERVE = [sys.executable, "-m", "flowspec.cli.main", "serve"]
 
 
 @pytest.mark.parametrize(("number", "more"), [(signal.SIGINT, []), (signal.SIGTERM, ["--no-live"])])
-def test_it_says_where_it_is_answers_and_ends_with_all_that_it_started(number: signal.Signals, more: list[str]) -> None:
+def test_it_says_where_it_is_answers_and_ends_with_all_that_it_started(
+    number: signal.Signals, more: list[str]
+) -> None:
     flags = ["--port", "0", "--local", "1", "--drafter", "ngram", "--json", *more]
     with warm.Popen([*SERVE, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -32,7 +34,9 @@ def test_it_says_where_it_is_answers_and_ends_with_all_that_it_started(number: s
         assert found["choices"][0]["message"]["content"].endswith("42.")
         root = ready["url"].removesuffix("/v1")
         assert ready["page"] == (None if more else f"{root}/")
-        statuses = [httpx.get(f"{root}{path}").status_code for path in ("/", "/page/main.js", "/live/recording")]
+        statuses = [
+            httpx.get(f"{root}{path}").status_code for path in ("/", "/page/main.js", "/live/recording")
+        ]
         assert statuses == ([404] * 3 if more else [200, 200, 404])
         children = psutil.Process(process.pid).children(recursive=True)
         assert children
@@ -58,13 +62,21 @@ def refused(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
 def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert f"port {port} on 127.0.0.1 is taken; stop what uses it or choose another with --port" in refused(capsys, "--port", port)
+        assert (
+            f"port {port} on 127.0.0.1 is taken; stop what uses it or choose another with --port"
+            in refused(capsys, "--port", port)
+        )
 
 
-def test_what_the_flags_are_refused_for(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_flags_are_refused_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("FLOWSPEC_API_KEY", raising=False)
     key = tmp_path / "key"
-    assert "beyond this machine others could use the model: give --api-key-file or FLOWSPEC_API_KEY" in refused(capsys, "--host", "0.0.0.0")
+    assert (
+        "beyond this machine others could use the model: give --api-key-file or FLOWSPEC_API_KEY"
+        in refused(capsys, "--host", "0.0.0.0")
+    )
     assert "cannot read" in refused(capsys, "--api-key-file", str(key))
     key.write_text("secret-key\n")
     key.chmod(0o644)
@@ -80,13 +92,22 @@ def test_what_the_flags_are_refused_for(capsys: pytest.CaptureFixture[str], tmp_
     assert "cannot find the host 'no.such.host.invalid'" in refused(capsys, "--host", "no.such.host.invalid")
 
 
-def test_what_is_not_installed_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "flowspec.serve.server", raising=False)  # alone: of a package, other tests would find two
+def test_what_is_not_installed_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(
+        sys.modules, "flowspec.serve.server", raising=False
+    )  # alone: of a package, other tests would find two
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert "needs packages that are not installed (uvicorn); run: pip install 'flowspec[serve]', or launch/install serve" in refused(capsys)
+    assert (
+        "needs packages that are not installed (uvicorn); run: pip install 'flowspec[serve]', or launch/install serve"
+        in refused(capsys)
+    )
 
 
-def test_the_help_fits_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_fits_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         build_parser().parse_args(["serve", "--help"])

@@ -17,8 +17,22 @@ def report(stages: int, scale: int) -> dict[str, Any]:
     """An answer of `4 * scale` tokens in `2 * scale` segments that took `scale` tenths of a second."""
     found = Statistics(stage_count=stages, submitted_s=1000.0)
     found.nodes_drafted, found.dropped_alive = 100 * scale, 30 * scale
-    found.draft_passes, found.draft_rows, found.draft_s, found.calibration_error = 3 * scale, 40 * scale, scale / 20, 0.123
-    hop = Hop(received_s=0, queued_s=0.01, compute_s=0.03, own_s=0.001, rows=32, dead_in_queue=8, dead_between_layers=4, dead_late=2)
+    found.draft_passes, found.draft_rows, found.draft_s, found.calibration_error = (
+        3 * scale,
+        40 * scale,
+        scale / 20,
+        0.123,
+    )
+    hop = Hop(
+        received_s=0,
+        queued_s=0.01,
+        compute_s=0.03,
+        own_s=0.001,
+        rows=32,
+        dead_in_queue=8,
+        dead_between_layers=4,
+        dead_late=2,
+    )
     for _ in range(2 * scale):
         found.sent(64, 10)
         found.landed((hop,) * stages, 1.0, 2.0)
@@ -38,9 +52,19 @@ def test_no_line_is_wider_than_a_terminal(stages: int, scale: int) -> None:
 
 def test_what_was_counted_is_said() -> None:
     text = "\n".join(statistics.lines(report(2, 50)))
-    for figure in ("100 after the prompt, of which 49 gave", "4.00 at a time", "window 10.0", "2.00 per segment"):
+    for figure in (
+        "100 after the prompt, of which 49 gave",
+        "4.00 at a time",
+        "window 10.0",
+        "2.00 per segment",
+    ):
         assert figure in text
-    for figure in ("5000 drafted, 6400 sent, 1500 given up alive", "6400 run by the stages", "2800 dropped dead", "1600 in queues"):
+    for figure in (
+        "5000 drafted, 6400 sent, 1500 given up alive",
+        "6400 run by the stages",
+        "2800 dropped dead",
+        "1600 in queues",
+    ):
         assert figure in text
     assert "800 between layers, 400 after the last layer" in text
     assert "100% were in flight (rho)" in text
@@ -49,11 +73,15 @@ def test_what_was_counted_is_said() -> None:
 
 def test_a_wait_for_room_is_told_where_there_was_one() -> None:
     assert not any("waited" in line for line in statistics.lines(report(2, 50)))
-    assert "waited     2.25 s until the devices had memory for it" in statistics.lines({**report(2, 50), "waited_s": 2.25})
+    assert "waited     2.25 s until the devices had memory for it" in statistics.lines(
+        {**report(2, 50), "waited_s": 2.25}
+    )
 
 
 def test_an_answer_without_a_segment_has_a_line_too() -> None:
-    assert statistics.lines({**Statistics(stage_count=2).report(), "head_s": 0.0}) == ["no segments were sent after the prompt"]
+    assert statistics.lines({**Statistics(stage_count=2).report(), "head_s": 0.0}) == [
+        "no segments were sent after the prompt"
+    ]
 
 
 def test_a_chat_shows_them_for_its_last_answer() -> None:

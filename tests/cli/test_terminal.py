@@ -77,7 +77,13 @@ def test_a_pipe_gets_the_text_as_it_is() -> None:
 
 def test_what_a_journal_and_a_log_say_does_nothing_either(tmp_path: Path) -> None:
     path = tmp_path / "answer"
-    setting = Setting(command="generate", model=BUNDLED, fingerprint=ModelFiles(BUNDLED).fingerprint(), dtype="float32", context=100)
+    setting = Setting(
+        command="generate",
+        model=BUNDLED,
+        fingerprint=ModelFiles(BUNDLED).fingerprint(),
+        dtype="float32",
+        context=100,
+    )
     with Journal.start(path, setting, print) as begun:
         begun.ask(Entry(prompt=(1, 5, 9), sampling=Sampling(), new_tokens_max=4, stop_ids=frozenset([2])))
         begun.tokens([60])
@@ -90,7 +96,9 @@ def test_what_a_journal_and_a_log_say_does_nothing_either(tmp_path: Path) -> Non
     assert "expected a journal" in wrong
 
 
-def test_logs_and_consoles_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_and_consoles_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     record = logging.LogRecord("it", logging.WARNING, "", 0, "%s said %s", ("peer", CLIPBOARD), None)
     assert LogFormatter("%(message)s").format(record) == f"peer said {CLIPBOARD}", "a file gets it as it is"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

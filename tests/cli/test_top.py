@@ -1,4 +1,5 @@
-"""The live view in a terminal: it fits 80 columns whatever is shown, tells what is known, and refuses in one line."""
+"""The live view in a terminal: it fits 80 columns whatever is shown, tells what is known, and refuses in one
+line."""
 
 from __future__ import annotations
 
@@ -63,21 +64,46 @@ def full(stages: int, name: str = "board") -> Present:
     """Everything at its widest."""
     present = Present()
     present.t = 123456.7
-    present.stages = [{"name": f"{name}-{index}", "layers": [4000 + index, 4001 + index]} for index in range(stages)]
-    rows = [device(stage["name"], memory_bytes=1000 << 30, temperature_c=-99.0, queued=1000) for stage in present.stages]
+    present.stages = [
+        {"name": f"{name}-{index}", "layers": [4000 + index, 4001 + index]} for index in range(stages)
+    ]
+    rows = [
+        device(stage["name"], memory_bytes=1000 << 30, temperature_c=-99.0, queued=1000)
+        for stage in present.stages
+    ]
     present.devices = {"t": 1.0, "kind": "devices", "devices": [*rows, device("spare", present=False)]}
     present.figures = {
-        **{"t": 1.0, "kind": "figures", "tokens_per_s": 99999.9, "S": 999.99, "rho": 1.0, "acceptance": 999.99},
+        **{
+            "t": 1.0,
+            "kind": "figures",
+            "tokens_per_s": 99999.9,
+            "S": 999.99,
+            "rho": 1.0,
+            "acceptance": 999.99,
+        },
         **{"busy": [1.0] * stages, "dropped_rows": 123456789},
     }
     for number in range(6):
-        begin: Frame = {"t": 1.0, "kind": "begin", "request": number, "prompt_tokens": 12, "reused": 0, "text": ""}
+        begin: Frame = {
+            "t": 1.0,
+            "kind": "begin",
+            "request": number,
+            "prompt_tokens": 12,
+            "reused": 0,
+            "text": "",
+        }
         present.take(begin)
         present.answers[number].text = HOSTILE
     return present
 
 
-ABOUT_WIDE = {"world": "simulated", "model": HOSTILE, "method": "flowspec-paper", "drafters": ["a" * 60, "b" * 60], "stages": []}
+ABOUT_WIDE = {
+    "world": "simulated",
+    "model": HOSTILE,
+    "method": "flowspec-paper",
+    "drafters": ["a" * 60, "b" * 60],
+    "stages": [],
+}
 
 
 @pytest.mark.parametrize("stages", [1, 4, 24])
@@ -100,7 +126,10 @@ def test_what_is_known_is_shown() -> None:
     assert "bundled  flowspec-paper, drafter draft, simulated" in text
     lines = {line.split()[0]: " ".join(line.split()) for line in text.splitlines() if line.strip()}
     assert lines["device"] == "device layers state memory heat queued busy"
-    assert lines["board-1"].startswith("board-1 4001-4001 here 1000 GiB -99 C 1000 ████████████ 100%") or "here" in lines["board-1"]
+    assert (
+        lines["board-1"].startswith("board-1 4001-4001 here 1000 GiB -99 C 1000 ████████████ 100%")
+        or "here" in lines["board-1"]
+    )
     assert "unused" in lines["spare"]
     assert "answer 3: 45 tokens" in text
     present.take({"t": 2.0, "kind": "lost", "silent_s": 1.0})
@@ -138,7 +167,8 @@ def test_the_live_line_is_narrower_than_the_terminal() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_live_line_does_not_disturb_the_text(seed: int) -> None:
-    """Any text in any pieces, from any row of the screen on: with the line in between, and without it, the same stays on the screen."""
+    """Any text in any pieces, from any row of the screen on: with the line in between, and without it, the
+    same stays on the screen."""
     chances = random.Random(seed)
     words = ["a", "word", "x" * 30, "\n", "\n\n", " ", "longer-word"]
     text = "".join(chances.choice(words) + chances.choice(["", " "]) for _ in range(120))
@@ -174,7 +204,9 @@ def test_the_live_line_does_not_disturb_the_text(seed: int) -> None:
     assert count > 20
 
 
-def test_a_recording_is_shown_at_once_or_played(document: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_is_shown_at_once_or_played(
+    document: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "answer.json"
     write_recording(path, document)
     assert main(["top", "--replay", str(path), "--once", "--json"]) == 0
@@ -196,21 +228,27 @@ def test_a_recording_is_shown_at_once_or_played(document: dict[str, Any], tmp_pa
     ("arguments", "message"),
     [
         (["--replay", "/no/file"], "/no/file: expected a recording, which cannot be read: No such file"),
-        (["--url", "nonsense"], "--url: expected http://HOST:PORT of a running flowspec serve, got 'nonsense'"),
+        (
+            ["--url", "nonsense"],
+            "--url: expected http://HOST:PORT of a running flowspec serve, got 'nonsense'",
+        ),
         (["--url", "http://127.0.0.1:99999"], "--url: expected http://HOST:PORT"),
         (["--url", "ftp://127.0.0.1"], "--url: expected http://HOST:PORT"),
         (["--speed", "2"], "--speed is for --replay"),
         (["--replay", "/no/file", "--speed", "0"], "--speed: expected a number above 0"),
     ],
 )
-def test_wrong_input_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_input_is_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["top", *arguments]) == 2
     told = capsys.readouterr()
     assert (told.out, told.err.count("\n")) == ("", 1)
     assert message in told.err
 
 
-# --------------------------------------------------------------------------------------------- servers of all kinds
+# --------------------------------------------------------------------------------------------- servers of all
+# kinds
 
 
 class Server(ThreadingHTTPServer):
@@ -318,7 +356,12 @@ def test_guesses_are_counted_while_answers_come_and_go() -> None:
         ("", 200, "text/event-stream", "ended the stream before it said anything"),
         ("event: hello\ndata: {\n\n", 200, "text/event-stream", "an event that is no JSON"),
         ("event: hello\ndata: []\n\n", 200, "text/event-stream", "what this FlowSpec does not know"),
-        ('event: frames\ndata: [{"t": 1, "kind": "else"}]\n\n', 200, "text/event-stream", "what this FlowSpec does not know"),
+        (
+            'event: frames\ndata: [{"t": 1, "kind": "else"}]\n\n',
+            200,
+            "text/event-stream",
+            "what this FlowSpec does not know",
+        ),
         ("event: frames\ndata: 7\n\n", 200, "text/event-stream", "what this FlowSpec does not know"),
     ],
 )
@@ -340,7 +383,9 @@ def test_nothing_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nothing answers there" in capsys.readouterr().err
 
 
-def test_ctrl_c_is_how_it_ends(document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_is_how_it_ends(
+    document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "answer.json"
     write_recording(path, document)
 

@@ -1,4 +1,5 @@
-"""Streaming text is broken between words, whatever pieces it comes in, and loses nothing but white space at breaks."""
+"""Streaming text is broken between words, whatever pieces it comes in, and loses nothing but white space at
+breaks."""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ def wrapped(pieces: list[str], width: int) -> str:
 
 
 def test_words_stay_whole_and_line_ends_stay() -> None:
-    assert wrapped(["The quick bro", "wn fox\n\n  jumps over ", "it"], 12) == "The quick\nbrown fox\n\n  jumps over\nit"
+    assert (
+        wrapped(["The quick bro", "wn fox\n\n  jumps over ", "it"], 12)
+        == "The quick\nbrown fox\n\n  jumps over\nit"
+    )
 
 
 @given(st.lists(st.text(alphabet="ab \n", max_size=12), max_size=12), st.integers(4, 20))

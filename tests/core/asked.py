@@ -17,7 +17,9 @@ WANTS_FEATURES = DrafterTraits(context=1000, needs_features=True)
 ROWS_MAX = 256
 
 
-def opening(length: int, *, epoch: int = 0, keep: int = 0, root: int | None = None, context: int = 1000) -> Open:
+def opening(
+    length: int, *, epoch: int = 0, keep: int = 0, root: int | None = None, context: int = 1000
+) -> Open:
     return Open(
         request=1,
         epoch=epoch,
@@ -43,7 +45,13 @@ def asked(
     tree.extend_path(range(100, 100 + prompt))
     mirror = Mirror()
     mirror.begin(opening(prompt), 0, drafter_context)
-    submit = Submit(request=1, prompt=tuple(tree.committed_tokens()), new_tokens_max=new_tokens_max, sampling=Sampling(), stop_ids=stop_ids)
+    submit = Submit(
+        request=1,
+        prompt=tuple(tree.committed_tokens()),
+        new_tokens_max=new_tokens_max,
+        sampling=Sampling(),
+        stop_ids=stop_ids,
+    )
     return Request(
         tree=tree,
         submit=submit,
@@ -74,7 +82,10 @@ def rows_of(part: Part) -> list[tuple[int, bool]]:
 
 def propose(request: Request, node: int, *children: tuple[int, float], trust: Trust | None = None) -> None:
     """The drafter answers for a node it was asked about."""
-    tokens, confidences = tuple(token for token, _ in children), tuple(confidence for _, confidence in children)
+    tokens, confidences = (
+        tuple(token for token, _ in children),
+        tuple(confidence for _, confidence in children),
+    )
     proposal = Proposal(request=1, epoch=0, node=node, tokens=tokens, confidences=confidences)
     learn(request, 0, proposal, trust or BELIEVED)
     request.mirrors[0].land({node}, request.is_living)

@@ -1,4 +1,5 @@
-"""A head whose stages and drafter are played by hand: what is told comes in, what goes out is said in short tuples."""
+"""A head whose stages and drafter are played by hand: what is told comes in, what goes out is said in short
+tuples."""
 
 from __future__ import annotations
 
@@ -99,9 +100,18 @@ def say(command: HeadCommand) -> Said:
 class Desk:
     """`segments` are in flight, oldest first; `job` is what the drafter works on."""
 
-    def __init__(self, method: Method | str, *, stages: int = 4, context: int = 1000, drafter: DrafterTraits | None = TRAITS) -> None:
+    def __init__(
+        self,
+        method: Method | str,
+        *,
+        stages: int = 4,
+        context: int = 1000,
+        drafter: DrafterTraits | None = TRAITS,
+    ) -> None:
         made = make_method(method) if isinstance(method, str) else method
-        self.head = HeadCore(context=context, stage_count=stages, method=made, drafters=() if drafter is None else (drafter,))
+        self.head = HeadCore(
+            context=context, stage_count=stages, method=made, drafters=() if drafter is None else (drafter,)
+        )
         self.now_s = 0.0
         self.segments: list[Segment] = []
         self.sent: list[Segment] = []
@@ -124,13 +134,17 @@ class Desk:
                 self.ends.append(command)
         return [say(command) for command in commands if not isinstance(command, Timed)]
 
-    def ask(self, request: int = 1, prompt: Sequence[int] = (5, 6, 7), count: int = 100, **extra: Any) -> list[Said]:
+    def ask(
+        self, request: int = 1, prompt: Sequence[int] = (5, 6, 7), count: int = 100, **extra: Any
+    ) -> list[Said]:
         """A question; the nodes of a first prompt are 0, 1, ..., its last one the root."""
         fields = {"sampling": Sampling(), "stop_ids": frozenset(), **extra}
         self.tokens.pop(request, None)
         return self.give(Submit(request=request, prompt=tuple(prompt), new_tokens_max=count, **fields))
 
-    def back(self, drawn: Mapping[int, int] | None = None, *, hops: tuple[Hop, ...] = (), request: int = 1) -> list[Said]:
+    def back(
+        self, drawn: Mapping[int, int] | None = None, *, hops: tuple[Hop, ...] = (), request: int = 1
+    ) -> list[Said]:
         """The oldest segment comes back with the tokens drawn after some of its nodes."""
         return self.back_all({request: drawn or {}}, hops=hops)
 
@@ -138,14 +152,26 @@ class Desk:
         segment = self.segments.pop(0)
         parts = []
         for part in segment.parts:
-            found = {node: token for node, token in drawn.get(part.commit.request, {}).items() if node in part.ids}
+            found = {
+                node: token for node, token in drawn.get(part.commit.request, {}).items() if node in part.ids
+            }
             if found:
                 epoch = part.commit.epoch
-                parts.append(VerifiedPart(request=part.commit.request, epoch=epoch, ids=tuple(found), next_tokens=tuple(found.values())))
-        return self.give(VerifiedArrived(verified=Verified(segment=segment.segment, parts=tuple(parts), hops=hops)))
+                parts.append(
+                    VerifiedPart(
+                        request=part.commit.request,
+                        epoch=epoch,
+                        ids=tuple(found),
+                        next_tokens=tuple(found.values()),
+                    )
+                )
+        return self.give(
+            VerifiedArrived(verified=Verified(segment=segment.segment, parts=tuple(parts), hops=hops))
+        )
 
     def propose(self, children: Mapping[int, Children] | Callable[[int], Children]) -> list[Said]:
-        """The drafter is done: what it proposes below the nodes that it was asked about, by node (of the first part's request)."""
+        """The drafter is done: what it proposes below the nodes that it was asked about, by node (of the
+        first part's request)."""
         job, self.job = self.job, None
         assert job is not None, "nothing was asked of the drafter"
         proposals = []
@@ -162,7 +188,9 @@ class Desk:
                             confidences=tuple(confidence for _, confidence in found),
                         )
                     )
-        return self.give(Drafted(job=job.job, proposals=tuple(proposals), started_s=self.now_s, ended_s=self.now_s))
+        return self.give(
+            Drafted(job=job.job, proposals=tuple(proposals), started_s=self.now_s, ended_s=self.now_s)
+        )
 
     def wake(self, at_s: float) -> list[Said]:
         self.now_s = at_s
@@ -201,7 +229,10 @@ def falling(width: int, first: float = 0.5) -> Callable[[int], Children]:
 def hops(stages: int, rows: int, seconds: float) -> tuple[Hop, ...]:
     """Reports of stages that all take so long, on links that take no time; the last one is done at 0."""
     return tuple(
-        Hop(received_s=(stage - stages) * seconds + CLOCK_S, queued_s=0, compute_s=seconds, own_s=0, rows=rows) for stage in range(stages)
+        Hop(
+            received_s=(stage - stages) * seconds + CLOCK_S, queued_s=0, compute_s=seconds, own_s=0, rows=rows
+        )
+        for stage in range(stages)
     )
 
 

@@ -11,8 +11,25 @@ from flowspec.core.stage import StageCore
 PROMPT = 3  # nodes 0, 1, 2 at positions 0, 1, 2; node 2 is the root
 
 
-def opening(*, epoch: int = 0, keep: int = 0, length: int = PROMPT, root: int = 2, slots: int = 64, top_logprobs: int = -1) -> Open:
-    return Open(request=1, epoch=epoch, keep=keep, length=length, root=root, slots=slots, sampling=Sampling(), top_logprobs=top_logprobs)
+def opening(
+    *,
+    epoch: int = 0,
+    keep: int = 0,
+    length: int = PROMPT,
+    root: int = 2,
+    slots: int = 64,
+    top_logprobs: int = -1,
+) -> Open:
+    return Open(
+        request=1,
+        epoch=epoch,
+        keep=keep,
+        length=length,
+        root=root,
+        slots=slots,
+        sampling=Sampling(),
+        top_logprobs=top_logprobs,
+    )
 
 
 def commit(*path: int, base: int = PROMPT, epoch: int = 0) -> Commit:
@@ -20,7 +37,12 @@ def commit(*path: int, base: int = PROMPT, epoch: int = 0) -> Commit:
 
 
 def segment(
-    number: int, rows: list[tuple[int, int, int]], *, newest: Commit | None = None, prompt: bool = False, opens: Open | None = None
+    number: int,
+    rows: list[tuple[int, int, int]],
+    *,
+    newest: Commit | None = None,
+    prompt: bool = False,
+    opens: Open | None = None,
 ) -> Segment:
     """Rows are (id, parent, position); a node's token is ten times its id."""
     part = Part(
@@ -40,14 +62,21 @@ def arrive(core: StageCore, sent: Segment) -> list[StageCommand]:
 
 
 def finish(
-    core: StageCore, job: RunLayers, *, rows: tuple[int, ...] | None = None, drawn: tuple[int, ...] | None = None
+    core: StageCore,
+    job: RunLayers,
+    *,
+    rows: tuple[int, ...] | None = None,
+    drawn: tuple[int, ...] | None = None,
 ) -> list[StageCommand]:
     """Ends a job; next tokens are `drawn`, else 1000 + row."""
     count = sum(len(part.slots) for part in job.parts)
     rows = tuple(range(count)) if rows is None else rows
     sampled = np.concatenate([part.sampled for part in job.parts])
     tokens = drawn or tuple(1000 + row if sampled[row] else -1 for row in rows) if core.is_last else ()
-    return core.handle(LayersDone(job=job.job, rows=rows, payload="hidden", next_tokens=tokens, started_s=0.0, ended_s=0.0), 0.0)
+    return core.handle(
+        LayersDone(job=job.job, rows=rows, payload="hidden", next_tokens=tokens, started_s=0.0, ended_s=0.0),
+        0.0,
+    )
 
 
 def run_of(commands: list[StageCommand]) -> RunLayers:

@@ -1,4 +1,5 @@
-"""Answers wait until there is memory for their caches: never over budget, in order of arrival, and every one gets its turn."""
+"""Answers wait until there is memory for their caches: never over budget, in order of arrival, and every one
+gets its turn."""
 
 from __future__ import annotations
 
@@ -23,7 +24,13 @@ ONE = CONTEXT + limits.TREE_NODES_MAX
 
 def submit(request: int, tokens: int = CONTEXT, prompt: int = 3) -> Submit:
     """An answer that grows to so many tokens."""
-    return Submit(request=request, prompt=(5,) * prompt, new_tokens_max=tokens - prompt, sampling=Sampling(), stop_ids=frozenset())
+    return Submit(
+        request=request,
+        prompt=(5,) * prompt,
+        new_tokens_max=tokens - prompt,
+        sampling=Sampling(),
+        stop_ids=frozenset(),
+    )
 
 
 def desk_for(answers: int, *, drafter: DrafterTraits | None = None) -> Desk:
@@ -43,7 +50,9 @@ def test_what_an_answer_needs_is_its_tokens_and_guesses_in_whole_blocks() -> Non
     small = admission.need_of(submit(1, tokens=20))
     assert (small.stages, small.drafters) == (2 * limits.CACHE_BLOCK_SLOTS, (5 * limits.CACHE_BLOCK_SLOTS,))
     whole = admission.need_of(submit(1, tokens=5000))
-    assert (whole.stages, whole.drafters) == (ONE, (2000 + limits.DRAFT_NODES_MAX,)), "no more than is reserved"
+    assert (whole.stages, whole.drafters) == (ONE, (2000 + limits.DRAFT_NODES_MAX,)), (
+        "no more than is reserved"
+    )
     assert Admission(CONTEXT, []).need_of(submit(1)).drafters == ()
 
 
@@ -57,7 +66,10 @@ def test_a_drafter_that_has_no_memory_for_an_answer_is_not_asked() -> None:
 def test_one_that_never_fits_is_refused_and_changes_nothing() -> None:
     desk = desk_for(1)
     desk.head.admission.move_to(ONE - 1)
-    with pytest.raises(InputError, match=r"^3 tokens of prompt and 997 of answer take 1256 cache slots .* have memory for 1255; ask for"):
+    with pytest.raises(
+        InputError,
+        match=r"^3 tokens of prompt and 997 of answer take 1256 cache slots .* have memory for 1255; ask for",
+    ):
         desk.give(submit(1))
     assert not desk.head.admission.is_awaited
     assert desk.head.requests() == []
@@ -71,7 +83,9 @@ def test_who_comes_too_many_waits_and_begins_when_another_is_forgotten() -> None
     assert desk.head.admission.waiting == [2]
     assert desk.give(Forget(request=1)) == [ends("cancelled")], "a segment of it is in flight"
     assert step(desk) == [("release", 1), opens(2), sends(0, 1, 2, request=2)]
-    assert desk.sent[-1].releases == (Release(request=1),), "no stage runs it before it has let go of the other"
+    assert desk.sent[-1].releases == (Release(request=1),), (
+        "no stage runs it before it has let go of the other"
+    )
 
 
 def test_a_release_rides_until_a_segment_that_did_is_back() -> None:
@@ -126,7 +140,9 @@ def test_after_a_loss_those_who_fit_no_longer_wait_their_turn_and_go_on_where_th
     assert desk.head.admission.held.stages == ONE
     desk.give(Cancel(request=1))
     said = step(desk)
-    assert said == [("release", 1), opens(2, epoch=1), sends(0, 1, 2, 3, request=2)], "with what was known of it"
+    assert said == [("release", 1), opens(2, epoch=1), sends(0, 1, 2, 3, request=2)], (
+        "with what was known of it"
+    )
     assert desk.tokens[2] == [9]
 
 
@@ -135,9 +151,13 @@ def test_after_a_loss_those_who_fit_no_longer_wait_their_turn_and_go_on_where_th
     tokens=st.lists(st.integers(4, CONTEXT), min_size=1, max_size=12),
     data=st.data(),
 )
-def test_never_over_budget_in_order_and_nobody_starves(room: int, tokens: list[int], data: st.DataObject) -> None:
+def test_never_over_budget_in_order_and_nobody_starves(
+    room: int, tokens: list[int], data: st.DataObject
+) -> None:
     """Conversations ask, end, are forgotten and lose their stages in any order."""
-    drafter = DrafterTraits(context=CONTEXT, cache_slots=data.draw(st.integers(0, 4)) * (CONTEXT + limits.DRAFT_NODES_MAX))
+    drafter = DrafterTraits(
+        context=CONTEXT, cache_slots=data.draw(st.integers(0, 4)) * (CONTEXT + limits.DRAFT_NODES_MAX)
+    )
     admission = Admission(CONTEXT, [drafter])
     admission.move_to(room * ONE)
     unborn, active, resting = deque(range(len(tokens))), [], []  # type: ignore[var-annotated]
@@ -147,7 +167,9 @@ def test_never_over_budget_in_order_and_nobody_starves(room: int, tokens: list[i
         while (found := admission.admit(resting)) is not None:
             number, given_up = found
             began.append(number)
-            assert number == next(each for each in active if each not in running), "the oldest of those who wait"
+            assert number == next(each for each in active if each not in running), (
+                "the oldest of those who wait"
+            )
             assert set(given_up) <= set(resting)
             running.append(number)
             for each in given_up:

@@ -63,7 +63,9 @@ def test_a_chance_is_a_chance_and_never_certain(seen: list[tuple[float, bool]], 
 
 
 @given(SEEN, CONFIDENCES)
-def test_being_right_never_lowers_a_chance_and_being_wrong_never_raises_it(seen: list[tuple[float, bool]], confidence: float) -> None:
+def test_being_right_never_lowers_a_chance_and_being_wrong_never_raises_it(
+    seen: list[tuple[float, bool]], confidence: float
+) -> None:
     before = taught(seen).chance(confidence)
     assert taught([*seen, (confidence, True)]).chance(confidence) >= before - 1e-9
     assert taught([*seen, (confidence, False)]).chance(confidence) <= before + 1e-9

@@ -49,7 +49,9 @@ def test_of_a_few_models_every_chain_comes_into_question() -> None:
     assert len(case.to_try()) == CHAINS_MAX
 
 
-@pytest.mark.parametrize("levels", [range(10), (0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4)], ids=["one-each", "several-each"])
+@pytest.mark.parametrize(
+    "levels", [range(10), (0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4)], ids=["one-each", "several-each"]
+)
 def test_of_many_models_the_best_chain_is_among_a_few(levels: Sequence[int]) -> None:
     for seed in range(20):
         case = Case(levels, seed)

@@ -7,7 +7,13 @@ import pytest
 from flowspec.core import limits
 from flowspec.core.messages import Hop
 from flowspec.core.methods import METHODS
-from flowspec.core.methods.continuous import AGE_WEIGHT, BACKLOG_SEGMENTS, SEGMENT_NODES_UNKNOWN, VALUE_MIN, Continuous
+from flowspec.core.methods.continuous import (
+    AGE_WEIGHT,
+    BACKLOG_SEGMENTS,
+    SEGMENT_NODES_UNKNOWN,
+    VALUE_MIN,
+    Continuous,
+)
 from flowspec.core.mirror import DrafterTraits
 from flowspec.tree import NodeState
 from tests.core.desk import (
@@ -29,7 +35,9 @@ from tests.core.desk import (
 def timed(desk: Desk, *points: tuple[int, float], rate: float = 0.0) -> Desk:
     """As if segments of so many rows had taken each stage so long, and tokens had come at this rate."""
     for rows, seconds in points:
-        desk.head.costs.learn(hops(desk.head.stage_count, rows, seconds), rows, -desk.head.stage_count * seconds, 0.0)
+        desk.head.costs.learn(
+            hops(desk.head.stage_count, rows, seconds), rows, -desk.head.stage_count * seconds, 0.0
+        )
     if rate:
         desk.head.costs.emitted(1, -1.0, is_busy=True, is_missed=True)
         desk.head.costs.emitted(round(rate), 0.0, is_busy=True, is_missed=False)
@@ -62,12 +70,18 @@ def test_continuous_sends_a_missed_root_at_once_with_the_best_below_it() -> None
     desk = Desk(Continuous())
     desk.ask()
     desk.propose({2: [(10, 0.6)]})
-    assert desk.back({2: MISS}) == [emits(MISS), commits(4, base=3), sends(4)], "the drafter is at work elsewhere"
+    assert desk.back({2: MISS}) == [emits(MISS), commits(4, base=3), sends(4)], (
+        "the drafter is at work elsewhere"
+    )
     assert desk.propose({3: [(11, 0.5)]}) == [drafts(4)], "what it says of the dead is nothing"
     # A child that was drafted and not sent is the root now: with it goes what was drafted below it.
     desk = timed(Desk(Continuous(segment_nodes=2)), (1, 1 / 64), (2, 1 / 64))
     desk.ask()
-    assert desk.propose({2: [(10, 0.5), (11, 0.45), (12, 0.4)]}) == [sends(3, 4), drafts(3, 4, 5), wakes(1 / 64)]
+    assert desk.propose({2: [(10, 0.5), (11, 0.45), (12, 0.4)]}) == [
+        sends(3, 4),
+        drafts(3, 4, 5),
+        wakes(1 / 64),
+    ]
     assert desk.propose({3: [(13, 0.1)], 5: [(14, 0.9), (15, 0.1)]})[0][0] == "draft"
     assert desk.back({2: 12}) == [emits(12), commits(5, base=3), sends(5, 7)]
 
@@ -76,7 +90,9 @@ def test_a_missed_root_does_not_wait_for_the_window() -> None:
     desk = Desk(Continuous(window=1), drafter=None)
     desk.ask(1, (5,))
     assert desk.ask(2, (5,)) == [opens(2)], "the window holds one segment"
-    assert desk.back({0: 8}, request=1) == [emits(8, request=1), sends(1, request=1), sends(0, request=2)], "nor does a prompt then"
+    assert desk.back({0: 8}, request=1) == [emits(8, request=1), sends(1, request=1), sends(0, request=2)], (
+        "nor does a prompt then"
+    )
     assert desk.back({1: 8}, request=1) == [emits(8, request=1), sends(2, request=1)]
     assert len(desk.segments) == 2
 
@@ -87,7 +103,9 @@ def test_guesses_wait_for_the_window_and_dead_segments_do_not_count() -> None:
     assert desk.propose({2: [(10, 0.5), (11, 0.3), (12, 0.1)]}) == [sends(3, 4), drafts(3, 4, 5)]
     assert desk.propose({5: [(13, 0.5)]}) == [drafts(6)], "two segments are in flight"
     assert desk.back({2: 12}) == [emits(12), commits(5, base=3), sends(5, 6)]
-    assert desk.propose({6: [(14, 0.5)]}) == [sends(7), drafts(7)], "the segment of 3 and 4 is still in flight, but dead"
+    assert desk.propose({6: [(14, 0.5)]}) == [sends(7), drafts(7)], (
+        "the segment of 3 and 4 is still in flight, but dead"
+    )
     assert len(desk.segments) == 3
 
 
@@ -97,18 +115,26 @@ def test_a_node_is_sent_while_its_value_pays_for_the_time_it_adds() -> None:
     least = desk.head.costs.rate * desk.head.costs.marginal_s(2)
     assert 0.02 < least < 0.2
     desk.ask()
-    assert desk.propose({2: [(10, 0.5), (11, 1.2 * least), (12, 0.8 * least), (13, 0.5 * least)]})[0] == sends(3, 4)
+    assert desk.propose({2: [(10, 0.5), (11, 1.2 * least), (12, 0.8 * least), (13, 0.5 * least)]})[
+        0
+    ] == sends(3, 4)
     # With rows that cost nothing, everything above the least value is sent.
     free = timed(Desk(Continuous()), (1, 0.010), (64, 0.010), rate=4)
     free.ask()
-    assert free.propose({2: [(10, 0.5), (11, 0.12), (12, 0.08), (13, 0.05), (14, 0.001)]})[0] == sends(3, 4, 5, 6)
+    assert free.propose({2: [(10, 0.5), (11, 0.12), (12, 0.08), (13, 0.05), (14, 0.001)]})[0] == sends(
+        3, 4, 5, 6
+    )
 
 
 def test_a_segment_is_followed_by_the_next_when_the_bottleneck_is_done_with_it() -> None:
     desk = timed(Desk(Continuous(segment_nodes=2)), (1, 1 / 64), (2, 1 / 32))
     desk.now_s = 5.0
     desk.ask()
-    assert desk.propose({2: [(10, 0.5), (11, 0.3), (12, 0.1)]}) == [sends(3, 4), drafts(3, 4, 5), wakes(5 + 1 / 32)]
+    assert desk.propose({2: [(10, 0.5), (11, 0.3), (12, 0.1)]}) == [
+        sends(3, 4),
+        drafts(3, 4, 5),
+        wakes(5 + 1 / 32),
+    ]
     desk.now_s += 1 / 128
     assert desk.propose({}) == [], "the timer runs already"
     assert desk.wake(5 + 1 / 33) == [wakes(5 + 1 / 32)], "too early: once more"
@@ -124,7 +150,10 @@ def test_no_timer_is_set_while_the_window_is_full() -> None:
 
 def test_the_window_follows_from_the_trip_and_the_bottleneck() -> None:
     desk = Desk(Continuous(segment_nodes=1, window_slack=0.5), stages=4)
-    slow_first = tuple(Hop(received_s=0, queued_s=0, compute_s=seconds, own_s=0, rows=1) for seconds in (0.1, 0.01, 0.01, 0.01))
+    slow_first = tuple(
+        Hop(received_s=0, queued_s=0, compute_s=seconds, own_s=0, rows=1)
+        for seconds in (0.1, 0.01, 0.01, 0.01)
+    )
     desk.head.costs.learn(slow_first, 1, -0.13 - 0.2, 0.0)
     desk.now_s = 9.0
     desk.ask()
@@ -141,8 +170,14 @@ def test_requests_share_a_segment_with_the_roots_in_front() -> None:
     assert desk.ask(1, (5,)) == [opens(1), sends(0, request=1), drafts(0, request=1)]
     assert desk.ask(2, (5,)) == [opens(2), sends(0, request=2)]
     assert desk.propose({0: [(10, 0.5)]}) == [sends(1, request=1), ("draft", {2: (0,), 1: (1,)})]
-    assert desk.propose(lambda node: [(20, 0.5)] if node == 0 else []) == [drafts(1, request=2)], "a guess of 2 waits for the window"
-    assert desk.back({0: MISS}, request=1) == [emits(MISS, request=1), commits(2, base=1, request=1), sends_all({1: (2,), 2: (1,)})]
+    assert desk.propose(lambda node: [(20, 0.5)] if node == 0 else []) == [drafts(1, request=2)], (
+        "a guess of 2 waits for the window"
+    )
+    assert desk.back({0: MISS}, request=1) == [
+        emits(MISS, request=1),
+        commits(2, base=1, request=1),
+        sends_all({1: (2,), 2: (1,)}),
+    ]
     assert desk.back({0: 20}, request=2) == [emits(20, request=2), commits(1, base=1, request=2)]
     assert desk.back() == [], "the dead guess of 1"
     assert desk.back_all({1: {2: MISS}, 2: {1: MISS}}) == [
@@ -160,7 +195,9 @@ def test_a_prompt_is_not_kept_waiting_by_roots_that_fill_the_window() -> None:
     for _ in range(6):
         desk.now_s += 0.01
         desk.back_all({part.commit.request: dict.fromkeys(part.ids, MISS) for part in desk.segments[0].parts})
-    assert len(desk.tokens[3]) >= 1, "each root that comes back goes out again at once, and the prompt takes its turn all the same"
+    assert len(desk.tokens[3]) >= 1, (
+        "each root that comes back goes out again at once, and the prompt takes its turn all the same"
+    )
 
 
 def test_a_request_that_was_passed_over_gains_weight() -> None:
@@ -173,7 +210,9 @@ def test_a_request_that_was_passed_over_gains_weight() -> None:
     for slot in range(1, 5):
         said += desk.wake(slot / 64)
     sent = [dict(each[1]) for each in said if each[0] == "send"]
-    assert sent == [{1: (1,)}, {2: (1,)}, {1: (2,)}, {2: (2,)}, {1: (3,)}], "0.45 outweighs 0.49 once it has waited for a segment"
+    assert sent == [{1: (1,)}, {2: (1,)}, {1: (2,)}, {2: (2,)}, {1: (3,)}], (
+        "0.45 outweighs 0.49 once it has waited for a segment"
+    )
 
 
 def test_a_request_that_comes_late_has_waited_for_nothing() -> None:
@@ -197,16 +236,22 @@ def test_a_drafter_that_never_hits_ends_with_segments_of_roots_only() -> None:
         segment = desk.segments[0]
         desk.now_s += 0.050
         rows = segment.row_count
-        desk.back({node: MISS for node in segment.parts[0].ids if node == desk.tree().root}, hops=hops(4, rows, 0.010 + 0.001 * rows))
+        desk.back(
+            {node: MISS for node in segment.parts[0].ids if node == desk.tree().root},
+            hops=hops(4, rows, 0.010 + 0.001 * rows),
+        )
         assert desk.now_s < 100, "the answer does not end"
     assert desk.tokens[1] == [MISS] * 500
     assert max(desk.rows()[1:20]) > 1, "it was given a chance"
     assert set(desk.rows()[-250:]) == {1}
 
 
-@pytest.mark.parametrize(("name", "limit"), [(name, limit) for name in METHODS for limit in ("stop", "length", "context")])
+@pytest.mark.parametrize(
+    ("name", "limit"), [(name, limit) for name in METHODS for limit in ("stop", "length", "context")]
+)
 def test_nothing_is_run_past_the_end_of_an_answer(name: str, limit: str) -> None:
-    """With a drafter that is always right: the last token of an answer and what ends it are known without a row."""
+    """With a drafter that is always right: the last token of an answer and what ends it are known without a
+    row."""
     desk = Desk(name, context=9 if limit == "context" else 100, drafter=DrafterTraits(context=100))
     chain = {"stop": 44}.get(limit, 20)
     desk.ask(count=6 if limit == "length" else 90, stop_ids=frozenset([44]))
@@ -225,8 +270,14 @@ def test_nothing_is_run_past_the_end_of_an_answer(name: str, limit: str) -> None
         else:
             pytest.fail("nothing is under way")
     assert (desk.tokens[1], desk.ends[0].reason) == ([20] * 6, "stop" if limit == "stop" else "length")
-    rows = [row for segment in desk.sent for row in zip(segment.parts[0].ids, segment.parts[0].positions, strict=True)]
-    assert max(position for node, position in rows if limit != "stop" or _is_right(desk, node)) == (8 if limit == "stop" else 7)
+    rows = [
+        row
+        for segment in desk.sent
+        for row in zip(segment.parts[0].ids, segment.parts[0].positions, strict=True)
+    ]
+    assert max(position for node, position in rows if limit != "stop" or _is_right(desk, node)) == (
+        8 if limit == "stop" else 7
+    )
     assert all(token != 44 for segment in desk.sent for token in segment.parts[0].tokens)
 
 
@@ -264,7 +315,9 @@ def test_the_drafter_rests_when_the_next_segments_are_full_of_better_nodes() -> 
         passes += 1
         assert passes < 60
     tree, knows = desk.tree(), desk.request().mirrors[0].knows
-    unsent = sorted((tree.value(node) for node in tree.living() if tree.state(node) is NodeState.DRAFTED), reverse=True)
+    unsent = sorted(
+        (tree.value(node) for node in tree.living() if tree.state(node) is NodeState.DRAFTED), reverse=True
+    )
     unasked = max(tree.value(node) for node in tree.living() if not knows(node))
     assert VALUE_MIN < unasked <= unsent[BACKLOG_SEGMENTS * 4 - 1]
     desk.back({2: MISS})
@@ -278,4 +331,6 @@ def test_timers_are_the_only_commands_that_only_the_turnless_methods_give() -> N
         commands = [*desk.ask()]
         if desk.job is not None:
             commands += desk.propose(falling(10))
-        assert any(each[0] == "timer" for each in commands) == (name in ("continuous", "cosine", "specrouter"))
+        assert any(each[0] == "timer" for each in commands) == (
+            name in ("continuous", "cosine", "specrouter")
+        )

@@ -1,4 +1,5 @@
-"""Curves that grow, and what a slot, a trip, a window and the rate follow from: made-up reports of stages in, seconds out."""
+"""Curves that grow, and what a slot, a trip, a window and the rate follow from: made-up reports of stages in,
+seconds out."""
 
 from __future__ import annotations
 
@@ -23,11 +24,26 @@ def curve(*points: tuple[int, float]) -> Curve:
 
 
 def hop(rows: int, compute_s: float, *, own_s: float = 0.0, queued_s: float = 0.0, between: int = 0) -> Hop:
-    return Hop(received_s=0.0, queued_s=queued_s, compute_s=compute_s, own_s=own_s, rows=rows, dead_between_layers=between)
+    return Hop(
+        received_s=0.0,
+        queued_s=queued_s,
+        compute_s=compute_s,
+        own_s=own_s,
+        rows=rows,
+        dead_between_layers=between,
+    )
 
 
-def learn(costs: Costs, hops: Sequence[Hop], rows: int, links_s: Sequence[float] | float = 0.0, *, sent_s: float = 0.0) -> None:
-    """A segment that was sent at `sent_s` is back; `links_s` is what each link took, the last one's back to the head, or each of them."""
+def learn(
+    costs: Costs,
+    hops: Sequence[Hop],
+    rows: int,
+    links_s: Sequence[float] | float = 0.0,
+    *,
+    sent_s: float = 0.0,
+) -> None:
+    """A segment that was sent at `sent_s` is back; `links_s` is what each link took, the last one's back to
+    the head, or each of them."""
     each_s = [links_s] * (len(hops) + 1) if isinstance(links_s, float) else links_s
     now_s, stamped = sent_s, []
     for number, (report, link_s) in enumerate(zip(hops, each_s, strict=False)):
@@ -70,8 +86,13 @@ def test_noise_does_not_make_more_rows_look_cheaper() -> None:
     assert [falling.at(rows) for rows in (4, 8, 16)] == [0.9, 0.9, 0.9]
 
 
-@given(st.lists(st.tuples(st.integers(1, 512), st.floats(0, 10)), min_size=1, max_size=40), st.lists(st.integers(1, 600), max_size=20))
-def test_every_curve_grows_and_stays_between_what_was_measured(points: list[tuple[int, float]], rows: list[int]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(1, 512), st.floats(0, 10)), min_size=1, max_size=40),
+    st.lists(st.integers(1, 600), max_size=20),
+)
+def test_every_curve_grows_and_stays_between_what_was_measured(
+    points: list[tuple[int, float]], rows: list[int]
+) -> None:
     made = curve(*points)
     asked = sorted({1, 512, *rows})
     found = [made.at(count) for count in asked]
@@ -90,9 +111,16 @@ def test_a_slot_is_as_long_as_the_slowest_stage_or_link() -> None:
     assert costs.is_known
     assert costs.slot_s(1) == pytest.approx(0.030)
     assert costs.trip_s(1) == pytest.approx(0.011 + 0.030 + 0.006)
-    # At 16 rows the first stage is the slow one, its own work included, and the link between the two takes 60 ms more.
+    # At 16 rows the first stage is the slow one, its own work included, and the link between the two takes 60
+    # ms more.
     for number in range(1, 30):
-        learn(costs, [hop(16, 0.070, own_s=0.010), hop(16, 0.060)], 16, [0.002, 0.062, 0.002], sent_s=float(number))
+        learn(
+            costs,
+            [hop(16, 0.070, own_s=0.010), hop(16, 0.060)],
+            16,
+            [0.002, 0.062, 0.002],
+            sent_s=float(number),
+        )
     assert costs.slot_s(16) == pytest.approx(0.080)
     assert costs.trip_s(16) == pytest.approx(0.080 + 0.060 + 0.066, rel=0.05)
     # At 100 rows that link is slower than either stage.
@@ -101,14 +129,17 @@ def test_a_slot_is_as_long_as_the_slowest_stage_or_link() -> None:
 
 
 def test_a_link_is_timed_whatever_the_clocks_say_and_waiting_is_not_counted() -> None:
-    """A row takes 2 ms, a message 5 ms more; every second segment leaves while the one before it is still on its way."""
+    """A row takes 2 ms, a message 5 ms more; every second segment leaves while the one before it is still on
+    its way."""
     wire, free_s = Wire(), 0.0
     chance = random.Random(1)
     for number in range(200):
         rows, sent_s = chance.choice((0, 1, 1, 4, 16)), 0.100 * (number // 2)
         waits_s = max(0.0, free_s - sent_s)
         free_s = sent_s + waits_s + 0.002 * rows
-        assert wire.learn(rows, sent_s, free_s + 0.005 - 7.0) == pytest.approx(waits_s, abs=1e-3) or number < 5
+        assert (
+            wire.learn(rows, sent_s, free_s + 0.005 - 7.0) == pytest.approx(waits_s, abs=1e-3) or number < 5
+        )
     assert wire.at(16) == pytest.approx(0.032, rel=0.05)
 
 
@@ -172,7 +203,9 @@ def test_the_quickest_of_late_tell_what_a_trip_takes_where_nothing_else_runs() -
         ((0.01, 0.0, 0.0, 0.0), 0.0, 0.0, 1),
     ],
 )
-def test_the_window_is_a_trips_worth_of_slots(computing: tuple[float, ...], links_s: float, slack: float, window: int) -> None:
+def test_the_window_is_a_trips_worth_of_slots(
+    computing: tuple[float, ...], links_s: float, slack: float, window: int
+) -> None:
     costs = Costs(len(computing))
     assert costs.window(1, slack) == len(computing), "one for each stage while nothing is known"
     learn(costs, [hop(1, seconds) for seconds in computing], 1, links_s / (len(computing) + 1))
@@ -231,16 +264,23 @@ def test_the_rate_follows_a_change_of_speed() -> None:
             now_s += 0.1
         assert costs.rate == pytest.approx(10 * tokens, rel=0.05)
     costs.emitted(1, now_s + 2 * RATE_MEMORY_S * 0.1, is_busy=True, is_missed=False)
-    assert costs.rate == pytest.approx(1 / (2 * RATE_MEMORY_S * 0.1 + 0.1), rel=0.01), "after a long silence nothing old counts"
+    assert costs.rate == pytest.approx(1 / (2 * RATE_MEMORY_S * 0.1 + 0.1), rel=0.01), (
+        "after a long silence nothing old counts"
+    )
 
 
 @pytest.mark.parametrize(("row_s", "found"), [(0.1, (1, 0.1)), (0.001, None)])
-def test_a_link_is_named_if_a_row_takes_longer_on_it_than_at_every_stage(row_s: float, found: tuple[int, float] | None) -> None:
+def test_a_link_is_named_if_a_row_takes_longer_on_it_than_at_every_stage(
+    row_s: float, found: tuple[int, float] | None
+) -> None:
     costs = Costs(2)
     assert costs.slow_link() is None, "nothing is known"
     for at in range(8):
         rows, sent_s = (40 if at % 2 else 1), 10.0 * at
         arrived_s = sent_s + 0.02 + row_s * rows
-        hops = [Hop(received_s=came_s, queued_s=0.0, compute_s=0.02, own_s=0.0, rows=rows) for came_s in (sent_s, arrived_s)]
+        hops = [
+            Hop(received_s=came_s, queued_s=0.0, compute_s=0.02, own_s=0.0, rows=rows)
+            for came_s in (sent_s, arrived_s)
+        ]
         costs.learn(hops, rows, sent_s, arrived_s + 0.02)
     assert costs.slow_link() == (None if found is None else (1, pytest.approx(row_s, rel=0.05)))

@@ -1,4 +1,5 @@
-"""What the drafter is given, once and in order, and what its proposals become: a request by hand, parts and nodes out."""
+"""What the drafter is given, once and in order, and what its proposals become: a request by hand, parts and
+nodes out."""
 
 from __future__ import annotations
 
@@ -10,7 +11,19 @@ from flowspec.core.growth import grow, observe
 from flowspec.core.mirror import DrafterTraits, draft_part, expandable, has_room_below
 from flowspec.core.request import Request
 from flowspec.core.trust import Trust
-from tests.core.asked import BELIEVED, PLAIN, ROWS_MAX, WANTS_FEATURES, asked, drafted, move, opening, part_of, propose, rows_of
+from tests.core.asked import (
+    BELIEVED,
+    PLAIN,
+    ROWS_MAX,
+    WANTS_FEATURES,
+    asked,
+    drafted,
+    move,
+    opening,
+    part_of,
+    propose,
+    rows_of,
+)
 
 # ---------------------------------------------------------------------------------- what the drafter is given
 
@@ -52,7 +65,11 @@ def test_guesses_that_came_true_are_not_run_again_only_told() -> None:
     (grandchild,) = drafted(request, child, (9, 0.5))
     assert (move(request, 7), move(request, 9)) == (child, grandchild)
     part = part_of(request, grandchild)
-    assert (rows_of(part), part.commit.base, part.commit.path) == ([(grandchild, False)], 3, (child, grandchild))
+    assert (rows_of(part), part.commit.base, part.commit.path) == (
+        [(grandchild, False)],
+        3,
+        (child, grandchild),
+    )
     propose(request, grandchild, (4, 0.5))
     grow(request, 0.0, BELIEVED)
     part = part_of(request, *request.tree.children(grandchild))
@@ -77,7 +94,9 @@ def test_what_was_run_as_a_guess_and_died_is_forgotten() -> None:
     assert (request.mirrors[0].run, set(request.growth.found)) == ({right}, {2})
     propose(request, right, (5, 0.5))
     propose(request, below, (5, 0.5))
-    assert (request.mirrors[0].pending, set(request.growth.found)) == (set(), {2, right}), "an answer that comes too late changes nothing"
+    assert (request.mirrors[0].pending, set(request.growth.found)) == (set(), {2, right}), (
+        "an answer that comes too late changes nothing"
+    )
 
 
 def test_a_path_that_outgrew_a_commit_is_told_in_several() -> None:
@@ -290,5 +309,7 @@ def test_what_comes_true_teaches_and_is_done_with() -> None:
     expected = Calibrator()
     for confidence, is_right in ((0.6, False), (0.3, True), (0.004, False)):
         expected.observe(confidence, is_right=is_right)
-    assert [calibrator.chance(each) for each in (0.6, 0.3, 0.004)] == [expected.chance(each) for each in (0.6, 0.3, 0.004)]
+    assert [calibrator.chance(each) for each in (0.6, 0.3, 0.004)] == [
+        expected.chance(each) for each in (0.6, 0.3, 0.004)
+    ]
     assert (request.growth.found, request.growth.grown) == ({}, {})

@@ -16,7 +16,11 @@ from flowspec.sim.language import HashLanguage
 from tests.core.asked import PLAIN, asked, move, opening
 
 VALUE_MIN = 0.02
-STEPS = st.lists(st.tuples(st.sampled_from(["draft", "draft", "move", "move", "turn"]), st.integers(0, 99)), min_size=8, max_size=40)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["draft", "draft", "move", "move", "turn"]), st.integers(0, 99)),
+    min_size=8,
+    max_size=40,
+)
 
 
 @settings(max_examples=150)
@@ -31,7 +35,11 @@ def test_a_drafter_is_given_each_node_once_after_its_parent_and_is_told_the_whol
     epoch = 0
     for number, (step, choice) in enumerate(steps):
         if step == "draft":
-            nodes = sorted(node for node in (tree.root, *most_valuable(request, 0, PLAIN, 3)) if expandable(request, 0, PLAIN, node))
+            nodes = sorted(
+                node
+                for node in (tree.root, *most_valuable(request, 0, PLAIN, 3))
+                if expandable(request, 0, PLAIN, node)
+            )
             part = draft_part(request, 0, PLAIN, nodes, rows_max)
             if part is not None:
                 waiting = set(mirror.pending)
@@ -42,7 +50,10 @@ def test_a_drafter_is_given_each_node_once_after_its_parent_and_is_told_the_whol
         elif step == "move":
             children = tree.children(tree.root)
             observe(request, tree.root, choice, trust)
-            move(request, tree.token(children[choice % len(children)]) if children and choice % 5 else 90 + choice % 7)
+            move(
+                request,
+                tree.token(children[choice % len(children)]) if children and choice % 5 else 90 + choice % 7,
+            )
         else:
             epoch += 1
             mirror.advance(tree)
@@ -61,12 +72,18 @@ def assert_grown(request: Request) -> None:
     tree = request.tree
     for node, found in request.growth.found.items():
         if request.is_living(node):
-            worth = {token for token, confidence in found[0] if tree.value(node) * min(1.0, confidence) > VALUE_MIN * 1.000001}
+            worth = {
+                token
+                for token, confidence in found[0]
+                if tree.value(node) * min(1.0, confidence) > VALUE_MIN * 1.000001
+            }
             assert worth <= {tree.token(child) for child in tree.children(node)}
 
 
 def assert_ranked(request: Request) -> None:
     """The best nodes to ask about are the best of all that may be asked about."""
     tree = request.tree
-    may = sorted((tree.value(node) for node in tree.living() if expandable(request, 0, PLAIN, node)), reverse=True)
+    may = sorted(
+        (tree.value(node) for node in tree.living() if expandable(request, 0, PLAIN, node)), reverse=True
+    )
     assert [tree.value(node) for node in most_valuable(request, 0, PLAIN, 4)] == pytest.approx(may[:4])

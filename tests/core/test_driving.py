@@ -35,7 +35,9 @@ def test_what_a_command_brings_about_waits_until_all_commands_are_done() -> None
 
 
 def test_what_fails_leaves_out_its_own_commands_and_loses_no_event() -> None:
-    echo = Echo({"one": ["unsent", "fail", "never"], "lost": ["hang up"], "two": ["go on"]}, {"unsent": "lost"})
+    echo = Echo(
+        {"one": ["unsent", "fail", "never"], "lost": ["hang up"], "two": ["go on"]}, {"unsent": "lost"}
+    )
     with pytest.raises(ValueError, match="fail"):
         echo.driver.give("one")
     assert echo.done == ["unsent", "fail"]
@@ -43,8 +45,12 @@ def test_what_fails_leaves_out_its_own_commands_and_loses_no_event() -> None:
     assert echo.done == ["unsent", "fail", "hang up", "go on"]
 
 
-@pytest.mark.parametrize(("messages", "taken", "is_read"), [(0, 0, True), (2, 2, True), (3, 3, False), (5, 3, False)])
-def test_a_turn_takes_all_results_and_so_many_messages_and_says_whether_these_were_all(messages: int, taken: int, is_read: bool) -> None:
+@pytest.mark.parametrize(
+    ("messages", "taken", "is_read"), [(0, 0, True), (2, 2, True), (3, 3, False), (5, 3, False)]
+)
+def test_a_turn_takes_all_results_and_so_many_messages_and_says_whether_these_were_all(
+    messages: int, taken: int, is_read: bool
+) -> None:
     done: list[str] = []
     results, inbox = deque(["result"] * 4), deque(["message"] * messages)
 
@@ -54,5 +60,8 @@ def test_a_turn_takes_all_results_and_so_many_messages_and_says_whether_these_we
         done.append(queue.popleft())
         return True
 
-    assert turn(lambda: take(results), lambda: take(inbox), lambda read: done.append(f"time {read}"), 3) is is_read
+    assert (
+        turn(lambda: take(results), lambda: take(inbox), lambda read: done.append(f"time {read}"), 3)
+        is is_read
+    )
     assert done == ["result"] * 4 + ["message"] * taken + [f"time {is_read}"]

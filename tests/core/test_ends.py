@@ -1,4 +1,5 @@
-"""Answers that end while something of them is in flight: what the head tells the stages, what they drop, and what they keep."""
+"""Answers that end while something of them is in flight: what the head tells the stages, what they drop, and
+what they keep."""
 
 from __future__ import annotations
 
@@ -7,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from flowspec.core.events import Cancel, ClearSlots, ControlArrived, PipelineLost, SendSegment, SendVerified, Trim
+from flowspec.core.events import (
+    Cancel,
+    ClearSlots,
+    ControlArrived,
+    PipelineLost,
+    SendSegment,
+    SendVerified,
+    Trim,
+)
 from flowspec.core.messages import Commit
 from flowspec.core.methods import METHODS
 from flowspec.core.methods.continuous import Continuous
@@ -31,7 +40,9 @@ def guessing(**extra: Any) -> Desk:
 def test_the_stages_are_told_of_every_kind_of_end_in_one_message() -> None:
     assert guessing().give(Cancel(request=1)) == [over(base=3), ends("cancelled")]
     assert guessing(stop_ids=frozenset({99})).back({2: 99}) == [over(base=3), ends("stop")]
-    assert guessing(stop_rule=StopAfter(1)).back({2: 10}) == [emits(10), over(3, base=3), ends("stop")], "no Commit beside it"
+    assert guessing(stop_rule=StopAfter(1)).back({2: 10}) == [emits(10), over(3, base=3), ends("stop")], (
+        "no Commit beside it"
+    )
     desk = guessing(stop_rule=StopAfter(2))
     assert desk.back({2: 11}) == [emits(11), commits(4, base=3)]
     assert desk.back({4: 12}) == [emits(12), ends("stop")], "its last segment is back"
@@ -42,7 +53,9 @@ def test_where_no_guess_is_in_flight_there_is_nothing_to_tell() -> None:
         desk = Desk("ar", drafter=None)
         desk.ask(count=count)
         if count > 1:
-            assert desk.give(Cancel(request=1)) == [ends("cancelled")], "a prompt that is on its way is for the next turn"
+            assert desk.give(Cancel(request=1)) == [ends("cancelled")], (
+                "a prompt that is on its way is for the next turn"
+            )
         else:
             assert desk.back({2: 10}) == [emits(10), ends("length")]
     desk = guessing()
@@ -73,7 +86,8 @@ def test_what_is_no_event_is_not_taken_for_a_timer() -> None:
 
 
 def test_segments_of_an_answer_that_is_over_come_back_without_its_root() -> None:
-    """The stages had guessed nodes in them, of which one had just become the root: nobody waits for it any more."""
+    """The stages had guessed nodes in them, of which one had just become the root: nobody waits for it any
+    more."""
     desk = guessing()
     desk.back({2: 10})
     assert desk.give(Cancel(request=1)) == [over(3, base=3), ends("cancelled")]
@@ -146,7 +160,9 @@ def test_committed_rows_run_after_the_end_for_the_next_turn() -> None:
     core = opened()
     core.handle(ControlArrived(message=told_over(3, 4)), 0.0)
     job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4), (5, 3, 4), (6, 4, 5)])))
-    assert job.parts[0].tokens.tolist() == [30, 40], "the end came first: only the path is left of the guesses"
+    assert job.parts[0].tokens.tolist() == [30, 40], (
+        "the end came first: only the path is left of the guesses"
+    )
 
 
 def test_the_end_is_told_twice_or_before_an_older_commit_and_stays_the_end() -> None:

@@ -14,7 +14,9 @@ TEMPLATE = tuple(range(1, 20))
 CODE, PLAYS = (100, 101, 102, 103), (200, 201, 202, 203)
 
 
-def answered(expertise: Expertise, prompt: tuple[int, ...], chances: tuple[float, ...], tokens: int = 10) -> Record:
+def answered(
+    expertise: Expertise, prompt: tuple[int, ...], chances: tuple[float, ...], tokens: int = 10
+) -> Record:
     """An answer of so many tokens, to each of which drafter j had given `chances[j]`."""
     record = expertise.begin(prompt)
     for _ in range(tokens):
@@ -25,7 +27,10 @@ def answered(expertise: Expertise, prompt: tuple[int, ...], chances: tuple[float
 
 def test_prompts_of_the_same_rare_words_are_one_domain_whatever_all_prompts_share() -> None:
     expertise = Expertise(1)
-    domains = [expertise.begin((*TEMPLATE, *words)).domain for words in (CODE, PLAYS, CODE[1:], PLAYS[:3], (*CODE, *CODE))]
+    domains = [
+        expertise.begin((*TEMPLATE, *words)).domain
+        for words in (CODE, PLAYS, CODE[1:], PLAYS[:3], (*CODE, *CODE))
+    ]
     assert domains == [0, 1, 0, 1, 0]
 
 
@@ -95,7 +100,9 @@ def test_one_request_tries_a_drafter_for_all() -> None:
     records = [expertise.begin(CODE) for _ in range(4)]
     assert [expertise.choose(record, 1, (0, 1), EQUAL) for record in records] == [(0, 1), (0,), (0,), (0,)]
     expertise.end(records[0])
-    assert expertise.choose(records[1], 1, (0, 1), EQUAL) == (0, 1), "the trial ended with the answer, and nothing was learnt"
+    assert expertise.choose(records[1], 1, (0, 1), EQUAL) == (0, 1), (
+        "the trial ended with the answer, and nothing was learnt"
+    )
 
 
 def test_whoever_is_new_to_a_domain_is_tried_there_however_little_it_is_worth_elsewhere() -> None:
@@ -107,7 +114,8 @@ def test_whoever_is_new_to_a_domain_is_tried_there_however_little_it_is_worth_el
 
 
 def test_one_on_trial_is_compared_on_the_tokens_that_it_was_there_for() -> None:
-    """They were hard ones: what is worth .2 there beside .1 is worth more than the .6 of the one that drafted for all."""
+    """They were hard ones: what is worth .2 there beside .1 is worth more than the .6 of the one that drafted
+    for all."""
     expertise = Expertise(2)
     record = expertise.begin(CODE)
     expertise.choose(record, 1, (0,), EQUAL)
@@ -145,8 +153,14 @@ def test_only_those_that_are_there_are_chosen() -> None:
     assert expertise.choose(record, 2, (), (*EQUAL, 0.0)) == ()
 
 
-@given(st.lists(st.dictionaries(st.integers(0, 2), st.floats(0, 1)), max_size=40), st.integers(1, 4), st.integers(1, 3))
-def test_worth_is_a_mean_of_chances_and_the_best_weighs_one(matches: list[dict[int, float]], answers: int, count: int) -> None:
+@given(
+    st.lists(st.dictionaries(st.integers(0, 2), st.floats(0, 1)), max_size=40),
+    st.integers(1, 4),
+    st.integers(1, 3),
+)
+def test_worth_is_a_mean_of_chances_and_the_best_weighs_one(
+    matches: list[dict[int, float]], answers: int, count: int
+) -> None:
     expertise = Expertise(3)
     for number in range(answers):
         record = expertise.begin((*TEMPLATE, number))

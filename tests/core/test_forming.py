@@ -45,12 +45,30 @@ from flowspec.core.forming import (
     Wronged,
     computing,
 )
-from flowspec.core.membership import Answered, Begin, Membership, Note, Patience, Probe, Survey, Surveyed, Tick
+from flowspec.core.membership import (
+    Answered,
+    Begin,
+    Membership,
+    Note,
+    Patience,
+    Probe,
+    Survey,
+    Surveyed,
+    Tick,
+)
 from flowspec.core.messages import Hop, Message
 from flowspec.core.weight_messages import AskModel
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 
-PATIENCE = Patience(silent_s=5.0, loading_silent_s=15.0, loading_s=60.0, stuck_s=30.0, probe_s=2.0, back_s=4.0, forgive_s=300.0)
+PATIENCE = Patience(
+    silent_s=5.0,
+    loading_silent_s=15.0,
+    loading_s=60.0,
+    stuck_s=30.0,
+    probe_s=2.0,
+    back_s=4.0,
+    forgive_s=300.0,
+)
 TERMS = Terms(connect_s=6.0, reconnect_s=3.0, held_s=15.0, ping_s=1.0, watch_s=0.5, settle_s=0.1)
 WELCOME = Welcome(name="x", version=__version__, device="cpu", pid=1, memory_bytes=1, count=0)
 ASK = AskArithmetics(dtype="float32")
@@ -59,10 +77,14 @@ READY = Ready(weight_bytes=1, memory_bytes=1, cache_slots=100 + limits.TREE_NODE
 
 def parts_of(*devices: str) -> tuple[Part, ...]:
     """A plan with a layer for each."""
-    stages = tuple(StagePlan(name=name, address=f"{name}:1", first=index, end=index + 1) for index, name in enumerate(devices))
+    stages = tuple(
+        StagePlan(name=name, address=f"{name}:1", first=index, end=index + 1)
+        for index, name in enumerate(devices)
+    )
     plan = ClusterPlan(model="m", fingerprint="f", dtype="float32", context=100, stages=stages)
     return tuple(
-        Part(device=name, place=f"device {name} at {name}:1", assign=assign) for name, assign in zip(devices, assigns_of(plan), strict=True)
+        Part(device=name, place=f"device {name} at {name}:1", assign=assign)
+        for name, assign in zip(devices, assigns_of(plan), strict=True)
     )
 
 
@@ -125,7 +147,11 @@ class Bench:
         while self.now_s < until_s:
             self.now_s += 0.1
             found += self.give(Tick())
-        return [command for command in found if not (isinstance(command, Tell) and isinstance(command.message, Ping))]
+        return [
+            command
+            for command in found
+            if not (isinstance(command, Tell) and isinstance(command.message, Ping))
+        ]
 
 
 def running(*names: str, is_only: bool = False) -> Bench:
@@ -142,7 +168,10 @@ def dials(number: int, *devices: str, role: str = CONTROL) -> list[FormingComman
 
 def lets_go(number: int, *devices: str, lost: str = "") -> list[FormingCommand]:
     """A formed pipeline is given up."""
-    return [*(Tell(pipeline=number, device=device, message=Reset()) for device in devices), HangUp(pipeline=number, device=lost)]
+    return [
+        *(Tell(pipeline=number, device=device, message=Reset()) for device in devices),
+        HangUp(pipeline=number, device=lost),
+    ]
 
 
 def begins(number: int, *devices: str) -> list[FormingCommand]:
@@ -161,7 +190,9 @@ def test_a_pipeline_is_dialled_assigned_and_there_when_all_are_ready_and_both_en
     assigned = [Tell(pipeline=1, device=part.device, message=part.assign) for part in parts]
     assert bench.welcomes("b") == [*dials(1, "a", "c", role=DATA), *assigned]
     for device in ("a", "b", "c"):
-        assert bench.says(device, replace(READY, cache_slots=500)) == [ShowProgress(text=f"{device}: ready", share=1.0)]
+        assert bench.says(device, replace(READY, cache_slots=500)) == [
+            ShowProgress(text=f"{device}: ready", share=1.0)
+        ]
     assert bench.says("a", WELCOME, DATA) == []
     assert bench.says("c", WELCOME, DATA) == [Use(pipeline=1, stage_count=3, cache_slots=500, arithmetic="x")]
 
@@ -171,7 +202,9 @@ def test_weights_are_served_and_progress_is_shown() -> None:
     bench.give(Begin())
     bench.welcomes("a")
     assert bench.says("a", AskModel()) == [ServeWeights(pipeline=1, device="a")]
-    assert bench.says("a", Loading(doing="receiving", share=0.5)) == [ShowProgress(text="a: receiving", share=0.5)]
+    assert bench.says("a", Loading(doing="receiving", share=0.5)) == [
+        ShowProgress(text="a: receiving", share=0.5)
+    ]
 
 
 def test_leases_are_kept_with_those_who_have_answered() -> None:
@@ -211,11 +244,15 @@ def test_what_a_device_says_went_wrong_is_believed_after_a_moment() -> None:
 def test_a_connection_that_closes_meanwhile_is_the_better_explanation() -> None:
     bench = running()
     bench.says("a", Error(text="the data connection is gone", cause="again"))
-    assert bench.give(Closed(pipeline=1, device="c"))[0] == Note(text="device c is lost (its connection closed)")
+    assert bench.give(Closed(pipeline=1, device="c"))[0] == Note(
+        text="device c is lost (its connection closed)"
+    )
     assert bench.core.fired["better explained"] == 1
 
 
-@pytest.mark.parametrize(("cause", "note"), [("part", "cannot do its part (it is full)"), ("gone", "is lost (it is full)")])
+@pytest.mark.parametrize(
+    ("cause", "note"), [("part", "cannot do its part (it is full)"), ("gone", "is lost (it is full)")]
+)
 def test_an_error_of_a_device_tells_whether_it_is_there(cause: str, note: str) -> None:
     bench = running()
     bench.says("b", Error(text="it is full", cause=cause))
@@ -229,7 +266,8 @@ def test_an_error_that_would_come_again_ends_the_session() -> None:
 
 
 def test_of_a_link_that_fails_both_ends_are_suspects_and_the_link_is_named() -> None:
-    """The first stage cannot send large frames: it is left out, and not one after the other of those that it sends to."""
+    """The first stage cannot send large frames: it is left out, and not one after the other of those that it
+    sends to."""
     bench = running()
     bench.says("a", Error(text="the next device b takes no more frames", cause="next"))
     told = bench.pass_time(0.2)
@@ -239,7 +277,10 @@ def test_of_a_link_that_fails_both_ends_are_suspects_and_the_link_is_named() -> 
     told = bench.pass_time(0.2)
     assert told[0] == Note(text="device a is lost (the link from a to c failed: lost by a)")
     assert bench.core.membership.members == ("c",)
-    assert {rule: bench.core.membership.fired[rule] for rule in ("far end", "near end")} == {"far end": 1, "near end": 1}
+    assert {rule: bench.core.membership.fired[rule] for rule in ("far end", "near end")} == {
+        "far end": 1,
+        "near end": 1,
+    }
 
 
 def test_who_does_not_answer_the_first_time_is_an_error_that_says_what_is_known() -> None:
@@ -299,12 +340,16 @@ def test_a_device_that_another_head_holds_is_left_out_later() -> None:
     bench = running()
     bench.give(Closed(pipeline=1, device="c"))
     bench.welcomes("a", "b")
-    assert bench.says("b", Error(text="held by head x", retry_after_s=4.0))[0] == Note(text="device b is lost (held by head x)")
+    assert bench.says("b", Error(text="held by head x", retry_after_s=4.0))[0] == Note(
+        text="device b is lost (held by head x)"
+    )
     assert bench.core.membership.members == ("a",)
 
 
 @pytest.mark.parametrize(
-    ("steps", "seconds"), [(("loading",), 62), (("checking", "receiving"), 90)], ids=["says the same share", "goes to and fro"]
+    ("steps", "seconds"),
+    [(("loading",), 62), (("checking", "receiving"), 90)],
+    ids=["says the same share", "goes to and fro"],
 )
 def test_a_device_that_loads_for_ever_makes_no_progress(steps: tuple[str, ...], seconds: int) -> None:
     bench = running("a", "b")
@@ -342,7 +387,10 @@ def test_a_device_without_room_for_one_conversation_cannot_do_its_part() -> None
     ("event", "note"),
     [
         (Wronged(pipeline=1, device="b", text="gibberish"), "device b is lost (gibberish)"),
-        (Wronged(pipeline=1, device="", text="gibberish"), "gibberish; beginning again with the same devices"),
+        (
+            Wronged(pipeline=1, device="", text="gibberish"),
+            "gibberish; beginning again with the same devices",
+        ),
         (Unsent(pipeline=1, device="a", what="segments"), "device a is lost (it takes no more segments)"),
         (
             Said(pipeline=1, device="a", role=CONTROL, message=parts_of("a")[0].assign),
@@ -350,7 +398,9 @@ def test_a_device_without_room_for_one_conversation_cannot_do_its_part() -> None
         ),
     ],
 )
-def test_who_breaks_the_protocol_or_takes_nothing_more_breaks_the_pipeline(event: FormingEvent, note: str) -> None:
+def test_who_breaks_the_protocol_or_takes_nothing_more_breaks_the_pipeline(
+    event: FormingEvent, note: str
+) -> None:
     assert running().give(event)[0] == Note(text=note)
 
 
@@ -358,7 +408,9 @@ def test_a_device_that_says_it_is_ready_before_it_was_assigned_anything_breaks_t
     bench = Bench("a", "b", start=Start.ANY)
     bench.give(Begin())
     bench.welcomes("a")
-    assert Note(text="device a at a:1 sent an unexpected Ready; beginning again with the same devices") in bench.says("a", READY)
+    assert Note(
+        text="device a at a:1 sent an unexpected Ready; beginning again with the same devices"
+    ) in bench.says("a", READY)
     assert bench.core.fired["misspoke"] == 1
 
 
@@ -395,7 +447,10 @@ def test_without_a_plan_for_the_rest_the_head_waits() -> None:
 def test_words_of_a_pipeline_that_is_over_are_ignored() -> None:
     bench = running()
     bench.give(Closed(pipeline=1, device="b"))
-    assert bench.give(Said(pipeline=1, device="a", role=CONTROL, message=Pong(queued=0, done=0, memory_bytes=0))) == []
+    assert (
+        bench.give(Said(pipeline=1, device="a", role=CONTROL, message=Pong(queued=0, done=0, memory_bytes=0)))
+        == []
+    )
     assert bench.core.fired["fenced word"] == 1
 
 
@@ -522,16 +577,24 @@ def slow_down(bench: Bench, slowness: float, seconds: float) -> list[FormingComm
     found = []
     until_s = bench.now_s + seconds
     while bench.now_s < until_s:
-        hops = tuple(Hop(received_s=0.0, queued_s=0.0, compute_s=0.05 * factor, own_s=0.0, rows=2) for factor in (1.0, slowness, 1.0))
+        hops = tuple(
+            Hop(received_s=0.0, queued_s=0.0, compute_s=0.05 * factor, own_s=0.0, rows=2)
+            for factor in (1.0, slowness, 1.0)
+        )
         assert bench.give(Passed(pipeline=bench.core.number, hops=hops, context=20)) == []
         for device in bench.core.membership.members:
             hot = device == "b"
-            bench.says(device, Pong(queued=0, done=0, memory_bytes=0, running_s=0.01, temperature_c=82.0 if hot else 50.0))
+            bench.says(
+                device,
+                Pong(queued=0, done=0, memory_bytes=0, running_s=0.01, temperature_c=82.0 if hot else 50.0),
+            )
         found += [command for command in bench.pass_time(0.1) if not isinstance(command, Probe)]
     return found
 
 
-def test_a_device_that_is_slower_for_a_minute_leads_to_another_plan_and_one_that_is_better_is_gone_over_to() -> None:
+def test_a_device_that_is_slower_for_a_minute_leads_to_another_plan_and_one_that_is_better_is_gone_over_to() -> (
+    None
+):
     bench = running()
     assert slow_down(bench, 1.0, 30) == []
     assert slow_down(bench, 1.5, 58) == []
@@ -549,7 +612,9 @@ def test_a_device_that_is_slower_for_a_minute_leads_to_another_plan_and_one_that
         beside(bench, "c", said, number)
     told = bench.pass_time(0.6)
     assert told[:2] == [
-        Note(text="device b has slowed down to 67% of its speed (82 degrees): going over to another plan, which is 1.30 times as fast"),
+        Note(
+            text="device b has slowed down to 67% of its speed (82 degrees): going over to another plan, which is 1.30 times as fast"
+        ),
         Lose(silent_s=0.0),
     ]
 
@@ -558,12 +623,17 @@ def test_a_device_that_is_slower_for_a_minute_leads_to_another_plan_and_one_that
     ("event", "why"),
     [
         (Closed(pipeline=3, device="b"), "its connection closed"),
-        (Said(pipeline=3, device="b", role=CONTROL, message=Error(text="it is full", cause="part")), "it is full"),
+        (
+            Said(pipeline=3, device="b", role=CONTROL, message=Error(text="it is full", cause="part")),
+            "it is full",
+        ),
         (Refused(pipeline=3, device="b", text="another key", is_final=True), "another key"),
         (CannotServe(pipeline=3, text="the model changed"), "the model changed"),
     ],
 )
-def test_a_device_that_cannot_make_ready_costs_the_pipeline_that_works_nothing(event: FormingEvent, why: str) -> None:
+def test_a_device_that_cannot_make_ready_costs_the_pipeline_that_works_nothing(
+    event: FormingEvent, why: str
+) -> None:
     bench = running()
     bench.give(Closed(pipeline=1, device="b"))
     bench.form()
@@ -591,7 +661,9 @@ def test_a_device_whose_name_cannot_be_looked_up_is_lost() -> None:
     assert bench.give(unfound) == [GiveUp(text="device b at b:1: cannot find the host of b")]
 
 
-ABSENT = "device {} is absent (nothing listens there); beginning without it, and taking it in when it is there"
+ABSENT = (
+    "device {} is absent (nothing listens there); beginning without it, and taking it in when it is there"
+)
 
 
 def short(*absent: str, terms: Terms = TERMS) -> Bench:
@@ -618,7 +690,9 @@ def answered(bench: Bench, device: str, seconds: float) -> list[FormingCommand]:
 def test_a_device_that_is_absent_at_first_is_surveyed_before_it_makes_ready_and_is_taken_in() -> None:
     bench = short("b")
     assert Probe(device="b") in bench.pass_time(1.0)
-    assert answered(bench, "b", 6.0) == [Survey(device="b")], "once, and nobody plans with it before it is known"
+    assert answered(bench, "b", 6.0) == [Survey(device="b")], (
+        "once, and nobody plans with it before it is known"
+    )
     assert bench.give(Surveyed(device="b")) == []
     prepared = answered(bench, "b", 0.5)
     assert prepared[0] == Plan(devices=("a", "b", "c"), is_first=False, is_beside=True)
@@ -629,13 +703,17 @@ def test_a_device_that_is_absent_at_first_is_surveyed_before_it_makes_ready_and_
     assert bench.core.membership.members == ("a", "b", "c")
     fired = bench.core.membership.fired
     assert [fired[rule] for rule in ("began without", "surveyed", "back")] == [1, 1, 1]
-    assert bench.give(Closed(pipeline=3, device="b"))[0] == Note(text="device b is lost (its connection closed)")
+    assert bench.give(Closed(pipeline=3, device="b"))[0] == Note(
+        text="device b is lost (its connection closed)"
+    )
 
 
 def test_a_device_that_does_not_tell_what_a_plan_needs_stays_out_and_is_asked_again_later() -> None:
     bench = short("b")
     assert answered(bench, "b", 4.5) == [Survey(device="b")]
-    assert bench.give(Surveyed(device="b", trouble="it fell silent")) == [Note(text="device b is not taken in (it fell silent)")]
+    assert bench.give(Surveyed(device="b", trouble="it fell silent")) == [
+        Note(text="device b is not taken in (it fell silent)")
+    ]
     assert answered(bench, "b", 5.5) == [], "it waits twice as long"
     assert answered(bench, "b", 4.0) == [Survey(device="b")]
 

@@ -1,4 +1,5 @@
-"""Times are virtual: each token takes what its way of decoding costs, and the governor is asked after every token."""
+"""Times are virtual: each token takes what its way of decoding costs, and the governor is asked after every
+token."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ def test_what_became_better_is_found(before_s: float, after_s: float) -> None:
 
 
 def test_a_text_that_the_drafter_does_not_know_is_noticed_without_a_trial() -> None:
-    """Guessing was confirmed for long, then an answer comes for which it is of no use, and then again one for which it is."""
+    """Guessing was confirmed for long, then an answer comes for which it is of no use, and then again one for
+    which it is."""
     decoding = Decoding(0.9)
     decoding.run(4_000)
     decoding.governor.begin()
@@ -85,7 +87,9 @@ def test_a_text_that_the_drafter_does_not_know_is_noticed_without_a_trial() -> N
     decoding.governor.begin()
     decoding.guessing_s = 0.6
     easy = decoding.run(96)
-    assert not any(easy[STAY_TOKENS_MIN + 2 * SETTLING_TOKENS :]), "rested for long, but each answer has its chance"
+    assert not any(easy[STAY_TOKENS_MIN + 2 * SETTLING_TOKENS :]), (
+        "rested for long, but each answer has its chance"
+    )
 
 
 def test_the_time_before_an_answer_counts_for_nothing() -> None:

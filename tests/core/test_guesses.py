@@ -1,4 +1,5 @@
-"""The head while it guesses ahead: stages and drafter played by hand, exact commands out; and later turns in the simulator."""
+"""The head while it guesses ahead: stages and drafter played by hand, exact commands out; and later turns in
+the simulator."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from tests.pipeline import ask
 
 
 def guessing(window: int = 9, **extra: object) -> Desk:
-    """A prompt of three and two guesses below it in flight, and the drafter asked about both: nodes 3 (token 10) and 4 (token 11)."""
+    """A prompt of three and two guesses below it in flight, and the drafter asked about both: nodes 3 (token
+    10) and 4 (token 11)."""
     desk = Desk(Continuous(window=window))
     assert desk.ask(**extra) == [opens(), sends(0, 1, 2), drafts(0, 1, 2)]
     assert desk.propose({2: [(10, 0.5), (11, 0.3)]}) == [sends(3, 4), drafts(3, 4)]
@@ -58,7 +60,9 @@ def test_a_commit_goes_out_on_control_only_while_something_is_in_flight_that_it_
     others = Desk(Continuous(), drafter=None)
     others.ask(1, (5,))
     others.ask(2, (5,))
-    assert others.back({0: 10}, request=1) == [emits(10, request=1), sends(1, request=1)], "what others have in flight is no reason"
+    assert others.back({0: 10}, request=1) == [emits(10, request=1), sends(1, request=1)], (
+        "what others have in flight is no reason"
+    )
 
 
 def test_a_root_that_was_guessed_may_not_come_back_dropped_but_dead_guesses_may() -> None:
@@ -83,7 +87,9 @@ def test_a_segment_of_several_requests_tells_each_its_own() -> None:
     assert [(part.commit.base, part.commit.path) for part in desk.sent[-1].parts] == [(1, (1,)), (2, (2,))]
     assert desk.back({0: 8}, request=3) == [emits(8, request=3), sends(1, request=3)]
     desk.give(Cancel(request=1))
-    assert desk.back_all({1: {2: 31}, 2: {1: 32}}) == [emits(32, request=2), sends(2, request=2)], "the other's end is no end"
+    assert desk.back_all({1: {2: 31}, 2: {1: 32}}) == [emits(32, request=2), sends(2, request=2)], (
+        "the other's end is no end"
+    )
 
 
 def test_what_the_drafter_says_after_the_end_changes_nothing() -> None:
@@ -106,7 +112,9 @@ def test_forgetting_tells_the_drafter_at_once_and_the_stages_when_nothing_of_it_
 def test_what_the_drafter_says_of_an_older_epoch_changes_nothing() -> None:
     desk = guessing()
     desk.give(Cancel(request=1))
-    assert desk.ask(prompt=(5, 6, 8, 9)) == [opens(epoch=1), sends(5, 6, 7, 8)], "nothing is known to be computed yet"
+    assert desk.ask(prompt=(5, 6, 8, 9)) == [opens(epoch=1), sends(5, 6, 7, 8)], (
+        "nothing is known to be computed yet"
+    )
     assert desk.propose({3: [(12, 0.9)], 4: [(13, 0.9)]}) == [drafts(5, 6, 7, 8)]
     assert desk.job is not None
     part = desk.job.segment.parts[0]
@@ -176,7 +184,9 @@ def test_a_second_turn_after_guesses_that_held_is_the_sequential_one(name: str, 
     """The last guesses of an answer hold at the head, but no Commit ever told the stages and the drafter so."""
     language = HashLanguage(24, 5, 4.0)
     device = DeviceSpec(curve=Curve(base_s=0.02, row_s=0.001), layers=2)
-    world = Experiment(devices=(device,) * 2, method=name, context=100).build(language, [FakeDrafter(language, quality, 5, context=100)])
+    world = Experiment(devices=(device,) * 2, method=name, context=100).build(
+        language, [FakeDrafter(language, quality, 5, context=100)]
+    )
     prompt = (1, 2, 3)
     for turn in range(4):
         world.at(100.0 * turn, ask(1, prompt, 12))

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 from flowspec.core import limits
-from flowspec.core.events import Cancel, Emit, Finished, Forget, RunLayers, ToPipeline, ToStages, VerifiedArrived
+from flowspec.core.events import (
+    Cancel,
+    Emit,
+    Finished,
+    Forget,
+    RunLayers,
+    ToPipeline,
+    ToStages,
+    VerifiedArrived,
+)
 from flowspec.core.head import HeadCore
 from flowspec.core.messages import Hop, Open, Release, Verified, VerifiedPart
 from flowspec.core.statistics import Statistics
@@ -39,16 +48,20 @@ def sequential(prompt: Sequence[int], count: int, stop: int | None = None) -> li
 
 
 class FakeLayers:
-    """Stages whose payload is each row's token and whose caches hold the tokens by slot: what a row sees is its prefix.
+    """Stages whose payload is each row's token and whose caches hold the tokens by slot: what a row sees is
+    its prefix.
 
-    The last stage predicts from what it sees through the mask alone, so a wrong mask, slot or order gives a wrong token.
+    The last stage predicts from what it sees through the mask alone, so a wrong mask, slot or order gives a
+    wrong token.
     """
 
     def __init__(self, stages: int) -> None:
         self.stages = stages
         self.caches: list[dict[int, dict[int, tuple[int, int]]]] = [{} for _ in range(stages)]
 
-    def __call__(self, stage: int, job: RunLayers, payload: np.ndarray | None) -> tuple[tuple[int, ...], np.ndarray, tuple[int, ...]]:
+    def __call__(
+        self, stage: int, job: RunLayers, payload: np.ndarray | None
+    ) -> tuple[tuple[int, ...], np.ndarray, tuple[int, ...]]:
         tokens = np.concatenate([part.tokens for part in job.parts])
         if payload is not None:
             assert payload[:, 0].tolist() == tokens.tolist(), "rows and payload went apart"
@@ -59,7 +72,9 @@ class FakeLayers:
                 cache[int(slot)] = (int(position), int(token))
             for row, position in enumerate(part.positions):
                 seen = sorted(cache[int(slot)] for slot in np.flatnonzero(part.visible[row]))
-                assert [at for at, _ in seen] == list(range(position + 1)), "a row sees exactly one node at each position up to its own"
+                assert [at for at, _ in seen] == list(range(position + 1)), (
+                    "a row sees exactly one node at each position up to its own"
+                )
                 found.append(next_token([token for _, token in seen]) if part.sampled[row] else -1)
         last = stage == self.stages - 1
         return tuple(range(len(tokens))), tokens[:, None], tuple(found) if last else ()
@@ -84,7 +99,10 @@ def test_an_answer_is_the_sequential_one(stages: int, length: int) -> None:
 def test_any_order_of_control_and_data_gives_the_same_answers(seed: int) -> None:
     rng = random.Random(seed)
     run = pipeline(rng.randint(1, 4), rng=rng)
-    prompts = {request: [rng.randrange(VOCABULARY) for _ in range(rng.choice([1, 3, 140, 300]))] for request in range(rng.randint(1, 4))}
+    prompts = {
+        request: [rng.randrange(VOCABULARY) for _ in range(rng.choice([1, 3, 140, 300]))]
+        for request in range(rng.randint(1, 4))
+    }
     counts = {request: rng.randint(1, 12) for request in prompts}
     for turn in range(3):
         for request, prompt in prompts.items():
@@ -92,9 +110,13 @@ def test_any_order_of_control_and_data_gives_the_same_answers(seed: int) -> None
             run.give(ask(request, prompt, counts[request]))
         run.settle()
         for request, prompt in prompts.items():
-            assert run.answers[request] == sequential(prompt, counts[request]), f"seed {seed}, turn {turn}, request {request}"
+            assert run.answers[request] == sequential(prompt, counts[request]), (
+                f"seed {seed}, turn {turn}, request {request}"
+            )
             cut = rng.randint(1, len(prompt) + counts[request])
-            prompts[request] = [*prompt, *run.answers[request]][:cut] + [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 5))]
+            prompts[request] = [*prompt, *run.answers[request]][:cut] + [
+                rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 5))
+            ]
 
 
 def test_a_second_turn_reuses_the_longest_common_prefix() -> None:
@@ -106,7 +128,9 @@ def test_a_second_turn_reuses_the_longest_common_prefix() -> None:
     again = [*prompt, *answer, 3, 4]
     run.give(ask(1, again, 5))
     run.settle()
-    assert run.ends[1].reused == len(prompt) + len(answer) - 1, "all but the last token, which was drawn and never run"
+    assert run.ends[1].reused == len(prompt) + len(answer) - 1, (
+        "all but the last token, which was drawn and never run"
+    )
     assert run.answers.pop(1) == sequential(again, 5)
     changed = [*prompt[:20], 90, *prompt[21:]]
     run.give(ask(1, changed, 5))
@@ -203,10 +227,14 @@ def test_a_conversation_that_is_forgotten_in_mid_answer_is_released_once_nothing
     run = pipeline(2)
     run.give(ask(1, list(range(90)) * 5, 30))
     commands = run.head.handle(Forget(request=1), 0.0)
-    assert commands == [Finished(request=1, reason="cancelled", reused=0, statistics=Statistics(stage_count=2))]
+    assert commands == [
+        Finished(request=1, reason="cancelled", reused=0, statistics=Statistics(stage_count=2))
+    ]
     run.settle()
     assert run.head.in_flight == 0
-    assert [stage.requests() for stage in run.stages] == [[], []], "no segment opened it again behind the Release"
+    assert [stage.requests() for stage in run.stages] == [[], []], (
+        "no segment opened it again behind the Release"
+    )
 
 
 def test_a_root_that_comes_back_dropped_is_the_stages_fault() -> None:
@@ -224,7 +252,9 @@ def test_the_first_commands_of_an_answer_are_its_open_and_its_first_chunks() -> 
     segments = [command.segment for command in commands[1:] if isinstance(command, ToPipeline)]
     assert len(segments) == 3 == head.in_flight, "one more than there are stages"
     assert [segment.row_count for segment in segments] == [limits.PREFILL_CHUNK] * 3
-    assert all(segment.parts[0].opening is not None for segment in segments), "the Open rides along until it is known to be everywhere"
+    assert all(segment.parts[0].opening is not None for segment in segments), (
+        "the Open rides along until it is known to be everywhere"
+    )
     later = head.handle(VerifiedArrived(verified=Verified(segment=0, parts=(), hops=())), 0.0)
     (sent,) = [command.segment for command in later if isinstance(command, ToPipeline)]
     assert sent.parts[0].opening is None
@@ -246,10 +276,17 @@ def asked_once() -> HeadCore:
 
 def said(*next_tokens: tuple[int, int], hops: int = 1) -> VerifiedArrived:
     part = VerifiedPart(
-        request=1, epoch=0, ids=tuple(node for node, _ in next_tokens), next_tokens=tuple(token for _, token in next_tokens)
+        request=1,
+        epoch=0,
+        ids=tuple(node for node, _ in next_tokens),
+        next_tokens=tuple(token for _, token in next_tokens),
     )
     return VerifiedArrived(
-        verified=Verified(segment=0, parts=(part,), hops=(Hop(received_s=0, queued_s=0, compute_s=0, own_s=0, rows=1),) * hops)
+        verified=Verified(
+            segment=0,
+            parts=(part,),
+            hops=(Hop(received_s=0, queued_s=0, compute_s=0, own_s=0, rows=1),) * hops,
+        )
     )
 
 

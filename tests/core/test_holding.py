@@ -44,7 +44,9 @@ from flowspec.core.incarnation import incarnation_of
 from flowspec.core.messages import Segment
 from flowspec.core.weight_messages import AskModel, AskNames, ModelOffer, NameList
 
-LOADED = Loaded(weight_bytes=1, cache_slots=600, received_bytes=0, hidden_size=4, vocabulary_size=9, reused=False)
+LOADED = Loaded(
+    weight_bytes=1, cache_slots=600, received_bytes=0, hidden_size=4, vocabulary_size=9, reused=False
+)
 WELCOME = Welcome(name="b", version="1", device="cpu", pid=1, memory_bytes=1, count=0)
 FIRST, SECOND, THIRD = (incarnation_of(7, generation) for generation in (1, 2, 3))
 OTHER = incarnation_of(8, 1)
@@ -117,7 +119,10 @@ def test_the_data_connection_counts_whether_it_comes_before_the_assign_or_after(
     head, data = bench.dial(), bench.dial("head-data")
     assert bench.give(Said(caller=head, message=assign(1)))[1:] == [Attach(hold=1, caller=data)]
     again = Caller("head", "head-data", FIRST)
-    assert bench.give(Greeted(caller=again)) == [Attach(hold=1, caller=again), Greet(caller=again, is_held=False)]
+    assert bench.give(Greeted(caller=again)) == [
+        Attach(hold=1, caller=again),
+        Greet(caller=again, is_held=False),
+    ]
 
 
 def test_another_head_is_put_off_and_a_later_pipeline_of_the_same_takes_over() -> None:
@@ -126,7 +131,9 @@ def test_another_head_is_put_off_and_a_later_pipeline_of_the_same_takes_over() -
     bench.now_s = 1.0
     other = bench.dial(incarnation=OTHER)
     text = "held by head head; it is free at most 5 s after that head stops"
-    assert bench.give(Said(caller=other, message=assign())) == [Send(caller=other, message=Error(text=text, retry_after_s=4.0))]
+    assert bench.give(Said(caller=other, message=assign())) == [
+        Send(caller=other, message=Error(text=text, retry_after_s=4.0))
+    ]
     later = bench.dial(incarnation=SECOND)
     taken = bench.give(Said(caller=later, message=assign()))
     assert taken == [LetGo(hold=1, requests=()), Take(hold=2, caller=later, assign=assign())]
@@ -144,7 +151,10 @@ def test_a_head_that_falls_silent_loses_its_hold_and_is_told_that_it_may_try_aga
     bench.now_s = 8.9
     assert bench.give(Tick()) == []
     bench.now_s = 9.1
-    assert bench.give(Tick()) == [says(head, "no word of the head for 5 s", "again"), LetGo(hold=1, requests=())]
+    assert bench.give(Tick()) == [
+        says(head, "no word of the head for 5 s", "again"),
+        LetGo(hold=1, requests=()),
+    ]
     assert bench.give(Tick()) == []
 
 
@@ -181,11 +191,16 @@ def test_a_next_hop_that_does_not_answer_is_told_of_with_what_is_known() -> None
 def test_what_becomes_of_the_next_hop_ends_the_hold(event: HoldingEvent, text: str) -> None:
     bench = Bench()
     head = bench.held()
-    assert bench.give(event) == [says(head, f"the next device b at b:1 {text}", "next"), LetGo(hold=1, requests=())]
+    assert bench.give(event) == [
+        says(head, f"the next device b at b:1 {text}", "next"),
+        LetGo(hold=1, requests=()),
+    ]
     assert bench.give(event) == [], "it is told once"
 
 
-def test_a_caller_of_ours_that_breaks_the_protocol_ends_the_hold_and_both_are_told_that_it_may_go_better() -> None:
+def test_a_caller_of_ours_that_breaks_the_protocol_ends_the_hold_and_both_are_told_that_it_may_go_better() -> (
+    None
+):
     bench = Bench()
     head, before = bench.held(2, 1), bench.dial("stage")
     text = "a stage connection carries segments, not Ping"
@@ -215,13 +230,17 @@ def test_what_was_done_for_a_hold_that_is_over_counts_for_nothing() -> None:
     assert bench.core.fired == Counter({"late result": 1})
 
 
-@pytest.mark.parametrize(("is_ready", "is_part", "cause"), [(False, False, "part"), (True, True, "part"), (True, False, "")])
+@pytest.mark.parametrize(
+    ("is_ready", "is_part", "cause"), [(False, False, "part"), (True, True, "part"), (True, False, "")]
+)
 def test_what_cannot_be_done_is_told_with_what_it_means(is_ready: bool, is_part: bool, cause: str) -> None:
     bench = Bench()
     head = bench.held(1) if is_ready else bench.dial()
     if not is_ready:
         bench.give(Said(caller=head, message=assign(1)))
-    assert bench.give(Failed(hold=1, text="2 GiB are missing", is_part=is_part))[0] == says(head, "2 GiB are missing", cause)
+    assert bench.give(Failed(hold=1, text="2 GiB are missing", is_part=is_part))[0] == says(
+        head, "2 GiB are missing", cause
+    )
 
 
 def test_questions_about_weights_go_to_the_head_and_only_answers_to_them_come_back() -> None:
@@ -229,11 +248,15 @@ def test_questions_about_weights_go_to_the_head_and_only_answers_to_them_come_ba
     head = bench.dial()
     bench.give(Said(caller=head, message=assign(1)))
     assert bench.give(Worked(hold=1, result=AskModel())) == [Send(caller=head, message=AskModel(), hold=1)]
-    assert bench.give(Worked(hold=1, result=Loading(share=0.5))) == [Send(caller=head, message=Loading(share=0.5))]
+    assert bench.give(Worked(hold=1, result=Loading(share=0.5))) == [
+        Send(caller=head, message=Loading(share=0.5))
+    ]
     weights = bench.dial("head-weights")
     answer = NameList(names=())
     assert bench.give(Said(caller=weights, message=answer)) == [Deliver(hold=1, answer=answer, payload=None)]
-    assert bench.give(Worked(hold=1, result=AskNames(first=1))) == [Send(caller=weights, message=AskNames(first=1), hold=1)]
+    assert bench.give(Worked(hold=1, result=AskNames(first=1))) == [
+        Send(caller=weights, message=AskNames(first=1), hold=1)
+    ]
     bench.give(Said(caller=weights, message=answer))
     assert isinstance(bench.give(Said(caller=weights, message=answer))[0], Ban), "nobody asked for it"
 
@@ -356,5 +379,7 @@ def test_of_two_later_pipelines_the_last_one_counts() -> None:
         (0, 0, 0, 1, Room.BESIDE),
     ],
 )
-def test_where_a_slice_fits_that_is_made_ready(new: int, free: int, growth: int, given_up: int, room: Room) -> None:
+def test_where_a_slice_fits_that_is_made_ready(
+    new: int, free: int, growth: int, given_up: int, room: Room
+) -> None:
     assert room_for(new=new, cache=1, free=free, growth=growth, given_up=given_up) is room

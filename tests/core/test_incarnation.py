@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.core import limits
-from flowspec.core.incarnation import GENERATION_BITS, SESSION_BITS, SESSIONS_MAX, Claim, Lease, incarnation_of
+from flowspec.core.incarnation import (
+    GENERATION_BITS,
+    SESSION_BITS,
+    SESSIONS_MAX,
+    Claim,
+    Lease,
+    incarnation_of,
+)
 
 FIRST, SECOND, OTHER = incarnation_of(7, 1), incarnation_of(7, 2), incarnation_of(8, 1)
 

@@ -1,4 +1,5 @@
-"""Log-probabilities on their way: asked for with the Open, drawn beside a token, and emitted with it, each once."""
+"""Log-probabilities on their way: asked for with the Open, drawn beside a token, and emitted with it, each
+once."""
 
 from __future__ import annotations
 
@@ -6,7 +7,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from flowspec.core.events import Cancel, Emit, LayersDone, PipelineLost, Reformed, SendVerified, VerifiedArrived
+from flowspec.core.events import (
+    Cancel,
+    Emit,
+    LayersDone,
+    PipelineLost,
+    Reformed,
+    SendVerified,
+    VerifiedArrived,
+)
 from flowspec.core.head import HeadCore
 from flowspec.core.messages import Logprobs, Verified, VerifiedPart
 from flowspec.core.methods.continuous import Continuous
@@ -23,17 +32,25 @@ def said(number: int) -> Logprobs:
 
 
 def back(
-    head: HeadCore, segment: int, drawn: Mapping[int, int], *, epoch: int = 0, logprobs: tuple[Logprobs, ...] | None = None
+    head: HeadCore,
+    segment: int,
+    drawn: Mapping[int, int],
+    *,
+    epoch: int = 0,
+    logprobs: tuple[Logprobs, ...] | None = None,
 ) -> list[Emit]:
     """A segment comes back with these tokens, and with them what `said` of their nodes."""
     found = tuple(said(node) for node in drawn) if logprobs is None else logprobs
-    part = VerifiedPart(request=1, epoch=epoch, ids=tuple(drawn), next_tokens=tuple(drawn.values()), logprobs=found)
+    part = VerifiedPart(
+        request=1, epoch=epoch, ids=tuple(drawn), next_tokens=tuple(drawn.values()), logprobs=found
+    )
     commands = head.handle(VerifiedArrived(verified=Verified(segment=segment, parts=(part,), hops=())), 0.0)
     return [command for command in commands if isinstance(command, Emit)]
 
 
 def guessing(top: int = 1) -> Desk:
-    """Prompt nodes 0 to 2 are segment 0; below the root the guesses 3 (token 0) and 4 (token 1), segment 1; below 3 the guess 5."""
+    """Prompt nodes 0 to 2 are segment 0; below the root the guesses 3 (token 0) and 4 (token 1), segment 1;
+    below 3 the guess 5."""
     desk = Desk(Continuous(window=9))
     desk.ask(top_logprobs=top)
     desk.propose({2: [(0, 0.5), (1, 0.3)]})
@@ -88,7 +105,9 @@ def test_an_end_forgets_those_of_guesses() -> None:
         (1, (said(50),), "likeliest tokens below 50"),
     ],
 )
-def test_others_than_those_that_were_asked_for_are_the_stages_fault(top: int, logprobs: tuple[Logprobs, ...], match: str) -> None:
+def test_others_than_those_that_were_asked_for_are_the_stages_fault(
+    top: int, logprobs: tuple[Logprobs, ...], match: str
+) -> None:
     head = HeadCore(context=100, stage_count=1)
     head.vocabulary = 50
     head.handle(ask(1, [1, 2, 3], 5, top_logprobs=top), 0.0)
@@ -104,7 +123,15 @@ def test_the_last_stage_reports_them_with_the_rows_that_live() -> None:
 
     def done(job: int, tokens: tuple[int, ...], logprobs: tuple[Logprobs | None, ...]) -> VerifiedPart:
         rows = tuple(range(len(tokens)))
-        event = LayersDone(job=job, rows=rows, payload=None, next_tokens=tokens, started_s=0.0, ended_s=0.0, logprobs=logprobs)
+        event = LayersDone(
+            job=job,
+            rows=rows,
+            payload=None,
+            next_tokens=tokens,
+            started_s=0.0,
+            ended_s=0.0,
+            logprobs=logprobs,
+        )
         (sent,) = [command for command in core.handle(event, 0.0) if isinstance(command, SendVerified)]
         (part,) = sent.verified.parts
         return part
@@ -113,4 +140,6 @@ def test_the_last_stage_reports_them_with_the_rows_that_live() -> None:
     assert (found.ids, found.next_tokens, found.logprobs) == ((2,), (30,), (said(2),))
     job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4), (5, 3, 4)])))
     found = done(job.job, (50, 7, 8), (said(3), said(4), said(5)))
-    assert (found.ids, found.logprobs) == ((3, 5), (said(3), said(5))), "node 4 holds another token than was drawn"
+    assert (found.ids, found.logprobs) == ((3, 5), (said(3), said(5))), (
+        "node 4 holds another token than was drawn"
+    )

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from flowspec.core import limits
 from flowspec.core.admission import Admission
-from flowspec.core.events import Cancel, Draft, DrafterBack, DrafterLost, HeadCommand, PipelineLost, Reformed, Submit
+from flowspec.core.events import (
+    Cancel,
+    Draft,
+    DrafterBack,
+    DrafterLost,
+    HeadCommand,
+    PipelineLost,
+    Reformed,
+    Submit,
+)
 from flowspec.core.head import HeadCore
 from flowspec.core.membership import Begin, Broken, Disband, Formed, Membership, Note, Patience, Planned
 from flowspec.core.messages import Sampling
@@ -18,17 +27,29 @@ ONE = CONTEXT + limits.DRAFT_NODES_MAX
 
 
 def submit(request: int, tokens: int = CONTEXT) -> Submit:
-    return Submit(request=request, prompt=(5, 6, 7), new_tokens_max=tokens - 3, sampling=Sampling(), stop_ids=frozenset())
+    return Submit(
+        request=request,
+        prompt=(5, 6, 7),
+        new_tokens_max=tokens - 3,
+        sampling=Sampling(),
+        stop_ids=frozenset(),
+    )
 
 
 def drafted_for(commands: list[HeadCommand]) -> dict[int, list[int]]:
     """Which drafters were asked, and about whom."""
-    return {each.drafter: [part.commit.request for part in each.segment.parts] for each in commands if isinstance(each, Draft)}
+    return {
+        each.drafter: [part.commit.request for part in each.segment.parts]
+        for each in commands
+        if isinstance(each, Draft)
+    }
 
 
 def head_with(drafters: int, cache_slots: int = limits.ID_MAX) -> HeadCore:
     traits = DrafterTraits(context=CONTEXT, cache_slots=cache_slots)
-    return HeadCore(context=CONTEXT, stage_count=2, method=make_method("continuous"), drafters=[traits] * drafters)
+    return HeadCore(
+        context=CONTEXT, stage_count=2, method=make_method("continuous"), drafters=[traits] * drafters
+    )
 
 
 def test_one_that_is_lost_before_it_was_there_is_asked_when_it_comes() -> None:
@@ -55,7 +76,9 @@ def test_conversations_whose_caches_were_given_up_are_no_concern_of_it() -> None
     head.handle(Cancel(request=1), 1.0)
     assert not head.handle(DrafterLost(drafter=0), 2.0)
     head.handle(Reformed(stage_count=2, cache_slots=limits.ID_MAX), 3.0)
-    assert [request.number for request in head.requests() if not request.mirrors] == [1], "its caches went to the other"
+    assert [request.number for request in head.requests() if not request.mirrors] == [1], (
+        "its caches went to the other"
+    )
     assert drafted_for(head.handle(DrafterBack(drafter=0), 4.0)) == {0: [2]}
     head.handle(DrafterLost(drafter=0), 5.0)
 
@@ -75,7 +98,15 @@ def test_who_waits_needs_nothing_of_a_drafter_that_cannot_hold_it() -> None:
 
 
 def test_a_drafters_device_is_told_of_as_a_drafter() -> None:
-    patience = Patience(silent_s=5.0, loading_silent_s=15.0, loading_s=60.0, stuck_s=30.0, probe_s=2.0, back_s=4.0, forgive_s=300.0)
+    patience = Patience(
+        silent_s=5.0,
+        loading_silent_s=15.0,
+        loading_s=60.0,
+        stuck_s=30.0,
+        probe_s=2.0,
+        back_s=4.0,
+        forgive_s=300.0,
+    )
     core = Membership(["pi-3"], patience, "draft-math")
     core.handle(Begin(), 0.0)
     core.handle(Planned(devices=("pi-3",)), 0.0)

@@ -33,7 +33,16 @@ from flowspec.core.membership import (
     Unprepared,
 )
 
-PATIENCE = Patience(silent_s=5.0, loading_silent_s=15.0, loading_s=60.0, stuck_s=30.0, probe_s=2.0, back_s=4.0, forgive_s=300.0, worth=10.0)
+PATIENCE = Patience(
+    silent_s=5.0,
+    loading_silent_s=15.0,
+    loading_s=60.0,
+    stuck_s=30.0,
+    probe_s=2.0,
+    back_s=4.0,
+    forgive_s=300.0,
+    worth=10.0,
+)
 
 
 class Bench:
@@ -141,9 +150,14 @@ def test_a_device_that_hangs_in_a_segment_is_lost_though_it_answers() -> None:
     for seconds in range(31):
         bench.now_s += 1.0
         for name in ("a", "b", "c"):
-            assert bench.give(Heard(device=name, running_s=seconds if name == "b" else 0.0, queued=name == "b")) == []
+            assert (
+                bench.give(Heard(device=name, running_s=seconds if name == "b" else 0.0, queued=name == "b"))
+                == []
+            )
         assert bench.give(Tick(flight_s=seconds)) == []
-    assert bench.give(Heard(device="b", running_s=31))[0] == Note(text="device b is lost (at one segment for 31 s)")
+    assert bench.give(Heard(device="b", running_s=31))[0] == Note(
+        text="device b is lost (at one segment for 31 s)"
+    )
     assert bench.core.fired == Counter({"stuck": 1})
 
 
@@ -151,7 +165,9 @@ def test_only_passes_that_ended_teach_how_long_one_may_take() -> None:
     bench = running()
     for seconds in (2, 4, 6):
         assert bench.give(Heard(device="b", running_s=seconds)) == []
-    assert bench.give(Heard(device="b", running_s=1, done=1)) == [], "a pass of at least six seconds has ended"
+    assert bench.give(Heard(device="b", running_s=1, done=1)) == [], (
+        "a pass of at least six seconds has ended"
+    )
     assert bench.give(Heard(device="b", running_s=60, done=1)) == []
     assert isinstance(bench.give(Heard(device="b", running_s=61, done=1))[0], Note)
     bench = running()
@@ -193,7 +209,9 @@ def test_a_link_on_which_a_segment_is_for_long_is_named_and_waited_for() -> None
     assert wait_for(bench, 31) == [Note(text=note)], "once"
     assert wait_for(bench, 200) == []
     said = wait_for(bench, 40)
-    assert said[0] == Note(text="device b is lost (the link from a to b failed: 512 KiB did not come over it within 262 s)")
+    assert said[0] == Note(
+        text="device b is lost (the link from a to b failed: 512 KiB did not come over it within 262 s)"
+    )
     assert said[1] == Reform(devices=("a", "c"), silent_s=1.0)
 
 
@@ -206,7 +224,9 @@ def test_a_segment_has_its_time_from_when_it_left_however_long_devices_were_idle
 
 def test_a_link_on_which_a_short_segment_is_for_as_long_is_broken() -> None:
     said = wait_for(on_its_way(4096), 31)
-    assert said[0] == Note(text="device b is lost (the link from a to b failed: 4 KiB did not come over it within 30 s)")
+    assert said[0] == Note(
+        text="device b is lost (the link from a to b failed: 4 KiB did not come over it within 30 s)"
+    )
 
 
 def test_tokens_make_good_for_failures_that_were_nobodys() -> None:
@@ -285,7 +305,9 @@ def test_where_the_model_does_not_fit_on_the_rest_all_who_are_back_help() -> Non
     bench.give(Broken(device="a", text="its connection closed"))
     said = bench.give(Unfit(text="4 GiB are missing"))
     assert said == [
-        Note(text="the model does not fit on what is left: 4 GiB are missing; waiting for a device to come back"),
+        Note(
+            text="the model does not fit on what is left: 4 GiB are missing; waiting for a device to come back"
+        ),
         Disband(),
     ]
     assert bench.pass_time(7)[-1] == Reform(devices=("a", "b", "c"))
@@ -321,7 +343,9 @@ def test_devices_that_a_plan_leaves_out_stand_by_and_are_not_missed() -> None:
     bench.form()
     bench.alive = {"a", "c"}
     assert bench.pass_time(30) == []
-    assert bench.give(Broken(device="a", text="its connection closed"))[-1] == Reform(devices=("b", "c"), silent_s=0.5)
+    assert bench.give(Broken(device="a", text="its connection closed"))[-1] == Reform(
+        devices=("b", "c"), silent_s=0.5
+    )
 
 
 def test_a_device_that_is_back_makes_ready_beside_the_pipeline_that_works_before_it_is_taken_in() -> None:
@@ -346,7 +370,9 @@ def test_what_takes_long_to_make_ready_disturbs_nobody_and_is_asked_for_once() -
     assert bench.pass_time(20) == [], "it loads"
     bench.give(Answered(device="b", is_held=True))
     assert bench.give(Prepared(devices=("b",))) == []
-    assert bench.give(Tick()) == [Reform(devices=("a", "b", "c"))], "what was heard of it meanwhile was our own"
+    assert bench.give(Tick()) == [Reform(devices=("a", "b", "c"))], (
+        "what was heard of it meanwhile was our own"
+    )
 
 
 def test_a_device_that_cannot_make_ready_stays_out_for_longer() -> None:
@@ -366,7 +392,9 @@ def test_a_device_that_would_have_nothing_to_do_stands_by() -> None:
     bench.form()
     bench.outcome = Needless(devices=("b",))
     assert bench.pass_time(30) == [Note(text="device b is back, and stands by")]
-    assert bench.give(Broken(device="a", text="its connection closed"))[-1] == Reform(devices=("b", "c"), silent_s=0.5)
+    assert bench.give(Broken(device="a", text="its connection closed"))[-1] == Reform(
+        devices=("b", "c"), silent_s=0.5
+    )
 
 
 SLOW = Changed(text="b has slowed down to 70% of its speed (throttled, 82 degrees)")
@@ -491,6 +519,12 @@ def test_a_suspect_has_less_time_for_progress_in_loading() -> None:
 def test_of_two_ends_of_a_link_the_one_whose_links_failed_more_often_is_left_out() -> None:
     bench = running()
     said = bench.give(LinkBroken(first="a", second="b", text="lost by a"))
-    assert said == [Note(text="device b is lost (the link from a to b failed: lost by a)"), Reform(devices=("a", "c"))]
+    assert said == [
+        Note(text="device b is lost (the link from a to b failed: lost by a)"),
+        Reform(devices=("a", "c")),
+    ]
     said = bench.give(LinkBroken(first="a", second="c", text="lost by a"))
-    assert said == [Note(text="device a is lost (the link from a to c failed: lost by a)"), Reform(devices=("c",))]
+    assert said == [
+        Note(text="device a is lost (the link from a to c failed: lost by a)"),
+        Reform(devices=("c",)),
+    ]

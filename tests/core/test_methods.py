@@ -1,4 +1,5 @@
-"""What each method but `continuous` decides: a head whose stages and drafter are played by hand, exact commands out."""
+"""What each method but `continuous` decides: a head whose stages and drafter are played by hand, exact
+commands out."""
 
 from __future__ import annotations
 
@@ -35,33 +36,44 @@ def test_methods_are_made_by_name_and_without_a_drafter_all_decode_plainly(name:
     assert desk.back({4: 8}) == [emits(8), ends("length")]
 
 
-# ---------------------------------------------------------------------------------------------------------- ar
+# ----------------------------------------------------------------------------------------------------------
+# ar
 
 
 def test_ar_has_the_root_in_flight_and_nothing_else() -> None:
     desk = Desk("ar")
     assert desk.ask() == [opens(), sends(0, 1, 2)]
     assert desk.back({2: 8}) == [emits(8), sends(3)]
-    assert desk.back({3: 8}) == [emits(8), sends(4)], "and no Commit on control: it rides along with the next root"
+    assert desk.back({3: 8}) == [emits(8), sends(4)], (
+        "and no Commit on control: it rides along with the next root"
+    )
     assert desk.job is None
 
 
 def test_ar_fills_its_window_with_prompts_and_the_roots_that_wait() -> None:
     desk = Desk("ar", stages=2)
     said = [each for request in range(1, 6) for each in desk.ask(request, (5,))]
-    assert [each for each in said if each[0] == "send"] == [sends(0, request=request) for request in (1, 2, 3)], "one more than stages"
+    assert [each for each in said if each[0] == "send"] == [
+        sends(0, request=request) for request in (1, 2, 3)
+    ], "one more than stages"
     assert desk.back({0: 8}, request=1) == [emits(8, request=1), sends(1, request=1)]
-    assert desk.back({0: 8}, request=2) == [emits(8, request=2), sends(0, request=4)], "prompts and answers take turns"
-    assert desk.back({0: 8}, request=3) == [emits(8, request=3), sends_all({2: (1,), 3: (1,)})], "roots that wait share a segment"
+    assert desk.back({0: 8}, request=2) == [emits(8, request=2), sends(0, request=4)], (
+        "prompts and answers take turns"
+    )
+    assert desk.back({0: 8}, request=3) == [emits(8, request=3), sends_all({2: (1,), 3: (1,)})], (
+        "roots that wait share a segment"
+    )
     assert desk.back({1: 8}, request=1) == [emits(8, request=1), sends(0, request=5)]
     assert desk.back({0: 8}, request=4) == [emits(8, request=4), sends_all({1: (2,), 4: (1,)})]
 
 
-# ----------------------------------------------------------------------------------------------------- tree-sd
+# -----------------------------------------------------------------------------------------------------
+# tree-sd
 
 
 def tree_sd(nodes: int = 5) -> Desk:
-    """A beam of 2 that is 2 deep, its prompt answered with token 8: the root is node 3, of which the drafter is asked."""
+    """A beam of 2 that is 2 deep, its prompt answered with token 8: the root is node 3, of which the drafter
+    is asked."""
     desk = Desk(make_method("tree-sd", nodes=nodes, depth=2, width=2))
     assert desk.ask() == [opens(), sends(0, 1, 2)], "nothing is drafted for a root that is not known"
     assert desk.back({2: 8}) == [emits(8), drafts(0, 1, 2, 3)]
@@ -73,7 +85,9 @@ def test_tree_sd_sends_the_whole_tree_when_its_beam_is_complete_and_not_before()
     assert desk.give(NOTHING) == [], "nothing is sent while the drafter is at work"
     assert desk.propose({3: [(10, 0.6), (11, 0.32)]}) == [drafts(4, 5)]
     assert desk.give(NOTHING) == []
-    assert desk.propose({4: [(20, 0.5), (21, 0.4)], 5: [(22, 0.9)]}) == [drafts(6, 8)], "the two best of three"
+    assert desk.propose({4: [(20, 0.5), (21, 0.4)], 5: [(22, 0.9)]}) == [drafts(6, 8)], (
+        "the two best of three"
+    )
     assert desk.propose({6: [(30, 0.5)], 8: [(31, 0.1)]}) == [sends(3, 4, 5, 6, 8)]
     values = [desk.tree().value(node) for node in (4, 5, 6, 8, 7, 9)]
     assert values == pytest.approx([0.6, 0.32, 0.3, 0.288, 0.24, 0.15]), "the root and the four best"
@@ -85,7 +99,9 @@ def test_tree_sd_does_nothing_while_its_segment_is_out_and_drafts_anew_when_it_i
     desk.propose({4: [(20, 0.5), (21, 0.4)], 5: []})
     assert desk.propose({6: [], 7: []}) == [sends(3, 4, 5, 6, 7)]
     assert desk.job is None
-    assert desk.back({3: 10, 4: 21, 7: 50}) == [emits(10, 21, 50), drafts(8)], "what came true was run by the drafter as a guess"
+    assert desk.back({3: 10, 4: 21, 7: 50}) == [emits(10, 21, 50), drafts(8)], (
+        "what came true was run by the drafter as a guess"
+    )
     assert desk.job is not None
     assert (desk.job.segment.parts[0].commit.base, desk.job.segment.parts[0].commit.path) == (4, (4, 7, 8))
     assert desk.propose({8: []}) == [sends(8)]
@@ -105,7 +121,8 @@ def test_tree_sd_sends_the_root_first_parents_before_children_and_no_more_than_i
     assert is_ordered(desk.tree(), sent)
 
 
-# ---------------------------------------------------------------------------------------------------- chunk-pp
+# ----------------------------------------------------------------------------------------------------
+# chunk-pp
 
 
 def test_chunk_pp_sends_its_chunks_back_to_back_and_learns_when_all_are_back() -> None:
@@ -114,7 +131,9 @@ def test_chunk_pp_sends_its_chunks_back_to_back_and_learns_when_all_are_back() -
     assert desk.back({2: 8}) == [emits(8), drafts(0, 1, 2, 3)]
     assert desk.propose(falling(5)) == [drafts(4, 5, 6, 7, 8)]
     said = desk.propose({4: [(20, 0.9), (21, 0.05)], 5: [(22, 0.9)], 6: [(23, 0.9)]})
-    assert said == [sends(3, 4), sends(5, 6), sends(7, 8), sends(9, 10), sends(11, 12)], "of the best ten, by id: parents come first"
+    assert said == [sends(3, 4), sends(5, 6), sends(7, 8), sends(9, 10), sends(11, 12)], (
+        "of the best ten, by id: parents come first"
+    )
     assert [desk.back(drawn) for drawn in ({3: 0, 4: 20}, {}, {}, {9: 7})] == [[], [], [], []]
     assert desk.back() == [emits(0, 20), emits(7), drafts(9, 13)]
 
@@ -127,13 +146,17 @@ def test_chunk_pp_has_no_empty_chunks() -> None:
     assert desk.propose({}) == [sends(3), sends(4), sends(5)]
 
 
-# ----------------------------------------------------------------------------------------------------- pipedec
+# -----------------------------------------------------------------------------------------------------
+# pipedec
 
 
 def pipedec() -> Desk:
-    """Three stages with the prompt and two levels in them, the next one drafted; below each node 10 tokens, of value 0.5 and less."""
+    """Three stages with the prompt and two levels in them, the next one drafted; below each node 10 tokens,
+    of value 0.5 and less."""
     desk = Desk("pipedec", stages=3)
-    assert desk.ask() == [opens(), sends(0, 1, 2), drafts(0, 1, 2)], "the drafter begins while the prompt is under way"
+    assert desk.ask() == [opens(), sends(0, 1, 2), drafts(0, 1, 2)], (
+        "the drafter begins while the prompt is under way"
+    )
     level = tuple(range(3, 13))
     assert desk.propose(falling(10)) == [sends(*level), drafts(*level)]
     said = desk.propose(falling(10))
@@ -149,10 +172,16 @@ def test_pipedec_sends_one_level_per_slot_and_no_more_than_16_nodes_of_it() -> N
     tree = desk.tree()
     assert [tree.depth(node) for node in desk.sent[2].parts[0].ids] == [2] * 16
     values = [tree.value(node) for node in desk.sent[2].parts[0].ids]
-    others = [tree.value(node) for node in tree.living() if tree.depth(node) == 2 and node not in desk.sent[2].parts[0].ids]
+    others = [
+        tree.value(node)
+        for node in tree.living()
+        if tree.depth(node) == 2 and node not in desk.sent[2].parts[0].ids
+    ]
     assert min(values) >= max(others)
     said = desk.back({2: 0})
-    assert said[:2] == [emits(0), commits(3, base=3)], "on control, for two segments are in flight that it prunes"
+    assert said[:2] == [emits(0), commits(3, base=3)], (
+        "on control, for two segments are in flight that it prunes"
+    )
     assert kinds(said[2:]) == ["send", "draft"]
     assert [tree.depth(node) for node in said[2][1][1]] == [2] * 16, "the third level: the root went down one"
     assert all(tree.is_alive(node) for node in said[2][1][1])
@@ -187,7 +216,8 @@ def test_levels_of_many_stages_stay_below_what_the_stages_have_slots_for() -> No
     assert kinds(said)[:3] == ["emit", "commit", "send"], "what died makes room for the rest of a level"
 
 
-# ---------------------------------------------------------------------------------------------- flowspec-paper
+# ----------------------------------------------------------------------------------------------
+# flowspec-paper
 
 
 def round_of(desk: Desk, said: list[Said]) -> list[Said]:
@@ -209,7 +239,9 @@ def test_the_paper_cuts_the_first_tree_into_five_by_falling_score() -> None:
     values = [desk.tree().value(node) for nodes in sent for node in nodes]
     assert values == pytest.approx(sorted(values, reverse=True))
     assert is_ordered(desk.tree(), [node for nodes in sent for node in nodes])
-    rest = [desk.tree().value(node) for node in desk.tree().living() if all(node not in nodes for nodes in sent)]
+    rest = [
+        desk.tree().value(node) for node in desk.tree().living() if all(node not in nodes for nodes in sent)
+    ]
     assert max(rest) <= min(values) * (1 + 1e-9)
     # Where the output leaves the tree, a new round begins, with a root that is sent in front: 81 nodes.
     root = len(desk.tree())
@@ -248,7 +280,9 @@ def test_the_papers_expansion_sends_what_is_new_among_the_best() -> None:
     said = desk.propose({3: [(20, 0.5), (21, 0.4)], 4: [(22, 0.9)]})
     assert said == [sends(3), sends(4), sends(5), sends(7)], "values 0.6, 0.32, 0.3 and 0.288"
     assert desk.back({2: 10}) == [emits(10), commits(3, base=3), drafts(5, 6)]
-    assert desk.propose({5: [(30, 0.9)], 6: [(31, 0.1)]}) == [sends(6, 8)], "of 5, 8 and 6, what is not under way"
+    assert desk.propose({5: [(30, 0.9)], 6: [(31, 0.1)]}) == [sends(6, 8)], (
+        "of 5, 8 and 6, what is not under way"
+    )
 
 
 def test_a_round_of_the_paper_begins_with_a_tree_also_where_the_drafter_knows_its_root() -> None:
@@ -260,7 +294,9 @@ def test_a_round_of_the_paper_begins_with_a_tree_also_where_the_drafter_knows_it
     assert said[:2] == [emits(11), commits(4, base=3)]
     while kinds(said)[-1] == "draft":
         said = desk.propose({})
-    assert [segment.parts[0].tokens for segment in desk.segments[-2:]] == [(11,), (22,)], "the root, and what is known below it"
+    assert [segment.parts[0].tokens for segment in desk.segments[-2:]] == [(11,), (22,)], (
+        "the root, and what is known below it"
+    )
 
 
 def test_the_paper_does_without_a_segment_where_nothing_is_new() -> None:

@@ -19,7 +19,12 @@ def test_what_is_known_of_an_answer_becomes_a_prompt_in_a_new_epoch() -> None:
     assert desk.give(LOST) == []
     assert desk.give(Reformed(stage_count=2)) == [opens(epoch=1), sends(0, 1, 2, 3)]
     again = desk.sent[-1].parts[0]
-    assert (again.tokens, again.committed, again.commit.base, again.commit.path) == ((5, 6, 7, 30), (True,) * 4, 4, ())
+    assert (again.tokens, again.committed, again.commit.base, again.commit.path) == (
+        (5, 6, 7, 30),
+        (True,) * 4,
+        4,
+        (),
+    )
     assert again.opening is not None
     assert (again.opening.keep, again.opening.length, again.opening.root) == (0, 4, 3)
     desk.segments = [desk.sent[-1]]
@@ -81,7 +86,8 @@ def test_a_draft_that_runs_when_the_stages_are_lost_is_not_taken_and_the_drafter
 
 
 def test_an_answer_ends_where_it_would_have_ended() -> None:
-    """The length is counted from the prompt as it was asked, not from what was known when the stages were lost."""
+    """The length is counted from the prompt as it was asked, not from what was known when the stages were
+    lost."""
     desk = Desk("continuous", drafter=TRAITS)
     desk.ask(prompt=(5, 6, 7), count=3)
     desk.back({2: 30})
@@ -109,7 +115,11 @@ def test_statistics_count_recoveries_and_their_seconds() -> None:
     desk.back({3: 31}, hops=hops(6, 4, 0.1))
     report = desk.ends[0].statistics.report()
     assert report["recoveries"] == 1
-    assert (report["recovery_detect_s"], report["recovery_load_s"], report["recovery_prefill_s"]) == (2.0, 1.5, 0.5)
+    assert (report["recovery_detect_s"], report["recovery_load_s"], report["recovery_prefill_s"]) == (
+        2.0,
+        1.5,
+        0.5,
+    )
     assert len(report["stage_busy"]) == 6
     assert report["compute_s"] == pytest.approx(1.0)
 

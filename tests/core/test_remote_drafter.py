@@ -54,8 +54,12 @@ def answer(job: int, token: int = 7, compute_s: float = 0.0) -> Proposed:
     return Proposed(job=job, proposals=(proposal,), compute_s=compute_s)
 
 
-@pytest.mark.parametrize(("compute_s", "started_s"), [(0.5, 11.5), (1e4, 10.0)], ids=["its time", "no longer than we waited"])
-def test_a_job_goes_out_and_what_is_proposed_comes_back_in_the_heads_time(compute_s: float, started_s: float) -> None:
+@pytest.mark.parametrize(
+    ("compute_s", "started_s"), [(0.5, 11.5), (1e4, 10.0)], ids=["its time", "no longer than we waited"]
+)
+def test_a_job_goes_out_and_what_is_proposed_comes_back_in_the_heads_time(
+    compute_s: float, started_s: float
+) -> None:
     bench = Bench()
     assert bench.give(FORMED) == [BACK]
     assert bench.give(BACK, draft(0)) == [expand(0)]
@@ -108,7 +112,9 @@ def test_proposals_that_cannot_be_are_not_believed(said: Proposed, text: str, ru
 
 def test_an_answer_that_nobody_asked_for_is_not_believed() -> None:
     bench = Bench()
-    assert bench.give(FORMED, BACK, answer(0)) == [Disbelieve(text="expected proposals of job None, got those of 0")]
+    assert bench.give(FORMED, BACK, answer(0)) == [
+        Disbelieve(text="expected proposals of job None, got those of 0")
+    ]
 
 
 def test_one_that_is_given_up_is_lost_for_good() -> None:

@@ -1,4 +1,5 @@
-"""The head takes over an answer that another one began: what is known of it goes out as prompt, and counts as answer."""
+"""The head takes over an answer that another one began: what is known of it goes out as prompt, and counts as
+answer."""
 
 from __future__ import annotations
 

@@ -55,7 +55,9 @@ class Run:
             boards=boards,
         )
         self.world: World = experiment.build(
-            LANGUAGE, [FakeDrafter(LANGUAGE, quality, 90 + at) for at, quality in enumerate(qualities)], self._watch
+            LANGUAGE,
+            [FakeDrafter(LANGUAGE, quality, 90 + at) for at, quality in enumerate(qualities)],
+            self._watch,
         )
         self.method: Any = self.world.head.method
         submits = [self._submit(number) for number in range(answers)]
@@ -68,13 +70,19 @@ class Run:
         self.world.run()
         for submit in submits:
             (answer,) = self.world.answers[submit.request]
-            expected, _ = plain_answer(LANGUAGE, submit.prompt, submit.sampling, new_tokens_max=TOKENS, context=4096)
+            expected, _ = plain_answer(
+                LANGUAGE, submit.prompt, submit.sampling, new_tokens_max=TOKENS, context=4096
+            )
             assert answer.tokens == list(expected), "whoever drafts, the answer is the same"
 
     def _submit(self, number: int) -> Submit:
         prompt = (1, 2, 3, 4 + number)
         return Submit(
-            request=number, prompt=prompt, new_tokens_max=TOKENS, sampling=Sampling(temperature=1.0, seed=number), stop_ids=frozenset()
+            request=number,
+            prompt=prompt,
+            new_tokens_max=TOKENS,
+            sampling=Sampling(temperature=1.0, seed=number),
+            stop_ids=frozenset(),
         )
 
     def _watch(self, handled: Handled) -> None:
@@ -89,7 +97,8 @@ class Run:
         return [chain for _, _, chain, _ in answer.end.statistics.chains]
 
 
-# ----------------------------------------------------------------------------------------------------------- cosine
+# -----------------------------------------------------------------------------------------------------------
+# cosine
 
 
 def test_requests_go_to_the_drafter_whose_guesses_come_true() -> None:
@@ -117,7 +126,9 @@ def test_each_of_several_goes_on_from_its_own_guesses(monkeypatch: pytest.Monkey
     run = Run("cosine", (0.5, 0.6), count=2, answers=2)
     monkeypatch.setattr(Cosine, "may_ask", lambda *_: True)
     free = Run("cosine", (0.5, 0.6), count=2, answers=2)
-    assert sum(drafter.rows for drafter in run.world.drafters) < sum(drafter.rows for drafter in free.world.drafters)
+    assert sum(drafter.rows for drafter in run.world.drafters) < sum(
+        drafter.rows for drafter in free.world.drafters
+    )
 
 
 def test_the_one_that_is_replaced_goes_on_until_the_next_has_the_text() -> None:
@@ -130,13 +141,21 @@ def test_the_one_that_is_replaced_goes_on_until_the_next_has_the_text() -> None:
 
 
 def test_a_board_that_others_wait_for_keeps_its_drafters_apart() -> None:
-    """Three that are as good, on one board, where each slows the others down: a second one is tried and let go."""
-    run = Run("cosine", (0.9, 0.9, 0.9), drafting=(Curve(base_s=0.02),) * 3, answers=6, boards=(BoardSpec(drafters=(0, 1, 2)),))
+    """Three that are as good, on one board, where each slows the others down: a second one is tried and let
+    go."""
+    run = Run(
+        "cosine",
+        (0.9, 0.9, 0.9),
+        drafting=(Curve(base_s=0.02),) * 3,
+        answers=6,
+        boards=(BoardSpec(drafters=(0, 1, 2)),),
+    )
     assert run.method._teams.size == 1
     assert len(run.asked) > 1
 
 
-# -------------------------------------------------------------------------------------------------------- specrouter
+# --------------------------------------------------------------------------------------------------------
+# specrouter
 
 
 def test_similarity_is_what_two_models_have_in_common() -> None:

@@ -1,4 +1,5 @@
-"""A slot map hands out the lowest free slot, never more than its capacity, and shows each row what it may attend to."""
+"""A slot map hands out the lowest free slot, never more than its capacity, and shows each row what it may
+attend to."""
 
 from __future__ import annotations
 
@@ -34,8 +35,13 @@ def test_a_map_grows_as_far_as_it_was_reserved() -> None:
         slots.allocate(0, committed=True)
 
 
-@given(st.integers(1, 8), st.lists(st.tuples(st.booleans(), st.integers(0, 20), st.booleans(), st.integers(0, 99)), max_size=60))
-def test_any_order_of_taking_and_freeing_keeps_the_map_dense(capacity: int, steps: list[tuple[bool, int, bool, int]]) -> None:
+@given(
+    st.integers(1, 8),
+    st.lists(st.tuples(st.booleans(), st.integers(0, 20), st.booleans(), st.integers(0, 99)), max_size=60),
+)
+def test_any_order_of_taking_and_freeing_keeps_the_map_dense(
+    capacity: int, steps: list[tuple[bool, int, bool, int]]
+) -> None:
     slots, held = SlotMap(capacity), {}
     for take, position, committed, pick in steps:
         if take and len(held) == capacity:
@@ -107,7 +113,10 @@ def test_the_mask_equals_its_definition(data: st.DataObject) -> None:
     branches = data.draw(st.lists(st.lists(own, min_size=1, max_size=3), min_size=1, max_size=5))
     positions = [nodes[branch[0]][0] for branch in branches]
     expected = [
-        [s in branch or (s not in freed and nodes[s][1] and nodes[s][0] < position) for s in range(slots.high)]
+        [
+            s in branch or (s not in freed and nodes[s][1] and nodes[s][0] < position)
+            for s in range(slots.high)
+        ]
         for position, branch in zip(positions, branches, strict=True)
     ]
     mask = slots.visible(positions, branches)

@@ -23,7 +23,9 @@ def pass_s(rows: int, context: int) -> float:
 
 
 def hop(seconds: float, rows: int, *, dead: int = 0) -> Hop:
-    return Hop(received_s=0.0, queued_s=0.0, compute_s=seconds, own_s=0.0, rows=rows, dead_between_layers=dead)
+    return Hop(
+        received_s=0.0, queued_s=0.0, compute_s=seconds, own_s=0.0, rows=rows, dead_between_layers=dead
+    )
 
 
 class Bench:
@@ -103,7 +105,9 @@ def test_more_rows_and_longer_contexts_are_not_slowness() -> None:
         assert bench.work(1) == []
 
 
-def test_a_kind_of_pass_that_comes_up_when_a_device_is_slow_already_is_measured_by_what_is_known_of_it() -> None:
+def test_a_kind_of_pass_that_comes_up_when_a_device_is_slow_already_is_measured_by_what_is_known_of_it() -> (
+    None
+):
     bench = Bench()
     bench.work(60)
     bench.heat = 1.5
@@ -173,7 +177,16 @@ def test_kinds_are_few() -> None:
 
 def test_why_a_device_is_slow_is_what_it_says_while_it_works() -> None:
     core = Slowing(MINUTE_S)
-    hot = Pong(queued=1, done=1, memory_bytes=1, running_s=0.1, temperature_c=82.4, clock_mhz=1500, clock_max_mhz=2400, is_throttled=True)
+    hot = Pong(
+        queued=1,
+        done=1,
+        memory_bytes=1,
+        running_s=0.1,
+        temperature_c=82.4,
+        clock_mhz=1500,
+        clock_max_mhz=2400,
+        is_throttled=True,
+    )
     assert why_slow(hot) == "throttled, 82 degrees, clock at 1500 of 2400 MHz"
     assert why_slow(Pong(queued=0, done=0, memory_bytes=1)) == ""
     core.heard("a", hot)
@@ -182,4 +195,6 @@ def test_why_a_device_is_slow_is_what_it_says_while_it_works() -> None:
     for at in range(400):
         core.passed((hop(0.1 if at < 200 else 0.2, 4),), 10)
         found = core.look(at / 2)
-    assert [str(change) for change in found] == ["a has slowed down to 50% of its speed (throttled, 82 degrees, clock at 1500 of 2400 MHz)"]
+    assert [str(change) for change in found] == [
+        "a has slowed down to 50% of its speed (throttled, 82 degrees, clock at 1500 of 2400 MHz)"
+    ]

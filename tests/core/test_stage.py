@@ -80,7 +80,9 @@ def test_a_trim_that_comes_too_late_for_the_layers_still_holds_at_the_end() -> N
 
 def test_how_long_a_segment_has_been_running_counts_from_its_last_layer() -> None:
     core = opened()
-    job = run_of(core.handle(SegmentArrived(segment=segment(1, [(3, 2, 3)]), payload=None, received_s=10.0), 10.0))
+    job = run_of(
+        core.handle(SegmentArrived(segment=segment(1, [(3, 2, 3)]), payload=None, received_s=10.0), 10.0)
+    )
     assert core.running_s(14.0) == 4.0
     assert core.handle(LayerEnded(job=job.job, at_s=13.0), 14.0) == []
     assert core.running_s(14.0) == 1.0
@@ -116,7 +118,9 @@ def test_commits_are_cumulative_and_repeats_change_nothing() -> None:
     assert core.handle(ControlArrived(message=commit(3)), 0.0) == []
     assert core.handle(ControlArrived(message=commit(3, 4)), 0.0) == []
     job = run_of(arrive(core, segment(2, [(7, 5, 6)], newest=commit(4, base=4))))
-    assert job.parts[0].visible.tolist() == [[True, True, True, True, True, True, True]], "slot 6 was freed and is taken again"
+    assert job.parts[0].visible.tolist() == [[True, True, True, True, True, True, True]], (
+        "slot 6 was freed and is taken again"
+    )
 
 
 def test_a_commit_that_leaves_a_gap_is_refused() -> None:
@@ -142,7 +146,9 @@ def test_a_new_epoch_keeps_the_prefix_and_drops_the_rest() -> None:
     (stale,) = arrive(core, segment(2, [(5, 4, 5)], newest=commit(3)))
     assert isinstance(stale, SendVerified)
     assert stale.verified.parts == (), "a segment of the older epoch is empty here"
-    job = run_of(arrive(core, segment(3, [(10, 1, 2), (11, 10, 3)], newest=commit(base=4, epoch=1), prompt=True)))
+    job = run_of(
+        arrive(core, segment(3, [(10, 1, 2), (11, 10, 3)], newest=commit(base=4, epoch=1), prompt=True))
+    )
     assert job.parts[0].visible.tolist() == [[True, True, True, False], [True, True, True, True]]
     assert job.parts[0].sampled.tolist() == [False, True]
 
@@ -179,7 +185,9 @@ def test_an_open_that_a_release_has_overtaken_opens_nothing() -> None:
     for epoch in (2, 3):
         assert core.handle(ControlArrived(message=opening(epoch=epoch, keep=2)), 0.0) == []
     core.handle(ControlArrived(message=Release(request=1, epoch=1)), 0.0)
-    assert core.handle(ControlArrived(message=opening(epoch=3, keep=2)), 0.0) == [], "an older Release changes nothing"
+    assert core.handle(ControlArrived(message=opening(epoch=3, keep=2)), 0.0) == [], (
+        "an older Release changes nothing"
+    )
     assert core.handle(ControlArrived(message=opening(epoch=4)), 0.0) == [OpenCache(request=1, slots=64)]
 
 
@@ -216,7 +224,9 @@ def test_what_no_correct_head_sends_is_refused() -> None:
 def test_the_last_stage_drops_what_its_own_draws_show_to_be_wrong() -> None:
     core = opened(is_last=True)
     job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3), (5, 3, 4), (6, 3, 4), (7, 4, 4)])))
-    assert job.parts[0].tokens.tolist() == [30, 50, 60], "the prompt drew 30, so node 4 and what hangs below it never run"
+    assert job.parts[0].tokens.tolist() == [30, 50, 60], (
+        "the prompt drew 30, so node 4 and what hangs below it never run"
+    )
     cleared, sent = finish(core, job, drawn=(60, 1, 80))
     assert cleared == ClearSlots(request=1, slots=(4,))
     assert isinstance(sent, SendVerified)
@@ -268,7 +278,10 @@ def test_payloads_that_wait_are_bounded_in_bytes() -> None:
     rows = [(3, 2, 3)]
 
     def give(number: int, size: int) -> list[StageCommand]:
-        return core.handle(SegmentArrived(segment=segment(number, rows), payload=None, received_s=0.0, payload_bytes=size), 0.0)
+        return core.handle(
+            SegmentArrived(segment=segment(number, rows), payload=None, received_s=0.0, payload_bytes=size),
+            0.0,
+        )
 
     job = run_of(give(1, half))
     give(2, half)

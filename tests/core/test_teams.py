@@ -1,4 +1,5 @@
-"""How many drafters work for a request: taken in while they save more than they cost, and tried again ever more seldom."""
+"""How many drafters work for a request: taken in while they save more than they cost, and tried again ever
+more seldom."""
 
 from __future__ import annotations
 
@@ -13,12 +14,16 @@ TRIP_S = 0.2
 
 
 def run(chances: tuple[float, ...], level_s: dict[int, float], tokens: int = 2000) -> list[int]:
-    """The sizes at each token, where drafter n finds a token by chance, alone or after those before it failed."""
+    """The sizes at each token, where drafter n finds a token by chance, alone or after those before it
+    failed."""
     teams, chance = Teams(len(chances)), random.Random(4)
     sizes = []
     for token in range(tokens):
         sizes.append(teams.size)
-        offers = {drafter: ((token if chance.random() < found else -1, 0.5),) for drafter, found in enumerate(chances)}
+        offers = {
+            drafter: ((token if chance.random() < found else -1, 0.5),)
+            for drafter, found in enumerate(chances)
+        }
         team = range(teams.size)
         teams.observe(team, {drafter: offers[drafter] for drafter in team}, token)
         teams.tokens = token

@@ -20,7 +20,9 @@ def plain(*levels: int, fuses: bool = True) -> Trust:
 def test_those_who_agree_make_a_token_likelier() -> None:
     found: dict[int, Offers] = {0: ((7, 0.6), (8, 0.3)), 1: ((8, 0.5), (7, 0.2))}
     assert dict(plain(0, 0).rank(found, [1, 1]).offers) == pytest.approx({7: 1 - 0.4 * 0.8, 8: 1 - 0.7 * 0.5})
-    assert dict(plain(0, 0).rank(found, [1, 0.5]).offers) == pytest.approx({7: 1 - 0.4 * 0.9, 8: 1 - 0.7 * 0.75})
+    assert dict(plain(0, 0).rank(found, [1, 0.5]).offers) == pytest.approx(
+        {7: 1 - 0.4 * 0.9, 8: 1 - 0.7 * 0.75}
+    )
     assert dict(plain(0, 0, fuses=False).rank(found, [1, 0.5]).offers) == pytest.approx({7: 0.6, 8: 0.3})
 
 
@@ -32,7 +34,9 @@ def test_a_higher_level_has_the_last_word() -> None:
 
 
 @given(OFFERS, OFFERS, st.floats(0, 1))
-def test_a_fused_score_is_between_the_surest_word_and_certainty(first: Offers, second: Offers, weight: float) -> None:
+def test_a_fused_score_is_between_the_surest_word_and_certainty(
+    first: Offers, second: Offers, weight: float
+) -> None:
     fused = plain(0, 0).rank({0: first, 1: second}, [1, weight])
     surest = dict(plain(0, 0, fuses=False).rank({0: first, 1: second}, [1, weight]).offers)
     assert [score for _, score in fused.offers] == sorted((score for _, score in fused.offers), reverse=True)

@@ -1,4 +1,5 @@
-"""Text that the target wrote itself: a domain's part of it can be trained on alone, and a dialogue is learnt from by itself."""
+"""Text that the target wrote itself: a domain's part of it can be trained on alone, and a dialogue is learnt
+from by itself."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ BEGIN, LENGTH = 7, 6
 
 
 def dialogues(first_token: int, best: int, rng: np.random.Generator, count: int = 5) -> dict[str, np.ndarray]:
-    """Prompts of two tokens and answers of four, from `first_token` on, with the `best` likeliest of a drawn distribution."""
+    """Prompts of two tokens and answers of four, from `first_token` on, with the `best` likeliest of a drawn
+    distribution."""
     answers = []
     for _ in range(count):
         chances = -np.sort(-rng.dirichlet(np.ones(VOCABULARY_SIZE), size=4), axis=1)[:, :best]
@@ -47,7 +49,9 @@ def test_a_domain_of_own_text_can_be_drawn_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("row", [0, 1])
 def test_only_answers_count_and_a_dialogue_sees_only_itself(tmp_path: Path, row: int) -> None:
-    model = AutoModelForCausalLM.from_pretrained(make_checkpoint(tmp_path, "llama", SMALL), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(
+        make_checkpoint(tmp_path, "llama", SMALL), dtype=torch.float32
+    )
     text = dialogues(20 + row, 32, np.random.default_rng(row), count=2)
     tokens = torch.from_numpy(text["tokens"].astype(np.int64))[None]
     best, chances = (

@@ -1,4 +1,5 @@
-"""Each bundled specialist guesses the target better in its own domain than the other specialists do: what routing by expertise lives on."""
+"""Each bundled specialist guesses the target better in its own domain than the other specialists do: what
+routing by expertise lives on."""
 
 from __future__ import annotations
 
@@ -23,8 +24,12 @@ GREEDY = Sampling(temperature=0.0)
 def test_each_specialist_leads_in_its_own_domain() -> None:
     tokenizer = Tokenizer(ModelFiles(BUNDLED))
     target = AutoModelForCausalLM.from_pretrained(bundled_folder("target"), dtype=torch.float32).eval()
-    drafters = {name: Reference(ModelFiles(str(bundled_folder(name))), "float32") for name in SPECIALISTS.values()}
-    prompts = [prompt for prompt in read_prompts(bundled_folder("bench.jsonl")) if prompt.domain in SPECIALISTS]
+    drafters = {
+        name: Reference(ModelFiles(str(bundled_folder(name))), "float32") for name in SPECIALISTS.values()
+    }
+    prompts = [
+        prompt for prompt in read_prompts(bundled_folder("bench.jsonl")) if prompt.domain in SPECIALISTS
+    ]
     asked = [tokenizer.encode_chat([{"role": "user", "content": prompt.turns[0]}]) for prompt in prompts]
     answers = answer_all(target, asked, [0.0] * len(asked), NEW_TOKENS_MAX, torch.Generator())
     for domain, specialist in SPECIALISTS.items():

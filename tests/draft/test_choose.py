@@ -1,4 +1,5 @@
-"""Each kind of drafter is recognised, and one that cannot be or does not fit is refused in one line that says what to do."""
+"""Each kind of drafter is recognised, and one that cannot be or does not fit is refused in one line that says
+what to do."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ def test_the_bundled_drafter_fits_the_bundled_target_only(target: ModelFiles) ->
     assert drafter is not None
     assert (drafter.kind, drafter.context) == ("model", 500)
     assert drafter.weight_bytes == 2 * 1_672_128
-    by_folder = open_drafter(str(bundled_folder("draft-math")), ModelFiles(BUNDLED), "float32", CPU, context=5000)
+    by_folder = open_drafter(
+        str(bundled_folder("draft-math")), ModelFiles(BUNDLED), "float32", CPU, context=5000
+    )
     assert by_folder is not None
     assert (by_folder.kind, by_folder.context, by_folder.weight_bytes) == ("model", 1024, 4 * 1_672_128)
     text = refused(BUNDLED, target, "another tokenizer")
@@ -133,4 +136,7 @@ def test_ngram_and_none_need_no_torch() -> None:
         "import sys; from flowspec.draft.choose import open_drafter; open_drafter('ngram', None, 'float32', context=9); "
         "print(sorted({'torch', 'transformers'} & sys.modules.keys()))"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "[]\n"
+    )

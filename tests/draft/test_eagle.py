@@ -1,4 +1,5 @@
-"""An EAGLE drafter equals its head run over each node's path, with the target's features where they are known by then."""
+"""An EAGLE drafter equals its head run over each node's path, with the target's features where they are known
+by then."""
 
 from __future__ import annotations
 
@@ -53,7 +54,11 @@ class Mirror:
     def tell(self, drafter: EagleDrafter, nodes: list[int]) -> None:
         """The target's features of these nodes arrive."""
         new = [node for node in nodes if node not in self.truths]
-        features = torch.stack([self.feature(node) for node in new]) if new else torch.zeros(0, self._head.feature_width)
+        features = (
+            torch.stack([self.feature(node) for node in new])
+            if new
+            else torch.zeros(0, self._head.feature_width)
+        )
         drafter.take_features(self.teller.request, self.teller.epoch, new, features)
         self.truths.update(zip(new, self._head.project(features), strict=True))
 
@@ -63,7 +68,11 @@ class Mirror:
         wanted = [node for node in nodes if self.teller.is_living(node)]
         for node in self.teller.path[1:]:
             parent = self.teller.parents[node]
-            if node in self._read and parent in self.truths and not torch.equal(self._read[node], self.truths[parent]):
+            if (
+                node in self._read
+                and parent in self.truths
+                and not torch.equal(self._read[node], self.truths[parent])
+            ):
                 self._run(node, before)
                 wanted += [node] if node == self.teller.root else []
         for node in nodes:
@@ -111,13 +120,17 @@ def check(found: list[Proposal], expected: dict[int, Proposal]) -> None:
         np.testing.assert_allclose(each.confidences, expected[each.node].confidences, rtol=2e-3, atol=1e-6)
 
 
-def start(head_files: ModelFiles, target: ModelFiles, sampling: Sampling, number: int = 1) -> tuple[EagleDrafter, Mirror]:
+def start(
+    head_files: ModelFiles, target: ModelFiles, sampling: Sampling, number: int = 1
+) -> tuple[EagleDrafter, Mirror]:
     drafter = EagleDrafter(head_files, target, "float32", CPU, context=300)
     return drafter, Mirror(EagleHead.load(head_files, target, "float32", CPU), Teller(number, sampling))
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_trees_of_two_requests_over_several_turns(head_files: ModelFiles, target: ModelFiles, seed: int) -> None:
+def test_random_trees_of_two_requests_over_several_turns(
+    head_files: ModelFiles, target: ModelFiles, seed: int
+) -> None:
     rng = random.Random(seed)
     drafter, first = start(head_files, target, Sampling())
     mirrors = [first, Mirror(first._head, Teller(2, Sampling(temperature=0.9, seed=seed)))]
@@ -128,13 +141,19 @@ def test_random_trees_of_two_requests_over_several_turns(head_files: ModelFiles,
             teller = mirror.teller
             keep = rng.randint(0, teller.filled) if turn else 0
             prompt = [teller.tokens[node] for node in teller.path[:keep]]
-            teller.begin(prompt + [rng.randrange(VOCABULARY_SIZE) for _ in range(rng.randint(2 if not keep else 1, 12))], keep)
+            teller.begin(
+                prompt
+                + [rng.randrange(VOCABULARY_SIZE) for _ in range(rng.randint(2 if not keep else 1, 12))],
+                keep,
+            )
             ripe[teller.request] = []
         for _ in range(14):
             parts, expected = [], {}
             for mirror in mirrors:
                 teller = mirror.teller
-                mirror.tell(drafter, teller.path[:-1])  # each path node's feature came with the token after it
+                mirror.tell(
+                    drafter, teller.path[:-1]
+                )  # each path node's feature came with the token after it
                 if rng.random() < 0.3:
                     mirror.tell(drafter, [teller.root])  # or before the head has walked on
                 nodes = [teller.root] if teller.root not in teller.given else []
@@ -161,7 +180,11 @@ def test_random_trees_of_two_requests_over_several_turns(head_files: ModelFiles,
                     children = _children(teller, teller.root)
                     guessed = [child for child in children if child in teller.given]
                     is_miss = not children or rng.random() < 0.2
-                    node = teller.add(teller.root, rng.randrange(VOCABULARY_SIZE)) if is_miss else rng.choice(guessed or children)
+                    node = (
+                        teller.add(teller.root, rng.randrange(VOCABULARY_SIZE))
+                        if is_miss
+                        else rng.choice(guessed or children)
+                    )
                     teller.commit(node)
                     ripe[teller.request] = [each for each in ripe[teller.request] if each != node]
     assert checked > 40
@@ -172,7 +195,9 @@ def _children(teller: Teller, node: int) -> list[int]:
     return [child for child, parent in enumerate(teller.parents) if parent == node]
 
 
-def test_a_guess_reads_a_prediction_and_is_made_again_when_the_truth_is_known(head_files: ModelFiles, target: ModelFiles) -> None:
+def test_a_guess_reads_a_prediction_and_is_made_again_when_the_truth_is_known(
+    head_files: ModelFiles, target: ModelFiles
+) -> None:
     drafter, mirror = start(head_files, target, Sampling())
     teller = mirror.teller
     teller.begin([5, 6, 7])
@@ -183,7 +208,9 @@ def test_a_guess_reads_a_prediction_and_is_made_again_when_the_truth_is_known(he
     guessed = drafter.draft(segment(teller.part([child])), WIDTH)
     check(list(guessed), mirror.run([child]))
     grandchild = teller.add(child, guessed[0].tokens[0])
-    mirror.tell(drafter, [teller.root])  # the root is verified: the child is right, and was made of a prediction
+    mirror.tell(
+        drafter, [teller.root]
+    )  # the root is verified: the child is right, and was made of a prediction
     teller.commit(child)
     found = drafter.draft(segment(teller.part([grandchild])), WIDTH)
     assert [each.node for each in found] == [grandchild, child]
@@ -198,7 +225,9 @@ def test_a_node_and_its_child_may_come_together(head_files: ModelFiles, target: 
     child = teller.add(teller.root, 9)
     grandchild = teller.add(child, 10)
     mirror.tell(drafter, teller.path[:2])
-    found = drafter.draft(segment(teller.part([teller.root, child, grandchild], committed=teller.path[:2])), WIDTH)
+    found = drafter.draft(
+        segment(teller.part([teller.root, child, grandchild], committed=teller.path[:2])), WIDTH
+    )
     check(list(found), mirror.run([*teller.path[1:], child, grandchild]))
 
 
@@ -225,7 +254,9 @@ def test_without_a_feature_above_it_a_row_is_left_out(head_files: ModelFiles, ta
     assert [each.node for each in drafter.draft(segment(teller.part([child])), WIDTH)] == [child]
 
 
-def test_a_turn_that_keeps_less_than_the_target_does_still_knows_its_features(head_files: ModelFiles, target: ModelFiles) -> None:
+def test_a_turn_that_keeps_less_than_the_target_does_still_knows_its_features(
+    head_files: ModelFiles, target: ModelFiles
+) -> None:
     drafter, mirror = start(head_files, target, Sampling())
     teller = mirror.teller
     teller.begin([5, 6, 7, 8])

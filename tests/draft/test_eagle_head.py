@@ -68,7 +68,10 @@ def eagle(*, bias: bool = False, qkv_bias: bool = False) -> Tensors:
     if bias:
         shapes["fc.bias"] = (HIDDEN,)
     if qkv_bias:
-        shapes |= {f"layers.0.self_attn.{x}_proj.bias": (shapes[f"layers.0.self_attn.{x}_proj.weight"][0],) for x in "qkv"}
+        shapes |= {
+            f"layers.0.self_attn.{x}_proj.bias": (shapes[f"layers.0.self_attn.{x}_proj.weight"][0],)
+            for x in "qkv"
+        }
     return random_tensors(shapes, seed=1)
 
 
@@ -109,7 +112,10 @@ def _one_thread() -> Iterator[None]:
 def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, ModelFiles]:
     """Targets by whether their embeddings are tied."""
     folder = tmp_path_factory.mktemp("targets")
-    make = {tied: make_checkpoint(folder / str(tied), "llama", {**SMALL, "tie_word_embeddings": tied}) for tied in (False, True)}
+    make = {
+        tied: make_checkpoint(folder / str(tied), "llama", {**SMALL, "tie_word_embeddings": tied})
+        for tied in (False, True)
+    }
     return {tied: ModelFiles(str(path)) for tied, path in make.items()}
 
 
@@ -133,7 +139,11 @@ def attention(w: Tensors, prefix: str, x: torch.Tensor) -> torch.Tensor:
 
     def heads(name: str) -> torch.Tensor:
         bias = w.get(f"{prefix}.self_attn.{name}_proj.bias")
-        return F.linear(x, w[f"{prefix}.self_attn.{name}_proj.weight"], bias).view(rows, -1, width).transpose(0, 1)
+        return (
+            F.linear(x, w[f"{prefix}.self_attn.{name}_proj.weight"], bias)
+            .view(rows, -1, width)
+            .transpose(0, 1)
+        )
 
     q, k, v = rotated(heads("q")), rotated(heads("k")), heads("v")
     k, v = (each.repeat_interleave(HEADS // KV_HEADS, dim=0) for each in (k, v))
@@ -148,8 +158,11 @@ def mlp(w: Tensors, prefix: str, x: torch.Tensor) -> torch.Tensor:
     return (gate * (x @ w[f"{prefix}.mlp.up_proj.weight"].T)) @ w[f"{prefix}.mlp.down_proj.weight"].T
 
 
-def published(w: Tensors, target: Tensors, tokens: torch.Tensor, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Predicted features and logits of a chain, from the target's features `[rows, hidden * captures]` or own ones."""
+def published(
+    w: Tensors, target: Tensors, tokens: torch.Tensor, features: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Predicted features and logits of a chain, from the target's features `[rows, hidden * captures]` or own
+    ones."""
     embedded = F.embedding(tokens, w.get("embed_tokens.weight", target["model.embed_tokens.weight"]))
     if "fc.weight" in w and w["fc.weight"].shape[1] == 2 * HIDDEN:
         h = F.linear(torch.cat((embedded, features), dim=-1), w["fc.weight"], w.get("fc.bias"))
@@ -157,7 +170,13 @@ def published(w: Tensors, target: Tensors, tokens: torch.Tensor, features: torch
         h = h + mlp(w, "layers.0", rms_norm(h, w["layers.0.post_attention_layernorm.weight"]))
         return h, h @ target.get("lm_head.weight", target["model.embed_tokens.weight"]).T
     h = features if features.shape[1] == HIDDEN else features @ w["fc.weight"].T
-    x = torch.cat((rms_norm(embedded, w["midlayer.input_layernorm.weight"]), rms_norm(h, w["midlayer.hidden_norm.weight"])), dim=-1)
+    x = torch.cat(
+        (
+            rms_norm(embedded, w["midlayer.input_layernorm.weight"]),
+            rms_norm(h, w["midlayer.hidden_norm.weight"]),
+        ),
+        dim=-1,
+    )
     h = h + attention(w, "midlayer", x)
     h = h + mlp(w, "midlayer", rms_norm(h, w["midlayer.post_attention_layernorm.weight"]))
     return h, rms_norm(h, w["norm.weight"]) @ w["lm_head.weight"].T
@@ -167,7 +186,8 @@ def published(w: Tensors, target: Tensors, tokens: torch.Tensor, features: torch
 
 
 def tree_batch(cache: TreeCache, parents: list[int], first: int) -> tuple[TreeBatch, torch.Tensor]:
-    """Rows `first..` of a tree given by parents (-1: none), in slots of the same numbers, and their positions."""
+    """Rows `first..` of a tree given by parents (-1: none), in slots of the same numbers, and their
+    positions."""
     paths: list[list[int]] = []
     for node, parent in enumerate(parents):
         paths.append([*(paths[parent] if parent >= 0 else []), node])
@@ -176,7 +196,9 @@ def tree_batch(cache: TreeCache, parents: list[int], first: int) -> tuple[TreeBa
         visible[node, path] = True
     positions = torch.tensor([len(path) - 1 for path in paths])
     slots = torch.arange(first, len(parents))
-    return TreeBatch([TreeRows(cache, 0, slots, positions[first:], positions.int(), visible[first:])], 0), positions[first:]
+    return TreeBatch(
+        [TreeRows(cache, 0, slots, positions[first:], positions.int(), visible[first:])], 0
+    ), positions[first:]
 
 
 def chain_input(width: int, rows: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
@@ -195,7 +217,9 @@ HEAD_CASES: dict[str, tuple[Tensors, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("name", HEAD_CASES)
-def test_a_chain_is_what_the_published_forward_computes(name: str, tied: bool, targets: dict[bool, ModelFiles], tmp_path: Path) -> None:
+def test_a_chain_is_what_the_published_forward_computes(
+    name: str, tied: bool, targets: dict[bool, ModelFiles], tmp_path: Path
+) -> None:
     tensors, config = HEAD_CASES[name]
     files = write(tmp_path / "head", tensors, **config)
     assert is_eagle(files.raw_config(), tensor_names(files))
@@ -215,11 +239,15 @@ def test_a_chain_is_what_the_published_forward_computes(name: str, tied: bool, t
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, expected_logits, atol=1e-5, rtol=1e-5)
     ids = head.target_ids()
-    assert (ids.tolist() if ids is not None else None) == ([3 * d + 1 for d in range(DRAFT_VOCABULARY)] if is_three else None)
+    assert (ids.tolist() if ids is not None else None) == (
+        [3 * d + 1 for d in range(DRAFT_VOCABULARY)] if is_three else None
+    )
 
 
 @pytest.mark.parametrize("name", ["eagle-bias", "eagle3"])
-def test_a_tree_in_two_segments_is_every_branch_alone(name: str, targets: dict[bool, ModelFiles], tmp_path: Path) -> None:
+def test_a_tree_in_two_segments_is_every_branch_alone(
+    name: str, targets: dict[bool, ModelFiles], tmp_path: Path
+) -> None:
     tensors, config = HEAD_CASES[name]
     head = EagleHead.load(write(tmp_path / "head", tensors, **config), targets[False], "float32", CPU)
     tokens, features = chain_input(HIDDEN)
@@ -268,7 +296,9 @@ def test_weights_are_counted_once(targets: dict[bool, ModelFiles], tmp_path: Pat
     assert sizes == [2 * (own + 2 * VOCABULARY * HIDDEN), 2 * (own + VOCABULARY * HIDDEN)]
 
 
-def test_an_eagle3_head_of_the_whole_vocabulary_needs_no_ids(targets: dict[bool, ModelFiles], tmp_path: Path) -> None:
+def test_an_eagle3_head_of_the_whole_vocabulary_needs_no_ids(
+    targets: dict[bool, ModelFiles], tmp_path: Path
+) -> None:
     tensors = {**without(eagle3(), "d2t"), "lm_head.weight": torch.randn(VOCABULARY, HIDDEN)}
     head = EagleHead.load(write(tmp_path / "head", tensors), targets[False], "float32", CPU)
     assert head.kind == "eagle3"
@@ -295,17 +325,33 @@ def without(tensors: Tensors, name: str) -> Tensors:
     [
         (without(eagle(), "layers.0.mlp.up_proj.weight"), {}, "no tensor layers.0.mlp.up_proj.weight"),
         (without(eagle(), "fc.weight"), {}, "is no EAGLE head"),
-        ({**eagle(), "fc.weight": torch.zeros(HIDDEN, HIDDEN)}, {}, r"fc.weight .*expected shape \[64, 128\].* got \[64, 64\]"),
-        ({**eagle(), "layers.0.input_layernorm.weight": torch.ones(HIDDEN)}, {}, "input_layernorm.weight: not supported"),
+        (
+            {**eagle(), "fc.weight": torch.zeros(HIDDEN, HIDDEN)},
+            {},
+            r"fc.weight .*expected shape \[64, 128\].* got \[64, 64\]",
+        ),
+        (
+            {**eagle(), "layers.0.input_layernorm.weight": torch.ones(HIDDEN)},
+            {},
+            "input_layernorm.weight: not supported",
+        ),
         (eagle(), {"hidden_size": 32}, "expected hidden_size 64 as of .* got 32"),
         (eagle(), {"rms_norm_eps": "x"}, "cannot read the config.json"),
         (eagle(), {"num_attention_heads": 0}, "cannot (read|build)"),
         (eagle(), {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic' position embeddings"),
         (without(eagle3(), "d2t"), EAGLE3_CONFIG, "no tensor d2t"),
-        ({**eagle3(), "d2t": torch.full((DRAFT_VOCABULARY,), VOCABULARY)}, EAGLE3_CONFIG, "expected d2t to lead to ids below 300"),
+        (
+            {**eagle3(), "d2t": torch.full((DRAFT_VOCABULARY,), VOCABULARY)},
+            EAGLE3_CONFIG,
+            "expected d2t to lead to ids below 300",
+        ),
         (eagle3(), {**EAGLE3_CONFIG, "draft_vocab_size": 301}, "draft_vocab_size: expected 1 to 300"),
         (eagle3(), {}, r"lm_head.weight .*expected shape \[300, 64\]"),
-        (eagle3(), {**EAGLE3_CONFIG, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 6]}}, r"reads layers \[1, 2, 6\]"),
+        (
+            eagle3(),
+            {**EAGLE3_CONFIG, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 6]}},
+            r"reads layers \[1, 2, 6\]",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(
@@ -321,5 +367,7 @@ def test_a_head_that_is_a_pickle_is_refused(targets: dict[bool, ModelFiles], tmp
     files = write(tmp_path / "head", eagle())
     (tmp_path / "head/model.safetensors").unlink()
     torch.save(eagle(), tmp_path / "head/pytorch_model.bin")
-    with pytest.raises(InputError, match=r"is a pickle, which may run code \(docs/security.md tells how to convert one\)"):
+    with pytest.raises(
+        InputError, match=r"is a pickle, which may run code \(docs/security.md tells how to convert one\)"
+    ):
         EagleHead.load(files, targets[False], "float32", CPU)

@@ -1,4 +1,5 @@
-"""A language model proposes below each node what the plain model would after the node's path, whatever the tree did."""
+"""A language model proposes below each node what the plain model would after the node's path, whatever the
+tree did."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ class Oracle:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_trees_of_two_requests_over_several_turns(folder: Path, plain: Any, seed: int) -> None:
-    """Commits that were guessed or not, dead branches among the rows, rewinds, both requests in shared segments."""
+    """Commits that were guessed or not, dead branches among the rows, rewinds, both requests in shared
+    segments."""
     rng = random.Random(seed)
     drafter, oracle = drafter_of(folder, context=300), Oracle(plain)
     tellers = [Teller(1, Sampling()), Teller(2, Sampling(temperature=0.8, seed=seed))]
@@ -95,7 +97,11 @@ def test_random_trees_of_two_requests_over_several_turns(folder: Path, plain: An
                 for _ in range(rng.choice((0, 1, 1, 2))):
                     children = [node for node, parent in enumerate(teller.parents) if parent == teller.root]
                     is_miss = not children or rng.random() < 0.3
-                    node = teller.add(teller.root, rng.randrange(VOCABULARY_SIZE)) if is_miss else rng.choice(children)
+                    node = (
+                        teller.add(teller.root, rng.randrange(VOCABULARY_SIZE))
+                        if is_miss
+                        else rng.choice(children)
+                    )
                     teller.commit(node)
                     if node in ripe[teller.request]:
                         ripe[teller.request].remove(node)
@@ -133,14 +139,20 @@ def test_a_released_request_starts_afresh(folder: Path, plain: Any) -> None:
 
 def test_context_vocabulary_and_size(folder: Path) -> None:
     assert SMALL["max_position_embeddings"] == 512
-    assert (drafter_of(folder).context, drafter_of(folder, context=100).context, drafter_of(folder, context=9999).context) == (
+    assert (
+        drafter_of(folder).context,
+        drafter_of(folder, context=100).context,
+        drafter_of(folder, context=9999).context,
+    ) == (
         512,
         100,
         512,
     )
     small = drafter_of(folder, context=64, vocabulary_size=50)
     assert (small.kind, small.captures) == ("model", ())
-    assert small.weight_bytes == sum(p.numel() * 4 for p in AutoModelForCausalLM.from_pretrained(folder).parameters())
+    assert small.weight_bytes == sum(
+        p.numel() * 4 for p in AutoModelForCausalLM.from_pretrained(folder).parameters()
+    )
     teller = Teller(1, Sampling())
     teller.begin([1])
     (proposal,) = small.draft(segment(teller.part([teller.root])), 64)
@@ -154,7 +166,9 @@ def test_more_slots_than_its_context_can_need_are_refused(folder: Path) -> None:
     opening = segment(teller.part([teller.root]))
     with pytest.raises(PeerError, match="slots"):
         drafter_of(folder, context=200).draft(opening, 1)
-    assert len(drafter_of(folder, context=600).draft(opening, 1)) == 1  # the target's context, beyond the drafter's own
+    assert (
+        len(drafter_of(folder, context=600).draft(opening, 1)) == 1
+    )  # the target's context, beyond the drafter's own
 
 
 def test_a_model_that_overflows_says_so(tmp_path: Path) -> None:

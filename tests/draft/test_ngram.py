@@ -1,4 +1,5 @@
-"""Prompt look-up proposes what followed the last tokens before, keeps up with commits and rewinds, and is quick."""
+"""Prompt look-up proposes what followed the last tokens before, keeps up with commits and rewinds, and is
+quick."""
 
 from __future__ import annotations
 
@@ -56,14 +57,19 @@ def test_a_text_that_was_cut_and_goes_on_is_as_good_as_a_new_one(seed: int) -> N
             text.cut(rng.randint(0, len(text.tokens)))
         text.append(rng.randrange(6))
     fresh = text_of(text.tokens)
-    assert (text._newest, text._older_pair, text._older_token) == (fresh._newest, fresh._older_pair, fresh._older_token)
+    assert (text._newest, text._older_pair, text._older_token) == (
+        fresh._newest,
+        fresh._older_pair,
+        fresh._older_token,
+    )
     text.cut(0)
     assert (text.tokens, text._newest) == ([], {})
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_followers_are_those_of_a_plain_search(seed: int) -> None:
-    """Where few places agree, all of them count: the tokens are what a search of the whole text finds, longest agreement first."""
+    """Where few places agree, all of them count: the tokens are what a search of the whole text finds,
+    longest agreement first."""
     rng = random.Random(seed)
     tokens = [rng.randrange(40) for _ in range(400)]
     text = text_of(tokens)
@@ -84,11 +90,16 @@ def _agreement(tokens: list[int], place: int, end: list[int]) -> int:
     return count
 
 
-# ------------------------------------------------------------------------------------------------ as a drafter
+# ------------------------------------------------------------------------------------------------ as a
+# drafter
 
 
-def drafted(drafter: NgramDrafter, *tellers_nodes: tuple[Teller, list[int]]) -> dict[tuple[int, int], Proposal]:
-    found = drafter.draft(segment(*(teller.part(nodes, committed=teller.missing()) for teller, nodes in tellers_nodes)), 4)
+def drafted(
+    drafter: NgramDrafter, *tellers_nodes: tuple[Teller, list[int]]
+) -> dict[tuple[int, int], Proposal]:
+    found = drafter.draft(
+        segment(*(teller.part(nodes, committed=teller.missing()) for teller, nodes in tellers_nodes)), 4
+    )
     return {(proposal.request, proposal.node): proposal for proposal in found}
 
 
@@ -103,7 +114,9 @@ def test_a_node_is_looked_up_by_its_branch() -> None:
     found = drafted(drafter, (teller, [child, other, grandchild]))
     assert [found[3, node].tokens[0] for node in (child, other, grandchild)] == [4, 1, 5]
     # The deeper the branch goes along, the longer the agreement.
-    assert found[3, grandchild].confidences[0] > found[3, child].confidences[0] > found[3, other].confidences[0]
+    assert (
+        found[3, grandchild].confidences[0] > found[3, child].confidences[0] > found[3, other].confidences[0]
+    )
 
 
 def test_committed_tokens_are_learnt_and_dead_branches_are_not() -> None:
@@ -180,4 +193,7 @@ def test_a_long_context_costs_no_more_than_a_short_one() -> None:
 
 def test_no_torch_is_needed() -> None:
     code = "import sys, flowspec.draft.ngram; print(sorted({'torch', 'transformers', 'zmq'} & sys.modules.keys()))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "[]\n"
+    )

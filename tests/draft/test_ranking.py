@@ -1,4 +1,5 @@
-"""The children a drafter proposes are the best of the whole vocabulary, with their exact share, however they are found."""
+"""The children a drafter proposes are the best of the whole vocabulary, with their exact share, however they
+are found."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ def rows_of(count: int, vocabulary: int, spread: float, seed: int = 0) -> F32:
     return np.random.default_rng(seed).normal(0, spread, (count, vocabulary)).astype(np.float32)
 
 
-def naive(logits: F32, sampling: Sampling, position: int, *, ids: I64 | None = None, coupled: bool = True) -> tuple[I64, F64]:
+def naive(
+    logits: F32, sampling: Sampling, position: int, *, ids: I64 | None = None, coupled: bool = True
+) -> tuple[I64, F64]:
     """All ids, best first, and the confidence in each: everything in double precision, everything sorted."""
     ids = np.arange(len(logits)) if ids is None else ids
     scores = logits.astype(np.float64)
@@ -34,7 +37,9 @@ def naive(logits: F32, sampling: Sampling, position: int, *, ids: I64 | None = N
 @pytest.mark.parametrize("temperature", [0.0, 0.05, 0.3, 1.0, 5.0])
 @pytest.mark.parametrize("coupled", [True, False])
 @pytest.mark.parametrize("spread", [0.5, 4.0])
-def test_the_children_are_those_of_a_full_sort(vocabulary: int, temperature: float, coupled: bool, spread: float) -> None:
+def test_the_children_are_those_of_a_full_sort(
+    vocabulary: int, temperature: float, coupled: bool, spread: float
+) -> None:
     ranker = Ranker(vocabulary, coupled=coupled)
     sampling = Sampling(temperature=temperature, seed=9)
     logits = rows_of(6, vocabulary, spread)
@@ -58,7 +63,10 @@ def test_a_drafter_that_equals_the_target_proposes_first_what_the_target_draws(t
 
 def test_the_targets_filters_play_no_part() -> None:
     logits = rows_of(1, 500, 2)
-    free, filtered = Sampling(temperature=0.8, seed=4), Sampling(temperature=0.8, seed=4, top_k=2, top_p=0.3, min_p=0.5)
+    free, filtered = (
+        Sampling(temperature=0.8, seed=4),
+        Sampling(temperature=0.8, seed=4, top_k=2, top_p=0.3, min_p=0.5),
+    )
     ranker = Ranker(500)
     assert ranker.best(logits, [(free, 3)], 20) == ranker.best(logits, [(filtered, 3)], 20)
 

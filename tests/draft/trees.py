@@ -1,4 +1,5 @@
-"""A head's side of a conversation with a drafter, for tests: a growing tree, and the segments that tell a drafter of it."""
+"""A head's side of a conversation with a drafter, for tests: a growing tree, and the segments that tell a
+drafter of it."""
 
 from __future__ import annotations
 
@@ -30,8 +31,11 @@ class Teller:
 
     @property
     def filled(self) -> int:
-        """Path nodes from the first on that the drafter has and knows to be committed: what a new turn may keep."""
-        return next((at for at, node in enumerate(self.path[: self.told]) if node not in self.given), self.told)
+        """Path nodes from the first on that the drafter has and knows to be committed: what a new turn may
+        keep."""
+        return next(
+            (at for at, node in enumerate(self.path[: self.told]) if node not in self.given), self.told
+        )
 
     def begin(self, prompt: Sequence[int], keep: int = 0) -> None:
         """A new turn: the first `keep` tokens are those of the last one."""
@@ -77,7 +81,9 @@ class Teller:
         """Rows `committed`, flagged so, then `nodes`; the Commit tells the path so far."""
         rows = [*committed, *nodes]
         part = Part(
-            commit=Commit(request=self.request, epoch=self.epoch, base=self.told, path=tuple(self.path[self.told :])),
+            commit=Commit(
+                request=self.request, epoch=self.epoch, base=self.told, path=tuple(self.path[self.told :])
+            ),
             opening=Open(
                 request=self.request,
                 epoch=self.epoch,

@@ -1,4 +1,5 @@
-"""`launch/boards` on devices that are folders: an `ssh` that runs its command here in a home of its own, and real daemons there."""
+"""`launch/boards` on devices that are folders: an `ssh` that runs its command here in a home of its own, and
+real daemons there."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ exec bash -c "$3"
 """
 
 PYTHON = r"""#!/bin/bash
-# A Python without venv and pip, which would take minutes: a virtual environment is this script, its packages the tests' own.
+# A Python without venv and pip, which would take minutes: a virtual environment is this script, its packages
+# the tests' own.
 case "$*" in
     "-m venv "*)
         mkdir -p "$3/bin" && cp "$0" "$3/bin/python"
@@ -82,11 +84,21 @@ class Boards:
         self.homes.mkdir()
         tools = folder / "tools"
         tools.mkdir()
-        fakes = {"ssh": SSH, "python3": PYTHON.replace("REAL", sys.executable), "systemctl": systemctl, "loginctl": NO_SYSTEMD}
+        fakes = {
+            "ssh": SSH,
+            "python3": PYTHON.replace("REAL", sys.executable),
+            "systemctl": systemctl,
+            "loginctl": NO_SYSTEMD,
+        }
         for name, text in fakes.items():
             (tools / name).write_text(text)
             (tools / name).chmod(0o755)
-        self.environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "HOMES": str(self.homes), "PYTHON": sys.executable}
+        self.environment = {
+            **os.environ,
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "HOMES": str(self.homes),
+            "PYTHON": sys.executable,
+        }
         self.file = folder / "cluster.toml"
         self.addresses: list[str] = []
 
@@ -103,7 +115,13 @@ class Boards:
     def run(self, action: str, *flags: str) -> tuple[int, list[str], str]:
         command = [str(ROOT / "launch/boards"), action, str(self.file), *flags]
         done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, errors="surrogateescape", timeout=150, check=False
+            command,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            timeout=150,
+            check=False,
         )
         return done.returncode, done.stdout.splitlines(), done.stderr
 
@@ -187,7 +205,10 @@ def test_each_device_gets_its_own_key_and_the_list(boards: Boards) -> None:
     assert (status, error) == (0, ""), lines
     for home, name in (("me@board-1", "jetson"), ("board-2", "pi")):
         folder = boards.homes / home / ".config/flowspec/keys"
-        assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {f"{name}.key": 0o600, "allowed.toml": 0o600}
+        assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {
+            f"{name}.key": 0o600,
+            "allowed.toml": 0o600,
+        }
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         secret = (folder / f"{name}.key").read_text().split('secret = "')[1][:40]
         assert secret not in (boards.homes / "commands").read_text()
@@ -234,7 +255,9 @@ def test_why_nothing_was_installed_is_said(plain: Boards) -> None:
     (home / "torch").write_text("2.5.1\n")
     status, lines, _ = plain.run("install")
     assert status == 1
-    assert lines == ["jetson: FAILED: launch/packages: expected torch 2.7 or newer in the environment, got 2.5.1; install another there"]
+    assert lines == [
+        "jetson: FAILED: launch/packages: expected torch 2.7 or newer in the environment, got 2.5.1; install another there"
+    ]
 
 
 def test_only_constant_commands_reach_a_shell(plain: Boards) -> None:
@@ -256,7 +279,9 @@ def test_only_constant_commands_reach_a_shell(plain: Boards) -> None:
         ('user = "me"', "unknown key 'user'; expected address, name, layers, memory, profile or ssh"),
     ],
 )
-def test_a_target_that_is_none_is_refused_before_anything_is_run(plain: Boards, key: str, expected: str) -> None:
+def test_a_target_that_is_none_is_refused_before_anything_is_run(
+    plain: Boards, key: str, expected: str
+) -> None:
     plain.file.write_text(f'[[device]]\naddress = "127.0.0.1:7700"\n{key}\n')
     status, lines, error = plain.run("status")
     assert (status, lines) == (2, [])
@@ -285,7 +310,9 @@ def test_an_address_that_is_a_flag_is_no_target(plain: Boards) -> None:
 )
 def test_wrong_usage_is_one_line(args: list[str], expected: str, plain: Boards) -> None:
     command = [str(ROOT / "launch/boards"), *args]
-    done = subprocess.run(command, env=plain.environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, env=plain.environment, capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert expected in line

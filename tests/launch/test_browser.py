@@ -1,4 +1,5 @@
-"""`launch/browser` on machines that are folders: with a browser, without one, and where nobody may install one."""
+"""`launch/browser` on machines that are folders: with a browser, without one, and where nobody may install
+one."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def place(tmp_path: Path) -> Path:
 
 
 def browser(place: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([SCRIPT], env={**os.environ, "PATH": str(place)}, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [SCRIPT], env={**os.environ, "PATH": str(place)}, capture_output=True, text=True, timeout=60
+    )
 
 
 @pytest.mark.parametrize("name", ["chromium", "chromium-browser", "google-chrome"])
@@ -55,11 +58,16 @@ def test_where_there_is_none_it_is_installed(place: Path) -> None:
     put(place, "sudo", SUDO)
     done = browser(place)
     assert (done.returncode, done.stdout) == (0, f"{place / 'chromium'}\n")
-    assert (place / "asked").read_text().splitlines() == ["update -qq", "install -y -qq --no-install-recommends chromium"]
+    assert (place / "asked").read_text().splitlines() == [
+        "update -qq",
+        "install -y -qq --no-install-recommends chromium",
+    ]
 
 
 def test_where_none_can_be_installed_one_line_says_so(place: Path) -> None:
     done = browser(place)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("launch/browser: expected one of chromium chromium-browser google-chrome; install one")
+    assert done.stderr.startswith(
+        "launch/browser: expected one of chromium chromium-browser google-chrome; install one"
+    )
     assert done.stderr.count("\n") == 1

@@ -60,7 +60,11 @@ def test_a_package_has_one_bound_in_all_extras() -> None:
 def test_boards_download_no_cuda() -> None:
     for name in ("aarch64", "jetpack6", "jetpack7"):
         for python in platforms[name].pythons:
-            assert not [each for each in lock.read(platforms[name].path, python) if each.startswith(("nvidia-", "cuda-", "triton"))]
+            assert not [
+                each
+                for each in lock.read(platforms[name].path, python)
+                if each.startswith(("nvidia-", "cuda-", "triton"))
+            ]
 
 
 @pytest.mark.parametrize("name", FILES)

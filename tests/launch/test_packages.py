@@ -1,4 +1,5 @@
-"""Which torch `launch/packages` keeps and which it installs, and `launch/environment` with a Python that installs nothing."""
+"""Which torch `launch/packages` keeps and which it installs, and `launch/environment` with a Python that
+installs nothing."""
 
 from __future__ import annotations
 
@@ -53,11 +54,16 @@ def test_our_own_torch_is_replaced_when_the_pin_moves() -> None:
 
 
 def test_a_jetson_without_torch_is_refused() -> None:
-    with pytest.raises(packages.Refusal, match=r"expected NVIDIA's torch on this Jetson, but there is none; see docs/install\.md"):
+    with pytest.raises(
+        packages.Refusal,
+        match=r"expected NVIDIA's torch on this Jetson, but there is none; see docs/install\.md",
+    ):
         packages.choose(JETSON, "", "", "2.6", False)
 
 
-@pytest.mark.parametrize("found", ["2.5.1", "2.5.0a0+872d972e41.nv24.08", "2.6.0a0", "1.13.1", "2.6.0rc1", "nightly"])
+@pytest.mark.parametrize(
+    "found", ["2.5.1", "2.5.0a0+872d972e41.nv24.08", "2.6.0a0", "1.13.1", "2.6.0rc1", "nightly"]
+)
 def test_a_torch_that_is_too_old_is_refused(found: str) -> None:
     with pytest.raises(packages.Refusal, match=r"expected torch 2\.6 or newer in the environment"):
         packages.choose(JETSON, found, "", "2.6", False)
@@ -69,7 +75,8 @@ def test_a_torch_that_is_new_enough_is_kept(found: str) -> None:
 
 
 PYTHON = r"""#!/bin/bash
-# A Python whose virtual environments are this script. It writes down what pip is asked for and installs no more than torch's version.
+# A Python whose virtual environments are this script. It writes down what pip is asked for and installs no
+# more than torch's version.
 home=$(dirname "$(dirname "$0")")
 case "$*" in
     "-m venv "*) printf '%s\n' "$*" >> "$WORK/asked"; mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" ;;
@@ -103,9 +110,16 @@ class Machine:
         shutil.copy(ROOT / "setup.cfg", folder)
         self.tool(folder / "launch/platform", f"#!/bin/sh\necho {platform}\n")
         self.tool(folder / "bin/python3", PYTHON.replace("REAL", sys.executable))
-        self.tool(folder / "launch/go", '#!/bin/bash\nset -euo pipefail\n. "$(dirname "$0")/environment" serve\necho went on\n')
+        self.tool(
+            folder / "launch/go",
+            '#!/bin/bash\nset -euo pipefail\n. "$(dirname "$0")/environment" serve\necho went on\n',
+        )
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("FLOWSPEC_", "PYTHON"))},
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("FLOWSPEC_", "PYTHON"))
+            },
             "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
             "WORK": str(folder),
         }
@@ -116,11 +130,21 @@ class Machine:
         path.chmod(0o755)
 
     def go(self, **environment: str) -> tuple[int, list[str]]:
-        """Runs a script that sources launch/environment; the status, and its complaints but for the first line."""
+        """Runs a script that sources launch/environment; the status, and its complaints but for the first
+        line."""
         command = [self.folder / "launch/go"]
-        done = subprocess.run(command, env={**self.environment, **environment}, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command,
+            env={**self.environment, **environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert (done.stdout == "went on\n") == (done.returncode == 0)
-        return done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("Installing FlowSpec ")]
+        return done.returncode, [
+            line for line in done.stderr.splitlines() if not line.startswith("Installing FlowSpec ")
+        ]
 
     def asked(self) -> list[str]:
         """What Python was asked for since the last time."""
@@ -136,7 +160,9 @@ def test_a_board_gets_what_its_file_pins_once(tmp_path: Path) -> None:
     made, installed = board.asked()
     assert made == f"-m venv {tmp_path}/.venv"
     versions = tmp_path / ".venv/flowspec-constraints.txt"
-    expected = f"-m pip install --quiet --disable-pip-version-check -c {versions} setuptools -e {tmp_path}[serve]"
+    expected = (
+        f"-m pip install --quiet --disable-pip-version-check -c {versions} setuptools -e {tmp_path}[serve]"
+    )
     assert installed == expected
     assert versions.read_text() == (ROOT / "constraints/aarch64.txt").read_text()
     assert (tmp_path / ".venv/flowspec-torch").read_text() == "2.9.1"
@@ -154,7 +180,9 @@ def test_a_pc_gets_torch_from_the_index_for_cpus_or_is_told(tmp_path: Path) -> N
     (tmp_path / "online").touch()
     assert pc.go() == (0, [])
     torch, others = pc.asked()
-    assert torch.endswith(" --no-deps --retries 1 --timeout 15 --index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu")
+    assert torch.endswith(
+        " --no-deps --retries 1 --timeout 15 --index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu"
+    )
     assert others.endswith(f"-e {tmp_path}[serve]")
 
 
@@ -189,7 +217,10 @@ def test_a_jetson_keeps_its_torch_if_it_sees_the_gpu(tmp_path: Path) -> None:
     assert jetson.asked() == [f"-m venv --system-site-packages {tmp_path}/.venv"]
     (tmp_path / "torch").write_text("2.8.0\n")
     status, (line,) = jetson.go()
-    assert (status, "torch 2.8.0 cannot be imported (ImportError: libcudnn.so.9); see docs" in line) == (2, True)
+    assert (status, "torch 2.8.0 cannot be imported (ImportError: libcudnn.so.9); see docs" in line) == (
+        2,
+        True,
+    )
     (tmp_path / "cuda").write_text("False\n")
     status, (line,) = jetson.go()
     assert (status, "torch 2.8.0 does not see this Jetson's GPU; see docs/install.md" in line) == (2, True)
@@ -205,14 +236,24 @@ def test_other_versions_may_be_named(tmp_path: Path) -> None:
     jetson = Machine(tmp_path, "jetpack6 cuda")
     jetson.tool(tmp_path / "launch/platform", "#!/bin/sh\nexit 2\n")
     status, (line,) = jetson.go(FLOWSPEC_CONSTRAINTS=str(tmp_path / "none.txt"))
-    assert (status, line.endswith(f"FLOWSPEC_CONSTRAINTS: expected a file of versions, got '{tmp_path}/none.txt'")) == (2, True)
+    assert (
+        status,
+        line.endswith(f"FLOWSPEC_CONSTRAINTS: expected a file of versions, got '{tmp_path}/none.txt'"),
+    ) == (2, True)
     assert jetson.go(FLOWSPEC_CONSTRAINTS=str(tmp_path / "constraints/aarch64.txt")) == (0, [])
     assert jetson.asked()[0] == f"-m venv {tmp_path}/.venv"
 
 
 def test_a_copy_is_installed_where_it_is_asked_for(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "aarch64 cpu")
-    command = [tmp_path / "launch/packages", "--copy", tmp_path / "opt", ROOT / "constraints/aarch64.txt", "aarch64 cpu", "serve"]
+    command = [
+        tmp_path / "launch/packages",
+        "--copy",
+        tmp_path / "opt",
+        ROOT / "constraints/aarch64.txt",
+        "aarch64 cpu",
+        "serve",
+    ]
     machine.tool(tmp_path / "opt/bin/python", PYTHON.replace("REAL", sys.executable))
     subprocess.run(command, env=machine.environment, timeout=60, check=True)
     (installed,) = machine.asked()
@@ -220,17 +261,30 @@ def test_a_copy_is_installed_where_it_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_the_image_gets_all_that_an_installation_copies() -> None:
-    let_through = {line[1:] for line in (ROOT / "launch/Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")}
+    let_through = {
+        line[1:]
+        for line in (ROOT / "launch/Dockerfile.dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
     assert all((ROOT / name).exists() for name in let_through)
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     copied = {pattern.split("/")[0] for pattern in config["options.data_files"].values()}
-    assert copied | {"flowspec", "setup.cfg", "setup.py", "pyproject.toml", "constraints", "README.md", "LICENSE"} <= let_through
+    assert (
+        copied
+        | {"flowspec", "setup.cfg", "setup.py", "pyproject.toml", "constraints", "README.md", "LICENSE"}
+        <= let_through
+    )
 
 
 def test_extras_that_there_are_none_of_are_refused(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "aarch64 cpu")
     command = [tmp_path / "launch/install", "serve", "server"]
-    done = subprocess.run(command, env=machine.environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, env=machine.environment, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 2
-    assert done.stderr == "launch/install: expected discovery, gguf, plots, serve, dev or release, got 'server'\n"
+    assert (
+        done.stderr
+        == "launch/install: expected discovery, gguf, plots, serve, dev or release, got 'server'\n"
+    )

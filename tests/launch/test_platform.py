@@ -49,7 +49,9 @@ def platform(
         ("aarch64", "", False, "aarch64 cpu"),
     ],
 )
-def test_each_machine_has_its_file(machine: str, release: str | None, driver: bool, expected: str, tmp_path: Path) -> None:
+def test_each_machine_has_its_file(
+    machine: str, release: str | None, driver: bool, expected: str, tmp_path: Path
+) -> None:
     done = platform(tmp_path, machine, release, driver)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{expected}\n", "")
     assert (ROOT / "constraints" / f"{expected.split()[0]}.txt").is_file()
@@ -60,7 +62,10 @@ def test_other_processors_are_refused(machine: str, tmp_path: Path) -> None:
     done = platform(tmp_path, machine)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert f"expected a processor of the kind x86_64 or aarch64, got {machine}; FLOWSPEC_CONSTRAINTS=FILE" in line
+    assert (
+        f"expected a processor of the kind x86_64 or aarch64, got {machine}; FLOWSPEC_CONSTRAINTS=FILE"
+        in line
+    )
 
 
 def test_other_systems_are_refused(tmp_path: Path) -> None:

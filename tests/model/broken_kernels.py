@@ -18,7 +18,8 @@ from flowspec.model.quantised import PlainInt8Linear, Rounded
 
 
 class RightForTheFirstRowCount(PlainInt8Linear):
-    """As oneDNN's on ARM: garbage for every number of rows but the one that came first; here for more than one."""
+    """As oneDNN's on ARM: garbage for every number of rows but the one that came first; here for more than
+    one."""
 
     def _products(self, digits: torch.Tensor) -> torch.Tensor:
         found = super()._products(digits)
@@ -108,7 +109,9 @@ def break_int8(names: list[str]) -> None:
     def kernels_of(dtype: str, device: torch.device) -> tuple[Kernel, ...]:
         if dtype != "int8":
             return whole(dtype, device)
-        broken = tuple(Kernel(name=name, linear=BROKEN[name], arithmetic=DIGITS) for name in names if name != "only")
+        broken = tuple(
+            Kernel(name=name, linear=BROKEN[name], arithmetic=DIGITS) for name in names if name != "only"
+        )
         return broken if "only" in names else (*broken, whole(dtype, device)[-1])
 
     kernels.kernels_of = kernels_of

@@ -10,7 +10,14 @@ import torch
 from flowspec.model.accelerator import Capability, CpuAccelerator
 
 GIB = 1 << 30
-ORIN = {"name": "Orin", "capability": (8, 7), "free": 1 * GIB, "total": 8 * GIB, "reserved": 300, "allocated": 200}
+ORIN = {
+    "name": "Orin",
+    "capability": (8, 7),
+    "free": 1 * GIB,
+    "total": 8 * GIB,
+    "reserved": 300,
+    "allocated": 200,
+}
 
 
 def pretend_cuda(patch: pytest.MonkeyPatch, *, is_integrated: bool = True, count: int = 1) -> list[str]:

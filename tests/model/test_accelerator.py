@@ -62,7 +62,12 @@ def test_this_test_sees_every_way_to_ask_cuda(source: str) -> None:
 
 def test_the_processor_is_an_accelerator_too() -> None:
     cpu = find("cpu")
-    assert (cpu.device, cpu.is_cpu, cpu.launches_ahead, cpu.capability) == (torch.device("cpu"), True, False, None)
+    assert (cpu.device, cpu.is_cpu, cpu.launches_ahead, cpu.capability) == (
+        torch.device("cpu"),
+        True,
+        False,
+        None,
+    )
     assert 0 < cpu.taken_bytes() < cpu.total_bytes() == psutil.virtual_memory().total
     assert 0 < cpu.free_bytes() <= cpu.total_bytes()
     assert cpu.facts()["engines"]
@@ -88,10 +93,14 @@ def test_other_names_are_refused_in_a_line(name: str) -> None:
 
 def test_why_a_gpu_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(InputError, match=r"--device cuda:0: this torch \(.*\) was built without CUDA; use --device cpu"):
+    with pytest.raises(
+        InputError, match=r"--device cuda:0: this torch \(.*\) was built without CUDA; use --device cpu"
+    ):
         find("cuda:0")
     pretend_cuda(monkeypatch)
-    with pytest.raises(InputError, match="--device cuda:1: expected one of the 1 CUDA devices of this machine"):
+    with pytest.raises(
+        InputError, match="--device cuda:1: expected one of the 1 CUDA devices of this machine"
+    ):
         find("cuda:1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
@@ -99,7 +108,9 @@ def test_why_a_gpu_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> No
         raise RuntimeError("Found no NVIDIA driver on your system.\nPlease check")
 
     monkeypatch.setattr(torch.cuda, "init", no_driver)
-    with pytest.raises(InputError, match=r"CUDA 12.6\) finds no GPU: Found no NVIDIA driver on your system\.; use"):
+    with pytest.raises(
+        InputError, match=r"CUDA 12.6\) finds no GPU: Found no NVIDIA driver on your system\.; use"
+    ):
         find("cuda:0")
     assert find("auto").is_cpu
 
@@ -125,7 +136,12 @@ def test_a_gpu_is_waited_for_and_told_of(monkeypatch: pytest.MonkeyPatch) -> Non
     gpu.wait()
     gpu.give_back()
     assert asked[-2:] == ["synchronize", "empty_cache"]
-    assert (gpu.is_cpu, gpu.launches_ahead, gpu.usual_dtype, gpu.capability) == (False, True, "float16", (8, 7))
+    assert (gpu.is_cpu, gpu.launches_ahead, gpu.usual_dtype, gpu.capability) == (
+        False,
+        True,
+        "float16",
+        (8, 7),
+    )
     facts = gpu.facts()
     assert (facts["name"], facts["capability"], facts["built_for"]) == (ORIN["name"], "8.7", ["sm_87"])
     assert (facts["cuda"], facts["shares_memory"]) == ("12.6", True)
@@ -162,8 +178,18 @@ def test_float32_is_float32_also_where_the_environment_says_otherwise(
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has"), True),
         (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
-        (RuntimeError('NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/x/CUDACachingAllocator.cpp":995, please'), True),
-        (RuntimeError("[enforce fail at alloc_cpu.cpp:75] data. DefaultCPUAllocator: can't allocate memory: you"), True),
+        (
+            RuntimeError(
+                'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/x/CUDACachingAllocator.cpp":995, please'
+            ),
+            True,
+        ),
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:75] data. DefaultCPUAllocator: can't allocate memory: you"
+            ),
+            True,
+        ),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
         (RuntimeError("CUDA error: device-side assert triggered"), False),
         (ValueError("cannot allocate"), False),

@@ -15,7 +15,9 @@ from flowspec.model.slice import Slice
 
 @pytest.mark.parametrize("slots", [1, BLOCK_SLOTS, BLOCK_SLOTS + 1, 600])
 def test_growth_is_foretold_to_the_byte(slots: int) -> None:
-    cache = TreeCache(layers=2, kv_heads=3, head_dim=4, slots_max=600, dtype=torch.float32, device=torch.device("cpu"))
+    cache = TreeCache(
+        layers=2, kv_heads=3, head_dim=4, slots_max=600, dtype=torch.float32, device=torch.device("cpu")
+    )
     cache.reserve(5)
     foretold = cache.bytes + cache.growth_bytes(slots)
     cache.reserve(slots)
@@ -25,7 +27,12 @@ def test_growth_is_foretold_to_the_byte(slots: int) -> None:
 
 def test_a_conversation_more_than_memory_holds_is_refused_before_it_is_taken() -> None:
     files = ModelFiles(BUNDLED)
-    part = Slice.load(files, Span(first=0, end=1, count=files.raw_config()["num_hidden_layers"]), "float32", torch.device("cpu"))
+    part = Slice.load(
+        files,
+        Span(first=0, end=1, count=files.raw_config()["num_hidden_layers"]),
+        "float32",
+        torch.device("cpu"),
+    )
     for request in (1, 2):
         part.open_cache(request, 2 * BLOCK_SLOTS)
     part.cache_bytes_max = part._caches[1].growth_bytes(2 * BLOCK_SLOTS)

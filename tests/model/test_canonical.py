@@ -62,7 +62,10 @@ class Stages:
 
     def __init__(self, files: ModelFiles, dtype: str, cuts: Sequence[int]) -> None:
         layers = cuts[-1]
-        self.slices = [Slice.load(files, Span(first=first, end=end, count=layers), dtype, CPU) for first, end in itertools.pairwise(cuts)]
+        self.slices = [
+            Slice.load(files, Span(first=first, end=end, count=layers), dtype, CPU)
+            for first, end in itertools.pairwise(cuts)
+        ]
         self.maps: dict[int, list[SlotMap]] = {}
 
     def open(self, request: int) -> None:
@@ -72,7 +75,9 @@ class Stages:
 
     def give_slots(self, request: int, node: Node, *, is_committed: bool) -> None:
         node.is_committed = is_committed
-        node.slots = [slots.allocate(len(node.path) - 1, committed=is_committed) for slots in self.maps[request]]
+        node.slots = [
+            slots.allocate(len(node.path) - 1, committed=is_committed) for slots in self.maps[request]
+        ]
 
     def commit(self, request: int, node: Node) -> None:
         node.is_committed = True
@@ -85,7 +90,9 @@ class Stages:
             slots.free(gone)
             part.clear_slots(request, tuple(gone))
 
-    def run(self, rows: Sequence[tuple[int, Node]], dying: Mapping[int, frozenset[int]] = NOBODY) -> dict[Path_, bytes]:
+    def run(
+        self, rows: Sequence[tuple[int, Node]], dying: Mapping[int, frozenset[int]] = NOBODY
+    ) -> dict[Path_, bytes]:
         """The logits of nodes of some requests as one job; rows `dying` at a stage go after its first layer."""
         states: torch.Tensor | None = None
         alive = list(rows)
@@ -141,7 +148,9 @@ class StepByStep:
         return self._known[path]
 
 
-def play(rng: random.Random, stages: Stages, requests: int, prompt: int, steps: int) -> Iterator[dict[Path_, bytes]]:
+def play(
+    rng: random.Random, stages: Stages, requests: int, prompt: int, steps: int
+) -> Iterator[dict[Path_, bytes]]:
     """Random prompts in chunks, trees, segments, drops, commits of several requests; what each pass computed."""
     roots: dict[int, Node] = {}
     trees: dict[int, list[Node]] = {}
@@ -172,7 +181,9 @@ def play(rng: random.Random, stages: Stages, requests: int, prompt: int, steps: 
                 trees[request].append(node)
                 rows.append((request, node))
         rows.sort(key=lambda row: row[0])
-        dying = {stage: frozenset(_dying(rng, rows)) for stage in range(len(stages.slices)) if rng.random() < 0.3}
+        dying = {
+            stage: frozenset(_dying(rng, rows)) for stage in range(len(stages.slices)) if rng.random() < 0.3
+        }
         left = len(rows)
         found = stages.run(rows, dying)
         yield found
@@ -186,7 +197,11 @@ def play(rng: random.Random, stages: Stages, requests: int, prompt: int, steps: 
                     stages.commit(request, node)
                     roots[request] = node
                 below = len(roots[request].path)
-                alive = [node for node in alive if len(node.path) > below and node.path[:below] == roots[request].path]
+                alive = [
+                    node
+                    for node in alive
+                    if len(node.path) > below and node.path[:below] == roots[request].path
+                ]
             gone = [node for node in trees[request] if node not in alive and not node.is_committed]
             stages.free(request, gone)
             trees[request] = alive
@@ -199,7 +214,10 @@ def _dying(rng: random.Random, rows: Sequence[tuple[int, Node]]) -> set[int]:
     return {
         row
         for row, (request, node) in enumerate(rows)
-        if any(request == rows[dead][0] and node.path[: len(rows[dead][1].path)] == rows[dead][1].path for dead in chosen)
+        if any(
+            request == rows[dead][0] and node.path[: len(rows[dead][1].path)] == rows[dead][1].path
+            for dead in chosen
+        )
     }
 
 
@@ -222,7 +240,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Mode
 
 
 @pytest.mark.parametrize(("variant", "dtype"), CASES)
-def test_every_logit_is_that_of_step_by_step_decoding(variant: str, dtype: str, checkpoint: Callable[[str], ModelFiles]) -> None:
+def test_every_logit_is_that_of_step_by_step_decoding(
+    variant: str, dtype: str, checkpoint: Callable[[str], ModelFiles]
+) -> None:
     files = checkpoint(variant)
     layers = files.config().get_text_config().num_hidden_layers
     rng = random.Random(f"{variant} {dtype}")

@@ -1,4 +1,5 @@
-"""Captured hidden states are transformers' own, over any split, for the rows that survive; and nothing else changes."""
+"""Captured hidden states are transformers' own, over any split, for the rows that survive; and nothing else
+changes."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def states(folder: Path) -> list[torch.Tensor]:
     """The inputs of all layers and the output after the final norm, each `[rows, hidden]`."""
     plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
-        found = plain(input_ids=torch.from_numpy(TOKENS)[None], use_cache=False, output_hidden_states=True).hidden_states
+        found = plain(
+            input_ids=torch.from_numpy(TOKENS)[None], use_cache=False, output_hidden_states=True
+        ).hidden_states
     assert len(found) == LAYERS + 1
     return [state[0] for state in found]
 
@@ -43,7 +46,10 @@ def states(folder: Path) -> list[torch.Tensor]:
 def load(folder: Path, stage_count: int, captures: tuple[int, ...]) -> list[Slice]:
     cuts = [LAYERS * stage // stage_count for stage in range(stage_count + 1)]
     files = ModelFiles(str(folder))
-    slices = [Slice.load(files, Span(first=a, end=b, count=LAYERS), "float32", torch.device("cpu")) for a, b in itertools.pairwise(cuts)]
+    slices = [
+        Slice.load(files, Span(first=a, end=b, count=LAYERS), "float32", torch.device("cpu"))
+        for a, b in itertools.pairwise(cuts)
+    ]
     for part in slices:
         part.captures = captures
         part.open_cache(1, 64)
@@ -117,7 +123,9 @@ def test_tokens_and_states_stay_the_same_bits_beside_captures(folder: Path, stag
     assert found[0][1] == found[1][1]
 
 
-def test_rows_that_die_between_layers_take_their_captures_with_them(folder: Path, states: list[torch.Tensor]) -> None:
+def test_rows_that_die_between_layers_take_their_captures_with_them(
+    folder: Path, states: list[torch.Tensor]
+) -> None:
     captures = (1, 3, 6, LAYERS)
     first, last = load(folder, 2, captures)
     asked = 0
@@ -131,7 +139,9 @@ def test_rows_that_die_between_layers_take_their_captures_with_them(folder: Path
     assert rows == tuple(range(8))
     # The stage passes on what lives; at the next one its last row of these dies under way, too.
     asked = 0
-    rows, features, tokens, _ = last.run(job(list(rows)), payload, lambda: frozenset({7}) if die_before_layer_two() else frozenset())
+    rows, features, tokens, _ = last.run(
+        job(list(rows)), payload, lambda: frozenset({7}) if die_before_layer_two() else frozenset()
+    )
     assert rows == tuple(range(7))
     assert len(tokens) == 7
     expected = torch.cat([states[layer][:7] for layer in captures], dim=1)

@@ -1,4 +1,5 @@
-"""What each family does around its layers, bit for bit, and every feature of a config that is refused before a weight is read.
+"""What each family does around its layers, bit for bit, and every feature of a config that is refused before
+a weight is read.
 
 Over 400 lines, for a good part are excerpts of published models' configs.
 """
@@ -57,7 +58,9 @@ def test_norms_are_the_familys_own(name: str, dtype: torch.dtype) -> None:
     with torch.inference_mode():
         expected = norm(hidden)
         call_directly(norm, family)
-        torch.testing.assert_close(norm(hidden), expected, rtol=1e-6, atol=0.0 if dtype != torch.float32 else 1e-6)
+        torch.testing.assert_close(
+            norm(hidden), expected, rtol=1e-6, atol=0.0 if dtype != torch.float32 else 1e-6
+        )
         # In 16 bits nothing of another order of sums is left.
 
 
@@ -79,7 +82,9 @@ def test_a_norm_of_another_familys_arithmetic_would_be_seen() -> None:
 def test_embeddings_and_logits_are_the_plain_models(name: str, dtype: str, tmp_path: Path) -> None:
     """Scales round where transformers rounds them: hidden 72, whose root is no number of bfloat16."""
     family, overrides = VARIANTS[name]
-    folder = make_checkpoint(tmp_path, family, {**SMALL, **overrides, "hidden_size": 72, "num_hidden_layers": 4})
+    folder = make_checkpoint(
+        tmp_path, family, {**SMALL, **overrides, "hidden_size": 72, "num_hidden_layers": 4}
+    )
     part = load_stages(folder, 1, dtype)[0]
     plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     tokens = torch.arange(40)
@@ -87,7 +92,9 @@ def test_embeddings_and_logits_are_the_plain_models(name: str, dtype: str, tmp_p
         out = plain.model(input_ids=tokens[None], use_cache=False)
         states = plain(input_ids=tokens[None], use_cache=False, output_hidden_states=True).hidden_states
         assert torch.equal(part.pieces.embed(tokens), states[0][0])
-        last = torch.randn((5, 72), generator=torch.Generator().manual_seed(1)).to(out.last_hidden_state.dtype)
+        last = torch.randn((5, 72), generator=torch.Generator().manual_seed(1)).to(
+            out.last_hidden_state.dtype
+        )
         expected = plain_logits(plain, last)
         near = {"float32": 1e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype]
         torch.testing.assert_close(part.pieces.logits(last), expected, rtol=near, atol=near)
@@ -101,14 +108,18 @@ def plain_logits(plain: Any, last: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("name", sorted(set(VARIANTS) - {"llama-tied", "llama-rope3", "qwen2-sliding", "phi3-longrope"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(VARIANTS) - {"llama-tied", "llama-rope3", "qwen2-sliding", "phi3-longrope"})
+)
 def test_in_bfloat16_slices_are_faithful_to_the_plain_model(name: str, tmp_path: Path) -> None:
     assert_faithful(make_variant(tmp_path, name), "bfloat16")
 
 
 def test_the_reference_caps_scores_where_the_model_does(tmp_path: Path) -> None:
     folder = make_variant(tmp_path, "gemma2")
-    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    plain: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     prompt = tuple(range(3, 43))
     with torch.inference_mode():
         expected = plain(input_ids=torch.tensor([prompt])).logits[0, -1].numpy()
@@ -116,7 +127,8 @@ def test_the_reference_caps_scores_where_the_model_does(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-# ------------------------------------------------------------------------------------------------------ experts
+# ------------------------------------------------------------------------------------------------------
+# experts
 
 
 def chain(part: Slice, request: int, tokens: torch.Tensor) -> RunLayers:
@@ -165,10 +177,14 @@ def test_experts_load_from_either_layout_and_count_the_same(tmp_path: Path) -> N
     assert "model.layers.0.mlp.experts.gate_up_proj" in names[1]
     for span in (Span(first=0, end=2, count=4), Span(first=2, end=4, count=4)):
         parts = [Slice.load(ModelFiles(str(folder)), span, "float32", CPU) for folder in (apart, fused)]
-        weights = [[weight for module in part.pieces.loaded for weight in module.parameters()] for part in parts]
+        weights = [
+            [weight for module in part.pieces.loaded for weight in module.parameters()] for part in parts
+        ]
         assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
         for folder, part in zip((apart, fused), parts, strict=True):
-            assert slice_memory(ModelFiles(str(folder)), span, "float32", 100).weight_bytes == part.weight_bytes
+            assert (
+                slice_memory(ModelFiles(str(folder)), span, "float32", 100).weight_bytes == part.weight_bytes
+            )
 
 
 def test_a_missing_expert_is_named(tmp_path: Path) -> None:
@@ -182,7 +198,8 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
     Slice.load(ModelFiles(str(folder)), Span(first=0, end=2, count=4), "float32", CPU)  # does without it
 
 
-# ------------------------------------------------------------------------------------------------- checkpoints
+# -------------------------------------------------------------------------------------------------
+# checkpoints
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
@@ -190,7 +207,9 @@ def test_a_multimodal_gemma_is_found_under_either_name(prefix: str, tmp_path: Pa
     folder = make_variant(tmp_path, "gemma3")
     expected = load(folder, [0, 4])[0]
     path = folder / "model.safetensors"
-    tensors = {name.replace("language_model.model.", prefix): tensor for name, tensor in load_file(path).items()}
+    tensors = {
+        name.replace("language_model.model.", prefix): tensor for name, tensor in load_file(path).items()
+    }
     save_file(tensors, path, metadata={"format": "pt"})
     found = load(folder, [0, 4])[0]
     tokens = torch.arange(9)
@@ -217,7 +236,9 @@ def test_a_head_of_its_own_counts_where_the_config_ties_it(tmp_path: Path) -> No
         expected = plain(input_ids=tokens[None], use_cache=False).logits[0]
     _, states = part.forward(chain(part, 1, tokens), None)
     np.testing.assert_allclose(part.logits(states), expected.numpy(), atol=2e-4, rtol=1e-4)
-    assert slice_memory(files, Span(first=0, end=8, count=8), "float32", 100).weight_bytes == part.weight_bytes
+    assert (
+        slice_memory(files, Span(first=0, end=8, count=8), "float32", 100).weight_bytes == part.weight_bytes
+    )
     del tensors["model.embed_tokens.weight"]
     save_file(tensors, path, metadata={"format": "pt"})
     whole = load(folder, [0, 8])[0]
@@ -243,25 +264,57 @@ def test_filling_reads_the_slices_tensors_and_no_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["model.layers.1.self_attn.q_proj.bias", "model.layers.1.self_attn.sinks", "lm_head.bias", "model.norm.bias"]
+    "name",
+    [
+        "model.layers.1.self_attn.q_proj.bias",
+        "model.layers.1.self_attn.sinks",
+        "lm_head.bias",
+        "model.norm.bias",
+    ],
 )
 def test_tensors_that_nothing_would_use_are_refused(name: str, tmp_path: Path) -> None:
     """Attention sinks, biases, scales: transformers leaves them out with no more than a warning."""
     folder = make_variant(tmp_path, "phi3")
     path = folder / "model.safetensors"
-    save_file({**load_file(path), name: torch.ones(4), "model.layers.1.self_attn.rotary_emb.inv_freq": torch.ones(8)}, path)
-    with pytest.raises(InputError, match=f"holds {re.escape(name)}, for which transformers' Phi3 has no place"):
+    save_file(
+        {
+            **load_file(path),
+            name: torch.ones(4),
+            "model.layers.1.self_attn.rotary_emb.inv_freq": torch.ones(8),
+        },
+        path,
+    )
+    with pytest.raises(
+        InputError, match=f"holds {re.escape(name)}, for which transformers' Phi3 has no place"
+    ):
         load(folder, [0, 4])
     Slice.load(ModelFiles(str(folder)), Span(first=2, end=3, count=4), "float32", CPU)  # has none of them
 
 
-# ---------------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------------------
+# refusals
 
 REFUSED = {
-    "dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic' position embeddings"),
-    "partial": ("llama", {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}}, "partial_rotary_factor, which transformers' llama"),
-    "window": ("llama", {"sliding_window": 64}, "sets sliding_window to 64, which transformers' llama does not know"),
-    "scale": ("qwen2", {"logits_scaling": 8.0}, "sets logits_scaling to 8.0, which transformers' qwen2 does not know"),
+    "dynamic": (
+        "llama",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+        "'dynamic' position embeddings",
+    ),
+    "partial": (
+        "llama",
+        {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}},
+        "partial_rotary_factor, which transformers' llama",
+    ),
+    "window": (
+        "llama",
+        {"sliding_window": 64},
+        "sets sliding_window to 64, which transformers' llama does not know",
+    ),
+    "scale": (
+        "qwen2",
+        {"logits_scaling": 8.0},
+        "sets logits_scaling to 8.0, which transformers' qwen2 does not know",
+    ),
     "cap": ("mistral", {"final_logit_softcapping": 30.0}, "sets final_logit_softcapping to 30.0"),
     "experts": ("qwen3", {"num_experts": 8}, "sets num_experts to 8"),
     "both ways": ("gemma3_text", {"use_bidirectional_attention": True}, "attends to later tokens"),
@@ -270,14 +323,22 @@ REFUSED = {
         {"attn_logit_softcapping": 50.0},
         "attn_logit_softcapping, which transformers' gemma3_text does not apply",
     ),
-    "classifier": ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "is a LlamaForSequenceClassification"),
+    "classifier": (
+        "llama",
+        {"architectures": ["LlamaForSequenceClassification"]},
+        "is a LlamaForSequenceClassification",
+    ),
     "quantised": ("phi3", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised"),
     "chunked": (
         "qwen3",
         {"layer_types": ["chunked_attention"] * 4},
         "layer_types: expected 4 of full_attention and sliding_attention",
     ),
-    "no window": ("smollm3", {"layer_types": ["sliding_attention"] * 4, "sliding_window": 9}, "but no sliding_window that is in use"),
+    "no window": (
+        "smollm3",
+        {"layer_types": ["sliding_attention"] * 4, "sliding_window": 9},
+        "but no sliding_window that is in use",
+    ),
     "zero window": ("mistral", {"sliding_window": 0}, "sliding_window: expected a number from 1, got 0"),
     "heads": ("olmo2", {"num_key_value_heads": 3}, "multiple of num_key_value_heads, got 4 and 3"),
     "longrope": (
@@ -360,7 +421,11 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
                 "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
                 "sliding_window": 1024,
             },
-            "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model", "num_hidden_layers": 27},
+            "vision_config": {
+                "hidden_size": 1152,
+                "model_type": "siglip_vision_model",
+                "num_hidden_layers": 27,
+            },
         },
         131072,
     ),
@@ -459,7 +524,8 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         40960,
     ),
 }
-"""What published config.json files hold, as far as it could matter here, and the context that they can be run with."""
+"""What published config.json files hold, as far as it could matter here, and the context that they can be run
+with."""
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -499,7 +565,9 @@ def test_longrope_is_run_where_it_depends_on_the_position_alone(tmp_path: Path) 
     plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokens = torch.arange(90) % VOCABULARY_SIZE
     job = chain(part, 1, tokens)
-    assert part.forward(job, None, lambda: frozenset(range(90)))[0] == (), "a job that dies as a whole has no positions left"
+    assert part.forward(job, None, lambda: frozenset(range(90)))[0] == (), (
+        "a job that dies as a whole has no positions left"
+    )
     _, states = part.forward(job, None)
     with torch.inference_mode():
         expected = plain(input_ids=tokens[None], use_cache=False).logits[0]

@@ -1,6 +1,7 @@
 """A model's files are found in a folder, measured by their headers alone, and named by what they hold.
 
-Everything that a copy can lose or spoil (a file, its end, its header, a shard) is an `InputError` that names it.
+Everything that a copy can lose or spoil (a file, its end, its header, a shard) is an `InputError` that names
+it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from flowspec.model.families import FAMILIES, check_family
 from flowspec.model.files import BUNDLED, ModelFiles, canonical_name
 from flowspec.model.support import family_of
 
-CONFIG = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 16}
+CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+    "vocab_size": 16,
+}
 TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b.weight": torch.ones(4, dtype=torch.bfloat16)}
 SHARDS = {"a.weight": "model-00001-of-00002.safetensors", "b.weight": "model-00002-of-00002.safetensors"}
 INDEX = "model.safetensors.index.json"
@@ -78,7 +85,9 @@ def test_names_of_models() -> None:
     assert files.raw_config()["num_hidden_layers"] == 8
     files.check_weights()
     for model in ("/no/such/folder", "./gone", "~/gone", "plainname", "a/b/c", "x" * 5000):
-        with pytest.raises(InputError, match="expected a model folder, a GGUF file or a hub id such as owner/name"):
+        with pytest.raises(
+            InputError, match="expected a model folder, a GGUF file or a hub id such as owner/name"
+        ):
             ModelFiles(model)
 
 
@@ -104,7 +113,9 @@ def test_a_half_folder_says_what_is_missing(single: Path, sharded: Path) -> None
 
 @pytest.mark.parametrize("layout", ["single", "sharded"])
 @pytest.mark.parametrize("size", [0, 7, 40, -1, 1])
-def test_weights_that_are_cut_short_or_too_long(layout: str, size: int, request: pytest.FixtureRequest) -> None:
+def test_weights_that_are_cut_short_or_too_long(
+    layout: str, size: int, request: pytest.FixtureRequest
+) -> None:
     """`size`: cut to so many bytes; -1: without the last byte; 1: one byte more."""
     folder = request.getfixturevalue(layout)
     path = sorted(folder.glob("*.safetensors"))[-1]
@@ -145,7 +156,9 @@ def test_a_header_without_what_a_header_has(single: Path, entry: Any) -> None:
 
 
 def test_an_unknown_dtype_is_named(single: Path) -> None:
-    write_header(single / "model.safetensors", {"a.weight": {"dtype": "F4", "shape": [8], "data_offsets": [0, 4]}}, 4)
+    write_header(
+        single / "model.safetensors", {"a.weight": {"dtype": "F4", "shape": [8], "data_offsets": [0, 4]}}, 4
+    )
     files = ModelFiles(str(single))
     files.check_weights()
     with pytest.raises(InputError, match=r"a\.weight .* is F4; expected one of F64, F32, BF16, F16"):
@@ -161,20 +174,29 @@ def test_a_broken_index_is_named(sharded: Path, content: str) -> None:
 
 def test_an_index_may_name_a_tensor_that_its_shard_lacks(sharded: Path) -> None:
     (sharded / INDEX).write_text(json.dumps({"weight_map": {**SHARDS, "c.weight": SHARDS["a.weight"]}}))
-    with pytest.raises(InputError, match=r"model-00001-of-00002\.safetensors .* should hold c\.weight by its index, but does not"):
+    with pytest.raises(
+        InputError,
+        match=r"model-00001-of-00002\.safetensors .* should hold c\.weight by its index, but does not",
+    ):
         ModelFiles(str(sharded)).tensors().load("c.weight", (1,))
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"num_hidden_layers": "2"}', '{"num_hidden_layers": null}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"num_hidden_layers": "2"}', '{"num_hidden_layers": null}']
+)
 def test_a_config_that_is_none(single: Path, content: str) -> None:
     (single / "config.json").write_text(content)
     with pytest.raises(
-        InputError, match=r"config\.json: (num_hidden_layers: expected (1 to|a number up to)|expected JSON|expected a JSON object)"
+        InputError,
+        match=r"config\.json: (num_hidden_layers: expected (1 to|a number up to)|expected JSON|expected a JSON object)",
     ):
         ModelFiles(str(single)).raw_config()
 
 
-@pytest.mark.parametrize("change", [{"rms_norm_eps": "small"}, {"num_attention_heads": 3}, {"num_attention_heads": 0}, {"dtype": []}])
+@pytest.mark.parametrize(
+    "change",
+    [{"rms_norm_eps": "small"}, {"num_attention_heads": 3}, {"num_attention_heads": 0}, {"dtype": []}],
+)
 def test_a_config_that_transformers_refuses_is_one_line(single: Path, change: dict[str, Any]) -> None:
     (single / "config.json").write_text(json.dumps({**CONFIG, **change}))
     with pytest.raises(InputError, match=r"cannot read the config\.json of") as caught:
@@ -185,10 +207,15 @@ def test_a_config_that_transformers_refuses_is_one_line(single: Path, change: di
 def test_only_families_with_a_parity_test_are_run(single: Path) -> None:
     for name, family in FAMILIES.items():
         assert check_family(name, "m") is family
-    with pytest.raises(InputError, match=r"of the family 'gpt2', but FlowSpec runs gemma2, .*llama, mistral, .*qwen3"):
+    with pytest.raises(
+        InputError, match=r"of the family 'gpt2', but FlowSpec runs gemma2, .*llama, mistral, .*qwen3"
+    ):
         check_family("gpt2", "m")
     for change, expected in (
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic' position embeddings"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "'dynamic' position embeddings",
+        ),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised"),
     ):
         (single / "config.json").write_text(json.dumps({**CONFIG, **change}))
@@ -197,7 +224,9 @@ def test_only_families_with_a_parity_test_are_run(single: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["single", "sharded"])
-def test_the_fingerprint_names_the_content(layout: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_the_fingerprint_names_the_content(
+    layout: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     folder = request.getfixturevalue(layout)
     own = ModelFiles(str(folder)).fingerprint()
     copy = tmp_path / "copy"

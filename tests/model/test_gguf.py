@@ -1,4 +1,5 @@
-"""GGUF files: slices of them compute what the checkpoint does that they were made of, or what transformers makes of the file."""
+"""GGUF files: slices of them compute what the checkpoint does that they were made of, or what transformers
+makes of the file."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ def llama_file(llama: Path) -> Path:
 def check_answers(path: Path, stages: int, reference: Reference, dtype: str = "float32") -> None:
     run = pipeline(load_stages(path, stages, dtype), HeadCore(context=200, stage_count=stages))
     for number, sampling in enumerate(SAMPLINGS, 1):
-        run.give(Submit(request=number, prompt=PROMPT, new_tokens_max=10, sampling=sampling, stop_ids=frozenset()))
+        run.give(
+            Submit(request=number, prompt=PROMPT, new_tokens_max=10, sampling=sampling, stop_ids=frozenset())
+        )
     run.settle()
     for number, sampling in enumerate(SAMPLINGS, 1):
         expected = reference.generate(PROMPT, sampling, 10, frozenset())
@@ -66,18 +69,31 @@ def test_slices_are_the_checkpoint_that_the_file_was_made_of(name: str, tmp_path
     """As is transformers' own reading of the file, by our config."""
     folder = make(tmp_path / "checkpoint", name)
     path = convert(folder, tmp_path / "model.gguf")
-    reference, own = Reference(ModelFiles(str(folder)), "float32"), Reference(ModelFiles(str(path)), "float32")
-    for forced, expected in zip(own.forced_logits(PROMPT, [7]), reference.forced_logits(PROMPT, [7]), strict=True):
+    reference, own = (
+        Reference(ModelFiles(str(folder)), "float32"),
+        Reference(ModelFiles(str(path)), "float32"),
+    )
+    for forced, expected in zip(
+        own.forced_logits(PROMPT, [7]), reference.forced_logits(PROMPT, [7]), strict=True
+    ):
         np.testing.assert_allclose(forced, expected, atol=1e-4)
     for stages in (1, 3):
         check_answers(path, stages, reference)
 
 
-@pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q5_0, Kind.Q4_0, Kind.Q4_K, Kind.Q6_K], ids=lambda kind: kind.name)
-def test_every_type_is_unpacked_as_transformers_does(kind: Kind, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q5_0, Kind.Q4_0, Kind.Q4_K, Kind.Q6_K],
+    ids=lambda kind: kind.name,
+)
+def test_every_type_is_unpacked_as_transformers_does(
+    kind: Kind, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = convert(llama, tmp_path / "model.gguf", kind)
     files = ModelFiles(str(path))
-    monkeypatch.setattr("transformers.modeling_utils.is_accelerate_available", lambda: True)  # of which it uses nothing
+    monkeypatch.setattr(
+        "transformers.modeling_utils.is_accelerate_available", lambda: True
+    )  # of which it uses nothing
     options: dict[str, Any] = {"gguf_file": path.name, "dtype": torch.float32}
     plain: Any = AutoModelForCausalLM.from_pretrained(tmp_path, **options).state_dict()
     monkeypatch.setattr(gguf, "BLOCK_NUMBERS", 5000)  # a matrix in several blocks, the last one shorter
@@ -110,7 +126,13 @@ def test_a_slice_reads_its_own_tensors_only_and_is_as_large_as_foretold(
         foretold = slice_memory(files, span, dtype, 100).weight_bytes
         assert not read, "nothing is read to count"
         assert Slice.load(files, span, dtype, CPU).weight_bytes == foretold
-        own = {"token_embd.weight"} if first == 0 else {"output_norm.weight", "output.weight"} if end == 4 else set()
+        own = (
+            {"token_embd.weight"}
+            if first == 0
+            else {"output_norm.weight", "output.weight"}
+            if end == 4
+            else set()
+        )
         assert {name for name in read if not name.startswith("blk.")} == own
         assert {int(name.split(".")[1]) for name in read if name.startswith("blk.")} == set(range(first, end))
         assert len(read) == len(set(read))
@@ -121,7 +143,10 @@ def test_a_slice_reads_its_own_tensors_only_and_is_as_large_as_foretold(
 def test_the_plan_counts_weights_as_of_the_checkpoint(name: str, tmp_path: Path) -> None:
     folder = make(tmp_path / "checkpoint", name)
     path = convert(folder, tmp_path / "model.gguf", Kind.Q8_0)
-    counts = [counted_weights(files, shape_of(files.config(), "m")) for files in (ModelFiles(str(folder)), ModelFiles(str(path)))]
+    counts = [
+        counted_weights(files, shape_of(files.config(), "m"))
+        for files in (ModelFiles(str(folder)), ModelFiles(str(path)))
+    ]
     assert counts[0] == counts[1]
 
 
@@ -135,11 +160,17 @@ def test_a_file_in_parts_is_the_model_in_one(llama: Path, tmp_path: Path) -> Non
     assert ModelFiles(str(first.parent)).gguf == first
     one, other = whole.tensors(), files.tensors()
     assert set(one) == set(other)
-    assert all(torch.equal(one.load(name, one.shape(name)), other.load(name, one.shape(name))) for name in one)
+    assert all(
+        torch.equal(one.load(name, one.shape(name)), other.load(name, one.shape(name))) for name in one
+    )
     reference = Reference(whole, "float32")
     assert all(
         torch.equal(a, b)
-        for a, b in zip(reference._model.state_dict().values(), Reference(files, "float32")._model.state_dict().values(), strict=True)
+        for a, b in zip(
+            reference._model.state_dict().values(),
+            Reference(files, "float32")._model.state_dict().values(),
+            strict=True,
+        )
     )
     check_answers(first, 3, reference)
     fingerprint = files.fingerprint()
@@ -173,7 +204,9 @@ def test_a_window_makes_a_llama_a_mistral(tmp_path: Path) -> None:
     full = Reference(ModelFiles(str(convert(folder, tmp_path / "full.gguf"))), "float32")
     expected = Reference(ModelFiles(str(folder)), "float32").forced_logits(PROMPT, [])
     np.testing.assert_allclose(own.forced_logits(PROMPT, [])[0], expected[0], atol=1e-4)
-    assert np.abs(full.forced_logits(PROMPT, [])[0] - expected[0]).max() > 0.1, "without it the window is not known"
+    assert np.abs(full.forced_logits(PROMPT, [])[0] - expected[0]).max() > 0.1, (
+        "without it the window is not known"
+    )
 
 
 def test_a_folder_with_one_file_is_that_model(llama_file: Path, tmp_path: Path) -> None:
@@ -181,7 +214,9 @@ def test_a_folder_with_one_file_is_that_model(llama_file: Path, tmp_path: Path) 
     (tmp_path / "config.json").write_text("{}")
     alone = ModelFiles(str(llama_file))
     assert ModelFiles(str(tmp_path)).gguf == copy
-    assert ModelFiles(str(tmp_path)).fingerprint() == ModelFiles(str(copy)).fingerprint() == alone.fingerprint()
+    assert (
+        ModelFiles(str(tmp_path)).fingerprint() == ModelFiles(str(copy)).fingerprint() == alone.fingerprint()
+    )
     assert alone.raw_config()["num_hidden_layers"] == 4
     assert canonical_name(str(llama_file)) == str(llama_file.resolve())
     (tmp_path / "model.safetensors").touch()
@@ -204,22 +239,43 @@ def test_a_folder_with_one_file_is_that_model(llama_file: Path, tmp_path: Path) 
         ({"llama.attention.head_count_kv": None}, {"num_key_value_heads": 4}),
         ({"llama.rope.scaling.type": "none", "llama.rope.scaling.finetuned": True}, {}),
         (
-            {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0, "llama.rope.scaling.original_context_length": 128},
-            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}},
+            {
+                "llama.rope.scaling.type": "yarn",
+                "llama.rope.scaling.factor": 4.0,
+                "llama.rope.scaling.original_context_length": 128,
+            },
+            {
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "rope_theta": 10000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 128,
+                }
+            },
         ),
     ],
 )
-def test_the_config_says_what_the_file_states(metadata: dict[str, Any], expected: dict[str, Any], llama: Path, tmp_path: Path) -> None:
+def test_the_config_says_what_the_file_states(
+    metadata: dict[str, Any], expected: dict[str, Any], llama: Path, tmp_path: Path
+) -> None:
     config = ModelFiles(str(convert(llama, tmp_path / "m.gguf", metadata=metadata))).config()
     assert {name: getattr(config, name) for name in expected} == expected
     assert str(config.dtype) == "torch.float32"
     assert family_of(config, "m").module == "llama"
 
 
-@pytest.mark.parametrize(("name", "layers", "expected"), [("gemma2", 46, 64), ("gemma3", 62, 64), ("gemma3", 7, 32)])
-def test_scores_of_the_largest_gemmas_are_scaled_by_hidden_size_over_heads(name: str, layers: int, expected: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "layers", "expected"), [("gemma2", 46, 64), ("gemma3", 62, 64), ("gemma3", 7, 32)]
+)
+def test_scores_of_the_largest_gemmas_are_scaled_by_hidden_size_over_heads(
+    name: str, layers: int, expected: int, tmp_path: Path
+) -> None:
     folder = make(tmp_path / "checkpoint", name)
-    stated = {f"{name}.block_count": layers, f"{name}.attention.key_length": 32, f"{name}.attention.value_length": 32}
+    stated = {
+        f"{name}.block_count": layers,
+        f"{name}.attention.key_length": 32,
+        f"{name}.attention.value_length": 32,
+    }
     config = ModelFiles(str(convert(folder, tmp_path / "m.gguf", metadata=stated))).config()
     assert config.query_pre_attn_scalar == expected
 
@@ -234,15 +290,30 @@ def test_context_of_longrope_ends_where_its_angles_change(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"general.architecture": "granite"}, "is of the architecture 'granite', but FlowSpec runs GGUF files of llama, qwen2"),
+        (
+            {"general.architecture": "granite"},
+            "is of the architecture 'granite', but FlowSpec runs GGUF files of llama, qwen2",
+        ),
         ({"llama.expert_count": 8}, "sets llama.expert_count to 8, which FlowSpec does not apply"),
         ({"llama.rope.scaling.type": "longrope"}, "llama.rope.scaling.type: expected linear, yarn or none"),
         ({"llama.rope.scaling.attn_factor": 1.2}, "sets llama.rope.scaling.attn_factor to 1.2"),
-        ({"llama.rope.dimension_count": 32}, "expected llama.rope.dimension_count to be the width of a head, 64, got 32"),
-        ({"llama.attention.value_length": 32}, "expected llama.attention.value_length to be that of keys, 64"),
+        (
+            {"llama.rope.dimension_count": 32},
+            "expected llama.rope.dimension_count to be the width of a head, 64, got 32",
+        ),
+        (
+            {"llama.attention.value_length": 32},
+            "expected llama.attention.value_length to be that of keys, 64",
+        ),
         ({"llama.attention.head_count": None}, "has no llama.attention.head_count; convert the model again"),
-        ({"llama.attention.head_count": 0}, "llama.attention.head_count: expected a number other than 0, got 0"),
-        ({"llama.feed_forward_length": [512, 256]}, "llama.feed_forward_length: expected a number other than 0, got \\[512, 256\\]"),
+        (
+            {"llama.attention.head_count": 0},
+            "llama.attention.head_count: expected a number other than 0, got 0",
+        ),
+        (
+            {"llama.feed_forward_length": [512, 256]},
+            "llama.feed_forward_length: expected a number other than 0, got \\[512, 256\\]",
+        ),
         ({"llama.rope.scaling.type": 3}, "llama.rope.scaling.type: expected a text, got 3"),
         ({"llama.block_count": 100000}, "num_hidden_layers: expected a number up to 1024"),
         ({"split.count": 3}, "is one of 3 parts, but its name does not say which"),
@@ -260,9 +331,21 @@ def test_what_is_not_supported_is_refused_before_a_weight_is_read(
 @pytest.mark.parametrize(
     ("extra", "drop", "message"),
     [
-        ({"blk.1.attn_q.bias": (256,)}, (), "holds blk.1.attn_q.bias, for which transformers' Llama has no place"),
-        ({"rope_freqs.weight": (7,)}, (), "tensor rope_freqs.weight: expected 32 divisors, got shape \\[7\\]"),
-        ({"blk.0.ffn_up.weight": (512, 128)}, (), "expected shape \\[512, 256\\] by the metadata, got \\[512, 128\\]"),
+        (
+            {"blk.1.attn_q.bias": (256,)},
+            (),
+            "holds blk.1.attn_q.bias, for which transformers' Llama has no place",
+        ),
+        (
+            {"rope_freqs.weight": (7,)},
+            (),
+            "tensor rope_freqs.weight: expected 32 divisors, got shape \\[7\\]",
+        ),
+        (
+            {"blk.0.ffn_up.weight": (512, 128)},
+            (),
+            "expected shape \\[512, 256\\] by the metadata, got \\[512, 128\\]",
+        ),
         ({}, ("blk.0.ffn_up.weight",), "has no tensor model.layers.0.mlp.up_proj.weight"),
         ({}, ("token_embd.weight",), "has no tensor token_embd.weight"),
     ],
@@ -281,11 +364,15 @@ def test_a_type_that_nobody_unpacks_is_refused(llama_file: Path, tmp_path: Path)
     place = whole.index(b"blk.0.ffn_up.weight") + len("blk.0.ffn_up.weight") + 4 + 16
     for kind, name in ((15, "Q8_K"), (999, "of type 999")):
         (tmp_path / "m.gguf").write_bytes(whole[:place] + kind.to_bytes(4, "little") + whole[place + 4 :])
-        with pytest.raises(InputError, match=f"tensor blk.0.ffn_up.weight is {name}, which the gguf package cannot read"):
+        with pytest.raises(
+            InputError, match=f"tensor blk.0.ffn_up.weight is {name}, which the gguf package cannot read"
+        ):
             ModelFiles(str(tmp_path / "m.gguf")).check_weights()
 
 
-def test_without_the_package_one_line_says_what_to_install(llama_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_one_line_says_what_to_install(
+    llama_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(InputError, match="GGUF files need the gguf package: pip install"):
         ModelFiles(str(llama_file)).raw_config()
@@ -297,7 +384,9 @@ def header(llama_file: Path) -> bytes:
 
 
 @given(data=st.data())
-def test_a_broken_header_is_an_input_error(data: st.DataObject, header: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_broken_header_is_an_input_error(
+    data: st.DataObject, header: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.getbasetemp() / "broken.gguf"
     changed = bytearray(header[: data.draw(st.integers(0, len(header)), label="length")])
     for _ in range(data.draw(st.integers(0, 2), label="changes")):

@@ -1,4 +1,5 @@
-"""Packed weights of 16 bits: the numbers themselves, bit for bit the same for a row whatever rows run beside it, and fallbacks."""
+"""Packed weights of 16 bits: the numbers themselves, bit for bit the same for a row whatever rows run beside
+it, and fallbacks."""
 
 from __future__ import annotations
 
@@ -24,17 +25,28 @@ from flowspec.testbed.checkpoints import SMALL, make_checkpoint
 from tests.model.slices import CPU, assert_faithful, load
 
 DTYPES = (torch.bfloat16, torch.float16)
-WIDE = {**SMALL, "hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 320, "initializer_range": 0.05}
+WIDE = {
+    **SMALL,
+    "hidden_size": 512,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "vocab_size": 320,
+    "initializer_range": 0.05,
+}
 """The narrowest layers that are packed."""
 fbgemm = pytest.mark.skipif(platform.machine() != "x86_64", reason="FBGEMM is a library for x86")
 
 
 def use(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a processor without instructions for 16 bits, where `kernel` was found right; whatever this one has."""
+    """As on a processor without instructions for 16 bits, where `kernel` was found right; whatever this one
+    has."""
     monkeypatch.setattr("flowspec.model.kernels.has_instructions", lambda dtype: False)
     monkeypatch.setattr("flowspec.model.kernels.has_products", lambda dtype: False)
     verdicts = (Verdict(kernel=kernel, fault=""),)
-    monkeypatch.setattr("flowspec.model.kernels.tried", lambda dtype, device: Trial(dtype=dtype, device=device, verdicts=verdicts))
+    monkeypatch.setattr(
+        "flowspec.model.kernels.tried",
+        lambda dtype, device: Trial(dtype=dtype, device=device, verdicts=verdicts),
+    )
 
 
 def packed(weight: torch.Tensor, linear: type[QuantisedLinear] = FbgemmHalfLinear) -> nn.Linear:
@@ -64,7 +76,11 @@ def test_every_weight_is_the_one_that_was_given(dtype: torch.dtype, size: float)
 @fbgemm
 @torch.inference_mode()
 @settings(max_examples=30)
-@given(rows=st.integers(1, 45), shape=st.sampled_from([(1000, 512), (48, 4096), (4100, 64)]), seed=st.integers(0, 9))
+@given(
+    rows=st.integers(1, 45),
+    shape=st.sampled_from([(1000, 512), (48, 4096), (4100, 64)]),
+    seed=st.integers(0, 9),
+)
 def test_a_row_does_not_depend_on_the_rows_beside_it(rows: int, shape: tuple[int, int], seed: int) -> None:
     torch.manual_seed(seed)
     layer = packed((torch.randn(shape) * 0.02).bfloat16())
@@ -126,7 +142,9 @@ def test_slices_take_the_memory_that_was_foretold_and_no_more_than_unpacked(
     for span, unpacked in zip(spans, plain, strict=True):
         part = Slice.load(files, span, "bfloat16", CPU)
         assert part.weight_bytes == slice_memory(files, span, "bfloat16", 100, CPU).weight_bytes == unpacked
-        assert isinstance(part.pieces.lm_head, FbgemmHalfLinear) == (not (is_tied and span.is_first)), "a tied one is not held twice"
+        assert isinstance(part.pieces.lm_head, FbgemmHalfLinear) == (not (is_tied and span.is_first)), (
+            "a tied one is not held twice"
+        )
 
 
 @fbgemm
@@ -153,7 +171,9 @@ def test_the_plain_kernel_sums_in_float32(dtype: torch.dtype) -> None:
 
 
 @fbgemm
-def test_torch_is_preferred_where_the_processor_has_instructions_or_fbgemm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_is_preferred_where_the_processor_has_instructions_or_fbgemm_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(build, "_allowed", None)
     monkeypatch.setattr("flowspec.model.kernels.has_products", lambda dtype: False)
     monkeypatch.setattr("flowspec.model.kernels.has_instructions", lambda dtype: False)
@@ -165,7 +185,9 @@ def test_torch_is_preferred_where_the_processor_has_instructions_or_fbgemm_is_mi
     assert [kernel.name for kernel in kernels_of("bfloat16", CPU)] == ["torch", "plain"]
 
 
-def test_our_own_products_come_first_but_for_a_processor_that_has_such_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_products_come_first_but_for_a_processor_that_has_such_instructions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     built = build.build()
     if built is None:
         pytest.skip("there is no C compiler here (Debian: apt-get install gcc)")

@@ -1,4 +1,5 @@
-"""Model folders that mean harm or were damaged: each is read, or refused by one line, in little time and memory."""
+"""Model folders that mean harm or were damaged: each is read, or refused by one line, in little time and
+memory."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ SCALARS = (
     | st.text(st.characters(), max_size=8)
 )
 VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=8
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
 )
 CONFIG = {"model_type": "llama", "num_hidden_layers": 2, "max_position_embeddings": 64}
 ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -57,7 +60,10 @@ def read_weights(folder: Path) -> None:
         tensors.extent(name)
 
 
-@given(st.dictionaries(st.sampled_from([*CONFIG, "text_config", "x"]), VALUES, max_size=3), st.sampled_from(["llama", "gemma3"]))
+@given(
+    st.dictionaries(st.sampled_from([*CONFIG, "text_config", "x"]), VALUES, max_size=3),
+    st.sampled_from(["llama", "gemma3"]),
+)
 @example({"num_hidden_layers": HUGE}, "llama")
 def test_any_config_is_read_or_refused(folder: Path, change: dict[str, Any], family: str) -> None:
     (folder / "config.json").write_text(json.dumps({**CONFIG, "model_type": family, **change}))
@@ -75,14 +81,19 @@ def test_any_config_is_read_or_refused(folder: Path, change: dict[str, Any], fam
         ({"num_labels": 10**400}, "num_labels: expected a number up to"),
         ({"vision_config": {"num_labels": 1 << 40}}, "num_labels: expected a number up to"),
         ({"rope_parameters": {"factor": 10**30}}, "'factor': expected a number up to"),
-        ({"model_type": "qwen3_moe", "num_local_experts": 1 << 20}, "num_local_experts: expected a number up to"),
+        (
+            {"model_type": "qwen3_moe", "num_local_experts": 1 << 20},
+            "num_local_experts: expected a number up to",
+        ),
         ({"model_type": "olmoe", "num_local_experts": 1 << 20}, "num_local_experts: expected a number up to"),
         ({"num_hidden_layers": 1025}, "num_hidden_layers: expected a number up to 1024"),
         ({"architectures": True}, "architectures: expected a list of names"),
         ({"architectures": [3]}, "architectures: expected a list of names"),
     ],
 )
-def test_a_config_that_would_make_a_daemon_build_without_end_is_refused(folder: Path, change: dict[str, Any], expected: str) -> None:
+def test_a_config_that_would_make_a_daemon_build_without_end_is_refused(
+    folder: Path, change: dict[str, Any], expected: str
+) -> None:
     """As found by handing odd configs to transformers: each of these was a crash, or minutes and gigabytes."""
     (folder / "config.json").write_text(json.dumps({**CONFIG, **change}))
     for ask in (ModelFiles.raw_config, ModelFiles.config):
@@ -94,8 +105,19 @@ def test_a_config_that_would_make_a_daemon_build_without_end_is_refused(folder: 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"model_type": "olmoe", "num_hidden_layers": 1024, "num_experts": 4096}, "num_hidden_layers times num_experts"),
-        ({"model_type": "phi3", "rope_scaling": None, "attribute_map": {"size": "hidden_size"}, "size": 1 << 30}, "hidden_size"),
+        (
+            {"model_type": "olmoe", "num_hidden_layers": 1024, "num_experts": 4096},
+            "num_hidden_layers times num_experts",
+        ),
+        (
+            {
+                "model_type": "phi3",
+                "rope_scaling": None,
+                "attribute_map": {"size": "hidden_size"},
+                "size": 1 << 30,
+            },
+            "hidden_size",
+        ),
     ],
 )
 def test_what_is_large_under_another_name_or_as_a_product_is_refused_before_layers_are_built(
@@ -129,7 +151,10 @@ def test_any_index_is_read_or_refused(folder: Path, content: Any) -> None:
 
 
 @given(
-    st.dictionaries(st.sampled_from(["a", "b", "__metadata__"]), VALUES | st.fixed_dictionaries({}, optional=dict.fromkeys(ENTRY, VALUES)))
+    st.dictionaries(
+        st.sampled_from(["a", "b", "__metadata__"]),
+        VALUES | st.fixed_dictionaries({}, optional=dict.fromkeys(ENTRY, VALUES)),
+    )
     | st.builds(
         lambda shape, offsets: {"a": {"dtype": "F32", "shape": shape, "data_offsets": offsets}},
         st.lists(st.sampled_from([0, 1, 2, 2**60, HUGE]), max_size=12),
@@ -168,7 +193,10 @@ def test_headers_that_claim_or_nest_too_much_take_no_memory(folder: Path, conten
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("text", ["[" * DEEP, '{"a":' * DEEP, '{"a":' + "[" * 300 + "]" * 300 + "}", "1" * 5000, '"\ud800"', "\x00"])
+@pytest.mark.parametrize(
+    "text",
+    ["[" * DEEP, '{"a":' * DEEP, '{"a":' + "[" * 300 + "]" * 300 + "}", "1" * 5000, '"\ud800"', "\x00"],
+)
 def test_json_that_cannot_be_shown_or_read_is_one_line(folder: Path, text: str) -> None:
     path = folder / "generation_config.json"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
@@ -186,7 +214,12 @@ def test_a_file_of_json_that_is_too_large_is_refused_unread(folder: Path) -> Non
         read_json(path)
 
 
-@given(st.dictionaries(st.sampled_from(["temperature", "top_k", "top_p", "min_p", "eos_token_id", "do_sample", "num_beams"]), VALUES))
+@given(
+    st.dictionaries(
+        st.sampled_from(["temperature", "top_k", "top_p", "min_p", "eos_token_id", "do_sample", "num_beams"]),
+        VALUES,
+    )
+)
 def test_any_generation_config_is_read_or_refused(folder: Path, content: dict[str, Any]) -> None:
     path = folder / "generation_config.json"
     path.write_text(json.dumps(content))

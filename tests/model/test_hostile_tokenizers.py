@@ -1,4 +1,5 @@
-"""Tokenizers and chat templates that mean harm or were damaged: each is loaded and used, or refused by one line, and in bounded time."""
+"""Tokenizers and chat templates that mean harm or were damaged: each is loaded and used, or refused by one
+line, and in bounded time."""
 
 from __future__ import annotations
 
@@ -24,7 +25,13 @@ from tests.mutations import mutants, one_line_at_most
 WORDS = ("<unk>", "<end>", "h", "e", "l", "o", " ", "he", "ll", "lo", "▁", "##o", "<0x41>", "Ġ")
 VOCABULARY = {word: number for number, word in enumerate(WORDS)}
 MODELS: tuple[dict[str, Any], ...] = (
-    {"type": "BPE", "unk_token": "<unk>", "byte_fallback": True, "vocab": VOCABULARY, "merges": [["h", "e"], ["l", "l"], ["l", "o"]]},
+    {
+        "type": "BPE",
+        "unk_token": "<unk>",
+        "byte_fallback": True,
+        "vocab": VOCABULARY,
+        "merges": [["h", "e"], ["l", "l"], ["l", "o"]],
+    },
     {"type": "WordLevel", "unk_token": "<unk>", "vocab": VOCABULARY},
     {
         "type": "WordPiece",
@@ -33,7 +40,12 @@ MODELS: tuple[dict[str, Any], ...] = (
         "max_input_chars_per_word": 100,
         "vocab": VOCABULARY,
     },
-    {"type": "Unigram", "unk_id": 0, "byte_fallback": False, "vocab": [[word, -float(number)] for number, word in enumerate(WORDS)]},
+    {
+        "type": "Unigram",
+        "unk_id": 0,
+        "byte_fallback": False,
+        "vocab": [[word, -float(number)] for number, word in enumerate(WORDS)],
+    },
 )
 PARTS: dict[str, Any] = {
     "version": "1.0",
@@ -58,7 +70,10 @@ PARTS: dict[str, Any] = {
         }
         for number in range(2)
     ],
-    "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Replace", "pattern": {"Regex": " +"}, "content": " "}]},
+    "normalizer": {
+        "type": "Sequence",
+        "normalizers": [{"type": "NFC"}, {"type": "Replace", "pattern": {"Regex": " +"}, "content": " "}],
+    },
     "pre_tokenizer": {
         "type": "Sequence",
         "pretokenizers": [
@@ -72,7 +87,10 @@ PARTS: dict[str, Any] = {
         "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
         "special_tokens": {"<end>": {"id": "<end>", "ids": [1], "tokens": ["<end>"]}},
     },
-    "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+    "decoder": {
+        "type": "Sequence",
+        "decoders": [{"type": "ByteFallback"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}],
+    },
 }
 CONFIG = {
     "tokenizer_class": "TokenizersBackend",
@@ -82,7 +100,10 @@ CONFIG = {
     "padding_side": "left",
     "added_tokens_decoder": {"1": {"content": "<end>", "special": True}},
     "extra_special_tokens": {"image_token": "<img>"},
-    "chat_template": [{"name": "default", "template": "{{ messages[0]['content'] }}"}, {"name": "tool_use", "template": "x"}],
+    "chat_template": [
+        {"name": "default", "template": "{{ messages[0]['content'] }}"},
+        {"name": "tool_use", "template": "x"},
+    ],
 }
 GENERATION = {
     "do_sample": True,
@@ -111,7 +132,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write(folder: Path, tokenizer: Any = None, config: Any = None, template: str | None = None) -> None:
-    (folder / "tokenizer.json").write_text(json.dumps({**PARTS, "model": MODELS[0]} if tokenizer is None else tokenizer))
+    (folder / "tokenizer.json").write_text(
+        json.dumps({**PARTS, "model": MODELS[0]} if tokenizer is None else tokenizer)
+    )
     (folder / "tokenizer_config.json").write_text(json.dumps(CONFIG if config is None else config))
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     if template is not None:
@@ -161,7 +184,10 @@ def test_any_generation_config_is_read_or_refused(shared: Path, content: Any) ->
     (shared / "generation_config.json").unlink()
 
 
-@given(st.binary(max_size=60), st.sampled_from(["tokenizer.json", "tokenizer_config.json", "generation_config.json"]))
+@given(
+    st.binary(max_size=60),
+    st.sampled_from(["tokenizer.json", "tokenizer_config.json", "generation_config.json"]),
+)
 @example(b"[" * 100_000, "tokenizer.json")
 @example(b'{"a":' * 100_000, "tokenizer_config.json")
 def test_any_bytes_are_used_or_refused(shared: Path, content: bytes, name: str) -> None:
@@ -174,7 +200,8 @@ def test_any_bytes_are_used_or_refused(shared: Path, content: bytes, name: str) 
 
 
 def test_a_panic_of_the_tokenizers_library_is_one_line(folder: Path) -> None:
-    """Found by mutation: merges shorter than the prefix that they must begin with. What PyO3 raises is no `Exception`."""
+    """Found by mutation: merges shorter than the prefix that they must begin with. What PyO3 raises is no
+    `Exception`."""
     write(folder, {**PARTS, "model": {**MODELS[0], "continuing_subword_prefix": "<unk>"}})
     with pytest.raises(InputError, match=r"^the tokenizer of .* is broken: ") as caught:
         use(folder)
@@ -195,11 +222,20 @@ def test_the_longest_text_that_a_tokenizer_names_is_not_asked_for(length: Any, f
     assert use(folder)
 
 
-# ----------------------------------------------------------------------------------------------- chat templates
+# ----------------------------------------------------------------------------------------------- chat
+# templates
 
 PIECES = st.sampled_from(
     [
-        *("{% for m in messages %}", "{% endfor %}", "{{ m['content'] }}", "{% if x %}", "{% endif %}", "{{ messages }}", "{{ x.y.z }}"),
+        *(
+            "{% for m in messages %}",
+            "{% endfor %}",
+            "{{ m['content'] }}",
+            "{% if x %}",
+            "{% endif %}",
+            "{{ messages }}",
+            "{{ x.y.z }}",
+        ),
         *(
             "{{ 1 / 0 }}",
             "{{ [] + 1 }}",
@@ -256,15 +292,22 @@ def test_a_refusal_is_one_line_that_leaves_the_terminal_alone(folder: Path) -> N
         "{% macro f() %}{% for i in range(100000) %}{{ f() }}{% endfor %}{% endmacro %}{{ f() }}",
     ],
 )
-def test_a_chat_template_without_end_is_ended(template: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_template_without_end_is_ended(
+    template: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(text_module, "bounded_time", lambda: bounded_time(0.05))
     tracing = sys.gettrace()
-    with pytest.raises(InputError, match=r"refuses this dialogue: (it was not done within 0\.05 s|maximum recursion depth exceeded)"):
+    with pytest.raises(
+        InputError,
+        match=r"refuses this dialogue: (it was not done within 0\.05 s|maximum recursion depth exceeded)",
+    ):
         asked(folder, template)
     assert sys.gettrace() is tracing
 
 
-def test_a_chat_template_that_makes_too_much_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_template_that_makes_too_much_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "PROMPT_CHARS_MAX", 1000)
     with pytest.raises(InputError, match="makes 1001 characters of this dialogue, expected at most 1000"):
         asked(folder, "{{ 'h' * 1001 }}")

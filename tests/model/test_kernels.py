@@ -1,4 +1,5 @@
-"""Kernels are tried before they are used: what is wrong, dies or hangs is noticed, and the next one takes its place."""
+"""Kernels are tried before they are used: what is wrong, dies or hangs is noticed, and the next one takes its
+place."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def test_the_kernel_that_is_used_here_is_right(dtype: str) -> None:
     assert judged[-1] == Verdict(kernel=ATTENTION, fault="")
     assert not any(verdict.fault for verdict in judged)
     assert found.right[0].kernel == found.kernel
-    assert packing_of(dtype, CPU) is next(kernel.linear for kernel in kernels_of(dtype, CPU) if kernel.name == found.kernel)
+    assert packing_of(dtype, CPU) is next(
+        kernel.linear for kernel in kernels_of(dtype, CPU) if kernel.name == found.kernel
+    )
 
 
 @pytest.mark.arm
@@ -74,7 +77,11 @@ def test_the_plain_kernels_are_right(dtype: str) -> None:
     ("dtype", "linear", "fault"),
     [
         ("int8", RightForTheFirstRowCount, "computes something else than it should for 32 rows of 64 x 48"),
-        ("int8", OffInOneScale, "computes something else than it should for 32 rows of 64 x 48 with 1 threads: off by"),
+        (
+            "int8",
+            OffInOneScale,
+            "computes something else than it should for 32 rows of 64 x 48 with 1 threads: off by",
+        ),
         ("int8", WithoutSecondDigit, "computes something else than it should for 32 rows of 64 x 48"),
         ("int8", RowsTogether, "makes a row depend on the rows beside it for 1 rows of 64 x 48"),
     ],
@@ -87,8 +94,11 @@ def test_what_is_wrong_with_a_kernel_is_found(dtype: str, linear: type[Quantised
 
 @without_compiler
 @pytest.mark.parametrize("digits", [10, 7])
-def test_float32_that_is_computed_with_fewer_digits_is_found(digits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As TF32 (10 digits) does on GPUs, and oneDNN with bfloat16 (7) on some ARM processors, where they are switched on."""
+def test_float32_that_is_computed_with_fewer_digits_is_found(
+    digits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As TF32 (10 digits) does on GPUs, and oneDNN with bfloat16 (7) on some ARM processors, where they are
+    switched on."""
     (kernel,) = kernels_of("float32", CPU)
     assert kernel_checks.linear_fault("float32", kernel, CPU) == ""
     right = torch.nn.functional.linear
@@ -96,7 +106,9 @@ def test_float32_that_is_computed_with_fewer_digits_is_found(digits: int, monkey
     def cut(values: torch.Tensor) -> torch.Tensor:
         return (values.view(torch.int32) & -(1 << (23 - digits))).view(torch.float32)
 
-    monkeypatch.setattr("torch.nn.functional.linear", lambda rows, weight, bias: right(cut(rows), cut(weight), bias))
+    monkeypatch.setattr(
+        "torch.nn.functional.linear", lambda rows, weight, bias: right(cut(rows), cut(weight), bias)
+    )
     found = kernel_checks.linear_fault("float32", kernel, CPU)
     assert found.startswith("computes something else than it should for 32 rows of 64 x 48"), found
 
@@ -165,16 +177,24 @@ def test_after_an_error_of_cuda_the_next_kernel_is_tried_in_a_new_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = run_trial("int8", "cuda:0", folder=tmp_path, command=[sys.executable, "-c", FAILS_ONCE])
-    assert found.verdicts == (Verdict(kernel="first", fault="fails: CUDA error"), Verdict(kernel="second", fault=""))
+    assert found.verdicts == (
+        Verdict(kernel="first", fault="fails: CUDA error"),
+        Verdict(kernel="second", fault=""),
+    )
 
     def fail(dtype: str, device: torch.device, progress: Callable[[], None]) -> str:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(kernel_checks, "attention_fault", fail)
-    for device, words in (("cpu", ["at", "fault", "at", "fault", "done"]), ("meta", ["at", "fault", "again"])):
+    for device, words in (
+        ("cpu", ["at", "fault", "at", "fault", "done"]),
+        ("meta", ["at", "fault", "again"]),
+    ):
         monkeypatch.setattr(sys, "argv", ["checks", "float32", device])
         kernel_checks.main()
-        said = [word for line in capsys.readouterr().out.splitlines() if "alive" not in (word := json.loads(line))]
+        said = [
+            word for line in capsys.readouterr().out.splitlines() if "alive" not in (word := json.loads(line))
+        ]
         assert [next(iter(word)) for word in said] == words
         assert said[1]["fault"].startswith("fails: CUDA error: an illegal")
 
@@ -191,7 +211,10 @@ def test_of_each_arithmetic_a_kernel_is_found_and_named(dtype: str) -> None:
         name, rest = verdict.arithmetic, stated[verdict.kernel].arithmetic
         assert name == rest if "@" not in name else re.fullmatch(re.escape(rest) + "-[0-9a-f]{8}", name)
         assert packing_of(dtype, CPU, name) is stated[verdict.kernel].linear
-    with pytest.raises(InputError, match=f"expected the arithmetic other of {dtype}, cpu with torch .* has {found.arithmetics[0]}"):
+    with pytest.raises(
+        InputError,
+        match=f"expected the arithmetic other of {dtype}, cpu with torch .* has {found.arithmetics[0]}",
+    ):
         packing_of(dtype, CPU, "other")
 
 
@@ -248,7 +271,9 @@ def test_what_a_child_found_right_before_another_died_still_counts(tmp_path: Pat
 
 
 @without_compiler
-def test_what_was_found_is_kept_for_this_processor_and_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_found_is_kept_for_this_processor_and_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = run_trial("int8", "cpu", folder=tmp_path, command=child("raise"))
     never = ["/does/not/exist"]
     assert run_trial("int8", "cpu", folder=tmp_path, command=never) == first
@@ -301,7 +326,11 @@ def test_all_code_that_is_tried_counts() -> None:
         for node in ast.walk(ast.parse(Path(module.__file__).read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flowspec.model."):
                 package = node.module == "flowspec.model.arithmetic"
-                imported |= {name.name for name in node.names} if package else {(node.module or "").rpartition(".")[2]}
+                imported |= (
+                    {name.name for name in node.names}
+                    if package
+                    else {(node.module or "").rpartition(".")[2]}
+                )
     code = {name.rpartition("/")[2] for name in trials.CODE}
     assert imported - code == {"slice", "device_errors"}
     assert code - imported == {"kernel_checks"}
@@ -320,7 +349,9 @@ def test_whoever_waits_for_a_trial_of_another_process_says_so(tmp_path: Path) ->
         run_trial("int8", "cpu", tell, folder=tmp_path, command=["/does/not/exist"])
 
 
-def test_what_was_found_on_a_gpu_is_of_that_gpu_and_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_found_on_a_gpu_is_of_that_gpu_and_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     information = tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information"
     information.parent.mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").write_text("NVRM version: 540.3.0\n")
@@ -338,18 +369,26 @@ def test_what_was_found_on_a_gpu_is_of_that_gpu_and_driver(tmp_path: Path, monke
 @without_compiler
 def test_a_precision_without_a_right_kernel_is_refused_in_a_line(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"int8 does not run right on cpu with torch .*: wrong computes .*; use another --dtype"
+        InputError,
+        match=r"int8 does not run right on cpu with torch .*: wrong computes .*; use another --dtype",
     ) as refusal:
         run_trial("int8", "cpu", folder=tmp_path, command=child("wrong", "only"))
     assert "\n" not in str(refusal.value)
-    trial = Trial(dtype="int8", device="cpu", verdicts=(Verdict(kernel=ATTENTION, fault="is wrong"), Verdict(kernel="plain", fault="")))
+    trial = Trial(
+        dtype="int8",
+        device="cpu",
+        verdicts=(Verdict(kernel=ATTENTION, fault="is wrong"), Verdict(kernel="plain", fault="")),
+    )
     assert trial.kernel == "", "nothing takes attention's place"
 
 
 @without_compiler
 def test_a_torch_that_dies_when_it_is_imported_is_told_of(tmp_path: Path) -> None:
     died = [sys.executable, "-c", f"import os; os.kill(os.getpid(), {int(signal.SIGILL)})"]
-    with pytest.raises(InputError, match=r"torch .* cannot be imported on .*: .* instruction that this processor does not have; install"):
+    with pytest.raises(
+        InputError,
+        match=r"torch .* cannot be imported on .*: .* instruction that this processor does not have; install",
+    ):
         run_trial("float32", "cpu", folder=tmp_path, command=died)
 
 
@@ -369,10 +408,15 @@ def test_a_child_whose_parent_is_gone_does_not_hang_for_ever() -> None:
     assert done.returncode == -signal.SIGALRM
 
 
-def test_a_machine_that_is_too_slow_to_import_torch_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_is_too_slow_to_import_torch_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trials, "IMPORT_S", 1.0)
     slow = [sys.executable, "-c", "import time; time.sleep(60)"]
-    with pytest.raises(InputError, match=r"gave no sign of life for 1 s, while it imported torch .*; try again when it is less busy"):
+    with pytest.raises(
+        InputError,
+        match=r"gave no sign of life for 1 s, while it imported torch .*; try again when it is less busy",
+    ):
         run_trial("float32", "cpu", folder=tmp_path, command=slow)
 
 
@@ -389,7 +433,11 @@ def test_kernels_are_tried_where_they_come_first_and_no_others() -> None:
 
 
 def test_processors_are_told_apart_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "_processor_block", lambda: "processor: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0b\nFeatures: fp asimd")
+    monkeypatch.setattr(
+        trials,
+        "_processor_block",
+        lambda: "processor: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0b\nFeatures: fp asimd",
+    )
     assert trials.processor().endswith("(CPU part 0xd0b)")
     monkeypatch.setattr(trials, "_processor_block", lambda: "model name\t: Some Processor: fast\n")
     assert trials.processor() == "Some Processor: fast"
@@ -407,13 +455,17 @@ def built() -> Path:
     return found
 
 
-def test_what_is_built_gives_the_bits_of_the_definitions(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_built_gives_the_bits_of_the_definitions(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(build, "_allowed", built)
     assert kernel_checks.compiled_fault() == ""
 
 
 @pytest.mark.parametrize("name", ["exp", "halves_sum", "tanh"])
-def test_what_is_built_of_another_definition_is_found(name: str, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_built_of_another_definition_is_found(
+    name: str, built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(build, "_allowed", built)
     right = getattr(plain, name)
     monkeypatch.setattr(plain, name, lambda x: torch.nextafter(right(x), torch.ones(())))

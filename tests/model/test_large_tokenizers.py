@@ -1,4 +1,5 @@
-"""Files of a tokenizer are refused by their size, before a library that takes a hundred times as much memory reads them."""
+"""Files of a tokenizer are refused by their size, before a library that takes a hundred times as much memory
+reads them."""
 
 from __future__ import annotations
 
@@ -14,10 +15,19 @@ from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.text import Tokenizer
 
-NAMES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "added_tokens.json", "tokenizer.model")
+NAMES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "tokenizer.model",
+)
 
 
-@pytest.mark.parametrize("name", [*NAMES, "special_tokens_map.json", "chat_template.jinja", "spiece.model", "tekken.json"])
+@pytest.mark.parametrize(
+    "name", [*NAMES, "special_tokens_map.json", "chat_template.jinja", "spiece.model", "tekken.json"]
+)
 def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "model"
     shutil.copytree(bundled_folder("target"), folder)

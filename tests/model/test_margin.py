@@ -36,9 +36,16 @@ def shakes(size: int, rng: np.random.Generator) -> list[np.ndarray]:
     return [rng.uniform(-1, 1, size), rng.choice([-1.0, 1.0], size), one - 1, 1 - one, ranks]
 
 
-@given(SAMPLINGS, st.sampled_from([k for k in KINDS if "masked" not in k]), st.sampled_from([1, 2, 3, 4, 6, 30]), st.integers(0, 2**32))
+@given(
+    SAMPLINGS,
+    st.sampled_from([k for k in KINDS if "masked" not in k]),
+    st.sampled_from([1, 2, 3, 4, 6, 30]),
+    st.integers(0, 2**32),
+)
 @settings(max_examples=500)
-def test_moving_logits_by_less_than_a_quarter_of_the_margin_changes_nothing(sampling: Sampling, kind: str, size: int, seed: int) -> None:
+def test_moving_logits_by_less_than_a_quarter_of_the_margin_changes_nothing(
+    sampling: Sampling, kind: str, size: int, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     logits = make_logits(kind, size, seed)
     sampler = Sampler(sampling, size)
@@ -78,11 +85,14 @@ def at_boundary(filters: dict[str, float], logits: list[float], token: int) -> f
 
 
 def test_distances_to_the_boundaries_count() -> None:
-    # Token 1 is the last to pass, by 0.001: in top-k, in min-p, and in the mass before it (e^0.001 as against 1).
+    # Token 1 is the last to pass, by 0.001: in top-k, in min-p, and in the mass before it (e^0.001 as against
+    # 1).
     assert at_boundary({"top_k": 2}, [1.0, 0.5, 0.499], 1) == pytest.approx(1e-3, abs=1e-6)
     assert at_boundary({"min_p": math.exp(-0.501)}, [1.0, 0.5, -3.0], 1) == pytest.approx(1e-3, abs=1e-6)
     share = 1 / (1 + math.exp(-0.5) + math.exp(-4))
-    assert at_boundary({"top_p": share + 1e-4}, [1.0, 0.5, -3.0], 1) == pytest.approx(1e-4 / (share * (1 - share)), rel=0.02)
+    assert at_boundary({"top_p": share + 1e-4}, [1.0, 0.5, -3.0], 1) == pytest.approx(
+        1e-4 / (share * (1 - share)), rel=0.02
+    )
     # And farther away they do not: the lead decides.
     assert at_boundary({"top_k": 2}, [1.0, 0.5, -30.0], 1) > 0.01
 
@@ -95,7 +105,9 @@ def test_a_swap_at_the_top_p_boundary_counts() -> None:
 
 @pytest.mark.parametrize("name", ["top_k", "top_p", "min_p"])
 def test_what_a_filter_left_out_counts_if_it_nearly_passed_and_would_nearly_win(name: str) -> None:
-    noise = next(g for p in range(100) if (g := gumbel(draw_bits(0, p, np.arange(3))))[1] > g[0] + 0.5 and g[2] < 3)
+    noise = next(
+        g for p in range(100) if (g := gumbel(draw_bits(0, p, np.arange(3))))[1] > g[0] + 0.5 and g[2] < 3
+    )
     position = next(p for p in range(100) if (gumbel(draw_bits(0, p, np.arange(3))) == noise).all())
     below = float(noise[1] - noise[0]) + 0.002  # the second id loses by 0.002, and fails the filter by 0.001
     logits = np.array([0.0, -below, -20.0], dtype=np.float32)

@@ -39,17 +39,28 @@ def opens_pickles(tree: ast.Module) -> bool:
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        is_load = isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.load", "torch.hub", "torch.jit.load")
+        is_load = isinstance(node, ast.Attribute) and ast.unparse(node) in (
+            "torch.load",
+            "torch.hub",
+            "torch.jit.load",
+        )
         if is_load or {name.split(".")[0] for name in names} & PICKLES:
             return True
-        if isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "trust_remote_code") and ast.unparse(node.value) != "False":
+        if (
+            isinstance(node, ast.keyword)
+            and node.arg in ("allow_pickle", "trust_remote_code")
+            and ast.unparse(node.value) != "False"
+        ):
             return True
     return False
 
 
 def test_only_the_training_recipe_can_open_a_pickle() -> None:
     """It reads its own state, and nothing imports it. Whoever adds another way in has to come by here."""
-    trees = {str(path.relative_to(ROOT)): ast.parse(path.read_text("utf-8")) for path in (ROOT / "flowspec").rglob("*.py")}
+    trees = {
+        str(path.relative_to(ROOT)): ast.parse(path.read_text("utf-8"))
+        for path in (ROOT / "flowspec").rglob("*.py")
+    }
     assert {path for path, tree in trees.items() if opens_pickles(tree)} == {"flowspec/demo/recipe/train.py"}
     for code in ("from pickle import loads", "import torch\ntorch.load('x')", "f(trust_remote_code=True)"):
         assert opens_pickles(ast.parse(code))
@@ -75,7 +86,9 @@ def test_a_model_that_is_a_pickle_is_refused_in_one_line_and_not_opened(
 
 
 @pytest.mark.parametrize("family", ["llama", "mine"])
-def test_code_of_a_repository_is_never_run(family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_of_a_repository_is_never_run(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of a family that we know it is not needed; another family is refused by name."""
     folder = tmp_path / "model"
     shutil.copytree(ROOT / "flowspec/demo/target", folder)
@@ -87,7 +100,11 @@ def test_code_of_a_repository_is_never_run(family: str, tmp_path: Path, capsys: 
     ):
         path = folder / name
         raw = json.loads(path.read_text("utf-8")) if path.exists() else {}
-        path.write_text(json.dumps({**raw, "auto_map": classes, **({"model_type": family} if name == "config.json" else {})}))
+        path.write_text(
+            json.dumps(
+                {**raw, "auto_map": classes, **({"model_type": family} if name == "config.json" else {})}
+            )
+        )
     files = ModelFiles(str(folder))
     if family == "llama":
         files.config()

@@ -1,4 +1,5 @@
-"""Slices of every supported family compute what transformers computes with the whole model, for chains and for trees."""
+"""Slices of every supported family compute what transformers computes with the whole model, for chains and
+for trees."""
 
 from __future__ import annotations
 
@@ -39,33 +40,57 @@ def test_decoding_equals_the_plain_model(folder: Path, reference: Reference) -> 
     run = pipeline(load_stages(folder, 3), HeadCore(context=400, stage_count=3))
     rng = random.Random(3)
     prompts = [[rng.randrange(VOCABULARY_SIZE) for _ in range(length)] for length in (1, 37, 150)]
-    settings = [Sampling(), Sampling(temperature=0.7, seed=5), Sampling(temperature=1.0, top_k=40, top_p=0.9, min_p=0.01, seed=6)]
+    settings = [
+        Sampling(),
+        Sampling(temperature=0.7, seed=5),
+        Sampling(temperature=1.0, top_k=40, top_p=0.9, min_p=0.01, seed=6),
+    ]
     request = 0
     for prompt in prompts:
         for sampling in settings:
             request += 1
-            run.give(Submit(request=request, prompt=tuple(prompt), new_tokens_max=12, sampling=sampling, stop_ids=frozenset()))
+            run.give(
+                Submit(
+                    request=request,
+                    prompt=tuple(prompt),
+                    new_tokens_max=12,
+                    sampling=sampling,
+                    stop_ids=frozenset(),
+                )
+            )
     run.settle()  # all of them at once: their segments alternate in the pipeline
     asked = [(prompt, sampling) for prompt in prompts for sampling in settings]
     for number, (prompt, sampling) in enumerate(asked, 1):
-        assert run.answers[number] == reference.generate(tuple(prompt), sampling, 12, frozenset()), f"{folder.name}: {sampling}"
+        assert run.answers[number] == reference.generate(tuple(prompt), sampling, 12, frozenset()), (
+            f"{folder.name}: {sampling}"
+        )
 
 
 @pytest.mark.parametrize("stages", [1, 3, 4])
 def test_every_method_equals_the_plain_model(folder: Path, reference: Reference, stages: int) -> None:
-    """Two requests at once; a drafter of the same weights in bfloat16 that is now right and now wrong, beside wrong siblings."""
+    """Two requests at once; a drafter of the same weights in bfloat16 that is now right and now wrong, beside
+    wrong siblings."""
     drafter = LanguageModelDrafter.load(ModelFiles(str(folder)), "bfloat16", CPU, context=200, coupled=False)
     slices = load_stages(folder, stages)
-    asked = [(tuple(range(7, 29)), Sampling()), (tuple(range(90, 112)), Sampling(temperature=0.8, top_p=0.95, seed=4))]
+    asked = [
+        (tuple(range(7, 29)), Sampling()),
+        (tuple(range(90, 112)), Sampling(temperature=0.8, top_p=0.95, seed=4)),
+    ]
     for number, method in enumerate(METHODS):
         is_drafted = method != "ar"
         made = make_method(method, nodes=6, depth=2, **({"width": 2} if is_drafted else {}))
         drafters = [drafter] if is_drafted else []
         traits = [DrafterTraits(context=each.context) for each in drafters]
-        run = pipeline(slices, HeadCore(context=200, stage_count=stages, method=made, drafters=traits), drafters)
+        run = pipeline(
+            slices, HeadCore(context=200, stage_count=stages, method=made, drafters=traits), drafters
+        )
         cases = {2 * number + place: case for place, case in enumerate(asked)}
         for request, (prompt, sampling) in cases.items():
-            run.give(Submit(request=request, prompt=prompt, new_tokens_max=6, sampling=sampling, stop_ids=frozenset()))
+            run.give(
+                Submit(
+                    request=request, prompt=prompt, new_tokens_max=6, sampling=sampling, stop_ids=frozenset()
+                )
+            )
         run.settle()
         for request, (prompt, sampling) in cases.items():
             expected = reference.generate(prompt, sampling, 6, frozenset())
@@ -76,7 +101,8 @@ def test_every_method_equals_the_plain_model(folder: Path, reference: Reference,
 
 @pytest.mark.parametrize("seed", range(2))
 def test_each_node_of_a_random_tree_gets_the_logits_of_its_path(folder: Path, seed: int) -> None:
-    """Random trees of two requests in shared random segments over three slices, with commits and dead branches between."""
+    """Random trees of two requests in shared random segments over three slices, with commits and dead
+    branches between."""
     rng = random.Random(seed)
     slices = load_stages(folder, 3)
     options = {"attn_implementation": "eager", "experts_implementation": "eager"}
@@ -92,7 +118,11 @@ def test_each_node_of_a_random_tree_gets_the_logits_of_its_path(folder: Path, se
         part_rows = [(part.request, int(token)) for part in job.parts for token in part.tokens]
         for row, (request, token) in zip(rows, part_rows, strict=True):
             seen[request, tokens_of[request].index(token)] = logits[row]
-        return rows, hidden, (-1,) * len(rows)  # nothing is drawn, or all nodes with other tokens would die at once
+        return (
+            rows,
+            hidden,
+            (-1,) * len(rows),
+        )  # nothing is drawn, or all nodes with other tokens would die at once
 
     run.run_layers = run_layers
     tokens_of: dict[int, list[int]] = {}
@@ -104,7 +134,10 @@ def test_each_node_of_a_random_tree_gets_the_logits_of_its_path(folder: Path, se
     parents = {request: list(range(-1, 19)) for request in (1, 2)}
     alive = {request: {19} for request in (1, 2)}
     committed: dict[int, list[int]] = {1: [], 2: []}
-    opens = {r: Open(request=r, epoch=0, keep=0, length=20, root=19, slots=200, sampling=Sampling()) for r in (1, 2)}
+    opens = {
+        r: Open(request=r, epoch=0, keep=0, length=20, root=19, slots=200, sampling=Sampling())
+        for r in (1, 2)
+    }
 
     def send(number: int, rows: dict[int, list[int]], *, prompt: bool = False) -> None:
         parts = tuple(
@@ -140,12 +173,18 @@ def test_each_node_of_a_random_tree_gets_the_logits_of_its_path(folder: Path, se
             if children and rng.random() < 0.5:
                 chosen = rng.choice(children)
                 committed[request].append(chosen)
-                alive[request] = {n for n in alive[request] if paths[request][n][: len(paths[request][chosen])] == paths[request][chosen]}
+                alive[request] = {
+                    n
+                    for n in alive[request]
+                    if paths[request][n][: len(paths[request][chosen])] == paths[request][chosen]
+                }
     checked = 0
     for (request, node), logits in seen.items():
         with torch.inference_mode():
             expected = plain(input_ids=torch.tensor([paths[request][node]]), use_cache=False).logits[0, -1]
-        np.testing.assert_allclose(logits, expected.numpy(), atol=2e-4, rtol=1e-4, err_msg=f"request {request}, node {node}")
+        np.testing.assert_allclose(
+            logits, expected.numpy(), atol=2e-4, rtol=1e-4, err_msg=f"request {request}, node {node}"
+        )
         checked += node >= 20
     assert checked >= 15, "the trees were too small to show anything"
 
@@ -164,7 +203,9 @@ def test_slices_hold_their_own_tensors_only_and_count_them(tmp_path: Path) -> No
         first, middle, last = load(tmp_path / name, [0, 2, 6, 8])
         assert middle.pieces.embedding is None
         assert middle.pieces.lm_head is None
-        doubled = VOCABULARY_SIZE * 64 * 4 if name == "tied" else 0  # the embedding is on the first and on the last slice
+        doubled = (
+            VOCABULARY_SIZE * 64 * 4 if name == "tied" else 0
+        )  # the embedding is on the first and on the last slice
         assert first.weight_bytes + middle.weight_bytes + last.weight_bytes == whole.weight_bytes + doubled
 
 
@@ -178,7 +219,9 @@ def test_rows_that_die_between_layers_leave_the_others_as_they_were(tmp_path: Pa
         return part.run(job, payload)
 
     run = Pipeline(HeadCore(context=60, stage_count=1), capture, 1)
-    run.give(Submit(request=1, prompt=(5, 6, 7, 8), new_tokens_max=1, sampling=Sampling(), stop_ids=frozenset()))
+    run.give(
+        Submit(request=1, prompt=(5, 6, 7, 8), new_tokens_max=1, sampling=Sampling(), stop_ids=frozenset())
+    )
     run.settle()
     job = jobs[0]
     _, full = part.forward(job, None)

@@ -1,4 +1,5 @@
-"""Packed weights: near the plain layer, bit for bit the same for a row whatever rows run beside it, and slices that follow the reference."""
+"""Packed weights: near the plain layer, bit for bit the same for a row whatever rows run beside it, and
+slices that follow the reference."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import kernels_of, packing_of
 from flowspec.model.pieces import Span
-from flowspec.model.quantised import DIGIT, LINEARS, PlainInt4Linear, QnnpackInt8Linear, QuantisedLinear, quantise
+from flowspec.model.quantised import (
+    DIGIT,
+    LINEARS,
+    PlainInt4Linear,
+    QnnpackInt8Linear,
+    QuantisedLinear,
+    quantise,
+)
 from flowspec.model.slice import Slice
 from flowspec.runtime.loading import slice_memory
 from flowspec.testbed.checkpoints import make_variant
@@ -38,7 +46,9 @@ def int8_kernels() -> list[type[QuantisedLinear]]:
     return list(dict.fromkeys([*kernels("int8"), *others]))
 
 
-def packed(linear: type[QuantisedLinear], inputs: int, outputs: int, *, has_bias: bool = True) -> tuple[nn.Linear, nn.Linear]:
+def packed(
+    linear: type[QuantisedLinear], inputs: int, outputs: int, *, has_bias: bool = True
+) -> tuple[nn.Linear, nn.Linear]:
     """A layer of random weights as it is, and packed."""
     plain = nn.Linear(inputs, outputs, bias=has_bias)
     found = copy.deepcopy(plain)
@@ -63,9 +73,16 @@ def test_a_packed_layer_is_near_the_plain_one(kind: str, has_bias: bool) -> None
 
 
 @torch.inference_mode()
-@given(rows=st.integers(1, 40), inputs=st.sampled_from([32, 96, 512]), seed=st.integers(0, 9), size=st.sampled_from([1e-6, 1.0, 1e4]))
+@given(
+    rows=st.integers(1, 40),
+    inputs=st.sampled_from([32, 96, 512]),
+    seed=st.integers(0, 9),
+    size=st.sampled_from([1e-6, 1.0, 1e4]),
+)
 @pytest.mark.parametrize("kind", LINEARS)
-def test_a_row_does_not_depend_on_the_rows_beside_it(kind: str, rows: int, inputs: int, seed: int, size: float) -> None:
+def test_a_row_does_not_depend_on_the_rows_beside_it(
+    kind: str, rows: int, inputs: int, seed: int, size: float
+) -> None:
     for linear in kernels(kind):
         torch.manual_seed(seed)
         _, layer = packed(linear, inputs, 32)
@@ -111,7 +128,9 @@ def test_int8_is_an_exact_product_of_rounded_weights_and_two_digits() -> None:
     for linear in int8_kernels():
         layer = layer_of(linear, weights)
         assert torch.equal(layer(x).double(), x.double() @ weights.double().t())
-        assert (layer(finer).double() - expected).abs().max() < 1e-6 * expected.abs().max(), "the second digit is exact, too"
+        assert (layer(finer).double() - expected).abs().max() < 1e-6 * expected.abs().max(), (
+            "the second digit is exact, too"
+        )
 
 
 @pytest.mark.arm
@@ -129,7 +148,9 @@ def test_rows_of_zeros_and_of_no_numbers() -> None:
 
 
 @pytest.mark.parametrize("kind", LINEARS)
-@pytest.mark.parametrize("variant", ["llama-grouped", "qwen2", "gemma3-text", "gemma3", "olmoe", "qwen3-moe", "qwen3-moe-fused"])
+@pytest.mark.parametrize(
+    "variant", ["llama-grouped", "qwen2", "gemma3-text", "gemma3", "olmoe", "qwen3-moe", "qwen3-moe-fused"]
+)
 def test_slices_are_faithful_to_the_quantised_model(kind: str, variant: str, tmp_path: Path) -> None:
     assert_faithful(make_variant(tmp_path, variant), kind)
 
@@ -147,7 +168,9 @@ def test_slices_take_the_memory_that_was_foretold(kind: str, tmp_path: Path) -> 
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", LINEARS)
 @pytest.mark.parametrize("variant", ["olmoe", "qwen3-moe-fused"])
-def test_a_row_of_a_mixture_does_not_depend_on_the_rows_beside_it(kind: str, variant: str, tmp_path: Path) -> None:
+def test_a_row_of_a_mixture_does_not_depend_on_the_rows_beside_it(
+    kind: str, variant: str, tmp_path: Path
+) -> None:
     files = ModelFiles(str(make_variant(tmp_path, variant)))
     count = files.config().num_hidden_layers
     mixture = Slice.load(files, Span(first=0, end=1, count=count), kind, CPU).pieces.layers[0].mlp
@@ -167,7 +190,9 @@ def test_packed_experts_are_near_the_plain_ones(kind: str, tmp_path: Path) -> No
     """Of the right expert, and gate apart from up: any mix-up is as far off as another model."""
     files = ModelFiles(str(make_variant(tmp_path, "qwen3-moe")))
     span = Span(first=0, end=1, count=files.config().num_hidden_layers)
-    plain, found = (Slice.load(files, span, each, CPU).pieces.layers[0].mlp.experts for each in ("bfloat16", kind))
+    plain, found = (
+        Slice.load(files, span, each, CPU).pieces.layers[0].mlp.experts for each in ("bfloat16", kind)
+    )
     torch.manual_seed(5)
     hidden = torch.randn(40, 64).bfloat16()
     chosen = torch.stack([torch.randperm(6)[:3] for _ in range(40)])
@@ -182,9 +207,13 @@ def test_packed_experts_are_near_the_plain_ones(kind: str, tmp_path: Path) -> No
 def test_a_mixture_takes_the_memory_that_was_foretold(kind: str, variant: str, tmp_path: Path) -> None:
     files = ModelFiles(str(make_variant(tmp_path, variant)))
     span = Span(first=0, end=2, count=files.config().num_hidden_layers)
-    assert Slice.load(files, span, kind, CPU).weight_bytes == slice_memory(files, span, kind, 100).weight_bytes
+    assert (
+        Slice.load(files, span, kind, CPU).weight_bytes == slice_memory(files, span, kind, 100).weight_bytes
+    )
 
 
 def test_what_cannot_be_packed_is_refused() -> None:
-    with pytest.raises(InputError, match="int4 takes inputs in groups of 32, but this model has a layer of 48"):
+    with pytest.raises(
+        InputError, match="int4 takes inputs in groups of 32, but this model has a layer of 48"
+    ):
         packed(PlainInt4Linear, 48, 16)

@@ -1,4 +1,5 @@
-"""What runs on GPUs, as far as CPUs can tell: the integers with the same operator, int4's layout with a stand-in, and refusals."""
+"""What runs on GPUs, as far as CPUs can tell: the integers with the same operator, int4's layout with a
+stand-in, and refusals."""
 
 from __future__ import annotations
 
@@ -31,7 +32,12 @@ def both(kind: str, inputs: int, outputs: int) -> tuple[nn.Linear, nn.Linear]:
 
 
 @torch.inference_mode()
-@given(rows=st.integers(0, 40), inputs=st.sampled_from([32, 75, 512]), outputs=st.sampled_from([16, 21]), seed=st.integers(0, 9))
+@given(
+    rows=st.integers(0, 40),
+    inputs=st.sampled_from([32, 75, 512]),
+    outputs=st.sampled_from([16, 21]),
+    seed=st.integers(0, 9),
+)
 def test_int8_is_the_same_bits_as_on_cpus(rows: int, inputs: int, outputs: int, seed: int) -> None:
     torch.manual_seed(seed)
     cpu, cuda = both("int8", inputs, outputs)
@@ -47,7 +53,9 @@ def _stand_in_packing(pairs: torch.Tensor, tiles: int) -> torch.Tensor:
     return torch.stack([pairs >> 4, pairs & 15], dim=2).flatten(1).float()
 
 
-def _stand_in_product(rows: torch.Tensor, levels: torch.Tensor, group: int, scales_and_zeros: torch.Tensor) -> torch.Tensor:
+def _stand_in_product(
+    rows: torch.Tensor, levels: torch.Tensor, group: int, scales_and_zeros: torch.Tensor
+) -> torch.Tensor:
     scales, zeros = (part.float().t().repeat_interleave(group, dim=1) for part in scales_and_zeros.unbind(2))
     return (rows.float() @ ((levels - 8) * scales + zeros).t()).bfloat16()
 
@@ -76,7 +84,9 @@ def test_a_gpus_kernels_end_with_one_that_needs_float32_only(monkeypatch: pytest
         kernels_of("int8", torch.device("mps"))
     capability = (7, 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert [kernel.linear for kernel in kernels_of("int4", gpu)] == [PlainInt4Linear], "an Xavier has no tinygemm"
+    assert [kernel.linear for kernel in kernels_of("int4", gpu)] == [PlainInt4Linear], (
+        "an Xavier has no tinygemm"
+    )
     capability = (8, 7)
     assert [kernel.linear for kernel in kernels_of("int4", gpu)] == [CudaInt4Linear, PlainInt4Linear]
     assert [kernel.linear for kernel in kernels_of("int8", gpu)] == [CudaInt8Linear, PlainInt8Linear]

@@ -29,7 +29,9 @@ def test_widened_weights_are_what_a_kernel_multiplies_by(dtype: str) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "held"), [("bfloat16", torch.bfloat16), ("float16", torch.float16)])
-def test_weights_of_sixteen_bits_are_rounded_and_nothing_else(dtype: str, held: torch.dtype, tmp_path: Path) -> None:
+def test_weights_of_sixteen_bits_are_rounded_and_nothing_else(
+    dtype: str, held: torch.dtype, tmp_path: Path
+) -> None:
     files = ModelFiles(str(make_variant(tmp_path, "llama-grouped")))
     plain, rounded = (Reference(files, each)._model.state_dict() for each in ("float32", dtype))
     for name, values in plain.items():
@@ -38,7 +40,9 @@ def test_weights_of_sixteen_bits_are_rounded_and_nothing_else(dtype: str, held: 
 
 @pytest.mark.parametrize("dtype", PLAIN_LINEARS)
 @pytest.mark.parametrize("variant", ["llama-tied", "olmoe"])
-def test_of_packed_weights_matrices_are_rounded_and_the_embedding_is_not(variant: str, dtype: str, tmp_path: Path) -> None:
+def test_of_packed_weights_matrices_are_rounded_and_the_embedding_is_not(
+    variant: str, dtype: str, tmp_path: Path
+) -> None:
     files = ModelFiles(str(make_variant(tmp_path, variant)))
     plain, rounded = (Reference(files, each)._model.state_dict() for each in ("bfloat16", dtype))
     for name, values in plain.items():

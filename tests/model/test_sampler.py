@@ -1,4 +1,5 @@
-"""The sampler draws what its definition says, from the right distribution; `margin` bounds what rounding can change."""
+"""The sampler draws what its definition says, from the right distribution; `margin` bounds what rounding can
+change."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ def naive_draw(logits: np.ndarray, sampling: Sampling, position: int) -> int:
     ids = np.array(sorted(naive_survivors(logits, sampling)))
     if sampling.temperature == 0:
         return int(ids[0])
-    scores = logits[ids].astype(np.float64) / sampling.temperature + gumbel(draw_bits(sampling.seed, position, ids))
+    scores = logits[ids].astype(np.float64) / sampling.temperature + gumbel(
+        draw_bits(sampling.seed, position, ids)
+    )
     return int(ids[np.argmax(scores)])
 
 
@@ -62,7 +65,9 @@ def check(logits: np.ndarray, sampling: Sampling, positions: range) -> None:
     sampler = Sampler(sampling, len(logits))
     before = logits.copy()
     found, expected = sampler.survivors(logits).tolist(), naive_survivors(logits, sampling)
-    if found != expected:  # the mass is summed in float32, so ids that hold a few millionths of it may change sides
+    if (
+        found != expected
+    ):  # the mass is summed in float32, so ids that hold a few millionths of it may change sides
         common = min(len(found), len(expected))
         assert found[:common] == expected[:common], sampling
         weights = np.exp((logits.astype(np.float64) - float(logits.max())) / sampling.temperature)
@@ -82,7 +87,9 @@ SAMPLINGS = st.builds(
 )
 
 
-@given(SAMPLINGS, st.sampled_from(KINDS), st.sampled_from([1, 2, 3, 7, 63, 64, 65, 300]), st.integers(0, 2**32))
+@given(
+    SAMPLINGS, st.sampled_from(KINDS), st.sampled_from([1, 2, 3, 7, 63, 64, 65, 300]), st.integers(0, 2**32)
+)
 @settings(max_examples=400)
 def test_draws_equal_the_naive_reference(sampling: Sampling, kind: str, size: int, seed: int) -> None:
     check(make_logits(kind, size, seed), sampling, range(6))
@@ -94,7 +101,11 @@ def test_draws_equal_the_naive_reference_in_every_combination(kind: str) -> None
     logits = make_logits(kind, 90, seed=5)
     grid = itertools.product([0.0, 0.5, 1.5], [0, 1, 20, 90, 95], [1.0, 0.9, 0.2], [0.0, 0.1])
     for seed, (temperature, top_k, top_p, min_p) in enumerate(grid):
-        check(logits, Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed), range(3))
+        check(
+            logits,
+            Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
+            range(3),
+        )
 
 
 @pytest.mark.parametrize("size", [9_000, 20_000])
@@ -102,9 +113,20 @@ def test_draws_equal_the_naive_reference_in_every_combination(kind: str) -> None
 def test_draws_equal_the_naive_reference_for_large_vocabularies(kind: str, size: int) -> None:
     logits = make_logits(kind, size, seed=size)
     for seed, (temperature, top_k, top_p, min_p) in enumerate(
-        [(1.0, 0, 1.0, 0.0), (0.7, 0, 0.9, 0.0), (1.3, 0, 0.3, 0.0), (2.0, 0, 1.0, 0.05), (1.0, 600, 0.95, 0.01), (5.0, 0, 0.999, 1e-9)]
+        [
+            (1.0, 0, 1.0, 0.0),
+            (0.7, 0, 0.9, 0.0),
+            (1.3, 0, 0.3, 0.0),
+            (2.0, 0, 1.0, 0.05),
+            (1.0, 600, 0.95, 0.01),
+            (5.0, 0, 0.999, 1e-9),
+        ]
     ):
-        check(logits, Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed), range(3))
+        check(
+            logits,
+            Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
+            range(3),
+        )
 
 
 @pytest.mark.parametrize("top_p", [0.25, 0.5, 0.75])
@@ -115,7 +137,16 @@ def test_the_id_at_which_the_mass_reaches_top_p_exactly_is_the_first_left_out(to
 
 
 @pytest.mark.parametrize(
-    "filters", [{}, {"top_k": 4}, {"top_p": 0.8}, {"top_p": 0.4}, {"min_p": 0.3}, {"top_k": 5, "top_p": 0.9, "min_p": 0.1}], ids=str
+    "filters",
+    [
+        {},
+        {"top_k": 4},
+        {"top_p": 0.8},
+        {"top_p": 0.4},
+        {"min_p": 0.3},
+        {"top_k": 5, "top_p": 0.9, "min_p": 0.1},
+    ],
+    ids=str,
 )
 def test_draws_over_seeds_follow_the_softmax(filters: dict[str, float]) -> None:
     logits, count = np.array([1.0, 0.2, 0.2, -1.0, 0.8, -0.5, 0.0], dtype=np.float32), 20_000
@@ -128,7 +159,9 @@ def test_draws_over_seeds_follow_the_softmax(filters: dict[str, float]) -> None:
     seen = np.bincount([Sampler(each, len(logits)).draw(logits, 9) for each in seeds], minlength=len(logits))
     assert (seen[expected == 0] == 0).all()
     chi_square = ((seen[ids] - expected[ids]) ** 2 / expected[ids]).sum()
-    limit = {1: 10.8, 2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5, 6: 22.5}[len(ids) - 1]  # its 0.1 % points, by degrees of freedom
+    limit = {1: 10.8, 2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5, 6: 22.5}[
+        len(ids) - 1
+    ]  # its 0.1 % points, by degrees of freedom
     assert chi_square < limit
 
 

@@ -33,10 +33,14 @@ def test_it_says_what_transformers_says(files: ModelFiles, plain: StepByStep, sa
     assert plain.generate(PROMPT, sampling, 12, frozenset()) == tuple(expected)
     stop = expected[4]
     until = expected[: expected.index(stop) + 1]
-    assert plain.generate(PROMPT, sampling, 12, frozenset([stop])) == tuple(until), "the stop token is the last one"
+    assert plain.generate(PROMPT, sampling, 12, frozenset([stop])) == tuple(until), (
+        "the stop token is the last one"
+    )
 
 
-def test_every_pass_is_of_one_token_and_an_answer_is_made_once(plain: StepByStep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_pass_is_of_one_token_and_an_answer_is_made_once(
+    plain: StepByStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows: list[int] = []
     forward = Slice.forward
 

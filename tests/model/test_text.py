@@ -33,7 +33,9 @@ TOKENIZER = Tokenizer(ModelFiles("bundled"))
 VOCABULARY = 4096
 BYTES = [token for token in range(VOCABULARY) if TOKENIZER.decode([token]) == UNFINISHED]
 """Tokens that are a part of a character."""
-RANDOM = st.lists(st.one_of(st.integers(0, VOCABULARY - 1), st.integers(0, 8), st.sampled_from(BYTES)), max_size=80)
+RANDOM = st.lists(
+    st.one_of(st.integers(0, VOCABULARY - 1), st.integers(0, 8), st.sampled_from(BYTES)), max_size=80
+)
 TEXTS = st.text(alphabet="ab .\n€ü😀7", max_size=60)
 
 
@@ -80,7 +82,11 @@ def test_a_character_of_several_tokens_is_held_until_it_is_whole() -> None:
     assert TextStream(TOKENIZER).push(tokens[:-2]) == "a"
 
 
-@given(TEXTS, st.lists(st.text(alphabet="ab .€😀7", min_size=1, max_size=4), min_size=1, max_size=3), st.integers(1, 7))
+@given(
+    TEXTS,
+    st.lists(st.text(alphabet="ab .€😀7", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.integers(1, 7),
+)
 @example("ababababac", ["abac"], 1)
 @example("a b7 7", ["b7 8", "7 7"], 1)
 def test_nothing_of_a_stop_string_is_ever_shown(text: str, stops: list[str], at_once: int) -> None:
@@ -108,10 +114,14 @@ def test_a_stop_string_across_token_borders_is_cut() -> None:
 
 def test_the_answer_ends_with_the_token_that_completes_a_stop_string() -> None:
     tokens = tokens_of("one, two, three, four")
-    complete = next(count for count in range(len(tokens) + 1) if "two, th" in TOKENIZER.decode(tokens[:count]))
+    complete = next(
+        count for count in range(len(tokens) + 1) if "two, th" in TOKENIZER.decode(tokens[:count])
+    )
     assert complete < len(tokens)
     rule = StopStrings(TextStream(TOKENIZER, ["two, th"]))
-    assert [rule.stops_at(tokens[:count]) for count in range(1, complete + 1)] == [False] * (complete - 1) + [True]
+    assert [rule.stops_at(tokens[:count]) for count in range(1, complete + 1)] == [False] * (complete - 1) + [
+        True
+    ]
     for cut in range(complete):
         rule = StopStrings(TextStream(TOKENIZER, ["two, th"]))
         assert not rule.stops_at(tokens[:cut])
@@ -133,22 +143,49 @@ def test_a_special_token_has_its_name_and_an_id_beyond_all_has_nothing() -> None
 
 
 def test_the_bytes_of_a_vocabulary_with_words_and_single_bytes(tmp_path: Path) -> None:
-    """As SentencePiece makes them: a space is a character of its own, and a byte that is in no word has a token."""
+    """As SentencePiece makes them: a space is a character of its own, and a byte that is in no word has a
+    token."""
     vocabulary = {"<unk>": 0, "\u2581hi": 1, "hi": 2, "<0xE2>": 3, "<0x0A>": 4, "</s>": 5}
-    steps = [{"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    steps = [
+        {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
     content = {
         "version": "1.0",
         "added_tokens": [
-            {"id": 5, "content": "</s>", "special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+            {
+                "id": 5,
+                "content": "</s>",
+                "special": True,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+            }
         ],
-        "model": {"type": "BPE", "vocab": vocabulary, "merges": [], "unk_token": "<unk>", "byte_fallback": True},
+        "model": {
+            "type": "BPE",
+            "vocab": vocabulary,
+            "merges": [],
+            "unk_token": "<unk>",
+            "byte_fallback": True,
+        },
         "decoder": {"type": "Sequence", "decoders": steps},
     }
     shutil.copy(bundled_folder("target") / "config.json", tmp_path)
     (tmp_path / "tokenizer.json").write_text(json.dumps(content), "utf-8")
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}), "utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}), "utf-8"
+    )
     tokenizer = Tokenizer(ModelFiles(str(tmp_path)))
-    assert [tokenizer.token_bytes(token) for token in (1, 2, 3, 4, 5)] == [b" hi", b"hi", b"\xe2", b"\n", b"</s>"]
+    assert [tokenizer.token_bytes(token) for token in (1, 2, 3, 4, 5)] == [
+        b" hi",
+        b"hi",
+        b"\xe2",
+        b"\n",
+        b"</s>",
+    ]
 
 
 def test_what_is_not_utf8_is_refused() -> None:
@@ -158,7 +195,9 @@ def test_what_is_not_utf8_is_refused() -> None:
             ask("a\udcffb")
 
 
-@pytest.mark.parametrize("content", ["{", "{}", "[]", "null", '{"added_tokens": [], "model": {"type": "Foo"}}', '{"version": "9"}'])
+@pytest.mark.parametrize(
+    "content", ["{", "{}", "[]", "null", '{"added_tokens": [], "model": {"type": "Foo"}}', '{"version": "9"}']
+)
 def test_a_broken_tokenizer_is_one_line(content: str, tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer_config.json"):
         shutil.copy(bundled_folder("target") / name, tmp_path)
@@ -183,7 +222,9 @@ def test_a_model_without_a_chat_template_and_one_that_refuses(tmp_path: Path) ->
 
 
 def advice(folder: Path, content: Any, *, config_eos: Any = 9) -> Recommended:
-    (folder / "generation_config.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    (folder / "generation_config.json").write_text(
+        content if isinstance(content, str) else json.dumps(content)
+    )
     return recommended(ModelFiles(str(folder)), SimpleNamespace(eos_token_id=config_eos))
 
 
@@ -192,19 +233,33 @@ def test_stop_tokens_come_from_the_generation_config_else_from_the_config(tmp_pa
         assert advice(tmp_path, {"eos_token_id": stops}).stop_ids == expected
         assert advice(tmp_path, {}, config_eos=stops).stop_ids == expected
     (tmp_path / "generation_config.json").unlink()
-    assert recommended(ModelFiles(str(tmp_path)), SimpleNamespace(eos_token_id=[3, 4])) == Recommended(stop_ids=frozenset({3, 4}))
+    assert recommended(ModelFiles(str(tmp_path)), SimpleNamespace(eos_token_id=[3, 4])) == Recommended(
+        stop_ids=frozenset({3, 4})
+    )
     assert recommended(ModelFiles(str(tmp_path)), SimpleNamespace()) == Recommended(stop_ids=frozenset())
 
 
 def test_sampling_is_recommended_only_where_the_model_samples(tmp_path: Path) -> None:
     numbers = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1}
     assert advice(tmp_path, {"do_sample": True, **numbers}) == Recommended(stop_ids=frozenset({9}), **numbers)
-    assert advice(tmp_path, numbers) == advice(tmp_path, {"do_sample": False, **numbers}) == Recommended(stop_ids=frozenset({9}))
-    assert advice(tmp_path, {"do_sample": True, "top_p": None}) == Recommended(stop_ids=frozenset({9}), temperature=1.0)
+    assert (
+        advice(tmp_path, numbers)
+        == advice(tmp_path, {"do_sample": False, **numbers})
+        == Recommended(stop_ids=frozenset({9}))
+    )
+    assert advice(tmp_path, {"do_sample": True, "top_p": None}) == Recommended(
+        stop_ids=frozenset({9}), temperature=1.0
+    )
 
 
 def test_features_that_are_lacking_are_named_unless_switched_off(tmp_path: Path) -> None:
-    asks = {"do_sample": True, "repetition_penalty": 1.05, "no_repeat_ngram_size": 3, "typical_p": 1.0, "eta_cutoff": 0}
+    asks = {
+        "do_sample": True,
+        "repetition_penalty": 1.05,
+        "no_repeat_ngram_size": 3,
+        "typical_p": 1.0,
+        "eta_cutoff": 0,
+    }
     assert set(advice(tmp_path, asks).unsupported) == {"repetition_penalty", "no_repeat_ngram_size"}
     assert advice(tmp_path, {"do_sample": True, "repetition_penalty": 1.0}).unsupported == ()
 
@@ -226,7 +281,9 @@ def test_a_broken_generation_config_is_named(content: Any, expected: str, tmp_pa
         advice(tmp_path, content)
 
 
-WORDS = st.sampled_from(["the ", "cat", " sat", "\n\n", "   ", "42+17=", "ü", "😀", "x" * 40, "<|user|>", "\t"])
+WORDS = st.sampled_from(
+    ["the ", "cat", " sat", "\n\n", "   ", "42+17=", "ü", "😀", "x" * 40, "<|user|>", "\t"]
+)
 
 
 @given(st.lists(WORDS, min_size=1, max_size=60), st.integers(1, 40))
@@ -264,5 +321,7 @@ def test_a_text_that_is_far_too_long_is_refused_with_little_work(monkeypatch: py
     assert sum(looked_at) <= 2 * text_module.PIECE_CHARS
     looked_at.clear()
     with pytest.raises(InputError, match="nobody waits"):
-        tokenizer.encode("The lighthouse stood there. " * 4000, Bound(tokens=1 << 20, is_wanted=lambda: len(looked_at) < 2))
+        tokenizer.encode(
+            "The lighthouse stood there. " * 4000, Bound(tokens=1 << 20, is_wanted=lambda: len(looked_at) < 2)
+        )
     assert len(looked_at) == 2

@@ -22,8 +22,18 @@ BOARD = DeviceProfile(
     layer_us=100.0,
     pass_us=500.0,
 )
-"""10 GB/s, and 0.5 TFLOP/s in float16: 50 operations for each byte, so 50 rows for two bytes and two operations."""
-SHAPE = ModelShape(name="small", layers=4, hidden=1000, intermediate=2000, heads=10, kv_heads=5, head_dim=100, vocabulary=5000)
+"""10 GB/s, and 0.5 TFLOP/s in float16: 50 operations for each byte, so 50 rows for two bytes and two
+operations."""
+SHAPE = ModelShape(
+    name="small",
+    layers=4,
+    hidden=1000,
+    intermediate=2000,
+    heads=10,
+    kv_heads=5,
+    head_dim=100,
+    vocabulary=5000,
+)
 """2 * 1000 * 100 * (10 + 5) + 3 * 1000 * 2000 = 9 million weights a layer."""
 ROWS = st.integers(1, 512)
 CONTEXTS = st.integers(0, 8192)
@@ -48,9 +58,19 @@ def test_keys_and_values_are_read_and_multiplied_with() -> None:
 
 
 def test_keys_and_values_are_not_quantised() -> None:
-    assert layers_curve(BOARD, SHAPE, "int8", 1).context_s == layers_curve(BOARD, SHAPE, "float16", 1).context_s
-    assert layers_curve(BOARD, SHAPE, "float32", 1).context_s == 2 * layers_curve(BOARD, SHAPE, "float16", 1).context_s
-    assert [row_bytes(SHAPE, name) for name in ("float32", "float16", "int8", "int4")] == [4000, 2000, 2000, 2000]
+    assert (
+        layers_curve(BOARD, SHAPE, "int8", 1).context_s == layers_curve(BOARD, SHAPE, "float16", 1).context_s
+    )
+    assert (
+        layers_curve(BOARD, SHAPE, "float32", 1).context_s
+        == 2 * layers_curve(BOARD, SHAPE, "float16", 1).context_s
+    )
+    assert [row_bytes(SHAPE, name) for name in ("float32", "float16", "int8", "int4")] == [
+        4000,
+        2000,
+        2000,
+        2000,
+    ]
 
 
 def test_the_knee_is_where_computing_takes_as_long_as_reading() -> None:
@@ -95,10 +115,14 @@ def test_layers_add_up(layers: int, rows: int, context: int, serial: float) -> N
 
 
 @given(st.sampled_from(("float32", "float16", "int8", "int4")), ROWS, ROWS, CONTEXTS, CONTEXTS, SERIAL)
-def test_more_rows_and_more_context_never_take_less(precision: str, rows: int, more: int, context: int, longer: int, serial: float) -> None:
+def test_more_rows_and_more_context_never_take_less(
+    precision: str, rows: int, more: int, context: int, longer: int, serial: float
+) -> None:
     curve = layers_curve(replace(BOARD, serial=serial), SHAPE, precision, 3)
     assert curve.seconds(rows, context) <= curve.seconds(rows + more, context + longer)
-    assert curve.seconds(rows + more) <= curve.seconds(rows) + curve.seconds(more), "one pass is no slower than two"
+    assert curve.seconds(rows + more) <= curve.seconds(rows) + curve.seconds(more), (
+        "one pass is no slower than two"
+    )
 
 
 @given(st.floats(0.1, 10), ROWS, CONTEXTS)
@@ -109,7 +133,9 @@ def test_a_device_that_is_twice_as_fast_takes_half_the_time(factor: float, rows:
         memory_gb_per_s=factor * device.memory_gb_per_s,
         tflops={name: factor * value for name, value in device.tflops.items()},
     )
-    slow_s, fast_s = (layers_curve(each, SHAPE, "float16", 2).seconds(rows, context) for each in (device, fast))
+    slow_s, fast_s = (
+        layers_curve(each, SHAPE, "float16", 2).seconds(rows, context) for each in (device, fast)
+    )
     assert slow_s == pytest.approx(factor * fast_s)
 
 

@@ -1,4 +1,5 @@
-"""What a local search finds, memory to the byte, and what changes a plan; `testbed.exhaustive` compares plans with all that could be chosen."""
+"""What a local search finds, memory to the byte, and what changes a plan; `testbed.exhaustive` compares plans
+with all that could be chosen."""
 
 from __future__ import annotations
 
@@ -36,15 +37,25 @@ def wish_of(*boards: str, shape: ModelShape = SHAPE, precision: str = "float16",
     return replace(wish, **changes)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("boards", [("raspberry-pi-5",) * 2, ("raspberry-pi-5", "old-laptop"), ("raspberry-pi-4", "n100-mini-pc") * 2])
+@pytest.mark.parametrize(
+    "boards",
+    [("raspberry-pi-5",) * 2, ("raspberry-pi-5", "old-laptop"), ("raspberry-pi-4", "n100-mini-pc") * 2],
+)
 def test_a_machine_that_is_only_the_heads_runs_no_stage(boards: tuple[str, ...]) -> None:
     wish = wish_of(*boards, shape=replace(SHAPE, name="six", layers=6))
     best = replace(site("laptop", find_profile("jetson-agx-orin")), runs_stages=False)
     plan = make_plan(replace(wish, sites=(*wish.sites, best), head="laptop"))
     assert (plan.head.name, plan.is_head_free) == ("laptop", True)
-    assert "laptop" in {stage.site.name for stage in make_plan(replace(wish, sites=(*wish.sites, replace(best, runs_stages=True)))).stages}
+    assert "laptop" in {
+        stage.site.name
+        for stage in make_plan(replace(wish, sites=(*wish.sites, replace(best, runs_stages=True)))).stages
+    }
     huge = replace(
-        wish, shape=find_shape("llama-2-70b"), weights=weights_of(find_shape("llama-2-70b")), sites=(*wish.sites, best), head="laptop"
+        wish,
+        shape=find_shape("llama-2-70b"),
+        weights=weights_of(find_shape("llama-2-70b")),
+        sites=(*wish.sites, best),
+        head="laptop",
     )
     assert "laptop" not in {each.name for each in shortfalls(huge)}
 
@@ -55,7 +66,9 @@ def test_further_plans_are_slower_and_of_other_devices() -> None:
     assert found[0] == make_plan(wish)
     rates = [plan.forecast.tokens_per_s for plan in found]
     assert rates == sorted(rates, reverse=True)
-    keys = {(frozenset(stage.site.name for stage in plan.stages), plan.head.name, plan.guesses) for plan in found}
+    keys = {
+        (frozenset(stage.site.name for stage in plan.stages), plan.head.name, plan.guesses) for plan in found
+    }
     assert len(keys) == len(found) == 4
 
 
@@ -75,15 +88,21 @@ def assert_it_fits(wish: Wish, plan: Plan) -> None:
     used: dict[str, float] = {plan.head.name: PROCESS_BYTES}
     if plan.guesses:
         drafter = eagle_shape(shape)
-        weights = drafter.params + shape.head_params + 3 * shape.hidden  # its norms; the embedding beside `lm_head`
+        weights = (
+            drafter.params + shape.head_params + 3 * shape.hidden
+        )  # its norms; the embedding beside `lm_head`
         cache = wish.users * 2 * shape.kv_heads * shape.head_dim * (wish.context + 1024) * size
         used[plan.head.name] += weights * size + cache + WORK_BYTES
     for stage in plan.stages:
         layers = stage.end - stage.first
         weights = layers * (shape.layer_params + 2 * shape.hidden)
-        weights += shape.head_params * (stage.first == 0) + (shape.head_params + shape.hidden) * (stage.end == shape.layers)
+        weights += shape.head_params * (stage.first == 0) + (shape.head_params + shape.hidden) * (
+            stage.end == shape.layers
+        )
         cache = wish.users * layers * 2 * shape.kv_heads * shape.head_dim * (wish.context + 256) * size
-        used[stage.site.name] = used.get(stage.site.name, 0) + weights * size + cache + WORK_BYTES + PROCESS_BYTES
+        used[stage.site.name] = (
+            used.get(stage.site.name, 0) + weights * size + cache + WORK_BYTES + PROCESS_BYTES
+        )
     memory = {each.name: each.memory_bytes for each in wish.sites}
     for name, total in used.items():
         assert total <= memory[name] + 4, f"{name} has {memory[name]} bytes for {total:.0f}"
@@ -96,7 +115,10 @@ def test_no_plan_takes_more_memory_than_there_is(seed: int) -> None:
     chance = random.Random(seed)
     boards = chance.choices(["jetson-orin-nano", "raspberry-pi-5"], k=4)
     wish = wish_of(*boards, context=chance.choice((512, 4096)), users=chance.choice((1, 2)))
-    wish = replace(wish, sites=tuple(replace(each, memory_bytes=int(chance.uniform(4.5, 8) * 1e9)) for each in wish.sites))
+    wish = replace(
+        wish,
+        sites=tuple(replace(each, memory_bytes=int(chance.uniform(4.5, 8) * 1e9)) for each in wish.sites),
+    )
     assert_it_fits(wish, make_plan(wish))
 
 
@@ -132,7 +154,9 @@ def test_a_useless_drafter_is_not_planned_with() -> None:
 
 
 def test_more_users_get_more_together_and_less_each() -> None:
-    one, four = (make_plan(wish_of(*["jetson-orin-nano"] * 5, users=users)).forecast.tokens_per_s for users in (1, 4))
+    one, four = (
+        make_plan(wish_of(*["jetson-orin-nano"] * 5, users=users)).forecast.tokens_per_s for users in (1, 4)
+    )
     assert one < four < 4 * one
 
 
@@ -146,7 +170,9 @@ def test_equal_wishes_give_equal_plans_and_equal_devices_count_once(monkeypatch:
 def test_of_precisions_the_fastest_that_fits_is_taken() -> None:
     wish = wish_of("jetson-orin-nano", "raspberry-pi-5")
     with pytest.raises(DoesNotFit):
-        make_plan(replace(wish, precisions=("float32",), sites=tuple(_with_float32(each) for each in wish.sites)))
+        make_plan(
+            replace(wish, precisions=("float32",), sites=tuple(_with_float32(each) for each in wish.sites))
+        )
     assert make_plan(replace(wish, precisions=("float16", "int4"))).precision == "int4"
 
 
@@ -164,7 +190,11 @@ def test_a_split_by_hand_is_no_better_than_the_plan() -> None:
 
 
 def test_what_limits_is_named() -> None:
-    slow = wish_of(*["jetson-orin-nano"] * 4, network=Network(default=LinkSpec(bandwidth_mbps=1, delay_s=0.0005)), drafter=None)
+    slow = wish_of(
+        *["jetson-orin-nano"] * 4,
+        network=Network(default=LinkSpec(bandwidth_mbps=1, delay_s=0.0005)),
+        drafter=None,
+    )
     plain = make_plan(replace(slow, users=8, context=512))
     assert any("slowest" in line for line in limits(replace(slow, users=8), plain))
     wish = wish_of(*["jetson-orin-nano"] * 5)
@@ -172,7 +202,9 @@ def test_what_limits_is_named() -> None:
 
 
 def test_what_helps_is_planned_anew_and_sorted() -> None:
-    wish = wish_of(*["jetson-orin-nano"] * 5, network=Network(default=LinkSpec(bandwidth_mbps=20, delay_s=0.02)))
+    wish = wish_of(
+        *["jetson-orin-nano"] * 5, network=Network(default=LinkSpec(bandwidth_mbps=20, delay_s=0.02))
+    )
     plan = make_plan(wish)
     found = {option.text: option for option in improvements(wish, plan)}
     gigabit = make_plan(replace(wish, network=Network(default=FAST))).forecast.tokens_per_s

@@ -1,4 +1,5 @@
-"""Device profiles: every shipped one reads and says where each number is from; wrong files get one clear line."""
+"""Device profiles: every shipped one reads and says where each number is from; wrong files get one clear
+line."""
 
 from __future__ import annotations
 
@@ -56,23 +57,32 @@ def test_a_shipped_board_reads_and_has_a_source_for_every_number(path: Path) -> 
             number, _, source = line.partition("#")
             assert len(source.split()) >= 3, f"{path.name}: no source for {number}"
             if "estimate" in source:
-                assert re.search(r"estimate: \S+", source), f"{path.name}: an estimate of {number} for no reason"
+                assert re.search(r"estimate: \S+", source), (
+                    f"{path.name}: an estimate of {number} for no reason"
+                )
 
 
 def test_energy_counts_idle_and_busy_time() -> None:
     profile = find_profile("jetson-orin-nano")
-    assert profile.energy_j(10.0, 4.0) == pytest.approx(10 * profile.idle_w + 4 * (profile.busy_w - profile.idle_w))
+    assert profile.energy_j(10.0, 4.0) == pytest.approx(
+        10 * profile.idle_w + 4 * (profile.busy_w - profile.idle_w)
+    )
     assert profile.energy_j(10.0, 11.0) == profile.energy_j(10.0, 10.0)
 
 
 def test_a_precision_that_a_board_lacks_is_named() -> None:
-    with pytest.raises(InputError, match=r"device jetson-agx-xavier: expected a precision among float32, float16, int8, got bfloat16"):
+    with pytest.raises(
+        InputError,
+        match=r"device jetson-agx-xavier: expected a precision among float32, float16, int8, got bfloat16",
+    ):
         find_profile("jetson-agx-xavier").flops("bfloat16")
 
 
 def test_a_profile_of_no_device_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text("[memory]\ngb = 1\ngb_per_s = 5e-324\nefficiency = 1\n[compute]\nfloat32 = 1\nefficiency = 1\n")
+    path.write_text(
+        "[memory]\ngb = 1\ngb_per_s = 5e-324\nefficiency = 1\n[compute]\nfloat32 = 1\nefficiency = 1\n"
+    )
     with pytest.raises(InputError, match="expected what a device can be, got a speed of"):
         find_profile(str(path))
 
@@ -81,14 +91,22 @@ def test_a_profile_of_ones_own_is_found_by_its_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(GOOD)
     profile = find_profile(str(path))
-    assert (profile.name, profile.memory_gb_per_s, profile.layer_us, profile.pass_us, profile.serial) == ("mine", 68.0, 200.0, 0.0, 0.0)
+    assert (profile.name, profile.memory_gb_per_s, profile.layer_us, profile.pass_us, profile.serial) == (
+        "mine",
+        68.0,
+        200.0,
+        0.0,
+        0.0,
+    )
     assert profile.bytes_per_s() == pytest.approx(51e9)
     assert profile.flops("float16") == pytest.approx(5e12)
     assert profile.flops("int4") == profile.flops("float16")
 
 
 def test_an_unknown_board_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(InputError, match=r"^device: expected a \.toml file or one of jetson-agx-orin, .*, got 'cray-1'$"):
+    with pytest.raises(
+        InputError, match=r"^device: expected a \.toml file or one of jetson-agx-orin, .*, got 'cray-1'$"
+    ):
         find_profile("cray-1")
 
 
@@ -107,12 +125,24 @@ def test_a_board_is_no_path(name: str) -> None:
         ("gb = 8.0", "gb = true", r"memory: gb: expected a number above 0, got True"),
         ("gb = 8.0", "gb = nan", r"memory: gb: expected a number above 0, got nan"),
         ("gb = 8.0", "gb = inf", r"memory: gb: expected a number above 0, got inf"),
-        ("efficiency = 0.75", "efficiency = 75", r"memory: efficiency: expected a number above 0 to 1, got 75"),
+        (
+            "efficiency = 0.75",
+            "efficiency = 75",
+            r"memory: efficiency: expected a number above 0 to 1, got 75",
+        ),
         ("float16 = 10.0\n", "", r"compute: expected TFLOP/s for at least one of float32, float16, "),
         ("float16 = 10.0", "float16 = -1", r"compute: float16: expected a number above 0, got -1"),
         ("float16 = 10.0", "float16 = 1\nfp8 = 3.0", r"compute: unknown key 'fp8'; expected .*float16"),
-        ("float16 = 10.0", "float16 = 1\nserial = 2", r"compute: serial: expected a number from 0 to 1, got 2"),
-        ("layer_us = 200.0", "layer_ms = 0.2", r"overhead: unknown key 'layer_ms'; expected layer_us, pass_us"),
+        (
+            "float16 = 10.0",
+            "float16 = 1\nserial = 2",
+            r"compute: serial: expected a number from 0 to 1, got 2",
+        ),
+        (
+            "layer_us = 200.0",
+            "layer_ms = 0.2",
+            r"overhead: unknown key 'layer_ms'; expected layer_us, pass_us",
+        ),
         ("layer_us = 200.0", "layer_us = -1", r"overhead: layer_us: expected a number from 0, got -1"),
         ("busy_w = 15.0", "busy_w = 3", r"power: expected busy_w of at least idle_w, got 3 and 4"),
         ("[power]", "[energy]", r"unknown key 'energy'; expected .*power"),
@@ -121,7 +151,9 @@ def test_a_board_is_no_path(name: str) -> None:
         ("[memory]", "[memory", r"expected TOML, got "),
     ],
 )
-def test_a_wrong_file_gets_one_line_with_file_key_and_expectation(tmp_path: Path, old: str, new: str, expected: str) -> None:
+def test_a_wrong_file_gets_one_line_with_file_key_and_expectation(
+    tmp_path: Path, old: str, new: str, expected: str
+) -> None:
     path = tmp_path / "board.toml"
     assert old in GOOD
     path.write_text(GOOD.replace(old, new, 1))
@@ -131,7 +163,9 @@ def test_a_wrong_file_gets_one_line_with_file_key_and_expectation(tmp_path: Path
 
 
 def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none\.toml: expected a device profile, but it cannot be read \(No such file"):
+    with pytest.raises(
+        InputError, match=r"none\.toml: expected a device profile, but it cannot be read \(No such file"
+    ):
         read_profile(tmp_path / "none.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match=r"binary\.toml: expected a device profile, but it cannot be read"):

@@ -37,7 +37,9 @@ def test_known_shapes_have_the_published_number_of_parameters(name: str) -> None
 
 
 def counted(modules: list[torch.nn.Module]) -> int:
-    return sum(parameter.numel() for module in modules for parameter in module.parameters() if parameter.dim() > 1)
+    return sum(
+        parameter.numel() for module in modules for parameter in module.parameters() if parameter.dim() > 1
+    )
 
 
 @pytest.mark.parametrize("name", ["target", "draft"])
@@ -56,14 +58,24 @@ def test_the_shape_of_a_config_has_the_weights_of_its_layers(name: str) -> None:
 
 
 def test_a_mixture_counts_the_experts_of_one_row() -> None:
-    config = AutoConfig.for_model("qwen3_moe", moe_intermediate_size=768, num_experts_per_tok=8, num_experts=128, intermediate_size=6144)
+    config = AutoConfig.for_model(
+        "qwen3_moe", moe_intermediate_size=768, num_experts_per_tok=8, num_experts=128, intermediate_size=6144
+    )
     assert shape_of(config, "mixture").intermediate == 8 * 768
-    assert shape_of(AutoConfig.for_model("olmoe", intermediate_size=1024, num_experts_per_tok=8), "mixture").intermediate == 8 * 1024
+    assert (
+        shape_of(
+            AutoConfig.for_model("olmoe", intermediate_size=1024, num_experts_per_tok=8), "mixture"
+        ).intermediate
+        == 8 * 1024
+    )
 
 
 def test_a_mixture_holds_all_of_its_experts_in_memory() -> None:
-    """By the modules themselves: all weights but the router's and the small norms, and every output of a quantised matrix."""
-    config = AutoConfig.for_model("qwen3_moe", moe_intermediate_size=96, num_experts=10, num_experts_per_tok=4, num_hidden_layers=1)
+    """By the modules themselves: all weights but the router's and the small norms, and every output of a
+    quantised matrix."""
+    config = AutoConfig.for_model(
+        "qwen3_moe", moe_intermediate_size=96, num_experts=10, num_experts_per_tok=4, num_hidden_layers=1
+    )
     shape = shape_of(config, "mixture")
     layer = Pieces.build(config, family_of(config, "mixture"), Span(first=0, end=1, count=1)).layers[0]
     matrices = [each for name, each in layer.named_parameters() if each.dim() > 1 and "mlp.gate." not in name]
@@ -79,12 +91,16 @@ def test_an_eagle_head_is_one_layer_and_a_projection() -> None:
 
 
 def test_an_unknown_shape_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(InputError, match=r"^shape: expected one of llama-2-7b, .*eagle- before one of these, got 'gpt-2'$"):
+    with pytest.raises(
+        InputError, match=r"^shape: expected one of llama-2-7b, .*eagle- before one of these, got 'gpt-2'$"
+    ):
         find_shape("gpt-2")
 
 
 def test_grouped_heads_and_wide_heads_count() -> None:
-    shape = ModelShape(name="odd", layers=2, hidden=10, intermediate=20, heads=4, kv_heads=2, head_dim=3, vocabulary=7)
+    shape = ModelShape(
+        name="odd", layers=2, hidden=10, intermediate=20, heads=4, kv_heads=2, head_dim=3, vocabulary=7
+    )
     assert shape.layer_params == 10 * 12 + 2 * 10 * 6 + 12 * 10 + 3 * 10 * 20
     assert shape.cache_values() == 12
     assert shape.params == 2 * shape.layer_params + 70

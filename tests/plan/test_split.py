@@ -1,4 +1,5 @@
-"""A split gives every device a layer, loses none, and gives the stronger device no less; memory is counted to the byte."""
+"""A split gives every device a layer, loses none, and gives the stronger device no less; memory is counted to
+the byte."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def test_a_weighted_split_sums_up_and_follows_the_weights(weights: list[float], 
 def test_a_device_that_grows_loses_no_layer(weights: list[float], spare: int, at: int, factor: float) -> None:
     at %= len(weights)
     grown = [weight * factor if index == at else weight for index, weight in enumerate(weights)]
-    assert weighted_split(len(weights) + spare, grown)[at] >= weighted_split(len(weights) + spare, weights)[at]
+    assert (
+        weighted_split(len(weights) + spare, grown)[at] >= weighted_split(len(weights) + spare, weights)[at]
+    )
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=10), st.integers(1, 1 << 30))
@@ -66,7 +69,9 @@ def test_a_split_by_hand_is_taken_as_it_is_or_refused() -> None:
     with pytest.raises(InputError, match=r"--layers: 3\+1\+2\+1 is 7, but the model has 8"):
         checked_split((3, 1, 2, 1), 8, 4)
     for counts in ((9, -1), (8, 0)):
-        with pytest.raises(InputError, match=f"--layers: expected at least one layer for each device, got 8?9?,{counts[1]}"):
+        with pytest.raises(
+            InputError, match=f"--layers: expected at least one layer for each device, got 8?9?,{counts[1]}"
+        ):
             checked_split(counts, 8, 2)
 
 

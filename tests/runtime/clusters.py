@@ -35,7 +35,11 @@ def plan_for(folder: Path, daemons: Sequence[LocalDaemon], context: int = 300) -
     files = ModelFiles(str(folder))
     devices = [Device(name=daemon.name, address=daemon.address) for daemon in daemons]
     return ClusterPlan(
-        model=str(folder), fingerprint=files.fingerprint(), dtype="float32", context=context, stages=tuple(split_layers(devices, 8, None))
+        model=str(folder),
+        fingerprint=files.fingerprint(),
+        dtype="float32",
+        context=context,
+        stages=tuple(split_layers(devices, 8, None)),
     )
 
 
@@ -59,7 +63,9 @@ def whole_model(model: str, fingerprint: str) -> Assign:
 def drafter_for(folder: Path, daemon: LocalDaemon, context: int = 300) -> PlacedDrafter:
     """A drafter that is planned for a daemon."""
     files = ModelFiles(str(folder))
-    stage = StagePlan(name=daemon.name, address=daemon.address, first=0, end=files.raw_config()["num_hidden_layers"])
+    stage = StagePlan(
+        name=daemon.name, address=daemon.address, first=0, end=files.raw_config()["num_hidden_layers"]
+    )
     plan = ClusterPlan(
         model=str(folder),
         fingerprint=files.fingerprint(),
@@ -73,10 +79,20 @@ def drafter_for(folder: Path, daemon: LocalDaemon, context: int = 300) -> Placed
 
 
 def submit(
-    head: Head, prompt: Sequence[int] = PROMPT, count: int = 20, sampling: Sampling | None = None, request: int | None = None
+    head: Head,
+    prompt: Sequence[int] = PROMPT,
+    count: int = 20,
+    sampling: Sampling | None = None,
+    request: int | None = None,
 ) -> Answer:
     number = head.new_request() if request is None else request
-    event = Submit(request=number, prompt=tuple(prompt), new_tokens_max=count, sampling=sampling or Sampling(), stop_ids=frozenset())
+    event = Submit(
+        request=number,
+        prompt=tuple(prompt),
+        new_tokens_max=count,
+        sampling=sampling or Sampling(),
+        stop_ids=frozenset(),
+    )
     return head.submit(event)
 
 
@@ -130,7 +146,8 @@ class Peer:
         self.link.count_from(welcome.count)
 
     def assign(self, address: str, assign: Assign, until: str = "") -> Message:
-        """Hands out layers and serves their weights; the word with which the daemon is done, or at the step `until`."""
+        """Hands out layers and serves their weights; the word with which the daemon is done, or at the step
+        `until`."""
         self.link.send(assign)
         wake, weights, pinged_s = Wake(), None, time.monotonic()
         try:
@@ -149,7 +166,9 @@ class Peer:
                         incarnation=self.link.incarnation,
                         sender=self.hello.name,
                     )
-                    weights.serve(StagePlan(name="", address=address, first=assign.first_layer, end=assign.end_layer))
+                    weights.serve(
+                        StagePlan(name="", address=address, first=assign.first_layer, end=assign.end_layer)
+                    )
             return said
         finally:
             if weights is not None:

@@ -1,4 +1,5 @@
-"""More conversations than a daemon has memory for, on real daemons: some wait, all answers are exact, and no device is counted as lost."""
+"""More conversations than a daemon has memory for, on real daemons: some wait, all answers are exact, and no
+device is counted as lost."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ CONTEXT = 400
 COUNT = 8
 STAGES = 2
 CACHE_BYTES = 2 * (8 // STAGES) * HEADS * HEAD_DIM * (CONTEXT + limits.TREE_NODES_MAX) * 4
-"""Of one conversation with a full context at one stage: 43 MB, far more than by what a process grows otherwise."""
+"""Of one conversation with a full context at one stage: 43 MB, far more than by what a process grows
+otherwise."""
 PROMPTS = [tuple((7 * user + 3 * place) % 90 + 5 for place in range(CONTEXT - COUNT)) for user in range(4)]
 
 
@@ -59,7 +61,9 @@ def scarce(expected: list[list[int]]) -> Iterator[list[LocalDaemon]]:
     give_back()  # as the daemons do when they load: what earlier tests left free is not theirs
     memory_bytes = psutil.Process().memory_info().rss + WORK_BYTES + 5 * CACHE_BYTES // 2
     machine = Machine(device="cpu", threads=1, memory_bytes=memory_bytes, cache_bytes=0)
-    daemons = [Daemon(host="127.0.0.1", port=0, name=f"scarce-{index}", machine=machine) for index in range(STAGES)]
+    daemons = [
+        Daemon(host="127.0.0.1", port=0, name=f"scarce-{index}", machine=machine) for index in range(STAGES)
+    ]
     threads = [threading.Thread(target=daemon.run) for daemon in daemons]
     for thread in threads:
         thread.start()
@@ -69,14 +73,19 @@ def scarce(expected: list[list[int]]) -> Iterator[list[LocalDaemon]]:
         thread.join()
 
 
-def test_four_at_once_where_two_fit(scarce: list[LocalDaemon], large: Path, expected: list[list[int]]) -> None:
+def test_four_at_once_where_two_fit(
+    scarce: list[LocalDaemon], large: Path, expected: list[list[int]]
+) -> None:
     notes: list[str] = []
     plan = plan_for(large, scarce, context=CONTEXT)
     devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
     recovery = Recovery(replan=partial(replan, plan, devices), on_note=notes.append, wait_s=60.0)
     with Head(plan, drafters=(NgramDrafter(CONTEXT),), recovery=recovery) as head:
         numbers = [head.new_request() for _ in PROMPTS]
-        answers = [submit(head, prompt, COUNT, request=number) for prompt, number in zip(PROMPTS, numbers, strict=True)]
+        answers = [
+            submit(head, prompt, COUNT, request=number)
+            for prompt, number in zip(PROMPTS, numbers, strict=True)
+        ]
         assert [tokens_of(answer) for answer in answers] == expected
         ended = [answer.end.statistics for answer in answers if answer.end is not None]
         assert [statistics["waited_s"] > 0 for statistics in ended] == [False, False, True, True]

@@ -67,7 +67,9 @@ def planned(folder: Path, *daemons: DaemonProcess) -> ClusterPlan:
 
 
 def expected(folder: Path, count: int) -> list[int]:
-    return list(StepByStep.load(ModelFiles(str(folder)), "int8").generate(tuple(PROMPT), DRAWN, count, frozenset()))
+    return list(
+        StepByStep.load(ModelFiles(str(folder)), "int8").generate(tuple(PROMPT), DRAWN, count, frozenset())
+    )
 
 
 def test_the_best_that_all_have_is_agreed(folder: Path, rich: DaemonProcess, poor: DaemonProcess) -> None:

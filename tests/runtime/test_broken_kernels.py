@@ -1,4 +1,5 @@
-"""A daemon whose kernels are broken, as a real process: noticed before a token is drawn, and answers are right."""
+"""A daemon whose kernels are broken, as a real process: noticed before a token is drawn, and answers are
+right."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from tests.runtime.clusters import PROMPT, plan_for, submit, tokens_of
 
 def asked(folder: Path, daemon: DaemonProcess) -> list[int]:
     """An answer in int8."""
-    listening = LocalDaemon(name=daemon.name, port=int(daemon.address.rpartition(":")[2]), pid=daemon.process.pid)
+    listening = LocalDaemon(
+        name=daemon.name, port=int(daemon.address.rpartition(":")[2]), pid=daemon.process.pid
+    )
     with Head(replace(plan_for(folder, [listening]), dtype="int8")) as head:
         return tokens_of(submit(head, sampling=Sampling(temperature=1.0, seed=9)))
 
@@ -27,7 +30,10 @@ def asked(folder: Path, daemon: DaemonProcess) -> list[int]:
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        ("wrong", "int8 with torch .*: plain is used, for wrong computes something else than it should for 32 rows"),
+        (
+            "wrong",
+            "int8 with torch .*: plain is used, for wrong computes something else than it should for 32 rows",
+        ),
         (
             "sigill,hang",
             "plain is used, for sigill ran an instruction that this processor does not have; hang gave no sign of life for 10 s",
@@ -38,11 +44,15 @@ def test_answers_are_right_where_kernels_are_broken(
     how: str, told: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    expected = StepByStep.load(ModelFiles(str(folder)), "int8").generate(PROMPT, Sampling(temperature=1.0, seed=9), 20, frozenset())
+    expected = StepByStep.load(ModelFiles(str(folder)), "int8").generate(
+        PROMPT, Sampling(temperature=1.0, seed=9), 20, frozenset()
+    )
     with daemon_process("broken", run=("-m", "tests.model.broken_kernels", how)) as daemon:
         assert asked(folder, daemon) == list(expected)
         daemon.stop()
-        assert [line for line in daemon.lines if "WARNING" in line and told.partition(" .*")[0] in line], daemon.lines
+        assert [line for line in daemon.lines if "WARNING" in line and told.partition(" .*")[0] in line], (
+            daemon.lines
+        )
 
 
 def test_where_none_is_right_the_head_says_so_and_the_daemon_serves_on(
@@ -51,5 +61,8 @@ def test_where_none_is_right_the_head_says_so_and_the_daemon_serves_on(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with daemon_process("broken", run=("-m", "tests.model.broken_kernels", "wrong,only")) as daemon:
         for _ in range(2):
-            with pytest.raises(FlowSpecError, match=r"broken .*int8 does not run right on cpu .*: wrong computes .*; use another --dtype"):
+            with pytest.raises(
+                FlowSpecError,
+                match=r"broken .*int8 does not run right on cpu .*: wrong computes .*; use another --dtype",
+            ):
                 asked(folder, daemon)

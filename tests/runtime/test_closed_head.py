@@ -1,4 +1,5 @@
-"""A head that is closed: what it held goes, though it is a part of reference cycles, and its thread may leave before it is told to."""
+"""A head that is closed: what it held goes, though it is a part of reference cycles, and its thread may leave
+before it is told to."""
 
 from __future__ import annotations
 
@@ -34,10 +35,16 @@ def test_the_drafters_weights_go_with_the_session_and_the_rest_with_the_next_one
             gc.enable()
 
 
-def test_a_head_whose_thread_leaves_before_it_is_woken_closes_all_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever else had woken it: the thread sees that it is to stop, and is through before `close` gets to wake it."""
+def test_a_head_whose_thread_leaves_before_it_is_woken_closes_all_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else had woken it: the thread sees that it is to stop, and is through before `close` gets to
+    wake it."""
     options = ClusterOptions(model=str(folder), dtype="float32", local=1, context=300, log_level="CRITICAL")
-    with open_cluster(options) as cluster, cluster.session(Decoding(drafters=("none",)), lambda text, share: None) as session:
+    with (
+        open_cluster(options) as cluster,
+        cluster.session(Decoding(drafters=("none",)), lambda text, share: None) as session,
+    ):
         head = session.head
         wake = head._wake.set
 

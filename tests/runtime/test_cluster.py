@@ -1,7 +1,8 @@
-"""A cluster file gives the devices it names, or one line that says which file, which key and what was expected.
+"""A cluster file gives the devices it names, or one line that says which file, which key and what was
+expected.
 
-Whatever stands in the file, nothing but `InputError` comes out. A device's layers follow from the user's word, its
-memory, or evenly, and cover the model without a gap.
+Whatever stands in the file, nothing but `InputError` comes out. A device's layers follow from the user's
+word, its memory, or evenly, and cover the model without a gap.
 """
 
 from __future__ import annotations
@@ -47,7 +48,12 @@ def read(content: str | bytes) -> list[Device]:
 
 
 def devices(count: int, **fixed: Any) -> list[Device]:
-    return [Device(name=f"d{n}", address=f"10.0.0.{n + 1}:7700", **{key: values[n] for key, values in fixed.items()}) for n in range(count)]
+    return [
+        Device(
+            name=f"d{n}", address=f"10.0.0.{n + 1}:7700", **{key: values[n] for key, values in fixed.items()}
+        )
+        for n in range(count)
+    ]
 
 
 def spans(stages: list[Any]) -> list[tuple[int, int]]:
@@ -103,7 +109,9 @@ def test_a_file_that_is_not_there_or_a_folder_is_named(tmp_path: Path) -> None:
 
 
 def test_a_device_that_has_a_drafter_runs_no_stage(tmp_path: Path) -> None:
-    (tmp_path / "cluster.toml").write_text(TWO + drafting("draft-math", "device-1") + drafting("ngram", "head"))
+    (tmp_path / "cluster.toml").write_text(
+        TWO + drafting("draft-math", "device-1") + drafting("ngram", "head")
+    )
     devices = read_cluster(tmp_path / "cluster.toml")
     assert [device.drafter for device in devices] == [None, "draft-math"]
     assert stage_devices(devices) == devices[:1]
@@ -122,9 +130,17 @@ def test_a_device_that_has_a_drafter_runs_no_stage(tmp_path: Path) -> None:
         ("device = 3", "device:", "at least one"),
         ('[device]\naddress = "a:1"', "device:", "at least one"),
         ("device = [1]", "device:", "at least one"),
-        ("".join(f'[[device]]\naddress = "d{n}:1"\n' for n in range(limits.STAGES_MAX + 1)), "device:", "at most 256"),
+        (
+            "".join(f'[[device]]\naddress = "d{n}:1"\n' for n in range(limits.STAGES_MAX + 1)),
+            "device:",
+            "at most 256",
+        ),
         (ONE + "[devices]\n", "'devices'", "expected [[device]] tables"),
-        (ONE + "port = 3\n", "device 1: unknown key 'port'", "expected address, name, layers, memory, profile or ssh"),
+        (
+            ONE + "port = 3\n",
+            "device 1: unknown key 'port'",
+            "expected address, name, layers, memory, profile or ssh",
+        ),
         ('[[device]]\nname = "a"\n', "device 1: address", 'expected "host:port", but it is missing'),
         (ONE + "[[device]]\naddress = 7700\n", "device 2: address", 'expected "host:port", got 7700'),
         ('[[device]]\naddress = "host"', "device 1: address", "host:port"),
@@ -156,14 +172,34 @@ def test_a_device_that_has_a_drafter_runs_no_stage(tmp_path: Path) -> None:
         ("drafter = 4\n" + TWO, "drafter:", "[[drafter]] tables"),
         (TWO + "[[drafter]]\nmodel = 'draft'", "drafter 1: device:", "a device of this file"),
         (TWO + "[[drafter]]\ndevice = 'head'", "drafter 1: model:", "as --drafter takes it"),
-        (TWO + drafting("draft", "device-7"), "drafter: device:", "head or one of device-0, device-1, got 'device-7'"),
+        (
+            TWO + drafting("draft", "device-7"),
+            "drafter: device:",
+            "head or one of device-0, device-1, got 'device-7'",
+        ),
         (TWO + drafting("draft", "device-1") + "layers = 3", "drafter 1:", "unknown key 'layers'"),
         (TWO + drafting("draft", "head") * 2, "drafter 2: model:", "'draft' twice"),
-        (TWO + drafting("draft", "device-1") + drafting("mid", "device-1"), "drafter 2: device:", "device-1 has two"),
-        (TWO + drafting("draft", "device-0") + drafting("mid", "device-1"), "drafter:", "left for the model itself"),
-        (TWO + "layers = [0, 8]\n" + drafting("draft", "device-1"), "device-1:", "layers or a drafter, got both"),
+        (
+            TWO + drafting("draft", "device-1") + drafting("mid", "device-1"),
+            "drafter 2: device:",
+            "device-1 has two",
+        ),
+        (
+            TWO + drafting("draft", "device-0") + drafting("mid", "device-1"),
+            "drafter:",
+            "left for the model itself",
+        ),
+        (
+            TWO + "layers = [0, 8]\n" + drafting("draft", "device-1"),
+            "device-1:",
+            "layers or a drafter, got both",
+        ),
         (TWO + "name = 'head'\n" + drafting("draft", "head"), "name:", "another than 'head'"),
-        (TWO + "".join(drafting(f"m{number}", "head") for number in range(17)), "drafter:", "at most 16 drafters, got 17"),
+        (
+            TWO + "".join(drafting(f"m{number}", "head") for number in range(17)),
+            "drafter:",
+            "at most 16 drafters, got 17",
+        ),
     ],
 )
 def test_an_error_names_file_key_and_what_was_expected(content: str | bytes, key: str, expected: str) -> None:
@@ -184,18 +220,31 @@ def test_arbitrary_content_is_refused_and_nothing_worse(content: str | bytes) ->
 
 
 SCALARS = st.one_of(
-    st.booleans(), st.integers(), st.floats(), st.text(max_size=10), st.sampled_from(["a:1", "b:2", "4GiB", "c:99999", "2.5 mb"])
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=10),
+    st.sampled_from(["a:1", "b:2", "4GiB", "c:99999", "2.5 mb"]),
 )
-VALUES = st.one_of(SCALARS, st.lists(st.integers(-1, 9), max_size=3), st.dictionaries(st.text(max_size=3), SCALARS, max_size=2))
+VALUES = st.one_of(
+    SCALARS,
+    st.lists(st.integers(-1, 9), max_size=3),
+    st.dictionaries(st.text(max_size=3), SCALARS, max_size=2),
+)
 ADDRESSES = st.one_of(st.sampled_from(["a:1", "b:2", "c:3"]), VALUES)
-TABLES = st.fixed_dictionaries({"address": ADDRESSES}, optional={"name": VALUES, "layers": VALUES, "memory": VALUES, "port": SCALARS})
+TABLES = st.fixed_dictionaries(
+    {"address": ADDRESSES}, optional={"name": VALUES, "layers": VALUES, "memory": VALUES, "port": SCALARS}
+)
 
 
 @given(st.lists(TABLES, min_size=1, max_size=3))
 @example([{"address": "a:1", "memory": "4GiB"}, {"address": "b:2", "memory": 10**15}])
 @example([{"address": "a:1", "layers": [0, 4]}, {"address": "b:2", "layers": [4, 9]}])
 def test_arbitrary_tables_give_usable_devices_or_are_refused(tables: list[dict[str, Any]]) -> None:
-    content = "".join("[[device]]\n" + "".join(f"{key} = {toml(value)}\n" for key, value in table.items()) for table in tables)
+    content = "".join(
+        "[[device]]\n" + "".join(f"{key} = {toml(value)}\n" for key, value in table.items())
+        for table in tables
+    )
     refusal = ""
     try:
         found = read(content)
@@ -217,7 +266,14 @@ GOOD = {
     "insecure": False,
     "links": ["100/2", "pi:device-1=10"],
     "device": [
-        {"name": "pi", "address": "pi.local:7700", "layers": [0, 3], "memory": "1.5GiB", "profile": "raspberry-pi-5", "ssh": "me@pi"},
+        {
+            "name": "pi",
+            "address": "pi.local:7700",
+            "layers": [0, 3],
+            "memory": "1.5GiB",
+            "profile": "raspberry-pi-5",
+            "ssh": "me@pi",
+        },
         {"address": "[::1]:7701", "layers": [3, 8], "memory": 1000},
     ],
 }
@@ -259,7 +315,22 @@ def test_sizes_with_and_without_units(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "GiB", "-1", "1e9", "4XiB", "4 Gi B", "nan", "0", "0.5", "0GiB", "9" * 400, "9" * 20 + "GiB", "1_000"]
+    "text",
+    [
+        "",
+        "GiB",
+        "-1",
+        "1e9",
+        "4XiB",
+        "4 Gi B",
+        "nan",
+        "0",
+        "0.5",
+        "0GiB",
+        "9" * 400,
+        "9" * 20 + "GiB",
+        "1_000",
+    ],
 )
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="expected a size such as 4GiB"):
@@ -272,7 +343,9 @@ def test_layers_are_forced_fixed_or_even() -> None:
     assert spans(split_layers(fixed, 8, [2, 6])) == [(0, 2), (2, 8)], "the command line overrides the file"
     stages = split_layers(devices(3), 8, None)
     assert spans(stages) == [(0, 3), (3, 6), (6, 8)]
-    assert [(stage.name, stage.address) for stage in stages] == [(device.name, device.address) for device in devices(3)]
+    assert [(stage.name, stage.address) for stage in stages] == [
+        (device.name, device.address) for device in devices(3)
+    ]
 
 
 @pytest.mark.parametrize(

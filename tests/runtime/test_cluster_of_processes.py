@@ -1,4 +1,5 @@
-"""Real daemons, sockets and model files: answers, one head after another, lost processes, peers that misbehave.
+"""Real daemons, sockets and model files: answers, one head after another, lost processes, peers that
+misbehave.
 
 Longer than most files, for all of it shares one set of daemons, which take seconds to start.
 """
@@ -35,19 +36,31 @@ from tests.daemons import daemon_process
 from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, wait_until, whole_model
 
 
-def test_answers_are_exact_and_heads_follow_one_another(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
+def test_answers_are_exact_and_heads_follow_one_another(
+    cluster: LocalCluster, folder: Path, reference: Reference
+) -> None:
     daemons = cluster.wait()
     for stages in (3, 1, 2):
         with Head(plan_for(folder, daemons[:stages])) as head:
-            for sampling in (Sampling(), Sampling(temperature=1.0, seed=9), Sampling(temperature=0.6, top_p=0.8, seed=10)):
-                assert tokens_of(submit(head, sampling=sampling)) == reference.generate(PROMPT, sampling, 20, frozenset())
+            for sampling in (
+                Sampling(),
+                Sampling(temperature=1.0, seed=9),
+                Sampling(temperature=0.6, top_p=0.8, seed=10),
+            ):
+                assert tokens_of(submit(head, sampling=sampling)) == reference.generate(
+                    PROMPT, sampling, 20, frozenset()
+                )
 
 
-def test_several_answers_at_once_and_a_second_turn(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
+def test_several_answers_at_once_and_a_second_turn(
+    cluster: LocalCluster, folder: Path, reference: Reference
+) -> None:
     with Head(plan_for(folder, cluster.wait())) as head:
         answers = {seed: submit(head, sampling=Sampling(temperature=1.0, seed=seed)) for seed in range(5)}
         for seed, answer in answers.items():
-            assert tokens_of(answer) == reference.generate(PROMPT, Sampling(temperature=1.0, seed=seed), 20, frozenset())
+            assert tokens_of(answer) == reference.generate(
+                PROMPT, Sampling(temperature=1.0, seed=seed), 20, frozenset()
+            )
         first = submit(head)
         longer = (*PROMPT, *tokens_of(first), 7, 8)
         second = submit(head, longer, request=first.request)
@@ -56,7 +69,9 @@ def test_several_answers_at_once_and_a_second_turn(cluster: LocalCluster, folder
         assert second.end.reused == len(PROMPT) + 20 - 1
 
 
-def test_a_cancelled_answer_ends_and_the_next_one_is_exact(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
+def test_a_cancelled_answer_ends_and_the_next_one_is_exact(
+    cluster: LocalCluster, folder: Path, reference: Reference
+) -> None:
     with Head(plan_for(folder, cluster.wait())) as head:
         answer = submit(head, count=250)
         begun = next(iter(answer)).tokens
@@ -65,10 +80,14 @@ def test_a_cancelled_answer_ends_and_the_next_one_is_exact(cluster: LocalCluster
         assert answer.end is not None
         assert answer.end.reason == "cancelled"
         assert found == reference.generate(PROMPT, Sampling(), 250, frozenset())[: len(found)]
-        assert tokens_of(submit(head, request=answer.request)) == reference.generate(PROMPT, Sampling(), 20, frozenset())
+        assert tokens_of(submit(head, request=answer.request)) == reference.generate(
+            PROMPT, Sampling(), 20, frozenset()
+        )
 
 
-def test_a_late_cancel_leaves_the_next_answer_whole(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
+def test_a_late_cancel_leaves_the_next_answer_whole(
+    cluster: LocalCluster, folder: Path, reference: Reference
+) -> None:
     with Head(plan_for(folder, cluster.wait())) as head:
         first = submit(head)
         longer = (*PROMPT, *tokens_of(first), 7, 8)
@@ -77,7 +96,9 @@ def test_a_late_cancel_leaves_the_next_answer_whole(cluster: LocalCluster, folde
         assert tokens_of(second) == reference.generate(longer, Sampling(), 20, frozenset())
 
 
-def test_a_prompt_that_cannot_be_answered_harms_no_other(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
+def test_a_prompt_that_cannot_be_answered_harms_no_other(
+    cluster: LocalCluster, folder: Path, reference: Reference
+) -> None:
     with Head(plan_for(folder, cluster.wait())) as head:
         good = submit(head)
         with pytest.raises(InputError, match="context"):
@@ -147,7 +168,18 @@ def _is_running(pid: int) -> bool:
 
 
 def test_a_slice_that_does_not_fit_is_refused_before_it_is_loaded(folder: Path) -> None:
-    command = [sys.executable, "-m", "flowspec.cli.main", "daemon", "--port", "0", "--memory", "64MiB", "--name", "tiny"]
+    command = [
+        sys.executable,
+        "-m",
+        "flowspec.cli.main",
+        "daemon",
+        "--port",
+        "0",
+        "--memory",
+        "64MiB",
+        "--name",
+        "tiny",
+    ]
     with warm.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
@@ -168,24 +200,32 @@ def test_a_daemon_hears_a_signal_that_another_thread_gets() -> None:
     with daemon_process("waits") as daemon:
         pid = daemon.process.pid
         others = [int(task) for task in os.listdir(f"/proc/{pid}/task") if int(task) != pid]
-        computes = next(task for task in others if "ZMQ" not in Path(f"/proc/{pid}/task/{task}/comm").read_text())  # those block signals
+        computes = next(
+            task for task in others if "ZMQ" not in Path(f"/proc/{pid}/task/{task}/comm").read_text()
+        )  # those block signals
         assert ctypes.CDLL(None).tgkill(pid, computes, signal.SIGTERM) == 0
         assert daemon.process.wait(30) == 0
         daemon.stop()
         assert daemon.lines[-1].endswith("waits stopped (SIGTERM)\n")
 
 
-def test_a_model_that_is_not_what_the_head_says_is_refused(cluster: LocalCluster, folder: Path, tmp_path: Path) -> None:
+def test_a_model_that_is_not_what_the_head_says_is_refused(
+    cluster: LocalCluster, folder: Path, tmp_path: Path
+) -> None:
     other = make_variant(tmp_path, "llama-tied")
     plan = plan_for(folder, cluster.wait())
-    wrong = ClusterPlan(model=str(other), fingerprint=plan.fingerprint, dtype="bfloat16", context=300, stages=plan.stages)
+    wrong = ClusterPlan(
+        model=str(other), fingerprint=plan.fingerprint, dtype="bfloat16", context=300, stages=plan.stages
+    )
     with pytest.raises(ClusterError, match="changed on the head since it connected"):
         Head(wrong)
     with Head(plan) as head:
         assert len(tokens_of(submit(head))) == 20
 
 
-def test_a_daemon_that_dies_while_loading_is_named(doomed: LocalCluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_dies_while_loading_is_named(
+    doomed: LocalCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     daemons = doomed.wait()
     killer = threading.Timer(0.5, lambda: os.kill(daemons[1].pid, signal.SIGKILL))
     say = Stages.say
@@ -203,7 +243,9 @@ def test_a_daemon_that_dies_while_loading_is_named(doomed: LocalCluster, folder:
     killer.join()
 
 
-def test_answers_that_are_open_when_the_head_closes_end_with_an_error(cluster: LocalCluster, folder: Path) -> None:
+def test_answers_that_are_open_when_the_head_closes_end_with_an_error(
+    cluster: LocalCluster, folder: Path
+) -> None:
     head = Head(plan_for(folder, cluster.wait()))
     answer = submit(head, count=250)
     next(iter(answer))
@@ -230,10 +272,13 @@ def test_an_assignment_to_a_daemon_that_is_held_says_by_whom(cluster: LocalClust
         assert refused.retry_after_s > 0
 
 
-# ------------------------------------------------------------------------- nothing of one head reaches the next
+# ------------------------------------------------------------------------- nothing of one head reaches the
+# next
 
 
-def test_rows_that_were_trimmed_for_one_head_live_for_the_next(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
+def test_rows_that_were_trimmed_for_one_head_live_for_the_next(
+    cluster: LocalCluster, folder: Path, reference: Reference
+) -> None:
     """A cancelled answer's jobs are trimmed by number, and the next head's jobs have the same numbers."""
     expected = reference.generate(PROMPT, Sampling(), 60, frozenset())
     for count in (3, 9, 17):
@@ -250,19 +295,25 @@ def test_rows_that_were_trimmed_for_one_head_live_for_the_next(cluster: LocalClu
 def test_a_job_that_failed_for_one_head_costs_the_next_nothing(
     cluster: LocalCluster, tmp_path: Path, folder: Path, reference: Reference
 ) -> None:
-    """Weights that overflow: the model computes no number, which ends the answer with advice and nothing else."""
+    """Weights that overflow: the model computes no number, which ends the answer with advice and nothing
+    else."""
     broken = make_variant(tmp_path, "llama-grouped")
     weights = load_file(broken / "model.safetensors")
     weights["model.norm.weight"] *= float("inf")
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
     for _ in range(2):
-        with Head(plan_for(broken, cluster.wait())) as head, pytest.raises(ClusterError, match="the model computed"):
+        with (
+            Head(plan_for(broken, cluster.wait())) as head,
+            pytest.raises(ClusterError, match="the model computed"),
+        ):
             tokens_of(submit(head))
         with Head(plan_for(folder, cluster.wait())) as head:
             assert tokens_of(submit(head)) == reference.generate(PROMPT, Sampling(), 20, frozenset())
 
 
-def test_a_head_that_breaks_its_own_limits_does_not_stop_the_daemon(cluster: LocalCluster, folder: Path) -> None:
+def test_a_head_that_breaks_its_own_limits_does_not_stop_the_daemon(
+    cluster: LocalCluster, folder: Path
+) -> None:
     daemons = cluster.wait()
     plan = plan_for(folder, daemons[:1])
     with Peer(daemons[0].address) as peer, Peer(daemons[0].address, "head-weights") as weights:

@@ -1,4 +1,5 @@
-"""Which models stand beside the target: what the flags and the cluster file mean together, and where each runs."""
+"""Which models stand beside the target: what the flags and the cluster file mean together, and where each
+runs."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ HEAD_ONLY = "n-grams and EAGLE heads are drafted with at the head"
 def test_what_drafts_where_nothing_is_said() -> None:
     assert Decoding().drafters_for(BUNDLED) == (BUNDLED,)
     assert Decoding().drafters_for("some/model") == ("ngram",)
-    assert Decoding().drafters_for(BUNDLED, ("draft-math", "mid")) == ("draft-math", "mid"), "what the cluster file has devices for"
+    assert Decoding().drafters_for(BUNDLED, ("draft-math", "mid")) == ("draft-math", "mid"), (
+        "what the cluster file has devices for"
+    )
     assert Decoding(drafters=("mid",)).drafters_for(BUNDLED, ("draft-math",)) == ("mid",)
     assert Decoding(method="ar", drafters=("mid",)).drafters_for(BUNDLED) == ()
     assert Decoding(drafters=("none",)).drafters_for(BUNDLED, ("draft-math",)) == ()
@@ -48,9 +51,18 @@ def test_a_chain_is_in_the_order_given_or_by_size() -> None:
     [
         (Decoding(drafters=("draft", "bundled")), "each drafter once, got 'bundled' twice"),
         (Decoding(drafters=("none", "draft")), "drafters or none, got both"),
-        (Decoding(drafters=("draft", "nonsense")), r"expected bundled, ngram, none, one of draft, .* no folder 'nonsense'"),
-        (Decoding(method="tree-sd", drafters=("draft", "mid")), "tree-sd makes use of 1 drafter, got 2: draft, mid"),
-        (Decoding(drafters=tuple(f"d{each}" for each in range(limits.DRAFTERS_MAX + 1))), "at most 16 drafters, got 17"),
+        (
+            Decoding(drafters=("draft", "nonsense")),
+            r"expected bundled, ngram, none, one of draft, .* no folder 'nonsense'",
+        ),
+        (
+            Decoding(method="tree-sd", drafters=("draft", "mid")),
+            "tree-sd makes use of 1 drafter, got 2: draft, mid",
+        ),
+        (
+            Decoding(drafters=tuple(f"d{each}" for each in range(limits.DRAFTERS_MAX + 1))),
+            "at most 16 drafters, got 17",
+        ),
         (Decoding(chain="draft,mid"), "--chain goes with method specrouter, got continuous"),
     ],
 )
@@ -65,7 +77,9 @@ def test_a_chain_names_its_models_itself(monkeypatch: pytest.MonkeyPatch) -> Non
         Decoding(method="specrouter", chain="draft,mid", drafters=("draft",)).check(BUNDLED)
 
 
-def test_models_that_are_shipped_have_bare_names_and_folders_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_are_shipped_have_bare_names_and_folders_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert {"draft", "mid", "draft-math", "draft-code", "draft-plays"} <= set(bundled_models())
     shipped = ModelFiles("draft").fingerprint()
     monkeypatch.chdir(tmp_path)
@@ -78,7 +92,9 @@ def test_models_that_are_shipped_have_bare_names_and_folders_win(tmp_path: Path,
 
 def test_several_models_have_local_daemons_of_their_own() -> None:
     spare = [Device(name=f"local-{number}", address="") for number in (2, 3)]
-    assert [own_devices(names) for names in ((), ("draft",), ("ngram", "draft"), ("draft", "ngram", "mid"))] == [0, 0, 0, 2]
+    assert [
+        own_devices(names) for names in ((), ("draft",), ("ngram", "draft"), ("draft", "ngram", "mid"))
+    ] == [0, 0, 0, 2]
     assert assign_devices(("draft", "ngram", "mid"), spare) == {"draft": spare[0], "mid": spare[1]}
     assert assign_devices(("draft",), spare) == {}, "daemons that are for another session's drafters"
     fixed = [Device(name="pi", address="", drafter="bundled")]
@@ -88,12 +104,16 @@ def test_several_models_have_local_daemons_of_their_own() -> None:
 def plan() -> ClusterPlan:
     stage = StagePlan(name="a", address="h:1", first=0, end=8)
     vocabulary = ModelFiles(BUNDLED).config().vocab_size
-    return ClusterPlan(model=BUNDLED, fingerprint="f", dtype="bfloat16", context=200, stages=(stage,), vocabulary=vocabulary)
+    return ClusterPlan(
+        model=BUNDLED, fingerprint="f", dtype="bfloat16", context=200, stages=(stage,), vocabulary=vocabulary
+    )
 
 
 def test_a_drafter_with_a_device_is_planned_for_it_and_not_loaded() -> None:
     pi = Device(name="pi", address="10.0.0.3:7700", drafter="draft-math")
-    (drafter, here) = open_drafters(("draft-math", "ngram"), ModelFiles(BUNDLED), plan(), Decoding(coupled=False), {"draft-math": pi})
+    (drafter, here) = open_drafters(
+        ("draft-math", "ngram"), ModelFiles(BUNDLED), plan(), Decoding(coupled=False), {"draft-math": pi}
+    )
     assert isinstance(drafter, PlacedDrafter)
     assert not isinstance(here, PlacedDrafter)
     found = drafter.plan

@@ -72,7 +72,8 @@ def test_connections_above_the_limit_are_shut_down_and_others_stay() -> None:
 
 
 def test_the_limit_holds_in_front_of_keys(tmp_path: Path) -> None:
-    """Strangers cost a connection each before the gate is asked; whom it refuses, and who leaves, makes room again."""
+    """Strangers cost a connection each before the gate is asked; whom it refuses, and who leaves, makes room
+    again."""
     for folder in ("keys", "strangers"):
         make_keys(tmp_path / folder, ["head"], ["pi-1", "pi-2"], force=False)
     ours, theirs = tmp_path / "keys", tmp_path / "strangers"

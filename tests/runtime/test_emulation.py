@@ -1,4 +1,5 @@
-"""Emulated devices take the time that the simulator's would, links the simulator's delays; what is too slow says so."""
+"""Emulated devices take the time that the simulator's would, links the simulator's delays; what is too slow
+says so."""
 
 from __future__ import annotations
 
@@ -62,8 +63,12 @@ def device(**changes: Any) -> DeviceEmulation:
     return DeviceEmulation(**{**declared, **changes})
 
 
-def pacer(clock: Time, *, layers: int = 4, stage: int = 0, stages: int = 2, declared: DeviceEmulation | None = None) -> Pacer:
-    return Pacer(declared or device(), stage=stage, stages=stages, layers=layers, clock=clock, sleep=clock.sleep)
+def pacer(
+    clock: Time, *, layers: int = 4, stage: int = 0, stages: int = 2, declared: DeviceEmulation | None = None
+) -> Pacer:
+    return Pacer(
+        declared or device(), stage=stage, stages=stages, layers=layers, clock=clock, sleep=clock.sleep
+    )
 
 
 def job_of(rows: int, positions: Sequence[int]) -> RunLayers:
@@ -83,26 +88,34 @@ def job_of(rows: int, positions: Sequence[int]) -> RunLayers:
 class NoLayers:
     """Layers of the simulator that compute nothing."""
 
-    def run(self, stage: int, job: RunLayers, payload: Tensor | None, rows: tuple[int, ...]) -> tuple[None, tuple[int, ...], tuple[()]]:
+    def run(
+        self, stage: int, job: RunLayers, payload: Tensor | None, rows: tuple[int, ...]
+    ) -> tuple[None, tuple[int, ...], tuple[()]]:
         return None, (0,) * len(rows), ()
 
     def change_cache(self, stage: int, command: object) -> None: ...
 
 
-def simulated_end(job: RunLayers, layers: int, trims: Sequence[tuple[float, tuple[int, ...]]], *, is_last: bool) -> float:
+def simulated_end(
+    job: RunLayers, layers: int, trims: Sequence[tuple[float, tuple[int, ...]]], *, is_last: bool
+) -> float:
     """When the simulator's device ends a job that begins at 0."""
     clock, ends = Clock(), []
     spec = DeviceSpec(curve=CURVE, layers=layers, sampling=SAMPLING)
     simulated = Device(clock, spec, 0, NoLayers(), is_last, lambda done: ends.append(done.ended_s))
     simulated.run(job)
     for at_s, rows in trims:
-        clock.at(at_s, lambda rows=rows: None if simulated.is_idle else simulated.trim(Trim(job=1, rows=rows)))  # type: ignore[misc]
+        clock.at(
+            at_s, lambda rows=rows: None if simulated.is_idle else simulated.trim(Trim(job=1, rows=rows))
+        )  # type: ignore[misc]
     while clock.step(float("inf")):
         pass
     return float(ends[0])
 
 
-def paced_end(job: RunLayers, layers: int, trims: Sequence[tuple[float, tuple[int, ...]]], *, is_last: bool) -> float:
+def paced_end(
+    job: RunLayers, layers: int, trims: Sequence[tuple[float, tuple[int, ...]]], *, is_last: bool
+) -> float:
     """The same by a pacer, the layers driven as `Slice.run` does."""
     clock = Time()
 
@@ -129,13 +142,17 @@ def test_a_job_ends_when_the_simulator_says_so_whatever_is_trimmed(seed: int) ->
         trims.append((chance.uniform(0, 0.12), gone))
     for is_last in (False, True):
         expected = simulated_end(job, layers, trims, is_last=is_last)
-        assert paced_end(job, layers, trims, is_last=is_last) == pytest.approx(expected, abs=(layers + 2) * TICK_S)
+        assert paced_end(job, layers, trims, is_last=is_last) == pytest.approx(
+            expected, abs=(layers + 2) * TICK_S
+        )
 
 
 def test_a_pass_without_trims_takes_the_curve_and_sampling_on_the_last_stage_only() -> None:
     job = job_of(3, [100, 101, 101])
     assert paced_end(job, 4, [], is_last=False) == pytest.approx(CURVE.seconds(3, 100), abs=1e-5)
-    assert paced_end(job, 4, [], is_last=True) == pytest.approx(CURVE.seconds(3, 100) + SAMPLING.seconds(3), abs=1e-5)
+    assert paced_end(job, 4, [], is_last=True) == pytest.approx(
+        CURVE.seconds(3, 100) + SAMPLING.seconds(3), abs=1e-5
+    )
 
 
 def test_a_layer_waits_for_its_instant_and_reads_the_dead_rows_only_then() -> None:
@@ -230,8 +247,11 @@ def test_jobs_that_end_early_do_not_pay_for_late_ones() -> None:
 
 def test_a_pacer_counts_every_job_and_names_its_stage() -> None:
     clock = Time()
-    paced = pacer(clock, layers=1, stage=1, stages=3, declared=device(layers=Curve(base_s=0.02), sampling=INSTANT))
-    with pytest.raises(ClusterError, match=r"^stage 2 of 3 cannot .* 20\.00 ms a pass.* 30\.00 ms .*larger model shape$"):  # noqa: PT012
+    paced = pacer(
+        clock, layers=1, stage=1, stages=3, declared=device(layers=Curve(base_s=0.02), sampling=INSTANT)
+    )
+    says = r"^stage 2 of 3 cannot .* 20\.00 ms a pass.* 30\.00 ms .*larger model shape$"
+    with pytest.raises(ClusterError, match=says):  # noqa: PT012
         for _ in range(WARM_UP_JOBS + JOBS_MIN):
             paced.begin(2, 0, clock.now_s)
             paced.boundary(frozenset)
@@ -244,7 +264,9 @@ def test_a_pacer_counts_every_job_and_names_its_stage() -> None:
 
 def arrivals(shaper: Shaper, sends: Sequence[tuple[float, Any, Tensor | None]]) -> list[float]:
     for number, (at_s, message, tensor) in enumerate(sends):
-        frames = encode(Envelope(incarnation=INCARNATION, sender="a", sequence=number, message=message, tensor=tensor))
+        frames = encode(
+            Envelope(incarnation=INCARNATION, sender="a", sequence=number, message=message, tensor=tensor)
+        )
         assert shaper.put(frames, tensor, at_s)
     found = []
     while (due_s := shaper.due_s) < float("inf"):
@@ -257,10 +279,14 @@ def arrivals(shaper: Shaper, sends: Sequence[tuple[float, Any, Tensor | None]]) 
     return found
 
 
-def simulated_arrivals(spec: LinkSpec, row_bytes: int | None, sends: Sequence[tuple[float, Any, Tensor | None]]) -> list[float]:
+def simulated_arrivals(
+    spec: LinkSpec, row_bytes: int | None, sends: Sequence[tuple[float, Any, Tensor | None]]
+) -> list[float]:
     clock = Clock()
     found: list[float] = []
-    link = SimulatedLink(clock, spec, "a", lambda *_: found.append(clock.now_s), chance=random.Random("x"), row_bytes=row_bytes)
+    link = SimulatedLink(
+        clock, spec, "a", lambda *_: found.append(clock.now_s), chance=random.Random("x"), row_bytes=row_bytes
+    )
     for at_s, message, tensor in sends:
         clock.at(at_s, lambda message=message, tensor=tensor: link.send(message, tensor))  # type: ignore[misc]
     while clock.step(float("inf")):
@@ -271,7 +297,9 @@ def simulated_arrivals(spec: LinkSpec, row_bytes: int | None, sends: Sequence[tu
 def segment_of(rows: int) -> tuple[Verified, Tensor]:
     """A message that carries a payload, `[rows, 8]`."""
     parts = (VerifiedPart(request=1, epoch=0, ids=tuple(range(rows)), next_tokens=(-1,) * rows),)
-    return Verified(segment=1, parts=parts, hops=()), Tensor(rows=rows, width=8, dtype="float32", data=bytes(32 * rows))
+    return Verified(segment=1, parts=parts, hops=()), Tensor(
+        rows=rows, width=8, dtype="float32", data=bytes(32 * rows)
+    )
 
 
 @pytest.mark.parametrize("row_bytes", [0, 4096])
@@ -291,7 +319,9 @@ def test_messages_arrive_when_the_simulator_says_so(spec: LinkSpec, row_bytes: i
     at_s = 0.0
     for _ in range(60):
         at_s += chance.uniform(0, 0.01)
-        sends.append((at_s, Ping(), None) if chance.random() < 0.4 else (at_s, *segment_of(chance.randint(1, 9))))
+        sends.append(
+            (at_s, Ping(), None) if chance.random() < 0.4 else (at_s, *segment_of(chance.randint(1, 9)))
+        )
     found = arrivals(Shaper(spec, row_bytes=row_bytes, chance=random.Random("x")), sends)
     assert found == pytest.approx(simulated_arrivals(spec, row_bytes or None, sends), abs=1e-12)
     assert found == sorted(found)
@@ -313,7 +343,9 @@ def arrived(socket: zmq.Socket[bytes]) -> list[tuple[int, Any]]:
     return found
 
 
-def test_a_shaped_link_keeps_messages_until_they_are_due_and_counts_them_in_order(pair: tuple[Link, zmq.Socket[bytes]]) -> None:
+def test_a_shaped_link_keeps_messages_until_they_are_due_and_counts_them_in_order(
+    pair: tuple[Link, zmq.Socket[bytes]],
+) -> None:
     link, receiving = pair
     pong = Pong(queued=0, done=0, memory_bytes=1)
     assert link.due_s == float("inf")
@@ -345,7 +377,10 @@ def test_a_poll_ends_less_than_half_a_millisecond_from_what_is_due() -> None:
 
 
 def test_declared_devices_survive_the_way_to_another_process() -> None:
-    devices = (device(), device(outgoing=LinkSpec(delay_s=0.001, bandwidth_mbps=100.0, jitter_s=0.0002), row_bytes=8192))
+    devices = (
+        device(),
+        device(outgoing=LinkSpec(delay_s=0.001, bandwidth_mbps=100.0, jitter_s=0.0002), row_bytes=8192),
+    )
     assert devices_from_json(devices_to_json(devices)) == devices
     assert devices[0].outgoing.bandwidth_mbps == float("inf")
 
@@ -384,4 +419,6 @@ def test_a_draft_takes_as_long_as_declared() -> None:
 
 def test_a_drafter_that_is_slower_than_declared_fails() -> None:
     last = drafts(INSTANT, WARM_UP_JOBS + JOBS_MIN + 5)[-1]
-    assert "the drafter cannot keep up with what it emulates: its profile asks for 0.00 ms a pass" in str(last.error)
+    assert "the drafter cannot keep up with what it emulates: its profile asks for 0.00 ms a pass" in str(
+        last.error
+    )

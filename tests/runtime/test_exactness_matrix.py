@@ -43,10 +43,16 @@ Pair = frozenset[tuple[int, int]]
 def all_pairs(sizes: Sequence[int]) -> list[list[int]]:
     """Few cases in which all pairs of values meet, as indices of values.
 
-    Each next case begins with a pair that is missing; its other factors are chosen one by one for the most pairs that are.
+    Each next case begins with a pair that is missing; its other factors are chosen one by one for the most
+    pairs that are.
     """
     factors = sorted(range(len(sizes)), key=lambda factor: -sizes[factor])
-    pairs = [frozenset({(a, x), (b, y)}) for a, b in itertools.combinations(factors, 2) for x in range(sizes[a]) for y in range(sizes[b])]
+    pairs = [
+        frozenset({(a, x), (b, y)})
+        for a, b in itertools.combinations(factors, 2)
+        for x in range(sizes[a])
+        for y in range(sizes[b])
+    ]
     missing = dict.fromkeys(pairs)
     cases = []
     while missing:
@@ -66,7 +72,13 @@ def _gain(choice: tuple[int, int], case: dict[int, int], missing: Collection[Pai
 
 
 CASES = [
-    dict(zip(FACTORS, (values[index] for values, index in zip(FACTORS.values(), chosen, strict=True)), strict=True))
+    dict(
+        zip(
+            FACTORS,
+            (values[index] for values, index in zip(FACTORS.values(), chosen, strict=True)),
+            strict=True,
+        )
+    )
     for chosen in all_pairs([len(values) for values in FACTORS.values()])
 ]
 
@@ -74,7 +86,9 @@ CASES = [
 def test_every_pair_of_values_meets_in_few_cases() -> None:
     for first, second in itertools.combinations(FACTORS, 2):
         met = [(case[first], case[second]) for case in CASES]
-        assert all(pair in met for pair in itertools.product(FACTORS[first], FACTORS[second])), f"{first} and {second}"
+        assert all(pair in met for pair in itertools.product(FACTORS[first], FACTORS[second])), (
+            f"{first} and {second}"
+        )
     assert len(CASES) <= len(METHODS) * len(FACTORS["drafter"]) + 4
 
 
@@ -91,14 +105,22 @@ def plain(files: ModelFiles) -> StepByStep:
 @pytest.fixture(scope="module")
 def drafters(tmp_path_factory: pytest.TempPathFactory, files: ModelFiles) -> dict[str, str]:
     """What `--drafter` takes, by the names used here."""
-    shape = {**SMALL, "vocab_size": files.config().vocab_size, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    shape = {
+        **SMALL,
+        "vocab_size": files.config().vocab_size,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+    }
     folder = make_checkpoint(tmp_path_factory.mktemp("drafter"), "llama", shape)
     shutil.copy(files.path("tokenizer.json"), folder)
     return {RANDOM: str(folder), EAGLE: str(bundled_folder(EAGLE))}
 
 
 @pytest.mark.parametrize("stages", FACTORS["stages"])
-def test_no_answer_holds_a_wrong_token(stages: int, files: ModelFiles, plain: StepByStep, drafters: dict[str, str]) -> None:
+def test_no_answer_holds_a_wrong_token(
+    stages: int, files: ModelFiles, plain: StepByStep, drafters: dict[str, str]
+) -> None:
     tokenizer = Tokenizer(files)
     limits = Limits(new_tokens_max=NEW_TOKENS_MAX, stop_ids=recommended(files, files.config()).stop_ids)
     found: list[Found] = []
@@ -107,7 +129,9 @@ def test_no_answer_holds_a_wrong_token(stages: int, files: ModelFiles, plain: St
         own = [case for case in CASES if case["stages"] == stages]
         for (method, drafter), cases in itertools.groupby(sorted(own, key=_decoding), key=_decoding):
             name = None if method == "ar" else drafters.get(drafter, drafter)
-            with cluster.session(Decoding(method=method, drafters=(name,)), lambda text, share: None) as session:
+            with cluster.session(
+                Decoding(method=method, drafters=(name,)), lambda text, share: None
+            ) as session:
                 for case in cases:
                     sampling = Sampling(temperature=case["temperature"], seed=case["seed"], **case["filter"])
                     prompt = tuple(tokenizer.encode_chat([{"role": "user", "content": case["prompt"]}]))
@@ -126,11 +150,19 @@ def test_no_answer_holds_a_wrong_token(stages: int, files: ModelFiles, plain: St
                             tokens=(*tokens, *stop),
                         )
                     )
-                    if method != "ar" and not make_method(method).is_calibrated:  # those stop listening to it where it does not pay
-                        drafted[drafter] = drafted.get(drafter, 0) + answer.end.statistics["nodes_sent"] - answer.end.statistics["segments"]
+                    if (
+                        method != "ar" and not make_method(method).is_calibrated
+                    ):  # those stop listening to it where it does not pay
+                        drafted[drafter] = (
+                            drafted.get(drafter, 0)
+                            + answer.end.statistics["nodes_sent"]
+                            - answer.end.statistics["segments"]
+                        )
     verdicts = [judge(plain, one, limits.stop_ids) for one in found]
     assert [verdict for verdict in verdicts if verdict.kind != EXACT] == []
-    assert all(count for drafter, count in drafted.items() if drafter != "ngram"), f"guesses took part: {drafted}"
+    assert all(count for drafter, count in drafted.items() if drafter != "ngram"), (
+        f"guesses took part: {drafted}"
+    )
 
 
 def _decoding(case: dict[str, Any]) -> tuple[str, str]:

@@ -13,7 +13,16 @@ from flowspec.wire.codec import Tensor
 
 def test_features_of_another_shape_than_was_asked_for_are_the_stages_fault() -> None:
     """They would end the drafter's thread, and with it the head."""
-    plan = ClusterPlan(model="m", fingerprint="f", dtype="float32", context=9, stages=(), captures=(1, 2), vocabulary=9, hidden_size=4)
+    plan = ClusterPlan(
+        model="m",
+        fingerprint="f",
+        dtype="float32",
+        context=9,
+        stages=(),
+        captures=(1, 2),
+        vocabulary=9,
+        hidden_size=4,
+    )
     part = VerifiedPart(request=1, epoch=0, ids=(3,), next_tokens=(4,))
     said = Verified(segment=0, parts=(part,), hops=())
     check_features(plan, said, Tensor(rows=1, width=8, dtype="float32", data=bytes(32)))

@@ -33,10 +33,14 @@ def split_of(head: Head) -> tuple[int, ...]:
     return tuple(stage.end - stage.first for stage in head.plan.stages)
 
 
-def test_a_device_that_has_become_slower_gets_fewer_layers(folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_has_become_slower_gets_fewer_layers(
+    folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both take 40 ms a layer, until one has worked for four seconds."""
     monkeypatch.setattr(timeouts, "CHANGED_S", 3.0)
-    board = DeviceEmulation(layers=Curve(base_s=LAYERS * LAYER_S), sampling=INSTANT, outgoing=DIRECT, layer_count=LAYERS)
+    board = DeviceEmulation(
+        layers=Curve(base_s=LAYERS * LAYER_S), sampling=INSTANT, outgoing=DIRECT, layer_count=LAYERS
+    )
     hot = replace(board, cool_s=4.0, heat=HEAT)
     expected = reference.generate(PROMPT, Sampling(), COUNT, frozenset())
     notes: list[str] = []
@@ -68,4 +72,6 @@ def test_a_device_that_has_become_slower_gets_fewer_layers(folder: Path, referen
     told = r"device local-1 has slowed down to [34]\d%.*: going over to another plan, which is 1\.[23]"
     assert re.match(told, notes[0]), "to about a third, as far as a busy machine lets it be measured"
     assert [note.partition(" took")[0] for note in notes[1:]] == ["the switch"]
-    assert splits == [BEFORE, AFTER, AFTER], "that this is faster is for tests/sim/test_heat.py, in virtual time"
+    assert splits == [BEFORE, AFTER, AFTER], (
+        "that this is faster is for tests/sim/test_heat.py, in virtual time"
+    )

@@ -1,4 +1,5 @@
-"""Heads that mean harm, or are out of their minds: whatever they say, in whatever order, the daemon serves the next one."""
+"""Heads that mean harm, or are out of their minds: whatever they say, in whatever order, the daemon serves
+the next one."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def exact(folder: Path, daemon: LocalDaemon, reference: Reference) -> None:
         assert tokens_of(submit(head)) == reference.generate(PROMPT, Sampling(), 20, frozenset())
 
 
-def test_a_slice_that_is_kept_is_not_taken_for_one_of_a_model_with_fewer_layers(alone: Start, folder: Path, reference: Reference) -> None:
+def test_a_slice_that_is_kept_is_not_taken_for_one_of_a_model_with_fewer_layers(
+    alone: Start, folder: Path, reference: Reference
+) -> None:
     daemon = alone(cache_bytes=0)
     whole = whole_model(str(folder), plan_for(folder, [daemon]).fingerprint)
     first = replace(whole, stages=2, end_layer=2, next_hop=daemon.address, next_name=daemon.name)
@@ -48,7 +51,11 @@ def test_a_slice_that_is_kept_is_not_taken_for_one_of_a_model_with_fewer_layers(
 
 
 def test_a_message_that_meets_a_fault_of_ours_costs_its_sender_the_connection_and_nobody_else(
-    alone: Start, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    alone: Start,
+    folder: Path,
+    reference: Reference,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     daemon = alone()
     plain = Daemon._take
@@ -62,13 +69,19 @@ def test_a_message_that_meets_a_fault_of_ours_costs_its_sender_the_connection_an
         control.greet()
         refused = control.assign(daemon.address, whole_model(str(folder), "0"))
         assert isinstance(refused, Error)
-        assert refused.text.startswith("unexpected error over this message: ZeroDivisionError; see the daemon's log")
+        assert refused.text.startswith(
+            "unexpected error over this message: ZeroDivisionError; see the daemon's log"
+        )
     assert any(record.exc_info for record in caplog.records)
     exact(folder, daemon, reference)
 
 
 def test_a_fault_over_a_word_of_the_next_device_ends_the_hold_and_nothing_else(
-    alone: Start, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    alone: Start,
+    folder: Path,
+    reference: Reference,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     daemons = [alone(), alone(name="next")]
     plain = NextHop.read
@@ -78,14 +91,19 @@ def test_a_fault_over_a_word_of_the_next_device_ends_the_hold_and_nothing_else(
         raise ZeroDivisionError
 
     monkeypatch.setattr(NextHop, "read", broken)
-    with pytest.raises(ClusterError, match=r"alone at .*unexpected error over a message of the next device: ZeroDivisionError"):
+    with pytest.raises(
+        ClusterError,
+        match=r"alone at .*unexpected error over a message of the next device: ZeroDivisionError",
+    ):
         Head(plan_for(folder, daemons))
     assert any(record.exc_info for record in caplog.records)
     with Head(plan_for(folder, daemons)) as head:
         assert tokens_of(submit(head)) == reference.generate(PROMPT, Sampling(), 20, frozenset())
 
 
-def test_loading_stops_when_its_head_is_gone(alone: Start, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_stops_when_its_head_is_gone(
+    alone: Start, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
     daemon, reads = alone(), list[str]()
     plain = TensorIndex.copy_into
 

@@ -1,4 +1,5 @@
-"""Log-probabilities of the bundled model over real daemons are those of transformers' logits, for each token its own."""
+"""Log-probabilities of the bundled model over real daemons are those of transformers' logits, for each token
+its own."""
 
 from __future__ import annotations
 
@@ -26,12 +27,16 @@ def test_each_token_comes_with_what_transformers_says_of_it() -> None:
     with open_session(options, Decoding(), lambda text, share: None) as session:
         for top, temperature in ((-1, 0.0), (0, 1.0), (5, 0.0), (TOP_LOGPROBS_MAX, 1.0)):
             sampling = Sampling(temperature=temperature, top_k=50, seed=4)
-            answer = session.submit(PROMPT, sampling, LIMITS, request=session.head.new_request(), top_logprobs=top)
+            answer = session.submit(
+                PROMPT, sampling, LIMITS, request=session.head.new_request(), top_logprobs=top
+            )
             batches = list(answer)
             tokens = [token for batch in batches for token in batch.tokens]
             found = [each for batch in batches for each in batch.logprobs]
             assert len(tokens) == LIMITS.new_tokens_max
-            assert [len(batch.logprobs) for batch in batches] == [len(batch.tokens) if top >= 0 else 0 for batch in batches]
+            assert [len(batch.logprobs) for batch in batches] == [
+                len(batch.tokens) if top >= 0 else 0 for batch in batches
+            ]
             logits = np.stack(reference.forced_logits(PROMPT, tokens[:-1]))  # [tokens, vocabulary]
             expected = torch.log_softmax(torch.from_numpy(logits), dim=-1)
             for row, token, each in zip(expected, tokens, found, strict=False):
@@ -40,4 +45,6 @@ def test_each_token_comes_with_what_transformers_says_of_it() -> None:
                 assert row[list(each.ids)].tolist() == pytest.approx(each.values, abs=TOLERANCE)
         for wrong in (-2, TOP_LOGPROBS_MAX + 1):
             with pytest.raises(InputError, match=f"expected -1 .none. to {TOP_LOGPROBS_MAX}, got {wrong}"):
-                session.submit(PROMPT, Sampling(), LIMITS, request=session.head.new_request(), top_logprobs=wrong)
+                session.submit(
+                    PROMPT, Sampling(), LIMITS, request=session.head.new_request(), top_logprobs=wrong
+                )

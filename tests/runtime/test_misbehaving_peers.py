@@ -18,7 +18,9 @@ from flowspec.wire.codec import Envelope, Tensor, encode
 from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, whole_model
 
 
-def test_malformed_frames_are_refused_and_the_daemon_keeps_serving(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
+def test_malformed_frames_are_refused_and_the_daemon_keeps_serving(
+    cluster: LocalCluster, folder: Path, reference: Reference
+) -> None:
     daemons = cluster.wait()
     with Head(plan_for(folder, daemons)) as head:
         answer = submit(head, count=200)
@@ -51,7 +53,9 @@ def test_malformed_frames_are_refused_and_the_daemon_keeps_serving(cluster: Loca
         assert tokens_of(answer) == reference.generate(PROMPT, Sampling(), 200, frozenset())
 
 
-def test_oversized_frames_and_random_bytes_on_the_port_do_no_harm(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
+def test_oversized_frames_and_random_bytes_on_the_port_do_no_harm(
+    cluster: LocalCluster, folder: Path, reference: Reference
+) -> None:
     daemons = cluster.wait()
     with Head(plan_for(folder, daemons)) as head:
         answer = submit(head, count=200)
@@ -60,7 +64,11 @@ def test_oversized_frames_and_random_bytes_on_the_port_do_no_harm(cluster: Local
         with Peer(daemons[0].address) as peer:
             peer.raw(b"x" * (limits.HEADER_BYTES_MAX + 1))
             assert isinstance(peer.answer(), Error)
-        for junk in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\xff" + b"\x00" * 8 + b"\x7f\x03" + b"\x00" * 200):
+        for junk in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            os.urandom(4096),
+            b"\xff" + b"\x00" * 8 + b"\x7f\x03" + b"\x00" * 200,
+        ):
             with socket.create_connection(("127.0.0.1", daemons[0].port), timeout=5) as raw:
                 raw.sendall(junk)
         assert tokens_of(answer) == reference.generate(PROMPT, Sampling(), 200, frozenset())
@@ -84,20 +92,33 @@ def test_gaps_in_sequence_are_noticed(cluster: LocalCluster) -> None:
 def test_a_segment_that_cannot_go_on_ends_the_hold_and_what_waits_behind_it(
     cluster: LocalCluster, folder: Path, reference: Reference
 ) -> None:
-    """The next one in the queue would otherwise be run on caches that were closed with the hold, and end the daemon."""
+    """The next one in the queue would otherwise be run on caches that were closed with the hold, and end the
+    daemon."""
     daemons = cluster.wait()[:1]
     plan = plan_for(folder, daemons)
     rows = tuple(range(90))
 
     def prompt(request: int) -> Part:
-        opening = Open(request=request, epoch=0, keep=0, length=len(rows), root=rows[-1], slots=100, sampling=Sampling())
+        opening = Open(
+            request=request, epoch=0, keep=0, length=len(rows), root=rows[-1], slots=100, sampling=Sampling()
+        )
         commit = Commit(request=request, epoch=0, base=len(rows), path=())
-        return Part(commit=commit, opening=opening, ids=rows, parents=(-1, *rows[:-1]), tokens=rows, positions=rows, committed=(True,) * 90)
+        return Part(
+            commit=commit,
+            opening=opening,
+            ids=rows,
+            parents=(-1, *rows[:-1]),
+            tokens=rows,
+            positions=rows,
+            committed=(True,) * 90,
+        )
 
     with Peer(daemons[0].address) as control, Peer(daemons[0].address, role="stage") as before:
         control.greet()
         before.greet()
-        assert isinstance(control.assign(daemons[0].address, whole_model(plan.model, plan.fingerprint)), Ready)
+        assert isinstance(
+            control.assign(daemons[0].address, whole_model(plan.model, plan.fingerprint)), Ready
+        )
         for number in range(2):
             before.link.send(Segment(segment=number, parts=(prompt(number),)))
         lost = control.answer()  # there is no data connection on which to answer

@@ -75,7 +75,9 @@ def test_a_service_that_hangs_is_waited_for_once_for_all_and_an_old_address_is_k
     assert time.monotonic() - began_s < 0.2
     book.prepare(("a.board", "b.board", "c.board"))
     for host in ("a.board", "b.board", "c.board"):
-        with pytest.raises(InputError, match=rf"cannot find the host {host}: no name service answered within 0.5 s"):
+        with pytest.raises(
+            InputError, match=rf"cannot find the host {host}: no name service answered within 0.5 s"
+        ):
             book.wait_for(host)
     assert time.monotonic() - began_s < 1.5, "not one after the other"
     out.unlink()
@@ -101,8 +103,12 @@ def test_an_answer_goes_on_when_a_device_is_lost_while_the_name_service_is_out(
     started = [DaemonProcess(f"d{index}", run=("-c", CODE, str(out))) for index in range(3)]
     daemons = [LocalDaemon(name=each.name, port=int(each.address.split(":")[1]), pid=0) for each in started]
     numeric, notes = plan_for(folder, daemons), []
-    hosts = {stage.address: f"{stage.name}{names.ENDING}:{stage.address.split(':')[1]}" for stage in numeric.stages}
-    plan = replace(numeric, stages=tuple(replace(stage, address=hosts[stage.address]) for stage in numeric.stages))
+    hosts = {
+        stage.address: f"{stage.name}{names.ENDING}:{stage.address.split(':')[1]}" for stage in numeric.stages
+    }
+    plan = replace(
+        numeric, stages=tuple(replace(stage, address=hosts[stage.address]) for stage in numeric.stages)
+    )
     devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
     recovery = Recovery(replan=partial(replan, plan, devices), on_note=notes.append, wait_s=60.0)
     try:

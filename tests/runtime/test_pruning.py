@@ -1,7 +1,8 @@
-"""Dead rows leave while a stage works: between the layers of a job that runs, and in every place of a real cluster.
+"""Dead rows leave while a stage works: between the layers of a job that runs, and in every place of a real
+cluster.
 
-The first part is a real stage core and compute thread over a real slice, one layer of which waits until the test lets it
-go on, so what comes while it runs is no matter of luck. The second is four processes.
+The first part is a real stage core and compute thread over a real slice, one layer of which waits until the
+test lets it go on, so what comes while it runs is no matter of luck. The second is four processes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,17 @@ import pytest
 
 from flowspec.core import limits
 from flowspec.core.cluster_messages import Assign
-from flowspec.core.events import ClearSlots, CloseCache, ControlArrived, LayersDone, OpenCache, RunLayers, SegmentArrived, SendSegment, Trim
+from flowspec.core.events import (
+    ClearSlots,
+    CloseCache,
+    ControlArrived,
+    LayersDone,
+    OpenCache,
+    RunLayers,
+    SegmentArrived,
+    SendSegment,
+    Trim,
+)
 from flowspec.core.messages import Commit, Open, Part, Sampling, Segment
 from flowspec.core.stage import StageCore
 from flowspec.core.weight_messages import AskModel
@@ -69,7 +80,9 @@ class Stage:
     compute: ComputeThread
     wake: Wake
     layers: list[Watched]
-    core: StageCore = field(default_factory=lambda: StageCore(is_last=False, slots_max=CONTEXT + limits.TREE_NODES_MAX))
+    core: StageCore = field(
+        default_factory=lambda: StageCore(is_last=False, slots_max=CONTEXT + limits.TREE_NODES_MAX)
+    )
     sent: list[SendSegment] = field(default_factory=list)
     hold: int = field(default_factory=lambda: next(HOLDS))
 
@@ -105,7 +118,9 @@ class Stage:
 def result(compute: ComputeThread, wake: Wake) -> Result:
     while True:
         while not compute.results:
-            assert select.select([wake.read_fd], [], [], WAIT_S)[0], "the compute thread never woke the poller"
+            assert select.select([wake.read_fd], [], [], WAIT_S)[0], (
+                "the compute thread never woke the poller"
+            )
             wake.clear()
         _, found = compute.results.popleft()
         assert not isinstance(found, Failed | Crashed), found
@@ -150,14 +165,18 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ComputeTh
 
 def opening(request: int) -> Open:
     slots = CONTEXT + limits.TREE_NODES_MAX
-    return Open(request=request, epoch=0, keep=0, length=len(PROMPT), root=2, slots=slots, sampling=Sampling())
+    return Open(
+        request=request, epoch=0, keep=0, length=len(PROMPT), root=2, slots=slots, sampling=Sampling()
+    )
 
 
 def commit(*path: int, request: int = 1) -> Commit:
     return Commit(request=request, epoch=0, base=len(PROMPT), path=path)
 
 
-def segment(number: int, rows: Sequence[tuple[int, int, int, int]], *, request: int = 1, opens: Open | None = None) -> Segment:
+def segment(
+    number: int, rows: Sequence[tuple[int, int, int, int]], *, request: int = 1, opens: Open | None = None
+) -> Segment:
     """Rows are (id, parent, token, position)."""
     ids, parents, tokens, positions = zip(*rows, strict=True)
     part = Part(
@@ -175,7 +194,14 @@ def segment(number: int, rows: Sequence[tuple[int, int, int, int]], *, request: 
 def prepared(loaded: tuple[ComputeThread, Wake, list[Watched]], request: int) -> Stage:
     """A stage that has run the prompt of a request: nodes 0, 1 and 2, of which 2 is the root."""
     stage = Stage(*loaded)
-    stage.run(segment(0, [(node, node - 1, token, node) for node, token in enumerate(PROMPT)], request=request, opens=opening(request)))
+    stage.run(
+        segment(
+            0,
+            [(node, node - 1, token, node) for node, token in enumerate(PROMPT)],
+            request=request,
+            opens=opening(request),
+        )
+    )
     stage.finish()
     assert stage.rows_seen() == [3] * LAYERS
     return stage
@@ -192,7 +218,15 @@ def alone(loaded: tuple[ComputeThread, Wake, list[Watched]]) -> Stage:
     return prepared(loaded, 2)
 
 
-TREE = [(3, 2, 30, 3), (4, 2, 40, 3), (5, 3, 50, 4), (6, 4, 60, 4), (7, 5, 70, 5), (8, 2, 80, 3), (9, 5, 90, 5)]
+TREE = [
+    (3, 2, 30, 3),
+    (4, 2, 40, 3),
+    (5, 3, 50, 4),
+    (6, 4, 60, 4),
+    (7, 5, 70, 5),
+    (8, 2, 80, 3),
+    (9, 5, 90, 5),
+]
 """Three children of the root; below node 3 hang 5 and then 7 and 9, below node 4 node 6."""
 
 
@@ -233,7 +267,9 @@ def dead(sent: Segment) -> tuple[int, int, int, int]:
 
 
 @pytest.mark.parametrize("layer", range(LAYERS - 1))
-def test_a_commit_in_mid_run_takes_the_dead_rows_out_at_the_next_layer(stage: Stage, alone: Stage, layer: int) -> None:
+def test_a_commit_in_mid_run_takes_the_dead_rows_out_at_the_next_layer(
+    stage: Stage, alone: Stage, layer: int
+) -> None:
     hold(stage, layer)
     stage.run(segment(1, TREE))
     tell_at(stage, layer, commit(3))
@@ -321,13 +357,21 @@ def test_slots_that_dead_rows_left_half_written_are_clean_for_the_next(stage: St
     assert_alike(payload, alone.finish()[1])
 
 
-# ---------------------------------------------------------------------------------------------- four processes
+# ---------------------------------------------------------------------------------------------- four
+# processes
 
 PLACES = ("dead_in_queue", "dead_between_layers", "dead_late")
 ANSWERS_MAX = 12
-SHAPE = {**SMALL, "hidden_size": 384, "intermediate_size": 1152, "num_attention_heads": 8, "num_key_value_heads": 8}
+SHAPE = {
+    **SMALL,
+    "hidden_size": 384,
+    "intermediate_size": 1152,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+}
 FLAT = {"initializer_range": 0.03}
-"""Flat enough that the noise of the draw decides: a drafter that shares it is right now and then, and wrong now and then."""
+"""Flat enough that the noise of the draw decides: a drafter that shares it is right now and then, and wrong
+now and then."""
 
 
 def test_rows_are_dropped_in_every_place_of_a_real_cluster_and_the_answers_stay_plain(tmp_path: Path) -> None:
@@ -339,13 +383,19 @@ def test_rows_are_dropped_in_every_place_of_a_real_cluster_and_the_answers_stay_
     dropped = dict.fromkeys(PLACES, 0)
     found, plain = [], []
     with open_cluster(ClusterOptions(model=str(target), dtype="float32", local=4, context=100)) as cluster:
-        with cluster.session(Decoding(method="continuous", drafters=(str(drafter),)), lambda text, share: None) as session:
+        with cluster.session(
+            Decoding(method="continuous", drafters=(str(drafter),)), lambda text, share: None
+        ) as session:
             for seed in range(1, ANSWERS_MAX + 1):
                 case = Case(prompt_id=str(seed), prompt=prompt, sampling=Sampling(temperature=1.0, seed=seed))
                 one = session.submit(prompt, case.sampling, end, request=session.head.new_request())
                 tokens = tuple(token for batch in one for token in batch.tokens)
                 assert one.end is not None
-                found.append(Found(case=case, method="continuous", drafter="", stages=4, new_tokens_max=40, tokens=tokens))
+                found.append(
+                    Found(
+                        case=case, method="continuous", drafter="", stages=4, new_tokens_max=40, tokens=tokens
+                    )
+                )
                 for place in PLACES:
                     dropped[place] += one.end.statistics[place]
                 if all(dropped.values()):

@@ -1,4 +1,5 @@
-"""The head's side of a drafter on a device: what goes there, what of its words counts, and what became of work when it was lost."""
+"""The head's side of a drafter on a device: what goes there, what of its words counts, and what became of
+work when it was lost."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ class FakeStages:
 class FakePipelines:
     """Pipelines that do what the test says, in the drafter's thread."""
 
-    def __init__(self, plan: Any, wake: Wake, *rest: Any, on_change: Callable[[Any], None], **named: Any) -> None:
+    def __init__(
+        self, plan: Any, wake: Wake, *rest: Any, on_change: Callable[[Any], None], **named: Any
+    ) -> None:
         self.stages: FakeStages | None = None
         self.due_s = float("inf")
         self.broken_by: list[BrokenError] = []
@@ -116,7 +119,11 @@ class Rig:
         self.drafter.post(back)
 
     def answers(self, job: int, *proposals: Proposal, compute_s: float = 0.0) -> None:
-        self.do(lambda: self.pipelines.stages.proposed.append(Proposed(job=job, proposals=proposals, compute_s=compute_s)))
+        self.do(
+            lambda: self.pipelines.stages.proposed.append(
+                Proposed(job=job, proposals=proposals, compute_s=compute_s)
+            )
+        )
 
 
 @pytest.fixture
@@ -168,7 +175,8 @@ def test_work_for_a_drafter_that_was_lost_is_not_given_to_the_one_that_is_back(r
 
 
 @pytest.mark.parametrize(
-    ("job", "token", "said"), [(1, 7, "expected proposals of job 0, got those of 1"), (0, VOCABULARY_SIZE, "expected token ids below")]
+    ("job", "token", "said"),
+    [(1, 7, "expected proposals of job 0, got those of 1"), (0, VOCABULARY_SIZE, "expected token ids below")],
 )
 def test_proposals_that_cannot_be_lose_it(rig: Rig, job: int, token: int, said: str) -> None:
     rig.begin()
@@ -188,7 +196,9 @@ def test_one_that_cannot_be_had_at_first_is_an_error_and_later_a_note(rig: Rig) 
     rig.begin()
     rig.do(refuse)
     assert rig.result() == DrafterLost(drafter=3)
-    assert rig.result() == Told(text="drafter draft on pi is given up (the model computed nan); answers go on without it")
+    assert rig.result() == Told(
+        text="drafter draft on pi is given up (the model computed nan); answers go on without it"
+    )
     other = Rig()
     other.do(refuse)
     failed = other.result()

@@ -1,4 +1,5 @@
-"""Drafters on daemons of their own, in real processes: answers are exact whatever becomes of them, and who is lost comes back."""
+"""Drafters on daemons of their own, in real processes: answers are exact whatever becomes of them, and who is
+lost comes back."""
 
 from __future__ import annotations
 
@@ -71,7 +72,11 @@ def surviving(plan: ClusterPlan, notes: list[str]) -> Recovery:
 
 
 def head_of(
-    folder: Path, daemons: Sequence[LocalDaemon], drafters: Sequence[PlacedDrafter], notes: list[str], heard: Counter[int] | None = None
+    folder: Path,
+    daemons: Sequence[LocalDaemon],
+    drafters: Sequence[PlacedDrafter],
+    notes: list[str],
+    heard: Counter[int] | None = None,
 ) -> Head:
     """A head with these drafters; `heard` counts what each of them answered."""
     plan = plan_for(folder, daemons, context=CONTEXT)
@@ -80,7 +85,13 @@ def head_of(
         if heard is not None and isinstance(event, Drafted):
             heard[event.drafter] += 1
 
-    return Head(plan, method=make_method("continuous"), drafters=drafters, recovery=surviving(plan, notes), on_event=watch)
+    return Head(
+        plan,
+        method=make_method("continuous"),
+        drafters=drafters,
+        recovery=surviving(plan, notes),
+        on_event=watch,
+    )
 
 
 def disturbed(answers: Sequence[Answer], at: int, disturb: Callable[[], None]) -> list[list[int]]:
@@ -101,7 +112,9 @@ def ask_all(head: Head) -> list[Answer]:
 
 @pytest.fixture(scope="module")
 def expected(reference: Reference) -> list[list[int]]:
-    return [reference.generate(PROMPT, Sampling(temperature=0.8, seed=seed), COUNT, frozenset()) for seed in SEEDS]
+    return [
+        reference.generate(PROMPT, Sampling(temperature=0.8, seed=seed), COUNT, frozenset()) for seed in SEEDS
+    ]
 
 
 @pytest.mark.usefixtures("hasty")
@@ -127,7 +140,9 @@ def test_four_at_once_with_three_drafters_one_of_which_is_killed_and_comes_back(
             answers = ask_all(head)
             assert [tokens_of(answer) for answer in answers] == expected
             assert set(heard) == {0}, "it drafts again"
-            assert all(answer.end is not None and answer.end.statistics["recoveries"] == 0 for answer in answers), "no pipeline was lost"
+            assert all(
+                answer.end is not None and answer.end.statistics["recoveries"] == 0 for answer in answers
+            ), "no pipeline was lost"
 
 
 @pytest.mark.usefixtures("hasty")
@@ -140,7 +155,9 @@ def test_answers_begin_without_a_drafter_whose_device_is_absent_and_it_is_taken_
     plan = plan_for(folder, five[:2], context=CONTEXT)
     recovery = replace(surviving(plan, notes), start=Start.SHORT)
     began_s = time.monotonic()
-    with Head(plan, method=make_method("continuous"), drafters=[drafter_for(folder, late)], recovery=recovery) as head:
+    with Head(
+        plan, method=make_method("continuous"), drafters=[drafter_for(folder, late)], recovery=recovery
+    ) as head:
         assert time.monotonic() - began_s < timeouts.ABSENT_S + 4
         name = f"drafter {folder.name} on late"
         assert notes == [f"{name} is lost (no answer within 3 s)", "answers go on without it"]
@@ -149,13 +166,24 @@ def test_answers_begin_without_a_drafter_whose_device_is_absent_and_it_is_taken_
             wait_until(lambda: f"{name} is back" in notes, "the drafter is there")
             answers = ask_all(head)
             assert [tokens_of(answer) for answer in answers] == expected
-            assert all(answer.end is not None and answer.end.statistics["recoveries"] == 0 for answer in answers)
+            assert all(
+                answer.end is not None and answer.end.statistics["recoveries"] == 0 for answer in answers
+            )
 
 
 @contextlib.contextmanager
 def restarted(daemon: LocalDaemon) -> Iterator[None]:
     """The daemon that died, started again where it was."""
-    command = [sys.executable, "-m", "flowspec.cli.main", "daemon", "--port", str(daemon.port), "--name", daemon.name]
+    command = [
+        sys.executable,
+        "-m",
+        "flowspec.cli.main",
+        "daemon",
+        "--port",
+        str(daemon.port),
+        "--name",
+        daemon.name,
+    ]
     with warm.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:
             yield
@@ -164,17 +192,24 @@ def restarted(daemon: LocalDaemon) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_drafter_and_a_stage_lost_together(five: list[LocalDaemon], folder: Path, folders: list[Path], expected: list[list[int]]) -> None:
+def test_a_drafter_and_a_stage_lost_together(
+    five: list[LocalDaemon], folder: Path, folders: list[Path], expected: list[list[int]]
+) -> None:
     notes: list[str] = []
 
     def strike() -> None:
         os.kill(five[3].pid, signal.SIGSTOP)
         os.kill(five[1].pid, signal.SIGKILL)
 
-    with head_of(folder, five[:3], [drafter_for(folder, five[3]), drafter_for(folders[1], five[4])], notes) as head:
+    with head_of(
+        folder, five[:3], [drafter_for(folder, five[3]), drafter_for(folders[1], five[4])], notes
+    ) as head:
         try:
             assert disturbed(ask_all(head), 20, strike) == expected
-            wait_until(lambda: any("local-3 is lost (no sign of life" in text for text in notes), "silence is noticed")
+            wait_until(
+                lambda: any("local-3 is lost (no sign of life" in text for text in notes),
+                "silence is noticed",
+            )
         finally:
             os.kill(five[3].pid, signal.SIGCONT)
         assert "device local-1 is lost (its connection closed)" in notes
@@ -187,7 +222,12 @@ def test_a_drafter_that_is_not_there_at_first_is_named(
 ) -> None:
     monkeypatch.setattr(timeouts, "CONNECT_S", 0.5)
     with pytest.raises(ClusterError, match=r"nobody at 127\.0\.0\.1:9 did not answer"):
-        head_of(folder, cluster.wait()[:2], [drafter_for(folders[1], LocalDaemon(name="nobody", port=9, pid=0))], [])
+        head_of(
+            folder,
+            cluster.wait()[:2],
+            [drafter_for(folders[1], LocalDaemon(name="nobody", port=9, pid=0))],
+            [],
+        )
     with Head(plan_for(folder, cluster.wait())) as head:
         assert len(tokens_of(submit(head))) == 20, "the stages are free again"
 
@@ -212,7 +252,9 @@ def test_weights_are_sent_to_a_daemon_that_lacks_the_drafter(
 
 def part(request: int, tokens: Sequence[int]) -> Part:
     length = len(tokens)
-    opening = Open(request=request, epoch=0, keep=0, length=length, root=length - 1, slots=CONTEXT, sampling=Sampling())
+    opening = Open(
+        request=request, epoch=0, keep=0, length=length, root=length - 1, slots=CONTEXT, sampling=Sampling()
+    )
     return Part(
         commit=Commit(request=request, epoch=0, base=length, path=()),
         opening=opening,
@@ -244,17 +286,24 @@ def assigned(peer: Peer, daemon: LocalDaemon, folder: Path) -> None:
     assert isinstance(peer.assign(daemon.address, assign), Ready)
 
 
-def test_a_daemon_proposes_what_the_model_would_say(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
+def test_a_daemon_proposes_what_the_model_would_say(
+    cluster: LocalCluster, folder: Path, reference: Reference
+) -> None:
     (following,) = reference.generate(PROMPT, Sampling(), 1, frozenset())
     daemon = cluster.wait()[0]
     with Peer(daemon.address, incarnation=next(GENERATIONS)) as peer:
         assigned(peer, daemon, folder)
-        peer.link.send(Expand(segment=Segment(segment=3, parts=(part(1, PROMPT), part(2, PROMPT[:9]))), width=5))
+        peer.link.send(
+            Expand(segment=Segment(segment=3, parts=(part(1, PROMPT), part(2, PROMPT[:9]))), width=5)
+        )
         found = peer.answer()
         assert isinstance(found, Proposed)
         assert found.job == 3
         assert found.compute_s > 0
-        assert [(each.request, each.node, len(each.tokens)) for each in found.proposals] == [(1, len(PROMPT) - 1, 5), (2, 8, 5)]
+        assert [(each.request, each.node, len(each.tokens)) for each in found.proposals] == [
+            (1, len(PROMPT) - 1, 5),
+            (2, 8, 5),
+        ]
         assert found.proposals[0].tokens[0] == following
         peer.link.send(Release(request=1))
         peer.link.send(Expand(segment=Segment(segment=4, parts=(part(3, PROMPT),)), width=1))
@@ -266,7 +315,10 @@ def test_a_daemon_proposes_what_the_model_would_say(cluster: LocalCluster, folde
     [
         (Segment(segment=0, parts=()), "control connection carries no Segment"),
         (Commit(request=1, epoch=0, base=1, path=()), "control connection carries no Commit"),
-        (Expand(segment=Segment(segment=0, parts=(part(1, (5, VOCABULARY_SIZE)),)), width=1), f"token ids below {VOCABULARY_SIZE}"),
+        (
+            Expand(segment=Segment(segment=0, parts=(part(1, (5, VOCABULARY_SIZE)),)), width=1),
+            f"token ids below {VOCABULARY_SIZE}",
+        ),
     ],
 )
 def test_a_head_that_takes_a_drafter_for_something_else_is_told(

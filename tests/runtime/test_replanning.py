@@ -1,4 +1,5 @@
-"""Real daemons of a cluster file whose layers the planner shares out: when one is lost it plans again, with the cluster's keys."""
+"""Real daemons of a cluster file whose layers the planner shares out: when one is lost it plans again, with
+the cluster's keys."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def cluster_file(folder: Path, daemons: list[LocalDaemon], rates: dict[str, floa
 def test_a_device_that_stood_by_takes_the_place_of_a_lost_one_and_gives_it_back(
     tmp_path: Path, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The keys are the cluster file's: those of the survey, of both pipelines, and of the question whether the lost one is back."""
+    """The keys are the cluster file's: those of the survey, of both pipelines, and of the question whether
+    the lost one is back."""
     for name, seconds in (("SILENT_S", 2.0), ("PROBE_EVERY_S", 0.5), ("BACK_S", 0.5)):
         monkeypatch.setattr(timeouts, name, seconds)
     keys = keys_folder(tmp_path / "cluster.toml")

@@ -17,15 +17,21 @@ from tests.daemons import DaemonProcess
 from tests.runtime.clusters import PROMPT, plan_for, submit, tokens_of, wait_until
 
 
-def test_the_pipeline_that_works_is_given_up_when_the_device_is_ready_and_not_before(folder: Path, reference: Reference) -> None:
+def test_the_pipeline_that_works_is_given_up_when_the_device_is_ready_and_not_before(
+    folder: Path, reference: Reference
+) -> None:
     expected = reference.generate(PROMPT, Sampling(), 20, frozenset())
     started = [DaemonProcess(f"d{index}") for index in range(2)]
-    daemons = [LocalDaemon(name=each.name, port=int(each.address.rpartition(":")[2]), pid=0) for each in started]
+    daemons = [
+        LocalDaemon(name=each.name, port=int(each.address.rpartition(":")[2]), pid=0) for each in started
+    ]
     plan, notes = plan_for(folder, daemons), []
     devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
     answered = 0
     try:
-        with Head(plan, recovery=Recovery(replan=partial(replan, plan, devices), on_note=notes.append)) as head:
+        with Head(
+            plan, recovery=Recovery(replan=partial(replan, plan, devices), on_note=notes.append)
+        ) as head:
             assert tokens_of(submit(head)) == expected
             started[1].process.kill()
             started[1].stop()
@@ -37,7 +43,11 @@ def test_the_pipeline_that_works_is_given_up_when_the_device_is_ready_and_not_be
                 head.forget(answer.request)
                 answered += 1
             assert tokens_of(submit(head)) == expected
-            ready = [line.split("ready: ")[1].split(" weights")[0] for line in started[2].lines if "ready: " in line]
+            ready = [
+                line.split("ready: ")[1].split(" weights")[0]
+                for line in started[2].lines
+                if "ready: " in line
+            ]
             assert answered > 3, "answers are given while it loads"
             assert ready == ["loaded", "kept"], "once beside the pipeline that worked, and once in its place"
     finally:
@@ -50,11 +60,15 @@ def test_devices_that_stay_load_their_new_layers_beside_it_too(folder: Path, ref
     """Three with layers 0-1, 2-4 and 5-7: without the first they run 0-3 and 4-7; then 4 is new to one."""
     expected = reference.generate(PROMPT, Sampling(), 20, frozenset())
     started = [DaemonProcess(f"d{index}") for index in range(3)]
-    daemons = [LocalDaemon(name=each.name, port=int(each.address.rpartition(":")[2]), pid=0) for each in started]
+    daemons = [
+        LocalDaemon(name=each.name, port=int(each.address.rpartition(":")[2]), pid=0) for each in started
+    ]
     plan, notes = plan_for(folder, daemons), []
     devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
     try:
-        with Head(plan, recovery=Recovery(replan=partial(replan, plan, devices), on_note=notes.append)) as head:
+        with Head(
+            plan, recovery=Recovery(replan=partial(replan, plan, devices), on_note=notes.append)
+        ) as head:
             assert tokens_of(submit(head)) == expected
             started[0].process.kill()
             started[0].stop()

@@ -51,19 +51,27 @@ def test_a_link_on_which_a_segment_takes_very_long_is_named_and_costs_nobody(
     with slow_wire(daemons[1].address, 0.021) as address:
         plan = replace(whole, stages=(whole.stages[0], replace(whole.stages[1], address=address)))
         devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
-        with Head(plan, recovery=Recovery(replan=partial(replan, plan, devices), on_note=notes.append)) as head:
+        with Head(
+            plan, recovery=Recovery(replan=partial(replan, plan, devices), on_note=notes.append)
+        ) as head:
             for _ in range(2):
-                assert tokens_of(submit(head, count=3)) == reference.generate(PROMPT, Sampling(), 3, frozenset())
+                assert tokens_of(submit(head, count=3)) == reference.generate(
+                    PROMPT, Sampling(), 3, frozenset()
+                )
             assert len(head.stages) == 2, notes
     note, other = notes
-    found = re.fullmatch(r"the link from local-0 to local-1 carries about (\d+) kbit/s, and holds answers up", other)
+    found = re.fullmatch(
+        r"the link from local-0 to local-1 carries about (\d+) kbit/s, and holds answers up", other
+    )
     assert found is not None
     assert 12 < int(found[1]) < 32, "21 with headers"
     told = r"the link from local-0 to local-1 carries less than \d+ kbit/s: 8 KiB have been .* for \d s"
     assert re.fullmatch(told, note)
 
 
-def test_a_segment_that_takes_long_on_its_way_costs_nobody(cluster: LocalCluster, folder: Path, reference: Reference) -> None:
+def test_a_segment_that_takes_long_on_its_way_costs_nobody(
+    cluster: LocalCluster, folder: Path, reference: Reference
+) -> None:
     daemons, notes = cluster.wait()[:2], []
     whole = plan_for(folder, daemons)
     with Head(whole):
@@ -71,7 +79,9 @@ def test_a_segment_that_takes_long_on_its_way_costs_nobody(cluster: LocalCluster
     with slow_wire(daemons[1].address, MBPS) as address:
         plan = replace(whole, stages=(whole.stages[0], replace(whole.stages[1], address=address)))
         devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
-        with Head(plan, recovery=Recovery(replan=partial(replan, plan, devices), on_note=notes.append)) as head:
+        with Head(
+            plan, recovery=Recovery(replan=partial(replan, plan, devices), on_note=notes.append)
+        ) as head:
             assert tokens_of(submit(head, count=3)) == reference.generate(PROMPT, Sampling(), 3, frozenset())
             assert notes == []
             assert len(head.stages) == 2

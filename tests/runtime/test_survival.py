@@ -1,4 +1,5 @@
-"""Real processes that are killed, stopped and come back: the answer is the undisturbed one, and nobody waits for ever."""
+"""Real processes that are killed, stopped and come back: the answer is the undisturbed one, and nobody waits
+for ever."""
 
 from __future__ import annotations
 
@@ -65,7 +66,9 @@ def test_a_daemon_that_is_killed_costs_a_pause_and_not_the_answer(
         assert found == reference.generate(PROMPT, Sampling(temperature=1.0, seed=7), COUNT, frozenset())
         assert answer.end is not None
         assert answer.end.statistics["recoveries"] == 1, notes
-        assert [stage.plan.name for stage in head.stages] == [d.name for d in daemons if d is not daemons[victim]]
+        assert [stage.plan.name for stage in head.stages] == [
+            d.name for d in daemons if d is not daemons[victim]
+        ]
         assert notes == [f"device local-{victim} is lost (its connection closed)", "going on with 2 devices"]
         assert tokens_of(submit(head)) == reference.generate(PROMPT, Sampling(), 20, frozenset())
 
@@ -88,7 +91,9 @@ def test_a_corrupted_control_frame_costs_a_pause_and_not_the_answer(
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_daemon_that_is_stopped_is_fenced_and_returns(doomed: LocalCluster, folder: Path, reference: Reference) -> None:
+def test_a_daemon_that_is_stopped_is_fenced_and_returns(
+    doomed: LocalCluster, folder: Path, reference: Reference
+) -> None:
     daemons, notes = doomed.wait(), []
     expected = reference.generate(PROMPT, Sampling(), COUNT, frozenset())
     with Head(plan_for(folder, daemons), recovery=surviving(plan_for(folder, daemons), notes)) as head:
@@ -104,7 +109,9 @@ def test_a_daemon_that_is_stopped_is_fenced_and_returns(doomed: LocalCluster, fo
 
 def test_the_last_device_is_waited_for_no_longer_than_asked(doomed: LocalCluster, folder: Path) -> None:
     daemons, notes = doomed.wait()[:1], []
-    with Head(plan_for(folder, daemons), recovery=surviving(plan_for(folder, daemons), notes, wait_s=1.0)) as head:
+    with Head(
+        plan_for(folder, daemons), recovery=surviving(plan_for(folder, daemons), notes, wait_s=1.0)
+    ) as head:
         answer = submit(head, count=COUNT)
         with pytest.raises(ClusterError, match="no device is left"):
             disturbed(answer, 5, lambda: os.kill(daemons[0].pid, signal.SIGKILL))
@@ -112,7 +119,9 @@ def test_the_last_device_is_waited_for_no_longer_than_asked(doomed: LocalCluster
 
 def test_an_answer_that_waits_for_devices_can_be_cancelled(doomed: LocalCluster, folder: Path) -> None:
     daemons, notes = doomed.wait()[:1], []
-    with Head(plan_for(folder, daemons), recovery=surviving(plan_for(folder, daemons), notes, wait_s=None)) as head:
+    with Head(
+        plan_for(folder, daemons), recovery=surviving(plan_for(folder, daemons), notes, wait_s=None)
+    ) as head:
         answer = submit(head, count=COUNT)
 
         def disturb() -> None:
@@ -125,7 +134,9 @@ def test_an_answer_that_waits_for_devices_can_be_cancelled(doomed: LocalCluster,
         assert answer.end.reason == "cancelled"
 
 
-def test_two_daemons_that_die_one_after_the_other(doomed: LocalCluster, folder: Path, reference: Reference) -> None:
+def test_two_daemons_that_die_one_after_the_other(
+    doomed: LocalCluster, folder: Path, reference: Reference
+) -> None:
     """The second one dies while the first one is being replaced."""
     daemons, notes = doomed.wait(), []
 
@@ -160,7 +171,10 @@ def test_a_lost_device_that_another_head_has_is_not_back_until_it_is_free(
             os.kill(daemons[1].pid, signal.SIGCONT)
         other.greet()
         assign = whole_model(plan.model, plan.fingerprint)
-        wait_until(lambda: isinstance(other.assign(daemons[1].address, assign), Ready), "it has heard that its head let go of it")
+        wait_until(
+            lambda: isinstance(other.assign(daemons[1].address, assign), Ready),
+            "it has heard that its head let go of it",
+        )
         for _ in range(24):
             assert tokens_of(submit(head, count=2)) == expected[:2]
             other.link.send(Ping())

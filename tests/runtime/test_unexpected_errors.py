@@ -62,7 +62,11 @@ def logged(caplog: pytest.LogCaptureFixture) -> str:
 
 
 def test_while_a_slice_is_loaded(
-    alone: Start, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    alone: Start,
+    folder: Path,
+    reference: Reference,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     daemon = alone()
     break_once(monkeypatch, loading, "check_memory")
@@ -78,21 +82,36 @@ def test_while_a_slice_is_loaded(
         exact(head, reference)
 
 
-def test_while_a_drafter_is_loaded(alone: Start, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_a_drafter_is_loaded(
+    alone: Start, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage, beside = alone(), alone(name="beside")
     break_once(monkeypatch, LanguageModelDrafter, "__init__")
-    with pytest.raises(ClusterError, match=rf"beside at .*while loading the drafter in float32: KeyError: .*{WHAT_TO_DO}"):
-        Head(plan_for(folder, [stage]), method=make_method("continuous"), drafters=[drafter_for(folder, beside)])
+    with pytest.raises(
+        ClusterError, match=rf"beside at .*while loading the drafter in float32: KeyError: .*{WHAT_TO_DO}"
+    ):
+        Head(
+            plan_for(folder, [stage]),
+            method=make_method("continuous"),
+            drafters=[drafter_for(folder, beside)],
+        )
     with Head(plan_for(folder, [beside])) as head:
         exact(head, reference)
 
 
 def test_while_layers_run(
-    alone: Start, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    alone: Start,
+    folder: Path,
+    reference: Reference,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     daemon = alone()
     break_once(monkeypatch, Slice, "run", after=4)
-    with Head(plan_for(folder, [daemon])) as head, pytest.raises(ClusterError, match="unexpected error while running layers: KeyError"):
+    with (
+        Head(plan_for(folder, [daemon])) as head,
+        pytest.raises(ClusterError, match="unexpected error while running layers: KeyError"),
+    ):
         tokens_of(submit(head, count=COUNT))
     assert "in _run_layers" in logged(caplog)
     with Head(plan_for(folder, [daemon])) as head:
@@ -101,7 +120,9 @@ def test_while_layers_run(
 
 def surviving(folder: Path, daemons: Sequence[LocalDaemon], notes: list[str]) -> Recovery:
     devices = [Device(name=daemon.name, address=daemon.address) for daemon in daemons]
-    return Recovery(replan=partial(replan, plan_for(folder, daemons), devices), on_note=notes.append, wait_s=60.0)
+    return Recovery(
+        replan=partial(replan, plan_for(folder, daemons), devices), on_note=notes.append, wait_s=60.0
+    )
 
 
 def test_an_answer_goes_on_without_the_stage_that_met_it(
@@ -125,7 +146,9 @@ def test_answers_go_on_without_the_drafter_that_met_it_and_it_comes_back(
     break_once(monkeypatch, LanguageModelDrafter, "draft", after=3)
     recovery = surviving(folder, daemons, notes)
     drafters = [drafter_for(folder, beside)]
-    with Head(plan_for(folder, daemons), method=make_method("continuous"), drafters=drafters, recovery=recovery) as head:
+    with Head(
+        plan_for(folder, daemons), method=make_method("continuous"), drafters=drafters, recovery=recovery
+    ) as head:
         exact(head, reference)
         name = f"drafter {folder.name} on beside"
         # No token waits for a drafter: the answer can end before the head has heard of the loss.
@@ -138,10 +161,20 @@ def test_answers_go_on_without_the_drafter_that_met_it_and_it_comes_back(
 def test_a_broken_process_leaves_in_its_log_where_it_was(folder: Path) -> None:
     """What no Python code can catch: SIGILL of a kernel that this processor lacks, torch's abort."""
     daemon = DaemonProcess("broken", is_warm=False)
-    head = Head(plan_for(folder, [LocalDaemon(name="broken", port=int(daemon.address.partition(":")[2]), pid=daemon.process.pid)]))
+    head = Head(
+        plan_for(
+            folder,
+            [LocalDaemon(name="broken", port=int(daemon.address.partition(":")[2]), pid=daemon.process.pid)],
+        )
+    )
     os.kill(daemon.process.pid, signal.SIGILL)
     assert daemon.process.wait(30) == -signal.SIGILL
-    with head, pytest.raises(ClusterError, match=r"broken .*was lost.*: its connection closed; see the daemon's log there"):
+    with (
+        head,
+        pytest.raises(
+            ClusterError, match=r"broken .*was lost.*: its connection closed; see the daemon's log there"
+        ),
+    ):
         tokens_of(submit(head))
     daemon.stop()
     text = "".join(daemon.lines)

@@ -1,4 +1,5 @@
-"""A head of real processes is watched: its answers stay the same, and every watcher sees the whole of what it is there for."""
+"""A head of real processes is watched: its answers stay the same, and every watcher sees the whole of what it
+is there for."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def frames_of(watcher: Watcher) -> list[Frame]:
     return [frame for batch in watcher.take() for frame in batch.frames]
 
 
-def test_an_observer_that_fails_is_told_no_more(folder: Path, cluster: LocalCluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_observer_that_fails_is_told_no_more(
+    folder: Path, cluster: LocalCluster, caplog: pytest.LogCaptureFixture
+) -> None:
     told = 0
 
     def fail(*_: object) -> None:
@@ -39,7 +42,8 @@ def test_an_observer_that_fails_is_told_no_more(folder: Path, cluster: LocalClus
 
 
 def test_a_running_head_is_watched_from_any_moment_on(folder: Path, cluster: LocalCluster) -> None:
-    """Real processes: a watcher that comes in mid-answer, one from the beginning, and answers that are the same as without."""
+    """Real processes: a watcher that comes in mid-answer, one from the beginning, and answers that are the
+    same as without."""
     with Head(plan_for(folder, cluster.wait())) as head:
         unwatched = tokens_of(submit(head, count=30))
         about = About(world="cluster", model="made", method="ar", drafters=(), stages=[])
@@ -57,20 +61,34 @@ def test_a_running_head_is_watched_from_any_moment_on(folder: Path, cluster: Loc
         assert tokens == unwatched
         for watcher in (early, late):
             frames = frames_of(watcher)
-            assert [frame["kind"] for frame in frames if frame["kind"] in ("begin", "end")] == ["begin", "end"]
-            text = "".join(text for frame in frames if frame["kind"] == "tokens" for _, text in frame["nodes"])
+            assert [frame["kind"] for frame in frames if frame["kind"] in ("begin", "end")] == [
+                "begin",
+                "end",
+            ]
+            text = "".join(
+                text for frame in frames if frame["kind"] == "tokens" for _, text in frame["nodes"]
+            )
             assert as_numbers(tokens).endswith(text)
             if watcher is early:
                 assert text == as_numbers(tokens)
-        end = frames[-1] if frames[-1]["kind"] == "end" else next(frame for frame in frames if frame["kind"] == "end")
+        end = (
+            frames[-1]
+            if frames[-1]["kind"] == "end"
+            else next(frame for frame in frames if frame["kind"] == "end")
+        )
         assert answer.end is not None
-        assert end["statistics"] == {name: value for name, value in answer.end.statistics.items() if name != "head_s"}
+        assert end["statistics"] == {
+            name: value for name, value in answer.end.statistics.items() if name != "head_s"
+        }
         document = watch.recording()
         assert document is not None
         assert wrong_document(document) == ""
         devices: list[Frame] = []
         wait_until(
-            lambda: devices.extend(f for f in frames_of(early) if f["kind"] == "devices") or any(d["devices"][0]["done"] for d in devices),
+            lambda: (
+                devices.extend(f for f in frames_of(early) if f["kind"] == "devices")
+                or any(d["devices"][0]["done"] for d in devices)
+            ),
             "a Pong tells of segments that were run",
         )
         assert [row["name"] for row in devices[-1]["devices"]] == [stage.name for stage in head.plan.stages]

@@ -34,7 +34,9 @@ def tally() -> Tally:
 def session(tally: Tally) -> Iterator[Session]:
     options = ClusterOptions(model=BUNDLED, dtype="float32", local=2, log_level="CRITICAL")
     survival = Survival(on_note=tally.note)
-    with open_session(options, Decoding(drafters=("ngram",)), lambda text, share: None, survival=survival) as found:
+    with open_session(
+        options, Decoding(drafters=("ngram",)), lambda text, share: None, survival=survival
+    ) as found:
         found.head.observe(tally.on_event)
         yield found
 

@@ -24,7 +24,12 @@ from tests.runtime.clusters import wait_until
 
 MODEL = "flowspec-demo"
 STORY = [{"role": "user", "content": "Tell me a story."}]
-ENDLESS: dict[str, Any] = {"model": MODEL, "messages": STORY, "max_tokens": 900, "extra_body": {"ignore_eos": True}}
+ENDLESS: dict[str, Any] = {
+    "model": MODEL,
+    "messages": STORY,
+    "max_tokens": 900,
+    "extra_body": {"ignore_eos": True},
+}
 """Answers that go on for as long as any test."""
 
 
@@ -42,7 +47,9 @@ class Running:
 
     def connect(self) -> socket.socket:
         """A connection without a client library."""
-        return socket.create_connection(("127.0.0.1", int(self.url.rpartition(":")[2].partition("/")[0])), timeout=60)
+        return socket.create_connection(
+            ("127.0.0.1", int(self.url.rpartition(":")[2].partition("/")[0])), timeout=60
+        )
 
     def count(self, name: str) -> float:
         """A metric that has this name and these labels."""
@@ -54,7 +61,9 @@ class Running:
     def wait_idle(self) -> None:
         """Until nothing is being answered, and nothing of any answer is in the pipeline."""
         core = self.service.session.head._core
-        wait_until(lambda: not self.service.gate.running and not self.service.gate.waiting, "no answer is under way")
+        wait_until(
+            lambda: not self.service.gate.running and not self.service.gate.waiting, "no answer is under way"
+        )
         wait_until(lambda: not core.in_flight, "the pipeline is empty")
 
 

@@ -26,9 +26,13 @@ JSON = {"Content-Type": "application/json"}
 WARM: dict[str, Any] = {"temperature": 1.0, "seed": 4}
 
 
-def plain(reference: Reference, tokenizer: Tokenizer, prompt: list[int], sampling: Sampling, count: int = 1024) -> tuple[str, int]:
+def plain(
+    reference: Reference, tokenizer: Tokenizer, prompt: list[int], sampling: Sampling, count: int = 1024
+) -> tuple[str, int]:
     """What the plain model says, and in how many tokens."""
-    tokens = [token for token in reference.generate(tuple(prompt), sampling, count, frozenset([2])) if token != 2]
+    tokens = [
+        token for token in reference.generate(tuple(prompt), sampling, count, frozenset([2])) if token != 2
+    ]
     return tokenizer.decode(tokens), len(tokens)
 
 
@@ -44,10 +48,14 @@ def ask_raw(server: Running, **fields: Any) -> Any:
 
 def streamed(server: Running, **fields: Any) -> list[Any]:
     with server.client() as client:
-        return list(client.chat.completions.create(**{"model": MODEL, "messages": SUM, "stream": True, **fields}))
+        return list(
+            client.chat.completions.create(**{"model": MODEL, "messages": SUM, "stream": True, **fields})
+        )
 
 
-def test_a_chat_says_what_the_plain_model_says(server: Running, reference: Reference, tokenizer: Tokenizer) -> None:
+def test_a_chat_says_what_the_plain_model_says(
+    server: Running, reference: Reference, tokenizer: Tokenizer
+) -> None:
     prompt = tokenizer.encode_chat(SUM)
     text, count = plain(reference, tokenizer, prompt, Sampling(temperature=1.0, seed=4))
     found = ask(server, **WARM)
@@ -66,7 +74,10 @@ def test_a_stream_is_the_same_in_pieces(server: Running) -> None:
     chunks = streamed(server, stream_options={"include_usage": True}, **WARM)
     assert len({chunk.id for chunk in chunks}) == 1
     assert chunks[0].choices[0].delta.role == "assistant"
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == whole.choices[0].message.content
+    assert (
+        "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
+        == whole.choices[0].message.content
+    )
     assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 2) + ["stop"]
     assert (chunks[-1].choices, chunks[-1].usage.completion_tokens) == ([], whole.usage.completion_tokens)
     assert all(chunk.usage is None for chunk in chunks[:-1])
@@ -77,34 +88,51 @@ def test_choices_are_drawn_with_seeds_of_their_own(server: Running) -> None:
     several = ask(server, n=2, **WARM)
     assert [choice.index for choice in several.choices] == [0, 1]
     assert several.choices[0].message.content != several.choices[1].message.content
-    assert several.choices[1].message.content == ask(server, temperature=1.0, seed=5).choices[0].message.content
+    assert (
+        several.choices[1].message.content == ask(server, temperature=1.0, seed=5).choices[0].message.content
+    )
     chunks = streamed(server, n=2, **WARM)
     for place in range(2):
         text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices[0].index == place)
         assert text == several.choices[place].message.content
 
 
-def test_completions_of_texts_and_of_token_ids(server: Running, reference: Reference, tokenizer: Tokenizer) -> None:
+def test_completions_of_texts_and_of_token_ids(
+    server: Running, reference: Reference, tokenizer: Tokenizer
+) -> None:
     prompts = ["The cat", "Once upon"]
-    expected = [plain(reference, tokenizer, tokenizer.encode(prompt), Sampling(), 12)[0] for prompt in prompts]
+    expected = [
+        plain(reference, tokenizer, tokenizer.encode(prompt), Sampling(), 12)[0] for prompt in prompts
+    ]
     assert ask_raw(server, temperature=0).choices[0].text == expected[0]
     assert ask_raw(server, temperature=0, prompt=tokenizer.encode(prompts[0])).choices[0].text == expected[0]
     assert [choice.text for choice in ask_raw(server, temperature=0, prompt=prompts).choices] == expected
     found = ask_raw(server, temperature=0, prompt=[tokenizer.encode(prompt) for prompt in prompts], n=2)
-    assert [(choice.index, choice.text) for choice in found.choices] == list(enumerate([expected[0]] * 2 + [expected[1]] * 2))
+    assert [(choice.index, choice.text) for choice in found.choices] == list(
+        enumerate([expected[0]] * 2 + [expected[1]] * 2)
+    )
     with server.client() as client:
-        chunks = list(client.completions.create(model=MODEL, prompt=prompts[0], max_tokens=12, temperature=0, stream=True))
+        chunks = list(
+            client.completions.create(
+                model=MODEL, prompt=prompts[0], max_tokens=12, temperature=0, stream=True
+            )
+        )
     assert "".join(chunk.choices[0].text for chunk in chunks) == expected[0]
     assert chunks[-1].choices[0].finish_reason == "length"
 
 
-def test_a_stop_string_that_spans_tokens_ends_the_answer_before_it(server: Running, tokenizer: Tokenizer) -> None:
+def test_a_stop_string_that_spans_tokens_ends_the_answer_before_it(
+    server: Running, tokenizer: Tokenizer
+) -> None:
     whole = ask(server).choices[0].message.content
     at = len(whole) // 2
     stop = whole[at - 4 : at + 4]
     assert len(tokenizer.encode(stop)) > 2
     found = ask(server, stop=[stop, "never said"])
-    assert (found.choices[0].message.content, found.choices[0].finish_reason) == (whole[: whole.index(stop)], "stop")
+    assert (found.choices[0].message.content, found.choices[0].finish_reason) == (
+        whole[: whole.index(stop)],
+        "stop",
+    )
     chunks = streamed(server, stop=stop)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole[: whole.index(stop)]
 
@@ -144,7 +172,11 @@ def test_the_next_turn_of_a_dialogue_finds_what_was_computed(server: Running) ->
 def test_what_is_refused(server: Running, fields: dict[str, Any], status: int, param: str) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
         ask(server, **fields)
-    assert (caught.value.status_code, caught.value.param, caught.value.type) == (status, param, "invalid_request_error")
+    assert (caught.value.status_code, caught.value.param, caught.value.type) == (
+        status,
+        param,
+        "invalid_request_error",
+    )
 
 
 def test_what_is_wrong_with_token_ids_is_told(server: Running) -> None:
@@ -162,8 +194,18 @@ def test_http_errors_have_the_same_form(server: Running) -> None:
         (httpx.post(url, content=b"{", headers=JSON), 400),
         (httpx.post(url, content=b"{}", headers={**JSON, "Content-Encoding": "gzip"}), 415),
         (httpx.post(url, json={"model": MODEL, "messages": "x" * BODY_BYTES_MAX}), 413),
-        (httpx.post(url, content=json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "\ud800"}]}), headers=JSON), 400),
-        (httpx.post(url, content=json.dumps({"model": MODEL, "messages": SUM, "\ud800": 1}), headers=JSON), 400),
+        (
+            httpx.post(
+                url,
+                content=json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "\ud800"}]}),
+                headers=JSON,
+            ),
+            400,
+        ),
+        (
+            httpx.post(url, content=json.dumps({"model": MODEL, "messages": SUM, "\ud800": 1}), headers=JSON),
+            400,
+        ),
     ]
     for answer, status in found:
         assert answer.status_code == status, answer.text
@@ -179,7 +221,9 @@ def test_models_health_cluster_and_metrics(server: Running, session: Session) ->
     health = httpx.get(f"{root}/health")
     assert (health.status_code, health.json()) == (200, {"status": "ok", "reason": None})
     cluster = httpx.get(f"{server.url}/cluster").json()
-    assert [stage["layers"] for stage in cluster["stages"]] == [stage["layers"] for stage in session.stages_report()]
+    assert [stage["layers"] for stage in cluster["stages"]] == [
+        stage["layers"] for stage in session.stages_report()
+    ]
     assert (cluster["state"], cluster["drafters"][0]["name"]) == ("ok", "ngram")
     before = server.count("flowspec_generated_tokens_total")
     found = ask(server)
@@ -208,19 +252,31 @@ def test_a_client_that_goes_away_ends_its_answer(server: Running) -> None:
 def test_a_client_that_goes_away_before_its_answer_is_whole_ends_it_too(server: Running) -> None:
     before = server.count('flowspec_answers_total{reason="cancelled"}')
     with server.connect() as raw:
-        raw.sendall(request(b'{"model": "flowspec-demo", "prompt": "a", "max_tokens": 900, "ignore_eos": true}'))
+        raw.sendall(
+            request(b'{"model": "flowspec-demo", "prompt": "a", "max_tokens": 900, "ignore_eos": true}')
+        )
         wait_until(lambda: server.service.gate.running, "it is being answered")
     server.wait_idle()
     assert server.count('flowspec_answers_total{reason="cancelled"}') == before + 1
 
 
 def request(body: bytes, route: str = "/v1/completions") -> bytes:
-    lines = [f"POST {route} HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+    lines = [
+        f"POST {route} HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    ]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def test_who_is_too_many_is_told_to_come_again_and_who_waits_may_leave(session: Session, tokenizer: Tokenizer) -> None:
-    with running(session, tokenizer, options=ServiceOptions(parallel=1, queue=1)) as server, server.client() as client:
+def test_who_is_too_many_is_told_to_come_again_and_who_waits_may_leave(
+    session: Session, tokenizer: Tokenizer
+) -> None:
+    with (
+        running(session, tokenizer, options=ServiceOptions(parallel=1, queue=1)) as server,
+        server.client() as client,
+    ):
         gate = server.service.gate
         stream = client.chat.completions.create(stream=True, **ENDLESS)
         assert next(iter(stream)).choices[0].delta.role == "assistant"
@@ -243,7 +299,9 @@ def test_who_is_too_many_is_told_to_come_again_and_who_waits_may_leave(session: 
         assert texts[0].endswith("So 17 + 25 = 42.")
 
 
-def test_a_server_that_stops_tells_those_whom_it_still_answers(session: Session, tokenizer: Tokenizer) -> None:
+def test_a_server_that_stops_tells_those_whom_it_still_answers(
+    session: Session, tokenizer: Tokenizer
+) -> None:
     with running(session, tokenizer) as server, server.client() as client:
         stream = client.chat.completions.create(stream=True, **ENDLESS)
         next(iter(stream))
@@ -253,7 +311,9 @@ def test_a_server_that_stops_tells_those_whom_it_still_answers(session: Session,
                 pass
 
 
-def test_who_waits_when_the_server_stops_is_told_at_once(session: Session, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_when_the_server_stops_is_told_at_once(
+    session: Session, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("flowspec.serve.server.GRACE_S", 60.0)
     found: list[int] = []
 
@@ -262,7 +322,10 @@ def test_who_waits_when_the_server_stops_is_told_at_once(session: Session, token
             ask(server)
         found.append(caught.value.status_code)
 
-    with running(session, tokenizer, options=ServiceOptions(parallel=1, queue=8)) as server, server.client() as client:
+    with (
+        running(session, tokenizer, options=ServiceOptions(parallel=1, queue=8)) as server,
+        server.client() as client,
+    ):
         stream = client.chat.completions.create(stream=True, **ENDLESS)
         next(iter(stream))
         waiting = [threading.Thread(target=wait) for _ in range(3)]
@@ -272,23 +335,33 @@ def test_who_waits_when_the_server_stops_is_told_at_once(session: Session, token
         server.stop.from_thread()
         for thread in waiting:
             thread.join()
-        assert (found, server.service.gate.running) == ([503] * 3, 1), "nobody waited for the answer under way"
+        assert (found, server.service.gate.running) == ([503] * 3, 1), (
+            "nobody waited for the answer under way"
+        )
         server.stop.from_thread()
     assert server.count('flowspec_answers_total{reason="cancelled"}') == 1, "no other began"
 
 
 def test_keys(session: Session, tokenizer: Tokenizer) -> None:
     with running(
-        session, tokenizer, doors=Doors(keys=(b"sesame-1", b"sesame-2"), origins=("http://page",), free=("/", "/page/"))
+        session,
+        tokenizer,
+        doors=Doors(keys=(b"sesame-1", b"sesame-2"), origins=("http://page",), free=("/", "/page/")),
     ) as server:
         for key in ("sesame-1", "sesame-2"):
             with server.client(key) as client:
                 assert client.models.list().data[0].id == MODEL
         with server.client("sesame-3") as client, pytest.raises(openai.AuthenticationError) as caught:
             client.models.list()
-        assert (caught.value.code, caught.value.response.headers["www-authenticate"]) == ("invalid_api_key", "Bearer")
+        assert (caught.value.code, caught.value.response.headers["www-authenticate"]) == (
+            "invalid_api_key",
+            "Bearer",
+        )
         root = server.url.removesuffix("/v1")
-        assert [httpx.get(f"{root}{path}").status_code for path in ("/health", "/metrics", "/v1/cluster", "/", "/page/x", "/page")] == [
+        assert [
+            httpx.get(f"{root}{path}").status_code
+            for path in ("/health", "/metrics", "/v1/cluster", "/", "/page/x", "/page")
+        ] == [
             200,
             401,
             401,
@@ -296,12 +369,18 @@ def test_keys(session: Session, tokenizer: Tokenizer) -> None:
             404,
             401,
         ]
-        asked = {"Origin": "http://page", "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+        asked = {
+            "Origin": "http://page",
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization",
+        }
         allowed = httpx.options(f"{server.url}/models", headers=asked)
         assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, "http://page")
         refused = httpx.get(f"{server.url}/models", headers={"Origin": "http://page"})
         assert (refused.status_code, refused.headers["access-control-expose-headers"]) == (401, "Retry-After")
-        other = httpx.get(f"{server.url}/models", headers={"Origin": "http://elsewhere", "Authorization": "Bearer sesame-1"})
+        other = httpx.get(
+            f"{server.url}/models", headers={"Origin": "http://elsewhere", "Authorization": "Bearer sesame-1"}
+        )
         assert "access-control-allow-origin" not in other.headers
 
 
@@ -309,7 +388,8 @@ def test_without_a_key_only_this_machines_names_are_answered(session: Session, t
     with running(session, tokenizer, doors=Doors(names=("localhost", "127.0.0.1", "[::1]"))) as server:
         url = f"{server.url}/models"
         found = [
-            httpx.get(url, headers={"Host": host}).status_code for host in ("localhost:8000", "127.0.0.1", "[::1]:5", "evil.example:8000")
+            httpx.get(url, headers={"Host": host}).status_code
+            for host in ("localhost:8000", "127.0.0.1", "[::1]:5", "evil.example:8000")
         ]
         assert found == [200, 200, 200, 403]
         assert "access-control-allow-origin" not in httpx.get(url, headers={"Origin": "http://page"}).headers
@@ -317,30 +397,49 @@ def test_without_a_key_only_this_machines_names_are_answered(session: Session, t
 
 def test_logprobs_are_the_models_own(server: Running, reference: Reference, tokenizer: Tokenizer) -> None:
     prompt = tuple(tokenizer.encode_chat(SUM))
-    tokens = [token for token in reference.generate(prompt, Sampling(temperature=1.0, seed=4), 1024, frozenset([2])) if token != 2]
+    tokens = [
+        token
+        for token in reference.generate(prompt, Sampling(temperature=1.0, seed=4), 1024, frozenset([2]))
+        if token != 2
+    ]
     found = ask(server, logprobs=True, top_logprobs=3, **WARM).choices[0]
     assert len(found.logprobs.content) == len(tokens)
-    for entry, token, logits in zip(found.logprobs.content, tokens, reference.forced_logits(prompt, tokens[:-1]), strict=True):
+    for entry, token, logits in zip(
+        found.logprobs.content, tokens, reference.forced_logits(prompt, tokens[:-1]), strict=True
+    ):
         own = logits - np.logaddexp.reduce(logits.astype(np.float64))
         assert (bytes(entry.bytes), entry.token.encode()) == (tokenizer.token_bytes(token),) * 2
         assert entry.logprob == pytest.approx(own[token], abs=1e-3)
-        assert [other.logprob for other in entry.top_logprobs] == pytest.approx(np.sort(own)[:-4:-1], abs=1e-3)
+        assert [other.logprob for other in entry.top_logprobs] == pytest.approx(
+            np.sort(own)[:-4:-1], abs=1e-3
+        )
     assert "".join(entry.token for entry in found.logprobs.content) == found.message.content
     chunks = streamed(server, logprobs=True, top_logprobs=3, **WARM)
-    told = [entry for chunk in chunks if chunk.choices[0].logprobs for entry in chunk.choices[0].logprobs.content]
+    told = [
+        entry for chunk in chunks if chunk.choices[0].logprobs for entry in chunk.choices[0].logprobs.content
+    ]
     assert [entry.token for entry in told] == [entry.token for entry in found.logprobs.content]
-    assert [entry.logprob for entry in told] == pytest.approx([entry.logprob for entry in found.logprobs.content], abs=1e-3)
+    assert [entry.logprob for entry in told] == pytest.approx(
+        [entry.logprob for entry in found.logprobs.content], abs=1e-3
+    )
     none = ask(server, logprobs=True, max_tokens=4, **WARM).choices[0].logprobs.content
-    assert [(entry.token, entry.top_logprobs) for entry in none] == [(entry.token, []) for entry in found.logprobs.content[:4]]
+    assert [(entry.token, entry.top_logprobs) for entry in none] == [
+        (entry.token, []) for entry in found.logprobs.content[:4]
+    ]
 
 
 def test_logprobs_of_a_completion(server: Running) -> None:
     found = ask_raw(server, temperature=0, logprobs=2).choices[0]
     offsets = [sum(map(len, found.logprobs.tokens[:place])) for place in range(len(found.logprobs.tokens))]
     assert ("".join(found.logprobs.tokens), found.logprobs.text_offset) == (found.text, offsets)
-    for token, logprob, top in zip(found.logprobs.tokens, found.logprobs.token_logprobs, found.logprobs.top_logprobs, strict=True):
+    for token, logprob, top in zip(
+        found.logprobs.tokens, found.logprobs.token_logprobs, found.logprobs.top_logprobs, strict=True
+    ):
         assert (len(top), max(top.values()), top[token]) == (2, logprob, logprob)
     stop = found.text[offsets[len(offsets) // 2] :]
     at = found.text.index(stop)
     cut = ask_raw(server, temperature=0, logprobs=2, stop=stop).choices[0]
-    assert (cut.text, cut.logprobs.text_offset) == (found.text[:at], [offset for offset in offsets if offset < at])
+    assert (cut.text, cut.logprobs.text_offset) == (
+        found.text[:at],
+        [offset for offset in offsets if offset < at],
+    )

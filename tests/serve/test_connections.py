@@ -60,7 +60,9 @@ def test_the_rest_of_a_body_that_was_refused_is_not_waited_for(
         assert is_closed(raw)
 
 
-def test_a_connection_whose_body_was_refused_and_came_takes_another_request(session: Session, tokenizer: Tokenizer) -> None:
+def test_a_connection_whose_body_was_refused_and_came_takes_another_request(
+    session: Session, tokenizer: Tokenizer
+) -> None:
     with running(session, tokenizer, doors=Doors(keys=(b"sesame-1",))) as server, server.connect() as raw:
         raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nx")
         assert status(raw) == 401
@@ -68,7 +70,9 @@ def test_a_connection_whose_body_was_refused_and_came_takes_another_request(sess
         assert status(raw) == 200
 
 
-def test_a_client_that_reads_nothing_is_hung_up_on(session: Session, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_reads_nothing_is_hung_up_on(
+    session: Session, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("flowspec.serve.server.STALL_S", 0.2)
     ended = threading.Event()
 
@@ -83,12 +87,17 @@ def test_a_client_that_reads_nothing_is_hung_up_on(session: Session, tokenizer: 
     async def flood(request: Request) -> Response:
         return StreamingResponse(endless())
 
-    with running(session, tokenizer, more=lambda service: [Route("/flood", flood)]) as server, server.connect() as raw:
+    with (
+        running(session, tokenizer, more=lambda service: [Route("/flood", flood)]) as server,
+        server.connect() as raw,
+    ):
         raw.sendall(b"GET /flood HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert ended.wait(20)
 
 
-def test_more_connections_than_there_may_be_are_closed(session: Session, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_connections_than_there_may_be_are_closed(
+    session: Session, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("flowspec.serve.server.CONNECTIONS_MAX", 2)
     with running(session, tokenizer) as server, server.connect() as first, server.connect() as second:
         for raw in (first, second):

@@ -75,8 +75,13 @@ def test_one_that_failed_is_forgotten() -> None:
     assert (made.forgotten, made.pool.idle) == ([number], [])
 
 
-@given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 2), min_size=1, max_size=6)), max_size=40), st.integers(1, 4))
-def test_there_are_never_more_than_the_bound_unless_all_are_used(steps: list[tuple[bool, list[int]]], bound: int) -> None:
+@given(
+    st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 2), min_size=1, max_size=6)), max_size=40),
+    st.integers(1, 4),
+)
+def test_there_are_never_more_than_the_bound_unless_all_are_used(
+    steps: list[tuple[bool, list[int]]], bound: int
+) -> None:
     made, used = Pool(bound), dict[int, list[int]]()
     for ends, prompt in steps:
         if ends and used:

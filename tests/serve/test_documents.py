@@ -20,7 +20,11 @@ from flowspec.serve.tokens import name_of as token_name
 
 TOKENIZER = Tokenizer(ModelFiles("bundled"))
 PLAN = ClusterPlan(
-    model="bundled", fingerprint="abc", dtype="float32", context=100, stages=(StagePlan(name="a", address="127.0.0.1:1", first=0, end=8),)
+    model="bundled",
+    fingerprint="abc",
+    dtype="float32",
+    context=100,
+    stages=(StagePlan(name="a", address="127.0.0.1:1", first=0, end=8),),
 )
 
 
@@ -66,7 +70,12 @@ def test_chunks_put_together_are_the_whole() -> None:
         choice.add(event)
     whole = form.whole([choice], usage_of([1], [choice]))
     assert whole["choices"] == [
-        {"index": 0, "message": {"role": "assistant", "content": "ab", "refusal": None}, "logprobs": None, "finish_reason": "stop"}
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "ab", "refusal": None},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
     ]
     assert whole["id"] == chunks[0]["id"]
 
@@ -79,7 +88,10 @@ def test_a_fingerprint_is_of_what_answers_depend_on() -> None:
 
 
 def test_a_model_is_called_by_its_last_name_unless_it_is_on_the_hub() -> None:
-    names = [name_of(replace(PLAN, model=model)) for model in ("bundled", "/models/llama-3.2-1b", "Qwen/Qwen3-0.6B")]
+    names = [
+        name_of(replace(PLAN, model=model))
+        for model in ("bundled", "/models/llama-3.2-1b", "Qwen/Qwen3-0.6B")
+    ]
     assert names == ["flowspec-demo", "llama-3.2-1b", "Qwen/Qwen3-0.6B"]
 
 
@@ -98,7 +110,9 @@ def test_tokens_are_told_with_the_text_that_they_made() -> None:
     assert b"".join(entry.content for entry in entries) == text.encode()
     assert shown + stream.finish() == text
     for entry in entries:
-        assert text[entry.offset :].encode().startswith(entry.content) or token_name(entry.content).startswith("bytes:")
+        assert text[entry.offset :].encode().startswith(entry.content) or token_name(
+            entry.content
+        ).startswith("bytes:")
         assert entry.alternatives == ((entry.content, -0.5), (b"<|end|>", -2.0))
 
 
@@ -115,7 +129,16 @@ def test_a_part_of_a_character_has_a_name_of_its_own() -> None:
 
 def test_the_tally_counts_what_came_back() -> None:
     tally = Tally()
-    hop = Hop(received_s=0, queued_s=0, compute_s=0.5, own_s=0, rows=4, dead_in_queue=3, dead_between_layers=2, dead_late=1)
+    hop = Hop(
+        received_s=0,
+        queued_s=0,
+        compute_s=0.5,
+        own_s=0,
+        rows=4,
+        dead_in_queue=3,
+        dead_between_layers=2,
+        dead_late=1,
+    )
     timed = Timed(segment=1, rows=4, sent_s=0.0, hops=(hop, hop))
     tally.on_event(TimerFired(), [timed], 0.0)
     tally.on_event(PipelineLost(silent_s=1.0), [], 0.0)

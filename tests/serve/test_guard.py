@@ -22,7 +22,9 @@ def status(path: str, keys: tuple[bytes, ...], **headers: str) -> int:
     app = Guard(PlainTextResponse("in"), keys=keys, names=("127.0.0.1",), origins=("http://page:3000",))
 
     async def ask() -> int:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=f"http://{OWN}") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=app), base_url=f"http://{OWN}"
+        ) as client:
             told = {name.replace("_", "-"): value for name, value in headers.items()}
             return (await client.get(path, headers={**KEY, **told})).status_code
 
@@ -38,10 +40,19 @@ def test_pages_of_other_origins_do_not_watch(path: str, keys: tuple[bytes, ...])
     assert status(path, keys, Origin=f"https://{OWN}") == 200, "behind a proxy that speaks TLS"
     assert status(path, keys, Origin="http://page:3000", Sec_Fetch_Site="cross-site") == 200, "it is named"
     assert status(path, keys, Sec_Fetch_Site="none") == 200, "typed into the browser's line"
-    for origin in ("http://evil.example", "http://127.0.0.1:9000", "null", "http://page", "", f"http://evil.example/{OWN}"):
+    for origin in (
+        "http://evil.example",
+        "http://127.0.0.1:9000",
+        "null",
+        "http://page",
+        "",
+        f"http://evil.example/{OWN}",
+    ):
         assert status(path, keys, Origin=origin) == 403, origin
     for site in ("cross-site", "same-site"):
-        assert status(path, keys, Sec_Fetch_Site=site) == 403, "an image of another page, say, which names no origin"
+        assert status(path, keys, Sec_Fetch_Site=site) == 403, (
+            "an image of another page, say, which names no origin"
+        )
 
 
 def test_a_pipe_is_no_key_file(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""The live view over HTTP: a real server, `flowspec top` and plain clients at its stream; nothing is left when they go."""
+"""The live view over HTTP: a real server, `flowspec top` and plain clients at its stream; nothing is left
+when they go."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ class Served:
         self.head = VirtualHead(12)
         self.watch: Watch = watched(self.head, keeps=True)
         app = Starlette(routes=live.live_routes(self.watch, lambda: self.server.should_exit))
-        self.server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off", ws="none"))
+        self.server = uvicorn.Server(
+            uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off", ws="none")
+        )
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
         wait_until(lambda: self.server.started, "the server is there")
@@ -43,7 +46,9 @@ class Served:
         self.thread.join()
         self.watch.close()
 
-    def get(self, path: str, method: str = "GET") -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    def get(
+        self, path: str, method: str = "GET"
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         connection.request(method, path)
         return connection, connection.getresponse()
@@ -64,7 +69,12 @@ def test_a_stream_tells_all_of_an_answer_and_its_place_is_free_again(running: Se
     steps = events(response)
     hello, _ = next(steps)
     assert hello is not None
-    assert (hello["format"], hello["live"], hello["world"], "frames" in hello) == ("flowspec-recording", True, "simulated", False)
+    assert (hello["format"], hello["live"], hello["world"], "frames" in hello) == (
+        "flowspec-recording",
+        True,
+        "simulated",
+        False,
+    )
     assert len(running.head.observers) == 1
     running.head.run()
     present, ended = Present(), 0

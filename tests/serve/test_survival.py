@@ -44,14 +44,18 @@ def test_a_stage_that_is_killed_in_mid_stream_costs_a_pause(
     assert "device local-1 is lost" in httpx.get(f"{server.url}/cluster").json()["notes"][0]
 
 
-def test_a_stream_without_a_word_is_kept_alive(server: Running, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_without_a_word_is_kept_alive(
+    server: Running, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The last stage is stopped for a moment."""
     monkeypatch.setattr("flowspec.serve.app.KEEP_ALIVE_S", 0.05)
     pid = session.stages_report()[-1]["pid"]
     os.kill(pid, signal.SIGSTOP)
     lines: list[str] = []
     try:
-        with httpx.stream("POST", f"{server.url}/chat/completions", json={**ASKED, "stream": True}, timeout=60) as answer:
+        with httpx.stream(
+            "POST", f"{server.url}/chat/completions", json={**ASKED, "stream": True}, timeout=60
+        ) as answer:
             for line in answer.iter_lines():
                 lines.append(line)
                 if lines.count(": keep-alive") == 3:
@@ -61,12 +65,19 @@ def test_a_stream_without_a_word_is_kept_alive(server: Running, session: Session
     assert lines.count(": keep-alive") >= 3
     assert [line for line in lines if line][-1] == "data: [DONE]"
     chunks = [json.loads(line[6:]) for line in lines[: lines.index(": keep-alive")] if line]
-    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [{"role": "assistant", "content": ""}], "nothing was said before"
+    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [{"role": "assistant", "content": ""}], (
+        "nothing was said before"
+    )
 
 
-def test_a_stream_that_waits_for_its_turn_is_kept_alive(session: Session, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_waits_for_its_turn_is_kept_alive(
+    session: Session, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("flowspec.serve.app.KEEP_ALIVE_S", 0.05)
-    with running(session, tokenizer, options=ServiceOptions(parallel=1, queue=1)) as server, server.client() as client:
+    with (
+        running(session, tokenizer, options=ServiceOptions(parallel=1, queue=1)) as server,
+        server.client() as client,
+    ):
         first = client.chat.completions.create(stream=True, **ENDLESS)
         next(iter(first))
         asked = {"model": MODEL, "prompt": "a", "max_tokens": 3, "stream": True}

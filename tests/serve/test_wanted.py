@@ -53,7 +53,9 @@ def test_a_request_with_everything() -> None:
 
 def test_a_request_with_nothing_leaves_all_to_the_server() -> None:
     found = chat()
-    assert (found.temperature, found.top_p, found.top_k, found.min_p, found.seed, found.tokens_max) == (None,) * 6
+    assert (found.temperature, found.top_p, found.top_k, found.min_p, found.seed, found.tokens_max) == (
+        None,
+    ) * 6
     assert (found.stops, found.count, found.top_logprobs, found.is_streamed) == ((), 1, -1, False)
     assert completion().tokens_max == 16
 
@@ -159,7 +161,10 @@ def test_what_a_completion_is_refused_for(field: str, value: Any, param: str) ->
         ({"role": "tool", "content": "x"}, "messages[0].role"),
         ({"role": "user"}, "messages[0].content"),
         ({"role": "user", "content": 5}, "messages[0].content"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}, "messages[0].content[0]"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},
+            "messages[0].content[0]",
+        ),
         ({"role": "user", "content": [{"type": "text", "text": 1}]}, "messages[0].content[0].text"),
         ({"role": "user", "content": "x", "name": 5}, "messages[0].name"),
         ({"role": "user", "content": None}, "messages[0].content"),
@@ -172,7 +177,9 @@ def test_what_a_message_is_refused_for(message: Any, param: str) -> None:
     assert refusal(chat, messages=[message]).param == param
 
 
-@pytest.mark.parametrize("fields", [{"top_p": 0}, {"top_p": 0, "temperature": 1}, {"temperature": 1e-8}, {"temperature": 0}])
+@pytest.mark.parametrize(
+    "fields", [{"top_p": 0}, {"top_p": 0, "temperature": 1}, {"temperature": 1e-8}, {"temperature": 0}]
+)
 def test_what_leaves_only_the_likeliest_token_is_temperature_0(fields: dict[str, Any]) -> None:
     found = chat(**fields)
     assert (found.temperature, found.top_p) == (0.0, None)
@@ -189,18 +196,42 @@ def test_any_seed_of_64_bits_becomes_one_that_can_be_used() -> None:
 
 def test_messages_become_what_chat_templates_take() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    given_back = {"role": "assistant", "content": "c", "refusal": None, "annotations": [], "audio": None, "tool_calls": None}
+    given_back = {
+        "role": "assistant",
+        "content": "c",
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "tool_calls": None,
+    }
     given_back |= {"reasoning_content": None, "name": "helper"}
     silent = {"role": "assistant", "content": None}
-    found = chat(messages=[{"role": "developer", "content": "s"}, {"role": "user", "content": parts}, given_back, silent])
-    expected = [{"role": "system", "content": "s"}, {"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
+    found = chat(
+        messages=[
+            {"role": "developer", "content": "s"},
+            {"role": "user", "content": parts},
+            given_back,
+            silent,
+        ]
+    )
+    expected = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "ab"},
+        {"role": "assistant", "content": "c"},
+    ]
     expected.append({"role": "assistant", "content": ""})
     assert found.prompts == (expected,)
 
 
 @pytest.mark.parametrize(
     ("prompt", "expected"),
-    [("a", ("a",)), (["a", "b"], ("a", "b")), ([1, 2], ((1, 2),)), ([[1, 2], [3]], ((1, 2), (3,))), ([5] * 100, ((5,) * 100,))],
+    [
+        ("a", ("a",)),
+        (["a", "b"], ("a", "b")),
+        ([1, 2], ((1, 2),)),
+        ([[1, 2], [3]], ((1, 2), (3,))),
+        ([5] * 100, ((5,) * 100,)),
+    ],
 )
 def test_the_forms_of_a_prompt(prompt: Any, expected: tuple[Any, ...]) -> None:
     assert completion(prompt=prompt).prompts == expected
@@ -221,7 +252,18 @@ def test_choices_are_counted_over_all_prompts() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b'"a"', b"\xff{}", b'{"a": NaN}', b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}", b"null"]
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"a"',
+        b"\xff{}",
+        b'{"a": NaN}',
+        b"[" * 100_000,
+        b'{"a": ' + b"9" * 5000 + b"}",
+        b"null",
+    ],
 )
 def test_what_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:

@@ -52,7 +52,8 @@ def ask(request: int, prompt: Sequence[int], count: int, **extra: object) -> Sub
 
 @dataclass
 class Dialogue:
-    """One request: its first question, how many more follow, and when it is cancelled or forgotten (None: never)."""
+    """One request: its first question, how many more follow, and when it is cancelled or forgotten (None:
+    never)."""
 
     first: Submit
     at_s: float
@@ -80,7 +81,8 @@ class Schedule:
 
 
 def draw(seed: int) -> Schedule:
-    """The schedule of a seed. Each kind of trouble has its own chance, so many seeds have little of it and some have all."""
+    """The schedule of a seed. Each kind of trouble has its own chance, so many seeds have little of it and
+    some have all."""
     rng = random.Random(seed)
     language = HashLanguage(rng.choice([7, 24, 60]), seed, rng.choice([0.7, 2.0, 4.0]))
     method = rng.choice(METHODS)
@@ -118,13 +120,22 @@ def _add_drafters(rng: random.Random, schedule: Schedule) -> None:
     schedule.others = others
     options = dict(schedule.experiment.options)
     if schedule.method_name == "cosine":
-        options |= {"routing": rng.random() < 0.7, "fusion": rng.random() < 0.7, "count": rng.choice([None, None, 1, 2])}
+        options |= {
+            "routing": rng.random() < 0.7,
+            "fusion": rng.random() < 0.7,
+            "count": rng.choice([None, None, 1, 2]),
+        }
     if schedule.method_name == "specrouter" and rng.random() < 0.4:
         options |= {"chain": tuple(model for model in range(len(times)) if rng.random() < 0.6)}
     boards = _boards(rng, len(times), schedule.captures)
-    schedule.experiment = replace(schedule.experiment, drafting=times, levels=levels, boards=boards, options=options)
+    schedule.experiment = replace(
+        schedule.experiment, drafting=times, levels=levels, boards=boards, options=options
+    )
     if rng.random() < 0.3:
-        schedule.lost = (rng.randrange(1 if schedule.captures else 0, len(times)), rng.uniform(0, 4))  # features come only once
+        schedule.lost = (
+            rng.randrange(1 if schedule.captures else 0, len(times)),
+            rng.uniform(0, 4),
+        )  # features come only once
 
 
 def _boards(rng: random.Random, count: int, captures: tuple[int, ...]) -> tuple[BoardSpec, ...]:
@@ -162,17 +173,33 @@ def plain(language: HashLanguage, submit: Submit, context: int) -> tuple[list[in
 
 def _experiment(rng: random.Random, method: str, context: int, seed: int) -> Experiment:
     stages = rng.choices(range(1, 9), weights=[6, 6, 4, 2, 1, 1, 1, 1])[0]
-    speed = Curve(base_s=rng.choice([0.005, 0.02, 0.05]), row_s=rng.choice([0.0, 0.001, 0.01]), extra_row_s=rng.choice([0.0, 0.0005]))
-    devices = [DeviceSpec(curve=speed, layers=rng.choice([1, 2, 7]), sampling=Curve(row_s=rng.choice([0.0, 0.002]))) for _ in range(stages)]
+    speed = Curve(
+        base_s=rng.choice([0.005, 0.02, 0.05]),
+        row_s=rng.choice([0.0, 0.001, 0.01]),
+        extra_row_s=rng.choice([0.0, 0.0005]),
+    )
+    devices = [
+        DeviceSpec(curve=speed, layers=rng.choice([1, 2, 7]), sampling=Curve(row_s=rng.choice([0.0, 0.002])))
+        for _ in range(stages)
+    ]
     if rng.random() < 0.3:
         slow = rng.randrange(stages)
         devices[slow] = replace(devices[slow], curve=speed.scaled(5))
     shape = {"nodes": rng.choice([1, 4, 16]), "depth": rng.choice([1, 2, 4]), "width": rng.choice([1, 2, 5])}
     window = rng.choice([None, None, 1, 2])
-    make = partial(Continuous, segment_nodes=shape["nodes"], width=shape["width"], batch=rng.choice([1, 4, 8]), window=window)
+    make = partial(
+        Continuous,
+        segment_nodes=shape["nodes"],
+        width=shape["width"],
+        batch=rng.choice([1, 4, 8]),
+        window=window,
+    )
     return Experiment(
         devices=tuple(devices),
-        links=Links(control=tuple(_link(rng) for _ in range(stages)), data=tuple(_link(rng) for _ in range(stages + 1))),
+        links=Links(
+            control=tuple(_link(rng) for _ in range(stages)),
+            data=tuple(_link(rng) for _ in range(stages + 1)),
+        ),
         method=make if method == "continuous" and rng.random() < 0.7 else method,
         options={} if method in ("ar", "continuous") else shape,
         context=context,
@@ -195,7 +222,9 @@ def _dialogue(rng: random.Random, request: int, language: HashLanguage, context:
     length_max = min(context - 1, rng.choice([3, 10, 30, 200]))
     prompt = tuple(rng.randrange(language.vocabulary_size) for _ in range(rng.randint(1, length_max)))
     sampling = replace(rng.choice(SAMPLINGS), seed=rng.randrange(1 << 40))
-    submit = ask(request, prompt, rng.choices([1, 4, 8, 12, 20, 40], weights=[2, 4, 8, 4, 2, 1])[0], sampling=sampling)
+    submit = ask(
+        request, prompt, rng.choices([1, 4, 8, 12, 20, 40], weights=[2, 4, 8, 4, 2, 1])[0], sampling=sampling
+    )
     whole, _ = plain_answer(language, prompt, sampling, new_tokens_max=submit.new_tokens_max, context=context)
     if rng.random() < 0.35:
         submit = replace(submit, stop_ids=frozenset(rng.choices(whole, k=rng.choice([1, 1, 2]))))
@@ -219,7 +248,9 @@ class Play:
     def __init__(self, schedule: Schedule, *, checks: bool) -> None:
         self.schedule = schedule
         self.world = self._build(schedule)
-        self._rngs = [random.Random(schedule.seed * 1000 + request) for request in range(len(schedule.dialogues))]
+        self._rngs = [
+            random.Random(schedule.seed * 1000 + request) for request in range(len(schedule.dialogues))
+        ]
         self._turns = [dialogue.turns for dialogue in schedule.dialogues]
         self._forgotten: set[int] = set()
         self.world.checks = checks
@@ -270,7 +301,11 @@ class Play:
 
     def _go_on(self, request: int) -> None:
         """An answer ended: the next turn repeats some or all of the dialogue, or its end is forgotten."""
-        rng, dialogue, answer = self._rngs[request], self.schedule.dialogues[request], self.world.answers[request][-1]
+        rng, dialogue, answer = (
+            self._rngs[request],
+            self.schedule.dialogues[request],
+            self.world.answers[request][-1],
+        )
         later_s = self.world.clock.now_s + rng.choice([0.0, 0.05, 1.0])
         if request in self._forgotten or dialogue.forget_s is not None:
             return
@@ -281,7 +316,10 @@ class Play:
         self._turns[request] -= 1
         text = [*answer.submit.prompt, *answer.submit.answered, *answer.tokens]
         kept = text if rng.random() < 0.6 else text[: rng.randint(0, len(text))]
-        added = [rng.randrange(self.schedule.language.vocabulary_size) for _ in range(rng.randint(0 if kept else 1, 6))]
+        added = [
+            rng.randrange(self.schedule.language.vocabulary_size)
+            for _ in range(rng.randint(0 if kept else 1, 6))
+        ]
         prompt = tuple([*kept, *added][: self.schedule.experiment.context - 1])
         new = {"prompt": prompt, "answered": (), "new_tokens_max": rng.randint(1, 6)}
         self.world.at(later_s, replace(answer.submit, stop_ids=frozenset(), stop_rule=None, **new))
@@ -289,7 +327,9 @@ class Play:
     def _check_events(self) -> None:
         """Work is in proportion to what is asked for: nothing polls, and nothing is tried for ever."""
         answers = [answer for answers in self.world.answers.values() for answer in answers]
-        asked = sum(1 + len(answer.tokens) + len(answer.submit.prompt) // limits.PREFILL_CHUNK for answer in answers)
+        asked = sum(
+            1 + len(answer.tokens) + len(answer.submit.prompt) // limits.PREFILL_CHUNK for answer in answers
+        )
         places = len(self.world.stages) + 1
         assert self.world.events <= EVENTS_PER_TOKEN_MAX * places * asked, (
             f"{self.world.events} events for {asked} tokens at {places} places"
@@ -304,6 +344,10 @@ class Play:
             f"request {submit.request}: log-probabilities"
         )
         if answer.end.reason == "cancelled":
-            assert answer.tokens == expected[: len(answer.tokens)], f"request {submit.request} was cancelled in a wrong answer"
+            assert answer.tokens == expected[: len(answer.tokens)], (
+                f"request {submit.request} was cancelled in a wrong answer"
+            )
         else:
-            assert (answer.tokens, answer.end.reason) == (expected, reason), f"request {submit.request} has a wrong answer"
+            assert (answer.tokens, answer.end.reason) == (expected, reason), (
+                f"request {submit.request} has a wrong answer"
+            )

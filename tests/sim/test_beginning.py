@@ -30,7 +30,9 @@ def test_every_device_of_a_plan_is_held_with_its_part_and_ready() -> None:
     for count in (1, 2, 5):
         beginning = Beginning(plan(count))
         holds = [holding.hold for holding in beginning.holdings.values()]
-        assert [(hold.assign.stage, hold.is_ready) for hold in holds if hold is not None] == [(stage, True) for stage in range(count)]
+        assert [(hold.assign.stage, hold.is_ready) for hold in holds if hold is not None] == [
+            (stage, True) for stage in range(count)
+        ]
         assert [stage.is_last for stage in beginning.stages] == [False] * (count - 1) + [True]
         beginning.forming.validate()
         for holding in beginning.holdings.values():
@@ -61,7 +63,9 @@ class Shadow:
         told: HoldingEvent
         if isinstance(event, SegmentArrived):
             caller = callers[name, "stage" if handled.place else DATA]
-            told = Said(caller=caller, message=event.segment, payload=event.payload, payload_bytes=event.payload_bytes)
+            told = Said(
+                caller=caller, message=event.segment, payload=event.payload, payload_bytes=event.payload_bytes
+            )
         elif isinstance(event, ControlArrived):
             told = Said(caller=callers[name, CONTROL], message=event.message)
         else:
@@ -70,7 +74,9 @@ class Shadow:
         commands = holding.handle(told, now_s)
         assert all(isinstance(command, Compute | SendOn) for command in commands)
         works = [command.work for command in commands if isinstance(command, Compute | SendOn)]
-        assert list(map(repr, works)) == list(map(repr, handled.commands)), f"at {now_s} s {name} does otherwise with {event}"
+        assert list(map(repr, works)) == list(map(repr, handled.commands)), (
+            f"at {now_s} s {name} does otherwise with {event}"
+        )
         self.seen.update(type(work).__name__ for work in works)
 
 
@@ -82,7 +88,10 @@ def test_while_nothing_fails_a_daemon_hands_on_what_its_stage_is_told_and_says()
             shadow = Shadow(play)
             play.run()
             seen.update(shadow.seen)
-    assert all(seen[kind] > 10 for kind in ("RunLayers", "Trim", "OpenCache", "CloseCache", "SendSegment", "SendVerified")), seen
+    assert all(
+        seen[kind] > 10
+        for kind in ("RunLayers", "Trim", "OpenCache", "CloseCache", "SendSegment", "SendVerified")
+    ), seen
 
 
 def test_while_nothing_fails_the_head_says_nothing_to_its_devices_but_ping() -> None:

@@ -31,11 +31,13 @@ PLAIN = Sampling(temperature=1.0)
 FILTERED = Sampling(temperature=1.0, top_k=4, top_p=0.85)
 QUALITY = 0.7
 CHANCE_MIN = 1e-4
-"""A true distribution fails with this probability; the seeds are fixed, so the test either always passes or never."""
+"""A true distribution fails with this probability; the seeds are fixed, so the test either always passes or
+never."""
 
 
 def answers(sampling: Sampling, first_seed: int, count: int) -> tuple[Counter[tuple[int, ...]], int]:
-    """Two drafted tokens for each of `count` seeds, one answer after another in one world; and how many were drafted right.
+    """Two drafted tokens for each of `count` seeds, one answer after another in one world; and how many were
+    drafted right.
 
     Each answer is a new turn of one dialogue, so the prompt's last token is all that is run again.
     """
@@ -51,7 +53,9 @@ def answers(sampling: Sampling, first_seed: int, count: int) -> tuple[Counter[tu
         if any(isinstance(command, Finished) for command in handled.commands):
             (answer,) = world.answers.pop(0)
             found[tuple(answer.tokens)] += 1
-            followed += answer.times_s[1] - answer.times_s[0] < 0.01  # sooner than a trip: it was under way already
+            followed += (
+                answer.times_s[1] - answer.times_s[0] < 0.01
+            )  # sooner than a trip: it was under way already
             seed = answer.submit.sampling.seed + 1
             if seed < first_seed + count:
                 world.at(world.clock.now_s, replace(answer.submit, sampling=replace(sampling, seed=seed)))
@@ -77,13 +81,15 @@ def chi_square(counts: Mapping[int, int], expected: np.ndarray) -> tuple[float, 
     possible = np.flatnonzero(expected)
     assert set(counts) <= set(possible.tolist()), "a token that the filters leave out"
     assert (expected[possible] * total >= 5).all(), "too few samples for the statistic"
-    return sum((counts.get(int(token), 0) - expected[token] * total) ** 2 / (expected[token] * total) for token in possible), len(
-        possible
-    ) - 1
+    return sum(
+        (counts.get(int(token), 0) - expected[token] * total) ** 2 / (expected[token] * total)
+        for token in possible
+    ), len(possible) - 1
 
 
 def chance(statistic: float, freedom: int) -> float:
-    """The probability that chi-square is larger: the regularised gamma function Q(freedom / 2, statistic / 2), by its recursion."""
+    """The probability that chi-square is larger: the regularised gamma function Q(freedom / 2, statistic /
+    2), by its recursion."""
     if freedom == 0:
         return float(statistic == 0)
     half = statistic / 2
@@ -96,8 +102,12 @@ def chance(statistic: float, freedom: int) -> float:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("sampling", "count"), [(PLAIN, 8_000), (FILTERED, 2_000)], ids=["plain", "filtered"])
-def test_drafted_answers_have_the_models_distribution(sampling: Sampling, count: int, workers: ProcessPoolExecutor) -> None:
+@pytest.mark.parametrize(
+    ("sampling", "count"), [(PLAIN, 8_000), (FILTERED, 2_000)], ids=["plain", "filtered"]
+)
+def test_drafted_answers_have_the_models_distribution(
+    sampling: Sampling, count: int, workers: ProcessPoolExecutor
+) -> None:
     parts = [workers.submit(answers, sampling, start, count // 4) for start in range(0, count, count // 4)]
     found: Counter[tuple[int, ...]] = sum((part.result()[0] for part in parts), Counter())
     followed = sum(part.result()[1] for part in parts)
@@ -112,9 +122,14 @@ def test_drafted_answers_have_the_models_distribution(sampling: Sampling, count:
         assert chance(*chi_square(after, probabilities((*PROMPT, token), sampling))) > CHANCE_MIN
     if sampling == PLAIN:
         other = np.exp(FakeDrafter(LANGUAGE, QUALITY, seed=1).logits(as_prefix(PROMPT)).astype(np.float64))
-        assert chance(*chi_square(first, other / other.sum())) < 1e-30, "the test would see the drafter's distribution"
+        assert chance(*chi_square(first, other / other.sum())) < 1e-30, (
+            "the test would see the drafter's distribution"
+        )
 
 
 def test_the_chance_is_that_of_the_tables() -> None:
-    found = [chance(statistic, freedom) for freedom, statistic in ((1, 15.137), (2, 18.421), (3, 21.108), (5, 25.745), (10, 35.564))]
+    found = [
+        chance(statistic, freedom)
+        for freedom, statistic in ((1, 15.137), (2, 18.421), (3, 21.108), (5, 25.745), (10, 35.564))
+    ]
     assert found == pytest.approx([1e-4] * 5, rel=0.01)

@@ -1,4 +1,5 @@
-"""Answers that end beside others: whoever goes on waits for nothing of theirs, and what a next turn may keep is there."""
+"""Answers that end beside others: whoever goes on waits for nothing of theirs, and what a next turn may keep
+is there."""
 
 from __future__ import annotations
 
@@ -35,11 +36,15 @@ def four_boards(method: str, quality: float = 0.5) -> World:
 
 def is_plain(answer: Answer, count: int) -> bool:
     """Whether its tokens are the first `count` ones of the plain answer."""
-    return answer.tokens == plain_answer(LANGUAGE, answer.submit.prompt, Sampling(), new_tokens_max=count, context=300)[0]
+    return (
+        answer.tokens
+        == plain_answer(LANGUAGE, answer.submit.prompt, Sampling(), new_tokens_max=count, context=300)[0]
+    )
 
 
 def waits(method: str) -> list[float]:
-    """How long an answer waits for its next token when a long one beside it is cancelled, at several instants."""
+    """How long an answer waits for its next token when a long one beside it is cancelled, at several
+    instants."""
     found = []
     for cancelled_s in CANCELLED_S:
         world = four_boards(method)
@@ -57,7 +62,9 @@ def waits(method: str) -> list[float]:
 
 
 @pytest.mark.parametrize(("method", "share"), [("continuous", 0.98), ("flowspec-paper", 0.8)])
-def test_the_next_token_beside_a_cancelled_answer_comes_sooner(method: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_token_beside_a_cancelled_answer_comes_sooner(
+    method: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = waits(method)
     tells_no_end(monkeypatch)
     untold = waits(method)
@@ -79,7 +86,9 @@ def go_on_after_each_cancel() -> None:
         assert is_plain(world.answers[1][1], 5)
 
 
-def test_a_cancelled_conversation_goes_on_with_all_that_was_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_conversation_goes_on_with_all_that_was_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     go_on_after_each_cancel()
     drops_the_path_at_the_end(monkeypatch)
     with pytest.raises(AssertionError, match="node at each position"):

@@ -1,4 +1,5 @@
-"""Faults by the hundred: exact while they last, complete when they are over; and broken builds are caught by the same seeds."""
+"""Faults by the hundred: exact while they last, complete when they are over; and broken builds are caught by
+the same seeds."""
 
 from __future__ import annotations
 
@@ -76,7 +77,9 @@ def test_the_swarm_draws_every_fault_and_every_limit() -> None:
     assert {schedule.bounds.flights_max for schedule in schedules} >= {None, 1, 2}
     assert {schedule.bounds.prefill_chunk for schedule in schedules} >= {1, 128}
     assert {schedule.queued_max for schedule in schedules} >= {1}
-    begun = [dialogue.first for schedule in schedules for dialogue in schedule.dialogues if dialogue.first.answered]
+    begun = [
+        dialogue.first for schedule in schedules for dialogue in schedule.dialogues if dialogue.first.answered
+    ]
     assert len(begun) > SEEDS / 10
     assert any(len(submit.answered) < submit.new_tokens_max for submit in begun)
 
@@ -109,7 +112,18 @@ def test_the_swarm_sees_the_troubles_that_it_is_for() -> None:
         )
         seen["waited"] += any("waits for room" in text for _, _, text in run.story)
         seen["given up"] += any("gives up the caches" in text for _, _, text in run.story)
-    wanted = ["several pipelines", "lost", "back", "silence", "closed", "fenced", "superseded", "refused", "nobody left", "recovered"]
+    wanted = [
+        "several pipelines",
+        "lost",
+        "back",
+        "silence",
+        "closed",
+        "fenced",
+        "superseded",
+        "refused",
+        "nobody left",
+        "recovered",
+    ]
     wanted += ["recovered, with log-probabilities", "waited", "given up"]
     assert [name for name in wanted if not seen[name]] == []
 
@@ -151,7 +165,8 @@ def believes_that_what_it_gave_up_is_still_there(patch: pytest.MonkeyPatch) -> N
 
 
 def forgets_what_was_answered(patch: pytest.MonkeyPatch) -> None:
-    """The tokens that another head made are a part of the prompt, but not of the answer: its length begins anew."""
+    """The tokens that another head made are a part of the prompt, but not of the answer: its length begins
+    anew."""
 
     def broken(*args: Any, **others: Any) -> Request:
         made = begin(*args, **others)
@@ -163,7 +178,9 @@ def forgets_what_was_answered(patch: pytest.MonkeyPatch) -> None:
 
 def draws_at_positions_of_the_rest(patch: pytest.MonkeyPatch) -> None:
     """What is known of the answer is not sent: the rest follows the prompt alone, at its positions."""
-    patch.setattr(head, "begin", lambda old, submit, **others: begin(old, replace(submit, answered=()), **others))
+    patch.setattr(
+        head, "begin", lambda old, submit, **others: begin(old, replace(submit, answered=()), **others)
+    )
 
 
 def lets_the_pass_that_runs_teach(patch: pytest.MonkeyPatch) -> None:
@@ -199,7 +216,11 @@ def does_not_mind_silence(patch: pytest.MonkeyPatch) -> None:
 def loses_whoever_is_first(patch: pytest.MonkeyPatch) -> None:
     """Whatever goes wrong, the first device is to blame."""
     lose = Membership._lose
-    patch.setattr(Membership, "_lose", lambda self, device, now_s: lose(self, self.members[0] if self.members else device, now_s))
+    patch.setattr(
+        Membership,
+        "_lose",
+        lambda self, device, now_s: lose(self, self.members[0] if self.members else device, now_s),
+    )
 
 
 def forgets_the_arithmetic(patch: pytest.MonkeyPatch) -> None:
@@ -249,7 +270,9 @@ def takes_a_damaged_frame_for_the_end(patch: pytest.MonkeyPatch) -> None:
         takes_the_first_devices_arithmetic,
     ],
 )
-def test_a_broken_build_is_caught(mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_build_is_caught(
+    mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     mutation(monkeypatch)
     assert any(play([seed]).failures for seed in range(SEEDS_TO_CATCH))
 
@@ -282,7 +305,11 @@ def went_wrong(kind: str, seeds: range, rule: str, failure: str) -> tuple[int, i
     ],
 )
 def test_what_hangs_or_is_silent_is_lost_within_the_time_that_is_said(
-    kind: str, rule: str, mutation: Callable[[pytest.MonkeyPatch], None], failure: str, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    rule: str,
+    mutation: Callable[[pytest.MonkeyPatch], None],
+    failure: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fired, failed = went_wrong(kind, range(30), rule, failure)
     assert (fired > 5, failed) == (True, 0)
@@ -295,7 +322,9 @@ def gives_the_work_of_the_old_one_to_the_new(patch: pytest.MonkeyPatch) -> None:
     """What the head asked of a drafter before it heard of its loss goes to the one that is back."""
     handle = RemoteDrafterCore.handle
 
-    def broken(self: RemoteDrafterCore, event: RemoteDrafterEvent, now_s: float) -> list[RemoteDrafterCommand]:
+    def broken(
+        self: RemoteDrafterCore, event: RemoteDrafterEvent, now_s: float
+    ) -> list[RemoteDrafterCommand]:
         commands = handle(self, event, now_s)
         self._behind = 0
         return commands
@@ -308,7 +337,9 @@ def believes_whatever_is_proposed(patch: pytest.MonkeyPatch) -> None:
 
     def broken(self: RemoteDrafterCore, answer: Proposed, now_s: float) -> Drafted:
         self._job = None
-        return Drafted(drafter=self.number, job=answer.job, proposals=answer.proposals, started_s=now_s, ended_s=now_s)
+        return Drafted(
+            drafter=self.number, job=answer.job, proposals=answer.proposals, started_s=now_s, ended_s=now_s
+        )
 
     patch.setattr(RemoteDrafterCore, "_proposed", broken)
 
@@ -355,12 +386,16 @@ def test_a_broken_build_of_a_drafter_on_a_device_is_caught(
 def lets_a_lease_lapse_before_it_has_read(patch: pytest.MonkeyPatch) -> None:
     """A daemon that was stopped ends a hold, though the head's pings wait to be read."""
     tick = Holding._tick
-    patch.setattr(Holding, "_tick", lambda self, event, now_s: tick(self, replace(event, is_read=True), now_s))
+    patch.setattr(
+        Holding, "_tick", lambda self, event, now_s: tick(self, replace(event, is_read=True), now_s)
+    )
 
 
 def minds_the_whole_pass(patch: pytest.MonkeyPatch) -> None:
     """A pass counts as a whole: a slow device that gets further layer by layer is taken for one that hangs."""
-    patch.setattr(StageCore, "running_s", lambda self, now_s: 0.0 if self._job is None else now_s - self._job.started_s)
+    patch.setattr(
+        StageCore, "running_s", lambda self, now_s: 0.0 if self._job is None else now_s - self._job.started_s
+    )
 
 
 def with_slow_layers(seed: int) -> Play:
@@ -372,7 +407,9 @@ def with_slow_layers(seed: int) -> Play:
 def with_a_stop_longer_than_the_lease(seed: int) -> Play:
     """The first device stops, and when it goes on reads one message in a turn."""
     (fault,) = alone("stop", seed).schedule.faults
-    return Play(replace(alone("stop", seed).schedule, faults=(replace(fault, for_s=LEASE_S + 1),), messages_max=1))
+    return Play(
+        replace(alone("stop", seed).schedule, faults=(replace(fault, for_s=LEASE_S + 1),), messages_max=1)
+    )
 
 
 def with_a_lapse_of_a_drafters_lease(seed: int) -> Play:
@@ -380,7 +417,13 @@ def with_a_lapse_of_a_drafters_lease(seed: int) -> Play:
     made = draw(seed)
     at_s = min(dialogue.at_s for dialogue in made.dialogues) + 1.5
     places = tuple(None if place is None else replace(place, handover_s=1.0) for place in made.places)
-    return Play(replace(made, places=places, faults=(Fault(kind="head stops", at_s=at_s, for_s=LEASE_S + 0.5, where=(HEAD,)),)))
+    return Play(
+        replace(
+            made,
+            places=places,
+            faults=(Fault(kind="head stops", at_s=at_s, for_s=LEASE_S + 0.5, where=(HEAD,)),),
+        )
+    )
 
 
 def run_all(world: Callable[[int], Play], seeds: Iterable[int]) -> None:
@@ -392,7 +435,12 @@ def run_all(world: Callable[[int], Play], seeds: Iterable[int]) -> None:
     ("world", "seeds", "mutation", "failure"),
     [
         (with_slow_layers, range(60), minds_the_whole_pass, "is lost, though nothing was wrong with it"),
-        (with_a_stop_longer_than_the_lease, range(60), lets_a_lease_lapse_before_it_has_read, "though words of it wait to be read"),
+        (
+            with_a_stop_longer_than_the_lease,
+            range(60),
+            lets_a_lease_lapse_before_it_has_read,
+            "though words of it wait to be read",
+        ),
         (with_a_lapse_of_a_drafters_lease, AWAY, gives_the_work_of_the_old_one_to_the_new, "AssertionError"),
     ],
 )
@@ -457,7 +505,9 @@ def test_a_rule_that_never_fired_fails_a_long_run() -> None:
     assert Tally(seeds=100).idle_rules == [], "a short run need not bring all about"
 
 
-def test_the_command_tells_a_seed_that_fails_and_its_story(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_tells_a_seed_that_fails_and_its_story(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert story(3)[-1] == "every answer is whole"
     keeps_the_flights(monkeypatch)
     assert main(["--seed", "3", "--story"]) == 1

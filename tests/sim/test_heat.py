@@ -32,7 +32,13 @@ def schedule(changed_s: float) -> Schedule:
     """Three boards that are alike take 120 ms a layer; one user asks, and asks again a second after each
     answer."""
     drawn = draw(1)
-    first = Submit(request=0, prompt=(1, 2, 3, 4), new_tokens_max=30, sampling=Sampling(temperature=0.8, seed=3), stop_ids=frozenset())
+    first = Submit(
+        request=0,
+        prompt=(1, 2, 3, 4),
+        new_tokens_max=30,
+        sampling=Sampling(temperature=0.8, seed=3),
+        stop_ids=frozenset(),
+    )
     return replace(
         drawn,
         devices=("pi-0", "pi-1", "pi-2"),
@@ -46,7 +52,15 @@ def schedule(changed_s: float) -> Schedule:
         queued_max=64,
         context=CONTEXT,
         bounds=Bounds(),
-        patience=Patience(silent_s=5.0, loading_silent_s=15.0, loading_s=60.0, stuck_s=60.0, probe_s=2.0, back_s=4.0, forgive_s=300.0),
+        patience=Patience(
+            silent_s=5.0,
+            loading_silent_s=15.0,
+            loading_s=60.0,
+            stuck_s=60.0,
+            probe_s=2.0,
+            back_s=4.0,
+            forgive_s=300.0,
+        ),
         terms=replace(TERMS, changed_s=changed_s),
         method=lambda: make_method("continuous"),
         cache_slots=dict.fromkeys(("pi-0", "pi-1", "pi-2"), 100_000),
@@ -64,7 +78,9 @@ def schedule(changed_s: float) -> Schedule:
 class Heated(Play):
     """Answers until `last_s`, while a device takes so many times as long from `HOT_S` on."""
 
-    def __init__(self, heat: float, until_s: float = 1e9, last_s: float = LAST_S, changed_s: float = 60.0) -> None:
+    def __init__(
+        self, heat: float, until_s: float = 1e9, last_s: float = LAST_S, changed_s: float = 60.0
+    ) -> None:
         super().__init__(schedule(changed_s))
         self.last_s = last_s
         for daemon in self.daemons.values():
@@ -90,8 +106,14 @@ class Heated(Play):
 
     def rate(self, first_s: float, end_s: float) -> float:
         """Tokens a second of the answers that began and ended in between."""
-        found = [each for each in self.cluster.answers[0] if first_s <= each.submitted_s and 0 < each.ended_s <= end_s]
-        return sum(len(each.tokens) for each in found) / sum(each.ended_s - each.submitted_s for each in found)
+        found = [
+            each
+            for each in self.cluster.answers[0]
+            if first_s <= each.submitted_s and 0 < each.ended_s <= end_s
+        ]
+        return sum(len(each.tokens) for each in found) / sum(
+            each.ended_s - each.submitted_s for each in found
+        )
 
     def notes(self, text: str) -> list[float]:
         return [at_s for at_s, who, told in self.story if who == "head" and text in told]
@@ -102,7 +124,9 @@ def test_a_device_that_heat_slows_down_gets_fewer_layers_between_two_answers() -
     run.play()
     (at_s,) = run.notes(NOTE)
     assert HOT_S + 60 < at_s < HOT_S + 180, "a minute of its work, and the end of an answer"
-    assert not any(each.submitted_s < at_s < each.ended_s for each in run.cluster.answers[0]), "between two answers"
+    assert not any(each.submitted_s < at_s < each.ended_s for each in run.cluster.answers[0]), (
+        "between two answers"
+    )
     assert run.cluster.pipelines == 2, "one new plan"
     assert [len(run.notes("the switch took")), run.notes("lost")] == [1, []]
     parts = {part.device: part.assign.end_layer - part.assign.first_layer for part in run.cluster.parts}

@@ -13,7 +13,11 @@ def test_a_prefix_has_one_number() -> None:
     assert prefixes.chain([7, 8, 9]) == chain
     assert prefixes.after(chain[0], 8) == chain[1] != prefixes.after(chain[0], 9)
     assert [prefixes.tokens(prefix) for prefix in (EMPTY, chain[0], chain[2])] == [[], [7], [7, 8, 9]]
-    assert (prefixes.parent(chain[2]), prefixes.token(chain[2]), prefixes.length(chain[2])) == (chain[1], 9, 3)
+    assert (prefixes.parent(chain[2]), prefixes.token(chain[2]), prefixes.length(chain[2])) == (
+        chain[1],
+        9,
+        3,
+    )
 
 
 def part(request: int, rows: list[tuple[int, int, int]], committed: list[bool]) -> Part:

@@ -25,20 +25,27 @@ SAMPLED = Sampling(temperature=1.0, seed=11)
 
 @dataclass
 class StopAt:
-    """Ends the answer after these tokens in a row; like the runtime's rule for strings it looks at each token once."""
+    """Ends the answer after these tokens in a row; like the runtime's rule for strings it looks at each token
+    once."""
 
     wanted: tuple[int, ...]
     seen: list[int] = field(default_factory=list)
 
     def stops_at(self, tokens: Sequence[int]) -> bool:
         self.seen += tokens[len(self.seen) :]
-        return any(tuple(self.seen[at : at + len(self.wanted)]) == self.wanted for at in range(len(self.seen)))
+        return any(
+            tuple(self.seen[at : at + len(self.wanted)]) == self.wanted for at in range(len(self.seen))
+        )
 
 
 def rest_of(method: str, submit: Submit) -> tuple[list[int], str]:
     """What a cluster answers that knows nothing but this, and why it ends."""
-    experiment = Experiment(devices=(DeviceSpec(curve=Curve(base_s=0.01), layers=2),) * 3, method=method, context=CONTEXT)
-    world = experiment.build(LANGUAGE, [] if method == "ar" else [FakeDrafter(LANGUAGE, 0.8, 1, context=CONTEXT)])
+    experiment = Experiment(
+        devices=(DeviceSpec(curve=Curve(base_s=0.01), layers=2),) * 3, method=method, context=CONTEXT
+    )
+    world = experiment.build(
+        LANGUAGE, [] if method == "ar" else [FakeDrafter(LANGUAGE, 0.8, 1, context=CONTEXT)]
+    )
     world.at(0.0, submit)
     world.run()
     (answer,) = world.answers[submit.request]

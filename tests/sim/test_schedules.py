@@ -1,4 +1,5 @@
-"""Thousands of random schedules: whatever the cluster, the method and the order of events, the answers are the plain ones."""
+"""Thousands of random schedules: whatever the cluster, the method and the order of events, the answers are
+the plain ones."""
 
 from __future__ import annotations
 
@@ -74,10 +75,21 @@ def test_the_swarm_sees_the_troubles_that_it_is_for() -> None:
             seen["cancelled in mid-answer"] += answer.end.reason == "cancelled" and bool(answer.tokens)
             seen["reused"] += answer.end.reused > 0
             seen["several tokens at once"] += len(set(answer.times_s)) < len(answer.times_s)
-            seen["the context is full"] += len(answer.submit.prompt) + len(answer.tokens) == schedule.experiment.context
+            seen["the context is full"] += (
+                len(answer.submit.prompt) + len(answer.tokens) == schedule.experiment.context
+            )
     wanted = [
         *(f"{count} stages" for count in range(1, 9)),
-        *("timers", "drafts", "dead in queue", "dead between layers", "dead late", "stop", "length", "cancelled"),
+        *(
+            "timers",
+            "drafts",
+            "dead in queue",
+            "dead between layers",
+            "dead late",
+            "stop",
+            "length",
+            "cancelled",
+        ),
         *("cancelled in mid-answer", "reused", "several tokens at once", "the context is full"),
         *("trims", "early commits", "shared segments", "forgotten", "stops behind a drafted node"),
     ]
@@ -90,14 +102,20 @@ def test_the_swarm_draws_every_method() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "nodes"), [("tree-sd", 512), ("chunk-pp", 400), ("pipedec", 300), ("flowspec-paper", 400), ("continuous", 512)]
+    ("method", "nodes"),
+    [("tree-sd", 512), ("chunk-pp", 400), ("pipedec", 300), ("flowspec-paper", 400), ("continuous", 512)],
 )
 def test_a_tree_that_wants_too_much_stays_within_the_slots(method: str, nodes: int) -> None:
-    """The widest trees and a drafter that is always wrong: the bounds are met, hold after every event, and stop nothing."""
+    """The widest trees and a drafter that is always wrong: the bounds are met, hold after every event, and
+    stop nothing."""
     language = HashLanguage(60, seed=1, sharpness=0.5)
     options = {"nodes": nodes, "width": 32}
     experiment = Experiment(
-        devices=(DeviceSpec(curve=Curve(base_s=0.05)),) * 4, method=method, options=options, context=200, drafting=Curve(base_s=0.001)
+        devices=(DeviceSpec(curve=Curve(base_s=0.05)),) * 4,
+        method=method,
+        options=options,
+        context=200,
+        drafting=Curve(base_s=0.001),
     )
     world = experiment.build(language, [FakeDrafter(language, 0.0, seed=1)])
     most = 0
@@ -112,7 +130,10 @@ def test_a_tree_that_wants_too_much_stays_within_the_slots(method: str, nodes: i
     world.at(0.0, submit)
     world.run(events_max=10_000)
     world.validate_at_rest()
-    assert world.answers[0][0].tokens == plain_answer(language, submit.prompt, submit.sampling, new_tokens_max=6, context=200)[0]
+    assert (
+        world.answers[0][0].tokens
+        == plain_answer(language, submit.prompt, submit.sampling, new_tokens_max=6, context=200)[0]
+    )
     assert method == "continuous" or most == limits.TREE_NODES_MAX, "it never came to the bound"
 
 
@@ -133,7 +154,11 @@ def _watch(run: Play, seen: Counter[str]) -> None:
                     )
         else:
             seen["trims"] += any(isinstance(command, Trim) for command in handled.commands)
-            is_commit = isinstance(handled.event, ControlArrived) and isinstance(handled.event.message, Commit)
-            seen["early commits"] += is_commit and any(request.early for request in run.world.stages[handled.place]._requests.values())
+            is_commit = isinstance(handled.event, ControlArrived) and isinstance(
+                handled.event.message, Commit
+            )
+            seen["early commits"] += is_commit and any(
+                request.early for request in run.world.stages[handled.place]._requests.values()
+            )
 
     run.world.on_event = watch

@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 
 from flowspec.core.cluster_messages import Ping
-from flowspec.core.events import Cancel, ControlArrived, Drafted, DrafterLost, Forget, JobPart, LayersDone, RunLayers, Trim
+from flowspec.core.events import (
+    Cancel,
+    ControlArrived,
+    Drafted,
+    DrafterLost,
+    Forget,
+    JobPart,
+    LayersDone,
+    RunLayers,
+    Trim,
+)
 from flowspec.core.messages import Sampling
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.board import ANSWER_BYTES, GUESS_BYTES, PROPOSAL_BYTES, BoardSpec
@@ -29,7 +39,8 @@ LANGUAGE = HashLanguage(40, seed=5)
 PROMPT = (3, 1, 4, 1, 5)
 
 
-# ------------------------------------------------------------------------------------------------------ the clock
+# ------------------------------------------------------------------------------------------------------ the
+# clock
 
 
 def test_what_is_due_at_one_instant_happens_in_the_order_of_asking() -> None:
@@ -54,9 +65,22 @@ def test_the_past_is_now_and_nothing_happens_beyond_the_horizon() -> None:
 # ------------------------------------------------------------------------------------------------------ links
 
 
-def arrivals(spec: LinkSpec, sends: Sequence[tuple[float, Tensor | None]], *, row_bytes: int | None = None, seed: int = 0) -> list[float]:
+def arrivals(
+    spec: LinkSpec,
+    sends: Sequence[tuple[float, Tensor | None]],
+    *,
+    row_bytes: int | None = None,
+    seed: int = 0,
+) -> list[float]:
     clock, seen = Clock(), []
-    link = Link(clock, spec, "a", lambda envelope, frames: seen.append(clock.now_s), chance=random.Random(seed), row_bytes=row_bytes)
+    link = Link(
+        clock,
+        spec,
+        "a",
+        lambda envelope, frames: seen.append(clock.now_s),
+        chance=random.Random(seed),
+        row_bytes=row_bytes,
+    )
     for time_s, _ in sends:
         clock.at(time_s, lambda: link.send(Ping()))
     while clock.step():
@@ -82,13 +106,16 @@ def test_jitter_delays_and_never_reorders() -> None:
     assert seen != arrivals(LinkSpec(delay_s=0.5, jitter_s=0.2), sends, seed=1)
 
 
-# ------------------------------------------------------------------------------------------------------ devices
+# ------------------------------------------------------------------------------------------------------
+# devices
 
 
 class Silent:
     """Layers that compute nothing."""
 
-    def run(self, stage: int, job: RunLayers, payload: Tensor | None, rows: tuple[int, ...]) -> tuple[None, tuple[()], tuple[()]]:
+    def run(
+        self, stage: int, job: RunLayers, payload: Tensor | None, rows: tuple[int, ...]
+    ) -> tuple[None, tuple[()], tuple[()]]:
         return None, (), ()
 
     def change_cache(self, stage: int, command: object) -> None: ...
@@ -149,9 +176,21 @@ def test_a_curve_is_flat_up_to_its_knee() -> None:
         ([(4.1, tuple(range(8)))], 6.0, 0),
         ([(6.5, (0, 1))], 8.0, 8),
     ],
-    ids=["none", "at the start", "in layer 1", "at its end", "in layer 2", "twice in a layer", "in two layers", "all", "in the last layer"],
+    ids=[
+        "none",
+        "at the start",
+        "in layer 1",
+        "at its end",
+        "in layer 2",
+        "twice in a layer",
+        "in two layers",
+        "all",
+        "in the last layer",
+    ],
 )
-def test_dead_rows_leave_at_the_next_layer_and_shorten_the_job(trims: list[tuple[float, tuple[int, ...]]], end_s: float, left: int) -> None:
+def test_dead_rows_leave_at_the_next_layer_and_shorten_the_job(
+    trims: list[tuple[float, tuple[int, ...]]], end_s: float, left: int
+) -> None:
     ended_s, rows = end_of(FOUR, 8, trims)
     assert (ended_s, len(rows)) == (pytest.approx(end_s), left)
     assert rows == tuple(row for row in range(8) if left == 8 or all(row not in dead for _, dead in trims))
@@ -166,17 +205,24 @@ def test_sampling_comes_after_the_layers_of_the_last_stage_and_is_spared_too() -
     assert end_of(spec, 8, [(7.5, tuple(range(8)))], is_last=True) == (pytest.approx(8.0), ())
 
 
-# ------------------------------------------------------------------------------------------------------ worlds
+# ------------------------------------------------------------------------------------------------------
+# worlds
 
 
 def small(**fields: object) -> Experiment:
     spec = DeviceSpec(curve=Curve(base_s=0.05, row_s=0.005), layers=5)
-    defaults: dict[str, object] = {"devices": (spec,) * 3, "control": LinkSpec(delay_s=0.001), "data": LinkSpec(delay_s=0.002)}
+    defaults: dict[str, object] = {
+        "devices": (spec,) * 3,
+        "control": LinkSpec(delay_s=0.001),
+        "data": LinkSpec(delay_s=0.002),
+    }
     return Experiment(**{**defaults, "context": 200, **fields})  # type: ignore[arg-type]
 
 
 def test_a_token_takes_one_trip() -> None:
-    world = small(row_bytes=1000, data=LinkSpec(delay_s=0.002, bandwidth_mbps=10.0), head_s=0.003).build(LANGUAGE)
+    world = small(row_bytes=1000, data=LinkSpec(delay_s=0.002, bandwidth_mbps=10.0), head_s=0.003).build(
+        LANGUAGE
+    )
     world.at(1.0, ask(1, PROMPT, 20))
     world.run()
     (answer,) = world.answers[1]
@@ -194,10 +240,15 @@ def test_a_token_takes_one_trip() -> None:
 @pytest.mark.parametrize("method", ["ar", "continuous", "flowspec-paper"])
 def test_one_seed_is_one_run_and_another_is_not(method: str) -> None:
     def digest(seed: int) -> tuple[str, list[int]]:
-        experiment = small(method=method, seed=seed, data=LinkSpec(delay_s=0.002, jitter_s=0.1), drafting=Curve(base_s=0.01))
+        experiment = small(
+            method=method, seed=seed, data=LinkSpec(delay_s=0.002, jitter_s=0.1), drafting=Curve(base_s=0.01)
+        )
         world = experiment.build(LANGUAGE, [] if method == "ar" else [FakeDrafter(LANGUAGE, 0.8, seed=1)])
         for request in range(3):
-            world.at(0.03 * request, ask(request, (*PROMPT, request), 12, sampling=Sampling(temperature=1.0, seed=request)))
+            world.at(
+                0.03 * request,
+                ask(request, (*PROMPT, request), 12, sampling=Sampling(temperature=1.0, seed=request)),
+            )
         world.at(0.5, Cancel(request=1))
         world.at(0.6, Forget(request=1))
         world.run()
@@ -222,12 +273,15 @@ def test_control_overtakes_data_and_shortens_what_runs() -> None:
                 trimmed += sum(len(command.rows) for command in handled.commands if isinstance(command, Trim))
 
         data = LinkSpec(delay_s=0.03)
-        world = small(method="continuous", control=LinkSpec(delay_s=control_s), data=data, drafting=Curve(base_s=0.002)).build(
-            LANGUAGE, [FakeDrafter(LANGUAGE, 0.5, seed=2)], look
-        )
+        world = small(
+            method="continuous", control=LinkSpec(delay_s=control_s), data=data, drafting=Curve(base_s=0.002)
+        ).build(LANGUAGE, [FakeDrafter(LANGUAGE, 0.5, seed=2)], look)
         world.at(0.0, ask(1, PROMPT, 60))
         world.run()
-        assert world.answers[1][0].tokens == plain_answer(LANGUAGE, PROMPT, Sampling(), new_tokens_max=60, context=200)[0]
+        assert (
+            world.answers[1][0].tokens
+            == plain_answer(LANGUAGE, PROMPT, Sampling(), new_tokens_max=60, context=200)[0]
+        )
         return trimmed, sum(device.busy_s for device in world.devices)
 
     trimmed, busy_s = run(0.0005)
@@ -239,7 +293,9 @@ def test_control_overtakes_data_and_shortens_what_runs() -> None:
 def test_a_better_drafter_makes_the_same_answer_sooner() -> None:
     ends = []
     for quality in (0.0, 0.6, 1.0):
-        world = small(method="continuous", drafting=Curve(base_s=0.005)).build(LANGUAGE, [FakeDrafter(LANGUAGE, quality, seed=1)])
+        world = small(method="continuous", drafting=Curve(base_s=0.005)).build(
+            LANGUAGE, [FakeDrafter(LANGUAGE, quality, seed=1)]
+        )
         world.at(0.0, ask(1, PROMPT, 40))
         world.run()
         (answer,) = world.answers[1]
@@ -249,10 +305,13 @@ def test_a_better_drafter_makes_the_same_answer_sooner() -> None:
     assert ends[2] < ends[1] < ends[0]
 
 
-# ------------------------------------------------------------------------------------------------------ boards
+# ------------------------------------------------------------------------------------------------------
+# boards
 
 
-def drafts(*boards: BoardSpec, drafting: Curve, count: int = 2, lost_s: float | None = None) -> tuple[World, list[tuple[float, Drafted]]]:
+def drafts(
+    *boards: BoardSpec, drafting: Curve, count: int = 2, lost_s: float | None = None
+) -> tuple[World, list[tuple[float, Drafted]]]:
     """An answer with so many drafters, and the instants at which the head heard of their jobs."""
     seen: list[tuple[float, Drafted]] = []
 
@@ -303,7 +362,9 @@ def test_jobs_and_proposals_of_another_board_travel() -> None:
     assert board.back is not None
     assert board.out.messages == board.back.messages == len(there)
     assert board.out.bytes > 100 * len(there)
-    assert world.bytes_sent == sum(line.bytes for line in (*world.control, *world.data, board.out, board.back))
+    assert world.bytes_sent == sum(
+        line.bytes for line in (*world.control, *world.data, board.out, board.back)
+    )
 
 
 def test_an_answer_goes_on_without_a_drafter_that_is_lost() -> None:
@@ -315,7 +376,8 @@ def test_an_answer_goes_on_without_a_drafter_that_is_lost() -> None:
     assert ends[1] < middle_s < ends[0]
 
 
-# ------------------------------------------------------------------------------------------------------ languages
+# ------------------------------------------------------------------------------------------------------
+# languages
 
 
 def test_known_answers_are_said_on_their_path_and_nothing_off_it() -> None:

@@ -1,4 +1,5 @@
-"""An accelerator's check on a machine that is broken: `python -m tests.testbed.broken_accelerator HOW STEP ...`.
+"""An accelerator's check on a machine that is broken: `python -m tests.testbed.broken_accelerator HOW STEP
+...`.
 
 Steps that are not about what is broken say what they would say on a machine that is well.
 """
@@ -55,7 +56,9 @@ def hang(device: str, folder: Path, dtype: str) -> dict[str, Any]:
 
 
 def fail(device: str, folder: Path, dtype: str) -> dict[str, Any]:
-    raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nat /home/alice/x.py")
+    raise RuntimeError(
+        "CUDA error: no kernel image is available for execution on the device\nat /home/alice/x.py"
+    )
 
 
 def crash(device: str, folder: Path, dtype: str) -> dict[str, Any]:
@@ -65,7 +68,13 @@ def crash(device: str, folder: Path, dtype: str) -> dict[str, Any]:
 def main() -> None:
     how = sys.argv.pop(1)
     whole_kernels = steps.STEPS["kernels"]
-    for name, found in (("torch", TORCH), ("plain", {}), ("kernels", KERNELS), ("slice", SLICE), ("verify", VERIFY)):
+    for name, found in (
+        ("torch", TORCH),
+        ("plain", {}),
+        ("kernels", KERNELS),
+        ("slice", SLICE),
+        ("verify", VERIFY),
+    ):
         well(name, found)
     if how.startswith("kernel:"):
         trials.CHILD = (sys.executable, "-m", "tests.model.broken_kernels", how.removeprefix("kernel:"))

@@ -11,7 +11,12 @@ STOP = 2
 
 
 def made(
-    name: str, answer: Sequence[int], *, domain: str = "made", prompt: Sequence[int] = (5, 6, 7), sampling: Sampling | None = None
+    name: str,
+    answer: Sequence[int],
+    *,
+    domain: str = "made",
+    prompt: Sequence[int] = (5, 6, 7),
+    sampling: Sampling | None = None,
 ) -> Case:
     return Case(
         prompt_id=name,

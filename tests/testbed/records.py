@@ -37,4 +37,6 @@ def record(method: str, prompt: str, tokens: int, seconds: float, **changes: Any
         "digest": "00",
         "arithmetic": "",
     }
-    return Record(method=method, prompt_id=prompt, new_tokens=tokens + 1, decode_s=seconds, **(plain | changes))
+    return Record(
+        method=method, prompt_id=prompt, new_tokens=tokens + 1, decode_s=seconds, **(plain | changes)
+    )

@@ -1,4 +1,5 @@
-"""The check of an accelerator: on this machine's CPU for real, with a made-up GPU, and on machines that are broken."""
+"""The check of an accelerator: on this machine's CPU for real, with a made-up GPU, and on machines that are
+broken."""
 
 from __future__ import annotations
 
@@ -46,12 +47,16 @@ def warm_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def start(command: Sequence[str], environment: Mapping[str, str], errors: Any) -> warm.Popen[bytes]:
         null, pipe = subprocess.DEVNULL, subprocess.PIPE
-        return warm.Popen(command, stdin=null, stdout=pipe, stderr=errors, start_new_session=True, env=environment)
+        return warm.Popen(
+            command, stdin=null, stdout=pipe, stderr=errors, start_new_session=True, env=environment
+        )
 
     monkeypatch.setattr(check, "start", start)
 
 
-def broken(how: str, dtypes: tuple[str, ...] = ("float32", "bfloat16", "int8"), seconds: float = 100.0) -> list[Outcome]:
+def broken(
+    how: str, dtypes: tuple[str, ...] = ("float32", "bfloat16", "int8"), seconds: float = 100.0
+) -> list[Outcome]:
     told: list[Outcome] = []
     command = (sys.executable, "-m", "tests.testbed.broken_accelerator", how)
     outcomes = Check("cpu", dtypes, seconds, told.append, command).run()
@@ -73,11 +78,25 @@ def test_the_command_on_this_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[s
     path = tmp_path / "report.json"
     assert main(["doctor", "--accelerator", "--device", "cpu", "--dtype", "float32", f"--report={path}"]) == 0
     shown = capsys.readouterr()
-    assert [line.split()[0] for line in shown.err.splitlines()] == ["torch", "kernels", "verify", "plain", "slice"]
-    assert max(len(line) for line in shown.out.splitlines() if str(path) not in line and "issue" not in line) <= 80
+    assert [line.split()[0] for line in shown.err.splitlines()] == [
+        "torch",
+        "kernels",
+        "verify",
+        "plain",
+        "slice",
+    ]
+    assert (
+        max(len(line) for line in shown.out.splitlines() if str(path) not in line and "issue" not in line)
+        <= 80
+    )
     assert f"written to {path}\n" in shown.out
     report = json.loads(path.read_text("utf-8"))
-    assert (report["kind"], report["format"], report["problems"], report["asked_device"]) == (KIND, 2, 0, "cpu")
+    assert (report["kind"], report["format"], report["problems"], report["asked_device"]) == (
+        KIND,
+        2,
+        0,
+        "cpu",
+    )
     found = {step["step"]: step["found"] for step in report["steps"]}
     assert {step["state"] for step in report["steps"]} == {RIGHT}
     assert found["torch"]["device"] == "cpu"
@@ -90,14 +109,18 @@ def test_the_command_on_this_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert found["slice"]["memory"]["weight_bytes"] > 40e6
     assert (found["verify"]["exact"], found["verify"]["wrong"], found["verify"]["answers"]) == (12, 0, 12)
     assert all(rate > 0 for rate in found["verify"]["tokens_per_s"].values())
-    assert report["software"]["torch"].partition("+")[0] == torch_version().partition("+")[0], "not all builds tell which they are"
+    assert report["software"]["torch"].partition("+")[0] == torch_version().partition("+")[0], (
+        "not all builds tell which they are"
+    )
     text = path.read_text("utf-8")
     for private in (socket.gethostname(), str(Path.home()), os.getcwd(), str(tmp_path), "127.0.0.1", "::1"):
         assert private not in text
     assert not re.search(rf"\b{re.escape(getpass.getuser())}\b", text)
 
 
-def test_a_slice_on_an_accelerator_is_waited_for_and_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_on_an_accelerator_is_waited_for_and_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(steps, "SPEED_S", 0.01)
     plain_step("cpu", tmp_path, "")
     gpu = FakeGpu()
@@ -107,7 +130,9 @@ def test_a_slice_on_an_accelerator_is_waited_for_and_given_back(tmp_path: Path, 
     assert gpu.given_back >= 2
     np.save(tmp_path / PLAIN, np.load(tmp_path / PLAIN)[:, ::-1])
     wrong = check_slice(gpu, tmp_path, "float32")
-    ((severity, what, text),) = findings([Outcome(step="slice", dtype="float32", state=RIGHT, s=1.0, found=wrong)])
+    ((severity, what, text),) = findings(
+        [Outcome(step="slice", dtype="float32", state=RIGHT, s=1.0, found=wrong)]
+    )
     assert (severity, what) == ("problem", "slice float32")
     assert re.fullmatch(r"its logits are off by [\d.]+, where 0.002 is allowed", text)
     with pytest.raises(InputError, match="there are no plain logits to compare with"):
@@ -144,7 +169,9 @@ def test_an_accelerator_that_dies_is_a_finding_and_the_next_precision_goes_on() 
 def test_a_torch_that_dies_ends_the_check() -> None:
     outcomes = broken("torch")
     assert states(outcomes) == {"torch": WRONG}
-    assert findings(outcomes) == [("problem", "torch", "ran an instruction that this processor does not have")]
+    assert findings(outcomes) == [
+        ("problem", "torch", "ran an instruction that this processor does not have")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -201,14 +228,20 @@ def test_judgements() -> None:
     ("text", "expected"),
     [
         ("/home/alice/.venv/lib/x.so: cannot open", "(path): cannot open"),
-        ('FAILED at "/opt/pytorch/c10/cuda/CUDACachingAllocator.cpp":995', 'FAILED at "(path)/CUDACachingAllocator.cpp":995'),
+        (
+            'FAILED at "/opt/pytorch/c10/cuda/CUDACachingAllocator.cpp":995',
+            'FAILED at "(path)/CUDACachingAllocator.cpp":995',
+        ),
         ("~/models/own and ../x/y", "(path) and (path)"),
         ("nothing listens at 127.0.0.1:7700", "nothing listens at (address)"),
         ("peer fe80::1ff:fe23:4567:890a is gone", "peer (address) is gone"),
         ("at 00:1A:2b:3c:4D:5e", "at (address)"),
         ("built by alice@pi-kitchen", "built by (address)"),
         ("alice on pi-kitchen, alices", "(name) on (name), alices"),
-        ("64 x 48 in 1/2 s, torch 2.13.0+cpu, at 12:30, R36.4.3", "64 x 48 in 1/2 s, torch 2.13.0+cpu, at 12:30, R36.4.3"),
+        (
+            "64 x 48 in 1/2 s, torch 2.13.0+cpu, at 12:30, R36.4.3",
+            "64 x 48 in 1/2 s, torch 2.13.0+cpu, at 12:30, R36.4.3",
+        ),
         ("use --dtype float32, or int8/int4", "use --dtype float32, or int8/int4"),
     ],
 )
@@ -218,7 +251,9 @@ def test_private_things_are_taken_out(text: str, expected: str) -> None:
 
 def test_the_report_has_no_private_things_wherever_they_come_from() -> None:
     fault = "cannot read /home/alice/models/x of alice at pi-kitchen (192.168.1.21)"
-    outcomes = [Outcome(step="verify", dtype="int8", state=WRONG, s=1.0, fault=fault, found={"faults": [fault]})]
+    outcomes = [
+        Outcome(step="verify", dtype="int8", state=WRONG, s=1.0, fault=fault, found={"faults": [fault]})
+    ]
     document = report_of(
         outcomes,
         findings_of(outcomes, BOARD, BOARD, "auto"),
@@ -251,16 +286,24 @@ def test_an_earlier_report_is_written_over_and_nothing_else(tmp_path: Path) -> N
     ("flags", "expected"),
     [
         (["--accelerator", "--device=mps"], "--device: expected auto, cpu or cuda:N, got 'mps'"),
-        (["--accelerator", "--cluster=x.toml"], "--cluster goes with a cluster; --accelerator checks this machine"),
+        (
+            ["--accelerator", "--cluster=x.toml"],
+            "--cluster goes with a cluster; --accelerator checks this machine",
+        ),
         (["--accelerator", "--model=x"], "--model goes with a cluster"),
         (["--accelerator", "--seconds=0"], "--seconds: expected 1 to 86400, got 0"),
-        (["--accelerator", "--report=/no/such/folder/x.json"], "--report: expected a file in a folder that exists"),
+        (
+            ["--accelerator", "--report=/no/such/folder/x.json"],
+            "--report: expected a file in a folder that exists",
+        ),
         (["--device=cpu"], "--device goes with --accelerator"),
         (["--report=x.json"], "--report goes with --accelerator"),
         (["--seconds=9"], "--seconds goes with --accelerator"),
     ],
 )
-def test_wrong_flags_are_one_line(flags: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags_are_one_line(
+    flags: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["doctor", *flags]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""

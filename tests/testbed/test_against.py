@@ -25,7 +25,9 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def options(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    (tmp_path / "few.jsonl").write_text(json.dumps({"category": "plays", "turns": ["Continue the play:\nDUKE:\nWho comes so late?"]}))
+    (tmp_path / "few.jsonl").write_text(
+        json.dumps({"category": "plays", "turns": ["Continue the play:\nDUKE:\nWho comes so late?"]})
+    )
     monkeypatch.setattr(against, "open_cluster", lambda options: contextlib.nullcontext(cluster))
     return ["--prompts", str(tmp_path / "few.jsonl"), "--rounds", "1", "--tokens", "24", "--json"]
 
@@ -35,11 +37,18 @@ def test_all_answer_in_turn_and_equally(options: list[str], capsys: pytest.Captu
     captured = capsys.readouterr()
     said = json.loads(captured.out)
     assert captured.err == ""
-    assert (said["world"], said["stages"], said["threads_per_process"], said["dtype"]) == ("cluster (local)", 2, 1, "float32")
+    assert (said["world"], said["stages"], said["threads_per_process"], said["dtype"]) == (
+        "cluster (local)",
+        2,
+        1,
+        "float32",
+    )
     rates = said["tokens_per_s"]
     assert list(rates) == ["continuous", "ar", PLAIN, ASSISTED]
     assert all(rate > 0 for rate in rates.values())
-    assert said["ratio"] == pytest.approx({f"continuous / {name}": rates["continuous"] / rates[name] for name in list(rates)[1:]})
+    assert said["ratio"] == pytest.approx(
+        {f"continuous / {name}": rates["continuous"] / rates[name] for name in list(rates)[1:]}
+    )
     assert said["agreement"] == {key: {"exact": 1, "wrong": 0} for key in rates}
     assert list(said["statistics"]) == ["continuous", "ar"]
     assert said["statistics"]["ar"]["nodes_sent"] == 23
@@ -53,7 +62,9 @@ def other(case: Case) -> Said:
     return Said(tokens=tokens, reason="length", tokens_per_s=1.0, statistics=against.NOTHING)
 
 
-def test_a_wrong_answer_of_ours_ends_it(options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_answer_of_ours_ends_it(
+    options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(against, "ours", lambda cluster, method: contextlib.nullcontext(other))
     assert against.main(options) == 1
     assert "continuous answers prompt 1 (plays) otherwise than the plain model" in capsys.readouterr().err

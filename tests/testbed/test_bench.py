@@ -1,4 +1,5 @@
-"""Running experiments: complete, resumed after anything, the same however many processes there are, and never in another one's folder."""
+"""Running experiments: complete, resumed after anything, the same however many processes there are, and never
+in another one's folder."""
 
 from __future__ import annotations
 
@@ -33,7 +34,10 @@ from flowspec.testbed.virtual_runs import VirtualRuns, Work, open_workers
 from tests.testbed.benches import boards, synthetic
 from tests.testbed.records import record
 
-SETUPS = (Setup(name="ar", method="ar"), Setup(name="small", method="continuous", options={"segment_nodes": 8}))
+SETUPS = (
+    Setup(name="ar", method="ar"),
+    Setup(name="small", method="continuous", options={"segment_nodes": 8}),
+)
 BENCH = synthetic(setups=SETUPS, testbeds=(boards(2), boards(1, "raspberry-pi-5", "a Pi")))
 
 
@@ -73,20 +77,33 @@ def test_every_answer_has_one_whole_record(whole: list[Record]) -> None:
         for temperature in (0.0, 1.0)
     }
     for one in whole:
-        assert (one.experiment, one.world, one.agreement, one.finish_reason, one.new_tokens) == ("tiny", "simulated", EXACT, "length", 12)
+        assert (one.experiment, one.world, one.agreement, one.finish_reason, one.new_tokens) == (
+            "tiny",
+            "simulated",
+            EXACT,
+            "length",
+            12,
+        )
         assert one.tokens_per_s == 11 / one.decode_s
-        assert min(one.network_bytes, one.energy_j, one.events, one.rows, one.tau_s, one.time_to_first_token_s) > 0
+        assert (
+            min(one.network_bytes, one.energy_j, one.events, one.rows, one.tau_s, one.time_to_first_token_s)
+            > 0
+        )
 
 
 def test_two_processes_find_the_same_as_one(whole: list[Record], tmp_path: Path) -> None:
     found = finish(BENCH, tmp_path, jobs=2)
     cases = read_cases(BENCH, None)
     assert in_order(BENCH, cases, found) == in_order(BENCH, cases, whole)
-    assert sorted(read_records(tmp_path / RESULTS), key=lambda one: one.key) == sorted(whole, key=lambda one: one.key)
+    assert sorted(read_records(tmp_path / RESULTS), key=lambda one: one.key) == sorted(
+        whole, key=lambda one: one.key
+    )
 
 
 @pytest.mark.parametrize(("left", "half"), [(0, 200), (3, 1), (8, 0), (9, 200), (16, 0)])
-def test_a_run_goes_on_where_it_was_even_after_half_a_line(whole: list[Record], tmp_path: Path, left: int, half: int) -> None:
+def test_a_run_goes_on_where_it_was_even_after_half_a_line(
+    whole: list[Record], tmp_path: Path, left: int, half: int
+) -> None:
     open_out(BENCH, tmp_path)
     write_records(tmp_path / RESULTS, whole)
     lines = (tmp_path / RESULTS).read_text().splitlines(keepends=True)
@@ -129,14 +146,18 @@ def test_records_that_are_appended_never_stick_to_half_a_line(tmp_path: Path) ->
 
 def test_records_of_a_version_that_had_more_verdicts_are_refused(tmp_path: Path) -> None:
     write_records(tmp_path / "r.jsonl", [record("ar", "a", 1, 1.0, agreement="near-tie")])
-    with pytest.raises(InputError, match=r"expected answers that are exact or wrong, got one that is 'near-tie'; an earlier"):
+    with pytest.raises(
+        InputError, match=r"expected answers that are exact or wrong, got one that is 'near-tie'; an earlier"
+    ):
         read_records(tmp_path / "r.jsonl")
 
 
 @pytest.mark.parametrize("text", ['{"a": 1}\n', "[]\n", "nonsense\n", "\x00\n"])
 def test_a_file_that_holds_no_records_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.jsonl").write_text(text)
-    with pytest.raises(InputError, match=r"r\.jsonl: expected results of .*; remove it, or give another --out"):
+    with pytest.raises(
+        InputError, match=r"r\.jsonl: expected results of .*; remove it, or give another --out"
+    ):
         read_records(tmp_path / "r.jsonl")
 
 
@@ -150,14 +171,20 @@ def test_the_folder_of_another_experiment_is_refused_with_what_is_different(tmp_
         (replace(BENCH, limit=None), r"limit: expected 2, got nothing"),
         (replace(BENCH, temperatures=(0.0, 0.5)), r"temperatures 2: expected 1\.0, got 0\.5"),
         (replace(BENCH, temperatures=(0.0,)), r"temperatures: expected \[0\.0, 1\.0\], got \[0\.0\]"),
-        (replace(BENCH, testbeds=(narrow, BENCH.testbeds[1])), r"testbeds 1 link bandwidth_mbps: expected 150, got 100"),
+        (
+            replace(BENCH, testbeds=(narrow, BENCH.testbeds[1])),
+            r"testbeds 1 link bandwidth_mbps: expected 150, got 100",
+        ),
         (replace(BENCH, setups=SETUPS[:1]), r'setups small: expected {"name": "small".*, got nothing'),
         (
             replace(BENCH, setups=(SETUPS[0], replace(SETUPS[1], options={}))),
             r"setups small options segment_nodes: expected 8, got nothing",
         ),
     ):
-        with pytest.raises(InputError, match=rf"--out: .* holds results of another experiment \({text}\); give another folder") as caught:
+        with pytest.raises(
+            InputError,
+            match=rf"--out: .* holds results of another experiment \({text}\); give another folder",
+        ) as caught:
             open_out(changed, tmp_path)
         assert "\n" not in str(caught.value)
     assert open_out(BENCH, tmp_path), "it is as it was"
@@ -194,7 +221,9 @@ def test_a_folder_without_results_is_anybodys(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected what an earlier run wrote"):
         open_out(BENCH, tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"--out: expected a folder that can be written, got .*/file \(File exists\)"):
+    with pytest.raises(
+        InputError, match=r"--out: expected a folder that can be written, got .*/file \(File exists\)"
+    ):
         open_out(BENCH, tmp_path / "file")
 
 
@@ -204,7 +233,9 @@ def test_what_is_pending_follows_methods_to_their_testbeds() -> None:
     cases = read_cases(bench, None)
     assert total(bench, cases) == 16
     works = list(pending(bench, cases, set()))
-    assert [(one.number, one.case) for one in works] == [each for each in enumerate(cases) for _ in bench.testbeds]
+    assert [(one.number, one.case) for one in works] == [
+        each for each in enumerate(cases) for _ in bench.testbeds
+    ]
     assert [(place.name, setup.method) for one in works[:2] for place, setup in one.jobs] == [
         ("boards", "ar"),
         ("boards", "continuous"),
@@ -236,13 +267,18 @@ def test_records_are_put_in_the_experiments_order(whole: list[Record]) -> None:
 
 def test_heads_learn_from_the_first_case_and_one_from_the_middle_with_the_first_seed() -> None:
     cases = read_cases(synthetic(limit=5, seeds=(7, 8)), None)
-    assert [(case.prompt_id, case.sampling.temperature, case.sampling.seed) for case in warm_up_cases(cases)] == [
+    assert [
+        (case.prompt_id, case.sampling.temperature, case.sampling.seed) for case in warm_up_cases(cases)
+    ] == [
         ("1", 0.0, 0),
         ("3", 0.0, 0),
         ("1", 1.0, 7),
         ("3", 1.0, 7),
     ]
-    assert [(case.prompt_id, case.sampling.temperature) for case in warm_up_cases(cases, 1)] == [("1", 0.0), ("1", 1.0)]
+    assert [(case.prompt_id, case.sampling.temperature) for case in warm_up_cases(cases, 1)] == [
+        ("1", 0.0),
+        ("1", 1.0),
+    ]
     assert len(warm_up_cases(read_cases(synthetic(limit=1), None))) == 2
 
 
@@ -261,11 +297,18 @@ def answered(prompts: Sequence[object], monkeypatch: pytest.MonkeyPatch, **chang
 
 def write_prompts(path: Path, *domains: str, name: str = "question_id") -> Path:
     path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(json.dumps({name: at, "category": domain, "turns": ["Hello"]}) + "\n" for at, domain in enumerate(domains, 1)))
+    path.write_text(
+        "".join(
+            json.dumps({name: at, "category": domain, "turns": ["Hello"]}) + "\n"
+            for at, domain in enumerate(domains, 1)
+        )
+    )
     return path
 
 
-def test_a_limit_spreads_over_the_domains_of_each_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_spreads_over_the_domains_of_each_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = write_prompts(tmp_path / "one.jsonl", "a", "a", "a", "b", "b", "c")
     two = write_prompts(tmp_path / "two.jsonl", "d")
 
@@ -284,23 +327,35 @@ def test_prompts_of_several_files_are_told_apart(tmp_path: Path, monkeypatch: py
     one = write_prompts(tmp_path / "x" / "one.jsonl", "a", "a")
     two = write_prompts(tmp_path / "y" / "one.jsonl", "a", "a")
     found = answered((one, two), monkeypatch)
-    assert [case.prompt_id for case in found] == [f"{path} {number}" for path in (one, two) for number in (1, 2)]
+    assert [case.prompt_id for case in found] == [
+        f"{path} {number}" for path in (one, two) for number in (1, 2)
+    ]
     one.write_text(one.read_text() * 2)
     with pytest.raises(InputError, match=r"one\.jsonl: question_id: expected each once, got '1' 2 times"):
         answered((one,), monkeypatch)
-    with pytest.raises(InputError, match=r"no\.jsonl: expected a file of prompts, but it cannot be read \(No such file"):
+    with pytest.raises(
+        InputError, match=r"no\.jsonl: expected a file of prompts, but it cannot be read \(No such file"
+    ):
         answered((tmp_path / "no.jsonl",), monkeypatch)
 
 
-def test_what_does_not_fit_the_context_is_refused_before_anything_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_the_context_is_refused_before_anything_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_prompts(tmp_path / "one.jsonl", "a")
     path.write_text(path.read_text().replace("Hello", "Hello " * 40))
     (case,) = answered((path,), monkeypatch)
     assert len(answered((path,), monkeypatch, context=len(case.prompt) + 12)) == 1
     monkeypatch.setattr("flowspec.testbed.plain._Answers.answer", lambda *_: pytest.fail("it was asked"))
-    with pytest.raises(InputError, match=rf"prompt 1 has {len(case.prompt)} tokens, which with 12 new ones is more than the context of 40"):
+    with pytest.raises(
+        InputError,
+        match=rf"prompt 1 has {len(case.prompt)} tokens, which with 12 new ones is more than the context of 40",
+    ):
         read_cases(synthetic(model=BUNDLED, drafters=(BUNDLED,), prompts=(str(path),), context=40), None)
-    with pytest.raises(InputError, match=r"a synthetic prompt has 64 tokens, which with 12 new ones is more than the context of 75"):
+    with pytest.raises(
+        InputError,
+        match=r"a synthetic prompt has 64 tokens, which with 12 new ones is more than the context of 75",
+    ):
         read_cases(synthetic(context=75), None)
     assert read_cases(synthetic(context=76), None)
 
@@ -314,15 +369,23 @@ def test_an_error_of_a_worker_is_its_own_and_one_that_dies_is_named(monkeypatch:
     works = list(pending(BENCH, cases, set()))
     bad = replace(BENCH, model="/no/such/model", drafters=("ngram",))
     for jobs in (1, 2):
-        with pytest.raises(InputError, match="/no/such/model"), open_workers(bad, [], jobs, VirtualRuns.records) as run:
+        with (
+            pytest.raises(InputError, match="/no/such/model"),
+            open_workers(bad, [], jobs, VirtualRuns.records) as run,
+        ):
             list(run(works))
     monkeypatch.setattr(virtual_runs, "_do", die)
-    with pytest.raises(FlowSpecError, match="a worker process ended") as caught, open_workers(BENCH, [], 2, VirtualRuns.records) as run:
+    with (
+        pytest.raises(FlowSpecError, match="a worker process ended") as caught,
+        open_workers(BENCH, [], 2, VirtualRuns.records) as run,
+    ):
         list(run(works[:2]))
     assert caught.value.exit_status == 1
 
 
-def test_nothing_is_started_where_nothing_is_missing(whole: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_started_where_nothing_is_missing(
+    whole: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(workers, "ProcessPoolExecutor", lambda *_: pytest.fail("processes for nothing"))
     assert run_simulated(BENCH, read_cases(BENCH, None), whole, tmp_path, 8, Steps()) == whole
     assert bench_module.read_records(tmp_path / RESULTS) == []

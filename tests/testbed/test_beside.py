@@ -38,8 +38,15 @@ def timed(prompt: str, method: str, rate: float) -> Timed:
 
 
 def test_ratios_are_of_medians_by_prompt() -> None:
-    found = [timed("a", "continuous", rate) for rate in (10.0, 30.0, 20.0)] + [timed("a", "ar", rate) for rate in (5.0, 10.0, 90.0)]
-    found += [timed("b", "continuous", 8.0), timed("b", "ar", 2.0), timed("short", "continuous", 0.0), timed("short", "ar", 0.0)]
+    found = [timed("a", "continuous", rate) for rate in (10.0, 30.0, 20.0)] + [
+        timed("a", "ar", rate) for rate in (5.0, 10.0, 90.0)
+    ]
+    found += [
+        timed("b", "continuous", 8.0),
+        timed("b", "ar", 2.0),
+        timed("short", "continuous", 0.0),
+        timed("short", "ar", 0.0),
+    ]
     said = beside.report(found)
     assert said["world"] == "cluster (local)"
     assert [(each["prompt"], each["ratio"]) for each in said["prompts"]] == [
@@ -49,7 +56,11 @@ def test_ratios_are_of_medians_by_prompt() -> None:
     assert said["ratio"] == {"continuous / ar": 3.0}
     assert said["tokens_per_s"] == {"continuous": 14.0, "ar": 6.0}
     explained = said["statistics"]["ar"]
-    assert (explained["dead_in_queue"], explained["dead_between_layers"], explained["stage_busy"]) == (10, 2, [0.5, 0.25])
+    assert (explained["dead_in_queue"], explained["dead_between_layers"], explained["stage_busy"]) == (
+        10,
+        2,
+        [0.5, 0.25],
+    )
     with pytest.raises(InputError, match="more --tokens"):
         beside.report([timed("short", "ar", 0.0)])
 
@@ -57,7 +68,9 @@ def test_ratios_are_of_medians_by_prompt() -> None:
 def test_a_cluster_answers_with_each_method_in_turn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "few.jsonl").write_text(json.dumps({"category": "plays", "turns": ["Continue the play:\nDUKE:\nWho comes so late?"]}))
+    (tmp_path / "few.jsonl").write_text(
+        json.dumps({"category": "plays", "turns": ["Continue the play:\nDUKE:\nWho comes so late?"]})
+    )
     options = ["--prompts", str(tmp_path / "few.jsonl"), "--rounds", "1", "--tokens", "8", "--json"]
     with beside.open_cluster(ClusterOptions(model=BUNDLED, dtype="float32", local=2)) as cluster:
         monkeypatch.setattr(beside, "open_cluster", lambda options: contextlib.nullcontext(cluster))
@@ -76,7 +89,9 @@ def test_a_cluster_answers_with_each_method_in_turn(
         assert beside.main(options) == 1
         assert "ar answers prompt 1 (plays) otherwise than continuous" in capsys.readouterr().err
     assert list(said["tokens_per_s"]) == ["continuous", "ar"]
-    assert said["ratio"]["continuous / ar"] == pytest.approx(said["tokens_per_s"]["continuous"] / said["tokens_per_s"]["ar"])
+    assert said["ratio"]["continuous / ar"] == pytest.approx(
+        said["tokens_per_s"]["continuous"] / said["tokens_per_s"]["ar"]
+    )
     assert said["statistics"]["ar"]["tokens_per_commit"] == 1
     assert said["statistics"]["ar"]["nodes_sent"] == 7
     assert len(said["statistics"]["continuous"]["stage_busy"]) == 2

@@ -1,4 +1,5 @@
-"""Chains of models beside each other: latencies on what all answered, the ratios that matter, and which chain was at work when."""
+"""Chains of models beside each other: latencies on what all answered, the ratios that matter, and which chain
+was at work when."""
 
 from __future__ import annotations
 
@@ -78,7 +79,12 @@ def test_without_chains_there_is_nothing_to_compare() -> None:
 
 
 def test_chains_go_by_names() -> None:
-    assert [label(SETUPS[5], models) for models in ([], [1], ["mid"], [0, 1])] == ["plain", "mid", "mid", "draft + mid"]
+    assert [label(SETUPS[5], models) for models in ([], [1], ["mid"], [0, 1])] == [
+        "plain",
+        "mid",
+        "mid",
+        "draft + mid",
+    ]
 
 
 def test_the_chains_at_work_are_drawn_where_any_was_chosen(tmp_path: Path) -> None:
@@ -92,7 +98,18 @@ def test_the_chains_at_work_are_drawn_where_any_was_chosen(tmp_path: Path) -> No
 def test_the_command_compares_chains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     methods = "plain,mid,draft+mid,specrouter"
-    asked = ["--methods", methods, "--limit", "1", "--max-new-tokens", "4", "--out", str(tmp_path / "out"), "--jobs", "1"]
+    asked = [
+        "--methods",
+        methods,
+        "--limit",
+        "1",
+        "--max-new-tokens",
+        "4",
+        "--out",
+        str(tmp_path / "out"),
+        "--jobs",
+        "1",
+    ]
     assert main(["bench", "--experiment", "specrouter", "--json", *asked]) == 0
     (table,) = json.loads(capsys.readouterr().out)["chains"]
     assert list(table["latency_s"]) == methods.split(",")

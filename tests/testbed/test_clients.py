@@ -1,4 +1,5 @@
-"""Many clients at once: what counts as lost or wrong, and a short run against a real server that sends some of them away."""
+"""Many clients at once: what counts as lost or wrong, and a short run against a real server that sends some
+of them away."""
 
 from __future__ import annotations
 
@@ -13,9 +14,15 @@ from flowspec.testbed.clients import Asked, Lost, Phase, main, read_stream
 from tests import warm
 
 
-def frame(text: str | None = None, reason: str | None = None, usage: int | None = None, name: str = "a") -> bytes:
+def frame(
+    text: str | None = None, reason: str | None = None, usage: int | None = None, name: str = "a"
+) -> bytes:
     delta = {} if text is None else {"content": text}
-    chunk: dict[str, Any] = {"id": name, "choices": [{"delta": delta, "finish_reason": reason}], "usage": None}
+    chunk: dict[str, Any] = {
+        "id": name,
+        "choices": [{"delta": delta, "finish_reason": reason}],
+        "usage": None,
+    }
     if usage is not None:
         chunk.update(choices=[], usage={"completion_tokens": usage})
     return b"data: " + json.dumps(chunk).encode() + b"\n\n"
@@ -25,7 +32,9 @@ END = [frame(reason="stop"), frame(usage=2), b"data: [DONE]\n\n"]
 
 
 def test_a_whole_stream_is_read() -> None:
-    text, tokens, _ = read_stream(io.BytesIO(b"".join([frame(""), b": keep-alive\n\n", frame("a"), frame("b"), *END])))
+    text, tokens, _ = read_stream(
+        io.BytesIO(b"".join([frame(""), b": keep-alive\n\n", frame("a"), frame("b"), *END]))
+    )
     assert (text, tokens) == ("ab", 2)
 
 
@@ -63,10 +72,26 @@ def test_an_address_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert "expected an address such as http://127.0.0.1:8000/v1" in capsys.readouterr().err
 
 
-def test_four_clients_of_a_server_with_room_for_two(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_four_clients_of_a_server_with_room_for_two(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(clients, "Popen", warm.Popen)
     monkeypatch.setattr(clients, "QUESTIONS", ("What is 3 + 4?", "Who are you?"))
-    flags = ["--clients", "4", "--minutes", "0.1", "--alone", "1", "--tokens", "12", "--local", "1", "--drafter", "ngram", "--json"]
+    flags = [
+        "--clients",
+        "4",
+        "--minutes",
+        "0.1",
+        "--alone",
+        "1",
+        "--tokens",
+        "12",
+        "--local",
+        "1",
+        "--drafter",
+        "ngram",
+        "--json",
+    ]
     assert main([*flags, "--parallel", "1", "--queue", "1"]) == 0
     alone, many = json.loads(capsys.readouterr().out)["phases"]
     assert (alone["refused"], alone["wrong"], alone["lost"]) == (0, [], {})

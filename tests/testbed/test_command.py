@@ -22,7 +22,9 @@ def signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def test_without_a_terminal_progress_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_progress_is_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = iter((0.0, 59.0, 60.0, 60.0, 61.0, 130.0, 130.0))
     monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
     with progress("starting", 4) as step:
@@ -32,7 +34,9 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_command_that_is_told_to_end_cleans_up(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_is_told_to_end_cleans_up(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
     has_ended = False
 
     def work(args: argparse.Namespace) -> int:

@@ -82,10 +82,14 @@ def test_the_model_itself_is_faithful(folder: Path, dtype: str) -> None:
 
 @pytest.mark.parametrize(("place", "factor"), [("self_attn.k_proj", 2.0), ("down_proj", 0.95)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_one_wrong_scale_is_found(folder: Path, dtype: str, place: str, factor: float, tmp_path: Path) -> None:
+def test_one_wrong_scale_is_found(
+    folder: Path, dtype: str, place: str, factor: float, tmp_path: Path
+) -> None:
     """One scale of one group in int4, and as much in the others; of a mixture's experts, too."""
     names = load_file(folder / "model.safetensors")
-    name = next(each for each in names if each.startswith("model.layers.2.") and each.endswith(f"{place}.weight"))
+    name = next(
+        each for each in names if each.startswith("model.layers.2.") and each.endswith(f"{place}.weight")
+    )
     wrong = StepByStep.load(ModelFiles(str(damaged(folder, tmp_path / "damaged", name, factor))), dtype)
     reference = Reference(ModelFiles(str(folder)), dtype)
     worst = worst_matrix(wrong.part, reference)
@@ -99,7 +103,9 @@ def test_one_wrong_scale_is_found(folder: Path, dtype: str, place: str, factor: 
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int4"])
-def test_a_kernel_that_is_wrong_for_one_row_only_is_found(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_is_wrong_for_one_row_only_is_found(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = make_variant(tmp_path, "llama-grouped")
     files, right = ModelFiles(str(folder)), Slice.logits
 

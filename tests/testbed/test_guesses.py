@@ -1,4 +1,5 @@
-"""Drafters in virtual time: the memo proposes what a drafter does, computes it once, and what cannot be had is refused."""
+"""Drafters in virtual time: the memo proposes what a drafter does, computes it once, and what cannot be had
+is refused."""
 
 from __future__ import annotations
 
@@ -70,8 +71,12 @@ def answer(setup: Setup, case: Case, drafter: Drafter | None) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("setup", METHODS, ids=lambda setup: setup.name)
-def test_a_memo_of_made_logits_proposes_what_a_drafter_with_a_view_of_its_own_does(setup: Setup, temperature: float) -> None:
-    case = replace(made("a", ANSWER[:8], sampling=Sampling(temperature=temperature, seed=3)), new_tokens_max=8)
+def test_a_memo_of_made_logits_proposes_what_a_drafter_with_a_view_of_its_own_does(
+    setup: Setup, temperature: float
+) -> None:
+    case = replace(
+        made("a", ANSWER[:8], sampling=Sampling(temperature=temperature, seed=3)), new_tokens_max=8
+    )
     memo = Randoms(Ranker(50), 50, 1024).begin(case)()
     assert memo is not None
     both = Both(memo, FakeDrafter(HashLanguage(50, 0, RANDOM_SHARPNESS), 1.0, seed=0, context=1024))
@@ -80,10 +85,14 @@ def test_a_memo_of_made_logits_proposes_what_a_drafter_with_a_view_of_its_own_do
 
 
 @pytest.mark.parametrize(("temperature", "coupled"), [(0.0, True), (1.0, True), (1.0, False)])
-def test_a_memo_of_the_bundled_drafter_proposes_what_the_drafter_does(temperature: float, coupled: bool) -> None:
+def test_a_memo_of_the_bundled_drafter_proposes_what_the_drafter_does(
+    temperature: float, coupled: bool
+) -> None:
     target = ModelFiles(BUNDLED)
     drafting = open_drafting(BUNDLED, target, coupled=coupled)
-    case = made("a", range(400, 408), sampling=Sampling(temperature=temperature, seed=3), prompt=range(300, 320))
+    case = made(
+        "a", range(400, 408), sampling=Sampling(temperature=temperature, seed=3), prompt=range(300, 320)
+    )
     case = replace(case, new_tokens_max=8)
     make = drafting.begin(case)
     passes = []
@@ -101,7 +110,10 @@ def test_a_memo_of_the_bundled_drafter_proposes_what_the_drafter_does(temperatur
 
 def test_many_cases_at_once_are_guessed_for_as_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowspec.testbed.model_guesses.HELD_MAX", 2)
-    cases = [replace(made("a", range(400, 404), prompt=range(300 + number, 316)), new_tokens_max=4) for number in range(3)]
+    cases = [
+        replace(made("a", range(400, 404), prompt=range(300 + number, 316)), new_tokens_max=4)
+        for number in range(3)
+    ]
     drafting = open_drafting("draft", ModelFiles(BUNDLED))
     makers = [drafting.begin(case) for case in cases]
     for round_number in range(2):

@@ -1,4 +1,5 @@
-"""Experiments, tuned methods and device profiles with anything wrong in them: each is read, or refused by one line."""
+"""Experiments, tuned methods and device profiles with anything wrong in them: each is read, or refused by one
+line."""
 
 from __future__ import annotations
 
@@ -40,7 +41,15 @@ EXPERIMENT: dict[str, Any] = {
     "tuned": "tuned.toml",
     "methods": ["ar", "continuous"],
     "method": [
-        {"name": "small", "method": "tree-sd", "nodes": 16, "depth": 3, "coupled": False, "published": True, "testbeds": ["paper"]},
+        {
+            "name": "small",
+            "method": "tree-sd",
+            "nodes": 16,
+            "depth": 3,
+            "coupled": False,
+            "published": True,
+            "testbeds": ["paper"],
+        },
         {"name": "ours", "method": "continuous", "value_min": 0.01, "segment_nodes": 16, "window_slack": 0.5},
     ],
     "testbed": [
@@ -60,7 +69,13 @@ EXPERIMENT: dict[str, Any] = {
         }
     ],
     "published": [
-        {"testbed": "paper", "temperature": 0, "reference": "ar", "tokens_per_s": {"ar": 2.0, "continuous": 4.0}, "fitted": True}
+        {
+            "testbed": "paper",
+            "temperature": 0,
+            "reference": "ar",
+            "tokens_per_s": {"ar": 2.0, "continuous": 4.0},
+            "fitted": True,
+        }
     ],
 }
 
@@ -95,10 +110,16 @@ def test_the_files_that_are_changed_are_whole(folder: Path) -> None:
         ("tuned", "two\nlines", r"tuned: expected a printable text, got 'two\\nlines'"),
         ("prompts", ["\x1b[2J"], "prompts: expected a list of printable texts"),
         ("testbed", [{**EXPERIMENT["testbed"][0], "name": "a\nb"}], "name: expected a printable text"),
-        ("testbed", [{**EXPERIMENT["testbed"][0], "devices": ["x" * 5000]}], r"device: expected a \.toml file or one of"),
+        (
+            "testbed",
+            [{**EXPERIMENT["testbed"][0], "devices": ["x" * 5000]}],
+            r"device: expected a \.toml file or one of",
+        ),
     ],
 )
-def test_names_that_once_broke_the_line_or_the_reader(folder: Path, key: str, value: Any, expected: str) -> None:
+def test_names_that_once_broke_the_line_or_the_reader(
+    folder: Path, key: str, value: Any, expected: str
+) -> None:
     with pytest.raises(InputError, match=expected) as caught:
         read(folder, {**EXPERIMENT, key: value})
     assert len(str(caught.value).splitlines()) == 1
@@ -129,7 +150,9 @@ def test_any_profile_is_read_and_told_or_refused(folder: Path, tables: Any) -> N
             assert completed(told, precision).flops(precision) > 0
 
 
-@given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "surrogatepass")))
+@given(
+    st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "surrogatepass"))
+)
 def test_any_bytes_are_refused(folder: Path, content: bytes) -> None:
     path = folder / "c.toml"
     path.write_bytes(content)

@@ -1,4 +1,5 @@
-"""Experiments in real time on local processes: emulated boards, and a cluster as it is; interrupted, resumed, and found wrong."""
+"""Experiments in real time on local processes: emulated boards, and a cluster as it is; interrupted, resumed,
+and found wrong."""
 
 from __future__ import annotations
 
@@ -45,7 +46,10 @@ TESTBED = Testbed(
     precision="float16",
     slowdown=3.0,  # so that a busy machine still keeps up
 )
-AR, CONTINUOUS = Setup(name="ar", method="ar"), Setup(name="small", method="continuous", options={"segment_nodes": 4}, coupled=False)
+AR, CONTINUOUS = (
+    Setup(name="ar", method="ar"),
+    Setup(name="small", method="continuous", options={"segment_nodes": 4}, coupled=False),
+)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +77,13 @@ def cases(reference: Reference) -> list[Case]:
 @pytest.fixture(scope="module")
 def bench(folder: Path) -> Bench:
     return Bench(
-        name="a test", world=EMULATED, testbeds=(TESTBED,), setups=(AR, CONTINUOUS), model=str(folder), drafters=("ngram",), context=300
+        name="a test",
+        world=EMULATED,
+        testbeds=(TESTBED,),
+        setups=(AR, CONTINUOUS),
+        model=str(folder),
+        drafters=("ngram",),
+        context=300,
     )
 
 
@@ -108,10 +118,14 @@ def ignore(text: str, share: float) -> None: ...
 
 
 @pytest.mark.usefixtures("shared")
-def test_emulated_boards_answer_exactly_in_their_time_and_only_what_is_missing(bench: Bench, cases: list[Case], tmp_path: Path) -> None:
+def test_emulated_boards_answer_exactly_in_their_time_and_only_what_is_missing(
+    bench: Bench, cases: list[Case], tmp_path: Path
+) -> None:
     step = Steps()
     found, traces = run_live(bench, cases, [], tmp_path, step, ignore)
-    assert [(one.method, one.prompt_id) for one in found] == [(name, f"case {at}") for name in ("ar", "small") for at in (0, 1)]
+    assert [(one.method, one.prompt_id) for one in found] == [
+        (name, f"case {at}") for name in ("ar", "small") for at in (0, 1)
+    ]
     assert read_records(tmp_path / RESULTS) == found
     assert step.answers == 4
     assert step.told[0] == ("two boards, ar: warming up", 0)
@@ -120,18 +134,34 @@ def test_emulated_boards_answer_exactly_in_their_time_and_only_what_is_missing(b
     trip_s = pass_s + 3 * (DELAY_S - TIMER_EARLY_S)
     hidden_bytes = 2 * TESTBED.shape.hidden
     for record, case in zip(found, cases * 2, strict=True):
-        assert (record.experiment, record.world, record.testbed, record.repeat) == ("a test", "emulated", "two boards", 0)
+        assert (record.experiment, record.world, record.testbed, record.repeat) == (
+            "a test",
+            "emulated",
+            "two boards",
+            0,
+        )
         assert (record.new_tokens, record.finish_reason, record.agreement) == (NEW_TOKENS, "length", EXACT)
-        assert (record.domain, record.temperature, record.seed) == (case.domain, case.sampling.temperature, case.sampling.seed)
+        assert (record.domain, record.temperature, record.seed) == (
+            case.domain,
+            case.sampling.temperature,
+            case.sampling.seed,
+        )
         assert record.tokens_per_s == (NEW_TOKENS - 1) / record.decode_s
         assert record.time_to_first_token_s >= trip_s
         assert record.trip_s > record.tau_s >= TESTBED.slowdown * 0.01
-        assert record.network_bytes > (len(case.prompt) + NEW_TOKENS - 1) * hidden_bytes, "every token's row goes from stage to stage"
+        assert record.network_bytes > (len(case.prompt) + NEW_TOKENS - 1) * hidden_bytes, (
+            "every token's row goes from stage to stage"
+        )
         whole_s = record.time_to_first_token_s + record.decode_s
         assert 3 * BOARD.idle_w * whole_s < record.energy_j < 3 * BOARD.busy_w * whole_s
         if record.method == "ar":
             assert record.decode_s >= (NEW_TOKENS - 1) * trip_s
-            assert (record.S, record.rho, record.rows, record.dropped_rows) == (1, 0, 2 * (len(case.prompt) + NEW_TOKENS - 1), 0)
+            assert (record.S, record.rho, record.rows, record.dropped_rows) == (
+                1,
+                0,
+                2 * (len(case.prompt) + NEW_TOKENS - 1),
+                0,
+            )
     assert [one.digest for one in found[:2]] == [one.digest for one in found[2:]]
     assert found[0].digest != found[1].digest
 
@@ -145,9 +175,13 @@ def test_emulated_boards_answer_exactly_in_their_time_and_only_what_is_missing(b
 
     step = Steps()
     again, traces = run_live(replace(bench, repeat=2), cases, [found[0], *found[2:]], tmp_path, step, ignore)
-    assert sorted(one.key for one in again) == sorted((*one.key[:-1], repeat) for one in found for repeat in (0, 1))
+    assert sorted(one.key for one in again) == sorted(
+        (*one.key[:-1], repeat) for one in found for repeat in (0, 1)
+    )
     assert step.answers == 5
-    assert [text for text, answers in step.told if not answers] == [f"two boards, {name}: warming up" for name in ("ar", "small", "ar")]
+    assert [text for text, answers in step.told if not answers] == [
+        f"two boards, {name}: warming up" for name in ("ar", "small", "ar")
+    ]
     assert read_records(tmp_path / RESULTS)[4:] == again[3:]
     assert all(one.agreement == EXACT for one in again)
     assert traces["ar"].trips
@@ -155,7 +189,9 @@ def test_emulated_boards_answer_exactly_in_their_time_and_only_what_is_missing(b
 
 
 @pytest.mark.usefixtures("shared")
-def test_an_answer_that_is_not_the_plain_one_is_wrong(bench: Bench, cases: list[Case], tmp_path: Path) -> None:
+def test_an_answer_that_is_not_the_plain_one_is_wrong(
+    bench: Bench, cases: list[Case], tmp_path: Path
+) -> None:
     changed = [replace(case, answer=(*case.answer[:-1], case.answer[-1] ^ 1)) for case in cases]
     found, _ = run_live(replace(bench, setups=(AR,)), changed, [], tmp_path, Steps(), ignore)
     assert [one.agreement for one in found] == [WRONG, WRONG]
@@ -165,11 +201,18 @@ def test_only_the_plain_answer_with_its_end_is_exact(cases: list[Case]) -> None:
     case = cases[0]
     assert agreement_of(case, case.answer, "length") == EXACT
     changed = (*case.answer[:5], case.answer[5] ^ 1, *case.answer[6:])
-    for tokens, reason in ((case.answer[:-1], "length"), (case.answer, "stop"), (changed, "length"), ((), "length")):
+    for tokens, reason in (
+        (case.answer[:-1], "length"),
+        (case.answer, "stop"),
+        (changed, "length"),
+        ((), "length"),
+    ):
         assert agreement_of(case, tokens, reason) == WRONG
 
 
-def test_a_cluster_as_it_is_keeps_what_is_done_when_it_is_interrupted(bench: Bench, cases: list[Case], tmp_path: Path) -> None:
+def test_a_cluster_as_it_is_keeps_what_is_done_when_it_is_interrupted(
+    bench: Bench, cases: list[Case], tmp_path: Path
+) -> None:
     bench = replace(bench, world=CLUSTER, testbeds=(), local=2)
     before = children()
 
@@ -185,18 +228,26 @@ def test_a_cluster_as_it_is_keeps_what_is_done_when_it_is_interrupted(bench: Ben
     found, traces = run_live(bench, cases, done, tmp_path, Steps(), ignore)
     assert read_records(tmp_path / RESULTS) == found
     assert len(found) == 4
-    assert {(one.world, one.testbed, one.agreement, one.energy_j) for one in found} == {("cluster", "2 local processes", EXACT, 0.0)}
+    assert {(one.world, one.testbed, one.agreement, one.energy_j) for one in found} == {
+        ("cluster", "2 local processes", EXACT, 0.0)
+    }
     assert list(traces) == ["ar", "small"]
 
 
-def test_a_lost_device_ends_it_with_a_message_and_keeps_what_is_done(bench: Bench, cases: list[Case], tmp_path: Path) -> None:
+def test_a_lost_device_ends_it_with_a_message_and_keeps_what_is_done(
+    bench: Bench, cases: list[Case], tmp_path: Path
+) -> None:
     (place,) = places(replace(bench, world=CLUSTER, testbeds=(replace(TESTBED, name="boards"),), local=2))
     assert (place.name, place.testbed is not None, place.options.emulation) == ("boards", True, None)
     before = children()
 
     def kill(text: str, answers: int) -> None:
         if answers:
-            daemons = [child for child in psutil.Process().children(recursive=True) if child.pid not in before and not child.children()]
+            daemons = [
+                child
+                for child in psutil.Process().children(recursive=True)
+                if child.pid not in before and not child.children()
+            ]
             os.kill(max(daemon.pid for daemon in daemons), signal.SIGKILL)
 
     with pytest.raises(ClusterError, match="was lost") as caught:
@@ -212,11 +263,20 @@ def children() -> set[int]:
 
 def test_methods_take_turns(bench: Bench, cases: list[Case]) -> None:
     found = list(rounds_of(replace(bench, repeat=3), "two boards", cases, set()))
-    assert [(one.repeat, one.setup.name) for one in found] == [(0, "ar"), (0, "small"), (1, "small"), (1, "ar"), (2, "ar"), (2, "small")]
+    assert [(one.repeat, one.setup.name) for one in found] == [
+        (0, "ar"),
+        (0, "small"),
+        (1, "small"),
+        (1, "ar"),
+        (2, "ar"),
+        (2, "small"),
+    ]
     assert all(one.cases == tuple(cases) for one in found)
 
 
-def test_what_real_time_does_not_have_is_refused_in_one_line(bench: Bench, cases: list[Case], tmp_path: Path) -> None:
+def test_what_real_time_does_not_have_is_refused_in_one_line(
+    bench: Bench, cases: list[Case], tmp_path: Path
+) -> None:
     published = Setup(name="as published", method="chunk-pp", published=True)
     for changed, text in (
         (replace(bench, setups=(AR, published)), "method 'as published' runs as its paper's code does it"),

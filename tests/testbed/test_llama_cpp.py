@@ -1,4 +1,5 @@
-"""llama.cpp beside us: it is optional and heavy, so tests see to the files that it gets and to what is refused."""
+"""llama.cpp beside us: it is optional and heavy, so tests see to the files that it gets and to what is
+refused."""
 
 from __future__ import annotations
 
@@ -49,7 +50,11 @@ def test_both_are_loaded_and_timed(tmp_path: Path, capsys: pytest.CaptureFixture
     ],
 )
 def test_wrong_input_is_one_line(
-    args: list[str], missing: str | None, expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    args: list[str],
+    missing: str | None,
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else object())
     assert llama_cpp.main(["--model", "bundled", *args]) != 0

@@ -1,4 +1,5 @@
-"""Loads in virtual time: a closed loop of users, exact, resumable, and told in figures that follow from its answers."""
+"""Loads in virtual time: a closed loop of users, exact, resumable, and told in figures that follow from its
+answers."""
 
 from __future__ import annotations
 
@@ -27,11 +28,16 @@ from tests.testbed.benches import TOML, boards, synthetic
 
 OURS = Setup(name="continuous", method="continuous")
 CASES = synthetic_cases(7, [Sampling()], 10)
-LOAD = TOML.replace("temperatures = [0, 1]", "users = [1, 3]\nanswers = 5").replace("new_tokens = 12", "new_tokens = 8")
+LOAD = TOML.replace("temperatures = [0, 1]", "users = [1, 3]\nanswers = 5").replace(
+    "new_tokens = 12", "new_tokens = 8"
+)
 
 
 def load(users: int, setup: Setup = OURS) -> LoadRecord:
-    (record,) = loads_of(VirtualRuns(synthetic(), CASES[:1]), LoadWork(users=users, cases=tuple(CASES), jobs=((boards(), setup),)))
+    (record,) = loads_of(
+        VirtualRuns(synthetic(), CASES[:1]),
+        LoadWork(users=users, cases=tuple(CASES), jobs=((boards(), setup),)),
+    )
     return record
 
 
@@ -127,7 +133,9 @@ def test_who_has_the_longer_answers_is_not_treated_unfairly() -> None:
     two, alone = made("a", 2, (1.0, 3.0)), made("a", 1, (0.5, 1.5))
     assert figures(two)["fairness_to_alone"] is None
     assert figures(two, alone)["fairness_to_alone"] == pytest.approx(1)
-    assert figures(two, made("a", 1, (0.5, 0.5)))["fairness_to_alone"] == pytest.approx(figures(two)["fairness"])
+    assert figures(two, made("a", 1, (0.5, 0.5)))["fairness_to_alone"] == pytest.approx(
+        figures(two)["fairness"]
+    )
 
 
 def test_fairness_is_one_for_all_alike_and_a_share_for_one_alone() -> None:
@@ -171,13 +179,21 @@ def test_what_is_done_is_not_run_again_and_users_need_answers() -> None:
     assert [(one.users, len(one.cases), [setup.name for _, setup in one.jobs]) for one in work] == [
         (users, 5, ["continuous", "ar"]) for users in (1, 3)
     ]
-    (rest,) = pending(bench, CASES, {("boards", "continuous", 1, 0.0, 0), ("boards", "ar", 1, 0.0, 0), ("boards", "ar", 3, 0.0, 0)})
+    (rest,) = pending(
+        bench,
+        CASES,
+        {("boards", "continuous", 1, 0.0, 0), ("boards", "ar", 1, 0.0, 0), ("boards", "ar", 3, 0.0, 0)},
+    )
     assert (rest.users, [setup.name for _, setup in rest.jobs]) == (3, ["continuous"])
-    with pytest.raises(InputError, match=r"6 users have 5 answers to wait for; give at least one each \(--answers\)"):
+    with pytest.raises(
+        InputError, match=r"6 users have 5 answers to wait for; give at least one each \(--answers\)"
+    ):
         list(pending(replace(bench, users=(6,)), CASES, set()))
 
 
-def test_the_command_writes_loads_and_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_loads_and_goes_on_where_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "load.toml").write_text(LOAD)
     out = tmp_path / "out"
@@ -186,7 +202,13 @@ def test_the_command_writes_loads_and_goes_on_where_it_was(tmp_path: Path, capsy
     summary = json.loads(capsys.readouterr().out)
     assert [load["users"] for load in summary["tables"][0]["loads"]] == [1, 3]
     assert (summary["answers"], summary["wrong"]) == (20, 0)
-    assert sorted(path.name for path in out.iterdir()) == ["experiment.json", "load.png", "loads.jsonl", "summary.json", "summary.md"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "experiment.json",
+        "load.png",
+        "loads.jsonl",
+        "summary.json",
+        "summary.md",
+    ]
     lines = (out / "loads.jsonl").read_text().splitlines(keepends=True)
     (out / "loads.jsonl").write_text("".join(lines[:2]))
     assert main([*asked, "--jobs", "1"]) == 0
@@ -206,13 +228,20 @@ def test_the_command_writes_loads_and_goes_on_where_it_was(tmp_path: Path, capsy
         ),
         (["--answers", "3"], TOML, "--answers is for loads: expected --users, too"),
         ([], LOAD.replace("[1, 3]", "[0]"), "users: expected a list of whole numbers from 1 to 64, got [0]"),
-        ([], LOAD.replace("[1, 3]", "[1.5]"), "users: expected a list of whole numbers from 1 to 64, got [1.5]"),
+        (
+            [],
+            LOAD.replace("[1, 3]", "[1.5]"),
+            "users: expected a list of whole numbers from 1 to 64, got [1.5]",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], text: str, expected: str
 ) -> None:
     (tmp_path / "load.toml").write_text(text)
-    assert main(["bench", "--experiment", str(tmp_path / "load.toml"), "--out", str(tmp_path / "out"), *flags]) == 2
+    assert (
+        main(["bench", "--experiment", str(tmp_path / "load.toml"), "--out", str(tmp_path / "out"), *flags])
+        == 2
+    )
     (line,) = capsys.readouterr().err.splitlines()
     assert expected in line

@@ -27,9 +27,24 @@ def test_a_small_tree_is_not_taken_for_a_large_one(monkeypatch: pytest.MonkeyPat
 def test_growth_is_what_is_not_keys_and_values() -> None:
     mib = 2**20
     looks = [
-        Look(tokens=250, head_bytes=100 * mib, stage_bytes=(200 * mib, 210 * mib), kv_bytes=(10 * mib, 20 * mib)),
-        Look(tokens=500, head_bytes=101 * mib, stage_bytes=(209 * mib, 225 * mib), kv_bytes=(15 * mib, 30 * mib)),
-        Look(tokens=750, head_bytes=103 * mib, stage_bytes=(211 * mib, 230 * mib), kv_bytes=(20 * mib, 40 * mib)),
+        Look(
+            tokens=250,
+            head_bytes=100 * mib,
+            stage_bytes=(200 * mib, 210 * mib),
+            kv_bytes=(10 * mib, 20 * mib),
+        ),
+        Look(
+            tokens=500,
+            head_bytes=101 * mib,
+            stage_bytes=(209 * mib, 225 * mib),
+            kv_bytes=(15 * mib, 30 * mib),
+        ),
+        Look(
+            tokens=750,
+            head_bytes=103 * mib,
+            stage_bytes=(211 * mib, 230 * mib),
+            kv_bytes=(20 * mib, 40 * mib),
+        ),
     ]
     found = overhead.report_memory(looks)
     assert (found["from_tokens"], found["to_tokens"]) == (250, 750)
@@ -44,4 +59,6 @@ def test_the_memory_of_a_real_cluster_is_read_while_it_answers() -> None:
     for look in looks:
         assert look.head_bytes > 20 << 20
         assert all(size > 20 << 20 for size in look.stage_bytes)
-        assert look.kv_bytes == (2 * 256 * 2 * 256 * 4,) * 2, "two layers, a block of 256 slots, keys and values of 256 float32 each"
+        assert look.kv_bytes == (2 * 256 * 2 * 256 * 4,) * 2, (
+            "two layers, a block of 256 slots, keys and values of 256 float32 each"
+        )

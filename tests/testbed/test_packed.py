@@ -13,7 +13,12 @@ from flowspec.testbed.checkpoints import make_variant
 
 def test_each_precision_is_loaded_and_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_variant(tmp_path, "qwen3")
-    assert packed.main(["--model", str(folder), "--dtypes", "bfloat16,int8", "--rows", "1,3", "--rounds", "1", "--json"]) == 0
+    assert (
+        packed.main(
+            ["--model", str(folder), "--dtypes", "bfloat16,int8", "--rows", "1,3", "--rounds", "1", "--json"]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert list(found) == ["bfloat16", "int8"]
     assert found["bfloat16"]["rows_per_s_ratio"] == {"1": 1, "3": 1}
@@ -24,7 +29,10 @@ def test_each_precision_is_loaded_and_timed(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["--model", "there", "--dtypes", "int3"], "--dtypes: expected some of float32, bfloat16, float16, int8, int4, got 'int3'"),
+        (
+            ["--model", "there", "--dtypes", "int3"],
+            "--dtypes: expected some of float32, bfloat16, float16, int8, int4, got 'int3'",
+        ),
         (["--model", "no/folder/of/mine"], "no/folder/of/mine"),
     ],
 )

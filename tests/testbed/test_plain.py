@@ -13,7 +13,10 @@ from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.testbed.plain import Case, first_of_each, make_samplings, plain_cases
 from flowspec.testbed.prompts import Prompt
 
-PROMPTS = [Prompt(prompt_id=str(number), domain=domain, turns=(text,)) for number, (domain, text) in enumerate([("a", "1 2"), ("b", "3")])]
+PROMPTS = [
+    Prompt(prompt_id=str(number), domain=domain, turns=(text,))
+    for number, (domain, text) in enumerate([("a", "1 2"), ("b", "3")])
+]
 
 
 def cases(cache: Path | None, new_tokens: int = 6) -> list[Case]:
@@ -23,18 +26,27 @@ def cases(cache: Path | None, new_tokens: int = 6) -> list[Case]:
 def test_answers_that_are_kept_are_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = tmp_path / "answers.json"
     found = cases(cache)
-    assert [(case.prompt_id, case.sampling.temperature) for case in found] == [("0", 0.0), ("1", 0.0), ("0", 1.0), ("1", 1.0)]
+    assert [(case.prompt_id, case.sampling.temperature) for case in found] == [
+        ("0", 0.0),
+        ("1", 0.0),
+        ("0", 1.0),
+        ("1", 1.0),
+    ]
     assert all(len(case.answer) == 6 or case.is_stopped for case in found)
     kept = cache.read_text()
     assert len(json.loads(kept)) == 4
-    monkeypatch.setattr("flowspec.model.step_by_step.StepByStep.generate", lambda *_: pytest.fail("an answer was made again"))
+    monkeypatch.setattr(
+        "flowspec.model.step_by_step.StepByStep.generate", lambda *_: pytest.fail("an answer was made again")
+    )
     assert cases(cache) == found
     assert cache.read_text() == kept
     with pytest.raises(pytest.fail.Exception, match="made again"):
         cases(cache, new_tokens=7)
 
 
-def test_an_interruption_keeps_the_answers_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_keeps_the_answers_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from flowspec.model.step_by_step import StepByStep
 
     made: list[int] = []
@@ -64,7 +76,11 @@ def test_a_file_that_holds_no_answers_is_no_cache(tmp_path: Path, text: str) -> 
 
 
 def test_samplings_are_one_for_greedy_and_one_for_each_seed() -> None:
-    assert make_samplings((0.0, 1.0), (1, 2)) == [Sampling(), Sampling(temperature=1.0, seed=1), Sampling(temperature=1.0, seed=2)]
+    assert make_samplings((0.0, 1.0), (1, 2)) == [
+        Sampling(),
+        Sampling(temperature=1.0, seed=1),
+        Sampling(temperature=1.0, seed=2),
+    ]
 
 
 def test_the_first_of_each_domain() -> None:

@@ -1,4 +1,5 @@
-"""The planner's check against the simulator, on a few mixes; and how near the forecast is to an answer in virtual time."""
+"""The planner's check against the simulator, on a few mixes; and how near the forecast is to an answer in
+virtual time."""
 
 from __future__ import annotations
 
@@ -37,7 +38,11 @@ def test_the_check_reports_ratios_errors_and_memory(capsys: pytest.CaptureFixtur
     assert found["mixes"] == len(found["outcomes"]) == 2
     assert found["memory_share_max"] <= 1
     assert found["even"]["median"] > 0
-    assert set(found["forecast"]) == set(found["formula"]) == {"median_error", "p90_error", "worst_error", "bias", "within_10%"}
+    assert (
+        set(found["forecast"])
+        == set(found["formula"])
+        == {"median_error", "p90_error", "worst_error", "bias", "within_10%"}
+    )
 
 
 def test_a_run_goes_on_with_what_is_in_its_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -62,7 +67,9 @@ def test_small_plans_are_the_best_of_all(number: int) -> None:
     assert compare(number).is_best
 
 
-def test_a_plan_that_misses_something_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_that_misses_something_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--exhaustive", "1"]) == 0
     assert "1 of 1 small mixes" in capsys.readouterr().out
     slow = make_plan(replace(small_wish(0), sites=small_wish(0).sites[:1], drafter=None))
@@ -72,7 +79,8 @@ def test_a_plan_that_misses_something_is_told(monkeypatch: pytest.MonkeyPatch, c
 
 
 def test_a_plan_is_foretold_by_answers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the plans that the formula holds for nearly the best, the one that is fastest in simulation, whatever the order."""
+    """Of the plans that the formula holds for nearly the best, the one that is fastest in simulation,
+    whatever the order."""
     wish = small()
     asked = []
 
@@ -116,7 +124,18 @@ def test_the_summary_counts_what_is_slower_and_what_would_not_fit() -> None:
         memory_fits=True,
         memory_share=0.5,
     )
-    found = summary([one, replace(one, foretold_tokens_per_s=15.0, even_tokens_per_s=5.0, memory_tokens_per_s=90.0, memory_fits=False)])
+    found = summary(
+        [
+            one,
+            replace(
+                one,
+                foretold_tokens_per_s=15.0,
+                even_tokens_per_s=5.0,
+                memory_tokens_per_s=90.0,
+                memory_fits=False,
+            ),
+        ]
+    )
     even = {"median": 1.25, "worst": 0.5, "slower": 1}
     assert found["even"] == {**even, "would_not_fit": 0, "of_fitting": even}
     fitting = {"median": 2.0, "worst": 2.0, "slower": 0}
@@ -136,7 +155,9 @@ def test_a_plain_plan_is_foretold_to_the_percent() -> None:
     wish = replace(small(), drafter=None)
     plan = make_plan(wish)
     assert fits(plan)
-    assert simulated(wish, plan, answers=1, tokens=16, first=5).tokens_per_s == pytest.approx(plan.forecast.tokens_per_s, rel=0.02)
+    assert simulated(wish, plan, answers=1, tokens=16, first=5).tokens_per_s == pytest.approx(
+        plan.forecast.tokens_per_s, rel=0.02
+    )
 
 
 def test_a_plan_beside_its_head_is_simulated_on_slower_devices() -> None:
@@ -156,7 +177,15 @@ def test_the_fit_finds_constants_back_that_made_the_rates() -> None:
         for acceptance in (0.5, 0.7):
             slot_s, guessing = 0.05 * np.array([1.0, 1.1, 1.6]), Guessing(acceptance=acceptance, pass_s=0.004)
             rate = 1 / seconds_per_token(slot_s, stages * slot_s, nodes, guessing, known=truth)[0].min()
-            samples.append(Sample(slot_s=slot_s, trip_s=stages * slot_s, nodes=nodes, guessing=guessing, tokens_per_s=float(rate)))
+            samples.append(
+                Sample(
+                    slot_s=slot_s,
+                    trip_s=stages * slot_s,
+                    nodes=nodes,
+                    guessing=guessing,
+                    tokens_per_s=float(rate),
+                )
+            )
     assert np.abs(errors(samples, truth)).max() < 1e-12
     before, after = (np.abs(errors(samples, known)).mean() for known in (FITTED, fit(samples, FITTED)))
     assert after < before / 3

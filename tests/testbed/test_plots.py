@@ -20,7 +20,15 @@ SECONDS = {"ar": 10.0, "chunk-pp (published)": 6.0, "tree-sd tuned": 4.0, "conti
 
 def records(testbeds: int, methods: dict[str, float] = SECONDS) -> list[Record]:
     return [
-        record(name, prompt, 10, seconds + 0.1 * int(prompt), testbed=f"{testbed + 2} boards", domain=domain, temperature=temperature)
+        record(
+            name,
+            prompt,
+            10,
+            seconds + 0.1 * int(prompt),
+            testbed=f"{testbed + 2} boards",
+            domain=domain,
+            temperature=temperature,
+        )
         for testbed in range(testbeds)
         for temperature in (0.0, 1.0)
         for domain in ("chat", "sums")
@@ -55,13 +63,19 @@ def test_without_ar_there_is_a_figure_too(tmp_path: Path, methods: dict[str, flo
 def test_every_method_has_a_colour_of_its_own_and_its_variants_are_hatched() -> None:
     assert set(plots.COLOURS) == set(METHODS)
     assert len({*plots.COLOURS.values(), plots.OTHER_COLOUR}) == len(METHODS) + 1
-    looks = list(plots.looks(["tree-sd", "tree-sd tuned", "tree-sd (published)", "tree-sd of another kind"]).values())
+    looks = list(
+        plots.looks(["tree-sd", "tree-sd tuned", "tree-sd (published)", "tree-sd of another kind"]).values()
+    )
     assert len({look["facecolor"] for look in looks}) == 1
     assert len({look["hatch"] for look in looks}) == 4
-    assert [look["facecolor"] for look in plots.looks(["something", "else"]).values()] == list(plots.OTHER_COLOURS[:2])
+    assert [look["facecolor"] for look in plots.looks(["something", "else"]).values()] == list(
+        plots.OTHER_COLOURS[:2]
+    )
 
 
-def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_one_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(InputError, match=r"pip install 'flowspec\[plots\]'"):
         plots.speedup(summarise("by hand", "simulated", records(1)), tmp_path / "speedup.png")

@@ -86,7 +86,15 @@ def test_only_the_end_of_a_line_ends_one(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"a = " + b"[" * 100_000, b"a = " + b"9" * 5000, b"a" * 3000 + b".b" * 3000 + b" = 1", b"\xff", b"\x00 = 1", b"[" * 50_000]
+    "content",
+    [
+        b"a = " + b"[" * 100_000,
+        b"a = " + b"9" * 5000,
+        b"a" * 3000 + b".b" * 3000 + b" = 1",
+        b"\xff",
+        b"\x00 = 1",
+        b"[" * 50_000,
+    ],
 )
 def test_toml_that_nests_or_counts_too_far_is_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "c.toml"

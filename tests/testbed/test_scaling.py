@@ -1,4 +1,5 @@
-"""Scaling in virtual time: exact answers for any number of devices and users, more users give more, and a plot of it."""
+"""Scaling in virtual time: exact answers for any number of devices and users, more users give more, and a
+plot of it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from flowspec.testbed.simulated import run_many
 from flowspec.testbed.synthetic import Synthetic, synthetic_cases
 
 LINK = LinkSpec(bandwidth_mbps=1000, delay_s=0.0005)
-ASKED = Scaling(shape="llama-3-70b", device="jetson-agx-orin", precision="int4", link=LINK, acceptance=0.635, tokens=24)
+ASKED = Scaling(
+    shape="llama-3-70b", device="jetson-agx-orin", precision="int4", link=LINK, acceptance=0.635, tokens=24
+)
 AR, OURS = Setup(name="ar", method="ar"), Setup(name="continuous", method="continuous")
 
 
@@ -33,7 +36,9 @@ def points() -> dict[tuple[str, int, int], Point]:
 
 
 def test_one_user_is_tried_everywhere_and_several_where_asked_for() -> None:
-    found = [(devices, setup.name, users) for devices, setup, users in columns((1, 2), (1, 8), (2, 16), (OURS, AR))]
+    found = [
+        (devices, setup.name, users) for devices, setup, users in columns((1, 2), (1, 8), (2, 16), (OURS, AR))
+    ]
     assert found == [
         (1, "continuous", (1,)),
         (1, "ar", (1,)),
@@ -44,7 +49,9 @@ def test_one_user_is_tried_everywhere_and_several_where_asked_for() -> None:
     ]
 
 
-def test_more_users_give_more_together_and_guessing_gives_one_user_more(points: dict[tuple[str, int, int], Point]) -> None:
+def test_more_users_give_more_together_and_guessing_gives_one_user_more(
+    points: dict[tuple[str, int, int], Point],
+) -> None:
     for method in ("continuous", "ar"):
         one, three = points[method, 4, 1], points[method, 4, 3]
         assert three.tokens_per_s > 1.5 * one.tokens_per_s
@@ -57,7 +64,9 @@ def test_more_users_give_more_together_and_guessing_gives_one_user_more(points: 
         assert points["continuous", devices, 1].tokens_per_s > 2 * points["ar", devices, 1].tokens_per_s
 
 
-def test_one_user_gains_nothing_from_devices_without_guesses(points: dict[tuple[str, int, int], Point]) -> None:
+def test_one_user_gains_nothing_from_devices_without_guesses(
+    points: dict[tuple[str, int, int], Point],
+) -> None:
     two, four = points["ar", 2, 1], points["ar", 4, 1]
     assert four.tokens_per_s == pytest.approx(1 / four.trip_s, rel=0.01)
     assert two.tau_s == pytest.approx(2 * four.tau_s, rel=0.05)
@@ -131,15 +140,32 @@ def test_each_request_is_drafted_for_by_its_own_drafter() -> None:
     found = together.draft(Segment(segment=0, parts=(part(2), part(0))), 4)
     assert [proposal.request for proposal in found] == [2, 0]
     for proposal in found:
-        assert (proposal,) == alone[proposal.request].draft(Segment(segment=0, parts=(part(proposal.request),)), 4)
+        assert (proposal,) == alone[proposal.request].draft(
+            Segment(segment=0, parts=(part(proposal.request),)), 4
+        )
     together.release(Release(request=2))
     assert together.context == 128
 
 
-def test_the_command_writes_a_plot_and_says_in_which_world(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_plot_and_says_in_which_world(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / "scaling.png"
-    flags = ["--devices", "1,2", "--users", "1,2", "--at", "2", "--tokens", "8", "--precision", "float16", "--out", str(out)]
+    flags = [
+        "--devices",
+        "1,2",
+        "--users",
+        "1,2",
+        "--at",
+        "2",
+        "--tokens",
+        "8",
+        "--precision",
+        "float16",
+        "--out",
+        str(out),
+    ]
     assert main(flags) == 0
     assert out.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     shown = capsys.readouterr().out
@@ -149,7 +175,11 @@ def test_the_command_writes_a_plot_and_says_in_which_world(tmp_path: Path, capsy
     assert main([*flags, "--json", "--methods", "ar"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["world"] == "simulated"
-    assert [(point["devices"], point["users"], point["fits"]) for point in found["points"]] == [(1, 1, False), (2, 1, False), (2, 2, False)]
+    assert [(point["devices"], point["users"], point["fits"]) for point in found["points"]] == [
+        (1, 1, False),
+        (2, 1, False),
+        (2, 2, False),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -164,14 +194,18 @@ def test_the_command_writes_a_plot_and_says_in_which_world(tmp_path: Path, capsy
         (["--out", "/nowhere/at/all.png"], "--out: expected a file in a folder"),
     ],
 )
-def test_mistakes_are_told_before_anything_runs(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_told_before_anything_runs(
+    flags: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(flags) != 0
     assert told in capsys.readouterr().err
 
 
 def test_one_user_alone_is_drawn_too(points: dict[tuple[str, int, int], Point], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    scaling_plot.draw([point for point in points.values() if point.users == 1], tmp_path / "one.png", title="SIMULATED")
+    scaling_plot.draw(
+        [point for point in points.values() if point.users == 1], tmp_path / "one.png", title="SIMULATED"
+    )
     assert (tmp_path / "one.png").stat().st_size > 1000
     with pytest.raises(InputError, match=r"--out: expected a \.png"):
         scaling_plot.draw(list(points.values()), tmp_path / "scaling.doc", title="SIMULATED")

@@ -1,4 +1,5 @@
-"""Answers in virtual time: exact with every method on every testbed, reproducible, and timed as the cost model says."""
+"""Answers in virtual time: exact with every method on every testbed, reproducible, and timed as the cost
+model says."""
 
 from __future__ import annotations
 
@@ -41,7 +42,11 @@ LARGEST: dict[str, Any] = {"value_min": 1.0, "window_slack": 16.0, "width": 16, 
 
 
 def plain_or_published(setup: Setup) -> list[Setup]:
-    return [setup, replace(setup, published=True)] if setup.method not in ("ar", "tree-sd", "continuous") else [setup]
+    return (
+        [setup, replace(setup, published=True)]
+        if setup.method not in ("ar", "tree-sd", "continuous")
+        else [setup]
+    )
 
 
 def check_all(case: Case, make: Maker, counts: Sequence[int] = STAGES) -> None:
@@ -49,7 +54,9 @@ def check_all(case: Case, make: Maker, counts: Sequence[int] = STAGES) -> None:
     for stages in counts:
         testbed = boards(stages)
         rates: dict[str, float] = {}
-        for setup in (each for method in METHODS for each in plain_or_published(Setup(name=method, method=method))):
+        for setup in (
+            each for method in METHODS for each in plain_or_published(Setup(name=method, method=method))
+        ):
             first = run(BENCH, testbed, setup, case, drafters(setup, make)).record
             assert first.agreement == EXACT
             if stages == 2:
@@ -62,7 +69,8 @@ def check_all(case: Case, make: Maker, counts: Sequence[int] = STAGES) -> None:
                 continue  # answers too short, and guesses that another training may change
             assert first.bound_share <= 1.2
             if setup.published:
-                # The head's board takes `lm_head` off the last stage, which may be worth a little where there are few.
+                # The head's board takes `lm_head` off the last stage, which may be worth a little where there
+                # are few.
                 assert first.tokens_per_s <= rates[setup.method] * 1.05
             else:
                 rates[setup.method] = first.tokens_per_s
@@ -87,18 +95,34 @@ def test_every_method_is_exact_with_a_synthetic_drafter(temperature: float) -> N
 @pytest.mark.parametrize(("at", "coupled"), [(0, True), (1, True), (1, False)])
 def test_every_method_is_exact_with_the_bundled_drafter(bundled: list[Case], at: int, coupled: bool) -> None:
     assert bundled[at].sampling.temperature == at
-    check_all(bundled[at], open_drafting(BUNDLED, ModelFiles(BUNDLED), coupled=coupled).begin(bundled[at]), STAGES if coupled else (4,))
+    check_all(
+        bundled[at],
+        open_drafting(BUNDLED, ModelFiles(BUNDLED), coupled=coupled).begin(bundled[at]),
+        STAGES if coupled else (4,),
+    )
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if OPTIONS[method]])
-def test_every_method_is_exact_with_the_least_and_the_most_that_an_experiment_may_ask_for(method: str) -> None:
+def test_every_method_is_exact_with_the_least_and_the_most_that_an_experiment_may_ask_for(
+    method: str,
+) -> None:
     (case,) = synthetic_cases(1, [Sampling()], NEW_TOKENS)
-    for options in ({name: LEAST.get(name, 1) for name in OPTIONS[method]}, {name: LARGEST.get(name, 256) for name in OPTIONS[method]}):
+    for options in (
+        {name: LEAST.get(name, 1) for name in OPTIONS[method]},
+        {name: LARGEST.get(name, 256) for name in OPTIONS[method]},
+    ):
         setup = Setup(name="a", method=method, options=options)
-        assert run(BENCH, boards(3), setup, case, drafters(setup, Synthetic(0.6, 1024).begin(case))).record.agreement == EXACT
+        assert (
+            run(
+                BENCH, boards(3), setup, case, drafters(setup, Synthetic(0.6, 1024).begin(case))
+            ).record.agreement
+            == EXACT
+        )
 
 
-@pytest.mark.parametrize(("stages", "board"), [(1, "jetson-orin-nano"), (4, "jetson-orin-nano"), (8, "raspberry-pi-5")])
+@pytest.mark.parametrize(
+    ("stages", "board"), [(1, "jetson-orin-nano"), (4, "jetson-orin-nano"), (8, "raspberry-pi-5")]
+)
 @pytest.mark.parametrize("published", [False, True])
 def test_plain_decoding_takes_one_trip_for_each_token(stages: int, board: str, published: bool) -> None:
     testbed = boards(stages, board, head_s=0.0007, slowdown=1.5, head_slowdown=1.5)
@@ -107,7 +131,9 @@ def test_plain_decoding_takes_one_trip_for_each_token(stages: int, board: str, p
     passes_s = 0.0
     for place in range(1, NEW_TOKENS):  # the prompt gave the first token
         context = len(case.prompt) + place - 1
-        passes_s += sum(curve.seconds(1, context) for curve in stage_curves(testbed)) + sampling_curve(testbed).seconds(1)
+        passes_s += sum(curve.seconds(1, context) for curve in stage_curves(testbed)) + sampling_curve(
+            testbed
+        ).seconds(1)
     row = row_bytes(testbed.shape, testbed.precision)
     hops = stages + 1
     rows = stages if published else stages - 1  # hidden states also travel back
@@ -121,9 +147,13 @@ def test_plain_decoding_takes_one_trip_for_each_token(stages: int, board: str, p
 def test_where_the_head_verifies_the_hidden_states_of_all_rows_travel_back() -> None:
     (case,) = synthetic_cases(1, [Sampling()], NEW_TOKENS)
     testbed = boards(2)
-    plain, published = (run(BENCH, testbed, replace(AR, published=each), case, {}).record for each in (False, True))
+    plain, published = (
+        run(BENCH, testbed, replace(AR, published=each), case, {}).record for each in (False, True)
+    )
     assert published.rows == plain.rows
-    assert published.network_bytes - plain.network_bytes == plain.rows // 2 * row_bytes(testbed.shape, testbed.precision)
+    assert published.network_bytes - plain.network_bytes == plain.rows // 2 * row_bytes(
+        testbed.shape, testbed.precision
+    )
 
 
 def test_boards_take_energy_while_they_wait_and_more_while_they_compute() -> None:
@@ -133,9 +163,15 @@ def test_boards_take_energy_while_they_wait_and_more_while_they_compute() -> Non
     whole_s = record.time_to_first_token_s + record.decode_s
     board = testbed.head
     busy_s = sum(record.stage_busy) * whole_s
-    assert record.energy_j == pytest.approx(5 * board.idle_w * whole_s + (board.busy_w - board.idle_w) * busy_s, rel=0.02)
+    assert record.energy_j == pytest.approx(
+        5 * board.idle_w * whole_s + (board.busy_w - board.idle_w) * busy_s, rel=0.02
+    )
     drafted = run(BENCH, testbed, OURS, case, drafters(OURS, Synthetic(0.6, 1024).begin(case))).record
-    assert 5 * board.idle_w < drafted.energy_j / (drafted.time_to_first_token_s + drafted.decode_s) < 5 * board.busy_w
+    assert (
+        5 * board.idle_w
+        < drafted.energy_j / (drafted.time_to_first_token_s + drafted.decode_s)
+        < 5 * board.busy_w
+    )
 
 
 def test_an_answer_that_is_not_the_plain_one_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +191,10 @@ def test_an_answer_that_is_not_the_plain_one_is_wrong(monkeypatch: pytest.Monkey
 
 
 def test_an_answer_that_ends_where_the_plain_one_goes_on_is_wrong() -> None:
-    for answer in ((20, STOP, 22, 23), (20, 21, 22)):  # worlds stop at a stop token, and nowhere before the longest answer
+    for answer in (
+        (20, STOP, 22, 23),
+        (20, 21, 22),
+    ):  # worlds stop at a stop token, and nowhere before the longest answer
         assert run(BENCH, boards(), AR, made("a", answer), {}).record.agreement == WRONG
 
 
@@ -191,7 +230,9 @@ def test_whatever_is_slower_about_a_testbed_makes_answers_slower() -> None:
     (case,) = synthetic_cases(1, [Sampling()], NEW_TOKENS)
     make = Synthetic(0.6, 1024).begin(case)
     for setup in (AR, OURS):
-        found = records(lambda testbed, setup=setup: run(BENCH, testbed, setup, case, drafters(setup, make)).record)  # type: ignore[misc]
+        found = records(
+            lambda testbed, setup=setup: run(BENCH, testbed, setup, case, drafters(setup, make)).record
+        )  # type: ignore[misc]
         plain = found.pop("as it is")
         for name, record in found.items():
             assert record.tokens_per_s < plain.tokens_per_s, name

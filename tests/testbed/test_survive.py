@@ -47,7 +47,9 @@ def test_drafters_are_those_of_the_bundled_model(capsys: pytest.CaptureFixture[s
     assert "--faults drafter: expected the bundled model" in capsys.readouterr().err
 
 
-def test_links_are_severed_by_root_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_links_are_severed_by_root_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert main(["--faults", "sever", "--tokens", "1"]) == 2
     assert "expected root" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""Synthetic answers and guesses: always the same, in every process and in every order, and right as often as they claim."""
+"""Synthetic answers and guesses: always the same, in every process and in every order, and right as often as
+they claim."""
 
 from __future__ import annotations
 
@@ -37,17 +38,25 @@ def test_cases_are_told_apart_by_number_and_sampling_and_are_always_the_same() -
     samplings = [Sampling(), HOT, Sampling(temperature=1.0, seed=5)]
     found = synthetic_cases(3, samplings, 20)
     assert found == synthetic_cases(3, samplings, 20)
-    assert [(case.prompt_id, case.sampling) for case in found] == [(str(n), sampling) for sampling in samplings for n in (1, 2, 3)]
+    assert [(case.prompt_id, case.sampling) for case in found] == [
+        (str(n), sampling) for sampling in samplings for n in (1, 2, 3)
+    ]
     assert len({case.prompt for case in found}) == len({case.answer for case in found}) == 9
     for case in found:
-        assert (len(case.prompt), len(case.answer), case.new_tokens_max, case.is_stopped) == (PROMPT_TOKENS, 20, 20, False)
+        assert (len(case.prompt), len(case.answer), case.new_tokens_max, case.is_stopped) == (
+            PROMPT_TOKENS,
+            20,
+            20,
+            False,
+        )
         assert all(0 <= token < VOCABULARY for token in (*case.prompt, *case.answer))
     assert synthetic_cases(2, samplings[:1], 20, first=1) == found[1:3]
 
 
 @pytest.mark.parametrize("acceptance", [0.3, 0.635, 0.8])
 def test_guesses_are_right_as_often_as_they_claim(acceptance: float) -> None:
-    """Over all places of long answers, by rank: hits lie within four standard errors of the sum of the confidences."""
+    """Over all places of long answers, by rank: hits lie within four standard errors of the sum of the
+    confidences."""
     hits, expected, variance = [0] * WIDTH_MAX, [0.0] * WIDTH_MAX, [0.0] * WIDTH_MAX
     first: list[tuple[float, bool]] = []
     for case in synthetic_cases(2, [Sampling()], 3000):
@@ -57,7 +66,9 @@ def test_guesses_are_right_as_often_as_they_claim(acceptance: float) -> None:
             assert len(set(children.tokens)) == WIDTH_MAX
             assert list(children.confidences) == sorted(children.confidences, reverse=True)
             assert 0 < sum(children.confidences) <= 1 + 1e-9
-            for rank, (token, confidence) in enumerate(zip(children.tokens, children.confidences, strict=True)):
+            for rank, (token, confidence) in enumerate(
+                zip(children.tokens, children.confidences, strict=True)
+            ):
                 hits[rank] += token == true
                 expected[rank] += confidence
                 variance[rank] += confidence * (1 - confidence)
@@ -74,7 +85,8 @@ def test_guesses_are_right_as_often_as_they_claim(acceptance: float) -> None:
 
 @pytest.mark.parametrize("acceptance", [0.3, 0.635, 0.8])
 def test_balanced_answers_have_their_share_of_right_guesses_each(acceptance: float) -> None:
-    """Of 96 tokens as many first guesses are right as there should be, within four; by chance ten more or fewer may be."""
+    """Of 96 tokens as many first guesses are right as there should be, within four; by chance ten more or
+    fewer may be."""
     for case in synthetic_cases(8, [Sampling()], 96):
         drafter = Synthetic(acceptance, 100_000, balanced=True).begin(case)()
         assert isinstance(drafter, MemoDrafter)
@@ -131,7 +143,11 @@ def test_what_is_said_after_a_prefix_depends_on_nothing_but_it() -> None:
 def test_every_process_says_the_same() -> None:
     said = {
         subprocess.run(
-            [sys.executable, "-c", PRINTED], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": seed}
+            [sys.executable, "-c", PRINTED],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
         ).stdout
         for seed in ("1", "2")
     }

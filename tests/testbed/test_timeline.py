@@ -1,4 +1,5 @@
-"""Timelines: lanes without overlaps that lose no time, Chrome traces that a viewer takes, and pictures that are not blank."""
+"""Timelines: lanes without overlaps that lose no time, Chrome traces that a viewer takes, and pictures that
+are not blank."""
 
 from __future__ import annotations
 
@@ -39,21 +40,49 @@ def traces() -> dict[str, Trace]:
         precision="float16",
     )
     setups = tuple(Setup(name=name, method=name) for name in METHODS)
-    bench = Bench(name="traced", world="simulated", testbeds=(testbed,), setups=setups, model="synthetic", acceptance=0.66)
+    bench = Bench(
+        name="traced",
+        world="simulated",
+        testbeds=(testbed,),
+        setups=setups,
+        model="synthetic",
+        acceptance=0.66,
+    )
     (case,) = synthetic_cases(1, [Sampling(seed=1)], 24)
     make = Synthetic(0.66, bench.context).begin(case)
-    return {setup.name: simulated.run(bench, testbed, setup, case, drafters(setup, make)).trace for setup in setups}
+    return {
+        setup.name: simulated.run(bench, testbed, setup, case, drafters(setup, make)).trace
+        for setup in setups
+    }
 
 
 def hop(queued_s: float, compute_s: float, rows: int, dead: int = 0, dead_in_queue: int = 0) -> Hop:
-    return Hop(received_s=0.0, queued_s=queued_s, compute_s=compute_s, own_s=0.0, rows=rows, dead_late=dead, dead_in_queue=dead_in_queue)
+    return Hop(
+        received_s=0.0,
+        queued_s=queued_s,
+        compute_s=compute_s,
+        own_s=0.0,
+        rows=rows,
+        dead_late=dead,
+        dead_in_queue=dead_in_queue,
+    )
 
 
 def by_hand() -> Trace:
     """Two segments through two stages, at instants that begin anywhere; the second dies at the last stage."""
-    first = Trip(segment=0, rows=3, sent_s=100.0, back_s=105.0, hops=(hop(0.0, 1.0, 3), hop(0.0, 1.0, 3, dead=2)))
-    second = Trip(segment=1, rows=2, sent_s=100.5, back_s=105.5, hops=(hop(0.0, 2.0, 2), hop(0.0, 0.0, 0, dead_in_queue=2)))
-    return Trace(trips=[first, second], passes=[Pass(started_s=99.0, ended_s=99.5)], commits=[(99.5, 1), (105.0, 2)])
+    first = Trip(
+        segment=0, rows=3, sent_s=100.0, back_s=105.0, hops=(hop(0.0, 1.0, 3), hop(0.0, 1.0, 3, dead=2))
+    )
+    second = Trip(
+        segment=1,
+        rows=2,
+        sent_s=100.5,
+        back_s=105.5,
+        hops=(hop(0.0, 2.0, 2), hop(0.0, 0.0, 0, dead_in_queue=2)),
+    )
+    return Trace(
+        trips=[first, second], passes=[Pass(started_s=99.0, ended_s=99.5)], commits=[(99.5, 1), (105.0, 2)]
+    )
 
 
 def test_lanes_begin_with_the_first_token_and_follow_each_trip() -> None:
@@ -67,10 +96,15 @@ def test_lanes_begin_with_the_first_token_and_follow_each_trip() -> None:
 
 
 def test_a_pass_moves_behind_the_one_before_it_and_keeps_its_length() -> None:
-    early = Trip(segment=1, rows=2, sent_s=100.5, back_s=104.0, hops=(hop(0.0, 2.0, 2),))  # as if it had begun at 101.25
+    early = Trip(
+        segment=1, rows=2, sent_s=100.5, back_s=104.0, hops=(hop(0.0, 2.0, 2),)
+    )  # as if it had begun at 101.25
     before = Trip(segment=0, rows=1, sent_s=100.0, back_s=103.0, hops=(hop(0.0, 1.0, 1),))  # from 101 to 102
     lanes = lanes_of(Trace(trips=[early, before], commits=[(100.0, 1)]), 1)
-    assert [(bar.segment, bar.start_s, bar.end_s) for bar in lanes.stages[0]] == [(0, 1.0, 2.0), (1, 2.0, 4.0)]
+    assert [(bar.segment, bar.start_s, bar.end_s) for bar in lanes.stages[0]] == [
+        (0, 1.0, 2.0),
+        (1, 2.0, 4.0),
+    ]
     assert lanes.stages[0][1].arrived_s == 1.25
 
 
@@ -100,17 +134,27 @@ def test_a_chrome_trace_is_valid_and_loses_no_time(traces: dict[str, Trace], met
     assert {event["tid"] for event in mine} == set(threads)
     assert len(set(threads.values())) == len(threads)
     for thread in threads:
-        spans = sorted((event["ts"], event["ts"] + event["dur"]) for event in mine if event["tid"] == thread and event["ph"] == "X")
+        spans = sorted(
+            (event["ts"], event["ts"] + event["dur"])
+            for event in mine
+            if event["tid"] == thread and event["ph"] == "X"
+        )
         assert all(start >= 0 and end >= start for start, end in spans)
-        assert all(after[0] >= before[1] - 1e-3 for before, after in pairwise(spans)), f"{threads[thread]}: one at a time"
+        assert all(after[0] >= before[1] - 1e-3 for before, after in pairwise(spans)), (
+            f"{threads[thread]}: one at a time"
+        )
     for stage in range(STAGES):
-        passes = [event for event in mine if event["ph"] == "X" and threads[event["tid"]] == f"stage {stage + 1}"]
+        passes = [
+            event for event in mine if event["ph"] == "X" and threads[event["tid"]] == f"stage {stage + 1}"
+        ]
         assert sum(event["dur"] for event in passes) == pytest.approx(
             1e6 * sum(trip.hops[stage].compute_s for trip in traces[method].trips)
         )
         rows = sum(event["args"]["alive"] + event["args"]["dead"] for event in passes)
         assert rows == sum(trip.hops[stage].rows for trip in traces[method].trips)
-    tokens = [event["args"]["tokens"] for event in mine if event["ph"] == "i" and threads[event["tid"]] == "output"]
+    tokens = [
+        event["args"]["tokens"] for event in mine if event["ph"] == "i" and threads[event["tid"]] == "output"
+    ]
     assert sum(tokens) == 24
     assert {event["ph"] for event in mine} == {"M", "X", "i"}
 
@@ -119,7 +163,9 @@ def test_a_timeline_is_drawn(traces: dict[str, Trace], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     timeline.draw(traces, tmp_path / "timeline.png", title="by hand (SIMULATED world)", stages=STAGES)
     assert_is_drawn(tmp_path / "timeline.png", 1600, 600)
-    timeline.draw(traces, tmp_path / "short.png", title="by hand (SIMULATED world)", stages=STAGES, window_s=0.5)
+    timeline.draw(
+        traces, tmp_path / "short.png", title="by hand (SIMULATED world)", stages=STAGES, window_s=0.5
+    )
     assert (tmp_path / "short.png").read_bytes() != (tmp_path / "timeline.png").read_bytes()
 
 

@@ -27,7 +27,10 @@ SMALL: dict[str, dict[str, Any]] = {
 JETSON, PI = boards(2, name="a Jetson"), boards(2, "raspberry-pi-4", "a Pi")
 BENCH = synthetic(
     testbeds=(JETSON, PI),
-    setups=(Setup(name="ar", method="ar"), Setup(name="tree-sd (published)", method="tree-sd", published=True)),
+    setups=(
+        Setup(name="ar", method="ar"),
+        Setup(name="tree-sd (published)", method="tree-sd", published=True),
+    ),
     new_tokens=8,
 )
 
@@ -110,7 +113,9 @@ def test_the_best_of_the_grid_is_found_for_each_testbed(tmp_path: Path) -> None:
 
 def test_what_a_file_has_is_kept_and_the_rest_is_added(tmp_path: Path) -> None:
     path = tmp_path / TUNED_FILE
-    path.write_text('[[method]]\nname = "tree-sd tuned"\nmethod = "tree-sd"\ntestbeds = ["a Pi"]\nnodes = 7\n')
+    path.write_text(
+        '[[method]]\nname = "tree-sd tuned"\nmethod = "tree-sd"\ntestbeds = ["a Pi"]\nnodes = 7\n'
+    )
     (kept,) = read_setups(path)
     bench = replace(BENCH, setups=(*BENCH.setups, Setup(name="continuous", method="continuous")))
     found, bar = tuned(bench, path, jobs=2)
@@ -144,8 +149,14 @@ def test_an_interruption_keeps_what_is_tuned(tmp_path: Path) -> None:
 
 def test_a_wrong_answer_ends_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = VirtualRuns.records
-    monkeypatch.setattr(VirtualRuns, "records", lambda self, work: [replace(one, agreement=WRONG) for one in right(self, work)])
-    with pytest.raises(FlowSpecError, match=r"tree-sd \{\} gave another answer than plain decoding to prompt 1000001") as caught:
+    monkeypatch.setattr(
+        VirtualRuns,
+        "records",
+        lambda self, work: [replace(one, agreement=WRONG) for one in right(self, work)],
+    )
+    with pytest.raises(
+        FlowSpecError, match=r"tree-sd \{\} gave another answer than plain decoding to prompt 1000001"
+    ) as caught:
         tuned(BENCH, tmp_path / TUNED_FILE)
     assert caught.value.exit_status == 1
 
@@ -170,5 +181,7 @@ def test_every_value_of_the_grids_may_stand_in_a_file(tmp_path: Path) -> None:
     for method, grid in GRIDS.items():
         for parameter, values in grid.items():
             for value in values:
-                (tmp_path / "a.toml").write_text(f'[[method]]\nname = "a"\nmethod = "{method}"\n{parameter} = {value}\n')
+                (tmp_path / "a.toml").write_text(
+                    f'[[method]]\nname = "a"\nmethod = "{method}"\n{parameter} = {value}\n'
+                )
                 assert read_setups(tmp_path / "a.toml")[0].options == {parameter: value}

@@ -10,7 +10,13 @@ from flowspec.testbed.validation import show_validation, validate
 from tests.testbed.benches import synthetic
 from tests.testbed.records import record
 
-PUBLISHED = Published(testbed="two boards", temperature=0.0, reference="chunk-pp", tokens_per_s={"chunk-pp": 5.0, "ar": 2.0}, fitted=True)
+PUBLISHED = Published(
+    testbed="two boards",
+    temperature=0.0,
+    reference="chunk-pp",
+    tokens_per_s={"chunk-pp": 5.0, "ar": 2.0},
+    fitted=True,
+)
 RECORDS = [
     record("chunk-pp", "a", 10, 2.0),
     record("chunk-pp", "b", 50, 8.0),
@@ -51,11 +57,15 @@ def test_answers_without_a_second_token_do_not_count() -> None:
 
 def test_what_was_not_run_has_no_row() -> None:
     assert rows([]) == []
-    assert rows([each for each in RECORDS if each.method != "chunk-pp"]) == [], "without the reference there is no ratio"
+    assert rows([each for each in RECORDS if each.method != "chunk-pp"]) == [], (
+        "without the reference there is no ratio"
+    )
     assert [row["method"] for row in rows([each for each in RECORDS if each.method != "ar"])] == ["chunk-pp"]
 
 
-def test_every_published_table_has_its_rows_and_the_fitted_ones_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_published_table_has_its_rows_and_the_fitted_ones_are_marked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     hot = Published(testbed="two boards", temperature=1.0, reference="ar", tokens_per_s={"ar": 20.0})
     found = rows(RECORDS, PUBLISHED, hot)
     assert [(row["temperature"], row["method"], row["ratio"]) for row in found] == [
@@ -76,4 +86,13 @@ def test_every_published_table_has_its_rows_and_the_fitted_ones_are_marked(capsy
         "1.00",
         "+0%",
     ]
-    assert next(line for line in lines if ": ar" in line).split() == ["two", "boards:", "ar", "2.00", "3.00", "0.40", "0.50", "+25%"]
+    assert next(line for line in lines if ": ar" in line).split() == [
+        "two",
+        "boards:",
+        "ar",
+        "2.00",
+        "3.00",
+        "0.40",
+        "0.50",
+        "+25%",
+    ]

@@ -13,7 +13,14 @@ from flowspec.testbed import watching
 
 
 def pair(watched: float, unwatched: float, tokens: int = 50) -> dict[str, Any]:
-    return {"prompt": "a", "tokens": tokens, "watched": watched, "unwatched": unwatched, "frames": 500, "chars": 5000}
+    return {
+        "prompt": "a",
+        "tokens": tokens,
+        "watched": watched,
+        "unwatched": unwatched,
+        "frames": 500,
+        "chars": 5000,
+    }
 
 
 def test_the_ratio_and_its_interval_by_hand() -> None:
@@ -33,13 +40,27 @@ def test_points_of_students_t() -> None:
 
 
 def test_pairs_of_answers_on_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "few.jsonl").write_text(json.dumps({"category": "plays", "turns": ["Continue the play:\nDUKE:\nWho comes so late?"]}))
-    flags = ["--prompts", str(tmp_path / "few.jsonl"), "--pairs", "2", "--tokens", "12", "--local", "2", "--json"]
+    (tmp_path / "few.jsonl").write_text(
+        json.dumps({"category": "plays", "turns": ["Continue the play:\nDUKE:\nWho comes so late?"]})
+    )
+    flags = [
+        "--prompts",
+        str(tmp_path / "few.jsonl"),
+        "--pairs",
+        "2",
+        "--tokens",
+        "12",
+        "--local",
+        "2",
+        "--json",
+    ]
     assert watching.main(flags) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["pairs"], said["stages"], said["method"], len(said["each"])) == (2, 2, "continuous", 2)
     assert said["low"] <= said["ratio"] <= said["high"]
-    assert all(each["frames"] > each["tokens"] > 4 and each["chars"] > 1000 for each in said["each"]), "the page has read them all"
+    assert all(each["frames"] > each["tokens"] > 4 and each["chars"] > 1000 for each in said["each"]), (
+        "the page has read them all"
+    )
 
 
 def test_wrong_flags_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:

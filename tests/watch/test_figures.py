@@ -1,4 +1,5 @@
-"""Figures of the last seconds are those of the answer's own statistics, where the last seconds are the whole answer."""
+"""Figures of the last seconds are those of the answer's own statistics, where the last seconds are the whole
+answer."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ from tests.watch.test_recorder import watch_schedule
 
 
 def stay(stage: int, started_s: float, ended_s: float, dead: int = 0, dropped: int = 0) -> Frame:
-    return {"stage": stage, "started_s": started_s, "ended_s": ended_s, "alive": 1, "dead": dead, "dropped": dropped}
+    return {
+        "stage": stage,
+        "started_s": started_s,
+        "ended_s": ended_s,
+        "alive": 1,
+        "dead": dead,
+        "dropped": dropped,
+    }
 
 
 def trip(t: float, *stays: Frame) -> Frame:
@@ -100,6 +108,8 @@ def test_of_a_whole_answer_they_are_those_of_its_statistics(monkeypatch: pytest.
         assert report["committing_segments"] <= report["segments"]
         assert told["acceptance"] == report["acceptance_length"]
         if count > 1 and frames[end]["reason"] != "cancelled":
-            assert abs(told["rho"] * count - report["share_in_flight"] * (count - 1)) < 1.01, "but for the last token"
+            assert abs(told["rho"] * count - report["share_in_flight"] * (count - 1)) < 1.01, (
+                "but for the last token"
+            )
         compared += 1
     assert compared > 20

@@ -1,4 +1,5 @@
-"""Frames tell the whole story: whoever takes them one by one has, after each event, the head's own trees and answers."""
+"""Frames tell the whole story: whoever takes them one by one has, after each event, the head's own trees and
+answers."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ ABOUT = About(world="simulated", model="made", method="any", drafters=(), stages
 
 
 class Mirror:
-    """A recorder at a head, and a reader of its frames who believes nothing else; compares the two after every event."""
+    """A recorder at a head, and a reader of its frames who believes nothing else; compares the two after
+    every event."""
 
     def __init__(self, head: HeadCore, *, lag: int = 1) -> None:
         self.head = head
@@ -40,7 +42,9 @@ class Mirror:
         self._events = 0
 
     def stages(self) -> list[dict[str, Any]]:
-        return [{"name": f"stage-{index}", "layers": [index, index + 1]} for index in range(self.head.stage_count)]
+        return [
+            {"name": f"stage-{index}", "layers": [index, index + 1]} for index in range(self.head.stage_count)
+        ]
 
     def take(self, event: HeadEvent, commands: Sequence[HeadCommand], now_s: float) -> None:
         self.recorder(event, commands, now_s)
@@ -90,8 +94,13 @@ class Mirror:
             answer, tree = self.reader.answers[number], request.tree
             assert answer.root is not None
             assert (answer.root["node"], answer.root["position"]) == (tree.root, tree.position(tree.root))
-            assert set(answer.nodes) == set(tree.living()), f"request {number}: {sorted(answer.nodes)} are shown alive"
-            assert all(row[1] == tree.parent(node) and row[2] == as_numbers([tree.token(node)]) for node, row in answer.nodes.items())
+            assert set(answer.nodes) == set(tree.living()), (
+                f"request {number}: {sorted(answer.nodes)} are shown alive"
+            )
+            assert all(
+                row[1] == tree.parent(node) and row[2] == as_numbers([tree.token(node)])
+                for node, row in answer.nodes.items()
+            )
             assert request.submit is not None
             assert self.texts[number] == as_numbers(request.new_tokens[len(request.submit.answered) :])
 
@@ -136,7 +145,11 @@ def test_the_frames_of_any_schedule_give_the_heads_trees_after_every_event(start
             mirror, run = watch_schedule(seed)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
-        ended = sum(bool(answer.end and answer.end.statistics.segments) for answers in run.world.answers.values() for answer in answers)
+        ended = sum(
+            bool(answer.end and answer.end.statistics.segments)
+            for answers in run.world.answers.values()
+            for answer in answers
+        )
         assert mirror.seen["begin"] == mirror.seen["end"] >= ended
         assert mirror.seen["trip"] == len(run.world.timings)
         assert wrong_document(record_document(ABOUT, mirror.frames)) == ""
@@ -169,7 +182,8 @@ def test_the_schedules_show_every_kind() -> None:
 
 
 def test_whoever_begins_in_mid_answer_is_told_the_present_first() -> None:
-    """A recorder that is put in after each number of events tells, with its first look, what the other has gathered since the beginning."""
+    """A recorder that is put in after each number of events tells, with its first look, what the other has
+    gathered since the beginning."""
     met = 0
     for seed in range(12):
         run = Play(draw(seed), checks=False)
@@ -178,7 +192,9 @@ def test_whoever_begins_in_mid_answer_is_told_the_present_first() -> None:
         assert go_on is not None
         late: list[Mirror] = []
 
-        def look(handled: Handled, go_on: Any = go_on, head: HeadCore = head, late: list[Mirror] = late) -> None:
+        def look(
+            handled: Handled, go_on: Any = go_on, head: HeadCore = head, late: list[Mirror] = late
+        ) -> None:
             go_on(handled)
             if handled.place != HEAD:
                 return
@@ -236,8 +252,14 @@ def test_a_reader_that_is_too_slow_begins_again(monkeypatch: pytest.MonkeyPatch)
                 assert len(mirror.recorder._moments) <= 20
                 if count % 33 == 0:
                     mirror.read()
-                    alive = {request.number: set(request.tree.living()) for request in mirror.head.requests() if request.submit is not None}
-                    assert {number: set(answer.nodes) for number, answer in mirror.reader.answers.items()} == alive
+                    alive = {
+                        request.number: set(request.tree.living())
+                        for request in mirror.head.requests()
+                        if request.submit is not None
+                    }
+                    assert {
+                        number: set(answer.nodes) for number, answer in mirror.reader.answers.items()
+                    } == alive
 
         run.world.on_event = look
         run.run()

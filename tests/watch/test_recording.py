@@ -1,4 +1,5 @@
-"""Recordings come back as they were written, and a file that somebody else wrote is refused in one line, whatever is in it."""
+"""Recordings come back as they were written, and a file that somebody else wrote is refused in one line,
+whatever is in it."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def test_a_recording_comes_back_as_it_was_written(document: dict[str, Any], tmp_
     assert [each.name for each in tmp_path.iterdir()] == ["answer.json"], "nothing half-written is left"
 
 
-def test_a_recording_that_cannot_be_written_is_one_line(document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recording_that_cannot_be_written_is_one_line(
+    document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(InputError, match="cannot write the recording"):
         write_recording(tmp_path / "none" / "answer.json", document)
     monkeypatch.setattr(recording, "FILE_BYTES_MAX", 1000)
@@ -58,13 +61,24 @@ def test_a_clock_can_begin_elsewhere(document: dict[str, Any]) -> None:
     moved = next(each for each in frames if each["kind"] == "trip")
     assert moved["sent_s"] == 0.0
     assert moved["back_s"] == pytest.approx(trip["back_s"] - trip["sent_s"], abs=2e-6)
-    assert moved["stays"][-1]["left_s"] == pytest.approx(trip["stays"][-1]["left_s"] - trip["sent_s"], abs=2e-6)
+    assert moved["stays"][-1]["left_s"] == pytest.approx(
+        trip["stays"][-1]["left_s"] - trip["sent_s"], abs=2e-6
+    )
     assert wrong_document({**document, "frames": frames}) == ""
     texts = [as_text(each) for each in document["frames"]]
     assert json.loads(document_text(ABOUT, (rebased(text, 0.0) for text in texts))) == document
-    hostile = as_text({"t": 5.5, "kind": "tokens", "request": 1, "nodes": [[1, '"t":5.5,"sent_s":1'], [2, "\\"], [3, ',"t":7']]})
+    hostile = as_text(
+        {
+            "t": 5.5,
+            "kind": "tokens",
+            "request": 1,
+            "nodes": [[1, '"t":5.5,"sent_s":1'], [2, "\\"], [3, ',"t":7']],
+        }
+    )
     assert rebased(hostile, 5.0) == hostile.replace('{"t":5.5', '{"t":0.5', 1), "text of tokens stays"
-    assert rebased('{"t":1e-06,"kind":"lost","silent_s":2.0}', 1.0) == '{"t":0.0,"kind":"lost","silent_s":2.0}'
+    assert (
+        rebased('{"t":1e-06,"kind":"lost","silent_s":2.0}', 1.0) == '{"t":0.0,"kind":"lost","silent_s":2.0}'
+    )
 
 
 def test_what_cannot_be_written_leaves_no_part_of_it(document: dict[str, Any], tmp_path: Path) -> None:
@@ -96,7 +110,9 @@ def test_files_that_are_no_recordings_are_refused(content: bytes, tmp_path: Path
     assert len(str(refused.value)) < 400
 
 
-def test_a_file_that_is_missing_or_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_missing_or_too_large_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(InputError, match="No such file"):
         read_recording(tmp_path / "none.json")
     with pytest.raises(InputError, match="directory"):
@@ -146,7 +162,9 @@ def test_values_of_any_other_type_are_refused_and_never_raise(document: dict[str
             for value in (None, True, -1, 1e400, "x" * 5000, [[[]]], {"a": {}}, [None]):
                 frames = [{**one, name: value}]
                 wrong = wrong_document({**document, "frames": frames})
-                assert wrong != "" or (kind == "end" and name == "statistics"), f"{kind}: {name} as {value!r:.40}"
+                assert wrong != "" or (kind == "end" and name == "statistics"), (
+                    f"{kind}: {name} as {value!r:.40}"
+                )
                 assert "\n" not in wrong
                 refused += 1
     assert refused > 100

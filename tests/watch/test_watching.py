@@ -1,4 +1,5 @@
-"""Watchers come and go while a head runs; nobody who is slow holds up the head or the others, and nothing is done for nobody."""
+"""Watchers come and go while a head runs; nobody who is slow holds up the head or the others, and nothing is
+done for nobody."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ import pytest
 
 from flowspec.core.cluster_messages import Pong
 from flowspec.runtime import watching
-from flowspec.runtime.watching import BATCHES_MAX, MISSES_MAX, WATCHERS_MAX, Batch, TooManyError, Watch, Watcher
+from flowspec.runtime.watching import (
+    BATCHES_MAX,
+    MISSES_MAX,
+    WATCHERS_MAX,
+    Batch,
+    TooManyError,
+    Watch,
+    Watcher,
+)
 from flowspec.watch.figures import Frame
 from flowspec.watch.present import Present
 from flowspec.watch.recorder import Recorder
@@ -32,7 +41,10 @@ def turn(watch: Watch) -> None:
 
 
 def shown(present: Present) -> dict[int, tuple[int, list[int]]]:
-    return {number: (answer.root["node"] if answer.root else -1, sorted(answer.nodes)) for number, answer in present.answers.items()}
+    return {
+        number: (answer.root["node"] if answer.root else -1, sorted(answer.nodes))
+        for number, answer in present.answers.items()
+    }
 
 
 def test_nothing_is_done_while_nobody_watches() -> None:
@@ -47,7 +59,9 @@ def test_nothing_is_done_while_nobody_watches() -> None:
     watch.leave(second)
     assert head.observers == []
     assert watch.present is None
-    wait_until(lambda: not any(thread.name == "watch" for thread in threading.enumerate()), "its thread has ended")
+    wait_until(
+        lambda: not any(thread.name == "watch" for thread in threading.enumerate()), "its thread has ended"
+    )
 
 
 def test_whoever_comes_later_has_the_same_picture() -> None:
@@ -169,7 +183,9 @@ def test_who_leaves_in_mid_answer_leaves_no_recording_open() -> None:
     assert watch._recorder is not None
     other = {"t": 1.0, "kind": "begin", "request": 99, "prompt_tokens": 1, "reused": 0, "text": ""}
     with watch._lock:
-        watch._kept.take(other, as_text(other), watch._recorder.present)  # another one, whose number does not come again
+        watch._kept.take(
+            other, as_text(other), watch._recorder.present
+        )  # another one, whose number does not come again
     watch.leave(watcher)
     head.run()
     first = watch.recording()
@@ -230,7 +246,9 @@ def test_each_frame_becomes_text_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert second.take()[-1] is batch
     assert json.loads(batch.text) == batch.frames
     kinds = [frame["kind"] for frame in batch.frames]
-    assert Counter(made) - Counter(["stages", "devices"] * kinds.count("begin")) <= Counter(kinds), "but what a recording begins with"
+    assert Counter(made) - Counter(["stages", "devices"] * kinds.count("begin")) <= Counter(kinds), (
+        "but what a recording begins with"
+    )
     watch.close()
 
 
@@ -261,7 +279,9 @@ def test_a_queue_that_is_cleared_meanwhile_is_empty() -> None:
 
 
 @pytest.mark.parametrize("place", ["the head's thread", "the watch's thread"])
-def test_a_watch_that_fails_is_told_and_closed(place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_watch_that_fails_is_told_and_closed(
+    place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     head = VirtualHead(1)
     watch = watched(head)
 
@@ -286,7 +306,9 @@ def test_a_watch_that_fails_is_told_and_closed(place: str, monkeypatch: pytest.M
 def test_devices_are_told_with_what_they_said_last() -> None:
     head = VirtualHead(2)
     watch = watched(head)
-    head.stages[0].pong = Pong(queued=1, done=2, memory_bytes=3, running_s=0.5, temperature_c=61.26, is_throttled=True)
+    head.stages[0].pong = Pong(
+        queued=1, done=2, memory_bytes=3, running_s=0.5, temperature_c=61.26, is_throttled=True
+    )
     first, *_ = watch._look_at_devices()
     assert first == {
         "name": "board-0",
@@ -298,9 +320,15 @@ def test_devices_are_told_with_what_they_said_last() -> None:
         "running_s": 0.5,
         "present": True,
     }
-    head.stages = [SimpleNamespace(plan=SimpleNamespace(name="other"), pong=None, ready=SimpleNamespace(memory_bytes=7))]
+    head.stages = [
+        SimpleNamespace(plan=SimpleNamespace(name="other"), pong=None, ready=SimpleNamespace(memory_bytes=7))
+    ]
     rows = {row["name"]: row for row in watch._look_at_devices()}
     assert (rows["board-0"]["present"], rows["board-0"]["memory_bytes"]) == (False, 3)
-    assert (rows["other"]["present"], rows["other"]["memory_bytes"], rows["other"]["temperature_c"]) == (True, 7, None)
+    assert (rows["other"]["present"], rows["other"]["memory_bytes"], rows["other"]["temperature_c"]) == (
+        True,
+        7,
+        None,
+    )
     head.is_formed = False
     assert not any(row["present"] for row in watch._look_at_devices())

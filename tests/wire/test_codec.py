@@ -1,4 +1,5 @@
-"""Every message survives the wire unchanged, and no frame that is not ours gets past `PeerError`, whatever it holds."""
+"""Every message survives the wire unchanged, and no frame that is not ours gets past `PeerError`, whatever it
+holds."""
 
 from __future__ import annotations
 
@@ -44,7 +45,16 @@ from flowspec.core.messages import (
     VerifiedPart,
 )
 from flowspec.core.precision import ACTIVATIONS
-from flowspec.core.weight_messages import AskBytes, AskNames, AskTensors, ModelOffer, NameList, TensorBytes, TensorEntry, TensorList
+from flowspec.core.weight_messages import (
+    AskBytes,
+    AskNames,
+    AskTensors,
+    ModelOffer,
+    NameList,
+    TensorBytes,
+    TensorEntry,
+    TensorList,
+)
 from flowspec.errors import PeerError
 from flowspec.wire.codec import BYTES, DTYPE_BYTES, KINDS, Envelope, Tensor, decode, encode
 
@@ -57,7 +67,9 @@ BY_TYPE = {int: IDS, str: NAMES, float: st.floats(0, 1), bool: st.booleans()}
 def build(cls: type, **special: Any) -> st.SearchStrategy[Any]:
     """A record of `cls`; a field without a rule of its own (`special`) takes anything its type allows."""
     hints = get_type_hints(cls)
-    return st.builds(cls, **{field.name: special.get(field.name, BY_TYPE.get(hints[field.name])) for field in fields(cls)})
+    return st.builds(
+        cls, **{field.name: special.get(field.name, BY_TYPE.get(hints[field.name])) for field in fields(cls)}
+    )
 
 
 @st.composite
@@ -76,11 +88,17 @@ def assigns(draw: st.DrawFn, cls: type) -> Any:
         "dtype": st.sampled_from(sorted(DTYPE_BYTES)),
         "context": st.integers(1, limits.CONTEXT_MAX),
         "drafting": st.none(),
-        "captures": st.lists(st.integers(0, layers), max_size=limits.CAPTURES_MAX, unique=True).map(sorted).map(tuple),
+        "captures": st.lists(st.integers(0, layers), max_size=limits.CAPTURES_MAX, unique=True)
+        .map(sorted)
+        .map(tuple),
     }
     if stages == 1 and draw(st.booleans()):
         drafting = build(Drafting, vocabulary=st.integers(1, limits.VOCABULARY_MAX))
-        return draw(build(cls, **{**special, "first_layer": st.just(0), "captures": st.just(()), "drafting": drafting}))
+        return draw(
+            build(
+                cls, **{**special, "first_layer": st.just(0), "captures": st.just(()), "drafting": drafting}
+            )
+        )
     return draw(build(cls, **special))
 
 
@@ -94,23 +112,41 @@ SAMPLINGS = build(
 HOPS = build(
     Hop,
     **dict.fromkeys(("queued_s", "compute_s", "own_s"), st.floats(0, 1e6)),
-    **dict.fromkeys(("rows", "dead_in_queue", "dead_between_layers", "dead_late"), st.integers(0, limits.NODES_PER_SEGMENT_MAX)),
+    **dict.fromkeys(
+        ("rows", "dead_in_queue", "dead_between_layers", "dead_late"),
+        st.integers(0, limits.NODES_PER_SEGMENT_MAX),
+    ),
 )
 
 
 @st.composite
 def opens(draw: st.DrawFn, request: int | None = None, epoch: int | None = None) -> Open:
     length = draw(st.integers(1, limits.CONTEXT_MAX))
-    own = {name: st.just(value) for name, value in (("request", request), ("epoch", epoch)) if value is not None}
+    own = {
+        name: st.just(value) for name, value in (("request", request), ("epoch", epoch)) if value is not None
+    }
     slots = st.integers(length, limits.CONTEXT_MAX + limits.TREE_NODES_MAX)
     top = st.integers(-1, limits.TOP_LOGPROBS_MAX)
     return draw(
-        build(Open, **own, keep=st.integers(0, length - 1), length=st.just(length), slots=slots, sampling=SAMPLINGS, top_logprobs=top)
+        build(
+            Open,
+            **own,
+            keep=st.integers(0, length - 1),
+            length=st.just(length),
+            slots=slots,
+            sampling=SAMPLINGS,
+            top_logprobs=top,
+        )
     )
 
 
 def commits(requests: st.SearchStrategy[int] = IDS) -> st.SearchStrategy[Commit]:
-    return build(Commit, request=requests, base=st.integers(1, limits.CONTEXT_MAX), path=st.lists(IDS, max_size=5).map(tuple))
+    return build(
+        Commit,
+        request=requests,
+        base=st.integers(1, limits.CONTEXT_MAX),
+        path=st.lists(IDS, max_size=5).map(tuple),
+    )
 
 
 @st.composite
@@ -161,10 +197,22 @@ PROPOSALS = st.integers(0, 4).flatmap(
 DIGESTS = st.text("0123456789abcdef", min_size=limits.DIGEST_CHARS, max_size=limits.DIGEST_CHARS)
 OFFSETS = st.integers(0, limits.TENSOR_BYTES_MAX)
 NAME_LISTS = st.lists(NAMES, max_size=4).map(tuple)
-ENTRIES = build(TensorEntry, digest=DIGESTS, size_bytes=OFFSETS, shape=st.lists(IDS, max_size=limits.TENSOR_AXES_MAX).map(tuple))
+ENTRIES = build(
+    TensorEntry,
+    digest=DIGESTS,
+    size_bytes=OFFSETS,
+    shape=st.lists(IDS, max_size=limits.TENSOR_AXES_MAX).map(tuple),
+)
 DEGREES = st.none() | st.floats(-50, 150)
 CLOCKS = st.none() | st.floats(0, 1e4)
-BOARDS = build(Board, throttled=st.none() | st.integers(0, 2**32 - 1), celsius=DEGREES, trip_c=DEGREES, cpu_mhz=CLOCKS, cpu_max_mhz=CLOCKS)
+BOARDS = build(
+    Board,
+    throttled=st.none() | st.integers(0, 2**32 - 1),
+    celsius=DEGREES,
+    trip_c=DEGREES,
+    cpu_mhz=CLOCKS,
+    cpu_max_mhz=CLOCKS,
+)
 RATES = ("gb_per_s", "memory_efficiency", "float32", "compute_efficiency")
 DTYPES = st.sampled_from(tuple(ACTIVATIONS))
 ARITHMETIC = st.text(PRINTABLE, min_size=1, max_size=20)
@@ -176,7 +224,8 @@ FACTS = build(
     interface=st.none() | build(Interface, kind=st.sampled_from(INTERFACE_KINDS)),
     model=st.sampled_from(MODEL_STATES),
     link=st.none() | build(LinkFacts),
-    speed=st.none() | build(Speed, source=st.sampled_from(SPEED_SOURCES), **dict.fromkeys(RATES, st.floats(0.01, 1))),
+    speed=st.none()
+    | build(Speed, source=st.sampled_from(SPEED_SOURCES), **dict.fromkeys(RATES, st.floats(0.01, 1))),
     kernel=st.none() | build(KernelFacts, dtype=DTYPES, arithmetics=ARITHMETICS),
 )
 SPECIAL: dict[str, st.SearchStrategy[Any]] = {
@@ -188,18 +237,45 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "Open": opens(),
     "Commit": commits(),
     "Segment": SEGMENTS,
-    "Verified": build(Verified, parts=st.lists(verified_parts(), max_size=3).map(tuple), hops=st.lists(HOPS, max_size=3).map(tuple)),
-    "Expand": build(Expand, segment=SEGMENTS.map(lambda segment: replace(segment, hops=())), width=st.integers(1, limits.DRAFT_WIDTH_MAX)),
-    "Proposed": build(Proposed, proposals=st.lists(PROPOSALS, max_size=3).map(tuple), compute_s=st.floats(0, 1e6)),
-    "ModelOffer": build(ModelOffer, config=st.text(st.characters(codec="utf-8")), tensor_count=st.integers(1, limits.TENSORS_MAX)),
+    "Verified": build(
+        Verified,
+        parts=st.lists(verified_parts(), max_size=3).map(tuple),
+        hops=st.lists(HOPS, max_size=3).map(tuple),
+    ),
+    "Expand": build(
+        Expand,
+        segment=SEGMENTS.map(lambda segment: replace(segment, hops=())),
+        width=st.integers(1, limits.DRAFT_WIDTH_MAX),
+    ),
+    "Proposed": build(
+        Proposed, proposals=st.lists(PROPOSALS, max_size=3).map(tuple), compute_s=st.floats(0, 1e6)
+    ),
+    "ModelOffer": build(
+        ModelOffer,
+        config=st.text(st.characters(codec="utf-8")),
+        tensor_count=st.integers(1, limits.TENSORS_MAX),
+    ),
     "AskNames": build(AskNames, first=st.integers(0, limits.TENSORS_MAX)),
     "NameList": build(NameList, names=NAME_LISTS),
     "AskTensors": build(AskTensors, names=NAME_LISTS),
     "TensorList": build(TensorList, entries=st.lists(ENTRIES, max_size=3).map(tuple)),
-    "AskBytes": build(AskBytes, digest=DIGESTS, offset=OFFSETS, size=st.integers(1, limits.WEIGHT_CHUNK_BYTES)),
+    "AskBytes": build(
+        AskBytes, digest=DIGESTS, offset=OFFSETS, size=st.integers(1, limits.WEIGHT_CHUNK_BYTES)
+    ),
     "TensorBytes": build(TensorBytes, digest=DIGESTS, offset=OFFSETS),
-    "Pong": build(Pong, temperature_c=DEGREES, clock_mhz=CLOCKS, clock_max_mhz=CLOCKS, arrived=st.integers(-1, limits.ID_MAX)),
-    "Error": build(Error, text=st.text(PRINTABLE, max_size=40), retry_after_s=st.floats(0, 3600), cause=st.sampled_from(ERROR_CAUSES)),
+    "Pong": build(
+        Pong,
+        temperature_c=DEGREES,
+        clock_mhz=CLOCKS,
+        clock_max_mhz=CLOCKS,
+        arrived=st.integers(-1, limits.ID_MAX),
+    ),
+    "Error": build(
+        Error,
+        text=st.text(PRINTABLE, max_size=40),
+        retry_after_s=st.floats(0, 3600),
+        cause=st.sampled_from(ERROR_CAUSES),
+    ),
 }
 
 
@@ -219,10 +295,16 @@ def envelopes(draw: st.DrawFn, cls: type | None = None) -> Envelope:
         width = draw(st.integers(1, 9))
         tensor = Tensor(rows=1, width=width, dtype=BYTES, data=random.Random(width).randbytes(width))
     elif isinstance(message, Segment) and draw(st.booleans()):
-        dtype, rows, width = draw(st.sampled_from(sorted(DTYPE_BYTES))), message.row_count, draw(st.integers(0, 4))
+        dtype, rows, width = (
+            draw(st.sampled_from(sorted(DTYPE_BYTES))),
+            message.row_count,
+            draw(st.integers(0, 4)),
+        )
         data = random.Random(width).randbytes(rows * width * DTYPE_BYTES[dtype])
         tensor = Tensor(rows=rows, width=width, dtype=dtype, data=data)
-    return Envelope(incarnation=draw(IDS), sender=draw(NAMES), sequence=draw(IDS), message=message, tensor=tensor)
+    return Envelope(
+        incarnation=draw(IDS), sender=draw(NAMES), sequence=draw(IDS), message=message, tensor=tensor
+    )
 
 
 def valid_or_refused(frames: list[bytes]) -> None:
@@ -243,7 +325,9 @@ def test_every_kind_of_message_round_trips(cls: type, data: st.DataObject) -> No
     frames = encode(envelope)
     assert len(frames) == (1 if envelope.tensor is None else 2)
     assert decode(frames) == envelope
-    assert decode([memoryview(bytearray(frame)) for frame in frames]) == envelope, "as ZeroMQ hands frames over"
+    assert decode([memoryview(bytearray(frame)) for frame in frames]) == envelope, (
+        "as ZeroMQ hands frames over"
+    )
 
 
 @given(envelopes(), st.randoms(use_true_random=False))
@@ -255,7 +339,9 @@ def test_mutated_bytes_are_valid_or_refused(envelope: Envelope, draw: random.Ran
         at = draw.randrange(len(frame) + 1)
         edit = draw.choice([0, 0, 0, 1, 2, 3, 4])
         if edit == 0 and at < len(frame):
-            frame[at] = draw.choice([draw.randrange(256), 0x00, 0xC0, 0xC1, 0xC3, 0xCB, 0xCF, 0xD3, 0xDD, 0xFF])
+            frame[at] = draw.choice(
+                [draw.randrange(256), 0x00, 0xC0, 0xC1, 0xC3, 0xCB, 0xCF, 0xD3, 0xDD, 0xFF]
+            )
         elif edit == 1:
             del frame[at:]
         elif edit == 2:
@@ -268,7 +354,26 @@ def test_mutated_bytes_are_valid_or_refused(envelope: Envelope, draw: random.Ran
 
 
 NASTY: list[Any] = [
-    *(None, True, False, -1, 0, 1, 2**31, 2**62, 2**63, 2**64 - 1, -(2**63), 0.0, 1.0, -0.5, math.nan, math.inf, -math.inf, 1e308),
+    *(
+        None,
+        True,
+        False,
+        -1,
+        0,
+        1,
+        2**31,
+        2**62,
+        2**63,
+        2**64 - 1,
+        -(2**63),
+        0.0,
+        1.0,
+        -0.5,
+        math.nan,
+        math.inf,
+        -math.inf,
+        1e308,
+    ),
     *("", "x" * 201, "x" * 70_000, b"", b"\xff" * 9, [], [[]], [0] * 5000, [True], [None], {}, {"a": 1}),
     *(msgpack.ExtType(5, b"x"), msgpack.Timestamp(0, 0)),
 ]
@@ -276,7 +381,9 @@ NASTY: list[Any] = [
 
 @given(envelopes(), st.randoms(use_true_random=False))
 @settings(max_examples=300)
-def test_a_header_with_any_entry_replaced_is_valid_or_refused(envelope: Envelope, draw: random.Random) -> None:
+def test_a_header_with_any_entry_replaced_is_valid_or_refused(
+    envelope: Envelope, draw: random.Random
+) -> None:
     header, *payload = encode(envelope)
     where = entries = msgpack.unpackb(header)
     if entries[5] and draw.random() < 0.8:

@@ -1,4 +1,5 @@
-"""Each bound of the codec holds by itself: sizes, counts, types and numbers, with a message that names what came."""
+"""Each bound of the codec holds by itself: sizes, counts, types and numbers, with a message that names what
+came."""
 
 from __future__ import annotations
 
@@ -11,7 +12,20 @@ import pytest
 from flowspec.core import limits
 from flowspec.core.cluster_messages import Assign, Loading, Ping, Pong
 from flowspec.core.facts import Facts
-from flowspec.core.messages import Commit, Expand, Hop, Logprobs, Open, Part, Proposal, Proposed, Sampling, Segment, Verified, VerifiedPart
+from flowspec.core.messages import (
+    Commit,
+    Expand,
+    Hop,
+    Logprobs,
+    Open,
+    Part,
+    Proposal,
+    Proposed,
+    Sampling,
+    Segment,
+    Verified,
+    VerifiedPart,
+)
 from flowspec.core.weight_messages import (
     AskBytes,
     AskNames,
@@ -28,17 +42,35 @@ from flowspec.wire.codec import BYTES, DTYPE_BYTES, KINDS, Envelope, Tensor, dec
 
 COMMIT = Commit(request=1, epoch=0, base=1, path=(5,))
 OPENING = Open(request=1, epoch=0, keep=0, length=2, root=1, slots=8, sampling=Sampling(temperature=0.5))
-PART = Part(commit=COMMIT, opening=OPENING, ids=(4, 5), parents=(3, 4), tokens=(7, 8), positions=(2, 3), committed=(False, True))
+PART = Part(
+    commit=COMMIT,
+    opening=OPENING,
+    ids=(4, 5),
+    parents=(3, 4),
+    tokens=(7, 8),
+    positions=(2, 3),
+    committed=(False, True),
+)
 HOP = Hop(received_s=0.5, queued_s=0.5, compute_s=0.5, own_s=0.5, rows=2)
 SEGMENT = Segment(segment=0, parts=(PART,), hops=(HOP,))
 LOGPROBS = Logprobs(chosen=-1.5, ids=(3, 4), values=(-0.5, -1.5))
 LIKELIEST = [LOGPROBS.chosen, list(LOGPROBS.ids), list(LOGPROBS.values)]
 VERIFIED = Verified(
-    segment=0, parts=(VerifiedPart(request=1, epoch=0, ids=(4, 5), next_tokens=(7, -1), logprobs=(LOGPROBS,)),), hops=(HOP,)
+    segment=0,
+    parts=(VerifiedPart(request=1, epoch=0, ids=(4, 5), next_tokens=(7, -1), logprobs=(LOGPROBS,)),),
+    hops=(HOP,),
 )
 EXPAND = Expand(segment=Segment(segment=0, parts=(PART,)), width=8)
-PROPOSED = Proposed(job=0, proposals=(Proposal(request=1, epoch=0, node=5, tokens=(7, 8), confidences=(0.5, 0.25)),), compute_s=0.5)
-DRAFTER = next(each.message for each in sample_envelopes() if isinstance(each.message, Assign) and each.message.drafting is not None)
+PROPOSED = Proposed(
+    job=0,
+    proposals=(Proposal(request=1, epoch=0, node=5, tokens=(7, 8), confidences=(0.5, 0.25)),),
+    compute_s=0.5,
+)
+DRAFTER = next(
+    each.message
+    for each in sample_envelopes()
+    if isinstance(each.message, Assign) and each.message.drafting is not None
+)
 BODY = 5
 
 
@@ -67,11 +99,17 @@ def refused(frames: list[Any], match: str) -> None:
 def numbers(entries: Any, path: tuple[int, ...] = ()) -> dict[tuple[int, ...], Any]:
     """Every number in nested lists, by its path."""
     if isinstance(entries, list):
-        return {at: value for index, entry in enumerate(entries) for at, value in numbers(entry, (*path, index)).items()}
+        return {
+            at: value
+            for index, entry in enumerate(entries)
+            for at, value in numbers(entry, (*path, index)).items()
+        }
     return {path: entries} if isinstance(entries, (int, float)) else {}
 
 
-@pytest.mark.parametrize("path", [(BODY, 1, 0, 4, 0, 0), (BODY, 1, 0, 4, 0, 2, 0), (BODY, 1, 0, 4, 0, 2, 1)], ids=str)
+@pytest.mark.parametrize(
+    "path", [(BODY, 1, 0, 4, 0, 0), (BODY, 1, 0, 4, 0, 2, 0), (BODY, 1, 0, 4, 0, 2, 1)], ids=str
+)
 def test_log_probabilities_are_finite_and_of_probabilities(path: tuple[int, ...]) -> None:
     assert decode([replaced(header_of(VERIFIED), path, 0)]), "certain"
     for value in (0.1, 1e-300, math.nan, math.inf, -math.inf, True, "1", None, []):
@@ -123,7 +161,10 @@ def test_other_counts_of_frames_are_refused(frames: list[bytes]) -> None:
 
 @pytest.mark.parametrize("version", [0, 1, 2, True, 3.0, "3", None, [3]])
 def test_another_protocol_is_refused_with_advice(version: Any) -> None:
-    refused([replaced(header_of(Ping()), (0,), version)], f"expected protocol {limits.PROTOCOL_VERSION}, got .*same FlowSpec version")
+    refused(
+        [replaced(header_of(Ping()), (0,), version)],
+        f"expected protocol {limits.PROTOCOL_VERSION}, got .*same FlowSpec version",
+    )
 
 
 @pytest.mark.parametrize("kind", [-1, len(KINDS), 2**63, True, None, "Ping", 1.0])
@@ -144,8 +185,13 @@ def test_a_sender_that_would_forge_a_line_of_the_log_is_refused(name: str) -> No
 
 def test_no_list_is_longer_than_any_that_a_message_has() -> None:
     part = [[0, 0, 1, [], False], None, [], [], [], [], []]
-    refused([replaced(header_of(SEGMENT), (BODY, 1), [part] * (limits.LIST_MAX + 1))], "exceeds max_array_len")
-    assert max(limits.COMMIT_PATH_MAX, limits.TENSORS_LISTED_MAX, limits.NODES_PER_SEGMENT_MAX) == limits.LIST_MAX
+    refused(
+        [replaced(header_of(SEGMENT), (BODY, 1), [part] * (limits.LIST_MAX + 1))], "exceeds max_array_len"
+    )
+    assert (
+        max(limits.COMMIT_PATH_MAX, limits.TENSORS_LISTED_MAX, limits.NODES_PER_SEGMENT_MAX)
+        == limits.LIST_MAX
+    )
 
 
 @pytest.mark.parametrize("at", [(), (0,), (1,), (3,), (4,), (5,), (5, 0), (5, 1, 0, 2, 0), (6,)], ids=str)
@@ -220,7 +266,10 @@ def test_bytes_of_weights_travel_with_their_message_only() -> None:
     envelope = Envelope(incarnation=3, sender="head", sequence=0, message=CHUNK, tensor=tensor)
     assert decode(encode(envelope)) == envelope
     refused([header_of_bytes(CHUNK)], "got none")
-    refused([replaced(header_of(SEGMENT), (6,), [2, 2, BYTES]), b"abcd"], "expected a payload of float32, bfloat16, float16")
+    refused(
+        [replaced(header_of(SEGMENT), (6,), [2, 2, BYTES]), b"abcd"],
+        "expected a payload of float32, bfloat16, float16",
+    )
     refused([replaced(header_of(Ping()), (6,), [1, 4, BYTES]), b"abcd"], "Ping carries no payload")
 
 
@@ -238,7 +287,9 @@ ENTRY = ["model.norm.weight", "F32", [64], 256, "0" * 64]
     ],
 )
 def test_what_a_head_says_of_a_tensor_is_checked(at: int, values: list[Any]) -> None:
-    header = header_of(TensorList(entries=(TensorEntry(name="a", dtype="F32", shape=(), size_bytes=4, digest="0" * 64),)))
+    header = header_of(
+        TensorList(entries=(TensorEntry(name="a", dtype="F32", shape=(), size_bytes=4, digest="0" * 64),))
+    )
     assert decode([replaced(header, (BODY, 0, 0), ENTRY)])
     for value in values:
         refused([replaced(header, (BODY, 0, 0), [*ENTRY[:at], value, *ENTRY[at + 1 :]])], "expected")
@@ -280,14 +331,19 @@ def test_the_largest_lists_of_tensors_fit_into_a_header() -> None:
     for message in (
         NameList(names=(name,) * limits.TENSORS_LISTED_MAX),
         TensorList(entries=(entry,) * limits.TENSORS_LISTED_MAX),
-        ModelOffer(config="\U0001f600" * limits.CONFIG_CHARS_MAX, gguf="llama", tensor_count=limits.TENSORS_MAX),
+        ModelOffer(
+            config="\U0001f600" * limits.CONFIG_CHARS_MAX, gguf="llama", tensor_count=limits.TENSORS_MAX
+        ),
     ):
         envelope = Envelope(incarnation=0, sender="h", sequence=0, message=message)
         assert decode(encode(envelope)) == envelope
 
 
 def test_only_a_segment_carries_a_payload() -> None:
-    refused([replaced(header_of(Pong(queued=0, done=0, memory_bytes=0)), (6,), [0, 0, "float32"]), b""], "Pong carries no payload")
+    refused(
+        [replaced(header_of(Pong(queued=0, done=0, memory_bytes=0)), (6,), [0, 0, "float32"]), b""],
+        "Pong carries no payload",
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPE_BYTES)
@@ -304,7 +360,14 @@ def test_payload_bytes_travel_as_they_are(dtype: str) -> None:
     [
         (COMMIT, (3,), [1] * (limits.COMMIT_PATH_MAX + 1)),
         (SEGMENT, (1,), [header_of(SEGMENT)[BODY][1][0]] * 2),
-        (SEGMENT, (1,), [[[r, 0, 1, [], False], None, [], [], [], [], []] for r in range(limits.PARTS_PER_SEGMENT_MAX + 1)]),
+        (
+            SEGMENT,
+            (1,),
+            [
+                [[r, 0, 1, [], False], None, [], [], [], [], []]
+                for r in range(limits.PARTS_PER_SEGMENT_MAX + 1)
+            ],
+        ),
         (SEGMENT, (1, 0, 2), [4, 5, 6]),
         (SEGMENT, (1, 0, 3), [3, 5]),
         (SEGMENT, (1, 0, 1, 1), 1),
@@ -314,7 +377,11 @@ def test_payload_bytes_travel_as_they_are(dtype: str) -> None:
         (VERIFIED, (1, 0, 3), [7, 8]),
         (VERIFIED, (1, 0, 4, 0, 1), [3]),
         (VERIFIED, (1, 0, 4, 0, 2), [-0.5] * 3),
-        (VERIFIED, (1, 0, 4, 0), [-0.5, [1] * (limits.TOP_LOGPROBS_MAX + 1), [-0.5] * (limits.TOP_LOGPROBS_MAX + 1)]),
+        (
+            VERIFIED,
+            (1, 0, 4, 0),
+            [-0.5, [1] * (limits.TOP_LOGPROBS_MAX + 1), [-0.5] * (limits.TOP_LOGPROBS_MAX + 1)],
+        ),
         (VERIFIED, (1, 0, 4, 0, 1, 0), limits.VOCABULARY_MAX + 1),
         (OPENING, (7,), limits.TOP_LOGPROBS_MAX + 1),
         (OPENING, (2,), 2),
@@ -332,17 +399,32 @@ def test_payload_bytes_travel_as_they_are(dtype: str) -> None:
         (DRAFTER, (12, 0), 0),
     ],
 )
-def test_counts_and_relations_between_fields_are_checked(message: Any, path: tuple[int, ...], value: Any) -> None:
+def test_counts_and_relations_between_fields_are_checked(
+    message: Any, path: tuple[int, ...], value: Any
+) -> None:
     refused([replaced(header_of(message), (BODY, *path), value)], "expected")
 
 
 def test_the_largest_segment_allowed_passes() -> None:
     count, top = limits.NODES_PER_SEGMENT_MAX, limits.ID_MAX
     commit = Commit(request=top, epoch=top, base=limits.CONTEXT_MAX, path=(top,) * limits.COMMIT_PATH_MAX)
-    columns = {"ids": (top,) * count, "parents": (top - 1,) * count, "tokens": (limits.VOCABULARY_MAX,) * count}
-    part = Part(commit=commit, opening=None, **columns, positions=(limits.CONTEXT_MAX,) * count, committed=(True,) * count)
+    columns = {
+        "ids": (top,) * count,
+        "parents": (top - 1,) * count,
+        "tokens": (limits.VOCABULARY_MAX,) * count,
+    }
+    part = Part(
+        commit=commit,
+        opening=None,
+        **columns,
+        positions=(limits.CONTEXT_MAX,) * count,
+        committed=(True,) * count,
+    )
     envelope = Envelope(
-        incarnation=top, sender="h", sequence=top, message=Segment(segment=top, parts=(part,), hops=(HOP,) * limits.STAGES_MAX)
+        incarnation=top,
+        sender="h",
+        sequence=top,
+        message=Segment(segment=top, parts=(part,), hops=(HOP,) * limits.STAGES_MAX),
     )
     assert decode(encode(envelope)) == envelope
 

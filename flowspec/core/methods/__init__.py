@@ -1,4 +1,5 @@
-"""The decoding methods, by name. `docs/methods.md` says what each takes from which paper and where it differs."""
+"""The decoding methods, by name. `docs/methods.md` says what each takes from which paper and where it
+differs."""
 
 from __future__ import annotations
 
@@ -32,7 +33,12 @@ OPTIONS: Mapping[str, frozenset[str]] = {
     "specrouter": _CONTINUOUS | {"chain"},
 }
 """The parameters of each method's own."""
-_NODES = {"pipedec": "level_nodes", "continuous": "segment_nodes", "cosine": "segment_nodes", "specrouter": "segment_nodes"}
+_NODES = {
+    "pipedec": "level_nodes",
+    "continuous": "segment_nodes",
+    "cosine": "segment_nodes",
+    "specrouter": "segment_nodes",
+}
 
 
 def make_method(name: str, *, nodes: int | None = None, depth: int | None = None, **options: Any) -> Method:
@@ -53,5 +59,10 @@ def make_method(name: str, *, nodes: int | None = None, depth: int | None = None
         return Chunks(**{"nodes": CHUNKED_NODES_DEFAULT, "depth": TREE_DEPTH_DEFAULT, **options})
     if name == "flowspec-paper":
         return LockStep(**options)
-    makers: Mapping[str, Callable[..., Method]] = {"pipedec": Levels, "continuous": Continuous, "cosine": Cosine, "specrouter": SpecRouter}
+    makers: Mapping[str, Callable[..., Method]] = {
+        "pipedec": Levels,
+        "continuous": Continuous,
+        "cosine": Cosine,
+        "specrouter": SpecRouter,
+    }
     return makers[name](**options)

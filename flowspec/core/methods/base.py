@@ -1,7 +1,8 @@
-"""What a decoding method decides. The head does the rest: trees, walks, commits, prompts, drafting jobs, the answer.
+"""What a decoding method decides. The head does the rest: trees, walks, commits, prompts, drafting jobs, the
+answer.
 
-A method never touches a message. It is asked three things, always with the present state in hand: what to send next, what to
-draft next, and whether a verified segment may be looked at yet.
+A method never touches a message. It is asked three things, always with the present state in hand: what to
+send next, what to draft next, and whether a verified segment may be looked at yet.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Choice = tuple[Request, list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A token of a request became known: what each model that was asked had proposed there, and the chance that it gave to the token."""
+    """A token of a request became known: what each model that was asked had proposed there, and the chance
+    that it gave to the token."""
 
     token: int
     offers: Mapping[int, Offers]
@@ -34,7 +36,8 @@ class Seen:
 class View:
     """What methods see. `requests` are those that are answered now, the longest unserved first.
 
-    `traits` are the models beside the target; `turnaround_s` is how long each took of late from a question to its answer (0: not known).
+    `traits` are the models beside the target; `turnaround_s` is how long each took of late from a question to
+    its answer (0: not known).
     """
 
     requests: Sequence[Request]
@@ -68,13 +71,15 @@ class Method(Protocol):
     width: int
     """Children asked for below each node."""
     commits_at_once: bool
-    """Whether a Commit goes out on the control connections as soon as it is known, so that it overtakes data."""
+    """Whether a Commit goes out on the control connections as soon as it is known, so that it overtakes data.
+    """
     is_calibrated: bool
     """Whether chances are the calibrated ones; the published methods take the drafter's word."""
     fuses: bool
     """Whether models that agree make a token likelier; else it is worth what the surest of them says."""
     overfills: bool
-    """Whether roots go out where the window is full; so does then, in its turn, a prompt, which would wait for ever."""
+    """Whether roots go out where the window is full; so does then, in its turn, a prompt, which would wait
+    for ever."""
     value_min: float
     """Proposals worth less do not become nodes (yet)."""
     drafters_max: int
@@ -181,7 +186,8 @@ class Plain:
 def beam(view: View, request: Request, width: int, depth: int) -> list[int] | None:
     """The next level of an EAGLE-2 tree to expand: at each of `depth` + 1 levels the `width` best nodes.
 
-    Empty while the drafter still works on a level, None when the tree is complete. Nodes expanded before need no second run.
+    Empty while the drafter still works on a level, None when the tree is complete. Nodes expanded before need
+    no second run.
     """
     tree = request.tree
     first = tree.position(tree.root)

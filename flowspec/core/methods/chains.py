@@ -1,8 +1,10 @@
-"""Which chains of models come into question: all of them where they are few, else the best that a bounded search finds.
+"""Which chains of models come into question: all of them where they are few, else the best that a bounded
+search finds.
 
-A chain takes as long as its slowest link, its first model's own turn or a step from one model to the one above it, and foresees
-as much as its surest model. So for each model there is one best chain that ends with it, found level by level as the least
-slowest link, and the best of all chains is one of these: whatever stood above a chain's surest model could only make it slower.
+A chain takes as long as its slowest link, its first model's own turn or a step from one model to the one
+above it, and foresees as much as its surest model. So for each model there is one best chain that ends with
+it, found level by level as the least slowest link, and the best of all chains is one of these: whatever stood
+above a chain's surest model could only make it slower.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def every_chain(groups: Sequence[Sequence[int]]) -> list[Chain]:
 
 
 def chains_to_try(groups: Sequence[Sequence[int]], turn_s: Sequence[float], step_s: Step) -> list[Chain]:
-    """All chains, or of more than `CHAINS_MAX` those that may be the best; `turn_s` are the models' turns by number."""
+    """All chains, or of more than `CHAINS_MAX` those that may be the best; `turn_s` are the models' turns by
+    number."""
     if prod(len(group) + 1 for group in groups) - 1 <= CHAINS_MAX:
         return every_chain(groups)
     best = _best_to_each(groups, turn_s, step_s)
@@ -60,8 +63,11 @@ def _best_to_each(groups: Sequence[Sequence[int]], turn_s: Sequence[float], step
     return [chain for _, chain in found.values()]
 
 
-def _with_free_judges(chain: Chain, groups: Sequence[Sequence[int]], turn_s: Sequence[float], step_s: Step) -> Chain:
-    """The same chain with a model of each level that has none, where it makes the chain no slower: it may help."""
+def _with_free_judges(
+    chain: Chain, groups: Sequence[Sequence[int]], turn_s: Sequence[float], step_s: Step
+) -> Chain:
+    """The same chain with a model of each level that has none, where it makes the chain no slower: it may
+    help."""
     most_s = slowest_s(chain, turn_s, step_s)
     taken = {place: model for place, group in enumerate(groups) for model in group if model in chain}
     for place, group in enumerate(groups):

@@ -1,11 +1,12 @@
 """`continuous`: FlowSpec's own method. No turns: every event may send, draft or commit.
 
-- A root that is not on its way (an answer begins, or a miss) goes out at once, with the best of what is drafted below it.
-- Otherwise a segment goes out when the pipeline can take it: fewer living segments than the window, and the bottleneck about
-  to be through with the last one. It holds the most valuable unsent nodes of all requests, as far as a node's value pays
-  for the time that it adds to the slot.
-- The drafter always works on the most valuable nodes it has not been asked about, a batch at a time, until what is drafted
-  and unsent would fill the next segments anyway.
+- A root that is not on its way (an answer begins, or a miss) goes out at once, with the best of what is
+  drafted below it.
+- Otherwise a segment goes out when the pipeline can take it: fewer living segments than the window, and the
+  bottleneck about to be through with the last one. It holds the most valuable unsent nodes of all requests,
+  as far as a node's value pays for the time that it adds to the slot.
+- The drafter always works on the most valuable nodes it has not been asked about, a batch at a time, until
+  what is drafted and unsent would fill the next segments anyway.
 
 Values are calibrated, so a drafter that is of no use stops costing anything but its own passes.
 """
@@ -78,7 +79,11 @@ class Continuous(Plain):
     def window(self, view: View) -> int:
         if self._window is not None:
             return self._window
-        return view.costs.window(round(self._typical_rows), self.window_slack) if view.costs.is_known else view.stage_count
+        return (
+            view.costs.window(round(self._typical_rows), self.window_slack)
+            if view.costs.is_known
+            else view.stage_count
+        )
 
     def send(self, view: View) -> list[Choice]:
         if view.traits:

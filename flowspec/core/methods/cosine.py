@@ -1,12 +1,15 @@
-"""`cosine`: `continuous` with several drafters that work together (CoSine, arXiv 2503.10325; ALGORITHMS section 5).
+"""`cosine`: `continuous` with several drafters that work together (CoSine, arXiv 2503.10325; ALGORITHMS
+section 5).
 
-- Routing: a request is drafted for by the few that suit it, by what came true of what they proposed, in it and in others of its domain,
-  and by how long they take; the choice is looked at again every few tokens. A drafter that is chosen later catches up by itself, and those
-  that it replaces go on until it has.
-- Fusion: what they propose below a node is one ranking (`core.trust`), so that the branch on which they agree goes first. Without, a token
-  is worth what the surest says. Each of several drafters goes on from what it proposed itself, whoever else did: what it would not have
-  said it does not go on with well, and it keeps the others waiting.
-- How many draft for a request is measured (`core.teams`): one more while what it finds saves more than its share of the boards costs.
+- Routing: a request is drafted for by the few that suit it, by what came true of what they proposed, in it
+  and in others of its domain, and by how long they take; the choice is looked at again every few tokens. A
+  drafter that is chosen later catches up by itself, and those that it replaces go on until it has.
+- Fusion: what they propose below a node is one ranking (`core.trust`), so that the branch on which they agree
+  goes first. Without, a token is worth what the surest says. Each of several drafters goes on from what it
+  proposed itself, whoever else did: what it would not have said it does not go on with well, and it keeps the
+  others waiting.
+- How many draft for a request is measured (`core.teams`): one more while what it finds saves more than its
+  share of the boards costs.
 """
 
 from __future__ import annotations
@@ -24,12 +27,14 @@ from flowspec.core.teams import Teams
 CHOOSE_TOKENS = 8
 """Tokens of an answer between two looks at who drafts for it."""
 BEHIND_MAX = 16
-"""Tokens that a drafter takes in beside its next job; who lacks more is behind, and those that it replaces go on meanwhile."""
+"""Tokens that a drafter takes in beside its next job; who lacks more is behind, and those that it replaces go
+on meanwhile."""
 
 
 @dataclass(slots=True)
 class Route:
-    """Who drafts for a request: those of its record until it has `until` tokens, and those `before` them until they have its text."""
+    """Who drafts for a request: those of its record until it has `until` tokens, and those `before` them
+    until they have its text."""
 
     record: Record
     before: tuple[int, ...] = ()
@@ -46,7 +51,9 @@ class Cosine(Continuous):
     name = "cosine"
     expertise: Expertise
 
-    def __init__(self, *, routing: bool = True, fusion: bool = True, count: int | None = None, **options: Any) -> None:
+    def __init__(
+        self, *, routing: bool = True, fusion: bool = True, count: int | None = None, **options: Any
+    ) -> None:
         super().__init__(**options)
         self.fuses = fusion
         self.expertise = Expertise(0)
@@ -95,7 +102,12 @@ class Cosine(Continuous):
 
     def _adapted(self, view: View) -> int:
         """How many drafters work for each request: as many as pay."""
-        known = [view.turnaround_s[drafter] for request in view.requests for drafter in request.plan.chosen if view.turnaround_s[drafter]]
+        known = [
+            view.turnaround_s[drafter]
+            for request in view.requests
+            for drafter in request.plan.chosen
+            if view.turnaround_s[drafter]
+        ]
         if known and view.costs.is_known:
             self._teams.look(sum(known) / len(known), self._trip_s(view))
         return self._teams.size

@@ -1,10 +1,11 @@
 """Whether guessing pays: tokens per second with the drafter at work, beside those with the drafter at rest.
 
-Where a drafter has cores of its own it costs nothing that a slot's price does not say. Where it shares them with a stage, or is slow
-or wrong, plain decoding can be faster, and no model of costs sees that as surely as a look at the clock. So where the rate is not
-clearly above what plain decoding should reach, a few tokens are decoded plainly, and the faster way is kept for a while; each time that
-confirms it, for longer. What plain decoding gives hardly depends on the text, what guessing gives does: so guessing is also given up
-between trials when it falls behind the plain rate last measured, and a new answer soon gets a new chance.
+Where a drafter has cores of its own it costs nothing that a slot's price does not say. Where it shares them
+with a stage, or is slow or wrong, plain decoding can be faster, and no model of costs sees that as surely as
+a look at the clock. So where the rate is not clearly above what plain decoding should reach, a few tokens are
+decoded plainly, and the faster way is kept for a while; each time that confirms it, for longer. What plain
+decoding gives hardly depends on the text, what guessing gives does: so guessing is also given up between
+trials when it falls behind the plain rate last measured, and a new answer soon gets a new chance.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Governor:
         self._since_s: float | None = None
 
     def begin(self) -> None:
-        """An answer begins: the time until its first token says nothing, and its text may be another one for the drafter."""
+        """An answer begins: the time until its first token says nothing, and its text may be another one for
+        the drafter."""
         self._since_s = None
         self._settling = SETTLING_TOKENS
         self._left = min(self._left, STAY_TOKENS_MIN)
@@ -47,7 +49,8 @@ class Governor:
         self._emitted += tokens
 
     def look(self, now_s: float, plain_rate: float) -> None:
-        """Takes note of the time; `plain_rate` is an answer's by plain decoding as it should be, 0 while nobody knows."""
+        """Takes note of the time; `plain_rate` is an answer's by plain decoding as it should be, 0 while
+        nobody knows."""
         if self._emitted == 0:
             return
         emitted, self._emitted = self._emitted, 0.0

@@ -1,9 +1,11 @@
-"""`flowspec-paper`: the published algorithm in lock-step turns, with its published defaults (arXiv 2507.02620).
+"""`flowspec-paper`: the published algorithm in lock-step turns, with its published defaults (arXiv
+2507.02620).
 
-A round begins with a tree of the 80 best nodes of a beam (10 wide, 6 deep), cut by falling score into segments of about 16
-that enter the pipeline one behind the other. In each turn one segment is looked at; where it gave tokens, the drafter grows
-the tree below the new root again (64 best, 6 deep), and whatever is new there goes out as one segment, before the next
-verified one is looked at. Where the output leaves the tree, all that is in flight is given up and a new round begins.
+A round begins with a tree of the 80 best nodes of a beam (10 wide, 6 deep), cut by falling score into
+segments of about 16 that enter the pipeline one behind the other. In each turn one segment is looked at;
+where it gave tokens, the drafter grows the tree below the new root again (64 best, 6 deep), and whatever is
+new there goes out as one segment, before the next verified one is looked at. Where the output leaves the
+tree, all that is in flight is given up and a new round begins.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class LockStep(Plain):
     name = "flowspec-paper"
     commits_at_once = True
 
-    def __init__(self, *, nodes: int = 80, expansion_nodes: int = 64, depth: int = 6, width: int = 10) -> None:
+    def __init__(
+        self, *, nodes: int = 80, expansion_nodes: int = 64, depth: int = 6, width: int = 10
+    ) -> None:
         self.nodes = nodes
         self.expansion_nodes = expansion_nodes
         self.depth = depth
@@ -67,7 +71,11 @@ class LockStep(Plain):
         return []
 
     def expand(self, view: View, drafter: int) -> list[Choice]:
-        found = [(request, beam(view, request, self.width, self.depth)) for request in view.requests if request.plan.is_drafting]
+        found = [
+            (request, beam(view, request, self.width, self.depth))
+            for request in view.requests
+            if request.plan.is_drafting
+        ]
         return [(request, nodes) for request, nodes in found if nodes]
 
     def _round(self, request: Request) -> list[list[int]]:

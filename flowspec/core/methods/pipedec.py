@@ -1,7 +1,9 @@
-"""`pipedec`: one tree level per pipeline slot, pruned as results come back (PipeDec / SpecPipe, arXiv 2504.04104).
+"""`pipedec`: one tree level per pipeline slot, pruned as results come back (PipeDec / SpecPipe, arXiv
+2504.04104).
 
-The level below the one sent last is drafted while that one is on its way; of its candidates the `level_nodes` best go out. On a
-miss the new root goes out at once and the levels begin again below it (the second version's refill without delay).
+The level below the one sent last is drafted while that one is on its way; of its candidates the `level_nodes`
+best go out. On a miss the new root goes out at once and the levels begin again below it (the second version's
+refill without delay).
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ class Levels(Plain):
         return []
 
     def expand(self, view: View, drafter: int) -> list[Choice]:
-        found = [(request, [n for n in self._last_level(request) if view.can_expand(request, n)]) for request in view.requests]
+        found = [
+            (request, [n for n in self._last_level(request) if view.can_expand(request, n)])
+            for request in view.requests
+        ]
         return [(request, sorted(nodes)) for request, nodes in found if nodes]
 
     def _last_level(self, request: Request) -> list[int]:
@@ -52,5 +57,7 @@ class Levels(Plain):
         last = self._last_level(request)
         if any(request.is_pending(node) or view.can_expand(request, node) for node in last):
             return []
-        fresh = [child for node in last for child in tree.children(node) if tree.state(child) is NodeState.DRAFTED]
+        fresh = [
+            child for node in last for child in tree.children(node) if tree.state(child) is NodeState.DRAFTED
+        ]
         return sorted(sorted(fresh, key=lambda node: (-tree.value(node), node))[: self.level_nodes])

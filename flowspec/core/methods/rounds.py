@@ -1,7 +1,8 @@
 """Methods that go in rounds: draft a tree, send it, wait for all of it, begin again.
 
-`tree-sd` sends the whole tree as one segment (SpecInfer, EAGLE-2: the "serial" baseline of the FlowSpec paper). `chunk-pp`
-cuts it into chunks that follow each other through the stages (the paper's "naive" pipeline) and learns when all are back.
+`tree-sd` sends the whole tree as one segment (SpecInfer, EAGLE-2: the "serial" baseline of the FlowSpec
+paper). `chunk-pp` cuts it into chunks that follow each other through the stages (the paper's "naive"
+pipeline) and learns when all are back.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ class TreeRounds(Plain):
         return []
 
     def expand(self, view: View, drafter: int) -> list[Choice]:
-        found = [(request, beam(view, request, self.width, self.depth)) for request in view.requests if request.in_flight == 0]
+        found = [
+            (request, beam(view, request, self.width, self.depth))
+            for request in view.requests
+            if request.in_flight == 0
+        ]
         return [(request, nodes) for request, nodes in found if nodes]
 
     def _is_drafted(self, view: View, request: Request) -> bool:
@@ -38,7 +43,8 @@ class TreeRounds(Plain):
 
 
 class Chunks(TreeRounds):
-    """`chunk-pp`: the tree level by level in `count` chunks, one behind the other; a round ends when all are back."""
+    """`chunk-pp`: the tree level by level in `count` chunks, one behind the other; a round ends when all are
+    back."""
 
     name = "chunk-pp"
 

@@ -1,18 +1,22 @@
-"""`specrouter`: `continuous` with a chain of models before the target, chosen anew while it answers (SpecRouter, arXiv 2505.07680).
+"""`specrouter`: `continuous` with a chain of models before the target, chosen anew while it answers
+(SpecRouter, arXiv 2505.07680).
 
-A chain is some of the models, at most one of each level: the lowest drafts, and each above it judges what is there: it values nodes anew, drops
-those that it rejects and adds its own. What a node is worth decides when it goes to the target, judged or not, so an idle pipeline does not
-wait for a judge. Models outside of the chain are not asked; they catch up when they are needed again.
+A chain is some of the models, at most one of each level: the lowest drafts, and each above it judges what is
+there: it values nodes anew, drops those that it rejects and adds its own. What a node is worth decides when
+it goes to the target, judged or not, so an idle pipeline does not wait for a judge. Models outside of the
+chain are not asked; they catch up when they are needed again.
 
-Which chain is the fastest is predicted for each request from what was measured: a token takes as long as the chain needs to draft another
-level, and where it was not foreseen a trip of the pipeline more. With `a` the share of tokens in this request (started from others of its
-domain) that were among the best few of what the chain's surest model proposed:
+Which chain is the fastest is predicted for each request from what was measured: a token takes as long as the
+chain needs to draft another level, and where it was not foreseen a trip of the pipeline more. With `a` the
+share of tokens in this request (started from others of its domain) that were among the best few of what the
+chain's surest model proposed:
 
     time per token = level + (1 - a) trip,   level = max(t_drafter, t_judge (1 - s), ...)
 
-`t` is a model's turnaround and `s` the agreement of neighbours, SimScore = 1 - TV (a judge looks at 1 / (1 - s) levels in one pass before it
-disagrees). What a chain took in truth, as a share of what was predicted, corrects what is predicted for it. Plain decoding,
-the shortest chain, is what the governor compares with (`methods.governor`), by the clock alone.
+`t` is a model's turnaround and `s` the agreement of neighbours, SimScore = 1 - TV (a judge looks at 1 / (1 -
+s) levels in one pass before it disagrees). What a chain took in truth, as a share of what was predicted,
+corrects what is predicted for it. Plain decoding, the shortest chain, is what the governor compares with
+(`methods.governor`), by the clock alone.
 """
 
 from __future__ import annotations
@@ -37,7 +41,8 @@ SETTLING_TOKENS = 4
 GAIN = 1.15
 """How much faster another chain must be: what a request's last 16 tokens tell of it is as uncertain."""
 PROBE_TOKENS_MIN, PROBE_TOKENS_MAX = 32, 1024
-"""Tokens from one probe to the next, each time twice as many: then the chain that was tried least has a turn, where it might be the fastest."""
+"""Tokens from one probe to the next, each time twice as many: then the chain that was tried least has a turn,
+where it might be the fastest."""
 MIGHT_BE_FASTEST = 1.5
 """Times the best prediction, up to which a chain is worth a probe."""
 SHARE_NEW = 0.05
@@ -67,9 +72,11 @@ class Route:
 
 @dataclass(slots=True)
 class Measured:
-    """What is learnt of models and chains: who is worth what, how alike two models are, how often each chain was timed.
+    """What is learnt of models and chains: who is worth what, how alike two models are, how often each chain
+    was timed.
 
-    After `tokens`, the next probe is due at `probe_at`, and the one after it `probe_after` later. What a chain takes as a share of what is predicted is, as a logarithm, `common` to all plus its own `correction`.
+    After `tokens`, the next probe is due at `probe_at`, and the one after it `probe_after` later. What a
+    chain takes as a share of what is predicted is, as a logarithm, `common` to all plus its own `correction`.
     """
 
     expertise: Expertise
@@ -85,18 +92,23 @@ class Measured:
         """What models proposed below one node."""
         for pair in combinations(sorted(offers), 2):
             before = self.similar.get(pair, SIMILARITY_AT_FIRST)
-            self.similar[pair] = before + SHARE_NEW_SIMILARITY * (similarity(*(offers[model] for model in pair)) - before)
+            self.similar[pair] = before + SHARE_NEW_SIMILARITY * (
+                similarity(*(offers[model] for model in pair)) - before
+            )
 
     def similarity(self, low: int, high: int) -> float:
         return self.similar.get((min(low, high), max(low, high)), SIMILARITY_AT_FIRST)
 
     def learn(self, chain: Chain, share: float) -> None:
-        """A chain was timed: it took `share` of what was predicted. What all chains have in common says nothing of one against another."""
+        """A chain was timed: it took `share` of what was predicted. What all chains have in common says
+        nothing of one against another."""
         total, seen = sum(self.times.values()), self.times.pop(chain, 0)
         error = math.log(share)
         apart = error - self.common - self.correction.get(chain, 0.0)
         self.common += max(SHARE_NEW, 1 / (total + 1)) * (error - self.common)
-        self.correction[chain] = self.correction.get(chain, 0.0) + max(SHARE_NEW, 1 / (seen + 1 + DOUBT)) * apart
+        self.correction[chain] = (
+            self.correction.get(chain, 0.0) + max(SHARE_NEW, 1 / (seen + 1 + DOUBT)) * apart
+        )
         self.times[chain] = seen + 1  # the last one now
         for other in list(self.times)[:-TIMED_KEPT]:
             del self.times[other]
@@ -133,7 +145,10 @@ class SpecRouter(Continuous):
         request.plan.timed_s = None
 
     def observed(self, request: Request, seen: Seen) -> None:
-        found = {model: float(any(token == seen.token for token, _ in offers[:FEW])) for model, offers in seen.offers.items()}
+        found = {
+            model: float(any(token == seen.token for token, _ in offers[:FEW]))
+            for model, offers in seen.offers.items()
+        }
         self.measured.expertise.observe(request.plan.record, found)
         self.measured.compare(seen.offers)
 
@@ -185,28 +200,51 @@ class SpecRouter(Continuous):
             and view.now_s > route.timed_s
             and found[route.chain]
         ):
-            self.measured.learn(route.chain, (view.now_s - route.timed_s) / (tokens - route.timed) / found[route.chain])
-        self._choose(view, request, {chain: self.measured.corrected(chain, seconds) for chain, seconds in found.items()})
+            self.measured.learn(
+                route.chain, (view.now_s - route.timed_s) / (tokens - route.timed) / found[route.chain]
+            )
+        self._choose(
+            view,
+            request,
+            {chain: self.measured.corrected(chain, seconds) for chain, seconds in found.items()},
+        )
         route.began, route.timed_s = tokens, None
 
     def _choose(self, view: View, request: Request, seconds: Mapping[Chain, float]) -> None:
-        """The fastest chain, or the one that is there if it is about as fast; now and then one of which little is known."""
+        """The fastest chain, or the one that is there if it is about as fast; now and then one of which
+        little is known."""
         route: Route = request.plan
         if not seconds:
             if route.chain != PLAIN:
                 self._change(view, request, PLAIN, "no model is there")
             return
-        best = min(seconds, key=lambda chain: (seconds[chain], -len(chain), chain))  # a judge that costs nothing may help
-        likely = [chain for chain in seconds if seconds[chain] <= MIGHT_BE_FASTEST * seconds[best] and chain != route.chain]
+        best = min(
+            seconds, key=lambda chain: (seconds[chain], -len(chain), chain)
+        )  # a judge that costs nothing may help
+        likely = [
+            chain
+            for chain in seconds
+            if seconds[chain] <= MIGHT_BE_FASTEST * seconds[best] and chain != route.chain
+        ]
         if route.chain not in seconds:
-            self._change(view, request, best, "predicted to be the fastest" if route.began == 0 and not route.chain else "a model is gone")
+            self._change(
+                view,
+                request,
+                best,
+                "predicted to be the fastest" if route.began == 0 and not route.chain else "a model is gone",
+            )
         elif self.measured.tokens >= self.measured.probe_at and likely:
             self.measured.probe_after = min(2 * self.measured.probe_after, PROBE_TOKENS_MAX)
             self.measured.probe_at = self.measured.tokens + self.measured.probe_after
             least = min(likely, key=lambda chain: (self.measured.times.get(chain, 0), seconds[chain]))
             self._change(view, request, least, "a probe")
         elif GAIN * seconds[best] < seconds[route.chain]:
-            self._change(view, request, best, f"{1000 * seconds[best]:.3g} ms a token, not {1000 * seconds[route.chain]:.3g}")
+            self._change(
+                view,
+                request,
+                best,
+                f"{1000 * seconds[best]:.3g} ms a token, not {1000 * seconds[route.chain]:.3g}",
+            )
 
     def _change(self, view: View, request: Request, chain: Chain, reason: str) -> None:
         request.plan.chain = chain
@@ -214,7 +252,8 @@ class SpecRouter(Continuous):
         request.statistics.chains.append((len(request.new_tokens), view.now_s, chain, reason))
 
     def _predicted(self, view: View, request: Request, there: Sequence[int]) -> dict[Chain, float]:
-        """Seconds for a token of each chain that comes into question, by the module's formula; of the models that are `there`.
+        """Seconds for a token of each chain that comes into question, by the module's formula; of the models
+        that are `there`.
 
         0 while the pipeline's times are not known.
         """

@@ -1,8 +1,8 @@
 """Turns text sources into token streams, one per domain, and draws training windows from them.
 
-Four domains: `talk` (written by talk.py), `problems` (grade-school word problems, a jsonl of question and answer),
-`code` (top-level definitions of the running Python's standard library) and `plays` (scenes of a plain text file).
-The two files are given by the caller; nothing of them is part of the project.
+Four domains: `talk` (written by talk.py), `problems` (grade-school word problems, a jsonl of question and
+answer), `code` (top-level definitions of the running Python's standard library) and `plays` (scenes of a
+plain text file). The two files are given by the caller; nothing of them is part of the project.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def play_documents(path: Path, speeches_per_scene: int = 8) -> Iterator[Messages
     """Scenes of a play file in which speeches are separated by blank lines; the first speech is the question."""
     speeches = path.read_text("utf-8").split("\n\n")
     for i in range(0, len(speeches) - speeches_per_scene, speeches_per_scene):
-        yield _pair("Continue the play:\n" + speeches[i], "\n\n".join(speeches[i + 1 : i + speeches_per_scene]))
+        yield _pair(
+            "Continue the play:\n" + speeches[i], "\n\n".join(speeches[i + 1 : i + speeches_per_scene])
+        )
 
 
 def code_documents(chars_max: int = 2400) -> Iterator[Messages]:
@@ -94,7 +96,9 @@ def parse_mix(mix: str) -> dict[str, float]:
 class Corpus:
     """Token streams by domain, each split into training and validation documents."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, problems: Path, plays: Path, dialogues: int = 100_000) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, problems: Path, plays: Path, dialogues: int = 100_000
+    ) -> None:
         self.train: dict[str, np.ndarray] = {}
         self.validation: dict[str, np.ndarray] = {}
         for domain, found in documents(problems, plays, dialogues).items():
@@ -106,7 +110,12 @@ class Corpus:
         """Random windows `[rows, length + 1]` int64; each row's domain is drawn by weight."""
         names = list(weights)
         share = np.array([weights[name] for name in names]) / sum(weights.values())
-        return np.stack([_window(rng, self.train[names[i]], length + 1) for i in rng.choice(len(names), size=rows, p=share)])
+        return np.stack(
+            [
+                _window(rng, self.train[names[i]], length + 1)
+                for i in rng.choice(len(names), size=rows, p=share)
+            ]
+        )
 
     def validation_rows(self, domain: str, rows: int, length: int) -> np.ndarray:
         """The first windows of a domain's validation stream, `[<=rows, length + 1]` int64."""

@@ -1,14 +1,15 @@
 """Trains an EAGLE-1 head for a bundled model on the recipe's text, and measures how often it is right.
 
-The head is the published one (arXiv 2401.15077): row i reads the embedding of token i + 1 and the target's feature i (its
-last hidden state after the final norm), and predicts feature i + 1; the target's `lm_head` turns that into token i + 2.
-The second part of a run also trains it on its own features, two deep, with the keys that it will see when it drafts.
+The head is the published one (arXiv 2401.15077): row i reads the embedding of token i + 1 and the target's
+feature i (its last hidden state after the final norm), and predicts feature i + 1; the target's `lm_head`
+turns that into token i + 2. The second part of a run also trains it on its own features, two deep, with the
+keys that it will see when it drafts.
 
     python -m flowspec.demo.recipe.eagle --out OUT --problems gsm8k_train.jsonl --plays plays.txt [--compile]
     python -m flowspec.demo.recipe.eagle --measure FOLDER
 
-Resumable: the state is saved in OUT/training.pt every few hundred steps, each time with the head as it is then, in the
-published layout (config.json, model.safetensors) and bfloat16.
+Resumable: the state is saved in OUT/training.pt every few hundred steps, each time with the head as it is
+then, in the published layout (config.json, model.safetensors) and bfloat16.
 """
 
 from __future__ import annotations
@@ -38,18 +39,21 @@ from flowspec.model.text import Tokenizer, recommended
 from flowspec.testbed.prompts import read_prompts
 
 DEPTH = 3
-"""Tokens ahead that a head is trained and measured for: one from the target's features, the others from its own."""
+"""Tokens ahead that a head is trained and measured for: one from the target's features, the others from its
+own."""
 DEEP_FROM = 0.5
 NOISE = 0.1
 FEATURE_SHARE = 0.5
-"""Weight of the features' smooth-L1 beside the KL divergence: what counts in the end is which token is best."""
+"""Weight of the features' smooth-L1 beside the KL divergence: what counts in the end is which token is best.
+"""
 
 
 class Head(nn.Module):
     """The trainable part, with the published parameter names: `fc` and `layers.0` without an input norm.
 
-    `scale` multiplies the embedding on its way in: its entries are fifty times smaller than a feature's, and `fc` would
-    take longer than a run to grow weights that make up for it. `published` folds it into `fc`; a published head has 1.
+    `scale` multiplies the embedding on its way in: its entries are fifty times smaller than a feature's, and
+    `fc` would take longer than a run to grow weights that make up for it. `published` folds it into `fc`; a
+    published head has 1.
     """
 
     def __init__(self, config: Any, scale: float = 1.0) -> None:
@@ -66,7 +70,9 @@ class Head(nn.Module):
         with torch.no_grad():
             self.fc.weight[:, width:].copy_(torch.eye(width) / 2)
             self.fc.bias.zero_()
-        self.layers[0].load_state_dict({k: v for k, v in layer.state_dict().items() if "input_layernorm" not in k})
+        self.layers[0].load_state_dict(
+            {k: v for k, v in layer.state_dict().items() if "input_layernorm" not in k}
+        )
 
     def published(self) -> dict[str, torch.Tensor]:
         """The tensors as they are shipped."""
@@ -75,12 +81,18 @@ class Head(nn.Module):
         return {name: value.to(torch.bfloat16) for name, value in tensors.items()}
 
     def forward(
-        self, embedded: torch.Tensor, features: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], depth: int
+        self,
+        embedded: torch.Tensor,
+        features: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        depth: int,
     ) -> list[torch.Tensor]:
-        """Predicted features at every depth, each `[rows, length, hidden]`, from `embedded` and `features` of that shape.
+        """Predicted features at every depth, each `[rows, length, hidden]`, from `embedded` and `features` of
+        that shape.
 
-        At depth d row i reads the feature that depth d - 1 predicted for it. It sees the rows up to i - d as depth 0
-        made them (verified text), and one row of each depth after that (the drafted chain), as in use.
+        At depth d row i reads the feature that depth d - 1 predicted for it. It sees the rows up to i - d as
+        depth 0 made them (verified text), and one row of each depth after that (the drafted chain), as in
+        use.
         """
         layer: Any = self.layers[0]
         rows, length, _ = embedded.shape
@@ -98,9 +110,15 @@ class Head(nn.Module):
             keys.append(key)
             values.append(value)
             ago = index[:, None] - index[None, :]
-            seen = torch.cat([ago >= d, *(ago == d - made for made in range(1, d + 1))], dim=1)  # [length, (d + 1) * length]
+            seen = torch.cat(
+                [ago >= d, *(ago == d - made for made in range(1, d + 1))], dim=1
+            )  # [length, (d + 1) * length]
             mixed = F.scaled_dot_product_attention(
-                query, torch.cat(keys, 2), torch.cat(values, 2), attn_mask=seen, enable_gqa=query.shape[1] != key.shape[1]
+                query,
+                torch.cat(keys, 2),
+                torch.cat(values, 2),
+                attn_mask=seen,
+                enable_gqa=query.shape[1] != key.shape[1],
             )
             hidden = hidden + attention.o_proj(mixed.transpose(1, 2).reshape(rows, length, -1))
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
@@ -109,8 +127,11 @@ class Head(nn.Module):
         return outputs
 
 
-def loss_of(head: Any, target: Any, tokens: torch.Tensor, noise: torch.Tensor, depth: int, dtype: torch.dtype) -> torch.Tensor:
-    """Mean over depths, for windows `[rows, length + 1]`; `noise` `[rows, length, hidden]` is added to the target's features."""
+def loss_of(
+    head: Any, target: Any, tokens: torch.Tensor, noise: torch.Tensor, depth: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Mean over depths, for windows `[rows, length + 1]`; `noise` `[rows, length, hidden]` is added to the
+    target's features."""
     with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
         with torch.no_grad():
             features = target.model(input_ids=tokens, use_cache=False).last_hidden_state.float()
@@ -123,7 +144,9 @@ def loss_of(head: Any, target: Any, tokens: torch.Tensor, noise: torch.Tensor, d
     total = torch.zeros(())
     for d in range(depth):  # a depth's first rows have no chain before them
         cross = -(p[:, d:] * F.log_softmax(logits[d][:, d:], dim=-1)).sum(dim=-1).mean()
-        total = total + cross + FEATURE_SHARE * F.smooth_l1_loss(outputs[d][:, d:].float(), features[:, 1 + d :])
+        total = (
+            total + cross + FEATURE_SHARE * F.smooth_l1_loss(outputs[d][:, d:].float(), features[:, 1 + d :])
+        )
     return total / depth
 
 
@@ -135,13 +158,16 @@ def validation_hits(head: Any, target: Any, corpus: Corpus, length: int) -> dict
         tokens = torch.from_numpy(corpus.validation_rows(domain, 4, length))
         best = target(input_ids=tokens, use_cache=False).logits[:, 1:].argmax(dim=-1)
         guesses = [target.lm_head(output).argmax(dim=-1) for output in predicted(head, target, tokens)]
-        hits[domain] = [round((guess == best)[:, d:].float().mean().item(), 3) for d, guess in enumerate(guesses)]
+        hits[domain] = [
+            round((guess == best)[:, d:].float().mean().item(), 3) for d, guess in enumerate(guesses)
+        ]
     return hits
 
 
 @torch.no_grad()
 def predicted(head: Any, target: Any, tokens: torch.Tensor) -> list[torch.Tensor]:
-    """The features that the head predicts for tokens `[rows, length + 1]` at every depth, each `[rows, length, hidden]`."""
+    """The features that the head predicts for tokens `[rows, length + 1]` at every depth, each `[rows,
+    length, hidden]`."""
     features = target.model(input_ids=tokens, use_cache=False).last_hidden_state
     embedded = target.model.embed_tokens(tokens[:, 1:])
     angles = target.model.rotary_emb(embedded, position_ids=torch.arange(embedded.shape[1])[None])
@@ -178,7 +204,10 @@ def train(args: argparse.Namespace) -> None:
         optimizer.zero_grad(set_to_none=True)
         seen += args.rows * args.length
         if (step + 1) % 25 == 0:
-            print(f"step {step + 1}/{args.steps} loss {loss.item():.3f} {seen / (time.monotonic() - started):.0f} tokens/s", flush=True)
+            print(
+                f"step {step + 1}/{args.steps} loss {loss.item():.3f} {seen / (time.monotonic() - started):.0f} tokens/s",
+                flush=True,
+            )
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
             print("hits by depth:", validation_hits(head, target, corpus, args.length), flush=True)
             keep(args.out, head, optimizer, step + 1)
@@ -192,7 +221,8 @@ def load_target(folder: Path) -> Any:
 
 
 def save(head: Head, target: Any, folder: Path) -> None:
-    """Writes config.json and model.safetensors in the published layout, without an embedding: the target's is used."""
+    """Writes config.json and model.safetensors in the published layout, without an embedding: the target's is
+    used."""
     save_file(head.published(), folder / "model.safetensors")
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -232,29 +262,52 @@ def measure(args: argparse.Namespace) -> None:
         answer = reference.generate(tuple(ids), Sampling(), NEW_TOKENS_MAX, stop_ids)
         tokens = torch.tensor([[*ids, *answer]])
         for d, output in enumerate(predicted(head, target, tokens)):
-            first = len(ids) + d  # the target itself draws the first token of an answer; a chain of d needs d tokens after it
+            first = (
+                len(ids) + d
+            )  # the target itself draws the first token of an answer; a chain of d needs d tokens after it
             rows = target.lm_head(output[0, first - 1 : -1])  # row i is about token i + 2
             wanted = tokens[0, first + 1 :, None]
             found[prompt.domain][d] += (rows > rows.gather(1, wanted)).sum(dim=1).tolist()
     found["all"] = [[rank for ranks in found.values() for rank in ranks[d]] for d in range(DEPTH)]
     for domain, depths in found.items():
         shares = [[(np.array(ranks) < best).mean() for best in BEST] for ranks in depths]
-        print(f"{domain:9}", "  ".join(f"token {d + 1}: {'/'.join(f'{s:.2f}' for s in share)}" for d, share in enumerate(shares)))
+        print(
+            f"{domain:9}",
+            "  ".join(
+                f"token {d + 1}: {'/'.join(f'{s:.2f}' for s in share)}" for d, share in enumerate(shares)
+            ),
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m flowspec.demo.recipe.eagle", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--target", type=Path, default=bundled_folder("target"), help="folder of the model to draft for (the bundled one)")
+    parser = argparse.ArgumentParser(
+        prog="python -m flowspec.demo.recipe.eagle", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument(
+        "--target",
+        type=Path,
+        default=bundled_folder("target"),
+        help="folder of the model to draft for (the bundled one)",
+    )
     parser.add_argument("--out", type=Path, help="folder for the checkpoint and the head")
-    parser.add_argument("--measure", type=Path, metavar="FOLDER", help="measure the head in a folder and train nothing")
+    parser.add_argument(
+        "--measure", type=Path, metavar="FOLDER", help="measure the head in a folder and train nothing"
+    )
     parser.add_argument("--problems", type=Path, help="jsonl of word problems (question, answer)")
     parser.add_argument("--plays", type=Path, help="text file of plays, speeches separated by blank lines")
-    parser.add_argument("--mix", default="talk=.55,problems=.17,code=.17,plays=.11", help="share of each domain (%(default)s)")
+    parser.add_argument(
+        "--mix", default="talk=.55,problems=.17,code=.17,plays=.11", help="share of each domain (%(default)s)"
+    )
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--rows", type=int, default=8, help="windows per step (%(default)s)")
     parser.add_argument("--length", type=int, default=512, help="tokens per window (%(default)s)")
     parser.add_argument("--rate", type=float, default=1e-3, help="peak learning rate (%(default)s)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="bfloat16 is faster where the processor has it")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="bfloat16 is faster where the processor has it",
+    )
     parser.add_argument("--save-every", type=int, default=250)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)

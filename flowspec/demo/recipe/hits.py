@@ -1,7 +1,8 @@
-"""How often the target's next token is among a drafter's best 1, 4 and 10, on the target's own answers, by domain.
+"""How often the target's next token is among a drafter's best 1, 4 and 10, on the target's own answers, by
+domain.
 
-At temperature 1 the answers are drawn with the coupled noise, and the drafter ranks by `log q + G` with the same noise
-(`coupled`) or by `log q` alone (`plain`).
+At temperature 1 the answers are drawn with the coupled noise, and the drafter ranks by `log q + G` with the
+same noise (`coupled`) or by `log q` alone (`plain`).
 
     python -m flowspec.demo.recipe.hits --drafter FOLDER [--target bundled] [--prompts FILE ...] [--json]
 """
@@ -27,7 +28,9 @@ NEW_TOKENS_MAX = 120
 RANKINGS = {"T=0": (0.0, False), "T=1 coupled": (1.0, True), "T=1 plain": (1.0, False)}
 
 
-def ranks(drafter: Reference, prompt: tuple[int, ...], answer: list[int], sampling: Sampling, *, coupled: bool) -> list[int]:
+def ranks(
+    drafter: Reference, prompt: tuple[int, ...], answer: list[int], sampling: Sampling, *, coupled: bool
+) -> list[int]:
     """Rank of each token of the answer in the drafter's order; 0 is its best guess."""
     found = []
     every = np.arange(drafter.vocabulary_size)
@@ -40,7 +43,9 @@ def ranks(drafter: Reference, prompt: tuple[int, ...], answer: list[int], sampli
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m flowspec.demo.recipe.hits", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m flowspec.demo.recipe.hits", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--drafter", required=True)
     parser.add_argument("--target", default="bundled")
     parser.add_argument("--prompts", type=Path, action="append")
@@ -51,7 +56,9 @@ def main() -> None:
     target, drafter = Reference(files, "float32"), Reference(ModelFiles(args.drafter), "float32")
     stop_ids = recommended(files, files.config()).stop_ids
     found: dict[str, dict[str, list[int]]] = {name: defaultdict(list) for name in RANKINGS}
-    prompts = [prompt for path in args.prompts or [bundled_folder("prompts.jsonl")] for prompt in read_prompts(path)]
+    prompts = [
+        prompt for path in args.prompts or [bundled_folder("prompts.jsonl")] for prompt in read_prompts(path)
+    ]
     for prompt in prompts:
         ids = tuple(tokenizer.encode_chat([{"role": "user", "content": prompt.turns[0]}]))
         for name, (temperature, coupled) in RANKINGS.items():
@@ -59,14 +66,22 @@ def main() -> None:
             answer = target.generate(ids, sampling, NEW_TOKENS_MAX, stop_ids)
             found[name][prompt.domain] += ranks(drafter, ids, answer, sampling, coupled=coupled)
     shares = {
-        name: {domain: [round(float(np.mean(np.array(values) < best)), 3) for best in BEST] for domain, values in domains.items()}
+        name: {
+            domain: [round(float(np.mean(np.array(values) < best)), 3) for best in BEST]
+            for domain, values in domains.items()
+        }
         for name, domains in found.items()
     }
     if args.json:
         print(json.dumps(shares))
         return
     for name, domains in shares.items():
-        print(f"{name:12}", "  ".join(f"{domain} {'/'.join(f'{share:.2f}' for share in best)}" for domain, best in domains.items()))
+        print(
+            f"{name:12}",
+            "  ".join(
+                f"{domain} {'/'.join(f'{share:.2f}' for share in best)}" for domain, best in domains.items()
+            ),
+        )
 
 
 if __name__ == "__main__":

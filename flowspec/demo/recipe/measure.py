@@ -1,7 +1,8 @@
 """How well a bundled model does on the shipped prompts, which it was not trained on.
 
-A well-formed answer ends by itself within the limit, is clean text, and ends as a sentence does (for code: in something
-that Python can parse line by line is not asked). A sum is right if the last number it states is the result.
+A well-formed answer ends by itself within the limit, is clean text, and ends as a sentence does (for code: in
+something that Python can parse line by line is not asked). A sum is right if the last number it states is the
+result.
 
     python -m flowspec.demo.recipe.measure [--model FOLDER] [--json]
 """
@@ -47,7 +48,9 @@ def is_untrained(prompt: Prompt) -> bool:
     """Whether the training text leaves this prompt out, by the recipe's own split."""
     match = SUM.search(prompt.turns[0])
     if prompt.domain == "sums":
-        return bool(match) and is_held_out(sum_key(int(match[1]), match[2], int(match[3]))) if match else False
+        return (
+            bool(match) and is_held_out(sum_key(int(match[1]), match[2], int(match[3]))) if match else False
+        )
     if prompt.domain == "stories":
         return is_held_out(prompt.turns[0])
     if prompt.domain == "about":
@@ -57,7 +60,8 @@ def is_untrained(prompt: Prompt) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m flowspec.demo.recipe.measure", description=__doc__.splitlines()[0] if __doc__ else None
+        prog="python -m flowspec.demo.recipe.measure",
+        description=__doc__.splitlines()[0] if __doc__ else None,
     )
     parser.add_argument("--model", default="bundled")
     parser.add_argument("--prompts", type=Path, default=bundled_folder("prompts.jsonl"))
@@ -86,7 +90,9 @@ def main() -> None:
         print(json.dumps(rows, indent=1))
         return
     for domain, group in rows.items():
-        line = f"{domain:9} {len(group):3} prompts, well-formed {sum(bool(row['well_formed']) for row in group)}"
+        line = (
+            f"{domain:9} {len(group):3} prompts, well-formed {sum(bool(row['well_formed']) for row in group)}"
+        )
         if domain == "sums":
             line += f", right {sum(bool(row['right']) for row in group)}"
         print(line)

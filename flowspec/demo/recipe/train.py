@@ -1,8 +1,8 @@
-"""Trains one bundled model: from a start folder, on the four domains, by cross-entropy or distilled from a teacher,
-also on text that the teacher wrote itself (own.py).
+"""Trains one bundled model: from a start folder, on the four domains, by cross-entropy or distilled from a
+teacher, also on text that the teacher wrote itself (own.py).
 
-Resumable: the state is saved every few hundred steps in OUT/training.pt, and the same command goes on from there.
-The finished model is written to OUT in the Hugging Face format, in bfloat16.
+Resumable: the state is saved every few hundred steps in OUT/training.pt, and the same command goes on from
+there. The finished model is written to OUT in the Hugging Face format, in bfloat16.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ OTHER_MIN = 1e-6
 
 
 def is_own(name: str) -> bool:
-    """Whether a name in a mix is text that the teacher wrote: all of it (`own`) or that of a domain (`own-code`)."""
+    """Whether a name in a mix is text that the teacher wrote: all of it (`own`) or that of a domain
+    (`own-code`)."""
     return name.partition("-")[0] == OWN
 
 
@@ -40,11 +41,14 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
     if step < WARM_UP_STEPS:
         return peak * (step + 1) / WARM_UP_STEPS
     progress = (step - WARM_UP_STEPS) / max(1, steps - WARM_UP_STEPS)
-    return peak * (FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
+    return peak * (
+        FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    )
 
 
 def loss_of(model: Any, teacher: Any, tokens: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Mean loss over windows `[rows, length + 1]`; with a teacher mostly the KL divergence from its distribution."""
+    """Mean loss over windows `[rows, length + 1]`; with a teacher mostly the KL divergence from its
+    distribution."""
     with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
         logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
     log_q = F.log_softmax(logits.float(), dim=-1)
@@ -58,10 +62,13 @@ def loss_of(model: Any, teacher: Any, tokens: torch.Tensor, dtype: torch.dtype) 
     return mixed
 
 
-def own_loss_of(model: Any, tokens: torch.Tensor, best: torch.Tensor, chances: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def own_loss_of(
+    model: Any, tokens: torch.Tensor, best: torch.Tensor, chances: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
     """The same for windows of own text, over the tokens of answers.
 
-    The KL divergence is that between the likeliest tokens, with all others as one. A dialogue sees only itself.
+    The KL divergence is that between the likeliest tokens, with all others as one. A dialogue sees only
+    itself.
     """
     dialogue = (tokens[:, :-1] == tokens[0, 0]).cumsum(dim=1)
     seen = (dialogue[:, :, None] == dialogue[:, None, :]).tril()[:, None]
@@ -84,7 +91,10 @@ def own_loss_of(model: Any, tokens: torch.Tensor, best: torch.Tensor, chances: t
 def validation_losses(model: Any, corpus: Corpus, length: int, dtype: torch.dtype) -> dict[str, float]:
     """Cross-entropy per token by domain, in nats."""
     model.eval()
-    losses = {d: loss_of(model, None, torch.from_numpy(corpus.validation_rows(d, 8, length)), dtype).item() for d in DOMAINS}
+    losses = {
+        d: loss_of(model, None, torch.from_numpy(corpus.validation_rows(d, 8, length)), dtype).item()
+        for d in DOMAINS
+    }
     model.train()
     return losses
 
@@ -145,16 +155,25 @@ def train(args: argparse.Namespace) -> None:
         if which < len(own):
             loss = step_own_loss(model, *own[which].draw(rng, args.rows, args.length), dtype)
         else:
-            loss = step_loss(model, teacher, torch.from_numpy(corpus.draw(rng, weights, args.rows, args.length)), dtype)
+            loss = step_loss(
+                model, teacher, torch.from_numpy(corpus.draw(rng, weights, args.rows, args.length)), dtype
+            )
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         seen += args.rows * args.length
         if (step + 1) % 50 == 0:
-            print(f"step {step + 1}/{args.steps} loss {loss.item():.3f} {seen / (time.monotonic() - started):.0f} tokens/s", flush=True)
+            print(
+                f"step {step + 1}/{args.steps} loss {loss.item():.3f} {seen / (time.monotonic() - started):.0f} tokens/s",
+                flush=True,
+            )
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
-            print("validation:", {d: round(v, 3) for d, v in validation_losses(model, corpus, args.length, dtype).items()}, flush=True)
+            print(
+                "validation:",
+                {d: round(v, 3) for d, v in validation_losses(model, corpus, args.length, dtype).items()},
+                flush=True,
+            )
             keep(args.out, model, optimizer, step + 1)
     save(model, tokenizer, args.out)
 
@@ -167,19 +186,36 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m flowspec.demo.recipe.train", description=__doc__)
-    parser.add_argument("--start", type=Path, required=True, help="model folder to start from (weights, config, tokenizer)")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint and the finished model")
+    parser.add_argument(
+        "--start", type=Path, required=True, help="model folder to start from (weights, config, tokenizer)"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for the checkpoint and the finished model"
+    )
     parser.add_argument("--teacher", type=Path, help="model folder to distil from")
-    parser.add_argument("--problems", type=Path, required=True, help="jsonl of word problems (question, answer)")
-    parser.add_argument("--plays", type=Path, required=True, help="text file of plays, speeches separated by blank lines")
-    parser.add_argument("--own", type=Path, help="folder of text that the teacher wrote (own.py), for `own` and `own-DOMAIN` in --mix")
-    parser.add_argument("--mix", default="talk=.55,problems=.17,code=.17,plays=.11", help="share of each domain (%(default)s)")
+    parser.add_argument(
+        "--problems", type=Path, required=True, help="jsonl of word problems (question, answer)"
+    )
+    parser.add_argument(
+        "--plays", type=Path, required=True, help="text file of plays, speeches separated by blank lines"
+    )
+    parser.add_argument(
+        "--own",
+        type=Path,
+        help="folder of text that the teacher wrote (own.py), for `own` and `own-DOMAIN` in --mix",
+    )
+    parser.add_argument(
+        "--mix", default="talk=.55,problems=.17,code=.17,plays=.11", help="share of each domain (%(default)s)"
+    )
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--rows", type=int, default=8, help="windows per step (%(default)s)")
     parser.add_argument("--length", type=int, default=512, help="tokens per window (%(default)s)")
     parser.add_argument("--rate", type=float, default=1e-3, help="peak learning rate (%(default)s)")
     parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="what the processor is faster with (%(default)s)"
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="bfloat16",
+        help="what the processor is faster with (%(default)s)",
     )
     parser.add_argument("--save-every", type=int, default=250)
     parser.add_argument("--threads", type=int, default=2)

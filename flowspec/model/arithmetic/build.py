@@ -85,7 +85,9 @@ def _compiler() -> tuple[str, list[str], str] | None:
 def _run(*words: str) -> str:
     """What a command printed; empty where it failed."""
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=BUILD_S, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=BUILD_S, check=False, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout or "done" if done.returncode == 0 else ""

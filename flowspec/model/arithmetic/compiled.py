@@ -19,8 +19,14 @@ class _Attention(ctypes.Structure):
     """As in the source."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("queries", "keys", "values", "seen", "order", "ends", "found")),
-        *((name, ctypes.c_int64) for name in ("rows", "heads", "kv_heads", "width", "value_width", "slots", "high", "blocks")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("queries", "keys", "values", "seen", "order", "ends", "found")
+        ),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("rows", "heads", "kv_heads", "width", "value_width", "slots", "high", "blocks")
+        ),
         *((name, ctypes.c_float) for name in ("scale", "cap", "cap_inverse")),
         *((name, ctypes.c_int32) for name in ("kind", "threads")),
     ]
@@ -71,7 +77,9 @@ class Library:
         """Float32 rows `[..., width]` over the root of their mean square."""
         width = x.shape[-1]
         found, room = torch.empty_like(x), x.new_empty(1 << (width - 1).bit_length())
-        self._normal(x.data_ptr(), x.numel() // width, width, 1 / width, eps, room.data_ptr(), found.data_ptr())
+        self._normal(
+            x.data_ptr(), x.numel() // width, width, 1 / width, eps, room.data_ptr(), found.data_ptr()
+        )
         return found
 
     def attention(

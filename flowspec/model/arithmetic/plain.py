@@ -176,7 +176,9 @@ def _attention(
         scores = tanh(scores * (1 / cap)) * cap
     highest = scores.masked_fill(~is_seen, float("-inf")).amax(dim=-1, keepdim=True)
     shares = exp(scores - highest).masked_fill(~is_seen, 0.0).view(*scores.shape[:-1], -1, BLOCK)
-    seen_values = values[:, slots].masked_fill(~is_seen[None, ..., None], 0.0).view(kv_heads, rows, -1, BLOCK, width)
+    seen_values = (
+        values[:, slots].masked_fill(~is_seen[None, ..., None], 0.0).view(kv_heads, rows, -1, BLOCK, width)
+    )
     sums = queries.new_zeros((*shares.shape[:-1], width))
     weights = queries.new_zeros(shares.shape[:-1])
     for place in range(BLOCK):

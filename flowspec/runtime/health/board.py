@@ -1,4 +1,5 @@
-"""What a board's kernel and firmware tell of its kind, its heat and its power, from files under a root folder.
+"""What a board's kernel and firmware tell of its kind, its heat and its power, from files under a root
+folder.
 
 All of it is optional: a file that is missing or holds something else leaves its fact unknown.
 """
@@ -66,7 +67,8 @@ def is_capped(root: Path = Path("/")) -> bool:
 
 
 def read_board(root: Path = Path("/"), run_tool: RunTool | None = None) -> Board:
-    """The board whose /sys, /proc and /etc are under `root`; tools of makers are run by `run_tool` (None: for real)."""
+    """The board whose /sys, /proc and /etc are under `root`; tools of makers are run by `run_tool` (None: for
+    real)."""
     run_tool = run_tool or _run_tool
     model = read_text(root / "proc/device-tree/model") or read_text(root / "sys/class/dmi/id/product_name")
     is_jetson = (root / "etc/nv_tegra_release").exists() or "jetson" in model.lower()
@@ -87,11 +89,14 @@ def read_board(root: Path = Path("/"), run_tool: RunTool | None = None) -> Board
 
 def read_celsius(root: Path = Path("/")) -> float | None:
     """The hottest thermal zone in degrees Celsius, None without any."""
-    return max((celsius for zone in _zones(root) if (celsius := _degrees(zone / "temp")) is not None), default=None)
+    return max(
+        (celsius for zone in _zones(root) if (celsius := _degrees(zone / "temp")) is not None), default=None
+    )
 
 
 def read_text(path: Path) -> str:
-    """The printable part of a small file, trailing zero bytes of the device tree cut off; empty when there is none."""
+    """The printable part of a small file, trailing zero bytes of the device tree cut off; empty when there is
+    none."""
     try:
         text = path.read_bytes()[:4096].decode("utf-8", "replace")
     except OSError:  # some files of sysfs exist and refuse to be read
@@ -109,14 +114,22 @@ def read_number(path: Path) -> int | None:
 
 def _run_tool(name: str, flag: str) -> str:
     try:
-        done = subprocess.run([name, flag], capture_output=True, text=True, timeout=TOOL_S, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            [name, flag],
+            capture_output=True,
+            text=True,
+            timeout=TOOL_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
         return ""
     return done.stdout if done.returncode == 0 else ""
 
 
 def _throttled(root: Path, run_tool: RunTool) -> int | None:
-    """The firmware's bit field: from the kernel, else from `vcgencmd get_throttled`, which says throttled=0x50000."""
+    """The firmware's bit field: from the kernel, else from `vcgencmd get_throttled`, which says
+    throttled=0x50000."""
     if read_text(root / FIRMWARE):
         return _firmware(root)
     return read_firmware(run_tool)
@@ -138,7 +151,9 @@ def _power_mode(shown: str) -> str:
     """Of `NV Power Mode: MAXN`, the first line of what nvpmodel says, the mode."""
     for line in shown.splitlines():
         if "power mode" in line.lower():
-            return "".join(letter for letter in line.partition(":")[2].strip() if letter.isprintable())[:NAME_CHARS_MAX]
+            return "".join(letter for letter in line.partition(":")[2].strip() if letter.isprintable())[
+                :NAME_CHARS_MAX
+            ]
     return ""
 
 
@@ -157,7 +172,9 @@ def _hottest(root: Path) -> tuple[float | None, float | None]:
                 for number in range(_TRIPS_MAX)
                 if read_text(zone / f"trip_point_{number}_type") in ("passive", "hot")
             ]
-            found.append((celsius, min((trip for trip in trips if trip is not None and trip > 0), default=None)))
+            found.append(
+                (celsius, min((trip for trip in trips if trip is not None and trip > 0), default=None))
+            )
     return max(found, key=lambda each: each[0], default=(None, None))
 
 
@@ -168,7 +185,8 @@ def _degrees(path: Path) -> float | None:
 
 
 def _clocks(root: Path) -> tuple[float | None, float | None]:
-    """(cap in force, what the processor can do) of the cores whose cap is lowest beside what they can do, in MHz.
+    """(cap in force, what the processor can do) of the cores whose cap is lowest beside what they can do, in
+    MHz.
 
     A cap, not the clock of the moment, which is low on any idle board.
     """

@@ -56,7 +56,9 @@ class Clerk(Generic[Question]):
         """Sends what is ready, facts stamped with this moment's clock."""
         while self._answers:
             link, found = self._answers.popleft()
-            link.send(replace(found, clock_s=time.time(), is_held=is_held) if isinstance(found, Facts) else found)
+            link.send(
+                replace(found, clock_s=time.time(), is_held=is_held) if isinstance(found, Facts) else found
+            )
 
     def _run(self) -> None:
         while True:
@@ -65,7 +67,11 @@ class Clerk(Generic[Question]):
             found: Answer | Error
             try:
                 found = self._find(question, is_held, partial(self._tell, link))
-            except (OSError, ValueError, RuntimeError) as error:  # a device that tells odd things about itself must not end its daemon
+            except (
+                OSError,
+                ValueError,
+                RuntimeError,
+            ) as error:  # a device that tells odd things about itself must not end its daemon
                 found = Error.saying(f"cannot tell about this device: {error}")
             self._say(link, found)
 

@@ -1,7 +1,8 @@
-"""Judges what was found out about a cluster: findings, each with what to do. Pure: knows no sockets and no files.
+"""Judges what was found out about a cluster: findings, each with what to do. Pure: knows no sockets and no
+files.
 
-A *problem* keeps the cluster from working, or makes it so slow that it is not worth it; a *warning* costs speed or may do harm
-later; a *note* is good to know.
+A *problem* keeps the cluster from working, or makes it so slow that it is not worth it; a *warning* costs
+speed or may do harm later; a *note* is good to know.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ CLOCK_S = 2.0
 SLOT_ROWS = 16
 """Nodes of a usual pipeline slot."""
 SLOT_S = 0.01
-"""How long their hidden states may take from a device to the next; boards compute a slot in some ten milliseconds."""
+"""How long their hidden states may take from a device to the next; boards compute a slot in some ten
+milliseconds."""
 LATENCY_S = 0.01
 """Half a round trip above this costs every token more than most boards' layers do."""
 NOMINAL_SHARE = 0.5
@@ -59,18 +61,34 @@ def diagnose(found: Sequence[Examined], here: Facts, needs: ModelNeeds | None) -
 def _of_device(each: Examined, here: Facts, needs: ModelNeeds | None) -> Iterator[Finding]:
     name = each.device.name
     if each.ailment is not None:
-        yield Finding(severity=PROBLEM, device=name, check=each.ailment.check, text=each.ailment.text, advice=each.ailment.advice)
+        yield Finding(
+            severity=PROBLEM,
+            device=name,
+            check=each.ailment.check,
+            text=each.ailment.text,
+            advice=each.ailment.advice,
+        )
     facts = each.facts
     if facts is None:
         return
     if why := why_insane(facts):
         text = f"it says that it has {why}, which cannot be: chat leaves it out"
         yield Finding(
-            severity=PROBLEM, device=name, check="facts", text=text, advice="start its daemon again; is it the device that you think?"
+            severity=PROBLEM,
+            device=name,
+            check="facts",
+            text=text,
+            advice="start its daemon again; is it the device that you think?",
         )
     if facts.is_held:
         text = "a head holds it now, so that its memory and its links are those of a busy device"
-        yield Finding(severity=NOTE, device=name, check="held", text=text, advice="run the doctor again when nobody uses it")
+        yield Finding(
+            severity=NOTE,
+            device=name,
+            check="held",
+            text=text,
+            advice="run the doctor again when nobody uses it",
+        )
     if abs(each.clock_offset_s) > CLOCK_S:
         way = "ahead of" if each.clock_offset_s > 0 else "behind"
         text = f"its clock is {abs(each.clock_offset_s):.0f} s {way} this machine's; no answer depends on it, but logs cannot be compared"
@@ -92,7 +110,11 @@ def _of_software(name: str, facts: Facts, here: Software) -> Iterator[Finding]:
         mine, its = getattr(here, package), getattr(software, package)
         if not its:
             yield Finding(
-                severity=PROBLEM, device=name, check=package, text=f"{package} is not installed there", advice="launch/boards install"
+                severity=PROBLEM,
+                device=name,
+                check=package,
+                text=f"{package} is not installed there",
+                advice="launch/boards install",
             )
         elif its.partition("+")[0] != mine.partition("+")[0]:
             text = f"{package} {its} there, {mine} here: devices may share only a slower arithmetic, or none"
@@ -101,10 +123,22 @@ def _of_software(name: str, facts: Facts, here: Software) -> Iterator[Finding]:
     mine, its = (version.split(".")[:2] for version in (here.python, software.python))
     if its != mine:
         text = f"Python {software.python} there, {here.python} here: its packages may come in other versions"
-        yield Finding(severity=NOTE, device=name, check="python", text=text, advice="nothing, while torch and transformers are the same")
+        yield Finding(
+            severity=NOTE,
+            device=name,
+            check="python",
+            text=text,
+            advice="nothing, while torch and transformers are the same",
+        )
     if facts.board.is_jetson and software.torch and not software.cuda:
         text = f"a Jetson whose torch ({software.torch}) was built without CUDA: its GPU idles"
-        yield Finding(severity=PROBLEM, device=name, check="cuda", text=text, advice="install JetPack's torch (docs/devices.md, Jetson)")
+        yield Finding(
+            severity=PROBLEM,
+            device=name,
+            check="cuda",
+            text=text,
+            advice="install JetPack's torch (docs/devices.md, Jetson)",
+        )
     elif facts.board.is_jetson and software.torch and not facts.accelerator:
         text = "a Jetson whose daemon does not use its GPU"
         advice = "start its daemon without --device cpu; if it is so, torch and JetPack do not fit each other (docs/devices.md, Jetson)"
@@ -114,7 +148,9 @@ def _of_software(name: str, facts: Facts, here: Software) -> Iterator[Finding]:
 def _of_kernel(name: str, kernel: KernelFacts) -> Iterator[Finding]:
     if not kernel.kernel:
         text = f"{kernel.dtype} cannot be computed there: {kernel.faults}"
-        advice = "use another --dtype, or install the versions that the constraints folder has for that machine"
+        advice = (
+            "use another --dtype, or install the versions that the constraints folder has for that machine"
+        )
         yield Finding(severity=PROBLEM, device=name, check="kernels", text=text, advice=advice)
     elif kernel.faults:
         text = f"{kernel.dtype} is computed by the kernel {kernel.kernel} there, which may be slow, for {kernel.faults}"
@@ -138,7 +174,9 @@ def _of_arithmetics(found: Sequence[Examined], needs: ModelNeeds | None) -> Iter
     agreed = agreement.agree(tuple(kernels))
     if isinstance(agreed, Lack):
         advice = "use --dtype int8, or install the same versions on all devices (launch/boards install)"
-        yield Finding(severity=PROBLEM, device=agreed.device, check="arithmetic", text=agreed.text, advice=advice)
+        yield Finding(
+            severity=PROBLEM, device=agreed.device, check="arithmetic", text=agreed.text, advice=advice
+        )
         return
     for name, kernel in kernels.items():
         if (best := kernel.arithmetics[0]) != agreed:
@@ -153,14 +191,27 @@ def _of_model(name: str, state: str, needs: ModelNeeds) -> Iterator[Finding]:
         return
     is_local = os.path.isabs(needs.model)
     what = os.path.basename(needs.model) if is_local else needs.model
-    lacks = {"none": "is not there", "part": "is there without all of its weights", "other": "is there with other content than here"}[state]
-    source = "this machine sends it its layers" if is_local else "its layers come from the hub or from this machine"
+    lacks = {
+        "none": "is not there",
+        "part": "is there without all of its weights",
+        "other": "is there with other content than here",
+    }[state]
+    source = (
+        "this machine sends it its layers"
+        if is_local
+        else "its layers come from the hub or from this machine"
+    )
     text = f"{what} {lacks}: {source} when they are first needed, and it stores them"
-    advice = "nothing, or to save the time: copy it to the same place there" if is_local else f"nothing, or beforehand: hf download {what}"
+    advice = (
+        "nothing, or to save the time: copy it to the same place there"
+        if is_local
+        else f"nothing, or beforehand: hf download {what}"
+    )
     yield Finding(severity=NOTE, device=name, check="weights", text=text, advice=advice)
 
 
-# ------------------------------------------------------------------------------------------------------ memory
+# ------------------------------------------------------------------------------------------------------
+# memory
 
 
 def _of_memory(found: Sequence[Examined], needs: ModelNeeds) -> Iterator[Finding]:
@@ -173,7 +224,11 @@ def _of_memory(found: Sequence[Examined], needs: ModelNeeds) -> Iterator[Finding
             continue
         limits = [size for size in (facts.memory_limit_bytes, each.device.memory_bytes) if size]
         if facts.accelerator and not facts.board.is_jetson:
-            where, needed, allowed = f"on {facts.accelerator}", memory.total_bytes, min(limits, default=facts.accelerator_free_bytes)
+            where, needed, allowed = (
+                f"on {facts.accelerator}",
+                memory.total_bytes,
+                min(limits, default=facts.accelerator_free_bytes),
+            )
             free = facts.accelerator_free_bytes
         else:
             host = each.device.address.rpartition(":")[0]
@@ -184,12 +239,18 @@ def _of_memory(found: Sequence[Examined], needs: ModelNeeds) -> Iterator[Finding
         have = max(0, min(free, allowed))
         if needed <= have and need is None:
             text = "chat leaves it out: the planner foretells more tokens/s without it"
-            advice = "nothing; --layers gives layers to all devices, and flowspec plan tells what limits a plan"
+            advice = (
+                "nothing; --layers gives layers to all devices, and flowspec plan tells what limits a plan"
+            )
             yield Finding(severity=NOTE, device=each.device.name, check="plan", text=text, advice=advice)
         elif needed > have:
             is_limited = allowed < free
             why = f"is allowed ({mib(min(limits))})" if is_limited else f"is free {where}"
-            what = "a single layer and its process" if need is None else f"layers {need.first} to {need.end - 1} and their process"
+            what = (
+                "a single layer and its process"
+                if need is None
+                else f"layers {need.first} to {need.end - 1} and their process"
+            )
             text = (
                 f"{what} need {mib(needed)} more (weights {mib(memory.weight_bytes)}, "
                 f"cache {mib(memory.cache_bytes)} for {needs.context} tokens), {mib(have)} of that {why}: {mib(needed - have)} short"
@@ -199,10 +260,17 @@ def _of_memory(found: Sequence[Examined], needs: ModelNeeds) -> Iterator[Finding
                 advice = f"allow it more (daemon --memory, memory in the cluster file), {advice}"
             if need is None:
                 text += "; chat leaves it out"
-            yield Finding(severity=WARNING if need is None else PROBLEM, device=each.device.name, check="memory", text=text, advice=advice)
+            yield Finding(
+                severity=WARNING if need is None else PROBLEM,
+                device=each.device.name,
+                check="memory",
+                text=text,
+                advice=advice,
+            )
 
 
-# ------------------------------------------------------------------------------------------------------- links
+# -------------------------------------------------------------------------------------------------------
+# links
 
 
 def _of_interfaces(found: Sequence[Examined]) -> Iterator[Finding]:
@@ -214,7 +282,9 @@ def _of_interfaces(found: Sequence[Examined]) -> Iterator[Finding]:
         if each.facts.interface is None:
             text = "it is reached by an address that none of its interfaces has: through a container, a tunnel or address translation"
             advice = "give its own address in the cluster file, or let the container use its host's network"
-            yield Finding(severity=WARNING, device=each.device.name, check="interface", text=text, advice=advice)
+            yield Finding(
+                severity=WARNING, device=each.device.name, check="interface", text=text, advice=advice
+            )
         else:
             ends.append((each.device.name, each.facts.interface))
     for name, interface in ends:
@@ -222,7 +292,13 @@ def _of_interfaces(found: Sequence[Examined]) -> Iterator[Finding]:
     sizes = {interface.mtu for _, interface in ends if interface.mtu and interface.kind != "loopback"}
     if len(sizes) > 1:
         text = f"interfaces have different MTUs ({', '.join(map(str, sorted(sizes)))}): packets may be split or lost"
-        yield Finding(severity=WARNING, device="all", check="mtu", text=text, advice="set the same MTU everywhere, 1500 if in doubt")
+        yield Finding(
+            severity=WARNING,
+            device="all",
+            check="mtu",
+            text=text,
+            advice="set the same MTU everywhere, 1500 if in doubt",
+        )
 
 
 def _of_interface(name: str, interface: Interface) -> Iterator[Finding]:
@@ -233,8 +309,19 @@ def _of_interface(name: str, interface: Interface) -> Iterator[Finding]:
         "virtual": "let the daemon run outside the container or virtual machine, or with its host's network",
     }.get(interface.kind)
     if advice is not None:
-        what = {"wi-fi": "Wi-Fi", "bridge": "a virtual bridge", "tunnel": "a tunnel", "virtual": "a virtual interface"}[interface.kind]
-        yield Finding(severity=WARNING, device=name, check="interface", text=f"it is reached over {what}, {interface.name}", advice=advice)
+        what = {
+            "wi-fi": "Wi-Fi",
+            "bridge": "a virtual bridge",
+            "tunnel": "a tunnel",
+            "virtual": "a virtual interface",
+        }[interface.kind]
+        yield Finding(
+            severity=WARNING,
+            device=name,
+            check="interface",
+            text=f"it is reached over {what}, {interface.name}",
+            advice=advice,
+        )
 
 
 def _of_links(found: Sequence[Examined], needs: ModelNeeds | None) -> Iterator[Finding]:
@@ -247,7 +334,12 @@ def _of_links(found: Sequence[Examined], needs: ModelNeeds | None) -> Iterator[F
         if each.onward is not None and following is not None and following.facts is not None:
             name = f"{each.device.name} -> {following.device.name}"
             paths.append(
-                _Path(name=name, ends=(own, following.facts.interface), found=each.onward, carries_rows=_is_used(needs, each, following))
+                _Path(
+                    name=name,
+                    ends=(own, following.facts.interface),
+                    found=each.onward,
+                    carries_rows=_is_used(needs, each, following),
+                )
             )
     rates = sorted(path.found.bandwidth_mbps for path in paths if not path.found.problem)
     for path in paths:
@@ -263,14 +355,28 @@ def _of_link(path: _Path, usual_mbps: float, needs: ModelNeeds | None) -> Iterat
     found, name = path.found, path.name
     if found.problem:
         advice = "can the one reach the other's address and port? a firewall or an address of another network are usual causes"
-        yield Finding(severity=PROBLEM, device=name, check="link", text=f"it could not be measured: {found.problem}", advice=advice)
+        yield Finding(
+            severity=PROBLEM,
+            device=name,
+            check="link",
+            text=f"it could not be measured: {found.problem}",
+            advice=advice,
+        )
         return
     if found.latency_s > LATENCY_S:
         text = f"a message takes {1000 * found.latency_s:.0f} ms, and every token waits for every link"
-        yield Finding(severity=WARNING, device=name, check="latency", text=text, advice="use a cable, and no device between but a switch")
+        yield Finding(
+            severity=WARNING,
+            device=name,
+            check="latency",
+            text=text,
+            advice="use a cable, and no device between but a switch",
+        )
     mbps = found.bandwidth_mbps
     slot_s = 0.0 if needs is None else SLOT_ROWS * needs.row_bytes * 8e-6 / max(mbps, 1e-9)
-    speeds = [end.speed_mbps for end in path.ends if end is not None and end.kind == "wired" and end.speed_mbps]
+    speeds = [
+        end.speed_mbps for end in path.ends if end is not None and end.kind == "wired" and end.speed_mbps
+    ]
     nominal = min(NOMINAL_MBPS_MAX, *speeds) if len(speeds) == 2 else 0
     if path.carries_rows and slot_s > SLOT_S:
         text = f"{rate(mbps)}: the hidden states of {SLOT_ROWS} nodes take {1000 * slot_s:.0f} ms, so that the devices wait for it"
@@ -282,7 +388,13 @@ def _of_link(path: _Path, usual_mbps: float, needs: ModelNeeds | None) -> Iterat
         yield Finding(severity=WARNING, device=name, check="link", text=text, advice=advice)
     elif mbps < OTHERS_SHARE * min(usual_mbps, NOMINAL_MBPS_MAX):
         text = f"{rate(mbps)}, while the others' median is {rate(usual_mbps)}"
-        yield Finding(severity=WARNING, device=name, check="link", text=text, advice="compare its cable, port and card with the others'")
+        yield Finding(
+            severity=WARNING,
+            device=name,
+            check="link",
+            text=text,
+            advice="compare its cable, port and card with the others'",
+        )
 
 
 def rate(mbps: float) -> str:

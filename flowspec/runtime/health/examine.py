@@ -1,6 +1,7 @@
 """Asks every daemon of a cluster for its facts and measures its links, as far as each of them answers.
 
-Devices are asked at the same time; links are measured one after another, so that they do not share a wire. Nothing is judged here.
+Devices are asked at the same time; links are measured one after another, so that they do not share a wire.
+Nothing is judged here.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ NAME = "flowspec doctor"
 HELLO_S = timeouts.CONNECT_S
 """How long a daemon may take to say Welcome; a head has as much patience."""
 FACTS_S, TRIED_S = 30.0, 120.0
-"""How long it may take to tell its facts, and what it may have to try first: how fast it is, which kernels are right. The first time, it may
-have to import torch, on a small board from an SD card."""
+"""How long it may take to tell its facts, and what it may have to try first: how fast it is, which kernels
+are right. The first time, it may have to import torch, on a small board from an SD card."""
 LINK_S = 75.0
 """How long to measure a link to the next device; longer than its time-outs."""
 ASKED_AT_ONCE = 16
@@ -72,8 +73,9 @@ class Ailment:
 class Examined:
     """A device of the cluster and what was found; without `facts` there is an `ailment`.
 
-    `own` is the interface of this machine on the way there. The clock's offset is positive where its clock is ahead; it is known to
-    within half a round trip, `trip_s`. `from_head` and `onward` are its links: from here, and to the next device.
+    `own` is the interface of this machine on the way there. The clock's offset is positive where its clock is
+    ahead; it is known to within half a round trip, `trip_s`. `from_head` and `onward` are its links: from
+    here, and to the next device.
     """
 
     device: Device
@@ -96,11 +98,14 @@ class _Unwell(Exception):
 def explain(found: Examined) -> str:
     """Why a device told nothing, in one line with what to do; for devices with an `ailment`."""
     assert found.ailment is not None
-    return f"device {found.device.name} at {found.device.address}: {found.ailment.text}; {found.ailment.advice}"
+    return (
+        f"device {found.device.name} at {found.device.address}: {found.ailment.text}; {found.ailment.advice}"
+    )
 
 
 def step_count(devices: Sequence[Device]) -> int:
-    """How often `examine` will call its `step`: for each device, its link from here, and its link to the next one."""
+    """How often `examine` will call its `step`: for each device, its link from here, and its link to the next
+    one."""
     return 3 * len(devices) - 1
 
 
@@ -113,7 +118,8 @@ def examine(
     step: Step = lambda done: None,
     keys: Keyring | None = None,
 ) -> list[Examined]:
-    """Everything that can be found out about these devices, in their order; a device that does not answer has an `ailment`."""
+    """Everything that can be found out about these devices, in their order; a device that does not answer has
+    an `ailment`."""
     found = ask_all(devices, model=model, fingerprint=fingerprint, dtype=dtype, step=step, keys=keys)
     context: zmq.Context[Any] = zmq.Context()
     try:
@@ -143,8 +149,8 @@ def ask_all(
     within_s: float = math.inf,
     patience: Patience = PATIENCE,
 ) -> list[Examined]:
-    """The facts of all devices, links left out; those named in `speed` are asked how fast they are, too, and all which kernel
-    computes `dtype`.
+    """The facts of all devices, links left out; those named in `speed` are asked how fast they are, too, and
+    all which kernel computes `dtype`.
 
     All together take `within_s` at most, of which each has an equal share. `patience` is for each.
     """
@@ -182,16 +188,27 @@ def _ask(
             started_s = time.perf_counter()
             found.welcome = talk.hello()
             found.trip_s = (time.perf_counter() - started_s) / 2
-            found.facts = talk.facts(replace(question, address=address), TRIED_S if question.speed or question.dtype else FACTS_S)
+            found.facts = talk.facts(
+                replace(question, address=address), TRIED_S if question.speed or question.dtype else FACTS_S
+            )
             found.clock_offset_s = found.facts.clock_s + found.trip_s - time.time()
     except _Unwell as error:
         found.ailment = error.ailment
     except FlowSpecError as error:  # the name of the host
-        found.ailment = Ailment(check="reachable", text=str(error), advice="correct its address in the cluster file")
+        found.ailment = Ailment(
+            check="reachable", text=str(error), advice="correct its address in the cluster file"
+        )
     return found
 
 
-def onward(context: zmq.Context[Any], device: Device, following: Device, keys: Keyring | None, *, is_brief: bool = False) -> LinkFacts:
+def onward(
+    context: zmq.Context[Any],
+    device: Device,
+    following: Device,
+    keys: Keyring | None,
+    *,
+    is_brief: bool = False,
+) -> LinkFacts:
     """The link between two devices, as the first of them measures it."""
     try:
         with _Talk(context, device, keys) as talk:
@@ -203,7 +220,8 @@ def onward(context: zmq.Context[Any], device: Device, following: Device, keys: K
 
 
 class _Talk:
-    """One connection to a daemon, of no head and no cluster; raises `_Unwell` when the daemon does not play its part."""
+    """One connection to a daemon, of no head and no cluster; raises `_Unwell` when the daemon does not play
+    its part."""
 
     def __init__(
         self,
@@ -234,7 +252,13 @@ class _Talk:
         self._link.send(Hello(name=self._name, version=__version__, role="head-control"))
         answer = self._answer(self._patience.hello_s)
         if not isinstance(answer, Welcome):
-            raise _Unwell(_other_version(answer.text if isinstance(answer, Error) else f"it answered with a {type(answer).__name__}"))
+            raise _Unwell(
+                _other_version(
+                    answer.text
+                    if isinstance(answer, Error)
+                    else f"it answered with a {type(answer).__name__}"
+                )
+            )
         self._link.count_from(answer.count)
         return answer
 
@@ -281,7 +305,8 @@ def _other_version(text: str) -> Ailment:
 
 
 def _why_silent(device: Device, patience_s: float, left_s: float) -> Ailment:
-    """A connection of our own tells a stopped daemon from a device that is off, and from a program that is not ours.
+    """A connection of our own tells a stopped daemon from a device that is off, and from a program that is
+    not ours.
 
     Where no time is left for it, that is all there is to tell.
     """
@@ -292,11 +317,23 @@ def _why_silent(device: Device, patience_s: float, left_s: float) -> Ailment:
     try:
         with sockets.create_connection((resolve(host), port), timeout=left_s):
             text = f"something at {device.address} takes connections, but did not answer as a FlowSpec daemon within {patience_s:g} s"
-            return Ailment(check="reachable", text=text, advice="look at its log; start its daemon again, or correct the port")
+            return Ailment(
+                check="reachable",
+                text=text,
+                advice="look at its log; start its daemon again, or correct the port",
+            )
     except ConnectionRefusedError:
         text = f"the device answers, but nothing listens at {device.address}"
-        return Ailment(check="reachable", text=text, advice=f"start its daemon: flowspec daemon --host {host} --port {port}")
+        return Ailment(
+            check="reachable",
+            text=text,
+            advice=f"start its daemon: flowspec daemon --host {host} --port {port}",
+        )
     except OSError as error:
         why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
         text = f"cannot reach {device.address} ({why})"
-        return Ailment(check="reachable", text=text, advice="is it on and in this network? check its address and its firewall")
+        return Ailment(
+            check="reachable",
+            text=text,
+            advice="is it on and in this network? check its address and its firewall",
+        )

@@ -9,7 +9,8 @@ PROBLEM, WARNING, NOTE = "problem", "warning", "note"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """`check` names what was looked at, `device` a device or a link, `text` says what is, `advice` what to do."""
+    """`check` names what was looked at, `device` a device or a link, `text` says what is, `advice` what to
+    do."""
 
     severity: str
     device: str

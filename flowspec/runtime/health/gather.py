@@ -1,4 +1,5 @@
-"""Everything a daemon tells about its device (`core.facts`), gathered at once. Takes seconds where torch must be asked for CUDA."""
+"""Everything a daemon tells about its device (`core.facts`), gathered at once. Takes seconds where torch must
+be asked for CUDA."""
 
 from __future__ import annotations
 
@@ -27,13 +28,22 @@ from flowspec.runtime.links import BRIEF, GLANCE, Effort, measure_links
 from flowspec.runtime.security.keyring import Keyring
 
 
-def gather(question: AskFacts, machine: Machine, *, is_held: bool = False, root: Path = Path("/"), keys: Keyring | None = None) -> Facts:
+def gather(
+    question: AskFacts,
+    machine: Machine,
+    *,
+    is_held: bool = False,
+    root: Path = Path("/"),
+    keys: Keyring | None = None,
+) -> Facts:
     """The facts of this machine as they are now; `keys` are for the link that is asked for."""
     next_device = Device(name=question.next_name or "the next device", address=question.next_hop)
     software = read_software()
     memory = host_memory(root)
     effort = GLANCE if question.is_brief else BRIEF
-    name, total_bytes, free_bytes = ("", 0, 0) if machine.device == "cpu" or not software.cuda else _accelerator(machine.device)
+    name, total_bytes, free_bytes = (
+        ("", 0, 0) if machine.device == "cpu" or not software.cuda else _accelerator(machine.device)
+    )
     return Facts(
         clock_s=time.time(),
         is_held=is_held,
@@ -56,11 +66,17 @@ def gather(question: AskFacts, machine: Machine, *, is_held: bool = False, root:
 
 def read_software() -> Software:
     """Versions from the packages' metadata; nothing is imported."""
-    return Software(python=platform.python_version(), torch=_version("torch"), transformers=_version("transformers"), cuda=_torch_cuda())
+    return Software(
+        python=platform.python_version(),
+        torch=_version("torch"),
+        transformers=_version("transformers"),
+        cuda=_torch_cuda(),
+    )
 
 
 def model_state(model: str, fingerprint: str) -> str:
-    """One of `MODEL_STATES`: whether this machine has a model, as a folder, a file or in the hub's cache. Nothing is fetched."""
+    """One of `MODEL_STATES`: whether this machine has a model, as a folder, a file or in the hub's cache.
+    Nothing is fetched."""
     try:
         files = ModelFiles(model, may_fetch=False)
         if files.gguf is None and files.find("config.json") is None:
@@ -82,7 +98,9 @@ def link_facts(device: Device, keys: Keyring | None, effort: Effort = BRIEF) -> 
     try:
         (peer,) = measure_links([device], effort=effort, keys=keys)
     except FlowSpecError as error:
-        return LinkFacts(problem="".join(letter if letter.isprintable() else " " for letter in str(error))[:1000])
+        return LinkFacts(
+            problem="".join(letter if letter.isprintable() else " " for letter in str(error))[:1000]
+        )
     return LinkFacts(latency_s=peer.latency_s, bandwidth_mbps=peer.bandwidth_mbps)
 
 

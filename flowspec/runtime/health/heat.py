@@ -29,7 +29,11 @@ def heat_findings(name: str, board: Board) -> Iterator[Finding]:
     if board.celsius is not None and board.trip_c is not None and board.celsius >= board.trip_c:
         text = f"{board.celsius:.0f} degrees, and it throttles from {board.trip_c:.0f} on"
         yield Finding(severity=WARNING, device=name, check="throttling", text=text, advice=COOLING)
-    if board.cpu_mhz is not None and board.cpu_max_mhz is not None and board.cpu_mhz < CAP_SHARE * board.cpu_max_mhz:
+    if (
+        board.cpu_mhz is not None
+        and board.cpu_max_mhz is not None
+        and board.cpu_mhz < CAP_SHARE * board.cpu_max_mhz
+    ):
         text = f"its processor may run at {board.cpu_mhz:.0f} MHz of {board.cpu_max_mhz:.0f}"
         advice = "look for a power mode (nvpmodel on a Jetson), a battery saver, or heat"
         yield Finding(severity=WARNING, device=name, check="throttling", text=text, advice=advice)

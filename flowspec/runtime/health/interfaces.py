@@ -51,7 +51,10 @@ def interface_of(address: str, root: Path = Path("/")) -> Interface | None:
         return None
     for name, addresses in psutil.net_if_addrs().items():
         for each in addresses:
-            if each.family in (sockets.AF_INET, sockets.AF_INET6) and ipaddress.ip_address(each.address.partition("%")[0]) == wanted:
+            if (
+                each.family in (sockets.AF_INET, sockets.AF_INET6)
+                and ipaddress.ip_address(each.address.partition("%")[0]) == wanted
+            ):
                 return read_interface(name, root)
     if wanted.is_loopback:  # 127.0.0.2 and its like, which no list shows
         return read_interface("lo", root)

@@ -1,4 +1,5 @@
-"""What a model would ask of each device of a cluster: planned as `chat` would, counted as the daemons will. Nothing is loaded."""
+"""What a model would ask of each device of a cluster: planned as `chat` would, counted as the daemons will.
+Nothing is loaded."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class StageNeed:
 class ModelNeeds:
     """A model on a cluster; `row_bytes` is a node's hidden state on its way to the next device.
 
-    Stages are in pipeline order; devices that `chat` would leave out have none. `layer` is the memory of one layer alone.
+    Stages are in pipeline order; devices that `chat` would leave out have none. `layer` is the memory of one
+    layer alone.
     """
 
     model: str
@@ -52,9 +54,11 @@ class ModelNeeds:
 
 
 def find_needs(options: ClusterOptions, devices: Sequence[Device], keys: Keyring | None = None) -> ModelNeeds:
-    """Counts as `chat` would split the model, with the cluster's `keys`; raises `InputError` for a model or a split that cannot be.
+    """Counts as `chat` would split the model, with the cluster's `keys`; raises `InputError` for a model or a
+    split that cannot be.
 
-    Where `chat` would refuse, layers are those of its refusal, in proportion to memory; where it would not reach all devices, even.
+    Where `chat` would refuse, layers are those of its refusal, in proportion to memory; where it would not
+    reach all devices, even.
     """
     files = ModelFiles(options.model)
     raw = files.raw_config()
@@ -71,7 +75,9 @@ def find_needs(options: ClusterOptions, devices: Sequence[Device], keys: Keyring
         wanted = ClusterPlan(model=files.model, fingerprint="", dtype=dtype, context=context, stages=())
         with contextlib.suppress(ClusterError):  # a device that does not answer is told of by itself
             stages = _planned(options, files, devices, wanted, keys) or stages
-    from flowspec.model.pieces import Span  # these import torch, which takes seconds: after what can be wrong without it
+    from flowspec.model.pieces import (
+        Span,
+    )  # these import torch, which takes seconds: after what can be wrong without it
     from flowspec.runtime.loading import slice_memory
 
     def memory(first: int, end: int) -> SliceMemory:
@@ -85,13 +91,20 @@ def find_needs(options: ClusterOptions, devices: Sequence[Device], keys: Keyring
         row_bytes=config.hidden_size * DTYPE_BYTES[ACTIVATIONS[dtype]],
         layer=memory(count // 2, count // 2 + 1),
         stages=tuple(
-            StageNeed(device=stage.name, first=stage.first, end=stage.end, memory=memory(stage.first, stage.end)) for stage in stages
+            StageNeed(
+                device=stage.name, first=stage.first, end=stage.end, memory=memory(stage.first, stage.end)
+            )
+            for stage in stages
         ),
     )
 
 
 def _planned(
-    options: ClusterOptions, files: ModelFiles, devices: Sequence[Device], wanted: ClusterPlan, keys: Keyring | None
+    options: ClusterOptions,
+    files: ModelFiles,
+    devices: Sequence[Device],
+    wanted: ClusterPlan,
+    keys: Keyring | None,
 ) -> list[StagePlan]:
     """The stages that `chat` would make; where the model does not fit, the shares that its refusal names."""
     try:

@@ -1,4 +1,5 @@
-"""How fast this device is, as far as it knows: told by the user, measured by `flowspec profile --keep`, or probed once and remembered."""
+"""How fast this device is, as far as it knows: told by the user, measured by `flowspec profile --keep`, or
+probed once and remembered."""
 
 from __future__ import annotations
 
@@ -25,12 +26,14 @@ log = logging.getLogger("flowspec.daemon")
 
 
 def kept_profile() -> Path:
-    """Where `flowspec profile --keep` writes: `$XDG_CONFIG_HOME/flowspec/profile.toml`, else under `~/.config`."""
+    """Where `flowspec profile --keep` writes: `$XDG_CONFIG_HOME/flowspec/profile.toml`, else under
+    `~/.config`."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "flowspec" / "profile.toml"
 
 
 def own_speed(machine: Machine, *, may_probe: bool = True) -> Speed | None:
-    """The best that is known; None where that would take a probe, which `may_probe` forbids while the device works."""
+    """The best that is known; None where that would take a probe, which `may_probe` forbids while the device
+    works."""
     if machine.profile is not None:
         return speed_of(machine.profile, "given")
     kept = kept_profile()
@@ -43,7 +46,8 @@ def own_speed(machine: Machine, *, may_probe: bool = True) -> Speed | None:
 
 
 def _probed(machine: Machine, *, may_probe: bool) -> Speed | None:
-    """The remembered probe; else a new one, by one process at a time, for daemons of one machine are asked together."""
+    """The remembered probe; else a new one, by one process at a time, for daemons of one machine are asked
+    together."""
     path, key = cache_folder() / "speed.json", _key(machine)
     found = _remembered(path).get(key)
     if found is not None or not may_probe:
@@ -53,7 +57,10 @@ def _probed(machine: Machine, *, may_probe: bool) -> Speed | None:
         if key not in known:
             known[key] = _probe(machine)
             with contextlib.suppress(OSError):  # it is probed again next time
-                write_whole(path, json.dumps({name: asdict(speed) for name, speed in known.items()}, indent=1).encode())
+                write_whole(
+                    path,
+                    json.dumps({name: asdict(speed) for name, speed in known.items()}, indent=1).encode(),
+                )
         return known[key]
 
 
@@ -66,14 +73,19 @@ def _probe(machine: Machine) -> Speed:
     started_s = time.perf_counter()
     found = speed_of(probe(pick_device(machine.device)), "probed")
     log.info(
-        "probed in %.1f s: reads %.3g GB/s, computes %.3g GFLOP/s", time.perf_counter() - started_s, found.gb_per_s, 1e3 * found.float32
+        "probed in %.1f s: reads %.3g GB/s, computes %.3g GFLOP/s",
+        time.perf_counter() - started_s,
+        found.gb_per_s,
+        1e3 * found.float32,
     )
     return found
 
 
 def _key(machine: Machine) -> str:
     """What a probe depends on; the host, for home folders may be shared."""
-    threads = f"{machine.threads} of {os.cpu_count()} threads" if machine.threads else f"{os.cpu_count()} threads"
+    threads = (
+        f"{machine.threads} of {os.cpu_count()} threads" if machine.threads else f"{os.cpu_count()} threads"
+    )
     return f"{platform.node()}, {platform.machine()}, {machine.device}, {threads}, torch {importlib.metadata.version('torch')}"
 
 

@@ -1,8 +1,10 @@
-"""A short look at how fast this machine is, for daemons whose board nobody measured: under half a second once torch is there.
+"""A short look at how fast this machine is, for daemons whose board nobody measured: under half a second once
+torch is there.
 
-Measured are a product of one row with weights that fit no cache (reading), one of many rows (computing), and a chain of tiny operations
-(launching). `flowspec profile` takes minutes and real layers instead, and is the better profile. Numbers are rounded to steps of a
-fifth, so that boards that are alike look alike, and the same board tomorrow as today.
+Measured are a product of one row with weights that fit no cache (reading), one of many rows (computing), and
+a chain of tiny operations (launching). `flowspec profile` takes minutes and real layers instead, and is the
+better profile. Numbers are rounded to steps of a fifth, so that boards that are alike look alike, and the
+same board tomorrow as today.
 """
 
 from __future__ import annotations
@@ -32,11 +34,14 @@ READ_DTYPE = {"cpu": torch.float32, "gpu": torch.float16}
 
 @torch.inference_mode()
 def probe(device: torch.device) -> DeviceProfile:
-    """The device as a profile; its memory is left at a nominal 1 GB. On CPUs computing comes on top of reading, as in devices/*.toml."""
+    """The device as a profile; its memory is left at a nominal 1 GB. On CPUs computing comes on top of
+    reading, as in devices/*.toml."""
     here = accelerator_of(device)
     kind = "cpu" if here.is_cpu else "gpu"
     byte_s = _reading_s(here, kind)
-    tflops = {str(dtype).removeprefix("torch."): _tflops(here, kind, dtype, byte_s) for dtype in _dtypes(here)}
+    tflops = {
+        str(dtype).removeprefix("torch."): _tflops(here, kind, dtype, byte_s) for dtype in _dtypes(here)
+    }
     operation_s = _operation_s(here)
     return DeviceProfile(
         name=here.name,
@@ -71,7 +76,8 @@ def _reading_s(here: Accelerator, kind: str) -> float:
 
 
 def _tflops(here: Accelerator, kind: str, dtype: torch.dtype, byte_s: float) -> float:
-    """Of a product of many rows, what reading its weights takes left out where a CPU does one after the other."""
+    """Of a product of many rows, what reading its weights takes left out where a CPU does one after the
+    other."""
     width, count = WIDTH_COMPUTE[kind], ROWS[kind]
     weights = torch.full((width, width), 0.5, dtype=dtype, device=here.device)
     rows = torch.full((count, width), 0.5, dtype=dtype, device=here.device)

@@ -1,4 +1,5 @@
-"""Whether what a device says of itself can be true: a head reckons with it, and a device may be broken or lie. Pure."""
+"""Whether what a device says of itself can be true: a head reckons with it, and a device may be broken or
+lie. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a report tells of a machine beside its board: system software, and the clocks of this moment.
 
-Read from files under a root folder and from makers' tools; what is not there stays unknown. Nothing here names a
-person, a host, a serial number or an address.
+Read from files under a root folder and from makers' tools; what is not there stays unknown. Nothing here
+names a person, a host, a serial number or an address.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ RunCommand = Callable[[Sequence[str]], str]
 
 
 def read_system(root: Path = Path("/")) -> dict[str, Any]:
-    """Kinds and versions, empty where they are not told. `l4t` is the system of a Jetson: 36 belongs to JetPack 6."""
+    """Kinds and versions, empty where they are not told. `l4t` is the system of a Jetson: 36 belongs to
+    JetPack 6."""
     release = _L4T.search(read_text(root / "etc/nv_tegra_release"))
     driver = _DRIVER.search(read_text(root / "proc/driver/nvidia/version"))
     return {
@@ -45,14 +46,21 @@ def read_system(root: Path = Path("/")) -> dict[str, Any]:
 
 
 def read_clocks(root: Path = Path("/"), run: RunCommand | None = None) -> dict[str, Any]:
-    """Clocks in MHz: of each group of cores now, its cap and its most; of each device with a clock of its own, as a
-    Jetson's GPU; and what `nvidia-smi` tells."""
+    """Clocks in MHz: of each group of cores now, its cap and its most; of each device with a clock of its
+    own, as a Jetson's GPU; and what `nvidia-smi` tells."""
     cores = []
     for policy in sorted((root / "sys/devices/system/cpu/cpufreq").glob("policy*")):
         names = ("scaling_cur_freq", "scaling_max_freq", "cpuinfo_max_freq")
         now, cap, most = (read_number(policy / name) for name in names)
         governor = read_text(policy / "scaling_governor")
-        cores.append({"mhz": _mega(now, 1e3), "cap_mhz": _mega(cap, 1e3), "max_mhz": _mega(most, 1e3), "governor": governor})
+        cores.append(
+            {
+                "mhz": _mega(now, 1e3),
+                "cap_mhz": _mega(cap, 1e3),
+                "max_mhz": _mega(most, 1e3),
+                "governor": governor,
+            }
+        )
     devices = {}
     for folder in sorted((root / "sys/class/devfreq").glob("*")):
         now, most = read_number(folder / "cur_freq"), read_number(folder / "max_freq")
@@ -79,7 +87,9 @@ def _mega(number: int | None, unit: float) -> float | None:
 
 def _run(command: Sequence[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_S, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TOOL_S, check=False, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
         return ""
     return done.stdout if done.returncode == 0 else ""

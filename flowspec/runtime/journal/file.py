@@ -1,8 +1,10 @@
-"""A journal on the disk: written as an answer comes, locked by the one who writes it, readable by its owner alone.
+"""A journal on the disk: written as an answer comes, locked by the one who writes it, readable by its owner
+alone.
 
-Every line is one `write` and lies in the operating system's hands when that returns, before its tokens are shown: a head that is killed
-loses nothing that was seen. Nothing is synchronised, so a power cut loses what the system had not written yet (on Linux some 30
-seconds); what is left still is the beginning of the same answer.
+Every line is one `write` and lies in the operating system's hands when that returns, before its tokens are
+shown: a head that is killed loses nothing that was seen. Nothing is synchronised, so a power cut loses what
+the system had not written yet (on Linux some 30 seconds); what is left still is the beginning of the same
+answer.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ class Journal:
         return journal
 
     @classmethod
-    def open(cls, path: Path, tell: Callable[[str], None], *, good_part: bool = False) -> tuple[Journal, Content]:
+    def open(
+        cls, path: Path, tell: Callable[[str], None], *, good_part: bool = False
+    ) -> tuple[Journal, Content]:
         """One that is there, and what it says; half a line at its end is removed. Raises `InputError`.
 
         A damaged one is refused, or with `good_part` loses the damaged line and all behind it.
@@ -138,7 +142,9 @@ class Journal:
                 line = line[os.write(self._descriptor, line) :]
         except OSError as error:
             self._is_broken = True  # half a line may be there, and must stay the last one
-            self._tell(f"the journal {self.path} cannot be written ({error.strerror}); the answer goes on without it")
+            self._tell(
+                f"the journal {self.path} cannot be written ({error.strerror}); the answer goes on without it"
+            )
 
 
 def is_locked(path: Path) -> bool:
@@ -169,7 +175,9 @@ def _read(path: Path, descriptor: int) -> bytes:
         raise InputError(f"{path}: expected a journal, got something that is no file")
     size = status.st_size
     if size > FILE_BYTES_MAX:
-        raise InputError(f"{path}: expected a journal of at most {FILE_BYTES_MAX >> 20} MiB, got {size >> 20} MiB")
+        raise InputError(
+            f"{path}: expected a journal of at most {FILE_BYTES_MAX >> 20} MiB, got {size >> 20} MiB"
+        )
     with os.fdopen(descriptor, "rb", closefd=False) as file:
         return file.read(FILE_BYTES_MAX)
 
@@ -177,4 +185,6 @@ def _read(path: Path, descriptor: int) -> bytes:
 def _unusable(path: Path, error: OSError | ValueError) -> InputError:
     if isinstance(error, FileExistsError):
         return InputError(f"{path} exists; --resume goes on with it, another name begins a new journal")
-    return InputError(f"{path}: expected a journal that can be read and written ({getattr(error, 'strerror', None) or error})")
+    return InputError(
+        f"{path}: expected a journal that can be read and written ({getattr(error, 'strerror', None) or error})"
+    )

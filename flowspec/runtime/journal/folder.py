@@ -35,7 +35,8 @@ def newest(folder: Path) -> Path:
 
 
 def prune(folder: Path) -> None:
-    """Removes the oldest journals, so that a new one makes no more than `FILES_MAX`, nor those before it `FOLDER_BYTES_MAX`."""
+    """Removes the oldest journals, so that a new one makes no more than `FILES_MAX`, nor those before it
+    `FOLDER_BYTES_MAX`."""
     kept_bytes = 0
     for count, path in enumerate(reversed(_by_age(folder)), 1):
         with contextlib.suppress(OSError):  # another chat may prune, too

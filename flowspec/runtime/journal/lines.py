@@ -5,10 +5,11 @@ were committed, and a line `end`. A line `arithmetic` says with which all that f
 changes. A last line that is not whole was being written when the head was ended, and does not count. Knows no
 files.
 
-A prompt is written as what it adds to the text before it, so a journal grows with its dialogue and not with its square.
+A prompt is written as what it adds to the text before it, so a journal grows with its dialogue and not with
+its square.
 
-Every line ends with its own number and a checksum of all that is before it: a bit that flipped on an old card, or a line
-that is missing or there twice, would otherwise give other tokens in silence.
+Every line ends with its own number and a checksum of all that is before it: a bit that flipped on an old
+card, or a line that is missing or there twice, would otherwise give other tokens in silence.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ class Setting:
 class Entry:
     """An answer: what fixes it, its tokens so far, and how it ended (nothing: it did not).
 
-    `user` and `system` are what was said in a chat; `prompt` is what the model saw, as a chat template made it on that day. `text` is
-    the whole answer's, None without a tokenizer. It began with an `arithmetic`; `changes` are other ones,
-    each with the number of tokens before it.
+    `user` and `system` are what was said in a chat; `prompt` is what the model saw, as a chat template made
+    it on that day. `text` is the whole answer's, None without a tokenizer. It began with an `arithmetic`;
+    `changes` are other ones, each with the number of tokens before it.
     """
 
     prompt: tuple[int, ...]
@@ -85,7 +86,9 @@ class Entry:
         check(bool(self.prompt), "prompt", self.prompt, "at least one token")
         check_all("prompt", self.prompt, 0, limits.VOCABULARY_MAX, limits.CONTEXT_MAX)
         check_range("new_tokens_max", self.new_tokens_max, 1, limits.ID_MAX)
-        check_all("tokens", self.tokens, 0, limits.VOCABULARY_MAX, min(self.new_tokens_max, limits.CONTEXT_MAX))
+        check_all(
+            "tokens", self.tokens, 0, limits.VOCABULARY_MAX, min(self.new_tokens_max, limits.CONTEXT_MAX)
+        )
         check(not self.stop_ids.intersection(self.tokens), "tokens", self.tokens, "none that ends the answer")
         check(all(self.stops), "stops", self.stops, "texts that are not empty")
         check(self.end in ("", *ENDS), "end", self.end, ", ".join(ENDS))
@@ -118,8 +121,15 @@ class Content:
     def messages(self) -> list[dict[str, str]]:
         """The dialogue of a chat; a question whose answer did not end is not part of it."""
         ended = self.last is not None and self.last.end
-        turns = (*self.earlier, *([(self.last.user, self.last.text or "")] if self.last is not None and ended else []))
-        return [{"role": role, "content": text} for turn in turns for role, text in zip(("user", "assistant"), turn, strict=True)]
+        turns = (
+            *self.earlier,
+            *([(self.last.user, self.last.text or "")] if self.last is not None and ended else []),
+        )
+        return [
+            {"role": role, "content": text}
+            for turn in turns
+            for role, text in zip(("user", "assistant"), turn, strict=True)
+        ]
 
 
 # ------------------------------------------------------------------------------------------------- writing
@@ -178,7 +188,8 @@ _SEAL_BYTES = len(_seal(b""))
 
 
 def read_lines(data: bytes, name: str) -> Content:
-    """Reads a journal, up to a damaged line. Raises `InputError`, naming `name` and the line, for what no journal holds."""
+    """Reads a journal, up to a damaged line. Raises `InputError`, naming `name` and the line, for what no
+    journal holds."""
     *lines, _torn = data.split(b"\n")
     if not lines:
         raise InputError(f"{name}: expected a journal, got nothing that is whole; ask again")
@@ -201,7 +212,12 @@ def read_lines(data: bytes, name: str) -> Content:
             number += 1
             row = _row(line)
             if "ask" in row:
-                check(setting.command == "chat" or last is None, "ask", "a second question", "one in a journal of generate")
+                check(
+                    setting.command == "chat" or last is None,
+                    "ask",
+                    "a second question",
+                    "one in a journal of generate",
+                )
                 last = _answered(last, tokens, setting)
                 if last is not None and last.end:
                     earlier.append((last.user, last.text or ""))
@@ -221,7 +237,9 @@ def read_lines(data: bytes, name: str) -> Content:
                 check(bool(last.end), "end", last.end, ", ".join(ENDS))
         last = _answered(last, tokens, setting)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} line {number}: expected a journal of flowspec: {first_line(error)}") from None
+        raise InputError(
+            f"{name} line {number}: expected a journal of flowspec: {first_line(error)}"
+        ) from None
     return Content(
         setting=setting,
         earlier=tuple(earlier),
@@ -255,11 +273,17 @@ def _damage(line: bytes, number: int) -> str:
 
 
 def _answered(entry: Entry | None, tokens: list[int], setting: Setting) -> Entry | None:
-    """The answer with all its tokens; a prompt alone may exceed the context, and is refused when it is asked again."""
+    """The answer with all its tokens; a prompt alone may exceed the context, and is refused when it is asked
+    again."""
     if entry is None or not tokens:
         return entry
     whole = replace(entry, tokens=tuple(tokens))
-    check(len(whole.known) <= setting.context, "tokens", len(whole.known), f"at most {setting.context} with the prompt")
+    check(
+        len(whole.known) <= setting.context,
+        "tokens",
+        len(whole.known),
+        f"at most {setting.context} with the prompt",
+    )
     return whole
 
 

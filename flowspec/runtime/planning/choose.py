@@ -23,7 +23,8 @@ BETTER_BY = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """The plan that is run, for this wish. Where the user gave its layers, `better` is the planner's if that is clearly better."""
+    """The plan that is run, for this wish. Where the user gave its layers, `better` is the planner's if that
+    is clearly better."""
 
     plan: Plan
     wish: Wish
@@ -69,7 +70,9 @@ class Chosen:
         """What a person is told."""
         found = [f"layers as {'given' if self.is_given else 'planned'}: forecast {_rate(self.plan)} tokens/s"]
         if self.better is not None:
-            split = ", ".join(f"{stage.end - stage.first} on {stage.site.name}" for stage in self.better.stages)
+            split = ", ".join(
+                f"{stage.end - stage.first} on {stage.site.name}" for stage in self.better.stages
+            )
             more = f"{self.gain:+.0%}" if self.gain < 1 else f"{1 + self.gain:.1f} times that"
             found.append(f"the planner's would give {_rate(self.better)} ({more}): {split}")
         if self.unused:
@@ -100,7 +103,10 @@ class Chosen:
 
 def _placed(plan: Plan, devices: Sequence[Device]) -> list[StagePlan]:
     addresses = {device.name: device.address for device in devices}
-    return [StagePlan(name=stage.site.name, address=addresses[stage.site.name], first=stage.first, end=stage.end) for stage in plan.stages]
+    return [
+        StagePlan(name=stage.site.name, address=addresses[stage.site.name], first=stage.first, end=stage.end)
+        for stage in plan.stages
+    ]
 
 
 def _rate(plan: Plan) -> str:
@@ -137,13 +143,16 @@ def choose(wish: Wish, found: Survey) -> Chosen:
 
 
 def compare(wish: Wish, found: Survey, stages: Sequence[StagePlan]) -> Chosen:
-    """The user's split, with the planner's where that is clearly better. Whether the user's fits is for the daemons to say.
+    """The user's split, with the planner's where that is clearly better. Whether the user's fits is for the
+    daemons to say.
 
     Raises `ClusterError` where it has layers for a device that is left out.
     """
     for stage in stages:
         if why := found.left_out.get(stage.name):
-            raise ClusterError(f"{stage.name} is given layers, but says that it has {why}, which cannot be; look at it")
+            raise ClusterError(
+                f"{stage.name} is given layers, but says that it has {why}, which cannot be; look at it"
+            )
     given = _rated(wish, stages)
     try:
         planned = make_plan(steadied(wish))
@@ -157,16 +166,24 @@ def _rated(wish: Wish, stages: Sequence[StagePlan]) -> Plan:
     """The forecast of given stages, with the head where it suits them best."""
     sites = {site.name: site for site in wish.sites}
     order, layers = [sites[stage.name] for stage in stages], [stage.end - stage.first for stage in stages]
-    return max((rate_split(wish, order, head, layers) for head in wish.heads), key=lambda plan: plan.forecast.tokens_per_s)
+    return max(
+        (rate_split(wish, order, head, layers) for head in wish.heads),
+        key=lambda plan: plan.forecast.tokens_per_s,
+    )
 
 
 def slowed(wish: Wish, slowness: Mapping[str, float]) -> Wish:
     """The same with devices that take so many times what their profile says."""
-    sites = tuple(replace(site, profile=site.profile.slowed(slowness.get(site.name, 1.0))) for site in wish.sites)
+    sites = tuple(
+        replace(site, profile=site.profile.slowed(slowness.get(site.name, 1.0))) for site in wish.sites
+    )
     return replace(wish, sites=sites)
 
 
 def steadied(wish: Wish) -> Wish:
-    """The same with memory that does not change from start to start where there is enough of it, so that the plan does not, either."""
+    """The same with memory that does not change from start to start where there is enough of it, so that the
+    plan does not, either."""
     enough = enough_bytes(wish)
-    return replace(wish, sites=tuple(replace(site, memory_bytes=min(enough, site.memory_bytes)) for site in wish.sites))
+    return replace(
+        wish, sites=tuple(replace(site, memory_bytes=min(enough, site.memory_bytes)) for site in wish.sites)
+    )

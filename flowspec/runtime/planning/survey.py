@@ -1,7 +1,9 @@
-"""Asks a cluster's daemons what a plan needs: how fast they are, what memory is free, how far they are from each other.
+"""Asks a cluster's daemons what a plan needs: how fast they are, what memory is free, how far they are from
+each other.
 
-Takes some hundredths of a second for each device: links are measured at a glance, from here one after another, and those between hosts in
-pairs at the same time, as long as `LINKS_S` allows. Rates and delays are rounded, so that the same cluster gets the same plan tomorrow.
+Takes some hundredths of a second for each device: links are measured at a glance, from here one after
+another, and those between hosts in pairs at the same time, as long as `LINKS_S` allows. Rates and delays are
+rounded, so that the same cluster gets the same plan tomorrow.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ from flowspec.runtime.transport import split_address
 
 HERE = "this machine"
 LINKS_S = 2.0
-"""How long links between devices are measured; those that are left are taken for as good as the worse of both ends' links from here."""
+"""How long links between devices are measured; those that are left are taken for as good as the worse of both
+ends' links from here."""
 LOOPBACK = LinkSpec(bandwidth_mbps=10000, delay_s=0.0001)
 """Between processes of one machine."""
 STEPS = 5
@@ -54,11 +57,12 @@ DECLARED = "declared"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What was found: the sites of a wish, with the head's last where no daemon is on its machine, and where each profile is from.
+    """What was found: the sites of a wish, with the head's last where no daemon is on its machine, and where
+    each profile is from.
 
-    `sources` are `declared` in the cluster file, one of `core.facts.SPEED_SOURCES`, or `assumed`. `head` is as in `Wish`.
-    `left_out` are devices that say of themselves what cannot be, with what that is. `absent` are those that
-    did not answer, with why.
+    `sources` are `declared` in the cluster file, one of `core.facts.SPEED_SOURCES`, or `assumed`. `head` is
+    as in `Wish`. `left_out` are devices that say of themselves what cannot be, with what that is. `absent`
+    are those that did not answer, with why.
     """
 
     sites: tuple[Site, ...]
@@ -78,13 +82,15 @@ def survey(
     head_drafts: bool,
     needs_all: bool = True,
 ) -> Survey:
-    """Asks all; raises `ClusterError` for a device that does not answer, `InputError` for a profile or link that cannot be.
+    """Asks all; raises `ClusterError` for a device that does not answer, `InputError` for a profile or link
+    that cannot be.
 
     Where not all are needed, those that do not answer within `timeouts.ABSENT_S` are `absent`; raises
     `ClusterError` where none does, and for one that is there, but has other keys or another version. A device
     whose facts cannot be true is left out; raises `ClusterError` where no other is there.
 
-    `keys` are the cluster's. With `head_drafts` the head's machine must know how fast it is, too, which it may have to probe.
+    `keys` are the cluster's. With `head_drafts` the head's machine must know how fast it is, too, which it
+    may have to probe.
     """
     declared = [declared_profile(device, cluster) for device in devices]
     network = read_links(cluster, [device.name for device in devices])
@@ -102,7 +108,9 @@ def survey(
     declared = [each for each, device in zip(declared, devices, strict=True) if device.name not in absent]
     found = [each for each in found if each.device.name not in absent]
     devices = [each.device for each in found]
-    left_out = {each.device.name: why for each in found if each.facts is not None and (why := why_insane(each.facts))}
+    left_out = {
+        each.device.name: why for each in found if each.facts is not None and (why := why_insane(each.facts))
+    }
     if len(left_out) == len(found):
         name, why = next(iter(left_out.items()))
         raise ClusterError(insane(name, why))
@@ -157,8 +165,11 @@ def is_here(address: str) -> bool:
 # ---------------------------------------------------------------------------------------------------- devices
 
 
-def _profiles(found: Sequence[Examined], declared: Sequence[DeviceProfile | None]) -> tuple[list[DeviceProfile], dict[str, str]]:
-    """The profile of each device, the first known: the cluster file's, the daemon's own, that of the slowest other one."""
+def _profiles(
+    found: Sequence[Examined], declared: Sequence[DeviceProfile | None]
+) -> tuple[list[DeviceProfile], dict[str, str]]:
+    """The profile of each device, the first known: the cluster file's, the daemon's own, that of the slowest
+    other one."""
     known: list[DeviceProfile | None] = []
     sources = {}
     for each, profile in zip(found, declared, strict=True):
@@ -194,7 +205,9 @@ def _memory(found: Sequence[Examined], hosts: dict[str, str]) -> dict[str, int]:
         assert each.facts is not None
         taken[hosts[each.device.name]] += each.facts.resident_bytes
     return {
-        each.device.name: allowed_bytes(each.facts, each.device, taken[hosts[each.device.name]], beside[hosts[each.device.name]])
+        each.device.name: allowed_bytes(
+            each.facts, each.device, taken[hosts[each.device.name]], beside[hosts[each.device.name]]
+        )
         for each in found
         if each.facts is not None
     }
@@ -205,7 +218,12 @@ def allowed_bytes(facts: Facts, device: Device, taken_bytes: int, daemons: int) 
     free_bytes = (facts.memory_available_bytes + taken_bytes) // daemons
     if facts.accelerator and not facts.board.is_jetson:
         free_bytes = facts.accelerator_free_bytes // daemons + PROCESS_BYTES
-    return min([free_bytes // MEMORY_STEP * MEMORY_STEP, *(size for size in (facts.memory_limit_bytes, device.memory_bytes) if size)])
+    return min(
+        [
+            free_bytes // MEMORY_STEP * MEMORY_STEP,
+            *(size for size in (facts.memory_limit_bytes, device.memory_bytes) if size),
+        ]
+    )
 
 
 def _head_site(name: str, unused: DeviceProfile, precision: str, *, drafts: bool) -> Site:
@@ -224,13 +242,17 @@ def _head_site(name: str, unused: DeviceProfile, precision: str, *, drafts: bool
 # ------------------------------------------------------------------------------------------------------ links
 
 
-def _measured(devices: Sequence[Device], hosts: dict[str, str], head: str | None, keys: Keyring | None) -> Network:
+def _measured(
+    devices: Sequence[Device], hosts: dict[str, str], head: str | None, keys: Keyring | None
+) -> Network:
     """Links between hosts as they are now; `head` is the site of this machine where it has no daemon."""
     seen: dict[str, Device] = {}
     for device in devices:
         seen.setdefault(hosts[device.name], device)
     remote = [device for host, device in seen.items() if not is_here(host)]
-    from_here = {hosts[device.name]: link_of(link_facts(device, keys, GLANCE)) or LINK_DEFAULT for device in remote}
+    from_here = {
+        hosts[device.name]: link_of(link_facts(device, keys, GLANCE)) or LINK_DEFAULT for device in remote
+    }
     between = _between(remote, hosts, from_here, keys)
     names = {device.name: hosts[device.name] for device in devices} | ({} if head is None else {head: ""})
     pairs = {}
@@ -250,13 +272,15 @@ def _measured(devices: Sequence[Device], hosts: dict[str, str], head: str | None
 def _between(
     remote: Sequence[Device], hosts: dict[str, str], from_here: dict[str, LinkSpec], keys: Keyring | None
 ) -> dict[frozenset[str], LinkSpec]:
-    """Links between other hosts, by both hosts: measured by one of them, else estimated from both ends' links from here."""
+    """Links between other hosts, by both hosts: measured by one of them, else estimated from both ends' links
+    from here."""
     found = {}
     for one, other in combinations(remote, 2):
         ends = (hosts[one.name], hosts[other.name])
         links = [from_here[end] for end in ends]
         found[frozenset(ends)] = LinkSpec(
-            bandwidth_mbps=min(link.bandwidth_mbps for link in links), delay_s=max(link.delay_s for link in links)
+            bandwidth_mbps=min(link.bandwidth_mbps for link in links),
+            delay_s=max(link.delay_s for link in links),
         )
     context: zmq.Context[Any] = zmq.Context()
     until_s = time.monotonic() + LINKS_S
@@ -265,7 +289,9 @@ def _between(
             for pairs in rounds(remote):
                 if time.monotonic() > until_s:
                     break
-                measured = threads.map(lambda pair: onward(context, pair[0], pair[1], keys, is_brief=True), pairs)
+                measured = threads.map(
+                    lambda pair: onward(context, pair[0], pair[1], keys, is_brief=True), pairs
+                )
                 for (one, other), facts in zip(pairs, measured, strict=True):
                     link = link_of(facts)
                     if link is not None:
@@ -276,7 +302,8 @@ def _between(
 
 
 def rounds(devices: Sequence[Device]) -> Iterator[list[tuple[Device, Device]]]:
-    """Every pair once, in rounds in which each device has one partner at most (the circle method of tournaments)."""
+    """Every pair once, in rounds in which each device has one partner at most (the circle method of
+    tournaments)."""
     circle: list[Device | None] = [*devices, *([None] if len(devices) % 2 else [])]
     for _ in range(len(circle) - 1):
         half = len(circle) // 2

@@ -1,4 +1,5 @@
-"""From files to what the planner reckons with: a model's shape and weights, a drafter, and what chat's head and daemons need of both."""
+"""From files to what the planner reckons with: a model's shape and weights, a drafter, and what chat's head
+and daemons need of both."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from flowspec.plan.sites import Drafter, Wish, process_bytes
 
 EAGLE = "eagle"
 ACCEPTANCE = {EAGLE: 0.635, NGRAM: 0.25}
-"""Of drafters that nothing is known of: an EAGLE head's best guess on the published testbed; n-grams, a guess."""
+"""Of drafters that nothing is known of: an EAGLE head's best guess on the published testbed; n-grams, a
+guess."""
 ACCEPTANCE_MODEL = 0.58
 """A small language model's best guess, as the bundled one's."""
 TYPICAL_CONTEXT_MAX = 512
@@ -53,32 +55,48 @@ def counted_weights(files: ModelFiles, shape: ModelShape) -> ModelWeights:
 
 
 def find_drafter(name: str, target: ModelShape) -> Drafter | None:
-    """What is reckoned of a drafter by its name as `open_drafter` takes it; None for `none`. Raises `InputError`."""
+    """What is reckoned of a drafter by its name as `open_drafter` takes it; None for `none`. Raises
+    `InputError`."""
     if name == NONE:
         return None
     if name == NGRAM:
         return Drafter(shape=None, acceptance=ACCEPTANCE[NGRAM])
     files = ModelFiles(model_name(name))
     if name != BUNDLED:
-        from flowspec.draft.eagle_head import is_eagle, tensor_names  # imports torch, which such drafters need anyway
+        from flowspec.draft.eagle_head import (
+            is_eagle,
+            tensor_names,
+        )  # imports torch, which such drafters need anyway
 
         if is_eagle(files.raw_config(), tensor_names(files)):
             return Drafter(shape=eagle_shape(target), acceptance=ACCEPTANCE[EAGLE])
     shape = shape_of(files.config(), name)
     if shape.vocabulary != target.vocabulary:
-        raise InputError(f"--drafter: expected the model's vocabulary of {target.vocabulary}, but {name} has {shape.vocabulary}")
+        raise InputError(
+            f"--drafter: expected the model's vocabulary of {target.vocabulary}, but {name} has {shape.vocabulary}"
+        )
     return Drafter(shape=shape, acceptance=ACCEPTANCE_MODEL)
 
 
 def enough_bytes(wish: Wish) -> int:
-    """What no device of a plan can take more than: all layers, the drafter, and the processes of a stage and of the head."""
+    """What no device of a plan can take more than: all layers, the drafter, and the processes of a stage and
+    of the head."""
     found = []
     for precision in wish.precisions:
         whole = stage_memory(
-            wish.shape, wish.weights, precision, wish.shape.layers, first=True, last=True, context=wish.context, users=wish.users
+            wish.shape,
+            wish.weights,
+            precision,
+            wish.shape.layers,
+            first=True,
+            last=True,
+            context=wish.context,
+            users=wish.users,
         )
         size = whole.total_bytes + process_bytes(2)
         if wish.drafter is not None and wish.drafter.shape is not None:
-            size += drafter_memory(wish.drafter.shape, precision, context=wish.context, users=wish.users).total_bytes
+            size += drafter_memory(
+                wish.drafter.shape, precision, context=wish.context, users=wish.users
+            ).total_bytes
         found.append(size)
     return max(found)

@@ -26,7 +26,8 @@ def keys_folder(cluster: Path) -> Path:
 
 
 def cluster_keys(cluster: Path, devices: Sequence[Device]) -> Keyring | None:
-    """The keys for a cluster file and its devices, None where it does without; raises `InputError` if it must not."""
+    """The keys for a cluster file and its devices, None where it does without; raises `InputError` if it must
+    not."""
     is_insecure = read_toml(cluster, "a cluster file").flag("insecure", False)
     folder = keys_folder(cluster)
     if folder.is_dir() and not is_insecure:

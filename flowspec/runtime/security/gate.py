@@ -1,7 +1,8 @@
 """Lets the listed keys in, and nobody else: the handler that ZeroMQ asks about each connection (ZAP, RFC 27).
 
-It answers in the daemon's own poller, for `zmq.auth` would bring a thread with an event loop for these few lines, and tells neither who was
-refused from where nor the name that goes with a key. ZeroMQ stamps the name on every message of the connection from then on.
+It answers in the daemon's own poller, for `zmq.auth` would bring a thread with an event loop for these few
+lines, and tells neither who was refused from where nor the name that goes with a key. ZeroMQ stamps the name
+on every message of the connection from then on.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ class Gate:
     def answer(self) -> None:
         """Answers the questions that wait."""
         while self.socket.poll(0):
-            version, question, _, address, _, mechanism, *credentials = [*self.socket.recv_multipart(), *[b""] * REQUEST_FRAMES][
-                :REQUEST_FRAMES
-            ]
+            version, question, _, address, _, mechanism, *credentials = [
+                *self.socket.recv_multipart(),
+                *[b""] * REQUEST_FRAMES,
+            ][:REQUEST_FRAMES]
             user = self._keys.user_of(credentials[0]) if (version, mechanism) == (VERSION, b"CURVE") else None
             if user is None:
                 self._refused(address.decode("ascii", "replace").removeprefix("::ffff:"), credentials[0])
@@ -50,7 +52,11 @@ class Gate:
     def _refused(self, address: str, public: bytes) -> None:
         shown = z85.encode(public).decode() if len(public) == KEY_BYTES else "none"
         self._quiet.warning(
-            address, "refused a connection from %s: its key is not listed in %s (public key %s)", address, self._keys.where, shown
+            address,
+            "refused a connection from %s: its key is not listed in %s (public key %s)",
+            address,
+            self._keys.where,
+            shown,
         )
 
 

@@ -1,7 +1,9 @@
-"""Key files: one secret per head and device, and the list of all public keys, in a folder that only its owner can enter.
+"""Key files: one secret per head and device, and the list of all public keys, in a folder that only its owner
+can enter.
 
-`NAME.key` holds one pair, `allowed.toml` the public keys by name; both are TOML, keys in Z85 (ZeroMQ RFC 32). A device needs its own
-`.key` and the list, no more. A secret that others could read, or a list that others could change, is not used.
+`NAME.key` holds one pair, `allowed.toml` the public keys by name; both are TOML, keys in Z85 (ZeroMQ RFC 32).
+A device needs its own `.key` and the list, no more. A secret that others could read, or a list that others
+could change, is not used.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ def head_keyring(folder: Path) -> Keyring:
         if (folder / f"{name}{SUFFIX}").exists():
             return _keyring(folder, name, allowed, allowed.heads)
     names = ", ".join(f"{name}{SUFFIX}" for name in allowed.heads) or "none is listed"
-    raise InputError(f"{folder}: expected the secret key of a head ({names}); copy it from where flowspec keygen made it")
+    raise InputError(
+        f"{folder}: expected the secret key of a head ({names}); copy it from where flowspec keygen made it"
+    )
 
 
 def device_keyring(folder: Path, name: str) -> Keyring:
@@ -62,7 +66,8 @@ def device_keyring(folder: Path, name: str) -> Keyring:
 
 
 def device_name(folder: Path, name: str | None, host: str) -> str | None:
-    """Which device the folder makes of a machine: `name` if that is given, else its `host` name, else the only one with a key.
+    """Which device the folder makes of a machine: `name` if that is given, else its `host` name, else the
+    only one with a key.
 
     None where the folder has no key for it; raises `InputError` where it has several and nothing says which.
     """
@@ -76,11 +81,14 @@ def device_name(folder: Path, name: str | None, host: str) -> str | None:
         return None
     if len(names) == 1:
         return names[0]
-    raise InputError(f"{folder} holds the keys of {', '.join(names)[:200]}; say with --name which of them this daemon is")
+    raise InputError(
+        f"{folder} holds the keys of {', '.join(names)[:200]}; say with --name which of them this daemon is"
+    )
 
 
 def read_allowed(folder: Path) -> Allowed:
-    """The list of a folder; raises `InputError` for one that is missing, broken, or could be changed by others."""
+    """The list of a folder; raises `InputError` for one that is missing, broken, or could be changed by
+    others."""
     _check_folder(folder)
     path = folder / ALLOWED
     _check_modes(path, stat.S_IWGRP | stat.S_IWOTH, "changed", "go-w")
@@ -90,7 +98,9 @@ def read_allowed(folder: Path) -> Allowed:
     keys = [*heads.values(), *devices.values()]
     twice = heads.keys() & devices.keys()
     if twice or len(set(keys)) < len(keys):
-        raise InputError(f"{path}: expected each name and each key once, but {min(twice) if twice else 'a key'} is there twice")
+        raise InputError(
+            f"{path}: expected each name and each key once, but {min(twice) if twice else 'a key'} is there twice"
+        )
     return Allowed(heads=heads, devices=devices)
 
 
@@ -112,8 +122,17 @@ def _keyring(folder: Path, name: str, allowed: Allowed, listed: Mapping[str, byt
             f"{path}: expected the key of {name}, its name and both halves fitting; make a new one with flowspec keygen --force"
         )
     if listed.get(name) != public:
-        raise InputError(f"{folder / ALLOWED} has another key of {name}, or none, than {path}; copy both again from where they were made")
-    return Keyring(name=name, public=public, secret=secret, heads=allowed.heads, devices=allowed.devices, where=str(folder / ALLOWED))
+        raise InputError(
+            f"{folder / ALLOWED} has another key of {name}, or none, than {path}; copy both again from where they were made"
+        )
+    return Keyring(
+        name=name,
+        public=public,
+        secret=secret,
+        heads=allowed.heads,
+        devices=allowed.devices,
+        where=str(folder / ALLOWED),
+    )
 
 
 def _key(table: Table, key: str, *, shown: bool = True) -> bytes:
@@ -132,7 +151,9 @@ def _check_folder(folder: Path) -> None:
     with contextlib.suppress(OSError):  # what is not there is told of by its files
         found = folder.stat()
         if found.st_uid not in (os.geteuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise InputError(f"{folder} could be changed by others, and with it the keys; make it yours alone: chmod 700 {folder}")
+            raise InputError(
+                f"{folder} could be changed by others, and with it the keys; make it yours alone: chmod 700 {folder}"
+            )
 
 
 def _check_modes(path: Path, forbidden: int, verb: str, mode: str) -> None:
@@ -141,7 +162,9 @@ def _check_modes(path: Path, forbidden: int, verb: str, mode: str) -> None:
     try:
         found = path.stat()
     except OSError as error:
-        raise InputError(f"{path}: expected a key file, but it cannot be read ({error.strerror}); see flowspec keygen --help") from None
+        raise InputError(
+            f"{path}: expected a key file, but it cannot be read ({error.strerror}); see flowspec keygen --help"
+        ) from None
     if not stat.S_ISREG(found.st_mode):
         raise InputError(f"{path}: expected a key file, got something that is no file")
     if found.st_uid not in (os.geteuid(), 0) or found.st_mode & forbidden:
@@ -151,14 +174,19 @@ def _check_modes(path: Path, forbidden: int, verb: str, mode: str) -> None:
 # ---------------------------------------------------------------------------------------------------- writing
 
 
-def make_keys(folder: Path, heads: Collection[str], devices: Collection[str], *, force: bool) -> tuple[list[str], list[str]]:
-    """Makes the keys that are missing (with `force`: all of those named) and lists them; (names made, names kept).
+def make_keys(
+    folder: Path, heads: Collection[str], devices: Collection[str], *, force: bool
+) -> tuple[list[str], list[str]]:
+    """Makes the keys that are missing (with `force`: all of those named) and lists them; (names made, names
+    kept).
 
     Keys that were made earlier stay, also those of others than the named. Raises `InputError`.
     """
     need_curve()
     if folder.is_symlink():  # what it points to has a mode of its own, for a reason of its own
-        raise InputError(f"{folder}: expected a folder for the keys, got a link; name the folder that it points to")
+        raise InputError(
+            f"{folder}: expected a folder for the keys, got a link; name the folder that it points to"
+        )
     wanted = {**{check_name(name): DEVICE for name in devices}, **{check_name(name): HEAD for name in heads}}
     listed = _listed(folder)
     for name, kind in wanted.items():
@@ -170,7 +198,9 @@ def make_keys(folder: Path, heads: Collection[str], devices: Collection[str], *,
     for name in made:
         path = folder / f"{name}{SUFFIX}"
         if path.exists() and not force:
-            raise InputError(f"{path} exists, but is not listed; give --force to overwrite it, or move it away")
+            raise InputError(
+                f"{path} exists, but is not listed; give --force to overwrite it, or move it away"
+            )
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)
@@ -187,12 +217,15 @@ def make_keys(folder: Path, heads: Collection[str], devices: Collection[str], *,
 
 
 def revoke(folder: Path, names: Iterable[str]) -> None:
-    """Takes names off the list and deletes their secrets here. Raises `InputError` for a name that is not listed."""
+    """Takes names off the list and deletes their secrets here. Raises `InputError` for a name that is not
+    listed."""
     listed = _listed(folder)
     for name in names:
         kind = next((kind for kind in listed if name in listed[kind]), None)
         if kind is None:
-            raise InputError(f"{folder / ALLOWED} lists no {name!r:.80}; it has {', '.join([*listed[HEAD], *listed[DEVICE]])}")
+            raise InputError(
+                f"{folder / ALLOWED} lists no {name!r:.80}; it has {', '.join([*listed[HEAD], *listed[DEVICE]])}"
+            )
         del listed[kind][name]
         (folder / f"{name}{SUFFIX}").unlink(missing_ok=True)
     _write_allowed(folder, listed)
@@ -208,5 +241,9 @@ def _listed(folder: Path) -> dict[str, dict[str, bytes]]:
 def _write_allowed(folder: Path, listed: Mapping[str, Mapping[str, bytes]]) -> None:
     lines = [_ALLOWED_NOTE]
     for kind, keys in listed.items():
-        lines += ["", f"[{kind}s]", *(f'"{name}" = "{z85.encode(key).decode()}"' for name, key in keys.items())]
+        lines += [
+            "",
+            f"[{kind}s]",
+            *(f'"{name}" = "{z85.encode(key).decode()}"' for name, key in keys.items()),
+        ]
     write_whole(folder / ALLOWED, ("\n".join(lines) + "\n").encode())

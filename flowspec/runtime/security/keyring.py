@@ -1,7 +1,8 @@
-"""The keys that one process goes by: its own pair, and the public keys of the heads and devices that it believes.
+"""The keys that one process goes by: its own pair, and the public keys of the heads and devices that it
+believes.
 
-CURVE (CurveZMQ, RFC 26) encrypts a connection and proves to each end that the other holds the secret of a public key; which public
-keys count, and for which name, is decided here.
+CURVE (CurveZMQ, RFC 26) encrypts a connection and proves to each end that the other holds the secret of a
+public key; which public keys count, and for which name, is decided here.
 """
 
 from __future__ import annotations
@@ -19,22 +20,30 @@ from flowspec.errors import InputError, PeerError
 KEY_BYTES = 32
 NAME_CHARS = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}"
 HEAD, DEVICE = "head", "device"
-CONNECTIONS_OF = {HEAD: ("head-control", "head-data", "head-weights", "measure"), DEVICE: ("stage", "measure")}
-"""Which connections (`Hello.role`) each kind of key may open: only a head's key can give work, only a device's can pass it on."""
+CONNECTIONS_OF = {
+    HEAD: ("head-control", "head-data", "head-weights", "measure"),
+    DEVICE: ("stage", "measure"),
+}
+"""Which connections (`Hello.role`) each kind of key may open: only a head's key can give work, only a
+device's can pass it on."""
 DOMAIN = b"flowspec"
 
 
 def check_name(name: str) -> str:
     """A name that can have a key: it also names a file, here and on the device. Raises `InputError`."""
     if re.fullmatch(NAME_CHARS, name, re.ASCII) is None:
-        raise InputError(f"a name with a key: expected up to 63 letters, digits, dots, dashes and underscores, got {name!r:.80}; rename it")
+        raise InputError(
+            f"a name with a key: expected up to 63 letters, digits, dots, dashes and underscores, got {name!r:.80}; rename it"
+        )
     return name
 
 
 def need_curve() -> None:
     """Raises `InputError` where ZeroMQ was built without encryption."""
     if not zmq.has("curve"):
-        raise InputError("this ZeroMQ was built without CURVE encryption; install pyzmq's own build: pip install --force-reinstall pyzmq")
+        raise InputError(
+            "this ZeroMQ was built without CURVE encryption; install pyzmq's own build: pip install --force-reinstall pyzmq"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +65,12 @@ class Keyring:
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a gate ZeroMQ would let everybody in
 
     def dial(self, socket: zmq.Socket[Any], device: str) -> None:
-        """Before a socket is connected: only the device of this name will be spoken to. Raises `InputError` if it has no key."""
+        """Before a socket is connected: only the device of this name will be spoken to. Raises `InputError`
+        if it has no key."""
         if device not in self.devices:
-            raise InputError(f"{self.where} lists no key of device {device!r:.80}; make one with flowspec keygen and copy the list again")
+            raise InputError(
+                f"{self.where} lists no key of device {device!r:.80}; make one with flowspec keygen and copy the list again"
+            )
         socket.curve_serverkey = self.devices[device]
         socket.curve_publickey, socket.curve_secretkey = self.public, self.secret
 

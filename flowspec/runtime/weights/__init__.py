@@ -1,5 +1,6 @@
-"""Weights for daemons that do not have the model: the head serves a slice's tensors, the daemon stores them by their content.
+"""Weights for daemons that do not have the model: the head serves a slice's tensors, the daemon stores them
+by their content.
 
-`offer` and `digests` are the head's side, `server` its thread; `store` is the daemon's folder, `stored` a model read from it, `receive` what
-brings a model's tensors into it. `docs/architecture.md` tells the whole.
+`offer` and `digests` are the head's side, `server` its thread; `store` is the daemon's folder, `stored` a
+model read from it, `receive` what brings a model's tensors into it. `docs/architecture.md` tells the whole.
 """

@@ -1,7 +1,8 @@
-"""Models in files of this device whose content is checked before it is used: by the head's digests, or by the hub's own.
+"""Models in files of this device whose content is checked before it is used: by the head's digests, or by the
+hub's own.
 
-A tensor is hashed right before it is loaded, so that it comes from the disk once; its digest is kept for as long as the
-file stays as it is (`digests.py`), and then the next start hashes nothing.
+A tensor is hashed right before it is loaded, so that it comes from the disk once; its digest is kept for as
+long as the file stays as it is (`digests.py`), and then the next start hashes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ Step = Callable[[int], None]
 
 
 class CheckedFiles(ModelFiles):
-    """A model here, each tensor checked before it is read. `folder` keeps digests (None: the user's cache folder).
+    """A model here, each tensor checked before it is read. `folder` keeps digests (None: the user's cache
+    folder).
 
     Between `begin` and `end` its files are open and tensors can be read. Names are those in the files.
     """
@@ -67,7 +69,8 @@ class CheckedFiles(ModelFiles):
 
 
 class LocalModel(CheckedFiles):
-    """A model in a folder or a GGUF file here. `entries` are the tensors of the slice as the head describes them."""
+    """A model in a folder or a GGUF file here. `entries` are the tensors of the slice as the head describes
+    them."""
 
     def __init__(self, model: str, *, folder: Path | None = None, step: Step = lambda size: None) -> None:
         super().__init__(model, folder=folder, step=step)
@@ -96,7 +99,8 @@ class LocalModel(CheckedFiles):
 
 
 class HubModel(CheckedFiles):
-    """A model in the hub's cache: a file of weights has to have the hash that the hub names it by. Nothing is fetched."""
+    """A model in the hub's cache: a file of weights has to have the hash that the hub names it by. Nothing is
+    fetched."""
 
     def __init__(self, model: str, *, folder: Path | None = None, step: Step = lambda size: None) -> None:
         super().__init__(model, folder=folder, step=step)
@@ -125,7 +129,9 @@ class HubModel(CheckedFiles):
         whole = Extent(path=path, offset=0, size_bytes=size, dtype="", shape=())
         found = self.digest(whole) if len(blob) == DIGEST_CHARS else self._digest_of_git(path, size)
         if found != blob:
-            raise ClusterError(f"{path.name} of {self.model!r} in the hub's cache here is damaged; delete {path} and {blob}")
+            raise ClusterError(
+                f"{path.name} of {self.model!r} in the hub's cache here is damaged; delete {path} and {blob}"
+            )
         self._right.add(path)
 
     def _digest_of_git(self, path: Path, size: int) -> str:

@@ -1,7 +1,8 @@
-"""What a slice is: all that its arithmetic follows from. By this, and nothing else, is a slice kept and given again.
+"""What a slice is: all that its arithmetic follows from. By this, and nothing else, is a slice kept and given
+again.
 
-A head's word for a model (its name, its fingerprint) is only what that head calls it. Two heads mean the same slice when
-the tensors that it is made of have the same digests, and are put together in the same way.
+A head's word for a model (its name, its fingerprint) is only what that head calls it. Two heads mean the same
+slice when the tensors that it is made of have the same digests, and are put together in the same way.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ class Word:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """A slice's content. `model` is a `Word.digest`, or names what the hub has (`hub_content`), whose `tensors` are none.
+    """A slice's content. `model` is a `Word.digest`, or names what the hub has (`hub_content`), whose
+    `tensors` are none.
 
-    Equal contents give the same bits. `called` is what the head called the model: its name and fingerprint, which prove nothing.
+    Equal contents give the same bits. `called` is what the head called the model: its name and fingerprint,
+    which prove nothing.
     """
 
     model: str
@@ -77,6 +80,7 @@ def content_of(word: Word, span: Span, assign: Assign, entries: Iterable[TensorE
 
 
 def hub_content(assign: Assign, span: Span) -> Content:
-    """The content of a slice that this device has from the hub itself: the fingerprint, as found here, names the revision."""
+    """The content of a slice that this device has from the hub itself: the fingerprint, as found here, names
+    the revision."""
     model = f"hub {assign.model} {assign.fingerprint}"
     return Content(model=model, span=span, dtype=assign.dtype, arithmetic=assign.arithmetic)

@@ -1,7 +1,8 @@
 """The SHA-256 of a checkpoint's tensors, each computed once for as long as its file stays as it is.
 
-They are kept in the user's cache folder, one small file for each file of weights, with the state that the file was in. Any change
-of it, were it only its date, makes them void: hashing again is cheaper than a wrong answer.
+They are kept in the user's cache folder, one small file for each file of weights, with the state that the
+file was in. Any change of it, were it only its date, makes them void: hashing again is cheaper than a wrong
+answer.
 """
 
 from __future__ import annotations
@@ -44,24 +45,31 @@ class Digests:
         """The digest of a tensor in this file. `step` is told of every block that is hashed for it."""
         key = f"{extent.offset}+{extent.size_bytes}"
         if key not in self._known:
-            self._known[key] = hash_range(self._descriptor, extent.offset, extent.size_bytes, step).hexdigest()
+            self._known[key] = hash_range(
+                self._descriptor, extent.offset, extent.size_bytes, step
+            ).hexdigest()
             self._is_new = True
         return self._known[key]
 
     def save(self) -> None:
-        """Keeps what was computed since the last time; a folder that cannot be written costs time later, nothing else."""
+        """Keeps what was computed since the last time; a folder that cannot be written costs time later,
+        nothing else."""
         if self._is_new:
             self._is_new = False
             try:
                 write_whole(self._path, json.dumps({"stamp": self._stamp, "tensors": self._known}).encode())
             except OSError as error:
-                log.warning("cannot keep the digests of the weights in %s: %s", self._path.parent, error.strerror)
+                log.warning(
+                    "cannot keep the digests of the weights in %s: %s", self._path.parent, error.strerror
+                )
 
     def _read(self) -> dict[str, str]:
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             kept = json.loads(self._path.read_bytes())
             tensors = kept["tensors"].items()
-            if kept["stamp"] == list(self._stamp) and all(isinstance(digest, str) and len(digest) == DIGEST_CHARS for _, digest in tensors):
+            if kept["stamp"] == list(self._stamp) and all(
+                isinstance(digest, str) and len(digest) == DIGEST_CHARS for _, digest in tensors
+            ):
                 return dict(tensors)
         return {}
 
@@ -76,7 +84,8 @@ class _Open:
 
 
 class OpenFiles:
-    """Files of weights, each held open from its first use until `close`; digests are kept in `folder`. Raises `OSError`."""
+    """Files of weights, each held open from its first use until `close`; digests are kept in `folder`. Raises
+    `OSError`."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
@@ -92,7 +101,10 @@ class OpenFiles:
 
     def unchanged(self, paths: Iterable[Path] | None = None) -> bool:
         """Whether these files, by default all, are still those that were opened, and as they were."""
-        return all(stamp_of(path.stat()) == self._open(path).stamp for path in (self._files if paths is None else paths))
+        return all(
+            stamp_of(path.stat()) == self._open(path).stamp
+            for path in (self._files if paths is None else paths)
+        )
 
     def save(self) -> None:
         """Keeps the digests that were computed."""

@@ -1,7 +1,9 @@
-"""Fetches files of a model from the hub for a daemon, in a process of its own, which ends at once when the head has let go.
+"""Fetches files of a model from the hub for a daemon, in a process of its own, which ends at once when the
+head has let go.
 
-What is fetched is known by name and size before, and checked against what this device has room for. A download that hangs
-cannot be ended from another thread, a process can. It ends with its parent, too, whose end of a pipe it listens to.
+What is fetched is known by name and size before, and checked against what this device has room for. A
+download that hangs cannot be ended from another thread, a process can. It ends with its parent, too, whose
+end of a pipe it listens to.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ LOOK_EVERY_S = 0.2
 
 
 class HubFetcher:
-    """Fetches files of `owner/name` for the head behind `courier`. `limit_bytes` of weights at most (None: half of what is free)."""
+    """Fetches files of `owner/name` for the head behind `courier`. `limit_bytes` of weights at most (None:
+    half of what is free)."""
 
     def __init__(self, repository: str, courier: Courier, limit_bytes: int | None) -> None:
         self._repository = repository
@@ -34,16 +37,20 @@ class HubFetcher:
         self._limit_bytes = limit_bytes
 
     def get_json(self, *names: str) -> None:
-        """Fetches those of these small files that the hub has. Raises `InputError` for one that is too large to be what it is called."""
+        """Fetches those of these small files that the hub has. Raises `InputError` for one that is too large
+        to be what it is called."""
         sizes = {name: size for name, size in self._sizes(names).items() if size is not None}
         for name, size in sizes.items():
             if size > JSON_BYTES_MAX:
-                raise InputError(f"{name} of {self._repository!r} on the hub: expected at most {JSON_BYTES_MAX} bytes, got {size}")
+                raise InputError(
+                    f"{name} of {self._repository!r} on the hub: expected at most {JSON_BYTES_MAX} bytes, got {size}"
+                )
         if sizes:
             self._ask("get", list(sizes))
 
     def get_weights(self, names: Sequence[str]) -> None:
-        """Fetches these files. Raises `InputError` for one that the hub lacks, and before a byte of them if there is no room."""
+        """Fetches these files. Raises `InputError` for one that the hub lacks, and before a byte of them if
+        there is no room."""
         sizes = self._sizes(names)
         for name, size in sizes.items():
             if size is None:
@@ -68,10 +75,13 @@ class HubFetcher:
         return found
 
     def _ask(self, what: str, names: Sequence[str]) -> Any:
-        """Has a child do it. Raises `InputError` for what it says is wrong, `ClusterError` when the head has let go."""
+        """Has a child do it. Raises `InputError` for what it says is wrong, `ClusterError` when the head has
+        let go."""
         command = python_module("flowspec.model.hub", what, self._repository, *names)
         quiet = {**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=quiet)
+        child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=quiet
+        )
         assert child.stdin is not None
         assert child.stdout is not None
         try:
@@ -90,7 +100,9 @@ class HubFetcher:
         try:
             said = json.loads(text)
         except ValueError:
-            raise InputError(f"cannot get {', '.join(names)} of {self._repository!r}: the download ended with {child.returncode}") from None
+            raise InputError(
+                f"cannot get {', '.join(names)} of {self._repository!r}: the download ended with {child.returncode}"
+            ) from None
         if isinstance(said, str):
             raise InputError(said)
         return said

@@ -1,4 +1,5 @@
-"""The compute thread's line to the head while it loads: questions and progress leave by the poller thread, answers come in by it."""
+"""The compute thread's line to the head while it loads: questions and progress leave by the poller thread,
+answers come in by it."""
 
 from __future__ import annotations
 
@@ -30,13 +31,16 @@ class Asked:
 
 
 class Line:
-    """A `Courier` for one hold after another. The compute thread begins, asks and takes answers; the poller delivers and hangs up."""
+    """A `Courier` for one hold after another. The compute thread begins, asks and takes answers; the poller
+    delivers and hangs up."""
 
     def __init__(self, tell: Callable[[Asked | LoadProgress], None]) -> None:
         self._tell = tell
         self._hold = 0
         self._ended = 0
-        self._answers: queue.SimpleQueue[tuple[int, WeightAnswer | Error | None, bytes | memoryview]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[int, WeightAnswer | Error | None, bytes | memoryview]] = (
+            queue.SimpleQueue()
+        )
         self._doing = ""
         self._told_s = 0.0
 

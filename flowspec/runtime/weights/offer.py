@@ -1,6 +1,8 @@
-"""What a head gives of its model to daemons that lack it: answers to their questions, read from the checkpoint's files in ranges.
+"""What a head gives of its model to daemons that lack it: answers to their questions, read from the
+checkpoint's files in ranges.
 
-Only tensors of this one model are given, and bytes only of those whose digest was given before. No tensor is ever read whole.
+Only tensors of this one model are given, and bytes only of those whose digest was given before. No tensor is
+ever read whole.
 """
 
 from __future__ import annotations
@@ -30,10 +32,18 @@ from flowspec.wire.codec import BYTES, Tensor
 class Offer:
     """Answers about one model until `close`; all answers are about the same state of its files.
 
-    `folder` keeps digests (default: the user's cache folder); `step` is called between blocks of long work, and ends it by raising.
+    `folder` keeps digests (default: the user's cache folder); `step` is called between blocks of long work,
+    and ends it by raising.
     """
 
-    def __init__(self, files: ModelFiles, fingerprint: str, *, folder: Path | None = None, step: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        files: ModelFiles,
+        fingerprint: str,
+        *,
+        folder: Path | None = None,
+        step: Callable[[], None] = lambda: None,
+    ) -> None:
         self._files = files
         self._fingerprint = fingerprint
         self._step = step
@@ -45,20 +55,26 @@ class Offer:
         self._opened.close()
 
     def begin(self) -> ModelOffer:
-        """The answer to AskModel. Raises `InputError` when the model is not what the head connected with, or cannot be offered."""
+        """The answer to AskModel. Raises `InputError` when the model is not what the head connected with, or
+        cannot be offered."""
         if self._files.fingerprint() != self._fingerprint:
             raise _changed(self._files.model)
         self._extents = self._files.extents()
         self._names = sorted(self._extents)
         try:
-            return ModelOffer(config=self._files.config_text(), gguf=self._files.gguf_architecture, tensor_count=len(self._names))
+            return ModelOffer(
+                config=self._files.config_text(),
+                gguf=self._files.gguf_architecture,
+                tensor_count=len(self._names),
+            )
         except (OSError, ValueError) as error:
             raise InputError(f"model {self._files.model!r} cannot be sent: {error}") from None
 
     def answer(self, question: WeightQuestion) -> tuple[WeightAnswer, Tensor | None]:
         """The answer to a daemon, and the bytes that go with it.
 
-        Raises `InputError` when the checkpoint cannot be read or has changed, `PeerError` for what no correct daemon asks.
+        Raises `InputError` when the checkpoint cannot be read or has changed, `PeerError` for what no correct
+        daemon asks.
         """
         try:
             if isinstance(question, AskNames):
@@ -77,7 +93,15 @@ class Offer:
             extent = self._extents.extent(name)
             digest = self._opened.digest(extent, lambda size: self._step())
             self._given[digest] = extent
-            entries.append(TensorEntry(name=name, dtype=extent.dtype, shape=extent.shape, size_bytes=extent.size_bytes, digest=digest))
+            entries.append(
+                TensorEntry(
+                    name=name,
+                    dtype=extent.dtype,
+                    shape=extent.shape,
+                    size_bytes=extent.size_bytes,
+                    digest=digest,
+                )
+            )
         if not self._opened.unchanged():
             raise _changed(self._files.model)
         self._opened.save()
@@ -86,7 +110,9 @@ class Offer:
     def _bytes(self, question: AskBytes) -> Tensor:
         extent = self._given.get(question.digest)
         if extent is None or question.offset + question.size > extent.size_bytes:
-            raise PeerError(f"asked for bytes {question.offset} to {question.offset + question.size} of a tensor that was not offered")
+            raise PeerError(
+                f"asked for bytes {question.offset} to {question.offset + question.size} of a tensor that was not offered"
+            )
         data = self._opened.read(extent, question.offset, question.size)
         if not self._opened.unchanged((extent.path,)):
             raise _changed(self._files.model)

@@ -1,7 +1,9 @@
-"""How a daemon gets the tensors of its slice from the head: it asks what they are, keeps what it has stored, and pulls the rest in ranges.
+"""How a daemon gets the tensors of its slice from the head: it asks what they are, keeps what it has stored,
+and pulls the rest in ranges.
 
-A window of questions is open at any time, so that neither the link nor the disk waits; since answers come in order, a tensor's file
-grows from its beginning, and what is in it when all breaks off is where the next attempt goes on.
+A window of questions is open at any time, so that neither the link nor the disk waits; since answers come in
+order, a tensor's file grows from its beginning, and what is in it when all breaks off is where the next
+attempt goes on.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ class Courier(Protocol):
     def ask(self, question: WeightQuestion) -> None: ...
 
     def answer(self) -> tuple[WeightAnswer | Error, bytes | memoryview]:
-        """Waits for the next answer, and the bytes that came with it. Raises `ClusterError` when the head lets go of the daemon."""
+        """Waits for the next answer, and the bytes that came with it. Raises `ClusterError` when the head
+        lets go of the daemon."""
 
     def tell(self, doing: str, share: float) -> None:
         """Progress, `doing` as in `Loading`. Raises `ClusterError` when the head has let go of the daemon."""
@@ -86,7 +89,8 @@ def ask_entries(word: Word, names: Iterable[str], courier: Courier) -> list[Tens
 
 @contextlib.contextmanager
 def fetched(model: StoredModel, courier: Courier, spared: Container[str] = frozenset()) -> Iterator[int]:
-    """All tensors that `model` knows of but those named `spared`, right and in the store as long as this lasts; yields the bytes that came.
+    """All tensors that `model` knows of but those named `spared`, right and in the store as long as this
+    lasts; yields the bytes that came.
 
     Raises `ClusterError` when they do not fit on the disk, the head gives up, or what comes is damaged twice.
     """
@@ -112,7 +116,11 @@ def _check_stored(store: WeightStore, needed: dict[str, int], courier: Courier) 
     log.info("%s of %s of weights are stored in %s", mib(total), mib(sum(needed.values())), store.folder)
     right = {digest for digest in there if store.check(digest, needed[digest], step)}
     if right != there:
-        log.warning("%d stored tensor(s) in %s were damaged; the head sends them again", len(there - right), store.folder)
+        log.warning(
+            "%d stored tensor(s) in %s were damaged; the head sends them again",
+            len(there - right),
+            store.folder,
+        )
     return {digest: size for digest, size in needed.items() if digest not in right}
 
 
@@ -146,7 +154,12 @@ class _Pull:
             for partial in self._open.values():
                 partial.close()
         spent_s = time.monotonic() - self._started_s
-        log.info("received %s in %.1f s (%s were there from an earlier attempt)", mib(self.received), spent_s, mib(self._resumed))
+        log.info(
+            "received %s in %.1f s (%s were there from an earlier attempt)",
+            mib(self.received),
+            spent_s,
+            mib(self._resumed),
+        )
 
     def _ask(self) -> None:
         """Asks for the next ranges, until the window is full."""
@@ -159,19 +172,27 @@ class _Pull:
                 self._resumed += partial.held
             partial = self._open[digest]
             if self._next < partial.size:
-                question = AskBytes(digest=digest, offset=self._next, size=min(limits.WEIGHT_CHUNK_BYTES, partial.size - self._next))
+                question = AskBytes(
+                    digest=digest,
+                    offset=self._next,
+                    size=min(limits.WEIGHT_CHUNK_BYTES, partial.size - self._next),
+                )
                 self._courier.ask(question)
                 self._asked.append((partial, question))
                 self._next += question.size
             if self._next == partial.size:
                 self._todo.popleft()
-            if partial.held == partial.size:  # an earlier attempt ended just before its last step, or there is nothing in it
+            if (
+                partial.held == partial.size
+            ):  # an earlier attempt ended just before its last step, or there is nothing in it
                 self._finish(partial)
 
     def _take(self, partial: Partial, question: AskBytes) -> None:
         answer, data = _expect(self._courier, TensorBytes)
         if (answer.digest, answer.offset, len(data)) != (question.digest, question.offset, question.size):
-            raise PeerError(f"expected {question.size} bytes from {question.offset} on, got {len(data)} from {answer.offset} on")
+            raise PeerError(
+                f"expected {question.size} bytes from {question.offset} on, got {len(data)} from {answer.offset} on"
+            )
         partial.write(data)
         self.received += len(data)
         self._done += len(data)
@@ -185,7 +206,9 @@ class _Pull:
             return
         self._done -= partial.size
         if partial.digest in self._damaged:
-            raise ClusterError("weights came damaged from the head twice; check the disk and the memory of both devices")
+            raise ClusterError(
+                "weights came damaged from the head twice; check the disk and the memory of both devices"
+            )
         log.warning("a tensor of %s came damaged; it is fetched again", mib(partial.size))
         self._damaged.add(partial.digest)
         self._todo.append(partial.digest)

@@ -1,8 +1,10 @@
-"""Quantised matrices in the daemon's store: rounded once, kept as levels and scales in safetensors, found again by what they were made of.
+"""Quantised matrices in the daemon's store: rounded once, kept as levels and scales in safetensors, found
+again by what they were made of.
 
-A file's key is the SHA-256 of all that its content follows from: the digests of the tensors that the matrix is joined of, how they are joined, the
-precision, and the version of the arithmetic. So a changed checkpoint has other keys, and neither the model's name nor the split counts.
-Tensors that nobody needs beside a stored matrix are neither read nor fetched from the head.
+A file's key is the SHA-256 of all that its content follows from: the digests of the tensors that the matrix
+is joined of, how they are joined, the precision, and the version of the arithmetic. So a changed checkpoint
+has other keys, and neither the model's name nor the split counts. Tensors that nobody needs beside a stored
+matrix are neither read nor fetched from the head.
 """
 
 from __future__ import annotations
@@ -38,14 +40,21 @@ Identity = tuple[str, ...]
 
 
 class StoredRounded:
-    """A `RoundedStore` for one load of a slice in precision `dtype`; `matrices` are the parameters that are packed.
+    """A `RoundedStore` for one load of a slice in precision `dtype`; `matrices` are the parameters that are
+    packed.
 
-    The model's own files are read through `opened`. `keys` holds a file's key by the names of a matrix's tensors. Raises `InputError` when
-    a file of the model cannot be read.
+    The model's own files are read through `opened`. `keys` holds a file's key by the names of a matrix's
+    tensors. Raises `InputError` when a file of the model cannot be read.
     """
 
     def __init__(
-        self, files: ModelFiles, matrices: Iterable[Weight], dtype: str, store: WeightStore, opened: OpenFiles, tell: Tell
+        self,
+        files: ModelFiles,
+        matrices: Iterable[Weight],
+        dtype: str,
+        store: WeightStore,
+        opened: OpenFiles,
+        tell: Tell,
     ) -> None:
         self._store = store
         self._tell = tell
@@ -59,7 +68,10 @@ class StoredRounded:
         else:
             self._identities = self._identify(files, sources)
         self.keys = {weight.tensors: self._key(weight, dtype) for weight in matrices}
-        self._sizes = {self.keys[weight.tensors]: stack_bytes(weight.shape, LINEARS[dtype]) + HEADER_BYTES for weight in matrices}
+        self._sizes = {
+            self.keys[weight.tensors]: stack_bytes(weight.shape, LINEARS[dtype]) + HEADER_BYTES
+            for weight in matrices
+        }
 
     @contextlib.contextmanager
     def checked(self) -> Iterator[None]:
@@ -75,11 +87,24 @@ class StoredRounded:
 
         with contextlib.ExitStack() as stack:
             if self._reserved(stack, sizes):
-                self._found = {key: path for key, (path, size) in found.items() if self._store.check_made(path, size, step)}
+                self._found = {
+                    key: path
+                    for key, (path, size) in found.items()
+                    if self._store.check_made(path, size, step)
+                }
                 if len(self._found) < len(found):
                     damaged = len(found) - len(self._found)
-                    log.warning("%d stored matrices in %s were damaged; they are made again", damaged, self._store.folder)
-                log.info("%d of %d quantised matrices are stored in %s", len(self._found), len(self.keys), self._store.folder)
+                    log.warning(
+                        "%d stored matrices in %s were damaged; they are made again",
+                        damaged,
+                        self._store.folder,
+                    )
+                log.info(
+                    "%d of %d quantised matrices are stored in %s",
+                    len(self._found),
+                    len(self.keys),
+                    self._store.folder,
+                )
             yield
 
     @contextlib.contextmanager
@@ -112,7 +137,9 @@ class StoredRounded:
             return
         try:
             if self._opened.unchanged():
-                self._store.keep_made(self.keys[weight.tensors], save({name: part.cpu() for name, part in rounded.items()}))
+                self._store.keep_made(
+                    self.keys[weight.tensors], save({name: part.cpu() for name, part in rounded.items()})
+                )
                 return
             log.warning("the model's files change while they are loaded; what is made of them is not kept")
         except (OSError, ClusterError) as error:
@@ -139,24 +166,34 @@ class StoredRounded:
         return found
 
     def _key(self, weight: Weight, dtype: str) -> str:
-        parts = [[part if isinstance(part, int) else [part.start, part.stop] for part in source.part] for source in weight.sources]
+        parts = [
+            [part if isinstance(part, int) else [part.start, part.stop] for part in source.part]
+            for source in weight.sources
+        ]
         identities = [self._identities.get(source.tensor) for source in weight.sources]
         content = [FORMAT, dtype, ACTIVATIONS[dtype], list(weight.shape), parts, identities]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _how(files: ModelFiles, name: str) -> Identity:
-    """What the values of a tensor follow from beside its bytes: in GGUF files what was done to it, which its name and the config tell."""
-    return (files.gguf_architecture, json.dumps(files.raw_config(), sort_keys=True), name) if files.gguf_architecture else ()
+    """What the values of a tensor follow from beside its bytes: in GGUF files what was done to it, which its
+    name and the config tell."""
+    return (
+        (files.gguf_architecture, json.dumps(files.raw_config(), sort_keys=True), name)
+        if files.gguf_architecture
+        else ()
+    )
 
 
 @contextlib.contextmanager
 def ready_weights(
     files: ModelFiles, weights: SliceWeights, dtype: str, store: WeightStore | None, courier: Courier
 ) -> Iterator[tuple[int, StoredRounded | None]]:
-    """Has what a slice is made of ready to be loaded: yields the bytes that the head sent for it, and where rounded matrices are kept.
+    """Has what a slice is made of ready to be loaded: yields the bytes that the head sent for it, and where
+    rounded matrices are kept.
 
-    Without a store, or in a precision that is not rounded, none are kept. Raises `ClusterError` as `fetched` does.
+    Without a store, or in a precision that is not rounded, none are kept. Raises `ClusterError` as `fetched`
+    does.
     """
     with contextlib.ExitStack() as stack:
         kept, needed = None, (*weights.plain, *weights.packed)

@@ -1,7 +1,9 @@
-"""The head's thread that serves weights: dials the daemons that asked for them, and answers their questions from the checkpoint's files.
+"""The head's thread that serves weights: dials the daemons that asked for them, and answers their questions
+from the checkpoint's files.
 
-It has connections of its own and hashes and reads in its own time, so that pings and set-up go on beside it. What is wrong with the
-checkpoint is told to the daemon, which gives up and says so on its control connection like any other failure.
+It has connections of its own and hashes and reads in its own time, so that pings and set-up go on beside it.
+What is wrong with the checkpoint is told to the daemon, which gives up and says so on its control connection
+like any other failure.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from flowspec.runtime.weights.offer import Offer
 from flowspec.wire.codec import Tensor, decode
 
 QUEUED_MAX = 2 * limits.WEIGHT_WINDOW
-"""Answers that may wait to leave for one daemon; one that asks for more without reading breaks the protocol."""
+"""Answers that may wait to leave for one daemon; one that asks for more without reading breaks the protocol.
+"""
 STOP_S = 5.0
 
 log = logging.getLogger("flowspec.head")
@@ -51,7 +54,8 @@ class _Customer:
 
 
 class WeightServer:
-    """Serves one model to any number of daemons until `close`. `error` is set, and the head woken, when a daemon cannot be served."""
+    """Serves one model to any number of daemons until `close`. `error` is set, and the head woken, when a
+    daemon cannot be served."""
 
     def __init__(
         self,
@@ -130,9 +134,13 @@ class WeightServer:
                 self._serve_next(customer)
 
     def _dial(self, stage: StagePlan) -> None:
-        socket = dial(self._context, stage.address, stage.name, self._keys, queued_max=QUEUED_MAX, has_pulse=False)
+        socket = dial(
+            self._context, stage.address, stage.name, self._keys, queued_max=QUEUED_MAX, has_pulse=False
+        )
         link = Link(socket, incarnation=self._incarnation, sender=self._sender)
-        customer = _Customer(f"device {stage.name} at {stage.address}", link, Monitor(socket), Receiver(self._incarnation))
+        customer = _Customer(
+            f"device {stage.name} at {stage.address}", link, Monitor(socket), Receiver(self._incarnation)
+        )
         self._customers.append(customer)
         customer.link.send(Hello(name=self._sender, version=__version__, role="head-weights"))
 

@@ -1,8 +1,10 @@
-"""The daemon's folder of tensors: one file for each, named by the SHA-256 of its bytes, whatever model it came with.
+"""The daemon's folder of tensors: one file for each, named by the SHA-256 of its bytes, whatever model it
+came with.
 
-`tensors/DIGEST` is whole. `tensors/DIGEST.part` (`.1.part` and so on, when several daemons share the folder and want the same tensor at
-once) is what has arrived so far; it is kept, so that the next attempt goes on from there. `uses/*` say what daemons are busy with:
-each is locked by its daemon, so a dead one's counts for nothing.
+`tensors/DIGEST` is whole. `tensors/DIGEST.part` (`.1.part` and so on, when several daemons share the folder
+and want the same tensor at once) is what has arrived so far; it is kept, so that the next attempt goes on
+from there. `uses/*` say what daemons are busy with: each is locked by its daemon, so a dead one's counts for
+nothing.
 
 Nothing is trusted because it lies there: what is stored is hashed again whenever a slice is loaded from it.
 """
@@ -32,7 +34,8 @@ DISK_SPARED_BYTES = 64 << 20
 
 
 class Partial:
-    """A tensor on its way; `held` bytes of `size` are there, those of an earlier attempt included. Locked until `close`."""
+    """A tensor on its way; `held` bytes of `size` are there, those of an earlier attempt included. Locked
+    until `close`."""
 
     def __init__(self, store: WeightStore, digest: str, size: int, path: Path, descriptor: int) -> None:
         self.digest = digest
@@ -62,10 +65,11 @@ class Partial:
         self.held += len(data)
 
     def finish(self) -> bool:
-        """Makes the whole tensor a stored one; False, and it is empty again, when its bytes are not those that the digest names.
+        """Makes the whole tensor a stored one; False, and it is empty again, when its bytes are not those
+        that the digest names.
 
-        The disk is not asked to write it at once: that takes several times as long as all else, and what a power cut leaves half
-        written is found when it is loaded.
+        The disk is not asked to write it at once: that takes several times as long as all else, and what a
+        power cut leaves half written is found when it is loaded.
         """
         assert self.held == self.size, "not all of it is there"
         if self._hash.hexdigest() != self.digest:
@@ -110,11 +114,13 @@ class WeightStore:
         return self._tensors / digest
 
     def check(self, digest: str, size: int, step: Callable[[int], None] = lambda size: None) -> bool:
-        """Whether the tensor is stored, read from beginning to end; one that is not as it should be is thrown away."""
+        """Whether the tensor is stored, read from beginning to end; one that is not as it should be is thrown
+        away."""
         return self._check(self.path(digest), digest, size, step)
 
     def made(self, keys: Container[str]) -> dict[str, tuple[Path, int]]:
-        """What was made here and has one of these keys (64 characters), with its bytes; `check_made` tells whether it is right."""
+        """What was made here and has one of these keys (64 characters), with its bytes; `check_made` tells
+        whether it is right."""
         whole = (each for each in self._stored() if len(each.path.suffix) == 1 + DIGEST_CHARS)
         return {each.digest: (each.path, each.size) for each in whole if each.digest in keys}
 
@@ -134,7 +140,10 @@ class WeightStore:
             except FileNotFoundError:
                 return False
             try:
-                is_right = os.fstat(descriptor).st_size == size and hash_range(descriptor, 0, size, step).hexdigest() == digest
+                is_right = (
+                    os.fstat(descriptor).st_size == size
+                    and hash_range(descriptor, 0, size, step).hexdigest() == digest
+                )
             finally:
                 os.close(descriptor)
             if is_right:
@@ -161,9 +170,11 @@ class WeightStore:
 
     @contextlib.contextmanager
     def reserve(self, needed: Mapping[str, int]) -> Iterator[None]:
-        """Keeps room for these tensors (digest -> bytes), and keeps everybody from throwing them away meanwhile.
+        """Keeps room for these tensors (digest -> bytes), and keeps everybody from throwing them away
+        meanwhile.
 
-        What has not been used for longest goes, as far as need be. Raises `ClusterError` when they cannot fit.
+        What has not been used for longest goes, as far as need be. Raises `ClusterError` when they cannot
+        fit.
         """
         with contextlib.ExitStack() as stack:
             with self.explained(), self._locked():
@@ -171,7 +182,9 @@ class WeightStore:
                 stack.callback(os.close, descriptor)
                 stack.callback(Path(name).unlink, missing_ok=True)
                 _lock(descriptor)
-                os.write(descriptor, "".join(f"{digest} {size}\n" for digest, size in needed.items()).encode())
+                os.write(
+                    descriptor, "".join(f"{digest} {size}\n" for digest, size in needed.items()).encode()
+                )
                 self._make_room(needed)
             yield
 

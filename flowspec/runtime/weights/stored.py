@@ -1,4 +1,5 @@
-"""A model as a daemon knows it from its head: the config that came, and tensors in the store. Loads like one from files."""
+"""A model as a daemon knows it from its head: the config that came, and tensors in the store. Loads like one
+from files."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from flowspec.runtime.weights.store import WeightStore
 
 
 class StoredModel(ModelFiles):
-    """`model` is its name at the head. The config is held to the same rules as one that lies here: no code of a model is ever run.
+    """`model` is its name at the head. The config is held to the same rules as one that lies here: no code of
+    a model is ever run.
 
     Of a GGUF file tensors are known, stored and unpacked as they are there.
     """
@@ -34,7 +36,9 @@ class StoredModel(ModelFiles):
             self.raw = super().raw_config()
             self._config = super().config()
         if self._architecture and self._architecture not in MODEL_TYPES:
-            raise InputError(f"model {model!r} is a GGUF file of the architecture {self._architecture!r}, which this FlowSpec does not run")
+            raise InputError(
+                f"model {model!r} is a GGUF file of the architecture {self._architecture!r}, which this FlowSpec does not run"
+            )
 
     @property
     def gguf_architecture(self) -> str:
@@ -54,16 +58,21 @@ class StoredModel(ModelFiles):
         return GgufTensors(self.model, self._architecture, self.names, self._packed, self._config)
 
     def add(self, entry: TensorEntry) -> None:
-        """Learns what a tensor is; raises `PeerError` for one that no file could hold, or that FlowSpec does not load."""
+        """Learns what a tensor is; raises `PeerError` for one that no file could hold, or that FlowSpec does
+        not load."""
         if entry.size_bytes != (self._packed_bytes(entry) if self._architecture else _plain_bytes(entry)):
-            raise PeerError(f"the head offers {entry.name} as {entry.dtype:.20} {list(entry.shape)} of {entry.size_bytes} bytes")
+            raise PeerError(
+                f"the head offers {entry.name} as {entry.dtype:.20} {list(entry.shape)} of {entry.size_bytes} bytes"
+            )
         self.entries[entry.name] = entry
 
     def entry(self, name: str) -> TensorEntry:
         """What a tensor is; raises `InputError` for one that was not asked for, as the model has it not."""
         found = self.entries.get(name)
         if found is None:
-            raise InputError(f"model {self.model!r} has no tensor {name}; the head's folder may be incomplete or of another family")
+            raise InputError(
+                f"model {self.model!r} has no tensor {name}; the head's folder may be incomplete or of another family"
+            )
         return found
 
     def _packed(self, name: str) -> GgufTensor:
@@ -80,12 +89,14 @@ class StoredModel(ModelFiles):
 
 
 def _plain_bytes(entry: TensorEntry) -> int | None:
-    """The bytes that a tensor of this dtype and shape has in a safetensors file; None for dtypes that are not loaded."""
+    """The bytes that a tensor of this dtype and shape has in a safetensors file; None for dtypes that are not
+    loaded."""
     return math.prod(entry.shape) * DTYPE_BYTES[entry.dtype] if entry.dtype in DTYPE_BYTES else None
 
 
 class StoredTensors(TensorIndex):
-    """The tensors of a `StoredModel`: names are known of all, sizes of those that were asked for, contents of those that came."""
+    """The tensors of a `StoredModel`: names are known of all, sizes of those that were asked for, contents of
+    those that came."""
 
     def __init__(self, model: StoredModel) -> None:
         self._files = self._model = model
@@ -101,14 +112,23 @@ class StoredTensors(TensorIndex):
         import torch
 
         entry = self._expect(name, shape)
-        dtype = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}[entry["dtype"]]
+        dtype = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}[
+            entry["dtype"]
+        ]
         count = self.element_count(name)
         if count == 0:
             return torch.empty(shape, dtype=dtype)
         try:
-            flat = torch.from_file(str(self._model.store.path(self._model.entries[name].digest)), shared=False, size=count, dtype=dtype)
+            flat = torch.from_file(
+                str(self._model.store.path(self._model.entries[name].digest)),
+                shared=False,
+                size=count,
+                dtype=dtype,
+            )
         except RuntimeError as error:
-            raise InputError(f"cannot read {name} in {self._model.store.folder}: {str(error).splitlines()[0]}; start again") from None
+            raise InputError(
+                f"cannot read {name} in {self._model.store.folder}: {str(error).splitlines()[0]}; start again"
+            ) from None
         return flat.view(shape)
 
     def close(self) -> None:

@@ -32,7 +32,19 @@ from flowspec.core.events import (
     ToStages,
     VerifiedArrived,
 )
-from flowspec.core.forming import CONTROL, DATA, Forming, Part, Passed, Plan, Planned, Start, Terms, Unplanned, Unsent
+from flowspec.core.forming import (
+    CONTROL,
+    DATA,
+    Forming,
+    Part,
+    Passed,
+    Plan,
+    Planned,
+    Start,
+    Terms,
+    Unplanned,
+    Unsent,
+)
 from flowspec.core.head import HeadCore
 from flowspec.core.membership import Begin, Membership, Tick
 from flowspec.core.messages import Release, Verified
@@ -182,7 +194,8 @@ class Cluster:
     # --------------------------------------------------------------------------------------------- the core
 
     def _step(self, event: HeadEvent, due_s: float = 0.0) -> None:
-        """Gives the core an event; a timer's never comes before it was `due_s`, though a clock that jumped may be a rounding error off."""
+        """Gives the core an event; a timer's never comes before it was `due_s`, though a clock that jumped
+        may be a rounding error off."""
         self.process.events += 1
         if isinstance(event, Submit):
             spans = [(len(event.answered), self.forming.agreement.name)]
@@ -202,7 +215,10 @@ class Cluster:
                     if role == CONTROL:
                         connection.send(HEAD, command.message)
             elif isinstance(command, ToPipeline):
-                self._tell(f"{[part.commit.request for part in command.segment.parts]}", f"sends {command.segment.row_count} rows")
+                self._tell(
+                    f"{[part.commit.request for part in command.segment.parts]}",
+                    f"sends {command.segment.row_count} rows",
+                )
                 self._send(command)
             elif isinstance(command, Draft | ToDrafter):
                 self._drafting[command.drafter].post(command)
@@ -213,11 +229,15 @@ class Cluster:
             elif isinstance(command, Emit):
                 self._emit(command)
             elif isinstance(command, Timed):
-                self._pipelines.give(Passed(pipeline=self.forming.number, hops=command.hops, context=command.context))
+                self._pipelines.give(
+                    Passed(pipeline=self.forming.number, hops=command.hops, context=command.context)
+                )
             elif isinstance(command, Finished):
                 answer = self.answers[command.request][-1]
                 answer.end, answer.ended_s = command, self.process.now_s
-                self._tell(f"request {command.request}", f"ends: {command.reason}, {len(answer.tokens)} tokens")
+                self._tell(
+                    f"request {command.request}", f"ends: {command.reason}, {len(answer.tokens)} tokens"
+                )
                 self.on_end(command.request)
         admission = self.head.admission
         if isinstance(event, Submit) and self.head.is_formed and event.request in admission.waiting:
@@ -242,7 +262,9 @@ class Cluster:
         if not self._is_honest:
             return
         expected = self._expected[command.request]
-        assert answer.text == list(expected[: len(answer.text)]), f"request {command.request} has a wrong token: {answer.text}"
+        assert answer.text == list(expected[: len(answer.text)]), (
+            f"request {command.request} has a wrong token: {answer.text}"
+        )
 
     # --------------------------------------------------------------------------------------------- pipelines
 
@@ -279,27 +301,42 @@ class Cluster:
     def _plan(self, command: Plan) -> Planned | Unplanned:
         devices = command.devices[: self._devices_max]
         if not self._devices_min <= len(devices) <= self._layer_count:
-            return Unplanned(text=f"{self._layer_count} layers on {len(devices)} devices", is_beside=command.is_beside)
-        counts = weighted_split(self._layer_count, [1 / command.slowness.get(device, 1.0) for device in devices])
+            return Unplanned(
+                text=f"{self._layer_count} layers on {len(devices)} devices", is_beside=command.is_beside
+            )
+        counts = weighted_split(
+            self._layer_count, [1 / command.slowness.get(device, 1.0) for device in devices]
+        )
         plan = ClusterPlan(
             model="model",
             fingerprint="fingerprint",
             dtype="float32",
             context=self.head.context,
             stages=tuple(
-                StagePlan(name=device, address=f"{device}:1", first=sum(counts[:index]), end=sum(counts[: index + 1]))
+                StagePlan(
+                    name=device,
+                    address=f"{device}:1",
+                    first=sum(counts[:index]),
+                    end=sum(counts[: index + 1]),
+                )
                 for index, device in enumerate(devices)
             ),
             captures=tuple(sorted({layer for drafter in self._drafters for layer in drafter.captures})),
         )
-        parts = [Part(device=device, place=device, assign=assign) for device, assign in zip(devices, assigns_of(plan), strict=True)]
+        parts = [
+            Part(device=device, place=device, assign=assign)
+            for device, assign in zip(devices, assigns_of(plan), strict=True)
+        ]
         gain = self._gain(parts, command.slowness) if command.is_beside else None
         return Planned(parts=tuple(parts), is_beside=command.is_beside, gain=gain)
 
     def _gain(self, parts: Sequence[Part], slowness: Mapping[str, float]) -> float:
         """How many times as fast as the pipeline that works these would be, by their slowest stages."""
         before_s, after_s = (
-            max(slowness.get(part.device, 1.0) * (part.assign.end_layer - part.assign.first_layer) for part in each)
+            max(
+                slowness.get(part.device, 1.0) * (part.assign.end_layer - part.assign.first_layer)
+                for part in each
+            )
             for each in (self.parts, parts)
         )
         return before_s / after_s
@@ -317,7 +354,9 @@ class Cluster:
                 rows = range(first, first + len(part.ids))
                 for drafter in self._drafters:
                     if drafter.captures:
-                        drafter.take_features(part.request, part.epoch, part.ids, cast(Any, envelope.tensor.select(rows)))
+                        drafter.take_features(
+                            part.request, part.epoch, part.ids, cast(Any, envelope.tensor.select(rows))
+                        )
                 first += len(part.ids)
         try:
             self._step(VerifiedArrived(verified=message))

@@ -1,4 +1,5 @@
-"""A daemon in virtual time that can crash, stop, be slow and be stuck: `core.holding` as the runtime drives it, with stand-ins for tensors."""
+"""A daemon in virtual time that can crash, stop, be slow and be stuck: `core.holding` as the runtime drives
+it, with stand-ins for tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +14,16 @@ from flowspec import __version__
 from flowspec.core.arithmetic import Arithmetics, AskArithmetics
 from flowspec.core.cluster_messages import Assign, Hello, Ping, Pong, Ready, Reset, Welcome
 from flowspec.core.driving import Driver, turn
-from flowspec.core.events import ClearSlots, CloseCache, LayerEnded, LayersDone, OpenCache, RunLayers, SendSegment, Trim
+from flowspec.core.events import (
+    ClearSlots,
+    CloseCache,
+    LayerEnded,
+    LayersDone,
+    OpenCache,
+    RunLayers,
+    SendSegment,
+    Trim,
+)
 from flowspec.core.holding import (
     Attach,
     Ban,
@@ -115,7 +125,8 @@ class _Part:
 
 
 class SimDaemon:
-    """Serves one pipeline after another. `layers_max` is how many layers fit, `load_s` what a layer takes to load.
+    """Serves one pipeline after another. `layers_max` is how many layers fit, `load_s` what a layer takes to
+    load.
 
     While it serves `spare_layers` more fit.
 
@@ -268,7 +279,9 @@ class SimDaemon:
 
     def recover(self) -> None:
         """Nothing is wrong with it any more, but what went wrong already."""
-        self.is_damaged = self.is_short = self.is_doomed = self.is_locked = self.babbles = self.is_numb = False
+        self.is_damaged = self.is_short = self.is_doomed = self.is_locked = self.babbles = self.is_numb = (
+            False
+        )
         self.is_poor = False
         self.be_hot(1.0)
 
@@ -331,7 +344,9 @@ class SimDaemon:
         self._note_further()
         hold, lapsed = self._core.hold, self._core.fired["lapsed"]
         assign = None if hold is None else hold.assign
-        is_known = assign is None or not assign.next_hop or self._network.is_resolved(self.name, assign.next_name)
+        is_known = (
+            assign is None or not assign.next_hop or self._network.is_resolved(self.name, assign.next_name)
+        )
         trouble = "" if is_known or assign is None else f"{assign.next_name}: no such name"
         self._give(Tick(next_trouble=trouble, is_read=is_read))
         if hold is not None and self._core.fired["lapsed"] > lapsed:
@@ -341,7 +356,12 @@ class SimDaemon:
     def _note_further(self) -> None:
         """How far the pass that runs has come by now."""
         part = self._part
-        if part is None or self.is_stuck or (further := part.device.further) is None or further[1] <= part.further_s:
+        if (
+            part is None
+            or self.is_stuck
+            or (further := part.device.further) is None
+            or further[1] <= part.further_s
+        ):
             return
         job, part.further_s = further
         self._give(Worked(hold=part.hold, result=LayerEnded(job=job, at_s=part.further_s)))
@@ -368,7 +388,9 @@ class SimDaemon:
             assert not self._is_honest, "Hello came twice, or another incarnation on an open connection"
             self._give(Misbehaved(caller=known, text="it says Hello twice, or is of another session"))
         elif isinstance(message, Hello):
-            peer = self._peers[id(connection)] = _Peer(message.name, message.role, envelope.incarnation, connection)
+            peer = self._peers[id(connection)] = _Peer(
+                message.name, message.role, envelope.incarnation, connection
+            )
             self._give(Greeted(caller=peer))
         elif known is not None:  # else its Hello came when nobody was there to hear it
             if isinstance(message, Ping):
@@ -399,7 +421,15 @@ class SimDaemon:
         if isinstance(command, Log):
             self._tell(command.text)
         elif isinstance(command, Greet):
-            welcome = Welcome(name=self.name, version=__version__, device="cpu", pid=1, memory_bytes=1, count=0, is_held=command.is_held)
+            welcome = Welcome(
+                name=self.name,
+                version=__version__,
+                device="cpu",
+                pid=1,
+                memory_bytes=1,
+                count=0,
+                is_held=command.is_held,
+            )
             self._send(command.caller, welcome)
         elif isinstance(command, Send):
             message = command.message
@@ -411,7 +441,9 @@ class SimDaemon:
             self._send_on(command)
         elif isinstance(command, ShowLife):
             running_s, arrived = command.running_s, command.arrived
-            pong = Pong(queued=command.queued, done=command.done, memory_bytes=0, running_s=running_s, arrived=arrived)
+            pong = Pong(
+                queued=command.queued, done=command.done, memory_bytes=0, running_s=running_s, arrived=arrived
+            )
             is_nonsense = self.babbles and self._drafter is None  # of a drafter what it proposes is
             self._send(command.caller, Reset() if is_nonsense else pong)
         elif isinstance(command, ShowReady):
@@ -439,7 +471,9 @@ class SimDaemon:
             told = Arithmetics(dtype=command.question.dtype, names=self.offers)
             self._later(TRY_S, self._results, lambda: self._tell_back(command.caller, told))
         else:
-            is_expected = isinstance(command, Attach) or (not self._is_honest and isinstance(command, Deliver | Gather))
+            is_expected = isinstance(command, Attach) or (
+                not self._is_honest and isinstance(command, Deliver | Gather)
+            )
             assert is_expected, f"nobody here does {type(command).__name__}"
 
     def _send(self, caller: Caller, message: Message, tensor: Tensor | None = None) -> bool:
@@ -475,13 +509,22 @@ class SimDaemon:
         language = spoken(self._language, assign.arithmetic if is_able else "")
         layers = FakeLayers(assign.stages, language, is_honest=self._is_honest)
         device = Device(
-            self._clock, self._spec_at(assign, self.heat), assign.stage, layers, is_last, lambda done: self._done(life, hold, done)
+            self._clock,
+            self._spec_at(assign, self.heat),
+            assign.stage,
+            layers,
+            is_last,
+            lambda done: self._done(life, hold, done),
         )
         part = self._part = _Part(hold, assign, core if isinstance(core, StageCore) else None, layers, device)
         self._times = self.heat
         if assign.next_hop and assign.next_name not in self._daemons:
             assert not self._is_honest, f"there is no device {assign.next_name}"
-            self._later(0.0, self._onward, lambda: self._give(NextLost(hold=hold, text="cannot be dialled: no such name")))
+            self._later(
+                0.0,
+                self._onward,
+                lambda: self._give(NextLost(hold=hold, text="cannot be dialled: no such name")),
+            )
         elif assign.next_hop:
             part.next_hop = self._dial(hold, assign, command.caller.incarnation)
         if assign.drafting is not None and self._drafter is not None:
@@ -489,13 +532,21 @@ class SimDaemon:
         is_known = assign.dtype == "float32" and (assign.drafting is None or self._drafter is not None)
         if not is_known:
             assert not self._is_honest, f"a head assigns {assign.told}"
-            self._later(0.0, self._results, lambda: self._give(Failed(hold=hold, text=f"no {assign.told} here", is_part=True)))
+            self._later(
+                0.0,
+                self._results,
+                lambda: self._give(Failed(hold=hold, text=f"no {assign.told} here", is_part=True)),
+            )
         elif not is_able:
             assert not self._is_honest or self.is_poor, f"{assign.arithmetic} is assigned, which it lacks"
             text = f"no arithmetic {assign.arithmetic} here"
             self._later(0.0, self._results, lambda: self._give(Failed(hold=hold, text=text, is_part=True)))
         elif count > self.layers_max:
-            self._later(0.0, self._results, lambda: self._give(Failed(hold=hold, text=f"{count} layers do not fit here", is_part=True)))
+            self._later(
+                0.0,
+                self._results,
+                lambda: self._give(Failed(hold=hold, text=f"{count} layers do not fit here", is_part=True)),
+            )
         else:
             self._preparing = 0
             load_s = KEPT_S if self._has(span) else self._load_s * self._lacking(span)
@@ -506,7 +557,9 @@ class SimDaemon:
         other = self._daemons[assign.next_name]
 
         def lost() -> None:
-            self._put(self._onward, lambda: self._give(NextLost(hold=hold, text="was lost: its connection closed")))
+            self._put(
+                self._onward, lambda: self._give(NextLost(hold=hold, text="was lost: its connection closed"))
+            )
 
         def take(connection: Connection, envelope: Envelope, frames: Frames) -> None:
             del connection, frames
@@ -514,7 +567,9 @@ class SimDaemon:
 
         def refuse(connection: Connection, text: str) -> None:
             del connection
-            self._put(self._onward, lambda: self._give(NextLost(hold=hold, text=f"broke the protocol: {text}")))
+            self._put(
+                self._onward, lambda: self._give(NextLost(hold=hold, text=f"broke the protocol: {text}"))
+            )
 
         found = self._network.connect(
             self.name,
@@ -623,7 +678,11 @@ class SimDaemon:
     def _compute(self, part: _Part, work: Any) -> None:
         if isinstance(work, RunLayers):
             if not self._reserve(part, work):
-                self._later(0.0, self._results, lambda: self._give(Failed(hold=part.hold, text="no room for these caches", is_part=True)))
+                self._later(
+                    0.0,
+                    self._results,
+                    lambda: self._give(Failed(hold=part.hold, text="no room for these caches", is_part=True)),
+                )
                 return
             part.began_s = self._clock.now_s
             part.device.run(replace(work, payload=narrowed(work.payload)))
@@ -636,7 +695,9 @@ class SimDaemon:
             assert self._drafter is not None, "no drafter here"
             self._drafter.release(work)
         else:
-            assert isinstance(work, OpenCache | ClearSlots | CloseCache), f"nobody here does {type(work).__name__}"
+            assert isinstance(work, OpenCache | ClearSlots | CloseCache), (
+                f"nobody here does {type(work).__name__}"
+            )
             if isinstance(work, OpenCache):
                 part.caches[work.request] = _Cache(work.slots)
             elif isinstance(work, CloseCache):
@@ -653,13 +714,22 @@ class SimDaemon:
             self._later(0.0, self._results, lambda: self._give(Failed(hold=part.hold, text=NO_NUMBER)))
             return
         seconds = self._drafting.seconds(segment.row_count, context) * self._times
-        proposals = self._drafter.draft(segment, work.width) if self._is_honest else wild_proposals(segment, work.width)
+        proposals = (
+            self._drafter.draft(segment, work.width)
+            if self._is_honest
+            else wild_proposals(segment, work.width)
+        )
         part.began_s = self._clock.now_s
 
         def tell() -> None:
             if self._part is part:
                 part.began_s, part.drafted_s = None, max(part.drafted_s, seconds)
-            self._give(Worked(hold=part.hold, result=Proposed(job=segment.segment, proposals=proposals, compute_s=seconds)))
+            self._give(
+                Worked(
+                    hold=part.hold,
+                    result=Proposed(job=segment.segment, proposals=proposals, compute_s=seconds),
+                )
+            )
 
         def done() -> None:
             if not self.is_stuck and life == self._lives:
@@ -672,7 +742,9 @@ class SimDaemon:
         self.has_babbled = True
         if answer.job % 2:
             return replace(answer, job=answer.job + 1)
-        lacking = Proposal(request=0, epoch=0, node=0, tokens=(self._language.vocabulary_size,), confidences=(0.5,))
+        lacking = Proposal(
+            request=0, epoch=0, node=0, tokens=(self._language.vocabulary_size,), confidences=(0.5,)
+        )
         return replace(answer, proposals=(*answer.proposals, lacking))
 
     def _reserve(self, part: _Part, job: RunLayers) -> bool:
@@ -683,7 +755,9 @@ class SimDaemon:
             cache.size = max(cache.size, cache_size(len(each.key_positions), cache.capacity))
         taken = sum(cache.size for cache in part.caches.values())
         has_room = taken <= self.cache_slots
-        assert has_room or not self._is_honest, f"{self.name} has memory for {self.cache_slots} cache slots, {taken} are needed"
+        assert has_room or not self._is_honest, (
+            f"{self.name} has memory for {self.cache_slots} cache slots, {taken} are needed"
+        )
         return has_room
 
 
@@ -703,7 +777,8 @@ def wild_proposals(segment: Segment, width: int) -> tuple[Proposal, ...]:
 
 
 def widened(tensor: Tensor, assign: Assign) -> Tensor:
-    """What a stage sends on: behind its rows `[rows, 1]` ride the hidden states captured so far, for which they stand in themselves."""
+    """What a stage sends on: behind its rows `[rows, 1]` ride the hidden states captured so far, for which
+    they stand in themselves."""
     width = 1 + sum(layer < assign.end_layer for layer in assign.captures)
     rows = np.frombuffer(tensor.data, dtype="<i4")
     return Tensor(rows=tensor.rows, width=width, dtype=tensor.dtype, data=np.repeat(rows, width).tobytes())

@@ -18,7 +18,13 @@ from flowspec.core.events import Draft, Drafted, DrafterBack, DrafterLost, HeadE
 from flowspec.core.forming import CONTROL, Forming, Part, Plan, Planned, Start, Terms, Wronged
 from flowspec.core.membership import Begin, Membership, Patience
 from flowspec.core.messages import Expand, Proposed, Release
-from flowspec.core.remote_drafter import Disbelieve, GivenUp, RemoteDrafterCommand, RemoteDrafterCore, RemoteDrafterEvent
+from flowspec.core.remote_drafter import (
+    Disbelieve,
+    GivenUp,
+    RemoteDrafterCommand,
+    RemoteDrafterCore,
+    RemoteDrafterEvent,
+)
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 from flowspec.plan.timing import Curve
 from flowspec.sim.drafter import FakeDrafter
@@ -44,7 +50,11 @@ class LocalDrafters:
     """Runs jobs in the head's process; `step` gives its core an event."""
 
     def __init__(
-        self, process: Process, drafters: Sequence[FakeDrafter], drafting: Sequence[Curve], step: Callable[[HeadEvent], None]
+        self,
+        process: Process,
+        drafters: Sequence[FakeDrafter],
+        drafting: Sequence[Curve],
+        step: Callable[[HeadEvent], None],
     ) -> None:
         self._process = process
         self._drafters = drafters
@@ -59,7 +69,9 @@ class LocalDrafters:
         started_s = self._process.now_s
         ended_s = started_s + self._drafting[work.drafter].seconds(work.segment.row_count, work.context)
         proposals = drafter.draft(work.segment, work.width)
-        done = Drafted(drafter=work.drafter, job=work.job, proposals=proposals, started_s=started_s, ended_s=ended_s)
+        done = Drafted(
+            drafter=work.drafter, job=work.job, proposals=proposals, started_s=started_s, ended_s=ended_s
+        )
         self._process.later(ended_s - started_s, lambda: self._step(done))
 
 

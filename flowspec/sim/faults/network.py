@@ -1,7 +1,7 @@
 """Who is connected with whom in a cluster that fails, and what becomes of it when a connection breaks.
 
-A `Connection` is what a ZeroMQ socket pair is: two directions, each in order. Places are the head and the devices, by name.
-Knows no message.
+A `Connection` is what a ZeroMQ socket pair is: two directions, each in order. Places are the head and the
+devices, by name. Knows no message.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class Connection:
 class Network:
     """Makes connections and breaks them; `chance` decides what is lost and what comes late."""
 
-    def __init__(self, clock: Clock, chance: random.Random, specs: tuple[LinkSpec, ...], late_s: float) -> None:
+    def __init__(
+        self, clock: Clock, chance: random.Random, specs: tuple[LinkSpec, ...], late_s: float
+    ) -> None:
         self.clock = clock
         self._chance = chance
         self._specs = specs
@@ -98,7 +100,9 @@ class Network:
                 incarnation=incarnation,
             )
 
-        connection = Connection(dialler, listener, incarnation, role, link(dialler, listener), link(listener, dialler), lost)
+        connection = Connection(
+            dialler, listener, incarnation, role, link(dialler, listener), link(listener, dialler), lost
+        )
         connection.forth.stalls = lambda frames: self._stalls(connection, dialler, listener, frames)
         connection.back.stalls = lambda frames: self._stalls(connection, listener, dialler, frames)
         for sender, receiver in ((dialler, listener), (listener, dialler)):
@@ -116,7 +120,8 @@ class Network:
         return connection
 
     def close(self, connection: Connection, *, by: str | None) -> None:
-        """One place closes a connection (None: it breaks); whoever else is there is told soon, unless the way is severed."""
+        """One place closes a connection (None: it breaks); whoever else is there is told soon, unless the way
+        is severed."""
         if not connection.is_open:
             return
         connection.is_open = False
@@ -129,17 +134,24 @@ class Network:
 
     def close_all(self, place: str) -> None:
         """A place is gone, with all its connections; nothing of what was on its way to it arrives."""
-        for connection in [known for known in self._connections if known.is_open and place in (known.dialler, known.listener)]:
+        for connection in [
+            known for known in self._connections if known.is_open and place in (known.dialler, known.listener)
+        ]:
             (connection.forth if place == connection.listener else connection.back).cut()
             self.close(connection, by=place)
 
     def break_between(self, first: str, second: str) -> None:
         """The connections between two places break; both ends notice."""
-        for connection in [known for known in self._connections if known.is_open and {known.dialler, known.listener} == {first, second}]:
+        for connection in [
+            known
+            for known in self._connections
+            if known.is_open and {known.dialler, known.listener} == {first, second}
+        ]:
             self.close(connection, by=None)
 
     def block(self, sender: str, receiver: str) -> None:
-        """Payloads do not pass one way; the connection on which one is sent stalls, and breaks for want of signs of life."""
+        """Payloads do not pass one way; the connection on which one is sent stalls, and breaks for want of
+        signs of life."""
         self._one_way.add((sender, receiver))
 
     def _stalls(self, connection: Connection, sender: str, receiver: str, frames: Frames) -> bool:
@@ -154,7 +166,9 @@ class Network:
     def garble(self, first: str, second: str) -> None:
         """The next frames between two places come damaged, on each connection and in each direction."""
 
-        def damaged(link: Link, before: Callable[[Frames], Sequence[Frames]] | None) -> Callable[[Frames], Sequence[Frames]]:
+        def damaged(
+            link: Link, before: Callable[[Frames], Sequence[Frames]] | None
+        ) -> Callable[[Frames], Sequence[Frames]]:
             def once(frames: Frames) -> Sequence[Frames]:
                 link.tamper = before
                 return [[bytes(frames[0])[:-1], *frames[1:]]]
@@ -223,7 +237,10 @@ class Network:
     def _let_go(self, sender: str, receiver: str) -> None:
         """What was held up on the way goes on, if nothing else holds it up."""
         for connection in self._between(sender, receiver):
-            ways = ((connection.dialler, connection.listener) in self._unresolved, self._is_held_up(sender, receiver))
+            ways = (
+                (connection.dialler, connection.listener) in self._unresolved,
+                self._is_held_up(sender, receiver),
+            )
             if not any(ways):
                 connection.link_of(sender).let_go()
 

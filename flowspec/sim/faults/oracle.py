@@ -1,4 +1,5 @@
-"""What must happen in time, and what must not happen at all, whatever was drawn: the world knows what is wrong, and holds the head to it.
+"""What must happen in time, and what must not happen at all, whatever was drawn: the world knows what is
+wrong, and holds the head to it.
 
 *Whatever is stuck, silent or gone is lost within X.* A member that has been at one pass for longer than the
 rule allows, that says nothing, or whose process is gone is a member no more `X` after the head could know: X
@@ -44,9 +45,17 @@ READY_S = 20.0
 
 
 class Oracle:
-    """Looks at a world every `LOOK_S`; raises `AssertionError`. `head` is the head's place, and `touch` tells of faults as they begin."""
+    """Looks at a world every `LOOK_S`; raises `AssertionError`. `head` is the head's place, and `touch` tells
+    of faults as they begin."""
 
-    def __init__(self, clock: Clock, network: Network, daemons: Mapping[str, SimDaemon], membership: Membership, head: str) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        network: Network,
+        daemons: Mapping[str, SimDaemon],
+        membership: Membership,
+        head: str,
+    ) -> None:
         self._clock = clock
         self._network = network
         self._daemons = daemons
@@ -79,7 +88,11 @@ class Oracle:
         if fault.kind == "poor":  # where devices share no arithmetic any of them may be left out
             self._touched.update(self._daemons)
         if fault.kind not in SLOW_KINDS:
-            self._touched.update(fault.where if len(fault.where) == 1 else [place for place in fault.where if place != self._head])
+            self._touched.update(
+                fault.where
+                if len(fault.where) == 1
+                else [place for place in fault.where if place != self._head]
+            )
 
     def look(self, *, head_listens: bool, pipeline: int, healed_s: float, arithmetic: str = "") -> None:
         """The head listens or not, `pipeline` is the one that it has or forms; from `healed_s` on all is
@@ -118,14 +131,22 @@ class Oracle:
         limit_s = max(patience.stuck_s, STUCK_PASSES * longest_s)
         if running_s > limit_s - LOOK_S:
             self._overdue.add(name)
-        over_s = self._lasts(name, f"stuck {pipeline}", bool(pipeline) and is_formed and is_well and running_s > limit_s)
+        over_s = self._lasts(
+            name, f"stuck {pipeline}", bool(pipeline) and is_formed and is_well and running_s > limit_s
+        )
         assert over_s <= NOTICED_S, f"{name} has been at one pass for {running_s:.1f} s, and is not lost"
         limit_s = patience.silent_s if is_formed else patience.loading_silent_s
         silent_s = self._lasts(name, f"silent {pipeline} {is_formed}", bool(pipeline) and not is_well)
-        assert silent_s <= limit_s + NOTICED_S, f"{name} has been silent for {silent_s:.1f} s, and is not lost"
-        gone_s = self._lasts(name, f"gone {pipeline}", bool(pipeline) and is_formed and hears and not daemon.is_up)
+        assert silent_s <= limit_s + NOTICED_S, (
+            f"{name} has been silent for {silent_s:.1f} s, and is not lost"
+        )
+        gone_s = self._lasts(
+            name, f"gone {pipeline}", bool(pipeline) and is_formed and hears and not daemon.is_up
+        )
         is_heard = silent_s <= gone_s  # one that ended while its link was cut is silent: nobody hears the end
-        assert gone_s <= NOTICED_S or not is_heard, f"{name} has been gone for {gone_s:.1f} s, and is not lost"
+        assert gone_s <= NOTICED_S or not is_heard, (
+            f"{name} has been gone for {gone_s:.1f} s, and is not lost"
+        )
 
     def _lasts(self, name: str, what: str, is_so: bool) -> float:
         """For how long this has been so without a break; `what` begins with its kind."""

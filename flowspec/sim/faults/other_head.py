@@ -1,4 +1,5 @@
-"""Another head that wants a device for itself: it takes it as soon as it is free, and lets go of it in the end."""
+"""Another head that wants a device for itself: it takes it as soon as it is free, and lets go of it in the
+end."""
 
 from __future__ import annotations
 
@@ -20,13 +21,21 @@ PING_S = 0.5
 class OtherHead:
     """Asks for `daemon` from now until `until_s`. `number` tells it from others of its kind."""
 
-    def __init__(self, clock: Clock, network: Network, daemon: SimDaemon, number: int, layer_count: int, until_s: float) -> None:
+    def __init__(
+        self, clock: Clock, network: Network, daemon: SimDaemon, number: int, layer_count: int, until_s: float
+    ) -> None:
         self._clock = clock
         self._until_s = until_s
         self._layer_count = layer_count
         taken = {PLACE: self._take, daemon.name: daemon.take}
         self._line = network.connect(
-            PLACE, daemon.name, CONTROL, incarnation_of(FIRST_SESSION + number, 1), taken, {}, {daemon.name: daemon.refuse}
+            PLACE,
+            daemon.name,
+            CONTROL,
+            incarnation_of(FIRST_SESSION + number, 1),
+            taken,
+            {},
+            {daemon.name: daemon.refuse},
         )
         self._line.send(PLACE, Hello(name=PLACE, version=__version__, role=CONTROL))
         self._ask()

@@ -145,7 +145,9 @@ class SimPipelines:
                 self._tell(HEAD, f"forms generation {command.pipeline} of {devices}")
             else:
                 self._tell(HEAD, f"has devices make ready for a pipeline of {devices}")
-            self._lines[command.pipeline] = Lines(incarnation_of(self._session, command.pipeline), command.parts)
+            self._lines[command.pipeline] = Lines(
+                incarnation_of(self._session, command.pipeline), command.parts
+            )
         elif isinstance(command, Dial):
             self._dial(command.pipeline, command.device, command.role)
         elif isinstance(command, Tell):
@@ -240,5 +242,7 @@ class SimPipelines:
             return
         received = {HEAD: lambda *arrived: process.do(lambda: take(*arrived)), name: daemon.take}
         incarnation = incarnation_of(self._session + 1, 1)
-        connection = self._network.connect(HEAD, name, CONTROL, incarnation, received, {}, {name: daemon.refuse})
+        connection = self._network.connect(
+            HEAD, name, CONTROL, incarnation, received, {}, {name: daemon.refuse}
+        )
         connection.send(HEAD, Hello(name=HEAD, version=__version__, role=CONTROL))

@@ -1,4 +1,5 @@
-"""One run of a fault schedule, in two phases: whatever goes wrong, no token is; and when all is well again, every answer ends, whole."""
+"""One run of a fault schedule, in two phases: whatever goes wrong, no token is; and when all is well again,
+every answer ends, whole."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ Tamper = Callable[[Connection, str, Frames], Sequence[Frames]]
 Change = Callable[[Network, str, str], None]
 EVENTS_MAX = 100_000
 RECOVERED_S = 600.0
-"""By when all must be answered, the healing included; waits between attempts double, and links may be slow."""
+"""By when all must be answered, the healing included; waits between attempts double, and links may be slow.
+"""
 SETTLED_S = 30.0
 STORY_LINES_MAX = 20_000
 HOTTER = 1.5
@@ -110,7 +112,12 @@ class Play:
             stage_count=len(schedule.devices),
             method=schedule.method(),
             drafters=[
-                DrafterTraits(context=each.context, needs_features=bool(each.captures), cache_slots=each.cache_slots, level=level)
+                DrafterTraits(
+                    context=each.context,
+                    needs_features=bool(each.captures),
+                    cache_slots=each.cache_slots,
+                    level=level,
+                )
                 for each, level in zip(drafters, schedule.levels, strict=True)
             ],
             bounds=schedule.bounds,
@@ -153,7 +160,10 @@ class Play:
         self.clock.at(HEAL_S, self._heal)
         for request, dialogue in enumerate(schedule.dialogues):
             self.cluster.at(dialogue.at_s, dialogue.first)
-            for when_s, event in ((dialogue.cancel_s, Cancel(request=request)), (dialogue.forget_s, Forget(request=request))):
+            for when_s, event in (
+                (dialogue.cancel_s, Cancel(request=request)),
+                (dialogue.forget_s, Forget(request=request)),
+            ):
                 if when_s is not None:
                     self.clock.at(when_s, lambda event=event: self._ask(event))  # type: ignore[misc]
 
@@ -186,13 +196,20 @@ class Play:
             self._run_until(lambda: self.clock.now_s >= HEAL_S and self._waiting == 0, RECOVERED_S)
             if self.has_given_up:
                 return
-            assert self._waiting == 0, f"{self._waiting} requests have not ended {RECOVERED_S - HEAL_S:.0f} s after all was well again"
-            self._run_until(lambda: self.cluster.head.is_formed and self.cluster.head.in_flight == 0, self.clock.now_s + SETTLED_S)
+            assert self._waiting == 0, (
+                f"{self._waiting} requests have not ended {RECOVERED_S - HEAL_S:.0f} s after all was well again"
+            )
+            self._run_until(
+                lambda: self.cluster.head.is_formed and self.cluster.head.in_flight == 0,
+                self.clock.now_s + SETTLED_S,
+            )
             assert self.cluster.head.in_flight == 0, f"{self.cluster.head.in_flight} segments never came back"
             for answers in self.cluster.answers.values():
                 for answer in answers:
                     self._check(answer)
-            back_s = self.clock.now_s + max((each.back_s(name) for each in self._watching for name in each.out), default=0.0)
+            back_s = self.clock.now_s + max(
+                (each.back_s(name) for each in self._watching for name in each.out), default=0.0
+            )
             is_back = lambda: not any(each.out for each in self._watching)  # noqa: E731 - whoever is not back in time fails its oracle
             self._run_until(is_back, back_s + LOOK_S)
         except Exception as error:  # whatever comes out is the finding; it is told with its instant, and the cause stays attached
@@ -213,9 +230,17 @@ class Play:
         """How often each rule fired, by whose it is: `member`, `pipeline`, `head`, `drafter`, `daemon` or
         `stage`."""
         found: Counter[str] = Counter()
-        cores = [("member", self.cluster.membership.fired), ("pipeline", self.cluster.forming.fired), ("head", self.cluster.head.fired)]
+        cores = [
+            ("member", self.cluster.membership.fired),
+            ("pipeline", self.cluster.forming.fired),
+            ("head", self.cluster.head.fired),
+        ]
         for remote in self.cluster.remote_drafters:
-            cores += [("member", remote.membership.fired), ("pipeline", remote.pipelines.forming.fired), ("drafter", remote.core.fired)]
+            cores += [
+                ("member", remote.membership.fired),
+                ("pipeline", remote.pipelines.forming.fired),
+                ("drafter", remote.core.fired),
+            ]
         for daemon in self.daemons.values():
             cores += [("daemon", daemon.rules), ("stage", daemon.stage_rules)]
         for core, rules in cores:
@@ -234,7 +259,14 @@ class Play:
     def _watching(self) -> list[Oracle]:
         """Those of the stages, and of the drafters that are not given up."""
         remotes = self.cluster.remote_drafters
-        return [self._oracle, *(each for each, remote in zip(self._oracles[1:], remotes, strict=True) if not remote.is_given_up)]
+        return [
+            self._oracle,
+            *(
+                each
+                for each, remote in zip(self._oracles[1:], remotes, strict=True)
+                if not remote.is_given_up
+            ),
+        ]
 
     def _touch(self, fault: Fault) -> None:
         for oracle in self._oracles:
@@ -242,7 +274,9 @@ class Play:
 
     def _look(self) -> None:
         numbers = [self.cluster.forming.number]
-        numbers += [each.pipelines.forming.number for each in self.cluster.remote_drafters if not each.is_given_up]
+        numbers += [
+            each.pipelines.forming.number for each in self.cluster.remote_drafters if not each.is_given_up
+        ]
         for oracle, number in zip(self._watching, numbers, strict=True):
             oracle.look(
                 head_listens=not self.cluster.process.is_stopped,
@@ -264,7 +298,9 @@ class Play:
         spans = next(spans for each, spans in pairs if each is answer)
         expected, reason = self._plain(answer.submit, spans)
         if answer.end.reason != "cancelled":
-            assert (answer.text, answer.end.reason) == (list(expected), reason), f"request {answer.submit.request} has a wrong answer"
+            assert (answer.text, answer.end.reason) == (list(expected), reason), (
+                f"request {answer.submit.request} has a wrong answer"
+            )
         found = logprobs_of(self.schedule.language, answer.submit, answer.tokens, spans)
         assert answer.logprobs == found, f"request {answer.submit.request} has wrong log-probabilities"
 
@@ -285,7 +321,10 @@ class Play:
         self._turns[request] -= 1
         text = [*answer.submit.prompt, *answer.text]
         kept = text if rng.random() < 0.6 else text[: rng.randint(0, len(text))]
-        added = [rng.randrange(self.schedule.language.vocabulary_size) for _ in range(rng.randint(0 if kept else 1, 6))]
+        added = [
+            rng.randrange(self.schedule.language.vocabulary_size)
+            for _ in range(rng.randint(0 if kept else 1, 6))
+        ]
         prompt = tuple([*kept, *added][: self.schedule.context - 1])
         self.cluster.at(
             self.clock.now_s + rng.choice([0.0, 1.0, 4.0]),
@@ -373,7 +412,9 @@ class Play:
         """As with the session: right where a device talked nonsense, or computes no number. Answers go on
         without it."""
         self._tell("head", f"gives up a drafter: {text}")
-        assert NO_NUMBER in text or self._has_babbled or not self._is_honest, f"the head gives up a drafter: {text}"
+        assert NO_NUMBER in text or self._has_babbled or not self._is_honest, (
+            f"the head gives up a drafter: {text}"
+        )
 
     def _heal(self) -> None:
         """From now on nothing goes wrong any more; a stuck process is started again, as its owner would."""

@@ -1,4 +1,5 @@
-"""What one seed stands for: a cluster, limits, a method, a drafter, questions, and the faults that happen to it all and when."""
+"""What one seed stands for: a cluster, limits, a method, a drafter, questions, and the faults that happen to
+it all and when."""
 
 from __future__ import annotations
 
@@ -24,7 +25,12 @@ from flowspec.sim.faults.drafters import Place
 from flowspec.sim.faults.pipelines import HEAD
 from flowspec.sim.language import HashLanguage, plain_answer
 
-SAMPLINGS = (Sampling(), Sampling(temperature=0.7), Sampling(temperature=1.0, top_p=0.9), Sampling(temperature=0.9, top_k=3))
+SAMPLINGS = (
+    Sampling(),
+    Sampling(temperature=0.7),
+    Sampling(temperature=1.0, top_p=0.9),
+    Sampling(temperature=0.9, top_k=3),
+)
 HEAL_S = 8.0
 """When all is well again."""
 ANSWERED_SHARE = 0.25
@@ -35,7 +41,18 @@ HOLD_SHARE = 0.1
 """Of the silence by which a device is lost: for so long a segment may keep a link busy, as in the product."""
 MORE_KINDS = ("held", "one way")
 """Faults that came later: drawn beside the others, so that a seed keeps the faults that it had."""
-LATER_KINDS = ("damaged", "short", "doomed", "locked", "babble", "heat", "garble", "mute", "slow link", "no name")
+LATER_KINDS = (
+    "damaged",
+    "short",
+    "doomed",
+    "locked",
+    "babble",
+    "heat",
+    "garble",
+    "mute",
+    "slow link",
+    "no name",
+)
 """And those that came after these."""
 DRAFTER_KINDS = (
     *("crash", "restart", "stop", "slow", "stuck", "sever", "break", "refuse", "held"),
@@ -47,7 +64,19 @@ BITS_KINDS = ("poor",)
 """What may be so where devices have different arithmetics: one comes back without its best."""
 START_KINDS = ("absent", "narrow")
 """What may be so when the head begins."""
-KINDS = ("crash", "restart", "stop", "slow", "stuck", "sever", "break", "head stops", "clock", "refuse", "drafter")
+KINDS = (
+    "crash",
+    "restart",
+    "stop",
+    "slow",
+    "stuck",
+    "sever",
+    "break",
+    "head stops",
+    "clock",
+    "refuse",
+    "drafter",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +95,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialogue:
-    """One request: its first question, how many more follow, and when it is cancelled or forgotten (None: never)."""
+    """One request: its first question, how many more follow, and when it is cancelled or forgotten (None:
+    never)."""
 
     first: Submit
     at_s: float
@@ -116,7 +146,9 @@ class Schedule:
 def draw(seed: int) -> Schedule:
     """The schedule of a seed; most have a few faults, some have many at once."""
     rng = random.Random(seed)
-    devices = tuple(f"pi-{index}" for index in range(rng.choices([1, 2, 3, 4, 6], weights=[1, 3, 4, 3, 1])[0]))
+    devices = tuple(
+        f"pi-{index}" for index in range(rng.choices([1, 2, 3, 4, 6], weights=[1, 3, 4, 3, 1])[0])
+    )
     context = rng.choice([16, 40, 90])
     language = HashLanguage(rng.choice([7, 24]), seed, rng.choice([0.7, 2.0, 4.0]))
     flights_max = rng.choice([None, None, 1, 2])
@@ -125,10 +157,21 @@ def draw(seed: int) -> Schedule:
         qualities = []
     elif make_method(name).drafters_max > 1 and rng.random() < 0.5:
         qualities += [rng.choice([0.0, 0.6, 0.95]) for _ in range(rng.choice([1, 1, 2, 3]))]
-    shape: dict[str, Any] = {"segment_nodes": rng.choice([1, 4, 16]), "width": rng.choice([1, 3]), "window": rng.choice([None, 1, 2])}
-    sizes = {} if name == "ar" else {"nodes": rng.choice([4, 16]), "depth": rng.choice([1, 3]), "width": rng.choice([1, 3])}
+    shape: dict[str, Any] = {
+        "segment_nodes": rng.choice([1, 4, 16]),
+        "width": rng.choice([1, 3]),
+        "window": rng.choice([None, 1, 2]),
+    }
+    sizes = (
+        {}
+        if name == "ar"
+        else {"nodes": rng.choice([4, 16]), "depth": rng.choice([1, 3]), "width": rng.choice([1, 3])}
+    )
     captures = (1,) if rng.random() < 0.15 else ()
-    dialogues = tuple(_dialogue(rng, request, language, context) for request in range(rng.choices([1, 2, 3], weights=[6, 3, 1])[0]))
+    dialogues = tuple(
+        _dialogue(rng, request, language, context)
+        for request in range(rng.choices([1, 2, 3], weights=[6, 3, 1])[0])
+    )
     room = random.Random(f"room {seed}")
     heat = random.Random(f"heat {seed}")
     later = random.Random(f"later {seed}")
@@ -139,12 +182,21 @@ def draw(seed: int) -> Schedule:
     narrows = _narrow_ways(narrow, devices)
     devices_min = room.randint(1, len(devices)) if room.random() < 0.2 else 1
     wanted = random.Random(~seed)
-    dialogues = tuple(replace(each, first=replace(each.first, top_logprobs=wanted.choice([-1, -1, 0, 3, 20]))) for each in dialogues)
+    dialogues = tuple(
+        replace(each, first=replace(each.first, top_logprobs=wanted.choice([-1, -1, 0, 3, 20])))
+        for each in dialogues
+    )
     made = Schedule(
         seed=seed,
         devices=devices,
-        spec=DeviceSpec(curve=Curve(base_s=rng.choice([0.002, 0.02, 0.1]), row_s=rng.choice([0.0, 0.002])), layers=rng.choice([1, 3])),
-        links=tuple(LinkSpec(delay_s=rng.choice([0.0, 0.002, 0.05]), jitter_s=rng.choice([0.0, 0.01, 0.2])) for _ in range(3)),
+        spec=DeviceSpec(
+            curve=Curve(base_s=rng.choice([0.002, 0.02, 0.1]), row_s=rng.choice([0.0, 0.002])),
+            layers=rng.choice([1, 3]),
+        ),
+        links=tuple(
+            LinkSpec(delay_s=rng.choice([0.0, 0.002, 0.05]), jitter_s=rng.choice([0.0, 0.01, 0.2]))
+            for _ in range(3)
+        ),
         late_s=rng.choice([0.01, 0.5, 3.0]),
         load_s=rng.choice([0.01, 0.2]),
         layer_count=rng.choice([len(devices), 8, 12]),
@@ -173,9 +225,15 @@ def draw(seed: int) -> Schedule:
             moment_s=room.choice([0.3, 1.0, 10.0]),
             again_s=heat.choice([1.0, 600.0]),
         ),
-        method=partial(make_method, name, **(_options(rng, name, len(qualities)) | shape if "window" in OPTIONS[name] else sizes)),
+        method=partial(
+            make_method,
+            name,
+            **(_options(rng, name, len(qualities)) | shape if "window" in OPTIONS[name] else sizes),
+        ),
         language=language,
-        cache_slots={device: rng.choice([1, 1, 2, 64]) * (context + limits.TREE_NODES_MAX) for device in devices},
+        cache_slots={
+            device: rng.choice([1, 1, 2, 64]) * (context + limits.TREE_NODES_MAX) for device in devices
+        },
         draft_slots=rng.choice([0, 1, 2, 64]) * (context + limits.DRAFT_NODES_MAX),
         qualities=tuple(qualities),
         levels=(0, *(rng.choice([0, 0, 1, 2]) for _ in qualities[1:]))[: len(qualities)],
@@ -186,7 +244,12 @@ def draw(seed: int) -> Schedule:
         faults=tuple(
             sorted(
                 (
-                    *_faults(rng, devices, 0 if captures else len(qualities), [dialogue.at_s for dialogue in dialogues]),
+                    *_faults(
+                        rng,
+                        devices,
+                        0 if captures else len(qualities),
+                        [dialogue.at_s for dialogue in dialogues],
+                    ),
                     *_more_faults(random.Random(f"more {seed}"), devices),
                     *_later_faults(later, devices, [dialogue.at_s for dialogue in dialogues]),
                     *_start_faults(random.Random(f"start {seed}"), devices),
@@ -215,7 +278,10 @@ def _with_places(made: Schedule) -> Schedule:
     share, handover_s = rng.choice([0.0, 0.0, 0.6]), rng.choice([0.0, 0.01, 0.3, 1.0])
     names = [drafter_device(number) for number in range(len(made.qualities))]
     is_away = [name in lost or rng.random() < share for name in names]
-    places = tuple(Place(device=name, handover_s=handover_s) if away else None for name, away in zip(names, is_away, strict=True))
+    places = tuple(
+        Place(device=name, handover_s=handover_s) if away else None
+        for name, away in zip(names, is_away, strict=True)
+    )
     there = [place.device for place in places if place is not None]
     found = list(made.faults)
     for _ in range(rng.choice([0, 1, 1, 2, 4]) if there else 0):
@@ -247,14 +313,21 @@ def drafter_device(number: int) -> str:
 def _options(rng: random.Random, name: str, drafters: int) -> dict[str, Any]:
     """How a method with several drafters uses them."""
     if name == "cosine":
-        return {"routing": rng.random() < 0.7, "fusion": rng.random() < 0.7, "count": rng.choice([None, None, 1, 2])}
+        return {
+            "routing": rng.random() < 0.7,
+            "fusion": rng.random() < 0.7,
+            "count": rng.choice([None, None, 1, 2]),
+        }
     if name == "specrouter" and rng.random() < 0.4:
         return {"chain": tuple(drafter for drafter in range(drafters) if rng.random() < 0.6)}
     return {}
 
 
 def _dialogue(rng: random.Random, request: int, language: HashLanguage, context: int) -> Dialogue:
-    prompt = tuple(rng.randrange(language.vocabulary_size) for _ in range(rng.randint(1, min(context - 1, rng.choice([4, 12, 60])))))
+    prompt = tuple(
+        rng.randrange(language.vocabulary_size)
+        for _ in range(rng.randint(1, min(context - 1, rng.choice([4, 12, 60]))))
+    )
     submit = Submit(
         request=request,
         prompt=prompt,
@@ -263,12 +336,19 @@ def _dialogue(rng: random.Random, request: int, language: HashLanguage, context:
         stop_ids=frozenset(),
     )
     if rng.random() < 0.2:
-        whole, _ = plain_answer(language, prompt, submit.sampling, new_tokens_max=submit.new_tokens_max, context=context)
+        whole, _ = plain_answer(
+            language, prompt, submit.sampling, new_tokens_max=submit.new_tokens_max, context=context
+        )
         submit = replace(submit, stop_ids=frozenset(rng.choices(whole, k=1)))
     at_s = rng.choice([0.0, 0.5, rng.uniform(0, HEAL_S / 2)])
     if rng.random() < ANSWERED_SHARE:
         whole, _ = plain_answer(
-            language, prompt, submit.sampling, new_tokens_max=submit.new_tokens_max, context=context, stop_ids=submit.stop_ids
+            language,
+            prompt,
+            submit.sampling,
+            new_tokens_max=submit.new_tokens_max,
+            context=context,
+            stop_ids=submit.stop_ids,
         )
         submit = replace(submit, answered=tuple(whole[: rng.randint(0, len(whole))]))
     return Dialogue(
@@ -280,8 +360,11 @@ def _dialogue(rng: random.Random, request: int, language: HashLanguage, context:
     )
 
 
-def _faults(rng: random.Random, devices: tuple[str, ...], drafters: int, asked_s: list[float]) -> tuple[Fault, ...]:
-    """Faults of devices and of so many drafters. Each kind has its own chance in a seed, so that many seeds have one kind alone and some have all; most fall into an answer."""
+def _faults(
+    rng: random.Random, devices: tuple[str, ...], drafters: int, asked_s: list[float]
+) -> tuple[Fault, ...]:
+    """Faults of devices and of so many drafters. Each kind has its own chance in a seed, so that many seeds
+    have one kind alone and some have all; most fall into an answer."""
     possible = KINDS if drafters else tuple(kind for kind in KINDS if kind != "drafter")
     kinds = [kind for kind in possible if rng.random() < rng.choice([0.15, 0.6])] or [rng.choice(possible)]
     found = []
@@ -291,15 +374,28 @@ def _faults(rng: random.Random, devices: tuple[str, ...], drafters: int, asked_s
         if kind == "drafter":
             where: tuple[str, ...] = (drafter_device(rng.randrange(drafters)),)
         else:
-            where = (HEAD,) if kind in ("head stops", "clock") else tuple(pair) if kind in ("sever", "break") else (rng.choice(devices),)
+            where = (
+                (HEAD,)
+                if kind in ("head stops", "clock")
+                else tuple(pair)
+                if kind in ("sever", "break")
+                else (rng.choice(devices),)
+            )
         last_s = rng.choice([0.0, 0.1, 1.0, 3.0, HEAL_S]) * rng.uniform(0.5, 1.5)
-        at_s = rng.choice([rng.choice(asked_s) + rng.uniform(0, 1), rng.choice(asked_s) + rng.uniform(0, 3), rng.uniform(0, HEAL_S)])
+        at_s = rng.choice(
+            [
+                rng.choice(asked_s) + rng.uniform(0, 1),
+                rng.choice(asked_s) + rng.uniform(0, 3),
+                rng.uniform(0, HEAL_S),
+            ]
+        )
         found.append(Fault(kind=kind, at_s=min(at_s, HEAL_S), for_s=last_s, where=where))
     return tuple(found)
 
 
 def _more_faults(rng: random.Random, devices: tuple[str, ...]) -> tuple[Fault, ...]:
-    """In a fifth of the seeds: a device that another head takes, or that cannot send to a place what is longer than a Commit."""
+    """In a fifth of the seeds: a device that another head takes, or that cannot send to a place what is
+    longer than a Commit."""
     if rng.random() > 0.2:
         return ()
     found = []
@@ -308,7 +404,11 @@ def _more_faults(rng: random.Random, devices: tuple[str, ...]) -> tuple[Fault, .
         device = rng.choice(devices)
         others = [each for each in devices if each != device] or [HEAD]
         where = (device,) if kind == "held" else (device, *rng.sample(others, rng.choice([1, len(others)])))
-        found.append(Fault(kind=kind, at_s=rng.uniform(0, HEAL_S / 2), for_s=rng.choice([1.0, 3.0, HEAL_S]), where=where))
+        found.append(
+            Fault(
+                kind=kind, at_s=rng.uniform(0, HEAL_S / 2), for_s=rng.choice([1.0, 3.0, HEAL_S]), where=where
+            )
+        )
     return tuple(found)
 
 
@@ -323,8 +423,12 @@ def _later_faults(rng: random.Random, devices: tuple[str, ...], asked_s: list[fl
         is_link = kind in ("garble", "mute", "slow link", "no name")
         where = tuple(rng.sample([HEAD, *devices], 2)) if is_link else (rng.choice(devices),)
         at_s = rng.choice([0.0, rng.choice(asked_s) + rng.uniform(0, 1), rng.uniform(0, HEAL_S)])
-        found.append(Fault(kind=kind, at_s=min(at_s, HEAL_S), for_s=rng.choice([0.5, 2.0, HEAL_S]), where=where))
-        if kind in ("damaged", "short", "doomed") and rng.random() < 0.7:  # they show when something is loaded
+        found.append(
+            Fault(kind=kind, at_s=min(at_s, HEAL_S), for_s=rng.choice([0.5, 2.0, HEAL_S]), where=where)
+        )
+        if (
+            kind in ("damaged", "short", "doomed") and rng.random() < 0.7
+        ):  # they show when something is loaded
             found.append(Fault(kind="restart", at_s=min(at_s + 0.3, HEAL_S), for_s=0.0, where=where))
     return tuple(found)
 

@@ -27,8 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--frames", type=whole, default=FRAMES, help=f"frames to try (default {FRAMES})")
     parser.add_argument("--seconds", type=whole, default=SECONDS_MAX, help="stop after so many seconds")
     parser.add_argument("--seed", type=whole, default=1, help="of all chance (default 1)")
-    parser.add_argument("--folder", type=Path, default=Path(), help="where findings are written (default: here)")
-    parser.add_argument("--replay", type=Path, metavar="FILE", help="try one finding again, with its traceback")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(), help="where findings are written (default: here)"
+    )
+    parser.add_argument(
+        "--replay", type=Path, metavar="FILE", help="try one finding again, with its traceback"
+    )
     return run_command(parser, _command, argv)
 
 
@@ -58,7 +62,9 @@ def _show(tally: Tally) -> None:
         f"of all allocations {tally.traced_growth_bytes / mib:+.2f} MiB over the last cases, {tally.traced_peak_bytes / mib:.1f} MiB at the peak"
     )
     for found in tally.findings:
-        print(f"FOUND {found['error']} at {found['where']}: python -m flowspec.testbed.fuzz --replay {found['file']}")
+        print(
+            f"FOUND {found['error']} at {found['where']}: python -m flowspec.testbed.fuzz --replay {found['file']}"
+        )
     print("nothing unexpected" if not tally.findings else f"{len(tally.findings)} unexpected")
 
 

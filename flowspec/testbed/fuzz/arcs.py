@@ -1,4 +1,5 @@
-"""Which steps from line to line a piece of code takes, by Python's own tracing: what guides the fuzzer, and nothing to install."""
+"""Which steps from line to line a piece of code takes, by Python's own tracing: what guides the fuzzer, and
+nothing to install."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ Trace = Callable[[FrameType, str, Any], Any]
 
 
 class Arcs:
-    """The steps taken in some `folders` and files, `(file, from line, to line)`; `new` says whether any was not known before."""
+    """The steps taken in some `folders` and files, `(file, from line, to line)`; `new` says whether any was
+    not known before."""
 
     def __init__(self, *places: Path) -> None:
         self._places = tuple(str(place) for place in places)
@@ -23,7 +25,8 @@ class Arcs:
         return len(self._known)
 
     def watch(self, call: Callable[[], None]) -> bool:
-        """Runs `call`; whether it took a step that none did before. A debugger's or a coverage tool's own tracing stands still meanwhile."""
+        """Runs `call`; whether it took a step that none did before. A debugger's or a coverage tool's own
+        tracing stands still meanwhile."""
         before, old = len(self._known), sys.gettrace()
         sys.settrace(self._on_call)
         try:

@@ -1,8 +1,9 @@
-"""The hunt: cases are made, tried, kept where they reach new code, and what should not happen is written down to be replayed.
+"""The hunt: cases are made, tried, kept where they reach new code, and what should not happen is written down
+to be replayed.
 
-A case is either frames for the codec or the genome of a `World`. Each either passes, or is refused by `PeerError`; everything else is a
-finding. Every `TRACED_EACH`-th case is tried under tracing; one that takes a step through the code that none did before
-becomes a parent of later ones.
+A case is either frames for the codec or the genome of a `World`. Each either passes, or is refused by
+`PeerError`; everything else is a finding. Every `TRACED_EACH`-th case is tried under tracing; one that takes
+a step through the code that none did before becomes a parent of later ones.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ _PACKAGE = Path(flowspec.__file__).parent
 
 @dataclass(slots=True)
 class Tally:
-    """What came of the cases; a world is wronged where a core raised `PeerError`. Bytes of growth are over the cases after the warm-up, `traced_bytes` over the last ones, where all are counted."""
+    """What came of the cases; a world is wronged where a core raised `PeerError`. Bytes of growth are over
+    the cases after the warm-up, `traced_bytes` over the last ones, where all are counted."""
 
     frames: int = 0
     cases: int = 0
@@ -101,7 +103,9 @@ class Hunt:
                 resident_bytes = process.memory_info().rss
             if not tracemalloc.is_tracing() and done >= 1 - WATCHED_SHARE:
                 gc.collect()
-                tally.resident_growth_bytes = process.memory_info().rss - (resident_bytes or process.memory_info().rss)
+                tally.resident_growth_bytes = process.memory_info().rss - (
+                    resident_bytes or process.memory_info().rss
+                )
                 tracemalloc.start()
                 traced_bytes = tracemalloc.get_traced_memory()[0]
             self._one()
@@ -132,7 +136,10 @@ class Hunt:
         if chance.random() < WORLDS_SHARE:
             parent = chance.choice(self._genomes)
             kept = parent[: chance.randint(0, len(parent))]
-            return (*kept, *(chance.getrandbits(32) for _ in range(chance.randint(1, max(1, GENOME_MAX - len(kept))))))
+            return (
+                *kept,
+                *(chance.getrandbits(32) for _ in range(chance.randint(1, max(1, GENOME_MAX - len(kept))))),
+            )
         if chance.random() < 0.02:
             return [chance.randbytes(chance.randrange(RAW_MAX)) for _ in range(chance.randint(0, 3))]
         return mutated(chance.choice(self._frames), chance.choice(self._frames), chance)
@@ -167,14 +174,22 @@ class Hunt:
     def _found(self, case: Case, error: Exception) -> None:
         """Notes a defect, each place in the code once."""
         where = traceback.extract_tb(error.__traceback__)[-1]
-        name = hashlib.sha256(f"{type(error).__name__} {where.filename} {where.lineno}".encode()).hexdigest()[:12]
+        name = hashlib.sha256(f"{type(error).__name__} {where.filename} {where.lineno}".encode()).hexdigest()[
+            :12
+        ]
         if name in self._known:
             return
         self._known.add(name)
         path = self._folder / f"fuzz-{name}.json"
-        path.write_text(json.dumps({"error": f"{type(error).__name__}: {error}"[:500], **dumped(case)}) + "\n", "utf-8")
+        path.write_text(
+            json.dumps({"error": f"{type(error).__name__}: {error}"[:500], **dumped(case)}) + "\n", "utf-8"
+        )
         self.tally.findings.append(
-            {"error": f"{type(error).__name__}: {error}"[:200], "where": f"{Path(where.filename).name}:{where.lineno}", "file": str(path)}
+            {
+                "error": f"{type(error).__name__}: {error}"[:200],
+                "where": f"{Path(where.filename).name}:{where.lineno}",
+                "file": str(path),
+            }
         )
 
 
@@ -205,7 +220,9 @@ def replay(path: Path) -> str:
         genome = tuple(int(seed) for seed in found.get("genome", ()))
         frames = [base64.b64decode(frame) for frame in found.get("frames", ())]
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"{path}: expected a case written by this command, but it cannot be read ({error})") from None
+        raise InputError(
+            f"{path}: expected a case written by this command, but it cannot be read ({error})"
+        ) from None
     if genome:
         ending = World(genome).run()
         return f"{ending.frames} frames, {ending.refused} refused; {ending.pipelines} pipelines; the last error: {ending.error or 'none'}"

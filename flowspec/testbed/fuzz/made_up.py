@@ -1,11 +1,24 @@
-"""Valid messages that no head and no stage said, with numbers as they occur in a `World`: requests, epochs, nodes and tokens that may exist."""
+"""Valid messages that no head and no stage said, with numbers as they occur in a `World`: requests, epochs,
+nodes and tokens that may exist."""
 
 from __future__ import annotations
 
 import random
 
 from flowspec.core import limits
-from flowspec.core.messages import Commit, Hop, Logprobs, Message, Open, Part, Release, Sampling, Segment, Verified, VerifiedPart
+from flowspec.core.messages import (
+    Commit,
+    Hop,
+    Logprobs,
+    Message,
+    Open,
+    Part,
+    Release,
+    Sampling,
+    Segment,
+    Verified,
+    VerifiedPart,
+)
 
 CONTEXT = 48
 VOCABULARY = 6
@@ -14,8 +27,11 @@ EPOCHS = 3
 
 
 def made_up(kind: str, chance: random.Random) -> Message:
-    """A message for this kind of connection: `control`, `data` or `head`. Raises `ValueError` for one that breaks a message's own rules."""
-    return _verified(chance) if kind == "head" else _control(chance) if kind == "control" else _segment(chance)
+    """A message for this kind of connection: `control`, `data` or `head`. Raises `ValueError` for one that
+    breaks a message's own rules."""
+    return (
+        _verified(chance) if kind == "head" else _control(chance) if kind == "control" else _segment(chance)
+    )
 
 
 def _few(chance: random.Random, most: int, low: int = 0) -> tuple[int, ...]:
@@ -24,18 +40,37 @@ def _few(chance: random.Random, most: int, low: int = 0) -> tuple[int, ...]:
 
 def _open(chance: random.Random, request: int, epoch: int) -> Open:
     length = chance.choice((1, 2, 5, CONTEXT, CONTEXT + 1))
-    keep, slots = chance.randint(0, length), chance.choice((CONTEXT + limits.TREE_NODES_MAX, length, CONTEXT * 9))
-    return Open(request=request, epoch=epoch, keep=keep, length=length, root=chance.randint(0, 20), slots=slots, sampling=Sampling())
+    keep, slots = (
+        chance.randint(0, length),
+        chance.choice((CONTEXT + limits.TREE_NODES_MAX, length, CONTEXT * 9)),
+    )
+    return Open(
+        request=request,
+        epoch=epoch,
+        keep=keep,
+        length=length,
+        root=chance.randint(0, 20),
+        slots=slots,
+        sampling=Sampling(),
+    )
 
 
 def _commit(chance: random.Random, request: int, epoch: int) -> Commit:
     base = chance.choice((1, 2, 5, chance.randint(1, CONTEXT), limits.CONTEXT_MAX))
-    return Commit(request=request, epoch=epoch, base=base, path=_few(chance, chance.choice((0, 3, 60))), is_over=chance.random() < 0.1)
+    return Commit(
+        request=request,
+        epoch=epoch,
+        base=base,
+        path=_few(chance, chance.choice((0, 3, 60))),
+        is_over=chance.random() < 0.1,
+    )
 
 
 def _control(chance: random.Random) -> Open | Commit | Release:
     request, epoch = chance.randrange(REQUESTS), chance.randrange(EPOCHS)
-    return chance.choice((_open, _commit, _commit, lambda *_: Release(request=request)))(chance, request, epoch)
+    return chance.choice((_open, _commit, _commit, lambda *_: Release(request=request)))(
+        chance, request, epoch
+    )
 
 
 def _segment(chance: random.Random) -> Segment:
@@ -50,7 +85,9 @@ def _segment(chance: random.Random) -> Segment:
                 ids=ids,
                 parents=tuple(chance.randint(-1, node - 1) for node in ids),
                 tokens=tuple(chance.randrange(VOCABULARY + 1) for _ in ids),
-                positions=tuple(chance.choice((0, 1, 5, CONTEXT - 1, CONTEXT, limits.CONTEXT_MAX)) for _ in ids),
+                positions=tuple(
+                    chance.choice((0, 1, 5, CONTEXT - 1, CONTEXT, limits.CONTEXT_MAX)) for _ in ids
+                ),
                 committed=tuple(chance.random() < 0.5 for _ in ids),
             )
         )
@@ -61,11 +98,17 @@ def _verified(chance: random.Random) -> Verified:
     parts = []
     for _ in range(chance.randint(0, 2)):
         ids = _few(chance, 5)
-        tokens = tuple(chance.choice((-1, chance.randrange(VOCABULARY), VOCABULARY, limits.VOCABULARY_MAX)) for _ in ids)
+        tokens = tuple(
+            chance.choice((-1, chance.randrange(VOCABULARY), VOCABULARY, limits.VOCABULARY_MAX)) for _ in ids
+        )
         few = tuple(chance.randrange(VOCABULARY + 1) for _ in range(chance.randint(0, 3)))
-        logprobs = (Logprobs(chosen=-0.5, ids=few, values=(-0.5,) * len(few)),) * (chance.randint(0, 1) * (len(ids) - tokens.count(-1)))
+        logprobs = (Logprobs(chosen=-0.5, ids=few, values=(-0.5,) * len(few)),) * (
+            chance.randint(0, 1) * (len(ids) - tokens.count(-1))
+        )
         request, epoch = chance.randrange(REQUESTS), chance.randrange(EPOCHS)
-        parts.append(VerifiedPart(request=request, epoch=epoch, ids=ids, next_tokens=tokens, logprobs=logprobs))
+        parts.append(
+            VerifiedPart(request=request, epoch=epoch, ids=ids, next_tokens=tokens, logprobs=logprobs)
+        )
     return Verified(segment=chance.randrange(40), parts=tuple(parts), hops=_hops(chance))
 
 

@@ -1,7 +1,8 @@
 """Frames made wrong: by bytes, by the entries of the header, and by joining two of them.
 
-Structure-aware: most mutations unpack the header, change one of its entries (numbers to neighbours or extremes, lists to longer,
-shorter or deeper ones, anything to another type), and pack it again, so that what is wrong lies deeper than in msgpack.
+Structure-aware: most mutations unpack the header, change one of its entries (numbers to neighbours or
+extremes, lists to longer, shorter or deeper ones, anything to another type), and pack it again, so that what
+is wrong lies deeper than in msgpack.
 """
 
 from __future__ import annotations
@@ -45,10 +46,39 @@ BYTES_OF_INTEREST = (
     0xDF,
     0xFF,
 )
-_NUMBERS = (0, 1, -1, 2**7, 2**8, 2**16, 2**31, 2**32 - 1, 2**53, limits.ID_MAX, limits.ID_MAX + 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63))
+_NUMBERS = (
+    0,
+    1,
+    -1,
+    2**7,
+    2**8,
+    2**16,
+    2**31,
+    2**32 - 1,
+    2**53,
+    limits.ID_MAX,
+    limits.ID_MAX + 1,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+    -(2**63),
+)
 _FLOATS = (0.0, -0.0, 0.5, -1.0, 1e-308, 5e-324, 1e308, math.inf, -math.inf, math.nan)
 _OTHERS: tuple[Any, ...] = (
-    *(None, True, False, "", "x", "\x00", "two\nlines", "\u202e", "\U0001f600", "x" * (limits.NAME_CHARS_MAX + 1), b"", b"\xff\xfe"),
+    *(
+        None,
+        True,
+        False,
+        "",
+        "x",
+        "\x00",
+        "two\nlines",
+        "\u202e",
+        "\U0001f600",
+        "x" * (limits.NAME_CHARS_MAX + 1),
+        b"",
+        b"\xff\xfe",
+    ),
     *([], [[]], [None], [0, 0], {}, {"a": 1}, {0: 0}, msgpack.ExtType(5, b"x"), msgpack.Timestamp(1, 2)),
 )
 
@@ -65,7 +95,8 @@ def mutated(frames: Sequence[bytes], other: Sequence[bytes], chance: random.Rand
 
 
 def nudged(frames: Sequence[bytes], chance: random.Random) -> Frames:
-    """`frames` with one number of the header changed by little or to another of its numbers, or a record in it twice or left out.
+    """`frames` with one number of the header changed by little or to another of its numbers, or a record in
+    it twice or left out.
 
     Most often that is still a valid message.
     """
@@ -103,7 +134,11 @@ def _unpacked(frames: Sequence[bytes]) -> list[Any] | None:
     """The header as lists, None where it is none."""
     try:
         header = msgpack.unpackb(frames[0], strict_map_key=False) if frames else None
-    except (ValueError, TypeError, msgpack.exceptions.UnpackException):  # TypeError: a list as the key of a map
+    except (
+        ValueError,
+        TypeError,
+        msgpack.exceptions.UnpackException,
+    ):  # TypeError: a list as the key of a map
         return None
     return header if isinstance(header, list) and header else None
 
@@ -136,7 +171,10 @@ def _change_entry(frames: Frames, other: Sequence[bytes], chance: random.Random)
     elif way == 5:
         owner.insert(at, value)
     elif way == 6 and isinstance(value, list) and value:
-        owner[at] = value * chance.choices((2, 3, 1 + 300 // len(value), 1 + LONG_MAX // len(value)), (40, 40, 19, 1))[0]
+        owner[at] = (
+            value
+            * chance.choices((2, 3, 1 + 300 // len(value), 1 + LONG_MAX // len(value)), (40, 40, 19, 1))[0]
+        )
     else:
         owner[at] = _nested(value, chance.choices((1, 2, 40, DEPTH_MAX), (40, 40, 18, 2))[0])
     return _packed(header, frames)
@@ -190,7 +228,18 @@ def _splice(frames: Frames, other: Sequence[bytes], chance: random.Random) -> Fr
 
 def _change_count(frames: Frames, other: Sequence[bytes], chance: random.Random) -> Frames:
     """Frames too many or too few, or another message's payload."""
-    return list(chance.choice((frames[:1], frames * 2, frames[::-1], [*frames, b""], [*frames[:1], *other[1:]], [*frames[:1], bytes(64)])))
+    return list(
+        chance.choice(
+            (
+                frames[:1],
+                frames * 2,
+                frames[::-1],
+                [*frames, b""],
+                [*frames[:1], *other[1:]],
+                [*frames[:1], bytes(64)],
+            )
+        )
+    )
 
 
 _WAYS: tuple[Callable[[Frames, Sequence[bytes], random.Random], Frames], ...] = (

@@ -6,7 +6,18 @@ from typing import Any
 
 from flowspec import __version__
 from flowspec.core.arithmetic import Arithmetics, AskArithmetics
-from flowspec.core.cluster_messages import Assign, Drafting, Error, Hello, Loading, Ping, Pong, Ready, Reset, Welcome
+from flowspec.core.cluster_messages import (
+    Assign,
+    Drafting,
+    Error,
+    Hello,
+    Loading,
+    Ping,
+    Pong,
+    Ready,
+    Reset,
+    Welcome,
+)
 from flowspec.core.facts import AskFacts, Board, Facts, Interface, KernelFacts, LinkFacts, Software
 from flowspec.core.messages import (
     Commit,
@@ -42,10 +53,24 @@ from flowspec.wire.codec import BYTES, DTYPE_BYTES, Envelope, Tensor, encode
 Frames = list[bytes]
 
 _DIGEST = "0123456789abcdef" * 4
-_OPEN = Open(request=1, epoch=2, keep=3, length=5, root=9, slots=300, sampling=Sampling(temperature=0.7, top_k=40, top_p=0.9, seed=7))
+_OPEN = Open(
+    request=1,
+    epoch=2,
+    keep=3,
+    length=5,
+    root=9,
+    slots=300,
+    sampling=Sampling(temperature=0.7, top_k=40, top_p=0.9, seed=7),
+)
 _COMMIT = Commit(request=1, epoch=2, base=5, path=(10, 11))
 _PART = Part(
-    commit=_COMMIT, opening=_OPEN, ids=(11, 12, 13), parents=(10, 11, 11), tokens=(3, 4, 5), positions=(6, 7, 7), committed=(False,) * 3
+    commit=_COMMIT,
+    opening=_OPEN,
+    ids=(11, 12, 13),
+    parents=(10, 11, 11),
+    tokens=(3, 4, 5),
+    positions=(6, 7, 7),
+    committed=(False,) * 3,
 )
 _PROMPT = Part(
     commit=Commit(request=2, epoch=0, base=2, path=()),
@@ -57,7 +82,16 @@ _PROMPT = Part(
     committed=(True, True),
 )
 _LOGPROBS = Logprobs(chosen=-1.25, ids=(7, 4), values=(-0.5, -1.25))
-_HOP = Hop(received_s=1e6, queued_s=0.1, compute_s=0.2, own_s=0.001, rows=3, dead_in_queue=1, dead_between_layers=1, dead_late=0)
+_HOP = Hop(
+    received_s=1e6,
+    queued_s=0.1,
+    compute_s=0.2,
+    own_s=0.001,
+    rows=3,
+    dead_in_queue=1,
+    dead_between_layers=1,
+    dead_late=0,
+)
 _ASSIGN: dict[str, Any] = {
     "model": "owner/name",
     "fingerprint": _DIGEST[:32],
@@ -90,12 +124,25 @@ MESSAGES: tuple[Message, ...] = (
         drafting=Drafting(vocabulary=90, coupled=True),
     ),
     Expand(segment=Segment(segment=6, parts=(_PART, _PROMPT), releases=(Release(request=3),)), width=8),
-    Proposed(job=6, proposals=(Proposal(request=1, epoch=2, node=11, tokens=(3, 4), confidences=(0.5, 0.25)),), compute_s=0.01),
+    Proposed(
+        job=6,
+        proposals=(Proposal(request=1, epoch=2, node=11, tokens=(3, 4), confidences=(0.5, 0.25)),),
+        compute_s=0.01,
+    ),
     Loading(share=0.5, doing="receiving"),
     Ready(weight_bytes=1, memory_bytes=2, cache_slots=600, received_bytes=3),
     Reset(),
     Ping(),
-    Pong(queued=1, done=2, memory_bytes=3, running_s=0.5, temperature_c=61.5, clock_mhz=1500.0, clock_max_mhz=2400.0, is_throttled=True),
+    Pong(
+        queued=1,
+        done=2,
+        memory_bytes=3,
+        running_s=0.5,
+        temperature_c=61.5,
+        clock_mhz=1500.0,
+        clock_max_mhz=2400.0,
+        is_throttled=True,
+    ),
     Error(text="no", retry_after_s=0.5),
     Error(text="lost", cause="next"),
     _OPEN,
@@ -103,7 +150,11 @@ MESSAGES: tuple[Message, ...] = (
     Commit(request=1, epoch=2, base=5, path=(), is_over=True),
     Segment(segment=4, parts=(_PART, _PROMPT), hops=(_HOP,)),
     Segment(segment=5, parts=(), releases=(Release(request=3, epoch=1), Release(request=4))),
-    Verified(segment=4, parts=(VerifiedPart(request=1, epoch=2, ids=(11, 12), next_tokens=(4, -1)),), hops=(_HOP, _HOP)),
+    Verified(
+        segment=4,
+        parts=(VerifiedPart(request=1, epoch=2, ids=(11, 12), next_tokens=(4, -1)),),
+        hops=(_HOP, _HOP),
+    ),
     Verified(
         segment=4,
         parts=(VerifiedPart(request=1, epoch=2, ids=(11, 12), next_tokens=(-1, 4), logprobs=(_LOGPROBS,)),),
@@ -116,16 +167,28 @@ MESSAGES: tuple[Message, ...] = (
     AskBytes(digest=_DIGEST, offset=0, size=4),
     ModelOffer(config='{"model_type": "llama"}', tensor_count=3, gguf=""),
     NameList(names=("model.norm.weight", "lm_head.weight")),
-    TensorList(entries=(TensorEntry(name="model.norm.weight", dtype="F32", shape=(8, 2), size_bytes=64, digest=_DIGEST),)),
+    TensorList(
+        entries=(
+            TensorEntry(name="model.norm.weight", dtype="F32", shape=(8, 2), size_bytes=64, digest=_DIGEST),
+        )
+    ),
     TensorBytes(digest=_DIGEST, offset=4),
     AskFacts(
-        address="127.0.0.1", model="owner/name", fingerprint="0", next_hop="127.0.0.1:7700", next_name="board", speed=True, dtype="int8"
+        address="127.0.0.1",
+        model="owner/name",
+        fingerprint="0",
+        next_hop="127.0.0.1:7700",
+        next_name="board",
+        speed=True,
+        dtype="int8",
     ),
     Facts(
         clock_s=1e9,
         is_held=True,
         software=Software(python="3.11", torch="2", transformers="5", cuda=""),
-        board=Board(model="Raspberry Pi 4", throttled=5, celsius=60.5, trip_c=80.0, cpu_mhz=1500.0, cpu_max_mhz=1800.0),
+        board=Board(
+            model="Raspberry Pi 4", throttled=5, celsius=60.5, trip_c=80.0, cpu_mhz=1500.0, cpu_max_mhz=1800.0
+        ),
         memory_total_bytes=4,
         memory_available_bytes=3,
         memory_limit_bytes=0,
@@ -160,9 +223,13 @@ def sample_envelopes() -> list[Envelope]:
         elif isinstance(message, Segment | Verified) and message.row_count:
             rows, width = message.row_count, 4
             payloads += [
-                Tensor(rows=rows, width=width, dtype=dtype, data=bytes(rows * width * size)) for dtype, size in DTYPE_BYTES.items()
+                Tensor(rows=rows, width=width, dtype=dtype, data=bytes(rows * width * size))
+                for dtype, size in DTYPE_BYTES.items()
             ]
-        found += [Envelope(incarnation=77, sender="head", sequence=number, message=message, tensor=each) for each in payloads]
+        found += [
+            Envelope(incarnation=77, sender="head", sequence=number, message=message, tensor=each)
+            for each in payloads
+        ]
     return found
 
 

@@ -37,7 +37,11 @@ SEEDS = 1 << 32
 RATES = (0.0, 0.01, 0.05, 0.2)
 """Of the frames, how many somebody tampers with."""
 WAYS = ("lost", "twice", "late", "old", "mutated", "nudged", "made up")
-_WEIGHTS = {"control": (2, 2, 2, 2, 1, 6, 3), "data": (1, 1, 1, 1, 1, 10, 2), "head": (1, 0.2, 2, 0.2, 1, 12, 0.2)}
+_WEIGHTS = {
+    "control": (2, 2, 2, 2, 1, 6, 3),
+    "data": (1, 1, 1, 1, 1, 10, 2),
+    "head": (1, 0.2, 2, 0.2, 1, 12, 0.2),
+}
 """How often what is done to frames, in the order of `WAYS`, by where they go; what ends a cluster at once is
 rare."""
 _SAMPLES = sample_frames()
@@ -66,7 +70,9 @@ class World:
         self._late: dict[tuple[int, str], tuple[Connection, Frames]] = {}
         self._is_over = False
         schedule = draw(genome[0] % SEEDS)
-        if self._rate:  # features come once: a drafter that wants them cannot do without those that somebody changed
+        if (
+            self._rate
+        ):  # features come once: a drafter that wants them cannot do without those that somebody changed
             schedule = replace(schedule, captures=())
         self._play = Play(schedule, self._tamper if self._rate else None)
 
@@ -127,7 +133,9 @@ class World:
         rows = message.row_count if isinstance(message, Segment | Verified) else 0
         has_payload = rows and chance.random() < 0.7
         tensor = Tensor(rows=rows, width=1, dtype="float32", data=bytes(4 * rows)) if has_payload else None
-        envelope = Envelope(incarnation=connection.incarnation, sender="x", sequence=0, message=message, tensor=tensor)
+        envelope = Envelope(
+            incarnation=connection.incarnation, sender="x", sequence=0, message=message, tensor=tensor
+        )
         return [bytes(frame) for frame in encode(envelope)]
 
 

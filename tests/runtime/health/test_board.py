@@ -28,7 +28,10 @@ def zone(number: int, milli: int, trips: dict[str, int]) -> dict[str, str | byte
     folder = f"sys/class/thermal/thermal_zone{number}"
     found: dict[str, str | bytes] = {f"{folder}/temp": f"{milli}\n"}
     for at, (kind, degrees) in enumerate(trips.items()):
-        found |= {f"{folder}/trip_point_{at}_type": f"{kind}\n", f"{folder}/trip_point_{at}_temp": f"{degrees}\n"}
+        found |= {
+            f"{folder}/trip_point_{at}_type": f"{kind}\n",
+            f"{folder}/trip_point_{at}_temp": f"{degrees}\n",
+        }
     return found
 
 
@@ -45,7 +48,12 @@ def test_a_raspberry_pi_tells_of_its_firmware_its_heat_and_its_clock(tmp_path: P
         },
     )
     assert read_board(tmp_path, no_tool) == Board(
-        model="Raspberry Pi 5 Model B Rev 1.0", throttled=0x50005, celsius=84.5, trip_c=80.0, cpu_mhz=1500, cpu_max_mhz=2400
+        model="Raspberry Pi 5 Model B Rev 1.0",
+        throttled=0x50005,
+        celsius=84.5,
+        trip_c=80.0,
+        cpu_mhz=1500,
+        cpu_max_mhz=2400,
     )
 
 

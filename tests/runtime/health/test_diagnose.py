@@ -54,8 +54,18 @@ def cluster(count: int = 3) -> list[Examined]:
 
 def needs(count: int = 3, weight_bytes: int = GIB, model: str = "/models/llama") -> ModelNeeds:
     memory = SliceMemory(weight_bytes=weight_bytes, cache_bytes=64 << 20)
-    stages = tuple(StageNeed(device=f"pi-{index}", first=index, end=index + 1, memory=memory) for index in range(count))
-    return ModelNeeds(model=model, fingerprint="f", dtype="float16", context=4096, row_bytes=8192, layer=memory, stages=stages)
+    stages = tuple(
+        StageNeed(device=f"pi-{index}", first=index, end=index + 1, memory=memory) for index in range(count)
+    )
+    return ModelNeeds(
+        model=model,
+        fingerprint="f",
+        dtype="float16",
+        context=4096,
+        row_bytes=8192,
+        layer=memory,
+        stages=stages,
+    )
 
 
 def findings(found: list[Examined], wanted: ModelNeeds | None = None) -> list[tuple[str, str, str]]:
@@ -88,7 +98,12 @@ def test_nothing_is_wrong_with_a_healthy_cluster() -> None:
     ("board", "severity", "text", "advice"),
     [
         (Board(throttled=0x5), "problem", "under-voltage, throttling, now", "power supply"),
-        (Board(throttled=0x50000), "warning", "under-voltage, throttling, since it was started", "power supply"),
+        (
+            Board(throttled=0x50000),
+            "warning",
+            "under-voltage, throttling, since it was started",
+            "power supply",
+        ),
         (Board(throttled=0x80008), "problem", "the soft temperature limit, now", "heat sink"),
         (Board(is_capped=True), "problem", "holds its clocks down because of heat", "heat sink"),
         (Board(celsius=86.0, trip_c=85.0), "warning", "86 degrees, and it throttles from 85 on", "heat sink"),
@@ -104,7 +119,13 @@ def test_throttling_is_told(board: Board, severity: str, text: str, advice: str)
 
 
 @pytest.mark.parametrize(
-    "board", [Board(throttled=0), Board(celsius=84.0, trip_c=85.0), Board(celsius=84.0), Board(cpu_mhz=2400, cpu_max_mhz=2400)]
+    "board",
+    [
+        Board(throttled=0),
+        Board(celsius=84.0, trip_c=85.0),
+        Board(celsius=84.0),
+        Board(cpu_mhz=2400, cpu_max_mhz=2400),
+    ],
 )
 def test_a_cool_board_is_left_in_peace(board: Board) -> None:
     assert findings(with_facts(board=board)) == []
@@ -129,11 +150,15 @@ def test_a_jetson_without_cuda_is_a_problem() -> None:
         ({"python": "3.10.2"}, [("note", "pi-1", "python")]),
     ],
 )
-def test_other_versions_of_libraries_are_told(changes: dict[str, str], expected: list[tuple[str, str, str]]) -> None:
+def test_other_versions_of_libraries_are_told(
+    changes: dict[str, str], expected: list[tuple[str, str, str]]
+) -> None:
     assert findings(with_facts(software=replace(FACTS.software, **changes))) == expected
 
 
-@pytest.mark.parametrize(("offset_s", "text"), [(90.0, "90 s ahead of"), (-3.0, "3 s behind"), (1.0, ""), (1e6, "certificates")])
+@pytest.mark.parametrize(
+    ("offset_s", "text"), [(90.0, "90 s ahead of"), (-3.0, "3 s behind"), (1.0, ""), (1e6, "certificates")]
+)
 def test_a_clock_that_is_off_is_a_warning(offset_s: float, text: str) -> None:
     found = cluster()
     found[2].clock_offset_s = offset_s
@@ -145,7 +170,8 @@ def test_a_clock_that_is_off_is_a_warning(offset_s: float, text: str) -> None:
         assert text in finding.text
 
 
-# ------------------------------------------------------------------------------------------------------ memory
+# ------------------------------------------------------------------------------------------------------
+# memory
 
 
 def test_what_a_device_lacks_is_told_to_the_mib() -> None:
@@ -196,11 +222,18 @@ def test_a_card_with_memory_of_its_own_is_asked_for_its_own() -> None:
     assert "free on RTX" in finding.text
 
 
-# ------------------------------------------------------------------------------------------------------- links
+# -------------------------------------------------------------------------------------------------------
+# links
 
 
 @pytest.mark.parametrize(
-    ("kind", "text"), [("wi-fi", "Wi-Fi, x0"), ("bridge", "a virtual bridge, x0"), ("tunnel", "tunnel"), ("virtual", "virtual")]
+    ("kind", "text"),
+    [
+        ("wi-fi", "Wi-Fi, x0"),
+        ("bridge", "a virtual bridge, x0"),
+        ("tunnel", "tunnel"),
+        ("virtual", "virtual"),
+    ],
 )
 def test_interfaces_that_are_no_cable_are_warned_of(kind: str, text: str) -> None:
     finding = only(with_facts(interface=Interface(name="x0", kind=kind, speed_mbps=0, mtu=1500)))
@@ -260,11 +293,15 @@ def test_latency_and_links_that_do_not_stand() -> None:
     assert findings(found) == [("problem", "pi-1 -> pi-2", "link"), ("warning", f"{HERE} -> pi-0", "latency")]
 
 
-# ------------------------------------------------------------------------------------------------------- model
+# -------------------------------------------------------------------------------------------------------
+# model
 
 
 @pytest.mark.parametrize("state", ["none", "part", "other"])
-@pytest.mark.parametrize(("model", "source"), [("/models/llama", "this machine sends it"), ("Qwen/Qwen3-0.6B", "come from the hub")])
+@pytest.mark.parametrize(
+    ("model", "source"),
+    [("/models/llama", "this machine sends it"), ("Qwen/Qwen3-0.6B", "come from the hub")],
+)
 def test_a_model_that_is_not_there_is_noted(model: str, source: str, state: str) -> None:
     finding = only(with_facts(model=state), needs(model=model))
     assert (finding.severity, finding.device, finding.check) == ("note", "pi-1", "weights")
@@ -282,7 +319,9 @@ def kernel_of(*arithmetics: str) -> KernelFacts:
 
 def test_what_devices_agree_on_is_told_where_it_is_not_the_best_of_each() -> None:
     found = cluster()
-    for each, kernel in zip(found, (kernel_of("fast", "safe"), kernel_of("safe"), kernel_of("safe", "fast")), strict=True):
+    for each, kernel in zip(
+        found, (kernel_of("fast", "safe"), kernel_of("safe"), kernel_of("safe", "fast")), strict=True
+    ):
         each.facts = replace(FACTS, kernel=kernel)
     (told,) = [finding for finding in diagnose(found, FACTS, None) if finding.check == "arithmetic"]
     assert (told.device, told.severity) == ("pi-0", "note")
@@ -290,7 +329,9 @@ def test_what_devices_agree_on_is_told_where_it_is_not_the_best_of_each() -> Non
     found[1].facts = replace(FACTS, kernel=kernel_of("other"))
     (told,) = [finding for finding in diagnose(found, FACTS, needs()) if finding.check == "arithmetic"]
     assert (told.device, told.severity) == ("pi-1", "problem")
-    assert told.text.startswith("it shares no arithmetic of bfloat16 with the devices before it: it has other")
+    assert told.text.startswith(
+        "it shares no arithmetic of bfloat16 with the devices before it: it has other"
+    )
     beside = needs(count=1)
     assert not [finding for finding in diagnose(found, FACTS, beside) if finding.check == "arithmetic"]
     found[2].facts = found[1].facts = FACTS
@@ -300,13 +341,21 @@ def test_what_devices_agree_on_is_told_where_it_is_not_the_best_of_each() -> Non
 def test_kernels_that_are_not_right_are_told_of() -> None:
     right, slow, none = (
         KernelFacts(dtype="int8", kernel="x86", faults=""),
-        KernelFacts(dtype="int8", kernel="plain", faults="x86 ran an instruction that this processor does not have"),
+        KernelFacts(
+            dtype="int8", kernel="plain", faults="x86 ran an instruction that this processor does not have"
+        ),
         KernelFacts(dtype="int8", kernel="", faults="int8 does not run right on cpu"),
     )
     found = cluster()
     for each, kernel in zip(found, (right, slow, none), strict=True):
         each.facts = replace(FACTS, kernel=kernel)
     told = [finding for finding in diagnose(found, FACTS, None) if finding.check == "kernels"]
-    assert [(finding.severity, finding.device) for finding in told] == [("problem", "pi-2"), ("warning", "pi-1")]
-    assert "int8 is computed by the kernel plain there, which may be slow, for x86 ran an instruction" in told[1].text
+    assert [(finding.severity, finding.device) for finding in told] == [
+        ("problem", "pi-2"),
+        ("warning", "pi-1"),
+    ]
+    assert (
+        "int8 is computed by the kernel plain there, which may be slow, for x86 ran an instruction"
+        in told[1].text
+    )
     assert "int8 cannot be computed there: int8 does not run right on cpu" in told[0].text

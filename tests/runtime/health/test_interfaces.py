@@ -26,7 +26,9 @@ from flowspec.runtime.health.interfaces import interface_of, own_address, read_i
         ("odd", {}, [], "unknown"),
     ],
 )
-def test_an_interface_is_of_its_kind(tmp_path: Path, name: str, files: dict[str, str], folders: list[str], kind: str) -> None:
+def test_an_interface_is_of_its_kind(
+    tmp_path: Path, name: str, files: dict[str, str], folders: list[str], kind: str
+) -> None:
     root = tmp_path / "sys/class/net" / name
     root.mkdir(parents=True)
     for each, content in files.items():

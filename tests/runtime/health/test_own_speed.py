@@ -1,4 +1,5 @@
-"""How fast a daemon says that its device is: given, kept, probed once and remembered, or not known while it works."""
+"""How fast a daemon says that its device is: given, kept, probed once and remembered, or not known while it
+works."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def test_a_device_that_works_is_not_probed_but_what_is_remembered_is_told(probes
     assert own_speed(MACHINE, may_probe=False) == PROBED
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"x": 1}', '{"x": {"name": "y"}}', "\0", "[" * 100_000], ids=range(6))
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"x": 1}', '{"x": {"name": "y"}}', "\0", "[" * 100_000], ids=range(6)
+)
 def test_a_broken_memory_is_written_anew(probes: list[Machine], tmp_path: Path, content: str) -> None:
     (tmp_path / "cache/flowspec").mkdir(parents=True)
     (tmp_path / "cache/flowspec/speed.json").write_text(content)
@@ -61,13 +64,17 @@ def test_a_broken_memory_is_written_anew(probes: list[Machine], tmp_path: Path, 
     assert len(probes) == 1
 
 
-def test_a_cache_that_cannot_be_written_costs_a_probe_each_time(probes: list[Machine], tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_costs_a_probe_each_time(
+    probes: list[Machine], tmp_path: Path
+) -> None:
     (tmp_path / "cache").write_text("a file")
     assert own_speed(MACHINE) == own_speed(MACHINE) == PROBED
     assert len(probes) == 2
 
 
-def test_what_the_user_says_comes_before_what_was_measured_before_a_probe(probes: list[Machine], caplog: pytest.LogCaptureFixture) -> None:
+def test_what_the_user_says_comes_before_what_was_measured_before_a_probe(
+    probes: list[Machine], caplog: pytest.LogCaptureFixture
+) -> None:
     keep("[memory]\ngb = 8\ngb_per_s = 10\nefficiency = 1.0\n[compute]\nfloat32 = 0.1\nefficiency = 1.0\n")
     kept = own_speed(MACHINE)
     assert kept is not None
@@ -102,6 +109,8 @@ def test_this_machine_can_be_probed() -> None:
     assert {"float32", "float16", "bfloat16"} == found.tflops.keys()
 
 
-@pytest.mark.parametrize(("value", "expected"), [(1.0, 1.0), (1.05, 1.0), (1.15, 1.189), (1000.0, 1024.0), (0.001, 0.0009766)])
+@pytest.mark.parametrize(
+    ("value", "expected"), [(1.0, 1.0), (1.05, 1.0), (1.15, 1.189), (1000.0, 1024.0), (0.001, 0.0009766)]
+)
 def test_rounding_hides_what_differs_from_run_to_run(value: float, expected: float) -> None:
     assert rounded(value) == expected

@@ -26,7 +26,9 @@ def test_each_question_brings_a_newer_reading_of_the_hottest_zone(tmp_path: Path
         wait_until(lambda: thermometer.last().celsius == 70.0, "a newer reading")
     finally:
         thermometer.stop()
-    wait_until(lambda: not any(each is thermometer._thread for each in threading.enumerate()), "the thread has ended")
+    wait_until(
+        lambda: not any(each is thermometer._thread for each in threading.enumerate()), "the thread has ended"
+    )
 
 
 def test_without_a_sensor_there_is_no_reading_and_no_thread_is_left(tmp_path: Path) -> None:

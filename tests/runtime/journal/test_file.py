@@ -1,4 +1,5 @@
-"""Journals on the disk: whose they are, how they are gone on with, and what happens when they cannot be written."""
+"""Journals on the disk: whose they are, how they are gone on with, and what happens when they cannot be
+written."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def test_the_good_part_of_a_damaged_one_goes_on(tmp_path: Path, said: list[str])
     path = tmp_path / "it"
     good, last = written(replace(FIRST, tokens=(8,), end="")), b'{"tokens":[9],"line":4,"crc":"00000000"}\n'
     path.write_bytes(good + last)
-    told = "line 4 is damaged: its checksum does not fit; the 3 lines before it are whole: --good-part goes on"
+    told = (
+        "line 4 is damaged: its checksum does not fit; the 3 lines before it are whole: --good-part goes on"
+    )
     with pytest.raises(InputError, match=told):
         Journal.open(path, said.append)
     assert path.read_bytes() == good + last, "a refusal changes nothing"
@@ -63,7 +66,10 @@ def test_the_good_part_of_a_damaged_one_goes_on(tmp_path: Path, said: list[str])
 
 def test_one_writes_at_a_time(tmp_path: Path, said: list[str]) -> None:
     path = tmp_path / "it"
-    with Journal.start(path, SETTING, said.append), pytest.raises(InputError, match="in use by another flowspec"):
+    with (
+        Journal.start(path, SETTING, said.append),
+        pytest.raises(InputError, match="in use by another flowspec"),
+    ):
         Journal.open(path, said.append)
     Journal.open(path, said.append)[0].close()
 
@@ -93,7 +99,9 @@ def test_what_is_no_journal_is_refused(tmp_path: Path, said: list[str], kind: st
     assert "\n" not in str(caught.value)
 
 
-def test_a_full_disk_ends_the_journal_and_not_the_answer(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_the_journal_and_not_the_answer(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "it"
     real, room = os.write, len(written(replace(EMPTY, tokens=(8,)))) + 4
 

@@ -81,8 +81,13 @@ def test_what_is_written_is_read_again() -> None:
     data = written(FIRST, SECOND)
     lines = data.count(b"\n")
     earlier = (("What?", "That."),)
-    assert read(data) == Content(setting=SETTING, earlier=earlier, last=SECOND, lines=lines, size_bytes=len(data))
-    assert read(data).messages() == [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "That."}]
+    assert read(data) == Content(
+        setting=SETTING, earlier=earlier, last=SECOND, lines=lines, size_bytes=len(data)
+    )
+    assert read(data).messages() == [
+        {"role": "user", "content": "What?"},
+        {"role": "assistant", "content": "That."},
+    ]
     assert len(read(written(FIRST, replace(SECOND, end="cancelled", text="No"))).messages()) == 4
 
 
@@ -130,7 +135,8 @@ def beginning(good: Content, of: Content) -> bool:
 
 
 def test_a_flipped_bit_is_found_wherever_it_is() -> None:
-    """What is before its line is whole. In the last line's end it makes half a line of it, as if a head had been killed."""
+    """What is before its line is whole. In the last line's end it makes half a line of it, as if a head had
+    been killed."""
     data = written(FIRST, SECOND)
     whole = read(data)
     for place in range(len(data)):
@@ -179,18 +185,42 @@ EARLIER = b'{"journal":1,"command":"chat","model":"m","fingerprint":"f","dtype":
         (seal({**HEAD, "dtype": "float33"}), "it line 1: expected a journal of flowspec: dtype: expected"),
         (seal({**HEAD, "context": True}), "it line 1: expected a journal of flowspec: context: expected int"),
         (seal(HEAD, tokens_row([1])), "it line 2: expected a journal of flowspec: expected a question"),
-        (seal(*rows_of(FIRST), tokens_row([1])), "it line 6: expected a journal of flowspec: expected a question"),
-        (seal(HEAD, ask_of(FIRST, prompt=[])), "it line 2: expected a journal of flowspec: prompt: expected at least"),
-        (seal(HEAD, ask_of(FIRST, keep=1)), "it line 2: expected a journal of flowspec: keep: expected 0 to 0, got 1"),
-        (seal(HEAD, ask_of(FIRST, stops=[""])), "it line 2: expected a journal of flowspec: stops: expected texts"),
-        (seal(HEAD, ask_of(FIRST, user="\ud800")), "it line 2: expected a journal of flowspec: 'utf-8' codec"),
-        (seal(HEAD, ask_of(FIRST), tokens_row([1, 2])), "it line 3: expected a journal of flowspec: tokens: expected none"),
-        (seal(HEAD, ask_of(FIRST), tokens_row([1] * 10)), "it line 3: expected a journal of flowspec: tokens: expected at most"),
+        (
+            seal(*rows_of(FIRST), tokens_row([1])),
+            "it line 6: expected a journal of flowspec: expected a question",
+        ),
+        (
+            seal(HEAD, ask_of(FIRST, prompt=[])),
+            "it line 2: expected a journal of flowspec: prompt: expected at least",
+        ),
+        (
+            seal(HEAD, ask_of(FIRST, keep=1)),
+            "it line 2: expected a journal of flowspec: keep: expected 0 to 0, got 1",
+        ),
+        (
+            seal(HEAD, ask_of(FIRST, stops=[""])),
+            "it line 2: expected a journal of flowspec: stops: expected texts",
+        ),
+        (
+            seal(HEAD, ask_of(FIRST, user="\ud800")),
+            "it line 2: expected a journal of flowspec: 'utf-8' codec",
+        ),
+        (
+            seal(HEAD, ask_of(FIRST), tokens_row([1, 2])),
+            "it line 3: expected a journal of flowspec: tokens: expected none",
+        ),
+        (
+            seal(HEAD, ask_of(FIRST), tokens_row([1] * 10)),
+            "it line 3: expected a journal of flowspec: tokens: expected at most",
+        ),
         (
             seal(HEAD, ask_of(FIRST, prompt=[5] * 99), tokens_row([1, 1])),
             "it line 3: expected a journal of flowspec: tokens: expected at most 100 with the prompt",
         ),
-        (seal(HEAD, ask_of(FIRST), end_row("", None)), "it line 3: expected a journal of flowspec: end: expected stop"),
+        (
+            seal(HEAD, ask_of(FIRST), end_row("", None)),
+            "it line 3: expected a journal of flowspec: end: expected stop",
+        ),
         (
             seal(*rows_of(FIRST, SECOND, setting=replace(SETTING, command="generate"))),
             "it line 6: expected a journal of flowspec: ask: expected one in a journal of generate",
@@ -205,9 +235,20 @@ def test_anything_else_is_refused_in_one_line(data: bytes, expected: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-LEAVES = st.none() | st.booleans() | st.integers(-3, 1 << 70) | st.floats() | st.text(max_size=3) | st.lists(st.integers(-1, 9), max_size=4)
-NAMES = st.sampled_from(["journal", "ask", "tokens", "end", "text", "keep", "prompt", "sampling", "seed", "context", "user", "x"])
-ROWS = st.dictionaries(NAMES, LEAVES | st.dictionaries(NAMES, LEAVES, max_size=4), max_size=4).map(lambda row: json.dumps(row).encode())
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 1 << 70)
+    | st.floats()
+    | st.text(max_size=3)
+    | st.lists(st.integers(-1, 9), max_size=4)
+)
+NAMES = st.sampled_from(
+    ["journal", "ask", "tokens", "end", "text", "keep", "prompt", "sampling", "seed", "context", "user", "x"]
+)
+ROWS = st.dictionaries(NAMES, LEAVES | st.dictionaries(NAMES, LEAVES, max_size=4), max_size=4).map(
+    lambda row: json.dumps(row).encode()
+)
 GOOD = written(FIRST, SECOND)
 
 
@@ -237,4 +278,7 @@ def test_any_bytes_are_a_journal_or_refused(data: bytes) -> None:
         content = read(data)
         assert content.size_bytes <= len(data)
         if content.last is not None:
-            assert read(written(content.last, setting=replace(content.setting, command="chat"))).last == content.last
+            assert (
+                read(written(content.last, setting=replace(content.setting, command="chat"))).last
+                == content.last
+            )

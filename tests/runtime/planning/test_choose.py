@@ -27,8 +27,16 @@ NANO, PI = find_profile("jetson-orin-nano"), find_profile("raspberry-pi-4")
 
 def survey_of(*profiles: DeviceProfile, memory_bytes: int = 6 * GIB) -> Survey:
     """`d0`, `d1`, ... with these profiles."""
-    sites = tuple(Site(name=f"d{number}", profile=profile, memory_bytes=memory_bytes) for number, profile in enumerate(profiles))
-    return Survey(sites=sites, network=Network(default=LINK_DEFAULT), head="d0", sources={site.name: "probed" for site in sites})
+    sites = tuple(
+        Site(name=f"d{number}", profile=profile, memory_bytes=memory_bytes)
+        for number, profile in enumerate(profiles)
+    )
+    return Survey(
+        sites=sites,
+        network=Network(default=LINK_DEFAULT),
+        head="d0",
+        sources={site.name: "probed" for site in sites},
+    )
 
 
 def wish_of(found: Survey) -> Wish:
@@ -59,7 +67,10 @@ def test_a_slow_device_is_left_out_and_that_is_said() -> None:
     chosen = choose(wish_of(found), found)
     devices = [Device(name=site.name, address=f"{site.name}:7700") for site in found.sites]
     assert chosen.unused == ["d1"]
-    assert {(stage.name, stage.address) for stage in chosen.stages(devices)} <= {("d0", "d0:7700"), ("d2", "d2:7700")}
+    assert {(stage.name, stage.address) for stage in chosen.stages(devices)} <= {
+        ("d0", "d0:7700"),
+        ("d2", "d2:7700"),
+    }
     assert chosen.stages(devices)[-1].end == SHAPE.layers
     assert chosen.lines() == [
         f"layers as planned: forecast {chosen.plan.forecast.tokens_per_s:.3g} tokens/s",
@@ -117,7 +128,9 @@ def test_devices_that_are_left_get_the_plan_that_they_had_got_without_the_others
     chosen = choose(wish_of(found), found)
     d0, d1, d2 = (Device(name=site.name, address=f"{site.name}:7700") for site in found.sites)
     assert chosen.stages_of([d0, d1, d2], {}) == chosen.stages([d0, d1, d2])
-    assert {stage.name for stage in chosen.stages_of([d1, d2], {})} == {"d2"}, "the head may stay where the daemon was lost"
+    assert {stage.name for stage in chosen.stages_of([d1, d2], {})} == {"d2"}, (
+        "the head may stay where the daemon was lost"
+    )
     (alone,) = chosen.stages_of([d1], {})
     assert (alone.name, alone.address, alone.first, alone.end) == ("d1", "d1:7700", 0, SHAPE.layers)
     scarce = survey_of(PI, PI, memory_bytes=2 * GIB)
@@ -133,7 +146,10 @@ def test_a_device_that_has_become_slower_gets_fewer_layers_and_the_forecast_says
     before, after = chosen.stages_of(devices, {}), chosen.stages_of(devices, slowness)
     layers = [{stage.name: stage.end - stage.first for stage in stages} for stages in (before, after)]
     assert layers[1].get("d1", 0) < layers[0]["d1"]
-    plans = [ClusterPlan(model="m", fingerprint="f", dtype="float16", context=100, stages=tuple(stages)) for stages in (before, after)]
+    plans = [
+        ClusterPlan(model="m", fingerprint="f", dtype="float16", context=100, stages=tuple(stages))
+        for stages in (before, after)
+    ]
     assert chosen.rate(plans[0], {}) == pytest.approx(chosen.plan.forecast.tokens_per_s)
     assert chosen.rate(plans[0], slowness) < chosen.rate(plans[0], {})
     assert chosen.rate(plans[1], slowness) > 1.05 * chosen.rate(plans[0], slowness)
@@ -150,7 +166,9 @@ def test_what_does_not_fit_without_an_absent_device_is_one_line_that_names_it() 
     with pytest.raises(ClusterError) as caught:
         choose(wish_of(found), found)
     (line,) = str(caught.value).splitlines()
-    assert line.startswith("device d1 is absent (nothing listens; start its daemon); llama-3.2-1b does not fit the others: they lack ")
+    assert line.startswith(
+        "device d1 is absent (nothing listens; start its daemon); llama-3.2-1b does not fit the others: they lack "
+    )
     assert line.endswith(" MiB of memory")
     found = replace(survey_of(PI), absent={"d1": "nothing listens; start its daemon"})
     assert choose(wish_of(found), found).report()["absent"] == found.absent
@@ -158,7 +176,9 @@ def test_what_does_not_fit_without_an_absent_device_is_one_line_that_names_it() 
 
 def test_memory_that_is_enough_gives_the_same_wish() -> None:
     wish = wish_of(survey_of(PI, PI))
-    more = replace(wish, sites=tuple(replace(site, memory_bytes=site.memory_bytes + 12345) for site in wish.sites))
+    more = replace(
+        wish, sites=tuple(replace(site, memory_bytes=site.memory_bytes + 12345) for site in wish.sites)
+    )
     assert steadied(wish) == steadied(more)
     assert steadied(wish).sites[0].memory_bytes == enough_bytes(wish)
     scarce = replace(wish, sites=(replace(wish.sites[0], memory_bytes=GIB),))

@@ -1,4 +1,5 @@
-"""What a survey makes of what daemons say: profiles, memory, the head's place, links. The daemons are made up."""
+"""What a survey makes of what daemons say: profiles, memory, the head's place, links. The daemons are made
+up."""
 
 from __future__ import annotations
 
@@ -41,13 +42,23 @@ class Cluster:
         self.measured: list[tuple[str, ...]] = []
         self.links: dict[tuple[str, ...], LinkFacts] = {}
         self.facts: dict[str, Facts | Ailment] = {}
-        self.keys = Keyring(name="head", public=bytes(32), secret=bytes(32), heads={}, devices={}, where="here")
+        self.keys = Keyring(
+            name="head", public=bytes(32), secret=bytes(32), heads={}, devices={}, where="here"
+        )
         monkeypatch.setattr(module, "ask_all", self.ask_all)
         monkeypatch.setattr(newcomer, "ask_all", self.ask_all)
-        monkeypatch.setattr(newcomer, "link_facts", lambda device, keys, effort: self.measure(keys, device.name))
+        monkeypatch.setattr(
+            newcomer, "link_facts", lambda device, keys, effort: self.measure(keys, device.name)
+        )
         monkeypatch.setattr(newcomer, "is_here", lambda address: address.startswith("127."))
-        monkeypatch.setattr(module, "link_facts", lambda device, keys, effort: self.measure(keys, device.name))
-        monkeypatch.setattr(module, "onward", lambda context, one, other, keys, *, is_brief: self.measure(keys, one.name, other.name))
+        monkeypatch.setattr(
+            module, "link_facts", lambda device, keys, effort: self.measure(keys, device.name)
+        )
+        monkeypatch.setattr(
+            module,
+            "onward",
+            lambda context, one, other, keys, *, is_brief: self.measure(keys, one.name, other.name),
+        )
         monkeypatch.setattr(module, "is_here", lambda address: address.startswith("127."))
 
     def ask_all(
@@ -62,7 +73,9 @@ class Cluster:
         self.asked.append(speed)
         found = [(device, self.facts[device.name]) for device in devices]
         return [
-            Examined(device=device, ailment=said) if isinstance(said, Ailment) else Examined(device=device, facts=said)
+            Examined(device=device, ailment=said)
+            if isinstance(said, Ailment)
+            else Examined(device=device, facts=said)
             for device, said in found
         ]
 
@@ -72,13 +85,18 @@ class Cluster:
         return self.links.get(names, LinkFacts(latency_s=0.00024, bandwidth_mbps=941.0))
 
     def survey(self, *devices: Device, links: str = "", **options: Any) -> Survey:
-        self.file.write_text(links + "".join(f'[[device]]\naddress = "{device.address}"\n' for device in devices))
+        self.file.write_text(
+            links + "".join(f'[[device]]\naddress = "{device.address}"\n' for device in devices)
+        )
         return survey(devices, self.file, "bfloat16", self.keys, **{"head_drafts": False, **options})
 
     def devices(self, *said: Facts | Ailment, network: str = "10.0.0", **fields: Any) -> list[Device]:
         """`d0`, `d1`, ..., each saying this, each on a host of its own."""
         self.facts |= {f"d{number}": each for number, each in enumerate(said)}
-        return [Device(name=f"d{number}", address=f"{network}.{number + 1}:7700", **fields) for number in range(len(said))]
+        return [
+            Device(name=f"d{number}", address=f"{network}.{number + 1}:7700", **fields)
+            for number in range(len(said))
+        ]
 
 
 @pytest.fixture
@@ -89,9 +107,16 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 def test_the_file_knows_best_then_the_daemon_and_who_tells_nothing_counts_as_the_slowest(
     cluster: Cluster,
 ) -> None:
-    first, *others = cluster.devices(replace(FACTS, speed=PI), replace(FACTS, speed=LAPTOP), replace(FACTS, speed=PI), FACTS)
+    first, *others = cluster.devices(
+        replace(FACTS, speed=PI), replace(FACTS, speed=LAPTOP), replace(FACTS, speed=PI), FACTS
+    )
     found = cluster.survey(replace(first, profile="jetson-orin-nano"), *others)
-    assert [site.profile.name for site in found.sites[:4]] == ["jetson-orin-nano", "old-laptop", "raspberry-pi-4", "raspberry-pi-4"]
+    assert [site.profile.name for site in found.sites[:4]] == [
+        "jetson-orin-nano",
+        "old-laptop",
+        "raspberry-pi-4",
+        "raspberry-pi-4",
+    ]
     assert found.sources == {"d0": "declared", "d1": "kept", "d2": "probed", "d3": "assumed"}
     assert cluster.asked == [["d1", "d2", "d3"]], "who is declared need not probe"
 
@@ -110,7 +135,11 @@ def test_where_nobody_tells_anything_all_are_alike(cluster: Cluster) -> None:
         ({"memory_limit_bytes": GIB}, None, GIB),
         ({"memory_limit_bytes": 3 * GIB}, 2 * GIB, 2 * GIB),
         ({"accelerator": "Orin", "accelerator_free_bytes": GIB}, None, GIB + PROCESS_BYTES),
-        ({"accelerator": "Orin", "accelerator_free_bytes": GIB, "board": Board(is_jetson=True)}, None, 6 * GIB + (64 << 20)),
+        (
+            {"accelerator": "Orin", "accelerator_free_bytes": GIB, "board": Board(is_jetson=True)},
+            None,
+            6 * GIB + (64 << 20),
+        ),
     ],
 )
 def test_memory_is_what_is_free_and_allowed(
@@ -150,7 +179,11 @@ def test_links_are_measured_between_hosts_only_and_rounded(cluster: Cluster) -> 
     found = cluster.survey(*devices)
     assert found.network.between(HERE, "d0") == LinkSpec(bandwidth_mbps=1000, delay_s=0.00025)
     assert found.network.between("d0", "d1") == LinkSpec(bandwidth_mbps=25, delay_s=0.0025)
-    assert found.network.between("d1", "d2") == found.network.between(HERE, "d2") == LinkSpec(bandwidth_mbps=100, delay_s=0.001)
+    assert (
+        found.network.between("d1", "d2")
+        == found.network.between(HERE, "d2")
+        == LinkSpec(bandwidth_mbps=100, delay_s=0.001)
+    )
     assert len(cluster.measured) == 6
 
 
@@ -165,8 +198,12 @@ def test_links_that_the_file_declares_are_not_measured(cluster: Cluster) -> None
 
 
 def test_a_device_that_does_not_answer_is_an_error_with_advice(cluster: Cluster) -> None:
-    devices = cluster.devices(FACTS, Ailment(check="reachable", text="nothing listens", advice="start its daemon"))
-    with pytest.raises(ClusterError, match=r"device d1 at 10\.0\.0\.2:7700: nothing listens; start its daemon"):
+    devices = cluster.devices(
+        FACTS, Ailment(check="reachable", text="nothing listens", advice="start its daemon")
+    )
+    with pytest.raises(
+        ClusterError, match=r"device d1 at 10\.0\.0\.2:7700: nothing listens; start its daemon"
+    ):
         cluster.survey(*devices)
 
 
@@ -179,10 +216,14 @@ def test_devices_that_do_not_answer_may_be_absent_where_not_all_are_needed(clust
     assert [site.name for site in found.sites] == ["d0", "d2", HERE]
     assert found.absent == {"d1": "nothing listens; start its daemon"}
     assert cluster.waited_s == [4.0], "the number that is documented"
-    with pytest.raises(ClusterError, match=r"device d1 at 10\.0\.0\.2:7700: nothing listens; start its daemon"):
+    with pytest.raises(
+        ClusterError, match=r"device d1 at 10\.0\.0\.2:7700: nothing listens; start its daemon"
+    ):
         cluster.survey(devices[1], needs_all=False)
     cluster.facts["d0"] = cluster.facts["d2"] = ABSENT
-    with pytest.raises(ClusterError, match=r"none of the 3 devices answers; the first is device d0 at 10\.0\.0\.1:7700"):
+    with pytest.raises(
+        ClusterError, match=r"none of the 3 devices answers; the first is device d0 at 10\.0\.0\.1:7700"
+    ):
         cluster.survey(*devices, needs_all=False)
 
 
@@ -197,7 +238,9 @@ def test_a_device_that_was_absent_is_known_when_it_has_been_asked(cluster: Clust
     devices = cluster.devices(replace(FACTS, speed=PI), ABSENT, replace(FACTS, speed=LAPTOP), ABSENT)
     cluster.links["d0",] = LinkFacts(latency_s=0.003, bandwidth_mbps=23.0)
     found = cluster.survey(*devices, needs_all=False)
-    newcomers = Newcomers(devices=tuple(devices), cluster=cluster.file, precision="bfloat16", keys=cluster.keys)
+    newcomers = Newcomers(
+        devices=tuple(devices), cluster=cluster.file, precision="bfloat16", keys=cluster.keys
+    )
     with pytest.raises(ClusterError, match=r"device d1 at .*: nothing listens"):
         newcomers.learn(found, "d1")
     cluster.facts["d1"] = replace(FACTS, speed=PI, memory_total_bytes=0, memory_available_bytes=0)
@@ -210,7 +253,9 @@ def test_a_device_that_was_absent_is_known_when_it_has_been_asked(cluster: Clust
     assert found.sites[1].profile.name == "raspberry-pi-4", "that of the slowest"
     assert (found.sources["d1"], list(found.absent)) == ("assumed", ["d3"])
     assert found.network.between(HERE, "d1") == LinkSpec(bandwidth_mbps=1000, delay_s=0.00025)
-    assert found.network.between("d0", "d1") == LinkSpec(bandwidth_mbps=25, delay_s=0.0025), "the worse of both ends'"
+    assert found.network.between("d0", "d1") == LinkSpec(bandwidth_mbps=25, delay_s=0.0025), (
+        "the worse of both ends'"
+    )
     cluster.facts["d3"] = replace(FACTS, speed=LAPTOP)
     found = newcomers.learn(found, "d3")
     assert (found.sources["d3"], found.absent) == ("kept", {})
@@ -244,7 +289,9 @@ def test_a_device_whose_facts_cannot_be_is_left_out(
 
 def test_a_board_that_nobody_knows_is_refused_before_anybody_is_asked(cluster: Cluster) -> None:
     (device,) = cluster.devices(FACTS, profile="pi5")
-    with pytest.raises(InputError, match=r"cluster.toml: d0: profile: expected a \.toml file or one of .*, got 'pi5'"):
+    with pytest.raises(
+        InputError, match=r"cluster.toml: d0: profile: expected a \.toml file or one of .*, got 'pi5'"
+    ):
         cluster.survey(device)
     assert cluster.asked == []
 
@@ -259,6 +306,8 @@ def test_rounds_pair_each_with_each_once_and_nobody_twice_at_a_time(count: int) 
     )
 
 
-@pytest.mark.parametrize(("value", "expected"), [(941.0, 1000), (94.1, 100), (9.4, 10), (300.0, 250), (0.00022, 0.00025)])
+@pytest.mark.parametrize(
+    ("value", "expected"), [(941.0, 1000), (94.1, 100), (9.4, 10), (300.0, 250), (0.00022, 0.00025)]
+)
 def test_rounding_keeps_usual_links_what_they_are(value: float, expected: float) -> None:
     assert on_grid(value) == expected

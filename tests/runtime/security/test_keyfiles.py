@@ -18,7 +18,15 @@ from flowspec.core.cluster_messages import Hello
 from flowspec.errors import InputError, PeerError
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.security.cluster_keys import cluster_keys
-from flowspec.runtime.security.keyfiles import ALLOWED, device_keyring, device_name, head_keyring, make_keys, read_allowed, revoke
+from flowspec.runtime.security.keyfiles import (
+    ALLOWED,
+    device_keyring,
+    device_name,
+    head_keyring,
+    make_keys,
+    read_allowed,
+    revoke,
+)
 from flowspec.runtime.security.keyring import check_hello
 from flowspec.runtime.transport import bind_router, dial
 from tests.mutations import mutants, one_line_at_most, toml_file
@@ -43,7 +51,13 @@ def modes(folder: Path) -> dict[str, int]:
 
 
 def test_only_the_owner_can_read_them_and_every_key_is_its_own(folder: Path) -> None:
-    assert modes(folder) == {"keys": 0o700, ALLOWED: 0o600, "head.key": 0o600, "pi-1.key": 0o600, "jetson.2.key": 0o600}
+    assert modes(folder) == {
+        "keys": 0o700,
+        ALLOWED: 0o600,
+        "head.key": 0o600,
+        "pi-1.key": 0o600,
+        "jetson.2.key": 0o600,
+    }
     rings = [head_keyring(folder), *(device_keyring(folder, name) for name in DEVICES)]
     assert [ring.name for ring in rings] == ["head", *DEVICES]
     assert len({key for ring in rings for key in (ring.public, ring.secret)}) == 6
@@ -57,7 +71,10 @@ def test_only_the_owner_can_read_them_and_every_key_is_its_own(folder: Path) -> 
 
 def test_what_is_there_stays_and_force_makes_it_anew(folder: Path) -> None:
     before = head_keyring(folder)
-    assert make_keys(folder, ["head"], [*DEVICES, "pi-3"], force=False) == (["pi-3"], ["pi-1", "jetson.2", "head"])
+    assert make_keys(folder, ["head"], [*DEVICES, "pi-3"], force=False) == (
+        ["pi-3"],
+        ["pi-1", "jetson.2", "head"],
+    )
     after = head_keyring(folder)
     assert (after.secret, set(after.devices)) == (before.secret, {*DEVICES, "pi-3"})
     assert make_keys(folder, [], ["pi-1"], force=True) == (["pi-1"], [])
@@ -113,16 +130,31 @@ def test_files_that_others_can_get_at_are_not_used(file: str, mode: int, message
 
 
 def replace_line(path: Path, key: str, line: str) -> None:
-    path.write_text("".join(line + "\n" if each.startswith(key) else each for each in path.read_text().splitlines(keepends=True)))
+    path.write_text(
+        "".join(
+            line + "\n" if each.startswith(key) else each
+            for each in path.read_text().splitlines(keepends=True)
+        )
+    )
 
 
 @pytest.mark.parametrize(
     ("file", "key", "line", "message"),
     [
-        ("pi-1.key", "secret", 'secret = "short"', r"pi-1.key: secret: expected a key of 40 characters \(Z85\)$"),
+        (
+            "pi-1.key",
+            "secret",
+            'secret = "short"',
+            r"pi-1.key: secret: expected a key of 40 characters \(Z85\)$",
+        ),
         ("pi-1.key", "secret", f'secret = "{"~" * 40}"', r"secret: expected a key of 40 characters \(Z85\)$"),
         ("pi-1.key", "secret", "", r"secret: expected a key of 40 characters"),
-        ("pi-1.key", "secret", f'secret = "{"0" * 40}"', "expected the key of pi-1, its name and both halves fitting"),
+        (
+            "pi-1.key",
+            "secret",
+            f'secret = "{"0" * 40}"',
+            "expected the key of pi-1, its name and both halves fitting",
+        ),
         ("pi-1.key", "name", 'name = "pi-2"', "expected the key of pi-1, its name and both halves fitting"),
         ("pi-1.key", "name", "name = [", "expected TOML"),
         ("pi-1.key", "public", "public = 5", r"public: expected a key of 40 characters \(Z85\), got 5"),
@@ -134,7 +166,9 @@ def replace_line(path: Path, key: str, line: str) -> None:
         (ALLOWED, "[heads]", "[bosses]", "unknown key 'bosses'"),
     ],
 )
-def test_broken_files_are_named_and_secrets_are_not_told(file: str, key: str, line: str, message: str, folder: Path) -> None:
+def test_broken_files_are_named_and_secrets_are_not_told(
+    file: str, key: str, line: str, message: str, folder: Path
+) -> None:
     secret = device_keyring(folder, "pi-1").secret
     replace_line(folder / file, key, line)
     with pytest.raises(InputError, match=message) as caught:
@@ -145,7 +179,10 @@ def test_broken_files_are_named_and_secrets_are_not_told(file: str, key: str, li
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(content=st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode)), file=st.sampled_from([ALLOWED, "pi-1.key"]))
+@given(
+    content=st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode)),
+    file=st.sampled_from([ALLOWED, "pi-1.key"]),
+)
 def test_any_content_is_refused_as_wrong_input(content: bytes, file: str, folder: Path) -> None:
     before = (folder / file).read_bytes()
     (folder / file).write_bytes(content)
@@ -156,7 +193,9 @@ def test_any_content_is_refused_as_wrong_input(content: bytes, file: str, folder
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), file=st.sampled_from([ALLOWED, "pi-1.key"]))
-def test_a_file_with_anything_wrong_is_refused_in_one_line_or_names_the_same_key(data: st.DataObject, file: str, folder: Path) -> None:
+def test_a_file_with_anything_wrong_is_refused_in_one_line_or_names_the_same_key(
+    data: st.DataObject, file: str, folder: Path
+) -> None:
     before, ring = (folder / file).read_bytes(), device_keyring(folder, "pi-1")
     (folder / file).write_bytes(toml_file(data.draw(mutants(tomllib.loads(before.decode())))))
     with one_line_at_most():
@@ -168,7 +207,9 @@ def test_a_file_with_anything_wrong_is_refused_in_one_line_or_names_the_same_key
 def test_secrets_are_in_no_repr_and_no_log(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         ring = head_keyring(folder)
-    secret = next(line for line in (folder / "head.key").read_text().splitlines() if line.startswith("secret")).split('"')[1]
+    secret = next(
+        line for line in (folder / "head.key").read_text().splitlines() if line.startswith("secret")
+    ).split('"')[1]
     for text in (repr(ring), str(ring), caplog.text):
         assert secret not in text
         assert repr(ring.secret)[2:-1] not in text
@@ -189,7 +230,9 @@ def test_which_device_a_machine_is(folder: Path, tmp_path: Path) -> None:
 def test_a_folder_that_others_could_change_is_not_used(mode: int, folder: Path) -> None:
     folder.chmod(mode)
     for use in (head_keyring, read_allowed, lambda place: device_keyring(place, "pi-1")):
-        with pytest.raises(InputError, match=r"keys could be changed by others, and with it the keys; .* chmod 700"):
+        with pytest.raises(
+            InputError, match=r"keys could be changed by others, and with it the keys; .* chmod 700"
+        ):
             use(folder)
 
 
@@ -224,25 +267,33 @@ def test_zeromq_without_encryption_is_one_clear_line(folder: Path, monkeypatch: 
             attempt()
 
 
-# ---------------------------------------------------------------------------------------- where keys are needed
+# ---------------------------------------------------------------------------------------- where keys are
+# needed
 
 
 def test_no_port_beyond_loopback_without_keys_unless_insecure() -> None:
     with zmq.Context() as context:
         for host in ("0.0.0.0", "::"):
-            with pytest.raises(InputError, match=rf"without keys this daemon does not listen on {host}.*or say --insecure"):
+            with pytest.raises(
+                InputError, match=rf"without keys this daemon does not listen on {host}.*or say --insecure"
+            ):
                 bind_router(context, host, 0)
             bind_router(context, host, 0, insecure=True)[0].close(linger=0)
         bind_router(context, "127.0.0.1", 0)[0].close(linger=0)
         context.destroy(linger=0)
 
 
-def test_a_head_speaks_beyond_loopback_with_keys_or_insecurely(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_head_speaks_beyond_loopback_with_keys_or_insecurely(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     here, there = Device(name="pi-1", address="127.0.0.1:7700"), Device(name="pi-1", address="192.0.2.1:7700")
     path = tmp_path / "home.toml"
     path.write_text("")
     assert cluster_keys(path, [here]) is None
-    with pytest.raises(InputError, match=r"home.keys is missing, .* pi-1 at 192.0.2.1:7700 .*flowspec keygen .*insecure = true"):
+    with pytest.raises(
+        InputError,
+        match=r"home.keys is missing, .* pi-1 at 192.0.2.1:7700 .*flowspec keygen .*insecure = true",
+    ):
         cluster_keys(path, [here, there])
     path.write_text("insecure = true")
     assert cluster_keys(path, [there]) is None
@@ -277,7 +328,12 @@ def test_a_device_without_a_listed_key_is_not_dialled(folder: Path) -> None:
         ("device:pi-1", "pi-1", "stage", None),
         ("device:pi-1", "pi-1", "measure", None),
         ("device:pi-1", "pi-2", "stage", "expected pi-1 by its key, but it calls itself pi-2"),
-        ("device:pi-1", "pi-1", "head-control", "pi-1 has the key of a device, which opens no head-control connections"),
+        (
+            "device:pi-1",
+            "pi-1",
+            "head-control",
+            "pi-1 has the key of a device, which opens no head-control connections",
+        ),
         ("device:pi-1", "pi-1", "head-data", "opens no head-data"),
         ("device:pi-1", "pi-1", "head-weights", "opens no head-weights"),
         ("head:head", "head", "stage", "head has the key of a head, which opens no stage connections"),

@@ -51,21 +51,32 @@ def devices_of(daemons: list[LocalDaemon]) -> list[Device]:
     return [Device(name=daemon.name, address=daemon.address) for daemon in daemons]
 
 
-def test_an_encrypted_cluster_gives_the_same_answer(keyed: LocalCluster, keys: Keyring, folder: Path, reference: Reference) -> None:
+def test_an_encrypted_cluster_gives_the_same_answer(
+    keyed: LocalCluster, keys: Keyring, folder: Path, reference: Reference
+) -> None:
     with Head(plan_for(folder, keyed.wait()), keys=keys) as head:
         assert tokens_of(submit(head)) == reference.generate(PROMPT, Sampling(), 20, frozenset())
 
 
-def test_a_drafter_is_spoken_to_in_secret_too(keyed: LocalCluster, keys: Keyring, folder: Path, reference: Reference) -> None:
+def test_a_drafter_is_spoken_to_in_secret_too(
+    keyed: LocalCluster, keys: Keyring, folder: Path, reference: Reference
+) -> None:
     *stages, drafter = keyed.wait()
-    with Head(plan_for(folder, stages), method=make_method("continuous"), drafters=[drafter_for(folder, drafter)], keys=keys) as head:
+    with Head(
+        plan_for(folder, stages),
+        method=make_method("continuous"),
+        drafters=[drafter_for(folder, drafter)],
+        keys=keys,
+    ) as head:
         answer = submit(head)
         assert tokens_of(answer) == reference.generate(PROMPT, Sampling(), 20, frozenset())
         assert answer.end is not None
         assert answer.end.statistics["draft_passes"] > 0
 
 
-def test_every_break_in_fails_and_the_same_ones_succeed_without_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_break_in_fails_and_the_same_ones_succeed_without_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(timeouts, "CONNECT_S", 3.0)
     attempts = list(try_everything(tmp_path))
     assert len(attempts) == 10
@@ -95,18 +106,27 @@ def test_without_the_keys_the_doctor_says_what_is_missing(
     assert found.ailment is not None
     assert (found.ailment.check, "it has no keys" in found.ailment.text) == ("keys", True)
     assert "copy its key" in found.ailment.advice
-    with pytest.raises(ClusterError, match=r"does not answer: .*encrypted connections only, and there are no keys here"):
+    with pytest.raises(
+        ClusterError, match=r"does not answer: .*encrypted connections only, and there are no keys here"
+    ):
         measure_links(devices_of(keyed.wait())[:1])
 
 
-def test_a_listed_key_speaks_for_its_own_name_and_part_only(keyed: LocalCluster, keys_folder: Path, keys: Keyring) -> None:
+def test_a_listed_key_speaks_for_its_own_name_and_part_only(
+    keyed: LocalCluster, keys_folder: Path, keys: Keyring
+) -> None:
     daemon = keyed.wait()[0]
     device = device_keyring(keys_folder, "local-1")
     for ring, name, role, expected in (
         (keys, "other", "head-control", "expected head by its key, but it calls itself other"),
         (keys, "head", "stage", "head has the key of a head"),
         (device, "local-2", "stage", "expected local-1 by its key, but it calls itself local-2"),
-        (device, "local-1", "head-control", "local-1 has the key of a device, which opens no head-control connections"),
+        (
+            device,
+            "local-1",
+            "head-control",
+            "local-1 has the key of a device, which opens no head-control connections",
+        ),
         (device, "local-1", "head-weights", "which opens no head-weights connections"),
     ):
         with Peer(daemon.address, role, name=name, keys=ring, device=daemon.name) as peer:
@@ -118,10 +138,15 @@ def test_a_listed_key_speaks_for_its_own_name_and_part_only(keyed: LocalCluster,
         peer.greet()
 
 
-def test_a_daemon_that_plays_its_part_from_a_recording_is_refused(cluster: LocalCluster, folder: Path) -> None:
+def test_a_daemon_that_plays_its_part_from_a_recording_is_refused(
+    cluster: LocalCluster, folder: Path
+) -> None:
     """What a daemon once said in the clear is played to a new head."""
     daemons = cluster.wait()[:1]
-    with Wiretap(daemons[0].address) as tap, Head(plan_for(folder, [LocalDaemon(name="x", port=port_of(tap), pid=0)])) as head:
+    with (
+        Wiretap(daemons[0].address) as tap,
+        Head(plan_for(folder, [LocalDaemon(name="x", port=port_of(tap), pid=0)])) as head,
+    ):
         tokens_of(submit(head, count=2))
     recorded = bytes(tap.recordings[0].received)
     with socket.create_server(("127.0.0.1", 0)) as server:

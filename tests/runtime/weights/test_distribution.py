@@ -1,6 +1,8 @@
-"""Real daemons without the model: each gets exactly its slice from the head, whatever is killed, damaged or changed on the way.
+"""Real daemons without the model: each gets exactly its slice from the head, whatever is killed, damaged or
+changed on the way.
 
-The model goes by a name under which the head alone finds it. More than 400 lines: all share one cluster, which takes seconds to start.
+The model goes by a name under which the head alone finds it. More than 400 lines: all share one cluster,
+which takes seconds to start.
 """
 
 from __future__ import annotations
@@ -23,7 +25,15 @@ from safetensors.torch import load_file, save_file
 
 from flowspec.core.cluster_messages import Assign, Error, Hello, Ping
 from flowspec.core.messages import Sampling
-from flowspec.core.weight_messages import AskBytes, AskModel, AskNames, ModelOffer, NameList, TensorBytes, WeightQuestion
+from flowspec.core.weight_messages import (
+    AskBytes,
+    AskModel,
+    AskNames,
+    ModelOffer,
+    NameList,
+    TensorBytes,
+    WeightQuestion,
+)
 from flowspec.errors import ClusterError
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
@@ -97,11 +107,15 @@ def stored(folder: Path) -> dict[str, bytes]:
 
 
 def exact(head: Head, folder: Path) -> None:
-    expected = Reference(ModelFiles(str(folder)), "float32").generate(PROMPT, Sampling(temperature=1.0, seed=3), 12, frozenset())
+    expected = Reference(ModelFiles(str(folder)), "float32").generate(
+        PROMPT, Sampling(temperature=1.0, seed=3), 12, frozenset()
+    )
     assert tokens_of(submit(head, count=12, sampling=Sampling(temperature=1.0, seed=3))) == expected
 
 
-def test_four_empty_daemons_get_their_slices_and_later_load_them_from_the_store(cluster: LocalCluster, stores: Path, model: Model) -> None:
+def test_four_empty_daemons_get_their_slices_and_later_load_them_from_the_store(
+    cluster: LocalCluster, stores: Path, model: Model
+) -> None:
     folder = model(1, num_key_value_heads=2)
     wanted = [slice_tensors(folder, index * 2, index * 2 + 2) for index in range(4)]
     before = [stored(stores / f"local-{index}") for index in range(4)]
@@ -110,10 +124,16 @@ def test_four_empty_daemons_get_their_slices_and_later_load_them_from_the_store(
         assert received(head) == [sum(map(len, tensors.values())) for tensors in wanted]
         exact(head, folder)
     for index in range(4):
-        assert stored(stores / f"local-{index}") == before[index] | wanted[index], "exactly the slice, and nothing in parts"
+        assert stored(stores / f"local-{index}") == before[index] | wanted[index], (
+            "exactly the slice, and nothing in parts"
+        )
     with Head(hidden_plan(folder, cluster.wait())) as head:
         assert received(head) == [0] * 4
-    assert {f"local-{index}: {doing}" for index in range(4) for doing in ("asking", "receiving", "loading", "ready")} <= set(progress)
+    assert {
+        f"local-{index}: {doing}"
+        for index in range(4)
+        for doing in ("asking", "receiving", "loading", "ready")
+    } <= set(progress)
 
     victim = stores / "local-2" / "tensors" / max(wanted[2], key=lambda digest: len(wanted[2][digest]))
     content = bytearray(victim.read_bytes())
@@ -123,20 +143,33 @@ def test_four_empty_daemons_get_their_slices_and_later_load_them_from_the_store(
         LocalCluster(4, family="llama", log_level="CRITICAL", cache_dir=stores) as restarted,
         Head(hidden_plan(folder, restarted.wait())) as head,
     ):
-        assert received(head) == [0, 0, len(content), 0], "one flipped bit is found, and that tensor alone sent again"
+        assert received(head) == [0, 0, len(content), 0], (
+            "one flipped bit is found, and that tensor alone sent again"
+        )
         exact(head, folder)
     assert victim.read_bytes() == wanted[2][victim.name]
 
 
-def test_a_gguf_file_is_sent_packed(cluster: LocalCluster, stores: Path, model: Model, tmp_path: Path) -> None:
-    path = convert(model(15, num_key_value_heads=2), tmp_path / "m.gguf", GGMLQuantizationType.Q8_0, part_tensors=40)
+def test_a_gguf_file_is_sent_packed(
+    cluster: LocalCluster, stores: Path, model: Model, tmp_path: Path
+) -> None:
+    path = convert(
+        model(15, num_key_value_heads=2), tmp_path / "m.gguf", GGMLQuantizationType.Q8_0, part_tensors=40
+    )
     read = [GGUFReader(part) for part in sorted(tmp_path.glob("m-*.gguf"))]
     packed = {tensor.name: tensor.data.tobytes() for part in read for tensor in part.tensors}
     halves = [
-        sum(len(data) for name, data in packed.items() if name.startswith(tuple(f"blk.{layer}." for layer in layers)))
+        sum(
+            len(data)
+            for name, data in packed.items()
+            if name.startswith(tuple(f"blk.{layer}." for layer in layers))
+        )
         for layers in (range(4), range(4, 8))
     ]
-    outside = [len(packed["token_embd.weight"]), len(packed["output_norm.weight"]) + len(packed["output.weight"])]
+    outside = [
+        len(packed["token_embd.weight"]),
+        len(packed["output_norm.weight"]) + len(packed["output.weight"]),
+    ]
     expected = Reference(ModelFiles(str(path)), "float32").generate(PROMPT, Sampling(), 12, frozenset())
     for sent in ([half + other for half, other in zip(halves, outside, strict=True)], [0, 0]):
         with Head(hidden_plan(path, cluster.wait()[:2])) as head:
@@ -151,7 +184,9 @@ def hold_another(cluster: LocalCluster, model: Model) -> None:
         pass
 
 
-def test_a_changed_checkpoint_is_noticed_and_only_what_changed_is_sent(cluster: LocalCluster, model: Model) -> None:
+def test_a_changed_checkpoint_is_noticed_and_only_what_changed_is_sent(
+    cluster: LocalCluster, model: Model
+) -> None:
     folder = model(2)
     daemons = cluster.wait()[:2]
     with Head(hidden_plan(folder, daemons)) as head:
@@ -175,7 +210,9 @@ def test_a_daemon_with_another_model_of_that_name_gets_the_heads(
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
-def test_empty_daemons_quantise_what_the_head_sends_and_keep_that(cluster: LocalCluster, stores: Path, model: Model, dtype: str) -> None:
+def test_empty_daemons_quantise_what_the_head_sends_and_keep_that(
+    cluster: LocalCluster, stores: Path, model: Model, dtype: str
+) -> None:
     folder = model({"int8": 25, "int4": 26}[dtype])
     plan = replace(hidden_plan(folder, cluster.wait()[:2]), dtype=dtype)
     sampling = Sampling(temperature=1.0, seed=3)
@@ -240,7 +277,9 @@ def test_a_daemon_that_is_killed_in_the_middle_goes_on_where_it_was(
     assert stored(tmp_path / "local-0") == whole
 
 
-def test_a_head_that_is_killed_in_the_middle_leaves_daemons_that_the_next_one_completes(cluster: LocalCluster, model: Model) -> None:
+def test_a_head_that_is_killed_in_the_middle_leaves_daemons_that_the_next_one_completes(
+    cluster: LocalCluster, model: Model
+) -> None:
     folder = model(4)
     daemons = cluster.wait()[:2]
     script = (
@@ -259,7 +298,9 @@ def test_a_head_that_is_killed_in_the_middle_leaves_daemons_that_the_next_one_co
         exact(head, folder)
 
 
-def test_ctrl_c_in_the_middle_leaves_daemons_that_the_next_head_completes(cluster: LocalCluster, model: Model) -> None:
+def test_ctrl_c_in_the_middle_leaves_daemons_that_the_next_head_completes(
+    cluster: LocalCluster, model: Model
+) -> None:
     folder = model(5)
     daemons = cluster.wait()
 
@@ -298,36 +339,48 @@ def test_what_is_damaged_on_the_way_is_sent_again_once(
             assert sum(received(head)) > sum(map(len, slice_tensors(folder, 0, 8).values()))
 
 
-def test_a_checkpoint_that_changes_while_it_is_sent_ends_it_with_one_line(cluster: LocalCluster, model: Model) -> None:
+def test_a_checkpoint_that_changes_while_it_is_sent_ends_it_with_one_line(
+    cluster: LocalCluster, model: Model
+) -> None:
     folder = model(8)
     weights = folder / "model.safetensors"
     touch = at_question(20, lambda: os.utime(weights, (1, 1)))
-    with touch, pytest.raises(ClusterError, match=r"local-.*cannot send the weights: model .* changed on the head"):
+    with (
+        touch,
+        pytest.raises(ClusterError, match=r"local-.*cannot send the weights: model .* changed on the head"),
+    ):
         Head(hidden_plan(folder, cluster.wait()))
     with Head(hidden_plan(folder, cluster.wait())) as head:
         exact(head, folder)
 
 
-# ------------------------------------------------------------------------- one daemon in this process, and hand-made heads
+# ------------------------------------------------------------------------- one daemon in this process, and
+# hand-made heads
 
 
 def test_a_slice_that_the_disk_limit_does_not_allow_is_refused_before_anything_is_sent(
     alone: Callable[..., LocalDaemon], model: Model, tmp_path: Path
 ) -> None:
     folder = model(9)
-    with pytest.raises(ClusterError, match=r"alone.*take 1 MiB on disk, but .*store may hold 0 MiB .*--cache-limit"):
+    with pytest.raises(
+        ClusterError, match=r"alone.*take 1 MiB on disk, but .*store may hold 0 MiB .*--cache-limit"
+    ):
         Head(hidden_plan(folder, [alone(cache_bytes=100_000)]))
     assert stored(tmp_path / "store") == {}
 
 
-def test_a_daemon_may_take_no_weights_at_all(alone: Callable[..., LocalDaemon], model: Model, tmp_path: Path) -> None:
+def test_a_daemon_may_take_no_weights_at_all(
+    alone: Callable[..., LocalDaemon], model: Model, tmp_path: Path
+) -> None:
     folder = model(10)
     with pytest.raises(ClusterError, match=r"alone.*expected a model folder, a GGUF file or a hub id"):
         Head(hidden_plan(folder, [alone(cache_bytes=0)]))
     assert not (tmp_path / "store").exists()
 
 
-def test_memory_is_checked_before_anything_is_sent(alone: Callable[..., LocalDaemon], model: Model, tmp_path: Path) -> None:
+def test_memory_is_checked_before_anything_is_sent(
+    alone: Callable[..., LocalDaemon], model: Model, tmp_path: Path
+) -> None:
     folder = model(11)
     with pytest.raises(ClusterError, match=r"alone.*layers 0 to 7 need .* free here"):
         Head(hidden_plan(folder, [alone(memory_bytes=1 << 20)]))
@@ -366,11 +419,16 @@ CONFIG = '{"model_type": "llama", "num_hidden_layers": %s, "hidden_size": 64, "n
         (CONFIG % (8, ', "max_position_embeddings": "x"'), "max_position_embeddings"),
         (CONFIG.replace("llama", "gpt2") % (8, ""), "family 'gpt2'"),
         (CONFIG.replace("llama", "gemma3") % (8, ', "tie_word_embeddings": null'), "tie_word_embeddings"),
-        (CONFIG.replace("llama", "mine") % (8, ', "auto_map": {"AutoConfig": "code.Mine"}'), "cannot read the config.json"),
+        (
+            CONFIG.replace("llama", "mine") % (8, ', "auto_map": {"AutoConfig": "code.Mine"}'),
+            "cannot read the config.json",
+        ),
         (CONFIG.replace("64", '"wide"') % (8, ""), "hidden_size: expected a number up to"),
     ],
 )
-def test_a_config_that_a_head_sends_is_held_to_the_rules(alone: Callable[..., LocalDaemon], config: str, expected: str) -> None:
+def test_a_config_that_a_head_sends_is_held_to_the_rules(
+    alone: Callable[..., LocalDaemon], config: str, expected: str
+) -> None:
     daemon = alone()
     with Peer(daemon.address) as control, Peer(daemon.address, "head-weights") as weights:
         asked(daemon, control, weights)
@@ -387,7 +445,10 @@ def test_a_head_that_answers_something_else_is_let_go_and_the_daemon_serves_the_
     junk = Tensor(rows=1, width=3, dtype=BYTES, data=b"abc")
     offer = ModelOffer(config=CONFIG % (8, ""), gguf="", tensor_count=2)
     for answers, expected in (
-        ([(TensorBytes(digest="0" * 64, offset=0), junk)], "expected ModelOffer from the head, got TensorBytes"),
+        (
+            [(TensorBytes(digest="0" * 64, offset=0), junk)],
+            "expected ModelOffer from the head, got TensorBytes",
+        ),
         ([(offer, None), (offer, None)], "expected NameList from the head, got ModelOffer"),
         ([(Ping(), None)], "carries no Ping"),
         ([(Hello(name="x", version="y", role="stage"), None)], "Hello came twice"),

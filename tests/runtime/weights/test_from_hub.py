@@ -1,4 +1,5 @@
-"""What a daemon fetches from the hub for a head: a slice's files, if they fit and are allowed, and nothing for a head that is gone."""
+"""What a daemon fetches from the hub for a head: a slice's files, if they fit and are allowed, and nothing
+for a head that is gone."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ MODEL = "owner/name"
 
 
 class FakeHub:
-    """A hub that has the files of one folder as `owner/name`. `asked` are the files that were fetched; weights wait for `may_go`."""
+    """A hub that has the files of one folder as `owner/name`. `asked` are the files that were fetched;
+    weights wait for `may_go`."""
 
     def __init__(self, folder: Path) -> None:
         self.asked: list[str] = []
@@ -132,13 +134,17 @@ def test_the_files_of_a_slice_are_fetched_once_and_no_others(
 ) -> None:
     monkeypatch.setattr(Offer, "begin", None)  # the head is not asked
     daemon = alone()
-    whole = replace(whole_model(MODEL, fingerprint(folder)), stages=2, end_layer=3, next_hop=daemon.address, next_name="x")
+    whole = replace(
+        whole_model(MODEL, fingerprint(folder)), stages=2, end_layer=3, next_hop=daemon.address, next_name="x"
+    )
     with Peer(daemon.address) as control:
         control.greet()
         assert isinstance(control.assign(daemon.address, whole), Ready)
     files = ModelFiles(str(folder))
     mine = {
-        file for name, file in files.weight_map().items() if name.startswith(("model.embed", *(f"model.layers.{n}." for n in range(3))))
+        file
+        for name, file in files.weight_map().items()
+        if name.startswith(("model.embed", *(f"model.layers.{n}." for n in range(3))))
     }
     assert set(hub.weights_asked) == mine < set(files.weight_map().values())
     assert answer(hub_plan(folder, daemon)) == (expected(folder), 0)
@@ -151,11 +157,16 @@ def test_the_files_of_a_slice_are_fetched_once_and_no_others(
 @pytest.mark.parametrize(
     ("allowed", "said"),
     [
-        ({"cache_bytes": 100_000}, r"files of 'owner/name' that hold these layers have .*but this daemon may fetch .*--cache-limit"),
+        (
+            {"cache_bytes": 100_000},
+            r"files of 'owner/name' that hold these layers have .*but this daemon may fetch .*--cache-limit",
+        ),
         ({"memory_bytes": 1 << 20}, r"layers 0 to 7 need .* free here"),
     ],
 )
-def test_what_does_not_fit_is_not_fetched(alone: Start, folder: Path, hub: FakeHub, allowed: dict[str, int], said: str) -> None:
+def test_what_does_not_fit_is_not_fetched(
+    alone: Start, folder: Path, hub: FakeHub, allowed: dict[str, int], said: str
+) -> None:
     with pytest.raises(ClusterError, match=f"alone at .*{said}"):
         Head(hub_plan(folder, alone(**allowed)))
     assert hub.weights_asked == []
@@ -166,7 +177,9 @@ def test_a_daemon_may_be_told_to_fetch_nothing(alone: Start, folder: Path, hub: 
     tokens, received = answer(hub_plan(folder, daemon))
     assert tokens == expected(folder)
     assert received > 0, "the head has sent it"
-    with pytest.raises(ClusterError, match=r"none at .*config.json of 'owner/name' is not in the Hugging Face cache"):
+    with pytest.raises(
+        ClusterError, match=r"none at .*config.json of 'owner/name' is not in the Hugging Face cache"
+    ):
         Head(hub_plan(folder, alone(name="none", cache_bytes=0)))
     assert hub.asked == []
 
@@ -177,7 +190,10 @@ def test_a_download_ends_with_its_head(alone: Start, folder: Path, hub: FakeHub)
     hub.may_go.clear()
     with Peer(daemon.address) as control:
         control.greet()
-        assert isinstance(control.assign(daemon.address, whole_model(MODEL, fingerprint(folder)), until="receiving"), Loading)
+        assert isinstance(
+            control.assign(daemon.address, whole_model(MODEL, fingerprint(folder)), until="receiving"),
+            Loading,
+        )
         deadline_s = time.monotonic() + 30
         while not hub.asked:
             assert time.monotonic() < deadline_s

@@ -1,4 +1,5 @@
-"""The line between compute thread and poller: answers go to the hold that asked, and nobody waits for a head that is gone."""
+"""The line between compute thread and poller: answers go to the hold that asked, and nobody waits for a head
+that is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a head gives: tensors of its own model, in one state of the files, hashed once for as long as these stay as they are."""
+"""What a head gives: tensors of its own model, in one state of the files, hashed once for as long as these
+stay as they are."""
 
 from __future__ import annotations
 
@@ -37,7 +38,10 @@ def test_bytes_are_given_of_tensors_that_were_offered_and_within_them(tmp_path: 
     assert tensor is not None
     assert bytes(tensor.data) == data["t1"][8:]
     other = hashlib.sha256(data["t0"]).hexdigest()
-    for question in (AskBytes(digest=entry.digest, offset=8, size=73), AskBytes(digest=other, offset=0, size=4)):
+    for question in (
+        AskBytes(digest=entry.digest, offset=8, size=73),
+        AskBytes(digest=other, offset=0, size=4),
+    ):
         with pytest.raises(PeerError, match="that was not offered"):
             offer.answer(question)
     with pytest.raises(PeerError, match="control connection"):
@@ -46,7 +50,9 @@ def test_bytes_are_given_of_tensors_that_were_offered_and_within_them(tmp_path: 
         offer.answer(AskTensors(names=("nothing",)))
 
 
-def test_digests_are_computed_once_until_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digests_are_computed_once_until_the_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_model(tmp_path, [40, 80])
     plain, hashed = digests.hash_range, []
 
@@ -91,7 +97,9 @@ def test_a_change_shows_at_the_next_question(tmp_path: Path) -> None:
         offer.answer(AskBytes(digest=entry.digest, offset=0, size=4))
 
 
-def test_a_cache_folder_that_cannot_be_written_costs_nothing_but_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cache_folder_that_cannot_be_written_costs_nothing_but_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     make_model(tmp_path, [40, 80])
     (tmp_path / "cache").write_text("a file")
     assert len(entries(offer_of(tmp_path), "t0")) == 1

@@ -1,4 +1,5 @@
-"""Pulling tensors into a store: whatever breaks off, is damaged or lies there already, in the end all is there and nothing came twice."""
+"""Pulling tensors into a store: whatever breaks off, is damaged or lies there already, in the end all is
+there and nothing came twice."""
 
 from __future__ import annotations
 
@@ -25,13 +26,24 @@ from flowspec.runtime.weights.stored import StoredModel
 from tests.runtime.clusters import whole_model
 from tests.runtime.weights.served import Direct
 
-CONFIG = json.dumps({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 16})
+CONFIG = json.dumps(
+    {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "vocab_size": 16,
+    }
+)
 ASSIGN = replace(whole_model("m", "f"), end_layer=2, layer_count=2)
 
 
 def make_model(folder: Path, sizes: list[int]) -> dict[str, bytes]:
     """A folder with one byte-sized tensor for each of `sizes` (multiples of 4); returns their bytes by name."""
-    tensors = {f"t{number}": torch.arange(size // 4, dtype=torch.float32) + number for number, size in enumerate(sizes)}
+    tensors = {
+        f"t{number}": torch.arange(size // 4, dtype=torch.float32) + number
+        for number, size in enumerate(sizes)
+    }
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(CONFIG)
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
@@ -42,7 +54,9 @@ def offer_of(folder: Path) -> Offer:
     return Offer(files, files.fingerprint(), folder=folder / "cache")
 
 
-def described(offer: Offer, store: WeightStore, names: list[str], courier: Direct | None = None) -> StoredModel:
+def described(
+    offer: Offer, store: WeightStore, names: list[str], courier: Direct | None = None
+) -> StoredModel:
     courier = courier or Direct(offer)
     word = ask_word(courier)
     model = StoredModel(ASSIGN.model, word.offer, word.names, store)
@@ -59,9 +73,13 @@ def assert_stored(store: WeightStore, data: dict[str, bytes]) -> None:
 @given(
     sizes=st.lists(st.sampled_from([0, 4, 12, 16, 20, 64, 200, 400]), min_size=1, max_size=6),
     breaks=st.lists(st.integers(0, 30), max_size=4),
-    harms=st.lists(st.tuples(st.sampled_from(["cut", "flip", "grow", "drop"]), st.integers(0, 1000)), max_size=4),
+    harms=st.lists(
+        st.tuples(st.sampled_from(["cut", "flip", "grow", "drop"]), st.integers(0, 1000)), max_size=4
+    ),
 )
-def test_after_any_interruptions_and_damage_all_is_there(sizes: list[int], breaks: list[int], harms: list[tuple[str, int]]) -> None:
+def test_after_any_interruptions_and_damage_all_is_there(
+    sizes: list[int], breaks: list[int], harms: list[tuple[str, int]]
+) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "WEIGHT_CHUNK_BYTES", 16)
         head, store = Path(folder), WeightStore(Path(folder) / "store")
@@ -120,7 +138,9 @@ def test_only_what_is_asked_for_is_described_hashed_and_sent(tmp_path: Path) -> 
     assert len(kept["tensors"]) == 2
 
 
-def test_long_lists_of_tensors_come_in_several_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_lists_of_tensors_come_in_several_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "TENSORS_LISTED_MAX", 64)
     data = make_model(tmp_path, [4] * 200)
     store, offer = WeightStore(tmp_path / "store"), offer_of(tmp_path)

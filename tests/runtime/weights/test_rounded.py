@@ -1,4 +1,5 @@
-"""Quantised matrices in the store: made once, read instead of the checkpoint from then on, and made again when either is not what it was."""
+"""Quantised matrices in the store: made once, read instead of the checkpoint from then on, and made again
+when either is not what it was."""
 
 from __future__ import annotations
 
@@ -50,7 +51,11 @@ class Silent(Direct):
 
 
 def loaded(
-    files: ModelFiles, store: WeightStore | None, dtype: str = "int8", layers: int = 2, courier: Courier | None = None
+    files: ModelFiles,
+    store: WeightStore | None,
+    dtype: str = "int8",
+    layers: int = 2,
+    courier: Courier | None = None,
 ) -> torch.Tensor:
     """Hidden states `[rows, hidden]` of a slice of the first layers; whatever is wrong in it changes them."""
     span = Span(first=0, end=layers, count=files.config().num_hidden_layers)
@@ -74,7 +79,9 @@ def is_matrix(name: str) -> bool:
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 @pytest.mark.parametrize("variant", ["llama-tied", "qwen3-moe"])
-def test_a_second_start_reads_what_the_first_has_made(variant: str, dtype: str, tmp_path: Path, reads: list[str]) -> None:
+def test_a_second_start_reads_what_the_first_has_made(
+    variant: str, dtype: str, tmp_path: Path, reads: list[str]
+) -> None:
     files, store = ModelFiles(str(make_variant(tmp_path / "model", variant))), WeightStore(tmp_path / "store")
     expected = loaded(files, None, dtype)
     reads.clear()
@@ -92,7 +99,10 @@ def test_a_second_start_reads_what_the_first_has_made(variant: str, dtype: str, 
 
 
 def test_a_damaged_file_is_noticed_and_made_again(tmp_path: Path, reads: list[str]) -> None:
-    files, store = ModelFiles(str(make_variant(tmp_path / "model", "llama-grouped"))), WeightStore(tmp_path / "store")
+    files, store = (
+        ModelFiles(str(make_variant(tmp_path / "model", "llama-grouped"))),
+        WeightStore(tmp_path / "store"),
+    )
     expected = loaded(files, store)
     damages = (lambda old: old[:-1] + bytes([old[-1] ^ 1]), lambda old: old[:100], lambda old: b"")
     for victim, damage in zip(sorted(made(store)), damages, strict=False):
@@ -118,7 +128,9 @@ def test_a_changed_checkpoint_is_noticed(tmp_path: Path, reads: list[str]) -> No
     assert not torch.equal(after, before)
 
 
-def test_what_is_read_while_the_file_changes_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_read_while_the_file_changes_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its key would name the old content."""
     folder, store = make_variant(tmp_path / "model", "llama-grouped"), WeightStore(tmp_path / "store")
     plain = TensorIndex.copy_into
@@ -136,7 +148,9 @@ def test_matrices_that_are_stored_are_not_fetched_from_the_head(tmp_path: Path) 
     files = ModelFiles(str(make_variant(tmp_path / "model", "llama-grouped")))
     count = files.config().num_hidden_layers
     offer, store = offer_of(Path(files.model)), WeightStore(tmp_path / "store")
-    assign = replace(ASSIGN, stages=2, end_layer=2, layer_count=count, next_hop="tcp://x:1", next_name="b", dtype="int8")
+    assign = replace(
+        ASSIGN, stages=2, end_layer=2, layer_count=count, next_hop="tcp://x:1", next_name="b", dtype="int8"
+    )
 
     def start() -> tuple[torch.Tensor, int]:
         courier = Direct(offer)
@@ -146,25 +160,36 @@ def test_matrices_that_are_stored_are_not_fetched_from_the_head(tmp_path: Path) 
 
     expected, received = start()
     assert torch.equal(expected, loaded(files, None))
-    assert received == sum(path.stat().st_size for path in (store.folder / "tensors").iterdir() if not path.suffix)
+    assert received == sum(
+        path.stat().st_size for path in (store.folder / "tensors").iterdir() if not path.suffix
+    )
     for path in (store.folder / "tensors").iterdir():
         if not path.suffix:
             path.unlink()  # as when room is made
     again, received_again = start()
     assert torch.equal(again, expected)
     weights = load_file(Path(files.model) / "model.safetensors")
-    kept = [name for name in weights if name.startswith(("model.layers.0.", "model.layers.1.", "model.embed")) and not is_matrix(name)]
+    kept = [
+        name
+        for name in weights
+        if name.startswith(("model.layers.0.", "model.layers.1.", "model.embed")) and not is_matrix(name)
+    ]
     assert received_again == sum(weights[name].nbytes for name in kept) < received / 2
     offer.close()
 
 
 def test_without_room_the_slice_is_loaded_and_nothing_is_kept(tmp_path: Path) -> None:
-    files, store = ModelFiles(str(make_variant(tmp_path / "model", "llama-grouped"))), WeightStore(tmp_path / "store", 1000)
+    files, store = (
+        ModelFiles(str(make_variant(tmp_path / "model", "llama-grouped"))),
+        WeightStore(tmp_path / "store", 1000),
+    )
     assert torch.equal(loaded(files, store), loaded(files, None))
     assert not made(store)
     loaded(files, WeightStore(tmp_path / "store"))
     assert made(store)
-    assert torch.equal(loaded(files, store), loaded(files, None)), "nor does it matter when the limit becomes lower"
+    assert torch.equal(loaded(files, store), loaded(files, None)), (
+        "nor does it matter when the limit becomes lower"
+    )
 
 
 def test_matrices_of_a_gguf_file_are_kept_too(tmp_path: Path, reads: list[str]) -> None:

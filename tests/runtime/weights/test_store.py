@@ -1,4 +1,5 @@
-"""The daemon's store: limits, what may be thrown away and what not, several daemons in one folder, disks that refuse."""
+"""The daemon's store: limits, what may be thrown away and what not, several daemons in one folder, disks that
+refuse."""
 
 from __future__ import annotations
 
@@ -45,14 +46,19 @@ def test_what_is_in_use_stays_and_what_cannot_fit_is_refused(tmp_path: Path) -> 
     with store.reserve({first: 100, second: 100}):
         with other.reserve({digest_of(C): 100}):
             pass
-        with pytest.raises(ClusterError, match=r"take 0 MiB on disk, but .* may hold 0 MiB, 0 MiB of them for other daemons that load now"):
+        with pytest.raises(
+            ClusterError,
+            match=r"take 0 MiB on disk, but .* may hold 0 MiB, 0 MiB of them for other daemons that load now",
+        ):
             other.reserve({digest_of(C): 100, digest_of(D): 101}).__enter__()
         assert store.holds(first)
         assert store.holds(second)
     with other.reserve({digest_of(C): 100, digest_of(D): 100}):
         assert not store.holds(first)
         assert store.holds(second), "no more than need be"
-    with pytest.raises(ClusterError, match="fewer layers, or its daemon more --cache-limit or another --cache-dir"):
+    with pytest.raises(
+        ClusterError, match="fewer layers, or its daemon more --cache-limit or another --cache-dir"
+    ):
         store.reserve({digest_of(C): 301}).__enter__()
     assert not list((tmp_path / "uses").iterdir())
 
@@ -133,5 +139,7 @@ def test_the_disk_itself_is_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ClusterError, match=r"cannot store weights in .*file: .*; free some disk there, or .* --cache-dir"):
+    with pytest.raises(
+        ClusterError, match=r"cannot store weights in .*file: .*; free some disk there, or .* --cache-dir"
+    ):
         WeightStore(tmp_path / "file").reserve({}).__enter__()

@@ -1,4 +1,5 @@
-"""A slice of every family is the same, bit for bit, whether it was loaded from files or from what a head sent."""
+"""A slice of every family is the same, bit for bit, whether it was loaded from files or from what a head
+sent."""
 
 from __future__ import annotations
 
@@ -72,10 +73,19 @@ def test_a_received_slice_is_the_one_in_the_files(variant: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_slice_of_a_gguf_file_is_received_as_it_lies_there(shape: str, tmp_path: Path) -> None:
-    path = convert(make(tmp_path / "checkpoint", shape), tmp_path / "m.gguf", Kind.Q8_0, part_tensors=9 if shape == "qwen3-moe" else 0)
+    path = convert(
+        make(tmp_path / "checkpoint", shape),
+        tmp_path / "m.gguf",
+        Kind.Q8_0,
+        part_tensors=9 if shape == "qwen3-moe" else 0,
+    )
     files = ModelFiles(str(path))
     check_received(files, tmp_path, "float32")
-    packed = {hashlib.sha256(tensor.packed()).hexdigest() for tensor in GgufFile.read(path).tensors.values() if tensor.name not in FACTORS}
+    packed = {
+        hashlib.sha256(tensor.packed()).hexdigest()
+        for tensor in GgufFile.read(path).tensors.values()
+        if tensor.name not in FACTORS
+    }
     assert {each.name for each in (tmp_path / "store" / "tensors").iterdir()} == packed
 
 
@@ -86,12 +96,26 @@ def offered(files: ModelFiles, **changes: Any) -> StoredModel:
 
 def test_what_no_gguf_file_could_hold_is_refused(tmp_path: Path) -> None:
     files = ModelFiles(str(convert(make(tmp_path / "checkpoint", "llama"), tmp_path / "m.gguf", Kind.Q8_0)))
-    right = {"name": "token_embd.weight", "dtype": "Q8_0", "shape": (300, 256), "size_bytes": 300 * 272, "digest": "0" * 64}
+    right = {
+        "name": "token_embd.weight",
+        "dtype": "Q8_0",
+        "shape": (300, 256),
+        "size_bytes": 300 * 272,
+        "digest": "0" * 64,
+    }
     offered(files).add(TensorEntry(**right))
-    for change in ({"dtype": "F33"}, {"dtype": "F32"}, {"shape": (300, 250)}, {"shape": ()}, {"shape": (0, 256), "size_bytes": 0}):
+    for change in (
+        {"dtype": "F33"},
+        {"dtype": "F32"},
+        {"shape": (300, 250)},
+        {"shape": ()},
+        {"shape": (0, 256), "size_bytes": 0},
+    ):
         with pytest.raises(PeerError, match=r"the head offers token_embd\.weight as"):
             offered(files).add(TensorEntry(**{**right, **change}))
-    with pytest.raises(InputError, match="'m' is a GGUF file of the architecture 'granite', which this FlowSpec does not run"):
+    with pytest.raises(
+        InputError, match="'m' is a GGUF file of the architecture 'granite', which this FlowSpec does not run"
+    ):
         offered(files, gguf="granite")
     with pytest.raises(InputError, match="the head's folder may be incomplete"):
         offered(files).tensors().shape("model.embed_tokens.weight")

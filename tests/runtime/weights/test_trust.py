@@ -1,4 +1,5 @@
-"""A slice is kept, shared and trusted by the digests of its tensors, whatever a head calls its model, wherever its files are."""
+"""A slice is kept, shared and trusted by the digests of its tensors, whatever a head calls its model,
+wherever its files are."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def answer(plan: ClusterPlan) -> tuple[list[int], int]:
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, folder: Path, fingerprint: str | None = None) -> None:
-    """Has heads serve the model of that folder, whatever it is called, and under a fingerprint that is not its own."""
+    """Has heads serve the model of that folder, whatever it is called, and under a fingerprint that is not
+    its own."""
 
     class Lying(ModelFiles):
         def fingerprint(self) -> str:
@@ -73,14 +75,20 @@ def altered(folder: Path, to: Path) -> Path:
 def damage(folder: Path) -> str:
     """Zeros where no sample of the fingerprint is; the tensor that they are in."""
     path = folder / "model.safetensors"
-    extents = {name: ModelFiles(str(folder)).extents().extent(name) for name in ModelFiles(str(folder)).extents()}
+    extents = {
+        name: ModelFiles(str(folder)).extents().extent(name) for name in ModelFiles(str(folder)).extents()
+    }
     size, before = path.stat().st_size, ModelFiles(str(folder)).fingerprint()
     middle = (size - 65536) * 3 // 7 + 65536 + 4096
     with path.open("r+b") as file:
         file.seek(middle)
         file.write(bytes(4096))
     assert ModelFiles(str(folder)).fingerprint() == before, "nothing shows"
-    (name,) = (each for each, at in extents.items() if at.offset <= middle < middle + 4096 <= at.offset + at.size_bytes)
+    (name,) = (
+        each
+        for each, at in extents.items()
+        if at.offset <= middle < middle + 4096 <= at.offset + at.size_bytes
+    )
     return name
 
 
@@ -94,7 +102,9 @@ def test_a_folder_that_is_damaged_on_a_device_is_named_before_it_serves(
     assert answer(plan) == (expected(folder), 0)
     name = damage(here)
     daemon = alone(name="other")
-    with pytest.raises(ClusterError, match=rf"device other at .*{name} in model.safetensors .*is not what it is at the head"):
+    with pytest.raises(
+        ClusterError, match=rf"device other at .*{name} in model.safetensors .*is not what it is at the head"
+    ):
         Head(replace(plan_for(folder, [daemon]), model=str(here)))
     shutil.copy(folder / "model.safetensors", here)
     assert answer(replace(plan_for(folder, [daemon]), model=str(here))) == (expected(folder), 0)
@@ -120,7 +130,11 @@ def test_weights_under_anothers_fingerprint_are_given_to_nobody_else(
 
 
 def test_the_same_slice_is_kept_whatever_the_next_head_calls_it(
-    alone: Start, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    alone: Start,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
@@ -133,7 +147,9 @@ def test_the_same_slice_is_kept_whatever_the_next_head_calls_it(
     assert [text.split()[1] for text in told] == ["loaded", "kept", "kept"]
 
 
-def test_digests_are_computed_once(alone: Start, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_digests_are_computed_once(
+    alone: Start, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     hashed: list[int] = []
     plain = hash_range
 
@@ -143,7 +159,10 @@ def test_digests_are_computed_once(alone: Start, folder: Path, monkeypatch: pyte
 
     monkeypatch.setattr(digests, "hash_range", counting)
     daemon, again = alone(), alone(name="again")
-    whole = sum(ModelFiles(str(folder)).extents().extent(name).size_bytes for name in ModelFiles(str(folder)).extents())
+    whole = sum(
+        ModelFiles(str(folder)).extents().extent(name).size_bytes
+        for name in ModelFiles(str(folder)).extents()
+    )
     assert answer(plan_for(folder, [daemon])) == (expected(folder), 0)
     assert sum(hashed) == 2 * whole, "by the head and by the device, each for itself"
     hashed.clear()
@@ -192,7 +211,9 @@ def test_a_model_of_the_hub_is_checked_by_the_hubs_own_hashes(
     """The head is not asked, for it may not have the weights."""
     monkeypatch.setattr(Offer, "begin", None)
     daemon = alone()
-    plan = replace(plan_for(folder, [daemon]), model="owner/name", fingerprint=ModelFiles("owner/name").fingerprint())
+    plan = replace(
+        plan_for(folder, [daemon]), model="owner/name", fingerprint=ModelFiles("owner/name").fingerprint()
+    )
     for _ in range(2):
         assert answer(plan) == (expected(folder), 0)
     weights = (hub / "model.safetensors").resolve()
@@ -200,5 +221,7 @@ def test_a_model_of_the_hub_is_checked_by_the_hubs_own_hashes(
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)
     other = replace(plan_for(folder, [alone(name="other")]), model="owner/name", fingerprint=plan.fingerprint)
-    with pytest.raises(ClusterError, match=r"other at .*model.safetensors of 'owner/name' in the hub's cache here is damaged"):
+    with pytest.raises(
+        ClusterError, match=r"other at .*model.safetensors of 'owner/name' in the hub's cache here is damaged"
+    ):
         Head(other)

@@ -1,4 +1,5 @@
-"""One headless Chromium for all tests of the page; each has a context of its own in it, and what the page must never do is looked for in all."""
+"""One headless Chromium for all tests of the page; each has a context of its own in it, and what the page
+must never do is looked for in all."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from tests.serve.page.scripted import Script, serving
 expect.set_options(timeout=WAIT_MS)
 
 
-@pytest.fixture(scope="package")  # no longer: while it is there, no other test of its process can run an event loop
+@pytest.fixture(
+    scope="package"
+)  # no longer: while it is there, no other test of its process can run an event loop
 def browser() -> Iterator[Browser]:
     path = installed()
     with sync_playwright() as playwright:
@@ -37,7 +40,8 @@ def watched(script: Script) -> Iterator[Watched]:
 
 @pytest.fixture
 def page(browser: Browser, watched: Watched) -> Iterator[Page]:
-    """A page at the server, at a desktop's size; a console error, a failed call or a request to anybody else fails its test."""
+    """A page at the server, at a desktop's size; a console error, a failed call or a request to anybody else
+    fails its test."""
     context = browser.new_context(viewport=DESKTOP)
     page = context.new_page()
     page.set_default_timeout(WAIT_MS)

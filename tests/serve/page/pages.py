@@ -20,7 +20,8 @@ PHONE: ViewportSize = {"width": 390, "height": 844}
 
 
 def installed() -> str:
-    """The path of a Chromium. Skips without one, but fails where the project's own checks run: there it is part of them."""
+    """The path of a Chromium. Skips without one, but fails where the project's own checks run: there it is
+    part of them."""
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         missing = f"no browser ({', '.join(NAMES)}) is installed; launch/browser installs one"
@@ -73,7 +74,9 @@ def answered(page: Page, text: str) -> None:
 
 def replayed(page: Page, found: object, name: str = "answer.json") -> None:
     content = found if isinstance(found, str) else json.dumps(found)
-    page.locator("#file").set_input_files({"name": name, "mimeType": "application/json", "buffer": content.encode()})
+    page.locator("#file").set_input_files(
+        {"name": name, "mimeType": "application/json", "buffer": content.encode()}
+    )
 
 
 def picture(page: Page, canvas: str) -> str:
@@ -81,11 +84,15 @@ def picture(page: Page, canvas: str) -> str:
 
 
 def until_changed(page: Page, canvas: str, before: str) -> None:
-    page.wait_for_function("([id, before]) => document.getElementById(id).toDataURL() !== before", arg=[canvas, before])
+    page.wait_for_function(
+        "([id, before]) => document.getElementById(id).toDataURL() !== before", arg=[canvas, before]
+    )
 
 
 def committed(page: Page) -> str:
-    return (page.locator("#strip-text").text_content() or "") + (page.locator("#strip-new").text_content() or "")
+    return (page.locator("#strip-text").text_content() or "") + (
+        page.locator("#strip-new").text_content() or ""
+    )
 
 
 def scrub(page: Page, share: float) -> None:

@@ -1,4 +1,5 @@
-"""A recording of an answer as `flowspec serve` makes them: four stages, a drafter that is right mostly, and corrections where it is not."""
+"""A recording of an answer as `flowspec serve` makes them: four stages, a drafter that is right mostly, and
+corrections where it is not."""
 
 from __future__ import annotations
 
@@ -55,11 +56,25 @@ class Maker:
                 }
             )
             at_s = ended_s
-        self.add(at_s + LINK_S, "trip", segment=segment, sent_s=round(sent_s, 6), back_s=round(at_s + LINK_S, 6), stays=stays)
+        self.add(
+            at_s + LINK_S,
+            "trip",
+            segment=segment,
+            sent_s=round(sent_s, 6),
+            back_s=round(at_s + LINK_S, 6),
+            stays=stays,
+        )
 
     def make(self, begin_s: float = 0.3) -> float:
         """Frames of the answer; returns when it is over."""
-        self.add(begin_s, "begin", request=self.request, prompt_tokens=12, reused=0, text="Why is the pipeline full?\n")
+        self.add(
+            begin_s,
+            "begin",
+            request=self.request,
+            prompt_tokens=12,
+            reused=0,
+            text="Why is the pipeline full?\n",
+        )
         root = self.new()
         self.add(begin_s, "root", request=self.request, node=root, token="\n", position=11)
         at_s, position, segment = begin_s + 0.05, 0, 0
@@ -71,8 +86,22 @@ class Maker:
             for place, token in enumerate(right):
                 node, wrong = self.new(), self.new()
                 chance = self.random.uniform(0.6, 0.95)
-                guesses.append([node, parent, token if not (missed and place == 1) else " maybe", round(value * chance, 4)])
-                guesses.append([wrong, parent, self.random.choice([" a", " not", " or", " some"]), round(value * (1 - chance), 4)])
+                guesses.append(
+                    [
+                        node,
+                        parent,
+                        token if not (missed and place == 1) else " maybe",
+                        round(value * chance, 4),
+                    ]
+                )
+                guesses.append(
+                    [
+                        wrong,
+                        parent,
+                        self.random.choice([" a", " not", " or", " some"]),
+                        round(value * (1 - chance), 4),
+                    ]
+                )
                 below = self.new()
                 guesses.append([below, wrong, " thing", round(value * (1 - chance) * 0.4, 4)])
                 ids.append(node)
@@ -160,4 +189,6 @@ def recording(tokens: list[str] | None = None, *, request: int = 1, seed: int = 
 
 def text_of(found: dict[str, Any]) -> str:
     """What a recording's answer says."""
-    return "".join(token for frame in found["frames"] if frame["kind"] == "tokens" for _, token in frame["nodes"])
+    return "".join(
+        token for frame in found["frames"] if frame["kind"] == "tokens" for _, token in frame["nodes"]
+    )

@@ -1,4 +1,5 @@
-"""A server with the page, whose API says what a test wants said: the frames of a recording, and the same answer as a chat's."""
+"""A server with the page, whose API says what a test wants said: the frames of a recording, and the same
+answer as a chat's."""
 
 from __future__ import annotations
 
@@ -23,12 +24,15 @@ BATCH_S = 0.1
 
 
 def event(name: str | None, data: object) -> str:
-    return (f"event: {name}\n" if name else "") + f"data: {data if isinstance(data, str) else json.dumps(data)}\n\n"
+    return (
+        f"event: {name}\n" if name else ""
+    ) + f"data: {data if isinstance(data, str) else json.dumps(data)}\n\n"
 
 
 @dataclass
 class Script:
-    """What the server says. `refusals` are given before anything else, one to a chat: status, message, headers."""
+    """What the server says. `refusals` are given before anything else, one to a chat: status, message,
+    headers."""
 
     found: dict[str, Any] = field(default_factory=recording)
     key: str | None = None
@@ -45,7 +49,9 @@ class Script:
         return problem(401, "Incorrect API key provided.")
 
     async def models(self, request: Request) -> Response:
-        return self.refused(request) or JSONResponse({"object": "list", "data": [{"id": self.found["model"], "object": "model"}]})
+        return self.refused(request) or JSONResponse(
+            {"object": "list", "data": [{"id": self.found["model"], "object": "model"}]}
+        )
 
     async def saved(self, request: Request) -> Response:
         return self.refused(request) or JSONResponse(self.found)
@@ -57,7 +63,10 @@ class Script:
         queue: asyncio.Queue[list[dict[str, Any]]] = asyncio.Queue()
         self.watchers.add(queue)
         try:
-            yield event("hello", {name: value for name, value in self.found.items() if name != "frames"} | {"live": True})
+            yield event(
+                "hello",
+                {name: value for name, value in self.found.items() if name != "frames"} | {"live": True},
+            )
             yield event("frames", [frame for frame in self.found["frames"] if frame["t"] == 0.0])
             while True:
                 yield event("frames", await queue.get())
@@ -75,7 +84,14 @@ class Script:
     async def _answer(self) -> AsyncIterator[str]:
         frames = [frame for frame in self.found["frames"] if frame["t"] > 0.0]
         try:
-            yield event(None, {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})
+            yield event(
+                None,
+                {
+                    "choices": [
+                        {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+                    ]
+                },
+            )
             count = 0
             while frames:
                 until_s = frames[0]["t"] + BATCH_S
@@ -86,12 +102,20 @@ class Script:
                 for frame in (frame for frame in batch if frame["kind"] == "tokens"):
                     text = "".join(token for _, token in frame["nodes"])
                     count += len(frame["nodes"])
-                    yield event(None, {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]})
+                    yield event(
+                        None, {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}
+                    )
                 if self.hold and count:
                     await asyncio.sleep(60)
                 await asyncio.sleep(BATCH_S)
             yield event(None, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-            yield event(None, {"choices": [], "usage": {"prompt_tokens": 12, "completion_tokens": count, "total_tokens": 12 + count}})
+            yield event(
+                None,
+                {
+                    "choices": [],
+                    "usage": {"prompt_tokens": 12, "completion_tokens": count, "total_tokens": 12 + count},
+                },
+            )
             yield event(None, "[DONE]")
         except (asyncio.CancelledError, GeneratorExit):
             self.gone += 1
@@ -115,7 +139,9 @@ def problem(status: int, message: str, headers: dict[str, str] | None = None) ->
 @contextmanager
 def serving(app: Starlette) -> Iterator[str]:
     """The app on a free port of this machine, until it is left; yields its address."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
+    )
     started = Thread(target=server.run)
     started.start()
     try:

@@ -9,7 +9,17 @@ from importlib import resources
 from playwright.sync_api import Page, expect
 
 from flowspec.serve.page import page_routes
-from tests.serve.page.pages import DESKTOP, PHONE, TABLET, Watched, answered, ask, picture, replayed, until_changed
+from tests.serve.page.pages import (
+    DESKTOP,
+    PHONE,
+    TABLET,
+    Watched,
+    answered,
+    ask,
+    picture,
+    replayed,
+    until_changed,
+)
 from tests.serve.page.recordings import recording, text_of
 from tests.serve.page.scripted import Script
 
@@ -106,12 +116,25 @@ def test_the_pages_files_and_no_others_are_served_with_what_keeps_them_safe(watc
     }
     for path in ["/", *(f"/page/{name}" for name in names)]:
         status, headers = called(watched.origin, path)
-        assert (status, headers["content-type"]) == (200, types[path.rpartition(".")[2] if path != "/" else "html"])
+        assert (status, headers["content-type"]) == (
+            200,
+            types[path.rpartition(".")[2] if path != "/" else "html"],
+        )
         assert headers["cache-control"] == "no-cache"
-        assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';")
+        assert headers["content-security-policy"].startswith(
+            "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+        )
         assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
         assert called(watched.origin, path, **{"If-None-Match": headers["etag"]})[0] == 304
-    for path in ["/page/", "/page/../page.py", "/page/%2e%2e/page.py", "/page/..%2fpage.py", "/page/none.js", "/page/page.py", "/page"]:
+    for path in [
+        "/page/",
+        "/page/../page.py",
+        "/page/%2e%2e/page.py",
+        "/page/..%2fpage.py",
+        "/page/none.js",
+        "/page/page.py",
+        "/page",
+    ]:
         assert called(watched.origin, path)[0] == 404
     assert called(watched.origin, "/", "POST")[0] == 405
 
@@ -120,5 +143,7 @@ def test_the_page_names_no_other_place_and_writes_no_markup() -> None:
     assert page_routes()
     for each in resources.files("flowspec.serve").joinpath("page").iterdir():
         text = each.read_text().replace("http://www.w3.org/2000/svg", "")
-        assert not re.search(r"https?://|innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", text), each.name
+        assert not re.search(
+            r"https?://|innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", text
+        ), each.name
         assert not re.search(r"\sstyle=|\son\w+=", text), each.name

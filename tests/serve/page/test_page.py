@@ -1,4 +1,5 @@
-"""The live view in a headless Chromium, before a server whose API is scripted: a chat, refusals, keys, and the keyboard alone."""
+"""The live view in a headless Chromium, before a server whose API is scripted: a chat, refusals, keys, and
+the keyboard alone."""
 
 from __future__ import annotations
 
@@ -7,11 +8,26 @@ import re
 from playwright.sync_api import Page, expect
 
 from tests.runtime.clusters import wait_until
-from tests.serve.page.pages import Watched, answered, ask, committed, is_live, picture, replayed, until_changed
+from tests.serve.page.pages import (
+    Watched,
+    answered,
+    ask,
+    committed,
+    is_live,
+    picture,
+    replayed,
+    until_changed,
+)
 from tests.serve.page.recordings import recording, text_of
 from tests.serve.page.scripted import Script
 
-EVIL = ["<img src=x onerror=alert(1)>", "<script>document.title='owned'</script>", " <b>bold</b>", " &amp;", " \u202eright"]
+EVIL = [
+    "<img src=x onerror=alert(1)>",
+    "<script>document.title='owned'</script>",
+    " <b>bold</b>",
+    " &amp;",
+    " \u202eright",
+]
 
 
 def test_a_chat_shows_the_answer_and_moves_timeline_tree_and_tiles(page: Page, script: Script) -> None:
@@ -32,7 +48,9 @@ def test_a_chat_shows_the_answer_and_moves_timeline_tree_and_tiles(page: Page, s
     expect(page.locator(".turn-note")).to_contain_text("tokens in")
 
 
-def test_the_next_question_carries_the_dialogue_and_a_new_dialogue_does_not(page: Page, script: Script) -> None:
+def test_the_next_question_carries_the_dialogue_and_a_new_dialogue_does_not(
+    page: Page, script: Script
+) -> None:
     script.found = recording(["Yes", "."])
     ask(page, "Is it exact?")
     answered(page, "Yes.")
@@ -54,11 +72,18 @@ def test_markup_in_tokens_and_answers_stays_text(page: Page, script: Script) -> 
     answered(page, "".join(EVIL))
     assert committed(page) == "".join(EVIL)
     expect(page.locator(".turn.user")).to_have_text("<i>hello</i>")
-    assert page.locator("#dialogue img, #dialogue script, #dialogue b, #dialogue i, #strip img, #strip script").count() == 0
+    assert (
+        page.locator(
+            "#dialogue img, #dialogue script, #dialogue b, #dialogue i, #strip img, #strip script"
+        ).count()
+        == 0
+    )
     assert page.title() == "FlowSpec"
 
 
-def test_refusals_are_one_readable_line_and_the_question_is_not_lost(page: Page, script: Script, watched: Watched) -> None:
+def test_refusals_are_one_readable_line_and_the_question_is_not_lost(
+    page: Page, script: Script, watched: Watched
+) -> None:
     watched.expected = {400, 429}
     script.refusals = [
         (400, "This model's maximum context length is 512 tokens.\nYour messages have 900.", {}),
@@ -74,7 +99,9 @@ def test_refusals_are_one_readable_line_and_the_question_is_not_lost(page: Page,
     page.locator("#send").click()
     answered(page, text_of(script.found))
     expect(trouble).to_be_hidden()
-    assert [each["messages"] for each in script.asked] == [[{"role": "user", "content": "A long question"}]] * 3
+    assert [each["messages"] for each in script.asked] == [
+        [{"role": "user", "content": "A long question"}]
+    ] * 3
 
 
 def test_a_key_is_asked_for_and_a_wrong_one_again(page: Page, script: Script, watched: Watched) -> None:
@@ -99,7 +126,9 @@ def test_a_key_is_asked_for_and_a_wrong_one_again(page: Page, script: Script, wa
     assert page.evaluate("[sessionStorage.length, localStorage.length, document.cookie]") == [1, 0, ""]
 
 
-def test_without_a_key_the_page_says_so_and_asks_again_for_a_chat(page: Page, script: Script, watched: Watched) -> None:
+def test_without_a_key_the_page_says_so_and_asks_again_for_a_chat(
+    page: Page, script: Script, watched: Watched
+) -> None:
     is_live(page)
     watched.expected = {401}
     script.key = "sesame"
@@ -133,7 +162,9 @@ def test_everything_can_be_done_with_the_keyboard(page: Page, script: Script) ->
         seen.append(page.evaluate("document.activeElement.id || document.activeElement.className"))
         outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none", seen[-1]
-    assert [each for each in seen if each in ("skip", "save", "open", "window", "new", "question", "send")] == [
+    assert [
+        each for each in seen if each in ("skip", "save", "open", "window", "new", "question", "send")
+    ] == [
         "skip",
         "save",
         "open",

@@ -1,4 +1,5 @@
-"""The page before the real server with four local stages: a chat whose answer is the model's own, and that answer's recording replayed."""
+"""The page before the real server with four local stages: a chat whose answer is the model's own, and that
+answer's recording replayed."""
 
 from __future__ import annotations
 
@@ -17,7 +18,17 @@ from flowspec.runtime.watching import watch_session
 from flowspec.serve.app import Doors
 from flowspec.serve.live import live_routes
 from flowspec.serve.page import PATHS, page_routes
-from tests.serve.page.pages import Watched, answered, ask, committed, is_live, picture, replayed, scrub, until_changed
+from tests.serve.page.pages import (
+    Watched,
+    answered,
+    ask,
+    committed,
+    is_live,
+    picture,
+    replayed,
+    scrub,
+    until_changed,
+)
 from tests.serve.servers import MODEL, Running, running
 
 KEY = "sesame-1"
@@ -61,7 +72,11 @@ def test_a_chat_on_four_stages_and_its_replay(page: Page, real: Running) -> None
     for canvas, earlier in before.items():
         until_changed(page, canvas, earlier)
     with real.client(KEY) as client:
-        wanted = client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": QUESTION}]).choices[0].message.content
+        wanted = (
+            client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": QUESTION}])
+            .choices[0]
+            .message.content
+        )
     assert wanted
     answered(page, wanted)
     expect(page.locator("#request option")).to_have_count(3)  # the newest, the page's and the other client's

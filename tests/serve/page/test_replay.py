@@ -67,7 +67,8 @@ def test_a_replay_plays_pauses_and_is_scrubbed_to_its_end_and_back(page: Page, s
 def test_a_recording_can_be_dropped_on_the_page(page: Page) -> None:
     found = recording(seed=5)
     dropped = page.evaluate_handle(
-        "text => { const all = new DataTransfer(); all.items.add(new File([text], 'dropped.json')); return all; }", json.dumps(found)
+        "text => { const all = new DataTransfer(); all.items.add(new File([text], 'dropped.json')); return all; }",
+        json.dumps(found),
     )
     page.dispatch_event("body", "dragenter", {"dataTransfer": dropped})
     expect(page.locator("#drop")).to_be_visible()
@@ -77,7 +78,10 @@ def test_a_recording_can_be_dropped_on_the_page(page: Page) -> None:
 
 
 def without(found: dict[str, Any], kind: str, field: str) -> dict[str, Any]:
-    frames = [{name: value for name, value in frame.items() if (frame["kind"], name) != (kind, field)} for frame in found["frames"]]
+    frames = [
+        {name: value for name, value in frame.items() if (frame["kind"], name) != (kind, field)}
+        for frame in found["frames"]
+    ]
     return found | {"frames": frames}
 
 
@@ -86,10 +90,16 @@ BROKEN = {
     "another JSON": ("[1, 2]", "this is another JSON file"),
     "another version": (document([], version=2), "expected a recording of version 1, got 2"),
     "no frames": (document([]), "there is nothing in this recording"),
-    "an unknown kind": (document([{"t": 1, "kind": "<b>new</b>"}]), 'frame 0 is of the unknown kind "<b>new</b>"'),
+    "an unknown kind": (
+        document([{"t": 1, "kind": "<b>new</b>"}]),
+        'frame 0 is of the unknown kind "<b>new</b>"',
+    ),
     "no stages": (document([], stages=None), '"stages" is missing or wrong'),
     "a trip without stays": (without(recording(), "trip", "stays"), '(trip) has no right "stays"'),
-    "backwards": (document([{"t": 1, "kind": "lost", "silent_s": 1}, {"t": 0, "kind": "lost", "silent_s": 1}]), "frame 1 is earlier"),
+    "backwards": (
+        document([{"t": 1, "kind": "lost", "silent_s": 1}, {"t": 0, "kind": "lost", "silent_s": 1}]),
+        "frame 1 is earlier",
+    ),
 }
 
 
@@ -108,7 +118,9 @@ def test_a_broken_recording_is_refused_with_one_line_and_the_page_stays_live(pag
 
 
 def merged(*all_frames: list[dict[str, Any]]) -> dict[str, Any]:
-    return document(sorted((frame for frames in all_frames for frame in frames), key=lambda frame: frame["t"]))
+    return document(
+        sorted((frame for frames in all_frames for frame in frames), key=lambda frame: frame["t"])
+    )
 
 
 def test_a_recording_made_in_virtual_time_replays_to_its_text(page: Page) -> None:

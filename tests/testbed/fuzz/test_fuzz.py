@@ -1,4 +1,5 @@
-"""A small hunt with a fixed seed; that a defect is found, written down and replayed; and that a world follows from its genome."""
+"""A small hunt with a fixed seed; that a defect is found, written down and replayed; and that a world follows
+from its genome."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def test_the_samples_are_valid_and_of_every_kind() -> None:
     assert [decode(frames) for frames in sample_frames()] == sample_envelopes()
 
 
-def test_a_few_thousand_frames_bring_nothing_unexpected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_few_thousand_frames_bring_nothing_unexpected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--frames", FRAMES, "--seed", "14", "--folder", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["findings"] == [] == list(tmp_path.iterdir())
@@ -45,10 +48,14 @@ def test_a_few_thousand_frames_bring_nothing_unexpected(tmp_path: Path, capsys: 
     assert found["parents"] > len(sample_frames()) + 1, "cases that reached new code are kept"
 
 
-def test_a_defect_of_the_codec_is_found_and_its_frames_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_of_the_codec_is_found_and_its_frames_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(frames: Any) -> Any:
         envelope = decode(frames)
-        if type(envelope.message).__name__ != "Segment":  # not one kind alone: which the hunt comes to first depends on its seed
+        if (
+            type(envelope.message).__name__ != "Segment"
+        ):  # not one kind alone: which the hunt comes to first depends on its seed
             raise KeyError("no such thing")
         return envelope
 
@@ -101,7 +108,9 @@ def emits_again(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("mutation", [keeps_the_flights, sends_only_the_root_again, emits_again])
-def test_a_head_that_takes_a_loss_wrongly_is_found(mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_takes_a_loss_wrongly_is_found(
+    mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     mutation(monkeypatch)
     chance = random.Random(4)
     genomes = [tuple(chance.getrandbits(32) for _ in range(24)) for _ in range(WORLDS_TO_FIND)]
@@ -120,7 +129,11 @@ def test_mutation_reaches_into_the_header() -> None:
     chance = random.Random(2)
     frames = sample_frames()
     changed = [mutated(chance.choice(frames), chance.choice(frames), chance) for _ in range(400)]
-    kinds = [header[1] for each in changed if each and isinstance(header := unpacked(each[0]), list) and len(header) == 7]
+    kinds = [
+        header[1]
+        for each in changed
+        if each and isinstance(header := unpacked(each[0]), list) and len(header) == 7
+    ]
     assert len(kinds) > 150, "most are still a header of seven entries"
 
 
