@@ -49,6 +49,7 @@ ATTENTION = "attention"
 place."""
 COMPILED = "canonical.c"
 """What is tried first of all where it could be built; the definitions in torch take its place."""
+NOT_BUILT = f"{COMPILED} is not built (no C compiler works there)"
 _SWITCHES = (
     *("ATEN_", "BLIS_", "DNNL_", "FBGEMM_", "GLIBC_TUNABLES", "LD_", "MKL_", "ONEDNN_", "OPENBLAS_"),
     *("PYTORCH_", "QEMU_CPU", "TORCH_"),
@@ -138,10 +139,16 @@ class Trial:
         return "; ".join(f"{verdict.kernel} {verdict.fault}" for verdict in told if verdict.fault)
 
     @property
+    def slowed_by(self) -> str:
+        """Why this precision may be slow here: `faults`, and a library that could not be built; else empty."""
+        is_missing = self.device == "cpu" and all(verdict.kernel != COMPILED for verdict in self.verdicts)
+        return "; ".join(filter(None, (self.faults, NOT_BUILT if is_missing else "")))
+
+    @property
     def detour(self) -> str:
-        """A line for people where a better kernel is not right here; else empty."""
+        """A line for people where `slowed_by` is one; else empty."""
         where = f"{self.dtype} with torch {torch_version()} on {processor()}"
-        return f"{where}: {self.kernel} is used, for {self.faults}" if self.faults else ""
+        return f"{where}: {self.kernel} is used, for {self.slowed_by}" if self.slowed_by else ""
 
 
 _found: dict[tuple[str, str], Trial] = {}

@@ -24,7 +24,7 @@ from flowspec.model.arithmetic.operations import Sight
 from flowspec.model.attention import TreeRows
 from flowspec.model.kernels import DIGITS, Kernel, arithmetics, kernels_of, packing_of
 from flowspec.model.quantised import QuantisedLinear
-from flowspec.model.trials import ATTENTION, COMPILED, Trial, Verdict, run_trial
+from flowspec.model.trials import ATTENTION, COMPILED, NOT_BUILT, Trial, Verdict, run_trial
 from tests.model.broken_kernels import (
     OffInOneScale,
     RightForTheFirstRowCount,
@@ -482,6 +482,17 @@ def test_what_cannot_be_loaded_is_left_and_told(tmp_path: Path, monkeypatch: pyt
     assert found.verdicts[0].fault.startswith("cannot be loaded")
     assert found.detour
     assert build.allowed() is None
+
+
+def test_without_what_is_built_answers_are_right_and_a_line_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "build", lambda: None)
+    monkeypatch.setattr(build, "_allowed", None)
+    found = run_trial("int8", "cpu", folder=tmp_path)
+    assert found.arithmetics == ("digits",)
+    assert found.detour.endswith(f"is used, for {NOT_BUILT}")
+    assert run_trial("int8", "cpu", folder=tmp_path).detour == found.detour, "and when it is known already"
 
 
 def test_without_a_compiler_nothing_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from flowspec.core.arithmetic import Agreement, Arithmetics, Lack
 from flowspec.core.facts import Facts, Interface, KernelFacts, LinkFacts, Software
+from flowspec.model.trials import NOT_BUILT
 from flowspec.plan.memory import PROCESS_BYTES, mib
 from flowspec.runtime.health.examine import Examined
 from flowspec.runtime.health.finding import NOTE, PROBLEM, WARNING, Finding
@@ -154,7 +155,10 @@ def _of_kernel(name: str, kernel: KernelFacts) -> Iterator[Finding]:
         yield Finding(severity=PROBLEM, device=name, check="kernels", text=text, advice=advice)
     elif kernel.faults:
         text = f"{kernel.dtype} is computed by the kernel {kernel.kernel} there, which may be slow, for {kernel.faults}"
-        advice = "nothing, answers are right; for speed, install the versions that the constraints folder has for that machine"
+        missing = (
+            "gcc" if NOT_BUILT in kernel.faults else "the versions that the constraints folder has for it"
+        )
+        advice = f"nothing, answers are right; for speed, install {missing} on that machine"
         yield Finding(severity=WARNING, device=name, check="kernels", text=text, advice=advice)
 
 

@@ -119,7 +119,7 @@ def kernel_facts(dtype: str, machine: Machine, tell: Tell = lambda share: None) 
         found = run_trial(dtype, device, lambda share: tell((1 + share) / 2))
     except InputError as error:
         return KernelFacts(dtype=dtype, kernel="", faults=first_line(error, limits.TEXT_CHARS_MAX))
-    faults = found.faults[: limits.TEXT_CHARS_MAX]
+    faults = found.slowed_by[: limits.TEXT_CHARS_MAX]
     return KernelFacts(dtype=dtype, kernel=found.kernel, faults=faults, arithmetics=found.arithmetics)
 
 
