@@ -209,7 +209,7 @@ def make_useless_drafter(folder: Path, target: ModelFiles) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m flowspec.testbed.checkpoints", description=(__doc__ or "").splitlines()[0]
+        prog="python -m flowspec.testbed.checkpoints", description=(__doc__ or "").partition("\n\n")[0]
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gigabyte", action="store_true", help="one checkpoint of about 1 GB instead")

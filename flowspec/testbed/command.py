@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from flowspec.core.precision import ACTIVATIONS
 from flowspec.errors import FlowSpecError
 from flowspec.interruption import INTERRUPTED, hear_signals
 
@@ -29,7 +30,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, name: str, doc: str | None) -> None:
         super().__init__(
             prog=f"python -m flowspec.testbed.{name}",
-            description=(doc or "").splitlines()[0],
+            description=(doc or "").partition("\n\n")[0],
             allow_abbrev=False,
         )
         self.add_argument("--json", action="store_true", help="print one JSON object")
@@ -43,6 +44,13 @@ def whole(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
     return int(text)
+
+
+def add_dtype(parser: argparse.ArgumentParser) -> None:
+    """`--dtype`, of the models that are asked."""
+    parser.add_argument(
+        "--dtype", choices=sorted(ACTIVATIONS), default="bfloat16", help="precision (default: %(default)s)"
+    )
 
 
 def wholes(text: str) -> tuple[int, ...]:

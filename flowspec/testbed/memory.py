@@ -108,7 +108,7 @@ def measure(model: str, count: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m flowspec.testbed.memory", description=(__doc__ or "").splitlines()[0]
+        prog="python -m flowspec.testbed.memory", description=(__doc__ or "").partition("\n\n")[0]
     )
     parser.add_argument("--model", required=True)
     parser.add_argument("--daemons", type=int, default=4)

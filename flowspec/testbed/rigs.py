@@ -72,25 +72,25 @@ class Rig:
 
 
 @contextlib.contextmanager
-def rig_of(files: ModelFiles, fault: str, spares: int) -> Iterator[Rig]:
+def rig_of(files: ModelFiles, dtype: str, fault: str, spares: int) -> Iterator[Rig]:
     """The devices for a fault; raises `InputError` where it cannot be brought about here."""
     if fault in LINK_FAULTS:
-        making = netns_rig(files, fault)
+        making = netns_rig(files, dtype, fault)
     elif fault in MEMORY_FAULTS:
-        making = memory_rig(files, fault)
+        making = memory_rig(files, dtype, fault)
     else:
-        making = local_rig(files, fault, spares)
+        making = local_rig(files, dtype, fault, spares)
     with making as rig:
         yield rig
 
 
-def cluster_of(files: ModelFiles, devices: Sequence[Device]) -> Cluster:
-    """These devices for this model, in float32, with their layers shared out evenly."""
+def cluster_of(files: ModelFiles, dtype: str, devices: Sequence[Device]) -> Cluster:
+    """These devices for this model in this precision, with their layers shared out evenly."""
     config = files.config()
     plan = ClusterPlan(
         model=canonical_name(files.model),
         fingerprint=files.fingerprint(),
-        dtype="float32",
+        dtype=dtype,
         context=pick_context(None, context_max(config)),
         stages=tuple(split_layers(devices, config.num_hidden_layers, None)),
         hidden_size=config.hidden_size,
@@ -108,7 +108,7 @@ def check_drafters(files: ModelFiles, fault: str) -> None:
 
 
 @contextlib.contextmanager
-def local_rig(files: ModelFiles, fault: str, spares: int) -> Iterator[Rig]:
+def local_rig(files: ModelFiles, dtype: str, fault: str, spares: int) -> Iterator[Rig]:
     """Local daemons; the dead are replaced by spare ones from run to run."""
     drafters = len(DRAFTERS) if fault == "drafter" else 0
     if drafters:
@@ -124,8 +124,10 @@ def local_rig(files: ModelFiles, fault: str, spares: int) -> Iterator[Rig]:
 
         def cluster() -> Cluster:
             if drafters:
-                return replace(cluster_of(files, devices[:STAGES]), drafter_devices=tuple(left[:drafters]))
-            return cluster_of(files, left[:STAGES])
+                return replace(
+                    cluster_of(files, dtype, devices[:STAGES]), drafter_devices=tuple(left[:drafters])
+                )
+            return cluster_of(files, dtype, left[:STAGES])
 
         def hit(session: Session, number: int) -> None:
             if fault == "suspend":
@@ -278,7 +280,7 @@ class Netns:
 
 
 @contextlib.contextmanager
-def netns_rig(files: ModelFiles, fault: str) -> Iterator[Rig]:
+def netns_rig(files: ModelFiles, dtype: str, fault: str) -> Iterator[Rig]:
     """Daemons in network namespaces, whose links suffer.
 
     `oneway`, `frames` and `mtu` strike what a stage sends to the next: of the last stage the one before.
@@ -292,12 +294,12 @@ def netns_rig(files: ModelFiles, fault: str) -> Iterator[Rig]:
         if subprocess.run(up, env=here, check=False).returncode:
             raise InputError("launch/netns did not start the daemons; see what it says above")
         try:
-            yield _netns_rig(files, fault, Netns(read_cluster(file)))
+            yield _netns_rig(files, dtype, fault, Netns(read_cluster(file)))
         finally:
             subprocess.run([str(NETNS), "down"], check=False)
 
 
-def _netns_rig(files: ModelFiles, fault: str, net: Netns) -> Rig:
+def _netns_rig(files: ModelFiles, dtype: str, fault: str, net: Netns) -> Rig:
     def sender(number: int) -> int:
         return min(number, STAGES - 2)
 
@@ -352,7 +354,7 @@ def _netns_rig(files: ModelFiles, fault: str, net: Netns) -> Rig:
         return ""
 
     rig = Rig(
-        cluster_of(files, net.devices),
+        cluster_of(files, dtype, net.devices),
         lambda session, number: hit(number),
         lambda session, number: heal(number),
         logs=lambda: net.logs,
@@ -376,7 +378,7 @@ def run(*command: str) -> None:
 
 
 @contextlib.contextmanager
-def memory_rig(files: ModelFiles, fault: str) -> Iterator[Rig]:
+def memory_rig(files: ModelFiles, dtype: str, fault: str) -> Iterator[Rig]:
     """Daemons each in a control group, from which memory is taken until the kernel ends the daemon; then it
     is started again."""
     drafters = len(DRAFTERS) if fault == "drafter-memory" else 0
@@ -415,7 +417,7 @@ def memory_rig(files: ModelFiles, fault: str) -> Iterator[Rig]:
             return "" if killed[name] > before else f"the kernel did not end {name}"
 
         rig = Rig(
-            replace(cluster_of(files, stages), drafter_devices=tuple(extra)),
+            replace(cluster_of(files, dtype, stages), drafter_devices=tuple(extra)),
             lambda session, number: groups[rig.target(number).name].squeeze(),
             heal,
             Decoding(drafters=DRAFTERS) if drafters else Decoding(),

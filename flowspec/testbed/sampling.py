@@ -48,7 +48,7 @@ def measure(sampling: Sampling, vocabulary_size: int, nodes: int, spread: float)
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m flowspec.testbed.sampling", description=(__doc__ or "").splitlines()[0]
+        prog="python -m flowspec.testbed.sampling", description=(__doc__ or "").partition("\n\n")[0]
     )
     parser.add_argument("--vocabulary", type=int, default=152_000)
     parser.add_argument("--nodes", type=int, default=16)

@@ -25,7 +25,7 @@ PROMPT_TOKENS = 32
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m flowspec.testbed.single", description=(__doc__ or "").splitlines()[0]
+        prog="python -m flowspec.testbed.single", description=(__doc__ or "").partition("\n\n")[0]
     )
     parser.add_argument("--model", default="bundled")
     parser.add_argument("--dtype", default="float32", choices=sorted(DTYPES))

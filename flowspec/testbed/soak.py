@@ -1,7 +1,8 @@
 """Thousands of short answers while devices fail: does anything grow, and is every answer right? `python -m
 flowspec.testbed.soak`.
 
-Daemons of their own on this machine, the head in this process. Before an answer a seed may draw a fault and
+Daemons of their own on this machine, the head in this process; from session to session another method. Before
+an answer a seed may draw a fault and
 its moment: `kill` (-9, and started again at once) or `stop` (SIGSTOP, SIGCONT when the answer is there).
 Every answer is compared with plain decoding's; resident memory, file descriptors, threads and sockets of
 every process are sampled.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -36,16 +38,17 @@ import numpy as np
 import psutil
 
 from flowspec.core.messages import Sampling
+from flowspec.core.methods import METHODS
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
-from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.decoding import AUTO, CHAINING, Decoding
 from flowspec.runtime.session import Cluster, Limits, Session, Survival
 from flowspec.runtime.stages import Stage
-from flowspec.testbed.command import Parser, Step, progress, run_command, show, whole
+from flowspec.testbed.command import Parser, Step, add_dtype, progress, run_command, show, whole
 from flowspec.testbed.exactness import STOPPED, Case, agreement
 from flowspec.testbed.outcome import WRONG
 from flowspec.testbed.rigs import cluster_of
@@ -183,6 +186,9 @@ class Soak:
         files: ModelFiles,
         folder: Path,
         *,
+        dtype: str,
+        methods: Sequence[str],
+        session: int,
         daemons: int,
         tokens: int,
         seed: int,
@@ -195,7 +201,10 @@ class Soak:
         self._rate = rate
         self._due = EVERY
         self._limits = Limits(new_tokens_max=tokens, stop_ids=recommended(files, files.config()).stop_ids)
-        self._plain = StepByStep.load(files, "float32")
+        self._plain = StepByStep.load(files, dtype)
+        self._dtype = dtype
+        self._methods = itertools.cycle(methods)
+        self._session_answers = session
         tokenizer = Tokenizer(files)
         self._cases = [
             Case(
@@ -224,7 +233,7 @@ class Soak:
                 for daemon in self.daemons:
                     daemon.wait()
                 with self._session() as session:
-                    for _ in range(min(SESSION_ANSWERS, answers - self.found.answers)):
+                    for _ in range(min(self._session_answers, answers - self.found.answers)):
                         if time.monotonic() >= until_s:
                             break
                         self._one(session)
@@ -240,9 +249,11 @@ class Soak:
 
     def _session(self) -> contextlib.AbstractContextManager[Session]:
         devices = [Device(name=daemon.name, address=f"127.0.0.1:{daemon.port}") for daemon in self.daemons]
-        cluster: Cluster = cluster_of(self._files, devices)
+        cluster: Cluster = cluster_of(self._files, self._dtype, devices)
         survival = Survival(on_note=lambda text: None, wait_s=timeouts.WAIT_FOR_DEVICES_S)
-        return cluster.session(Decoding(), lambda text, share: None, survival=survival)
+        method = next(self._methods)
+        decoding = Decoding(method=method, chain=AUTO if method == CHAINING else None)
+        return cluster.session(decoding, lambda text, share: None, survival=survival)
 
     def _start(self, daemon: Daemon) -> None:
         daemon.start()
@@ -329,11 +340,17 @@ def command(args: argparse.Namespace) -> int:
         raise InputError(
             f"expected --faults of {', '.join(FAULTS)} and --rate from 0 to 1, got {args.faults!r} and {args.rate:g}"
         )
+    methods = tuple(args.methods.split(","))
+    if not set(methods) <= {"all", *METHODS}:
+        raise InputError(f"--methods: expected all, or some of {', '.join(METHODS)}, got {args.methods!r}")
     until_s = float("inf") if args.minutes is None else time.monotonic() + 60 * args.minutes
     with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
         soak = Soak(
             ModelFiles(BUNDLED),
             Path(folder),
+            dtype=args.dtype,
+            methods=METHODS if "all" in methods else methods,
+            session=args.session,
             daemons=args.daemons,
             tokens=args.tokens,
             seed=args.seed,
@@ -400,6 +417,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--rate", type=float, default=0.01, help="share of answers with a fault (default: %(default)s)"
+    )
+    add_dtype(parser)
+    parser.add_argument(
+        "--methods",
+        default=METHODS[0],
+        help="one after another, with commas, or all (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--session",
+        type=whole,
+        default=SESSION_ANSWERS,
+        metavar="N",
+        help="answers until the head connects anew, with the next method (default: %(default)s)",
     )
     parser.add_argument("--daemons", type=whole, default=3, metavar="N", help="(default: %(default)s)")
     parser.add_argument(

@@ -47,13 +47,14 @@ from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer
 from flowspec.runtime import timeouts
 from flowspec.runtime.session import Limits, Survival
-from flowspec.testbed.command import Parser, run_command, show, whole
+from flowspec.testbed.command import Parser, add_dtype, run_command, show, whole
 from flowspec.testbed.exactness import agreement
 from flowspec.testbed.outcome import WRONG
 from flowspec.testbed.pauses import DRAFTER, LOST, PauseWatch, parts_of
 from flowspec.testbed.rigs import FAULTS, STAGES, Rig, rig_of
 
 PROMPT = "Tell me a story about a lighthouse, and then explain how a lighthouse works."
+SEED = 3
 LASTS_S = 180.0
 """For how long answers are asked for until a fault has shown."""
 
@@ -91,6 +92,7 @@ def run_once(
     rig: Rig,
     fault: str,
     prompt: Sequence[int],
+    sampling: Sampling,
     limits: Limits,
     moment: int,
     stage: int,
@@ -121,7 +123,7 @@ def run_once(
                     text = f"{fault} of {victim}: nothing came of it within {LASTS_S:.0f} s"
                     raise FlowSpecError(f"{text}; the notes: {'; '.join(notes) or 'none'}")
                 found: list[int] = []
-                answer = session.submit(prompt, Sampling(), limits, request=session.head.new_request())
+                answer = session.submit(prompt, sampling, limits, request=session.head.new_request())
                 if hit_s is None and not moment:
                     hit_s = strike()
                 for batch in answer:
@@ -156,29 +158,34 @@ def run_once(
 
 
 def survive(
-    files: ModelFiles, faults: Sequence[str], moments: int, count: int, tell: Callable[[Run], None]
+    files: ModelFiles,
+    dtype: str,
+    faults: Sequence[str],
+    moments: int,
+    count: int,
+    sampling: Sampling,
+    tell: Callable[[Run], None],
 ) -> list[Run]:
     """All runs, each told as it ends."""
     prompt = Tokenizer(files).encode_dialogue(
         [{"role": "user", "content": PROMPT}], system=None, is_raw=False
     )
     limits = Limits(new_tokens_max=count, stop_ids=frozenset())
-    expected = StepByStep.load(files, "float32").generate(tuple(prompt), Sampling(), count, frozenset())
+    expected = StepByStep.load(files, dtype).generate(tuple(prompt), sampling, count, frozenset())
 
     def judge(found: list[int]) -> str:
         return agreement(expected, found, frozenset())
 
     runs = []
     for fault in faults:
-        with rig_of(files, fault, moments) as rig:
+        with rig_of(files, dtype, fault, moments) as rig:
             with rig.cluster.session(rig.decoding, lambda text, share: None) as session:
-                undisturbed = session.ask(prompt, Sampling(), limits)[1].new_tokens
+                undisturbed = session.ask(prompt, sampling, limits)[1].new_tokens
             if judge(undisturbed) == WRONG:
                 raise FlowSpecError("the undisturbed answer is wrong; try flowspec verify")
             for index in range(moments):
-                runs.append(
-                    run_once(rig, fault, prompt, limits, count * index // moments, index % STAGES, judge)
-                )
+                moment, stage = count * index // moments, index % STAGES
+                runs.append(run_once(rig, fault, prompt, sampling, limits, moment, stage, judge))
                 tell(runs[-1])
     return runs
 
@@ -213,7 +220,8 @@ def command(args: argparse.Namespace) -> int:
     def tell(run: Run) -> None:
         print(json.dumps(asdict(run)) if args.json else told(run), flush=True)
 
-    runs = survive(ModelFiles(args.model), faults, args.moments, args.tokens, tell)
+    sampling = Sampling(temperature=args.temperature, seed=SEED)
+    runs = survive(ModelFiles(args.model), args.dtype, faults, args.moments, args.tokens, sampling, tell)
     if not args.json:
         show("seconds by part, means of the runs that lost something", *table(runs))
     return 1 if any(run.verdict == WRONG or run.wrong for run in runs) else 0
@@ -234,6 +242,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--tokens", type=whole, default=200, metavar="N", help="length of the answer (default: %(default)s)"
     )
     parser.add_argument("--model", "-m", default=BUNDLED, help="model (default: the bundled one)")
+    add_dtype(parser)
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="of the answer (default: %(default)s)"
+    )
     return run_command(parser, command, argv)
 
 

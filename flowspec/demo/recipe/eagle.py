@@ -281,7 +281,7 @@ def measure(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m flowspec.demo.recipe.eagle", description=(__doc__ or "").splitlines()[0]
+        prog="python -m flowspec.demo.recipe.eagle", description=(__doc__ or "").partition("\n\n")[0]
     )
     parser.add_argument(
         "--target",

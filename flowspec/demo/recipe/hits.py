@@ -44,7 +44,7 @@ def ranks(
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m flowspec.demo.recipe.hits", description=(__doc__ or "").splitlines()[0]
+        prog="python -m flowspec.demo.recipe.hits", description=(__doc__ or "").partition("\n\n")[0]
     )
     parser.add_argument("--drafter", required=True)
     parser.add_argument("--target", default="bundled")

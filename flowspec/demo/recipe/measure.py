@@ -61,7 +61,7 @@ def is_untrained(prompt: Prompt) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m flowspec.demo.recipe.measure",
-        description=__doc__.splitlines()[0] if __doc__ else None,
+        description=(__doc__ or "").partition("\n\n")[0],
     )
     parser.add_argument("--model", default="bundled")
     parser.add_argument("--prompts", type=Path, default=bundled_folder("prompts.jsonl"))

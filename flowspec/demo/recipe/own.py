@@ -222,7 +222,7 @@ def write(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m flowspec.demo.recipe.own", description=(__doc__ or "").splitlines()[0]
+        prog="python -m flowspec.demo.recipe.own", description=(__doc__ or "").partition("\n\n")[0]
     )
     parser.add_argument(
         "--target",
