@@ -627,9 +627,11 @@ class Forming:
 
     def _decide(self, event: MembershipEvent, now_s: float) -> None:
         """Lets membership decide, and does what it says."""
+        cause = ""
         for command in self.membership.handle(event, now_s):
             if isinstance(command, Note):
                 self._note = command.text
+                cause = cause or command.text
                 self._commands.append(command)
             elif isinstance(command, Probe | Survey):
                 self._commands.append(command)
@@ -645,7 +647,7 @@ class Forming:
                 if self._generation and (
                     self.is_only or not (self._was_formed or self._may_begin_without(is_wanted))
                 ):
-                    self._give_up(self._first_text or self._note.partition("; ")[0])
+                    self._give_up(self._first_text or (cause or self._note).partition("; ")[0])
                     return
                 self._fence(command.silent_s)
                 self._waiting_since_s = None if is_wanted else now_s

@@ -418,6 +418,8 @@ def test_a_pipeline_that_is_the_only_one_ends_with_its_first_failure() -> None:
     text = "device b at b:1 was lost while answering: its connection closed; see the daemon's log there"
     assert running(is_only=True).give(Closed(pipeline=1, device="b")) == [GiveUp(text=text)]
     assert running(is_only=True).pass_time(7)[-1] == GiveUp(text="device a is lost (no sign of life for 5 s)")
+    alone = running("a", is_only=True)
+    assert alone.pass_time(7)[-1] == GiveUp(text="device a is lost (no sign of life for 5 s)"), "and why"
 
 
 def test_weights_that_cannot_be_sent_end_the_session_unless_the_device_is_gone() -> None:
