@@ -19,7 +19,7 @@ from flowspec.errors import InputError
 from flowspec.model.accelerator import accelerator_of
 from flowspec.model.arithmetic import compiled
 from flowspec.model.half import FbgemmHalfLinear, PlainHalfLinear, has_instructions, has_products
-from flowspec.model.products import Product, filled, lanes16
+from flowspec.model.products import Product, filled, lanes16, row_by_row
 from flowspec.model.quantised import (
     OnednnInt8Linear,
     PlainInt4Linear,
@@ -98,7 +98,10 @@ def _cpu_kernels(dtype: str) -> tuple[Kernel, ...]:
     torch_own = _torch(dtype, cpu)
     lanes = (Kernel(name=LANES16, product=lanes16, arithmetic=LANES16),) if compiled.library() else ()
     if dtype == "float32":
-        return (*lanes, torch_own)
+        alone = Kernel(
+            name="torch-row-by-row", product=row_by_row, arithmetic=_local("torch-row-by-row", dtype, cpu)
+        )
+        return (*lanes, torch_own, alone)
     plain = Kernel(name="plain", linear=PlainHalfLinear, arithmetic=_plain_arithmetic(dtype, cpu))
     if has_products(dtype):
         return (torch_own, *lanes, plain)

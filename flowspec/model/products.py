@@ -4,7 +4,8 @@ beside it.
 *lanes16* is our own, in C (`arithmetic/canonical.c`): sixteen lanes of fused steps, the same bits on every
 processor. *filled* is torch's own kernel for always so many rows, or a multiple of it: torch takes other
 kernels for few rows, whose sums have another order. Which multiple is enough was measured, and is tried
-before it is used, as all kernels are (`kernels.py`).
+before it is used, as all kernels are (`kernels.py`). *row_by_row* is that kernel for one row at a time: as
+slow as it sounds, and right where no multiple is enough, as with OpenBLAS on ARM.
 """
 
 from __future__ import annotations
@@ -39,7 +40,17 @@ def filled(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     return F.linear(F.pad(x, (0, 0, 0, -count % FILLED[x.dtype])), weight, bias)[:count]
 
 
+def row_by_row(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """By torch, for one row at a time."""
+    if len(x) == 1:
+        return F.linear(x, weight, bias)
+    return (
+        torch.cat([F.linear(row, weight, bias) for row in x.split(1)]) if len(x) else filled(x, weight, bias)
+    )
+
+
 def float_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The best of float32, for kernels that widen or unpack weights themselves."""
-    may_be_ours = x.device.type == "cpu" and compiled.library() is not None
-    return lanes16(x, weight, None) if may_be_ours else filled(x, weight, None)
+    """Of float32, for kernels that widen or unpack weights themselves and must be right everywhere."""
+    if x.device.type != "cpu":
+        return filled(x, weight, None)
+    return row_by_row(x, weight, None) if compiled.library() is None else lanes16(x, weight, None)

@@ -51,13 +51,13 @@ COMPILED = "canonical.c"
 """What is tried first of all where it could be built; the definitions in torch take its place."""
 NOT_BUILT = f"{COMPILED} is not built (no C compiler works there; install gcc)"
 _SWITCHES = (
-    *("ATEN_", "BLIS_", "DNNL_", "FBGEMM_", "GLIBC_TUNABLES", "LD_", "MKL_", "ONEDNN_", "OPENBLAS_"),
-    *("PYTORCH_", "QEMU_CPU", "TORCH_"),
+    *("ATEN_", "BLIS_", "DNNL_", "FBGEMM_", "GLIBC_TUNABLES", "GOMP_", "KMP_", "LD_", "MKL_", "OMP_"),
+    *("ONEDNN_", "OPENBLAS_", "PYTORCH_", "QEMU_CPU", "TORCH_"),
 )
 _SWITCHES_CUDA = ("CUBLAS", "CUDA_", "CUDNN_", "NVIDIA_")
-"""How variables of the environment begin that make libraries take other instructions, or load others."""
-_NO_SWITCH = "_NUM_THREADS"
-"""How those end that change nothing here: trials choose how many threads there are."""
+"""How variables of the environment begin that make libraries take other instructions, or load others. How many
+threads there are when a process starts counts: OpenBLAS on ARM gives a row other bits then, whatever is chosen
+later."""
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/etc/nv_tegra_release", "/proc/device-tree/model")
 _GPU_FILES = "/proc/driver/nvidia/gpus/*/information"
 _OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM)
@@ -351,7 +351,7 @@ def _kept(path: Path, dtype: str, device: str) -> Trial | None:
 def _key(dtype: str, device: str, built: Path | None) -> str:
     """What a trial's outcome depends on, but for the libraries that torch will load."""
     begins = _SWITCHES if device == "cpu" else (*_SWITCHES, *_SWITCHES_CUDA)
-    names = [name for name in os.environ if name.startswith(begins) and not name.endswith(_NO_SWITCH)]
+    names = [name for name in os.environ if name.startswith(begins)]
     switches = {name: os.environ[name] for name in sorted(names)}
     machine = [platform.machine(), os.cpu_count(), _processor_block(), "" if device == "cpu" else _driver()]
     content = [dtype, device, machine, _torch_build(), switches, _code(), built and built.name]

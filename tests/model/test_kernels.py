@@ -66,10 +66,21 @@ def test_the_kernel_that_is_used_here_is_right(dtype: str) -> None:
     )
 
 
+@without_compiler
 @pytest.mark.arm
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
-def test_the_plain_kernels_are_right(dtype: str) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_last_kernels_which_need_least_are_right(dtype: str) -> None:
     assert kernel_checks.linear_fault(dtype, kernels_of(dtype, CPU)[-1], CPU) == ""
+
+
+@without_compiler
+@pytest.mark.arm
+def test_float32_is_right_in_a_process_that_may_use_all_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenBLAS on ARM gives a row other bits then; tests have one thread else."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert run_trial("float32", "cpu", folder=tmp_path).kernel in ("torch", "torch-row-by-row")
 
 
 @pytest.mark.arm
@@ -291,9 +302,8 @@ def test_what_was_found_is_kept_for_this_processor_and_torch(
         patch.setattr(trials, "_code", lambda: "another")
         with pytest.raises(FileNotFoundError):
             run_trial("int8", "cpu", folder=tmp_path, command=never)
-    monkeypatch.setenv("MKL_NUM_THREADS", "1")
     assert run_trial("int8", "cpu", folder=tmp_path, command=never) == first
-    for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_DEFAULT_FPMATH_MODE", "OPENBLAS_CORETYPE", "LD_LIBRARY_PATH"):
+    for name in ("ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS", "OPENBLAS_CORETYPE", "LD_LIBRARY_PATH"):
         with monkeypatch.context() as patch:
             patch.setenv(name, "another")
             with pytest.raises(FileNotFoundError):
