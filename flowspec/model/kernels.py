@@ -98,10 +98,10 @@ def _cpu_kernels(dtype: str) -> tuple[Kernel, ...]:
     torch_own = _torch(dtype, cpu)
     lanes = (Kernel(name=LANES16, product=lanes16, arithmetic=LANES16),) if compiled.library() else ()
     if dtype == "float32":
-        alone = Kernel(
-            name="torch-row-by-row", product=row_by_row, arithmetic=_local("torch-row-by-row", dtype, cpu)
-        )
-        return (*lanes, torch_own, alone)
+        if lanes:
+            return (*lanes, torch_own)
+        arithmetic = _local("torch-row-by-row", dtype, cpu)
+        return (torch_own, Kernel(name="torch-row-by-row", product=row_by_row, arithmetic=arithmetic))
     plain = Kernel(name="plain", linear=PlainHalfLinear, arithmetic=_plain_arithmetic(dtype, cpu))
     if has_products(dtype):
         return (torch_own, *lanes, plain)

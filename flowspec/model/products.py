@@ -42,11 +42,8 @@ def filled(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 def row_by_row(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """By torch, for one row at a time."""
-    if len(x) == 1:
-        return F.linear(x, weight, bias)
-    return (
-        torch.cat([F.linear(row, weight, bias) for row in x.split(1)]) if len(x) else filled(x, weight, bias)
-    )
+    alone = [F.linear(x[at : at + 1], weight, bias) for at in range(len(x))]
+    return torch.cat(alone) if alone else x.new_empty((0, len(weight)))
 
 
 def float_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
