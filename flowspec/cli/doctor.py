@@ -123,8 +123,17 @@ def report(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelN
 def show(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelNeeds) -> None:
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
     table = Table(box=None, pad_edge=False)
-    titles = ("device", "layers", "FlowSpec", "torch", "arithmetic")
-    for title in (*titles, "memory free", "needs", "interface", "from here", "onward"):
+    for title in (
+        "device",
+        "layers",
+        "FlowSpec",
+        "torch",
+        "memory free",
+        "needs",
+        "interface",
+        "from here",
+        "onward",
+    ):
         table.add_column(title, overflow="fold")
     for each in found:
         need = needs.of(each.device.name)
@@ -133,6 +142,12 @@ def show(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelNee
         )
         table.add_row(each.device.name, layers, *_cells(each, size))
     console.print(table)
+    best: dict[str, list[str]] = {}
+    for each in found:
+        if each.facts is not None and each.facts.kernel is not None and each.facts.kernel.arithmetics:
+            best.setdefault(each.facts.kernel.arithmetics[0], []).append(each.device.name)
+    for arithmetic, names in best.items():
+        console.print(f"best arithmetic of {', '.join(names)}: {arithmetic}", markup=False, soft_wrap=True)
     console.print()
     for finding in findings:
         colour = COLOURS[finding.severity]
@@ -150,7 +165,7 @@ def show(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelNee
 def _cells(each: Examined, need: str) -> list[str]:
     facts = each.facts
     if facts is None:
-        return ["-", "-", "-", "-", need, "-", "-", "-"]
+        return ["-", "-", "-", need, "-", "-", "-"]
     free = facts.memory_available_bytes
     if facts.memory_limit_bytes:
         free = min(free, max(0, facts.memory_limit_bytes - facts.resident_bytes))
@@ -159,7 +174,6 @@ def _cells(each: Examined, need: str) -> list[str]:
     return [
         each.welcome.version if each.welcome is not None else "-",
         f"{facts.software.torch or '-'}{f' (CUDA {facts.software.cuda})' if facts.software.cuda else ''}",
-        "-" if facts.kernel is None or not facts.kernel.arithmetics else facts.kernel.arithmetics[0],
         mib(free),
         need,
         f"{interface.name}, {interface.kind}{speed}" if interface is not None else "-",

@@ -167,9 +167,8 @@ def run(args: argparse.Namespace) -> int:
         verdicts = [
             judge(plain, one, limits.stop_ids) for one in bar.track(found, description="step by step")
         ]
-        reading = bar.add_task("beside transformers", total=None)
-        faithful = faithfulness.check(files, dtype, plain)
-        bar.remove_task(reading)
+        reading = bar.add_task("a text of 2,000 tokens beside transformers", total=1.0)
+        faithful = faithfulness.check(files, dtype, plain, lambda share: bar.update(reading, completed=share))
     if args.json:
         print(json.dumps(report(verdicts, faithful)))
     else:

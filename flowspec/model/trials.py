@@ -49,7 +49,7 @@ ATTENTION = "attention"
 place."""
 COMPILED = "canonical.c"
 """What is tried first of all where it could be built; the definitions in torch take its place."""
-NOT_BUILT = f"{COMPILED} is not built (no C compiler works there; install gcc)"
+NOT_BUILT = "the faster library is not built (no C compiler works there; install gcc)"
 _SWITCHES = (
     *("ATEN_", "BLIS_", "DNNL_", "FBGEMM_", "GLIBC_TUNABLES", "GOMP_", "KMP_", "LD_", "MKL_", "OMP_"),
     *("ONEDNN_", "OPENBLAS_", "PYTORCH_", "QEMU_CPU", "TORCH_"),

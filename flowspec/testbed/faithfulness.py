@@ -128,8 +128,11 @@ def _in_json(figures: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def check(files: ModelFiles, dtype: str, whole: StepByStep) -> Faithfulness:
-    """Reads the text with `whole`, which is that model in that precision, and with transformers.
+def check(
+    files: ModelFiles, dtype: str, whole: StepByStep, tell: Callable[[float], None] = lambda share: None
+) -> Faithfulness:
+    """Reads the text with `whole`, which is that model in that precision, and with transformers; `tell` hears
+    how far that is, from 0 to 1.
 
     Raises `ClusterError` when the model overflows in its dtype.
     """
@@ -137,7 +140,7 @@ def check(files: ModelFiles, dtype: str, whole: StepByStep) -> Faithfulness:
     text, windows = read_windows(files)
     unrounded = _perplexity(reference, windows) if dtype in LINEARS else None
     reference.round_to(dtype)
-    return compare(reference, whole, dtype, text, windows, unrounded)
+    return compare(reference, whole, dtype, text, windows, unrounded, tell)
 
 
 def compare(
@@ -147,11 +150,13 @@ def compare(
     text: str,
     windows: Sequence[tuple[int, ...]],
     unrounded: float | None = None,
+    tell: Callable[[float], None] = lambda share: None,
 ) -> Faithfulness:
     """Both read the same windows of a text, each for itself; `reference` holds weights as `dtype` does."""
     ours, theirs = _Surprise(), _Surprise()
     largest, noise, squares, spreads = 0.0, 0.0, [], []
-    for window in windows:
+    for place, window in enumerate(windows):
+        tell(place / len(windows))
         expected = _read(reference, window)
         with reference.rounding_to(dtype):
             noise = float(np.maximum(noise, np.abs(_read(reference, window) - expected).max()))

@@ -94,7 +94,7 @@ def test_answers_begin_without_those_that_are_absent_after_waiting_for_all_at_on
     told = [line for line in shown.err.splitlines() if "absent" in line]
     ending = "); beginning without it, and taking it in when it is there)"
     assert told[0].startswith(
-        f"(device gone is absent (the device answers, but nothing listens at {gone}; start its daemon"
+        f"(device gone is absent (the machine is there, but nothing listens at {gone}; start its daemon"
     )
     assert told[1].startswith(
         f"(device silent is absent (something at {silent} takes connections, but did not answer"
@@ -127,7 +127,7 @@ def test_what_does_not_fit_the_others_is_one_line(
     assert main(["generate", f"--cluster={file}", *ASKED]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(
-        f"flowspec generate: device gone is absent (the device answers, but nothing listens at {gone}"
+        f"flowspec generate: device gone is absent (the machine is there, but nothing listens at {gone}"
     )
     assert "bundled does not fit the others: they lack " in line
 
@@ -142,7 +142,7 @@ def test_layers_that_are_given_need_all_devices(
     assert main(["generate", f"--cluster={file}", *ASKED, "--layers=4,4"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(
-        f"flowspec generate: device gone at {gone}: the device answers, but nothing listens"
+        f"flowspec generate: device gone at {gone}: the machine is there, but nothing listens"
     )
 
 

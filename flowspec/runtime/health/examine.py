@@ -323,7 +323,7 @@ def _why_silent(device: Device, patience_s: float, left_s: float) -> Ailment:
                 advice="look at its log; start its daemon again, or correct the port",
             )
     except ConnectionRefusedError:
-        text = f"the device answers, but nothing listens at {device.address}"
+        text = f"the machine is there, but nothing listens at {device.address}"
         return Ailment(
             check="reachable",
             text=text,
