@@ -15,6 +15,8 @@ from flowspec.tree import NodeState
 
 FLIGHTS_PER_STAGE_MAX = 4
 """Segments in flight per stage, dead ones included: they pass as headers, but each still passes."""
+FREE_ROWS = 64
+"""A link that brings over so many in time bounds nothing: nobody guesses more at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +37,8 @@ class Bounds:
         return self.flights_max or FLIGHTS_PER_STAGE_MAX * (stage_count + 2)
 
     def portions(self) -> Portions:
-        """How a new pipeline's prompts are sent."""
-        return Portions(self.prefill_first, self.prefill_chunk, self.hold_s)
+        """How many rows go at once in a new pipeline; of a prompt no more than a chunk."""
+        return Portions(self.prefill_first, max(self.prefill_chunk, FREE_ROWS), self.hold_s)
 
 
 @dataclass(frozen=True, slots=True)

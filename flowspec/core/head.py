@@ -546,7 +546,8 @@ class HeadCore:
         if not loads and may_prefill:
             assert prompt is not None
             self.fired["slow portion"] += self.portions.is_proven and self.portions.are_bound
-            loads = [(prompt, prompt.next_chunk(self.portions.rows), True)]
+            chunk = min(self.portions.rows, self.bounds.prefill_chunk)
+            loads = [(prompt, prompt.next_chunk(chunk), True)]
         if not loads:
             return False
         self._is_prompts_turn = not loads[0][2]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from flowspec.core.flights import Bounds
 from flowspec.core.messages import Hop
 from flowspec.core.portions import WAITING_MAX, Portions
 
@@ -104,3 +105,14 @@ def test_segments_that_lost_rows_on_their_way_prove_no_rate() -> None:
 def test_without_a_first_portion_only_prompts_are_bounded() -> None:
     portions = Portions(None, 128)
     assert (portions.rows, portions.are_bound, portions.may_follow(10_000)) == (128, False, True)
+
+
+def test_a_prompt_in_short_chunks_makes_no_slow_link_quick() -> None:
+    portions, slow = Bounds(prefill_chunk=1, prefill_first=1).portions(), link(row_s=0.4)
+    for _ in range(4):
+        land(portions, 1, slow(1))
+    assert portions.rows <= 2, "what is guessed is bounded"
+    portions = Bounds(prefill_chunk=1, prefill_first=1).portions()
+    for _ in range(3):
+        land(portions, portions.rows, link(row_s=0.0001)(portions.rows))
+    assert not portions.are_bound

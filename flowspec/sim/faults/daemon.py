@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from flowspec import __version__
 from flowspec.core.arithmetic import Arithmetics, AskArithmetics
-from flowspec.core.cluster_messages import Assign, Hello, Ping, Pong, Ready, Reset, Welcome
+from flowspec.core.cluster_messages import Assign, Hello, Loading, Ping, Pong, Ready, Reset, Welcome
 from flowspec.core.driving import Driver, turn
 from flowspec.core.events import (
     ClearSlots,
@@ -549,7 +550,11 @@ class SimDaemon:
             )
         else:
             self._preparing = 0
-            load_s = KEPT_S if self._has(span) else self._load_s * self._lacking(span)
+            lacking = 0 if self._has(span) else self._lacking(span)
+            for layer in range(1, lacking):
+                tell = partial(self._layer_loaded, hold, layer / lacking)
+                self._later(self._load_s * layer, self._results, tell)
+            load_s = self._load_s * lacking if lacking else KEPT_S
             self._later(load_s, self._results, lambda: self._loaded(hold, span))
         self._check_later(hold)
 
@@ -592,6 +597,10 @@ class SimDaemon:
         first, end, arithmetic = self._kept or (0, 0, "")
         kept = range(first, end) if arithmetic == span[2] else range(0)
         return len(set(range(*span[:2])) - set(kept))
+
+    def _layer_loaded(self, hold: int, share: float) -> None:
+        if not self.is_stuck:
+            self._give(Worked(hold=hold, result=Loading(doing="loading", share=share)))
 
     def _loaded(self, hold: int, span: Span) -> None:
         if self._may_load(hold, span):
