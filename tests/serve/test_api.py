@@ -153,10 +153,13 @@ def test_more_than_the_context_holds_is_cut_and_a_longer_prompt_refused(server: 
 
 
 def test_the_next_turn_of_a_dialogue_finds_what_was_computed(server: Running) -> None:
-    first = ask(server, temperature=0)
-    turn = [*SUM, {"role": "assistant", "content": first.choices[0].message.content}, *SUM]
-    second = ask(server, messages=turn, temperature=0)
-    cached = second.usage.prompt_tokens_details.cached_tokens
+    for _ in range(5):  # answers of clients that have just left may still take the room of the first
+        first = ask(server, temperature=0)
+        turn = [*SUM, {"role": "assistant", "content": first.choices[0].message.content}, *SUM]
+        second = ask(server, messages=turn, temperature=0)
+        cached = second.usage.prompt_tokens_details.cached_tokens
+        if cached:
+            break
     assert first.usage.prompt_tokens < cached < second.usage.prompt_tokens
 
 

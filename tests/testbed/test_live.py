@@ -4,11 +4,13 @@ and found wrong."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -34,6 +36,7 @@ from flowspec.testbed.simulated import sampling_curve, stage_curves
 from tests.testbed.cases import made
 
 NEW_TOKENS = 12
+ATTEMPTS = 4
 DELAY_S = 0.005
 BOARD = find_profile("jetson-orin-nano")
 TESTBED = Testbed(
@@ -117,7 +120,25 @@ class Steps:
 def ignore(text: str, share: float) -> None: ...
 
 
+def patient(test: Callable[..., None]) -> Callable[..., None]:
+    """A machine that others keep too busy to emulate says so in a line; then the test begins again."""
+
+    @functools.wraps(test)
+    def again(tmp_path: Path, **given: Any) -> None:
+        for attempt in range(ATTEMPTS):
+            folder = tmp_path / str(attempt)
+            folder.mkdir()
+            try:
+                return test(tmp_path=folder, **given)
+            except ClusterError as error:
+                if "cannot keep up with what it emulates" not in str(error) or attempt == ATTEMPTS - 1:
+                    raise
+
+    return again
+
+
 @pytest.mark.usefixtures("shared")
+@patient
 def test_emulated_boards_answer_exactly_in_their_time_and_only_what_is_missing(
     bench: Bench, cases: list[Case], tmp_path: Path
 ) -> None:
@@ -189,6 +210,7 @@ def test_emulated_boards_answer_exactly_in_their_time_and_only_what_is_missing(
 
 
 @pytest.mark.usefixtures("shared")
+@patient
 def test_an_answer_that_is_not_the_plain_one_is_wrong(
     bench: Bench, cases: list[Case], tmp_path: Path
 ) -> None:
