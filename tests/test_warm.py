@@ -21,8 +21,10 @@ PYTHON = [sys.executable, "-c"]
 
 def test_a_process_has_what_it_is_given_and_nothing_else(tmp_path: Path) -> None:
     code = (
-        "import json, logging, os, sys\nprint(json.dumps([os.getppid(), os.getcwd(), dict(os.environ), sys.argv, sys.stdin.read(),"
-        " os.getsid(0) == os.getpid(), sorted(map(int, os.listdir('/proc/self/fd'))), logging.getLogger().handlers]))"
+        "import json, logging, os, sys\nprint(json.dumps([os.getppid(), os.getcwd(), dict(os.environ), "
+        "sys.argv, sys.stdin.read(),"
+        " os.getsid(0) == os.getpid(), sorted(map(int, os.listdir('/proc/self/fd'))), "
+        "logging.getLogger().handlers]))"
     )
     environment = {"FOR": "a test", **warm.read_when_imported(os.environ)}
     for new_session in (True, False):
@@ -74,8 +76,10 @@ def test_a_process_takes_signals_as_a_fresh_one(number: signal.Signals) -> None:
 
 def test_the_local_daemons_of_a_warm_command_are_its_own() -> None:
     code = (
-        "import os, psutil\nfrom flowspec.runtime.local import LocalCluster\nwith LocalCluster(2) as cluster:\n    cluster.wait()\n"
-        "    (pool,) = psutil.Process().children()\n    print(os.getpid(), len(pool.children()), *pool.cmdline())"
+        "import os, psutil\nfrom flowspec.runtime.local import LocalCluster\nwith LocalCluster(2) as "
+        "cluster:\n    cluster.wait()\n"
+        "    (pool,) = psutil.Process().children()\n    print(os.getpid(), len(pool.children()), "
+        "*pool.cmdline())"
     )
     pid, daemons, *command = warm.run(
         [*PYTHON, code], capture_output=True, text=True, check=True

@@ -286,7 +286,8 @@ def _check(bench: Bench, args: argparse.Namespace) -> None:
         raise InputError(f"--users: expected at most {USERS_MAX} at once, got {max(bench.users)}")
     if args.tune and len(bench.drafters) > 1:
         raise InputError(
-            f"--tune finds parameters for one drafter; expected an experiment with one, got {', '.join(bench.drafters)}"
+            "--tune finds parameters for one drafter; expected an experiment with one, got "
+            f"{', '.join(bench.drafters)}"
         )
     if args.tune and bench.users:
         raise InputError("--tune works on single answers: expected no --users")
@@ -308,7 +309,8 @@ def _check_drafters(bench: Bench) -> None:
         missing = [name for name in setup.drafters or () if name not in bench.drafters]
         if missing:
             raise InputError(
-                f"--drafter: method {setup.name!r} of the experiment needs {missing[0]!r}, got {', '.join(bench.drafters)}"
+                f"--drafter: method {setup.name!r} of the experiment needs {missing[0]!r}, got "
+                f"{', '.join(bench.drafters)}"
             )
 
 

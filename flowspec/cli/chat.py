@@ -194,12 +194,14 @@ class Chat:
         plan = self.session.head.plan
         stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
         self.console.print(
-            f"[bold]{escape(Path(plan.model).name)}[/] in {plan.dtype}, {plan.layer_count} layers on {stages}:"
+            f"[bold]{escape(Path(plan.model).name)}[/] in {plan.dtype}, {plan.layer_count} layers on "
+            f"{stages}:"
         )
         for stage in self.session.stages_report():
             first, end = stage["layers"]
             self.console.print(
-                f"  {escape(stage['name'])}  layers {first} to {end - 1}, {mib(stage['weight_bytes'])} of weights"
+                f"  {escape(stage['name'])}  layers {first} to {end - 1}, {mib(stage['weight_bytes'])} of "
+                "weights"
                 f"{from_head(stage)}, process {stage['pid']}"
             )
         if self.session.chosen is not None:
@@ -251,7 +253,8 @@ class Chat:
             self.session = None
             del self.messages[before:]
             self.console.print(
-                f"\n[red]{escape(str(error))}[/]\n(the dialogue is kept: ask again to connect again, or /save FILE)\n"
+                f"\n[red]{escape(str(error))}[/]\n(the dialogue is kept: ask again to connect again, or "
+                "/save FILE)\n"
             )
 
     def command(self, line: str) -> bool:
@@ -409,7 +412,8 @@ class Chat:
         if self.last is not None:
             question, outcome = self.last
             self.console.print(
-                f"last answer: {len(question.prompt)} prompt tokens ({outcome.reused} reused), {outcome.figures}"
+                f"last answer: {len(question.prompt)} prompt tokens ({outcome.reused} reused), "
+                f"{outcome.figures}"
             )
             self.console.print(outcome.computed, markup=False)
             for line in statistics.lines(outcome.statistics, self.session.drafters if self.session else ()):
@@ -435,7 +439,8 @@ class Chat:
             )
         self.console.print(table)
         self.console.print(
-            f"[dim]means over {len(hops)} segments (passes of tokens through all stages); waiting: behind other segments; "
+            f"[dim]means over {len(hops)} segments (passes of tokens through all stages); waiting: behind "
+            "other segments; "
             "own work: FlowSpec's, beside computing[/]"
         )
         if (known := expertise_table(self.session, self.tokenizer)) is not None:

@@ -145,7 +145,8 @@ def _keys(folder: Path | None, name: str | None) -> Keyring | None:
         return device_keyring(place, found)
     if folder is not None:
         raise InputError(
-            f"--keys: expected a folder with allowed.toml and the key of {name or 'this device'}, got {folder}"
+            f"--keys: expected a folder with allowed.toml and the key of {name or 'this device'}, got "
+            f"{folder}"
         )
     return None
 

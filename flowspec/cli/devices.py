@@ -88,7 +88,8 @@ def run(args: argparse.Namespace) -> int:
         show(seen)
     if not seen:
         note(
-            f"no daemon announced itself within {args.timeout:g} s; start it with: flowspec daemon --host ADDRESS --announce "
+            f"no daemon announced itself within {args.timeout:g} s; start it with: flowspec daemon --host "
+            "ADDRESS --announce "
             "(and let its firewall pass UDP port 5353), or list the devices in a cluster file"
         )
         return NOTHING_FOUND

@@ -263,7 +263,8 @@ def figures(session: Session, question: Question, outcome: Outcome, *, is_verbos
     for stage in session.stages_report():
         first, end = stage["layers"]
         lines.append(
-            f"  {stage['name']}: layers {first} to {end - 1}, {mib(stage['weight_bytes'])} of weights{from_head(stage)}, process {stage['pid']} at {stage['address']}"
+            f"  {stage['name']}: layers {first} to {end - 1}, {mib(stage['weight_bytes'])} of "
+            f"weights{from_head(stage)}, process {stage['pid']} at {stage['address']}"
         )
     lines += [f"  {line}" for line in drafter_lines(session)]
     if session.chosen is not None:

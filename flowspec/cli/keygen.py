@@ -113,13 +113,15 @@ def show(
     """What there is now, and what to copy where."""
     allowed = read_allowed(folder)
     print(
-        f"{folder / ALLOWED}: who may take part: {', '.join(allowed.heads)} (head); {', '.join(allowed.devices) or 'no devices yet'}"
+        f"{folder / ALLOWED}: who may take part: {', '.join(allowed.heads)} (head); "
+        f"{', '.join(allowed.devices) or 'no devices yet'}"
     )
     for title, names in (("new keys", made), ("kept", kept), ("no longer allowed", revoked)):
         if names:
             print(f"{title}: {', '.join(names)}")
     print(
-        f"\nEach device needs its own NAME{SUFFIX} and {ALLOWED} in ~/{ON_DEVICE}, and its daemon started again. Over ssh:"
+        f"\nEach device needs its own NAME{SUFFIX} and {ALLOWED} in ~/{ON_DEVICE}, and its daemon started "
+        "again. Over ssh:"
     )
     if cluster is not None:
         print(f"  launch/boards start {shlex.quote(str(cluster))}")
@@ -131,5 +133,6 @@ def show(
         print(f"  ssh {target} 'mkdir -p -m 700 {ON_DEVICE}' && scp -p {files} {target}:{ON_DEVICE}/")
     where = "beside the cluster file, as NAME.keys for NAME.toml" if cluster is None else "here"
     print(
-        f"The head finds its own key and the list {where}. Who has a {SUFFIX} file can speak as its name: keep them to yourself."
+        f"The head finds its own key and the list {where}. Who has a {SUFFIX} file can speak as its name: "
+        "keep them to yourself."
     )

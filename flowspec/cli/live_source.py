@@ -51,7 +51,8 @@ def served(url: str, key: str) -> Iterator[Step]:
         yield from events(response)
     except TimeoutError:
         raise ClusterError(
-            f"{url}: no word for {SILENT_S if is_there else CONNECT_S:.0f} s; is flowspec serve still running there?"
+            f"{url}: no word for {SILENT_S if is_there else CONNECT_S:.0f} s; is flowspec serve still "
+            "running there?"
         ) from None
     except (OSError, http.client.HTTPException, UnicodeError) as error:
         if is_there:
@@ -76,7 +77,8 @@ def check_answer(url: str, response: http.client.HTTPResponse) -> None:
         text = " ".join(response.read(300).decode("utf-8", "replace").split())
         shown = "".join(letter for letter in text if letter.isprintable())
         raise ClusterError(
-            f"{url}: expected a live view, got status {response.status}: {shown:.150}; is that flowspec serve?"
+            f"{url}: expected a live view, got status {response.status}: {shown:.150}; is that flowspec "
+            "serve?"
         )
 
 

@@ -327,7 +327,8 @@ def assumptions(wish: Wish, plan: Plan) -> list[str]:
     """What the forecast stands on."""
     found = [
         "each board does what its profile says; a tenth of its memory is its system's",
-        f"links of {wish.network.default.bandwidth_mbps:g} Mbit/s and {1000 * wish.network.default.delay_s:g} ms"
+        f"links of {wish.network.default.bandwidth_mbps:g} Mbit/s and "
+        f"{1000 * wish.network.default.delay_s:g} ms"
         + (f", {len(wish.network.pairs)} others as given" if wish.network.pairs else ""),
         f"{wish.typical_context} tokens of context on average",
     ]

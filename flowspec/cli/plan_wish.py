@@ -106,7 +106,8 @@ def _sites(boards: str | None, cluster: Path | None) -> list[Site]:
     devices = stage_devices(read_cluster(cluster))
     if names and len(names) != len(devices):
         raise InputError(
-            f"--devices: expected a board for each of the {len(devices)} devices of {cluster}, got {len(names)}"
+            f"--devices: expected a board for each of the {len(devices)} devices of {cluster}, got "
+            f"{len(names)}"
         )
     return [
         _of_cluster(device, names[number] if names else device.profile, cluster)
@@ -161,7 +162,8 @@ def _drafter(args: argparse.Namespace, shape: ModelShape) -> Drafter | None:
         own = eagle_shape(shape) if name == EAGLE else find_shape(name)
         if own.vocabulary != shape.vocabulary:
             raise InputError(
-                f"--drafter: expected the model's vocabulary of {shape.vocabulary}, but {name} has {own.vocabulary}"
+                f"--drafter: expected the model's vocabulary of {shape.vocabulary}, but {name} has "
+                f"{own.vocabulary}"
             )
         found: Drafter | None = Drafter(
             shape=own, acceptance=ACCEPTANCE[EAGLE] if name.startswith(EAGLE) else ACCEPTANCE_MODEL

@@ -114,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         dtype = machine.dtype
         print(
-            f"{profile.memory_gb_per_s:.1f} GB/s, {1000 * profile.tflops[dtype]:.1f} GFLOP/s in {dtype}, {profile.layer_us:.0f} us a layer"
+            f"{profile.memory_gb_per_s:.1f} GB/s, {1000 * profile.tflops[dtype]:.1f} GFLOP/s in {dtype}, "
+            f"{profile.layer_us:.0f} us a layer"
         )
         for peer in peers:
             print(f"{peer.name}: {1000 * peer.latency_s:.2f} ms, {peer.bandwidth_mbps:.0f} Mbit/s")

@@ -67,7 +67,8 @@ def check_model(files: ModelFiles, setting: Setting) -> None:
     found = files.fingerprint()
     if found != setting.fingerprint:
         raise InputError(
-            f"model {files.model!r} ({found[:8]}) is not the one of the journal ({setting.model!r}, {setting.fingerprint[:8]}); "
+            f"model {files.model!r} ({found[:8]}) is not the one of the journal ({setting.model!r}, "
+            f"{setting.fingerprint[:8]}); "
             "give --model the one that began the answer"
         )
 

@@ -140,7 +140,8 @@ def run(args: argparse.Namespace) -> int:
     local = is_loopback(args.host)
     if not keys and not local:
         raise InputError(
-            f"beyond this machine others could use the model: give --api-key-file or {KEY_VARIABLE}, or leave out --host"
+            f"beyond this machine others could use the model: give --api-key-file or {KEY_VARIABLE}, or "
+            "leave out --host"
         )
     doors = Doors(
         keys=keys,

@@ -20,17 +20,23 @@ def lines(found: dict[str, Any], models: Sequence[str] = ()) -> list[str]:
     busy = " ".join(f"{100 * share:.0f}%" for share in found["stage_busy"])
     dead = found["dead_in_queue"] + found["dead_between_layers"] + found["dead_late"]
     return [
-        f"segments   {found['segments']} after the prompt, of which {found['committing_segments']} gave tokens; "
+        f"segments   {found['segments']} after the prompt, of which {found['committing_segments']} gave "
+        "tokens; "
         f"window {found['window']:.1f}",
-        f"tokens     {found['tokens_per_commit']:.2f} at a time (S), {found['acceptance_length']:.2f} per segment; "
+        f"tokens     {found['tokens_per_commit']:.2f} at a time (S), {found['acceptance_length']:.2f} per "
+        "segment; "
         f"{100 * found['share_in_flight']:.0f}% were in flight (rho)",
-        f"nodes      {found['nodes_drafted']} drafted, {found['nodes_sent']} sent, {found['dropped_alive']} given up alive",
-        f"rows       {found['rows_computed']} run by the stages; {dead} dropped dead: {found['dead_in_queue']} in queues,",
-        f"           {found['dead_between_layers']} between layers, {found['dead_late']} after the last layer",
+        f"nodes      {found['nodes_drafted']} drafted, {found['nodes_sent']} sent, {found['dropped_alive']} "
+        "given up alive",
+        f"rows       {found['rows_computed']} run by the stages; {dead} dropped dead: "
+        f"{found['dead_in_queue']} in queues,",
+        f"           {found['dead_between_layers']} between layers, {found['dead_late']} after the last "
+        "layer",
         *textwrap.wrap(f"stages     busy {busy}", WIDTH, subsequent_indent=" " * 16),
         f"drafter    {found['draft_passes']} passes, {found['draft_rows']} rows, {found['draft_s']:.2f} s; "
         f"calibration error {found['calibration_error']:.3f}",
-        f"seconds    first token {found['prefill_s']:.2f}, the rest {found['decode_s']:.2f}; computing {found['compute_s']:.2f} (all stages),",
+        f"seconds    first token {found['prefill_s']:.2f}, the rest {found['decode_s']:.2f}; computing "
+        f"{found['compute_s']:.2f} (all stages),",
         f"           queues {found['queued_s']:.2f}, links {found['link_s']:.2f}, head {found['head_s']:.2f}",
         *_chains(found, models),
         *_waiting(found),

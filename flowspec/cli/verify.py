@@ -122,7 +122,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--local: expected whole numbers from 1")
     if not all(1 <= users <= REQUESTS_MAX for users in args.parallel):
         raise InputError(
-            f"--parallel: expected whole numbers from 1 to {REQUESTS_MAX}, got {','.join(map(str, args.parallel))}"
+            f"--parallel: expected whole numbers from 1 to {REQUESTS_MAX}, got "
+            f"{','.join(map(str, args.parallel))}"
         )
     samplings, prompts, decodings = read_samplings(args), read_files(args), read_decodings(args)
     placed = () if args.cluster is None else tuple(read_drafters(args.cluster))

@@ -99,8 +99,10 @@ class Admission:
         need = self.need_of(submit)
         if not self.room.has(need):
             raise InputError(
-                f"{len(submit.prompt)} tokens of prompt and {submit.new_tokens_max} of answer take {need.stages} cache slots with their guesses, "
-                f"but the devices have memory for {self.room.stages}; ask for fewer new tokens, shorten the prompt, or use more devices"
+                f"{len(submit.prompt)} tokens of prompt and {submit.new_tokens_max} of answer take "
+                f"{need.stages} cache slots with their guesses, "
+                f"but the devices have memory for {self.room.stages}; ask for fewer new tokens, shorten the "
+                "prompt, or use more devices"
             )
         self._needs[submit.request] = need
 

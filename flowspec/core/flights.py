@@ -66,7 +66,8 @@ class Load:
         strange = set(part.ids).difference(self.nodes)
         if strange:
             raise PeerError(
-                f"node {min(strange)} of request {self.request} was verified, but the segment did not carry it"
+                f"node {min(strange)} of request {self.request} was verified, but the segment did not carry "
+                "it"
             )
         if max(part.next_tokens, default=0) >= vocabulary:
             raise PeerError(f"expected next tokens below {vocabulary}, got {max(part.next_tokens)}")
@@ -84,7 +85,8 @@ class Load:
         wanted = len(drawn) if top >= 0 else 0
         if len(part.logprobs) != wanted:
             raise PeerError(
-                f"expected log-probabilities of {wanted} tokens of request {self.request}, got {len(part.logprobs)}"
+                f"expected log-probabilities of {wanted} tokens of request {self.request}, got "
+                f"{len(part.logprobs)}"
             )
         for each in part.logprobs:
             if len(each.ids) > top or max(each.ids, default=0) >= vocabulary:

@@ -389,7 +389,8 @@ class HeadCore:
         flight = self.flights.land(verified.segment)
         if len(verified.hops) not in (0, self.stage_count):  # none: nothing was timed
             raise PeerError(
-                f"segment {verified.segment} came back after {len(verified.hops)} hops, expected {self.stage_count}"
+                f"segment {verified.segment} came back after {len(verified.hops)} hops, expected "
+                f"{self.stage_count}"
             )
         hops, context = verified.hops, flight.context
         commands.append(
@@ -419,7 +420,8 @@ class HeadCore:
             return
         if request.tree.root in load.nodes and found.get(request.tree.root, -1) < 0:
             raise PeerError(
-                f"segment {segment} came back without the root of request {request.number}, which is never dropped"
+                f"segment {segment} came back without the root of request {request.number}, which is never "
+                "dropped"
             )
         request.held.append({node: token for node, token in found.items() if token >= 0})
         request.logprobs.update(load.logprobs(part, request.opening.top_logprobs, self.vocabulary))

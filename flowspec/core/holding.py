@@ -708,7 +708,8 @@ class Holding:
             self.fired["lapsed"] += 1
             silent_s = self.terms.lease_s
             self._log(
-                f"head {hold.control.name} has been silent for {silent_s:.0f} s: it no longer holds this daemon",
+                f"head {hold.control.name} has been silent for {silent_s:.0f} s: it no longer holds this "
+                "daemon",
                 "warning",
             )
             self._let_go(f"no word of the head for {silent_s:.0f} s", cause="again")

@@ -156,7 +156,8 @@ class StageCore:
             self.arrived = event.segment.segment
             if self._queued_bytes > limits.QUEUED_BYTES_MAX:
                 raise PeerError(
-                    f"expected payloads of at most {limits.QUEUED_BYTES_MAX} bytes in the queue, got {self._queued_bytes}"
+                    f"expected payloads of at most {limits.QUEUED_BYTES_MAX} bytes in the queue, got "
+                    f"{self._queued_bytes}"
                 )
             for release in event.segment.releases:
                 self._control(release, commands)
@@ -249,7 +250,8 @@ class StageCore:
         elif opening.epoch > known.opening.epoch:
             if opening.slots != known.slots.capacity:
                 raise PeerError(
-                    f"expected {known.slots.capacity} slots as when request {opening.request} was opened, got {opening.slots}"
+                    f"expected {known.slots.capacity} slots as when request {opening.request} was opened, "
+                    f"got {opening.slots}"
                 )
             self.fired["rewound"] += 1
             self._kill(known, opening.request, set(known.nodes), commands)
@@ -284,7 +286,8 @@ class StageCore:
             )
         if commit.length > request.slots.capacity:
             raise PeerError(
-                f"a Commit of {commit.length} tokens of a request that reserved {request.slots.capacity} slots"
+                f"a Commit of {commit.length} tokens of a request that reserved {request.slots.capacity} "
+                "slots"
             )
         fresh = commit.path[request.committed_length - commit.base :]
         for node in fresh:
@@ -388,7 +391,8 @@ class StageCore:
         request.early.discard(node)
         if part.positions[row] >= request.slots.capacity:
             raise PeerError(
-                f"node {node} at position {part.positions[row]} of a request that reserved {request.slots.capacity} slots"
+                f"node {node} at position {part.positions[row]} of a request that reserved "
+                f"{request.slots.capacity} slots"
             )
         slot = request.slots.allocate(part.positions[row], committed=committed)
         if node == request.root or not committed:

@@ -96,7 +96,8 @@ def drafter_files(name: str) -> ModelFiles:
         return ModelFiles(model_name(name))
     except InputError:
         raise InputError(
-            f"--drafter: expected bundled, ngram, none, one of {', '.join(bundled_models())}, a model folder or a hub id such as owner/name, "
+            f"--drafter: expected bundled, ngram, none, one of {', '.join(bundled_models())}, a model folder "
+            "or a hub id such as owner/name, "
             f"but there is no folder {name!r}"
         ) from None
 
@@ -125,7 +126,8 @@ def _check_tokenizer(name: str, drafter: ModelFiles, target: ModelFiles, vocabul
 
 def _misfit(name: str, target: ModelFiles, expected: str, got: str) -> InputError:
     return InputError(
-        f"drafter {name!r} has another tokenizer than model {target.model!r}: expected {expected}, got {got}; {ADVICE}"
+        f"drafter {name!r} has another tokenizer than model {target.model!r}: expected {expected}, got "
+        f"{got}; {ADVICE}"
     )
 
 

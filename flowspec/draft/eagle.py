@@ -305,6 +305,7 @@ class EagleDrafter(TreeCachedDrafter):
         logits: F32 = self._head.logits(hidden).cpu().numpy()
         if not np.isfinite(logits.max(axis=1, initial=0)).all():
             raise ClusterError(
-                f"the draft head computed no finite numbers in {str(self._head.dtype)[6:]}; try --dtype bfloat16 or float32"
+                f"the draft head computed no finite numbers in {str(self._head.dtype)[6:]}; try --dtype "
+                "bfloat16 or float32"
             )
         return logits

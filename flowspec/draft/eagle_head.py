@@ -78,7 +78,8 @@ class HeadTensors:
 
         if name not in self.names:
             raise InputError(
-                f"draft head {self.model!r} has no tensor {name}; expected the published EAGLE-1/2 or EAGLE-3 layout"
+                f"draft head {self.model!r} has no tensor {name}; expected the published EAGLE-1/2 or "
+                "EAGLE-3 layout"
             )
         try:
             with safe_open(self._files.path(self._file_of[name]), framework="pt") as opened:
@@ -89,7 +90,8 @@ class HeadTensors:
             ) from None
         if tuple(found.shape) != shape:
             raise InputError(
-                f"tensor {name} of draft head {self.model!r}: expected shape {list(shape)} by config.json, got {list(found.shape)}"
+                f"tensor {name} of draft head {self.model!r}: expected shape {list(shape)} by config.json, "
+                f"got {list(found.shape)}"
             )
         return found
 
@@ -189,14 +191,16 @@ class EagleHead:
         kind = kind_of(tensors.names)
         if kind is None:
             raise InputError(
-                f"{files.model!r} is no EAGLE head: expected fc.weight and layers.0.* or midlayer.* among its tensors"
+                f"{files.model!r} is no EAGLE head: expected fc.weight and layers.0.* or midlayer.* among "
+                "its tensors"
             )
         raw, target_config = files.raw_config(), target.config()
         family = family_of(target_config, target.model)
         config = _head_config(files, raw, tensors, kind)
         if config.hidden_size != target_config.hidden_size:
             raise InputError(
-                f"draft head {files.model!r} is for another model: expected hidden_size {target_config.hidden_size} as of "
+                f"draft head {files.model!r} is for another model: expected hidden_size "
+                f"{target_config.hidden_size} as of "
                 f"{target.model!r}, got {config.hidden_size}; give the head that was trained for this model"
             )
         capture = _capture(kind, raw, target_config.num_hidden_layers, files.model, target.model)
@@ -204,7 +208,8 @@ class EagleHead:
         draft_vocabulary = raw.get("draft_vocab_size", vocabulary) if kind == "eagle3" else vocabulary
         if type(draft_vocabulary) is not int or not 1 <= draft_vocabulary <= vocabulary:
             raise InputError(
-                f"draft head {files.model!r}: draft_vocab_size: expected 1 to {vocabulary} as of {target.model!r}, got {draft_vocabulary!r:.80}"
+                f"draft head {files.model!r}: draft_vocab_size: expected 1 to {vocabulary} as of "
+                f"{target.model!r}, got {draft_vocabulary!r:.80}"
             )
         try:
             with torch.device("meta"):
@@ -332,7 +337,8 @@ def _capture(kind: str, raw: dict[str, Any], layer_count: int, head: str, target
         [each - 1 for each in capture],
     ):  # some count outputs, not inputs
         raise InputError(
-            f"draft head {head!r} reads layers {asked!r:.80}, but FlowSpec runs heads that read {list(capture)} of {target!r}"
+            f"draft head {head!r} reads layers {asked!r:.80}, but FlowSpec runs heads that read "
+            f"{list(capture)} of {target!r}"
         )
     return capture
 
@@ -366,7 +372,8 @@ def _fill(
     )
     if unknown:
         raise InputError(
-            f"draft head {tensors.model!r} has tensors that no published EAGLE head has, {', '.join(unknown[:3])}: not supported"
+            f"draft head {tensors.model!r} has tensors that no published EAGLE head has, "
+            f"{', '.join(unknown[:3])}: not supported"
         )
     loaded: dict[str, nn.Parameter] = {}
     for name in sorted(wanted):
@@ -393,6 +400,7 @@ def _target_ids(
     ids = torch.arange(draft_vocabulary) + tensors.load("d2t", (draft_vocabulary,)).long()
     if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
         raise InputError(
-            f"draft head {tensors.model!r}: expected d2t to lead to ids below {vocabulary}, got {int(ids.min())} to {int(ids.max())}"
+            f"draft head {tensors.model!r}: expected d2t to lead to ids below {vocabulary}, got "
+            f"{int(ids.min())} to {int(ids.max())}"
         )
     return ids.to(device)

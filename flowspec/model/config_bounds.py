@@ -69,5 +69,6 @@ def check_built(config: Any, model: str) -> None:
     experts = config.num_hidden_layers * (getattr(config, "num_experts", None) or 0)
     if experts > EXPERTS_MAX:
         raise InputError(
-            f"model {model!r}: num_hidden_layers times num_experts: expected at most {EXPERTS_MAX}, got {experts}"
+            f"model {model!r}: num_hidden_layers times num_experts: expected at most {EXPERTS_MAX}, got "
+            f"{experts}"
         )

@@ -152,7 +152,8 @@ def check_family(model_type: str, model: str) -> Family:
     family = FAMILIES.get(model_type)
     if family is None:
         raise InputError(
-            f"model {model!r} is of the family {model_type!r}, but FlowSpec runs {', '.join(sorted(FAMILIES))}"
+            f"model {model!r} is of the family {model_type!r}, but FlowSpec runs "
+            f"{', '.join(sorted(FAMILIES))}"
         )
     return family
 
@@ -170,7 +171,8 @@ def decoder_config(config: Any, model: str) -> Any:
     for name in family.ignored:
         if getattr(decoder, name, None) is not None:
             raise InputError(
-                f"model {model!r} sets {name}, which transformers' {config.model_type} does not apply; expected null"
+                f"model {model!r} sets {name}, which transformers' {config.model_type} does not apply; "
+                "expected null"
             )
     for name in ("architectures", "quantization_config", "tie_word_embeddings"):  # the whole's word counts
         if hasattr(config, name):

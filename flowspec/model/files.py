@@ -101,17 +101,20 @@ class ModelFiles:
         elif is_gguf(model):
             if _is_path(model) or model.count("/") < 2:
                 raise InputError(
-                    f"expected a GGUF file, here or on the hub as owner/name/file.gguf, but there is no file {model!r}"
+                    "expected a GGUF file, here or on the hub as owner/name/file.gguf, but there is no file "
+                    f"{model!r}"
                 )
             self._hub_gguf = model.split("/", 2)[2]
         elif os.path.isfile(model):
             raise InputError(
-                f"expected a model folder, a GGUF file or a hub id such as owner/name, but {model!r} is a file "
+                f"expected a model folder, a GGUF file or a hub id such as owner/name, but {model!r} is a "
+                "file "
                 "whose name does not end in .gguf"
             )
         elif _is_path(model) or model.count("/") != 1:
             raise InputError(
-                f"expected a model folder, a GGUF file or a hub id such as owner/name, but there is no folder {model!r}"
+                "expected a model folder, a GGUF file or a hub id such as owner/name, but there is no "
+                f"folder {model!r}"
             )
 
     @functools.cached_property
@@ -146,7 +149,8 @@ class ModelFiles:
         if found is None:
             hint = "" if self.folder is not None else "; a GGUF file there is named owner/name/file.gguf"
             raise InputError(
-                f"model {self.model!r} has no {name}; expected config.json, safetensors weights and a tokenizer in it{hint}"
+                f"model {self.model!r} has no {name}; expected config.json, safetensors weights and a "
+                f"tokenizer in it{hint}"
             )
         return found
 
@@ -235,12 +239,14 @@ class ModelFiles:
                 isinstance(file, str) and Path(file).name == file for file in shards.values()
             ):
                 raise InputError(
-                    f"{index} is broken: expected a weight_map of tensor names to file names beside it, got {shards!r:.80}"
+                    f"{index} is broken: expected a weight_map of tensor names to file names beside it, got "
+                    f"{shards!r:.80}"
                 )
             return dict(shards)
         if self.find("model.safetensors") is None:
             raise InputError(
-                f"model {self.model!r} has no model.safetensors (or model.safetensors.index.json); other formats are not loaded: a .bin or .pt "
+                f"model {self.model!r} has no model.safetensors (or model.safetensors.index.json); other "
+                "formats are not loaded: a .bin or .pt "
                 "file is a pickle, which may run code (docs/security.md tells how to convert one)"
             )
         return dict.fromkeys(read_header(self.path("model.safetensors")), "model.safetensors")
@@ -345,7 +351,8 @@ class TensorIndex:
         size_bytes = self.element_count(name) * DTYPE_BYTES[entry["dtype"]]
         if type(begin) is not int or begin < 0 or end - begin != size_bytes:
             raise InputError(
-                f"{path}: {name}: expected {size_bytes} bytes by its shape, got the offsets {entry['data_offsets']}"
+                f"{path}: {name}: expected {size_bytes} bytes by its shape, got the offsets "
+                f"{entry['data_offsets']}"
             )
         # The header's check made sure that the data end where the file does.
         return Extent(
@@ -390,14 +397,16 @@ class TensorIndex:
         entry = self._entry(name)
         if tuple(entry["shape"]) != shape:
             raise InputError(
-                f"tensor {name} of {self._files.model!r}: expected shape {list(shape)} by config.json, got {entry['shape']}"
+                f"tensor {name} of {self._files.model!r}: expected shape {list(shape)} by config.json, got "
+                f"{entry['shape']}"
             )
         return entry
 
     def _entry(self, name: str) -> dict[str, Any]:
         if name not in self._file_of:
             raise InputError(
-                f"model {self._files.model!r} has no tensor {name}; the folder may be incomplete or of another family"
+                f"model {self._files.model!r} has no tensor {name}; the folder may be incomplete or of "
+                "another family"
             )
         file = self._file_of[name]
         if file not in self._headers:
@@ -405,11 +414,13 @@ class TensorIndex:
         entry = self._headers[file].get(name)
         if entry is None:
             raise InputError(
-                f"{file} of {self._files.model!r} should hold {name} by its index, but does not; copy it again"
+                f"{file} of {self._files.model!r} should hold {name} by its index, but does not; copy it "
+                "again"
             )
         if entry["dtype"] not in DTYPE_BYTES:
             raise InputError(
-                f"tensor {name} of {self._files.model!r} is {entry['dtype']}; expected one of {', '.join(DTYPE_BYTES)}"
+                f"tensor {name} of {self._files.model!r} is {entry['dtype']}; expected one of "
+                f"{', '.join(DTYPE_BYTES)}"
             )
         return dict(entry)
 

@@ -62,7 +62,8 @@ class GgufTensors(TensorIndex):
         left = set(names) - {place.tensor for place in self._places.values()} - set(FACTORS)
         if left:
             raise InputError(
-                f"{model} holds {min(left)}, for which transformers' {family.prefix} has no place: it is of another architecture"
+                f"{model} holds {min(left)}, for which transformers' {family.prefix} has no place: it is of "
+                "another architecture"
             )
 
     @staticmethod
@@ -93,7 +94,8 @@ class GgufTensors(TensorIndex):
             return shape
         if shape[0] != self._expert_count:
             raise InputError(
-                f"tensor {place.tensor} of {self._model!r}: expected {self._expert_count} experts by the metadata, got {shape[0]}"
+                f"tensor {place.tensor} of {self._model!r}: expected {self._expert_count} experts by the "
+                f"metadata, got {shape[0]}"
             )
         return shape[1:]
 
@@ -106,7 +108,8 @@ class GgufTensors(TensorIndex):
     def copy_into(self, name: str, part: torch.Tensor) -> None:
         if self.shape(name) != tuple(part.shape):
             raise InputError(
-                f"tensor {name} of {self._model!r}: expected shape {list(part.shape)} by the metadata, got {list(self.shape(name))}"
+                f"tensor {name} of {self._model!r}: expected shape {list(part.shape)} by the metadata, got "
+                f"{list(self.shape(name))}"
             )
         place = self._places[name]
         tensor = self._tensor(place.tensor)

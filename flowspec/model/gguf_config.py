@@ -81,7 +81,8 @@ class _Stated:
         for key, value in self._left.items():
             if key not in _HARMLESS:
                 raise InputError(
-                    f"{self._file.path} sets {self._prefix}{key} to {value!r:.40}, which FlowSpec does not apply; expected none"
+                    f"{self._file.path} sets {self._prefix}{key} to {value!r:.40}, which FlowSpec does not "
+                    "apply; expected none"
                 )
 
 
@@ -93,7 +94,8 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     architecture = str(file.metadata.get("general.architecture"))
     if architecture not in MODEL_TYPES:
         raise InputError(
-            f"{file.path} is of the architecture {architecture!r:.80}, but FlowSpec runs GGUF files of {', '.join(MODEL_TYPES)}"
+            f"{file.path} is of the architecture {architecture!r:.80}, but FlowSpec runs GGUF files of "
+            f"{', '.join(MODEL_TYPES)}"
         )
     if "token_embd.weight" not in file.tensors:
         raise InputError(f"{file.path} has no tensor token_embd.weight; convert the model again")
@@ -155,7 +157,8 @@ def _heads(file: GgufFile, stated: _Stated, raw: dict[str, Any], architecture: s
     part = 1.0 if rotated is None else rotated / width
     if part != 1.0 and architecture != "phi3":
         raise InputError(
-            f"{file.path}: expected {architecture}.rope.dimension_count to be the width of a head, {width}, got {rotated}"
+            f"{file.path}: expected {architecture}.rope.dimension_count to be the width of a head, {width}, "
+            f"got {rotated}"
         )
     return {"head_dim": width} | ({"partial_rotary_factor": part} if architecture == "phi3" else {})
 
@@ -177,7 +180,8 @@ def _rotary(file: GgufFile, stated: _Stated, raw: dict[str, Any], architecture: 
     if both is not None or (short is not None and long is not None):
         if kind == "yarn" or factor != 1:
             raise InputError(
-                f"{file.path} has divisors of frequencies (rope_freqs) and {kind} scaling by {factor}; expected one of them"
+                f"{file.path} has divisors of frequencies (rope_freqs) and {kind} scaling by {factor}; "
+                "expected one of them"
             )
         limit = int(original) if both is None else raw["max_position_embeddings"]
         own = {"original_max_position_embeddings": limit}
@@ -198,11 +202,13 @@ def _rotary(file: GgufFile, stated: _Stated, raw: dict[str, Any], architecture: 
         rope |= {"rope_type": "linear", "factor": float(factor)}
     elif kind not in ("linear", "none"):
         raise InputError(
-            f"{file.path}: {architecture}.rope.scaling.type: expected linear, yarn or none without divisors, got {kind!r:.40}"
+            f"{file.path}: {architecture}.rope.scaling.type: expected linear, yarn or none without divisors, "
+            f"got {kind!r:.40}"
         )
     if rope["rope_type"] != "longrope" and attention_factor != 1:
         raise InputError(
-            f"{file.path} sets {architecture}.rope.scaling.attn_factor to {attention_factor}; expected divisors with it"
+            f"{file.path} sets {architecture}.rope.scaling.attn_factor to {attention_factor}; expected "
+            "divisors with it"
         )
     if architecture == "gemma3":
         near = {"rope_type": "default", "rope_theta": float(stated.take("rope.freq_base_swa", 10000.0))}
@@ -218,7 +224,8 @@ def _divisors(file: GgufFile, name: str, count: int) -> list[float] | None:
         return None
     if file.tensors[name].shape != (count,):
         raise InputError(
-            f"{file.path}: tensor {name}: expected {count} divisors, got shape {list(file.tensors[name].shape)}"
+            f"{file.path}: tensor {name}: expected {count} divisors, got shape "
+            f"{list(file.tensors[name].shape)}"
         )
     return [float(value) for value in file.tensors[name].numbers()]
 

@@ -60,7 +60,8 @@ class GgufTensor:
         if not known or not _is_readable(kind):
             label = GGMLQuantizationType(kind).name if known else f"of type {kind}"
             raise InputError(
-                f"{path}: tensor {name} is {label}, which the gguf package cannot read; convert the model to another type"
+                f"{path}: tensor {name} is {label}, which the gguf package cannot read; convert the model to "
+                "another type"
             )
         block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
         if shape[-1] % block:
@@ -144,7 +145,8 @@ class GgufFile:
         names = parts_of(path.name)
         if len(names) != count:
             raise InputError(
-                f"{path} is one of {count!r:.40} parts, but its name does not say which; name it NAME-00001-of-0000N.gguf again"
+                f"{path} is one of {count!r:.40} parts, but its name does not say which; name it "
+                "NAME-00001-of-0000N.gguf again"
             )
         if path.name != names[0]:
             raise InputError(f"{path} is one of {count} parts; give the first, {names[0]}")
@@ -157,7 +159,8 @@ class GgufFile:
         tensors = {name: tensor for part in parts for name, tensor in part.tensors.items()}
         if len(tensors) != first.metadata.get(_TENSOR_COUNT, len(tensors)):
             raise InputError(
-                f"{path} and its parts hold {len(tensors)} tensors, expected {first.metadata[_TENSOR_COUNT]}; copy them again"
+                f"{path} and its parts hold {len(tensors)} tensors, expected "
+                f"{first.metadata[_TENSOR_COUNT]}; copy them again"
             )
         headers = {part.path: size for part in parts for size in part.headers.values()}
         return GgufFile(path=path, metadata=first.metadata, tensors=tensors, headers=headers)

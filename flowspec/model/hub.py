@@ -53,7 +53,8 @@ def hub_size(repository: str, name: str) -> int | None:
 
     if is_offline_mode():
         raise InputError(
-            f"{name} of {repository!r} is not in the Hugging Face cache, and offline mode is on; or give a model folder"
+            f"{name} of {repository!r} is not in the Hugging Face cache, and offline mode is on; or give a "
+            "model folder"
         )
     try:
         size: int | None = get_hf_file_metadata(hf_hub_url(repository, name)).size

@@ -256,7 +256,8 @@ def _functions(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     name = _FUNCTIONS.get(type(module).__name__)
     if name is None:
         raise InputError(
-            f"the model's layers apply {type(module).__name__}, but FlowSpec computes silu, gelu_pytorch_tanh and relu"
+            f"the model's layers apply {type(module).__name__}, but FlowSpec computes silu, "
+            "gelu_pytorch_tanh and relu"
         )
     return torch.relu if name == "relu" else partial(function, name=name)
 

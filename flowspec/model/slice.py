@@ -237,7 +237,8 @@ class Slice:
             needed = growth + self.cache_bytes
             if needed > self.cache_bytes_max:
                 raise ClusterError(
-                    f"the caches of {len(self._caches)} conversations need {needed >> 20} MiB, but {self.cache_bytes_max >> 20} MiB are free "
+                    f"the caches of {len(self._caches)} conversations need {needed >> 20} MiB, but "
+                    f"{self.cache_bytes_max >> 20} MiB are free "
                     "for them here; ask for fewer at once, or use a smaller --context"
                 )
         cache.reserve(slots)

@@ -56,7 +56,8 @@ def family_of(config: Any, model: str) -> Family:
     named = config.architectures or []
     if named and not any(family.accepts(str(name)) for name in named):
         raise InputError(
-            f"model {model!r} is a {named[0]}, which is more or other than a {family.prefix} that generates text; expected {family.prefix}ForCausalLM"
+            f"model {model!r} is a {named[0]}, which is more or other than a {family.prefix} that generates "
+            f"text; expected {family.prefix}ForCausalLM"
         )
     check_quantised(config, model)
     check_rotary(config, family, model)
@@ -81,16 +82,19 @@ def check_rotary(config: Any, family: Family, model: str) -> None:
         kind = rope.get("rope_type", "default")
         if kind not in _ROPE_TYPES:
             raise InputError(
-                f"model {model!r} uses {kind!r} position embeddings, but FlowSpec runs {', '.join(_ROPE_TYPES)}"
+                f"model {model!r} uses {kind!r} position embeddings, but FlowSpec runs "
+                f"{', '.join(_ROPE_TYPES)}"
             )
         if kind == "longrope" and type(rope.get("original_max_position_embeddings")) is not int:
             raise InputError(
-                f"model {model!r}: expected longrope position embeddings to have a number as original_max_position_embeddings"
+                f"model {model!r}: expected longrope position embeddings to have a number as "
+                "original_max_position_embeddings"
             )
         own = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
         if not family.rotary_is_partial and own not in (None, 1):
             raise InputError(
-                f"model {model!r} sets partial_rotary_factor, which transformers' {config.model_type} does not apply; expected 1"
+                f"model {model!r} sets partial_rotary_factor, which transformers' {config.model_type} does "
+                "not apply; expected 1"
             )
 
 
@@ -126,11 +130,13 @@ def _check_fields(config: Any, model: str) -> None:
         value = getattr(config, name, None)
         if name not in known and value not in neutral and not _is_idle(config, name, value):
             raise InputError(
-                f"model {model!r} sets {name} to {value!r:.40}, which transformers' {config.model_type} does not know; expected none"
+                f"model {model!r} sets {name} to {value!r:.40}, which transformers' {config.model_type} does "
+                "not know; expected none"
             )
     if getattr(config, "use_bidirectional_attention", None):
         raise InputError(
-            f"model {model!r} attends to later tokens (use_bidirectional_attention), so it does not generate text one by one"
+            f"model {model!r} attends to later tokens (use_bidirectional_attention), so it does not generate "
+            "text one by one"
         )
 
 
@@ -145,7 +151,8 @@ def _check_heads(config: Any, model: str) -> None:
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     if kv_heads < 1 or heads % kv_heads:
         raise InputError(
-            f"model {model!r}: expected num_attention_heads to be a multiple of num_key_value_heads, got {heads} and {kv_heads}"
+            f"model {model!r}: expected num_attention_heads to be a multiple of num_key_value_heads, got "
+            f"{heads} and {kv_heads}"
         )
 
 
@@ -159,9 +166,11 @@ def _check_layer_types(config: Any, model: str) -> None:
         return
     if len(types) != config.num_hidden_layers or not set(types) <= {_FULL, _SLIDING}:
         raise InputError(
-            f"model {model!r}: layer_types: expected {config.num_hidden_layers} of {_FULL} and {_SLIDING}, got {types!r:.80}"
+            f"model {model!r}: layer_types: expected {config.num_hidden_layers} of {_FULL} and {_SLIDING}, "
+            f"got {types!r:.80}"
         )
     if _SLIDING in types and (window is None or not getattr(config, "use_sliding_window", True)):
         raise InputError(
-            f"model {model!r} has layers of the type {_SLIDING}, but no sliding_window that is in use; correct its config.json"
+            f"model {model!r} has layers of the type {_SLIDING}, but no sliding_window that is in use; "
+            "correct its config.json"
         )

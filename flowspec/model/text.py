@@ -152,7 +152,8 @@ class Tokenizer:
             ) from None
         if len(text) > limits.PROMPT_CHARS_MAX:
             raise InputError(
-                f"the model's chat template makes {len(text)} characters of this dialogue, expected at most {limits.PROMPT_CHARS_MAX}"
+                f"the model's chat template makes {len(text)} characters of this dialogue, expected at most "
+                f"{limits.PROMPT_CHARS_MAX}"
             )
         return self._ids(text, bound, add_special_tokens=False)
 

@@ -17,7 +17,8 @@ def weighted_split(layer_count: int, weights: Sequence[float]) -> list[int]:
     stages = len(weights)
     if stages > layer_count:
         raise InputError(
-            f"{stages} devices but only {layer_count} layers: each device needs at least one; use fewer devices"
+            f"{stages} devices but only {layer_count} layers: each device needs at least one; use fewer "
+            "devices"
         )
     ideal = [layer_count * weight / sum(weights) for weight in weights]
     counts = [max(1, int(share)) for share in ideal]

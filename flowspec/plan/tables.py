@@ -99,7 +99,8 @@ class Table:
         ):
             self.wrong(
                 key,
-                f"a number {'above 0' if least is None else f'from {least:g}'}{'' if most == NUMBER_MAX else f' to {most:g}'}",
+                "a number "
+                f"{'above 0' if least is None else f'from {least:g}'}{'' if most == NUMBER_MAX else f' to {most:g}'}",
             )
         return float(value)
 

@@ -78,7 +78,8 @@ def read_cluster(path: Path) -> list[Device]:
     unknown = sorted(set(data) - {"device", "drafter", "links", "insecure"})
     if unknown:
         raise InputError(
-            f"{path}: unknown key {unknown[0]!r}; expected [[device]] tables, [[drafter]] tables, links and insecure"
+            f"{path}: unknown key {unknown[0]!r}; expected [[device]] tables, [[drafter]] tables, links and "
+            "insecure"
         )
     tables = data.get("device")
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
@@ -94,7 +95,8 @@ def read_cluster(path: Path) -> list[Device]:
     models = {device: model for model, device in read_drafters(path).items()}
     if models and any(device.name == HEAD for device in devices):
         raise InputError(
-            f"{path}: name: expected another than {HEAD!r}, which is where a [[drafter]] runs that has no device"
+            f"{path}: name: expected another than {HEAD!r}, which is where a [[drafter]] runs that has no "
+            "device"
         )
     devices = [replace(device, drafter=models.pop(device.name, None)) for device in devices]
     models.pop(HEAD, None)
@@ -217,7 +219,8 @@ def parse_links(texts: Sequence[str], names: Collection[str], where: str) -> Net
         match = re.fullmatch(r"(\d+(?:\.\d+)?)(?:/(\d+(?:\.\d+)?))?", speed)
         if match is None or float(match[1]) <= 0:
             raise InputError(
-                f"{where}: expected Mbit/s and ms such as 1000/0.5, or for one link A:B=100/2, got {text!r:.80}"
+                f"{where}: expected Mbit/s and ms such as 1000/0.5, or for one link A:B=100/2, got "
+                f"{text!r:.80}"
             )
         link = LinkSpec(bandwidth_mbps=float(match[1]), delay_s=float(match[2] or 0.5) / 1000)
         if not has_pair:
@@ -285,7 +288,8 @@ def _fixed_layers(devices: Sequence[Device], layer_count: int) -> list[StagePlan
         first, end = device.layers
         if first != at:
             raise InputError(
-                f"layers of {device.name}: expected to begin at {at}, where the device before ends, got {first}"
+                f"layers of {device.name}: expected to begin at {at}, where the device before ends, got "
+                f"{first}"
             )
         stages.append(StagePlan(name=device.name, address=device.address, first=first, end=end))
         at = end

@@ -25,7 +25,8 @@ def line(device: Device) -> str:
     target = device.ssh or host
     if not is_ssh_target(target):
         raise InputError(
-            f"{device.name}: expected a host to log in to, got {target!r}; give it an ssh key such as user@host"
+            f"{device.name}: expected a host to log in to, got {target!r}; give it an ssh key such as "
+            "user@host"
         )
     memory = "" if device.memory_bytes is None else str(device.memory_bytes)
     return SEPARATOR.join((device.name, target, host, resolve(host), str(port), memory))

@@ -232,7 +232,8 @@ class Daemon:
             peer, is_new = self._peers.sender_of(identity, user, envelope)
             if self._compute.waiting > limits.WORK_QUEUED_MAX:
                 raise PeerError(
-                    f"expected at most {limits.WORK_QUEUED_MAX} pieces of work for the compute thread, one more came"
+                    f"expected at most {limits.WORK_QUEUED_MAX} pieces of work for the compute thread, one "
+                    "more came"
                 )
         except PeerError as error:
             self._drop(identity, str(error), now_s)

@@ -33,7 +33,8 @@ def choose_sampling(
     follows = temperature is None and model.temperature is not None
     if temperature is None and model.unsupported:
         raise InputError(
-            f"the model recommends {model.unsupported[0]}, which FlowSpec does not do; give a temperature to do without"
+            f"the model recommends {model.unsupported[0]}, which FlowSpec does not do; give a temperature to "
+            "do without"
         )
     warmth = model.temperature if follows else temperature
     drawn = seed is None and bool(warmth)

@@ -128,7 +128,8 @@ def _opened(zeroconf: Any, interfaces: Any) -> Iterator[Any]:
         network = zeroconf.Zeroconf(interfaces=interfaces)
     except (OSError, RuntimeError) as error:
         raise ClusterError(
-            f"this network takes no multicast, which discovery needs ({error}); list the devices in a cluster file"
+            f"this network takes no multicast, which discovery needs ({error}); list the devices in a "
+            "cluster file"
         ) from None
     try:
         yield network

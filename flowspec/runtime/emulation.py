@@ -146,7 +146,8 @@ class Lateness:
         if len(self._jobs) >= JOBS_MIN and late_s > LATE_SHARE_MAX * asked_s:
             asked_ms, took_ms = (1000 * seconds / len(self._jobs) for seconds in (asked_s, asked_s + late_s))
             raise ClusterError(
-                f"{self._who} cannot keep up with what it emulates: its profile asks for {asked_ms:.2f} ms a pass, "
+                f"{self._who} cannot keep up with what it emulates: its profile asks for {asked_ms:.2f} ms a "
+                "pass, "
                 f"this machine took {took_ms:.2f} ms (means of the last {len(self._jobs)}); {self._advice}"
             )
 

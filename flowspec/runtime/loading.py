@@ -275,7 +275,8 @@ def _look_in_cache(model: HubModel, assign: Assign, span: Span, fetcher: HubFetc
         fetcher.get_json(INDEX)
     if fetcher is None and (missing := model.missing(_needed(model, span, assign.dtype))):
         raise InputError(
-            f"{missing[0]} of {assign.model!r} is not in the hub's cache here, and this daemon fetches nothing from there"
+            f"{missing[0]} of {assign.model!r} is not in the hub's cache here, and this daemon fetches "
+            "nothing from there"
         )
     return model
 
@@ -284,7 +285,8 @@ def _check_fingerprint(files: ModelFiles, assign: Assign) -> None:
     found = files.fingerprint()
     if found != assign.fingerprint:
         raise ClusterError(
-            f"model {assign.model!r} on this device ({found[:8]}) is not the head's ({assign.fingerprint[:8]})"
+            f"model {assign.model!r} on this device ({found[:8]}) is not the head's "
+            f"({assign.fingerprint[:8]})"
         )
 
 

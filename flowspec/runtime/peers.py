@@ -101,7 +101,8 @@ class Peers:
             raise PeerError(f"expected Hello first, got {type(hello).__name__}")
         if hello.version != __version__:
             raise PeerError(
-                f"this daemon runs FlowSpec {__version__}, {hello.name} runs {hello.version}; install the same version everywhere"
+                f"this daemon runs FlowSpec {__version__}, {hello.name} runs {hello.version}; install the "
+                "same version everywhere"
             )
         if user:
             check_hello(user, hello)

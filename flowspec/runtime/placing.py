@@ -49,7 +49,8 @@ def open_drafters(
             found.append(_placed(name, files, device, plan, decoding))
         elif device is not None and device.drafter is not None:
             raise InputError(
-                f"drafter {name} cannot run on {device.name}: n-grams and EAGLE heads are drafted with at the head"
+                f"drafter {name} cannot run on {device.name}: n-grams and EAGLE heads are drafted with at "
+                "the head"
             )
     by_name = {each.name: each for each in found if isinstance(each, PlacedDrafter)}
     opened: list[Drafter | PlacedDrafter] = []

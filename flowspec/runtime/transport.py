@@ -90,7 +90,8 @@ def _own_address(host: str, *, needs_loopback: bool) -> str:
         raise InputError(f"--host: expected an address of this machine, got {host!r}") from None
     if needs_loopback and not ipaddress.ip_address(found[0]).is_loopback:
         raise InputError(
-            f"without keys this daemon does not listen on {host}, where others could use it: copy its key here "
+            f"without keys this daemon does not listen on {host}, where others could use it: copy its key "
+            "here "
             "(flowspec keygen on the head tells how), or say --insecure"
         )
     return bracketed(str(found[0]))
@@ -281,11 +282,13 @@ class Receiver:
         )  # a refusal may not know ours
         if not is_ours:
             raise PeerError(
-                f"a {type(envelope.message).__name__} of {envelope.sender} belongs to another session: it is stale or replayed"
+                f"a {type(envelope.message).__name__} of {envelope.sender} belongs to another session: it is "
+                "stale or replayed"
             )
         if envelope.sequence != self.expected:
             raise PeerError(
-                f"expected message {self.expected} of {envelope.sender}, got {envelope.sequence}: frames were lost or replayed"
+                f"expected message {self.expected} of {envelope.sender}, got {envelope.sequence}: frames "
+                "were lost or replayed"
             )
         self.expected += 1
 

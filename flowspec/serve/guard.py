@@ -65,7 +65,8 @@ def read_keys(path: Path | None) -> tuple[bytes, ...]:
             text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(
-                f"--api-key-file: expected a file with a key in each line, cannot read {path}: {getattr(error, 'strerror', error)}"
+                f"--api-key-file: expected a file with a key in each line, cannot read {path}: "
+                f"{getattr(error, 'strerror', error)}"
             ) from None
     keys = [line.strip() for line in text.splitlines() if line.strip()]
     if not keys or not all(
@@ -117,7 +118,8 @@ class Guard:
             if self._names and host not in self._names:
                 return ApiError(
                     403,
-                    f"this server has no key and answers to {', '.join(sorted(self._names))} only, not to {host!r:.80}",
+                    f"this server has no key and answers to {', '.join(sorted(self._names))} only, not to "
+                    f"{host!r:.80}",
                 )
             return None
         if scope["path"] in self._free or scope["path"].startswith(self._free_below):

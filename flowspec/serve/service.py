@@ -187,7 +187,8 @@ class Service:
     def _too_long(self, prompt: Prompt, count: str) -> ApiError:
         return ApiError(
             400,
-            f"this model's context holds {self.context} tokens with the answer, but the prompt has {count}; shorten it",
+            f"this model's context holds {self.context} tokens with the answer, but the prompt has {count}; "
+            "shorten it",
             "prompt" if isinstance(prompt, str | tuple) else "messages",
             "context_length_exceeded",
         )

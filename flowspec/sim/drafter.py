@@ -209,7 +209,8 @@ class FakeDrafter:
             known = view.nodes[known.parent]
         missing = [position for position in range(known.position + 1) if position not in view.path]
         assert not missing, (
-            f"node {node} is to be expanded, but the drafter was never given position {missing[:1]} of its prefix"
+            f"node {node} is to be expanded, but the drafter was never given position {missing[:1]} of its "
+            "prefix"
         )
         return as_prefix(
             [*(view.path[position][1] for position in range(known.position + 1)), *reversed(branch)]

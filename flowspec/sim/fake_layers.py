@@ -144,7 +144,8 @@ class FakeLayers:
             and (np.bincount(row, minlength=len(wanted)) == counts).all()
         )
         assert sees_its_path, (
-            f"stage {stage}: a row of request {part.request} does not see exactly one node at each position up to its own"
+            f"stage {stage}: a row of request {part.request} does not see exactly one node at each position "
+            "up to its own"
         )
         seen = cache.tokens[slot[order]]
         ends = np.cumsum(counts)

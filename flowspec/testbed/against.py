@@ -162,7 +162,8 @@ def measure(
                         agreement = agreement_of(case, said.tokens, said.reason)
                         if agreement == WRONG and name in OURS:
                             raise FlowSpecError(
-                                f"{name} answers prompt {case.prompt_id} ({case.domain}) otherwise than the plain model"
+                                f"{name} answers prompt {case.prompt_id} ({case.domain}) otherwise than the "
+                                "plain model"
                             )
                         agreements[name][agreement] += 1
                         rate, statistics = said.tokens_per_s, said.statistics

@@ -49,7 +49,8 @@ def read_cases(bench: Bench, cache: Path | None, *, for_tuning: bool = False) ->
         )
     if PROMPT_TOKENS + bench.new_tokens > bench.context:
         raise InputError(
-            f"a synthetic prompt has {PROMPT_TOKENS} tokens, which with {bench.new_tokens} new ones is more than the context of {bench.context}"
+            f"a synthetic prompt has {PROMPT_TOKENS} tokens, which with {bench.new_tokens} new ones is more "
+            f"than the context of {bench.context}"
         )
     return synthetic_cases(
         bench.limit or SYNTHETIC_PROMPTS,
@@ -126,7 +127,8 @@ def open_out(bench: Bench, out: Path, *, to_be_tuned: bool = False) -> list[Reco
         difference = None if known is None else _difference(known, described, to_be_tuned)
         if difference is not None:
             raise InputError(
-                f"--out: {out} holds results of another experiment ({difference}); give another folder, or remove it"
+                f"--out: {out} holds results of another experiment ({difference}); give another folder, or "
+                "remove it"
             )
         if known is None or not (to_be_tuned or known == described):
             path.write_text(json.dumps(described, indent=1), "utf-8")
@@ -145,7 +147,8 @@ def _described(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         pass
     raise InputError(
-        f"{path}: expected what an earlier run wrote, got something else; remove the folder, or give another --out"
+        f"{path}: expected what an earlier run wrote, got something else; remove the folder, or give another "
+        "--out"
     )
 
 

@@ -85,7 +85,8 @@ def measure(
                         new = tuple(timing.new_tokens)
                         if new != answers.setdefault(prompt.prompt_id, new):
                             raise FlowSpecError(
-                                f"{method} answers prompt {prompt.prompt_id} ({prompt.domain}) otherwise than {methods[0]}"
+                                f"{method} answers prompt {prompt.prompt_id} ({prompt.domain}) otherwise "
+                                f"than {methods[0]}"
                             )
                         rate = timing.tokens_per_s
                         found.append(

@@ -296,7 +296,8 @@ class Load:
                 case.expected = text if case.expected is None else case.expected
                 if text != case.expected:
                     phase.wrong.append(
-                        f"{case.question} {json.dumps(case.sampling)}: expected {case.expected!r}, got {text!r}"
+                        f"{case.question} {json.dumps(case.sampling)}: expected {case.expected!r}, got "
+                        f"{text!r}"
                     )
                 phase.answers.append(Asked(first_s=first_s - began_s, whole_s=now_s - began_s, tokens=tokens))
             return

@@ -107,7 +107,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(found))
         return 0
     show(
-        f"{found['gb_per_s']} GB/s, {found['tflops']} TFLOP/s ({found['dtype']}), serial {found['serial']}, {found['layer_us']} us a layer, "
+        f"{found['gb_per_s']} GB/s, {found['tflops']} TFLOP/s ({found['dtype']}), serial {found['serial']}, "
+        f"{found['layer_us']} us a layer, "
         f"{found['pass_us']} us a pass; the fit is off by {100 * found['fit_error']:.0f}% (root mean square)",
         ("model", "million parameters", "layers", "rows", "predicted ms", "measured ms", "ratio"),
         [tuple(row.values()) for row in found["stages"]],

@@ -401,7 +401,8 @@ def pick_setups(setups: Sequence[Setup], names: Sequence[str]) -> tuple[Setup, .
     for name in names:
         if name not in known and name not in METHODS:
             raise InputError(
-                f"--methods: expected names among {', '.join(dict.fromkeys([*known, *METHODS]))}, got {name!r:.80}"
+                f"--methods: expected names among {', '.join(dict.fromkeys([*known, *METHODS]))}, got "
+                f"{name!r:.80}"
             )
     found = []
     for name in dict.fromkeys(names):

@@ -148,7 +148,8 @@ def command(args: argparse.Namespace) -> int:
     else:
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(total.faults.items()))
         print(
-            f"{total.seeds} schedules, {len(total.failures)} failed; {total.answers} answers of {total.tokens} tokens"
+            f"{total.seeds} schedules, {len(total.failures)} failed; {total.answers} answers of "
+            f"{total.tokens} tokens"
         )
         print(f"over {total.pipelines} pipelines in {report['seconds']} s; faults: {kinds}")
         print("rules that fired: " + ", ".join(f"{rule} {total.fired[rule]}" for rule in RULES))

@@ -67,7 +67,8 @@ def open_drafting(name: str, target: ModelFiles, *, coupled: bool = True) -> Dra
         return Ngrams(drafter.context)
     if drafter.captures:
         raise InputError(
-            f"--drafter {name}: an {drafter.kind} head needs the target's features, and in virtual time nothing computes them"
+            f"--drafter {name}: an {drafter.kind} head needs the target's features, and in virtual time "
+            "nothing computes them"
         )
     from flowspec.testbed.model_guesses import Models
 

@@ -150,7 +150,8 @@ def quantile(values: list[float], share: float) -> float:
 def command(args: argparse.Namespace) -> int:
     if args.segments > TIMED_SEGMENTS_MAX and not args.curve:
         raise InputError(
-            f"expected --segments up to {TIMED_SEGMENTS_MAX}, got {args.segments}: a head keeps the times of no more"
+            f"expected --segments up to {TIMED_SEGMENTS_MAX}, got {args.segments}: a head keeps the times of "
+            "no more"
         )
     found: dict[str, Any]
     what = {"rows": args.rows, "width": args.width, "dtype": args.dtype, "segments": args.segments}
@@ -161,8 +162,10 @@ def command(args: argparse.Namespace) -> int:
         )
         lines = [
             f"{shape}, in {BLOCKS} turns:",
-            f"a trip takes {found['plain_trip_ms']} ms in the clear and {found['curve_trip_ms']} ms encrypted",
-            f"ratio {found['ratio']} ({found['ratio_low']} to {found['ratio_high']}); {found['extra_ms_per_hop']} ms more for each hop",
+            f"a trip takes {found['plain_trip_ms']} ms in the clear and {found['curve_trip_ms']} ms "
+            "encrypted",
+            f"ratio {found['ratio']} ({found['ratio_low']} to {found['ratio_high']}); "
+            f"{found['extra_ms_per_hop']} ms more for each hop",
         ]
     else:
         by_stage = measure(args.stages, args.rows, args.width, args.dtype, args.segments)
@@ -174,7 +177,8 @@ def command(args: argparse.Namespace) -> int:
         }
         lines = [
             f"{shape}:",
-            f"own time per hop: p50 {found['p50_ms']} ms, p99 {found['p99_ms']} ms; p50 by stage {found['p50_ms_by_stage']} ms",
+            f"own time per hop: p50 {found['p50_ms']} ms, p99 {found['p99_ms']} ms; p50 by stage "
+            f"{found['p50_ms_by_stage']} ms",
         ]
     print(json.dumps({**what, **found}) if args.json else "\n".join(lines))
     return 0

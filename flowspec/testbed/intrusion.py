@@ -260,7 +260,8 @@ def command(args: argparse.Namespace) -> int:
             attempts.append(attempt)
             if not args.json:
                 print(
-                    f"{'as promised' if attempt.as_promised else 'BROKEN'}: {attempt.name}\n    {attempt.outcome}",
+                    f"{'as promised' if attempt.as_promised else 'BROKEN'}: {attempt.name}\n    "
+                    f"{attempt.outcome}",
                     flush=True,
                 )
                 if attempt.logged:

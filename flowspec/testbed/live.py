@@ -93,12 +93,14 @@ def _check(bench: Bench) -> None:
     assert bench.world != SIMULATED
     if bench.is_synthetic:
         raise InputError(
-            f"world {bench.world}: expected a real model, got {bench.model!r}, which exists in the simulated world only"
+            f"world {bench.world}: expected a real model, got {bench.model!r}, which exists in the simulated "
+            "world only"
         )
     for setup in bench.setups:
         if setup.published:
             raise InputError(
-                f"world {bench.world}: method {setup.name!r} runs as its paper's code does it (published = true), "
+                f"world {bench.world}: method {setup.name!r} runs as its paper's code does it (published = "
+                "true), "
                 "which is computed in the simulated world only; choose other --methods"
             )
         if len(bench.drafters_of(setup)) > 1 or setup.chain:
@@ -116,7 +118,8 @@ def places(bench: Bench) -> list[Place]:
         return [_emulated(bench, testbed) for testbed in bench.testbeds]
     if len(bench.testbeds) > 1:
         raise InputError(
-            f"world {bench.world}: expected at most one testbed, which the cluster is, got {len(bench.testbeds)}"
+            f"world {bench.world}: expected at most one testbed, which the cluster is, got "
+            f"{len(bench.testbeds)}"
         )
     options = ClusterOptions(
         model=bench.model, dtype=DTYPE, cluster=bench.cluster, local=bench.local, context=bench.context

@@ -144,7 +144,8 @@ def command(args: argparse.Namespace) -> int:
     files = ModelFiles(args.model)
     if files.config().model_type != "llama" or not Path(args.model).is_dir():
         raise InputError(
-            f"--model: expected a folder with a Llama, such as testbed.checkpoints --gigabyte makes, got {args.model!r}"
+            "--model: expected a folder with a Llama, such as testbed.checkpoints --gigabyte makes, got "
+            f"{args.model!r}"
         )
     with contextlib.ExitStack() as stack:
         folder = (
@@ -155,7 +156,8 @@ def command(args: argparse.Namespace) -> int:
         print(json.dumps(found))
         return 0
     show(
-        f"{args.model}, one thread: milliseconds of a pass by rows, ours and llama.cpp's, and our rows per second over its",
+        f"{args.model}, one thread: milliseconds of a pass by rows, ours and llama.cpp's, and our rows per "
+        "second over its",
         (
             "precision",
             "weights",

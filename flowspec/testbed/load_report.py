@@ -29,8 +29,11 @@ COLUMNS = (
 )
 MARKERS = "osD^vP*X"
 EXPLAINED = (
-    "tok/s: all users' tokens by the time. Latency: of whole answers, and by their tokens; p95: the slowest of 20. Fairness: Jain's index of the"
-    " users' rates; to alone: of how fast their answers came by what one user alone waits for them. Stages, drafters: share of the time for which the busiest of their boards computes. To single: throughput and latency by"
+    "tok/s: all users' tokens by the time. Latency: of whole answers, and by their tokens; p95: the slowest "
+    "of 20. Fairness: Jain's index of the"
+    " users' rates; to alone: of how fast their answers came by what one user alone waits for them. Stages, "
+    "drafters: share of the time for which the busiest of their boards computes. To single: throughput and "
+    "latency by"
     " the best of the methods with one drafter."
 )
 
@@ -70,7 +73,8 @@ def markdown(summary: Mapping[str, Any]) -> str:
     lines = [
         f"# {summary['experiment']}: **{world.upper()} world**",
         "",
-        f"**{world}** is {WORLDS.get(world, 'a world of its own')}. {summary['answers']} answers, {summary['wrong']} of them wrong.",
+        f"**{world}** is {WORLDS.get(world, 'a world of its own')}. {summary['answers']} answers, "
+        f"{summary['wrong']} of them wrong.",
         "",
         EXPLAINED,
         "",
@@ -96,7 +100,8 @@ def draw(summary: Mapping[str, Any], path: Path) -> None:
     lines = -(-len(tables) // columns)
     drawing = figure(WIDTH_IN, HEIGHT_IN * max(1, lines / 2))
     drawing.suptitle(
-        f"{summary['experiment']}: throughput against latency over the users   ({summary['world'].upper()} world)",
+        f"{summary['experiment']}: throughput against latency over the users   ({summary['world'].upper()} "
+        "world)",
         fontsize=15,
     )
     axes = drawing.subplots(lines, columns, squeeze=False)

@@ -88,7 +88,8 @@ class Effort:
             if need < MEMORY_SHARE_MAX * machine.free_bytes():
                 return Effort(rows=self.rows, widths=widths, tiny=self.tiny, rounds=self.rounds)
         raise ClusterError(
-            f"measuring needs {mib(int(need / MEMORY_SHARE_MAX))} of free memory, but {mib(machine.free_bytes())} are free here"
+            f"measuring needs {mib(int(need / MEMORY_SHARE_MAX))} of free memory, but "
+            f"{mib(machine.free_bytes())} are free here"
         )
 
 

@@ -120,8 +120,10 @@ def main() -> None:
         return
     for row in rows:
         print(
-            f"daemon {row['daemon']}: layers {row['layers'][0]} to {row['layers'][1] - 1}, weights {mib(row['weight_bytes'])}; resident "
-            f"idle {mib(row['idle_bytes'])}, loaded {mib(row['loaded_bytes'])} (weights + {mib(row['beyond_weights_bytes'])}), "
+            f"daemon {row['daemon']}: layers {row['layers'][0]} to {row['layers'][1] - 1}, weights "
+            f"{mib(row['weight_bytes'])}; resident "
+            f"idle {mib(row['idle_bytes'])}, loaded {mib(row['loaded_bytes'])} (weights + "
+            f"{mib(row['beyond_weights_bytes'])}), "
             f"after an answer {mib(row['answered_bytes'])}, peak {mib(row['peak_bytes'])}"
         )
     print(f"the whole model: {mib(sum(row['weight_bytes'] for row in rows))}")

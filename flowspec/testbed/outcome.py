@@ -128,6 +128,7 @@ def read_lines(path: Path, names: Collection[str]) -> list[dict[str, Any]]:
         ) from None
     if not all(isinstance(each, dict) and each.keys() == set(names) for each in found):
         raise InputError(
-            f"{path}: expected results of this version of FlowSpec, got others; remove it, or give another --out"
+            f"{path}: expected results of this version of FlowSpec, got others; remove it, or give another "
+            "--out"
         )
     return found

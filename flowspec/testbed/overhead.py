@@ -223,7 +223,8 @@ def show_report(found: dict[str, Any]) -> None:
         stages = [f"stage {index} / its KV" for index in range(len(memory["stage_growth_beyond_kv_mib"]))]
         show("resident sets (cluster)", ["tokens", "head", *stages], rows)
         print(
-            f"\nfrom {memory['from_tokens']} to {memory['to_tokens']} tokens the head grew by {memory['head_growth_mib']} MiB, the stages "
+            f"\nfrom {memory['from_tokens']} to {memory['to_tokens']} tokens the head grew by "
+            f"{memory['head_growth_mib']} MiB, the stages "
             f"beyond their keys and values by {', '.join(map(str, memory['stage_growth_beyond_kv_mib']))} MiB"
         )
 

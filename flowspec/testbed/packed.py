@@ -128,7 +128,8 @@ def command(args: argparse.Namespace) -> int:
         *(f"x at {count}" for count in args.rows),
     )
     show(
-        f"{args.model}, one thread: milliseconds of a pass by rows, and rows per second over {args.dtypes[0]}",
+        f"{args.model}, one thread: milliseconds of a pass by rows, and rows per second over "
+        f"{args.dtypes[0]}",
         headings,
         [
             (

@@ -94,7 +94,8 @@ def plain_cases(
         ids = tuple(tokenizer.encode_dialogue([{"role": "user", "content": prompt.turns[0]}]))
         if len(ids) + new_tokens_max > room:
             raise InputError(
-                f"prompt {prompt.prompt_id} has {len(ids)} tokens, which with {new_tokens_max} new ones is more than the context of {room}; "
+                f"prompt {prompt.prompt_id} has {len(ids)} tokens, which with {new_tokens_max} new ones is "
+                f"more than the context of {room}; "
                 "ask for fewer new tokens, or take shorter prompts"
             )
         encoded.append((prompt, ids))

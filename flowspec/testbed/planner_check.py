@@ -315,8 +315,10 @@ def _show(result: dict[str, Any]) -> None:
         [[name, *(f"{100 * result[name][key]:.1f}%" for key in errors)] for name in ("forecast", "formula")],
     )
     print(
-        f"\nstandard error of forecast and check together: {result['noise']['median']:.1%} in the median, at most {result['noise']['worst']:.1%}"
-        f"\nfullest device: {result['memory_share_max']:.2%} of what may be used; guessing pays in {result['guessing']} mixes; "
+        f"\nstandard error of forecast and check together: {result['noise']['median']:.1%} in the median, at "
+        f"most {result['noise']['worst']:.1%}"
+        f"\nfullest device: {result['memory_share_max']:.2%} of what may be used; guessing pays in "
+        f"{result['guessing']} mixes; "
         f"{result['do_not_fit']} more do not hold their model"
     )
 
@@ -337,8 +339,10 @@ def _exhaustive(args: argparse.Namespace) -> int:
         print(json.dumps({**result, "outcomes": [asdict(each) for each in found]}))
     else:
         print(
-            f"{result['best_of_all']} of {result['mixes']} small mixes: the plan is the best of all splits of all orders with all places of the "
-            f"head ({result['splits']} tried; {result['refused_rightly']} mixes hold no split, and were refused)"
+            f"{result['best_of_all']} of {result['mixes']} small mixes: the plan is the best of all splits "
+            "of all orders with all places of the "
+            f"head ({result['splits']} tried; {result['refused_rightly']} mixes hold no split, and were "
+            "refused)"
         )
     return 0 if result["best_of_all"] == result["mixes"] else 1
 

@@ -32,7 +32,8 @@ def read_prompts(path: Path) -> list[Prompt]:
         )  # nothing else ends a line of jsonl, though a text may hold what Python takes for one
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{path}: expected a file of prompts, but it cannot be read ({getattr(error, 'strerror', None) or error})"
+            f"{path}: expected a file of prompts, but it cannot be read "
+            f"({getattr(error, 'strerror', None) or error})"
         ) from None
     found = [_prompt(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not found:

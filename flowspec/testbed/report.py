@@ -60,7 +60,8 @@ def verdict(summary: Mapping[str, Any], key: str) -> list[str]:
     if not compared:
         return []
     where = [
-        f"- {place(each)}, {each['domain']}: {each['ratio']:.3f} [{each['low']:.3f}, {each['high']:.3f}] of `{each['other']}`"
+        f"- {place(each)}, {each['domain']}: {each['ratio']:.3f} [{each['low']:.3f}, {each['high']:.3f}] of "
+        f"`{each['other']}`"
         for each in summary[key]
     ]
     head = f"`{OURS}` is slower than {other} in {len(where)} of {compared} cells"
@@ -82,7 +83,8 @@ def markdown(summary: Mapping[str, Any]) -> str:
         "",
         f"**{world}** is {WORLDS.get(world, 'a world of its own')}. {summary['answers']} answers.",
         "",
-        f"Tokens per second count after the first token; `{OVERALL}` is the harmonic mean of the domains. Brackets are 95% intervals"
+        f"Tokens per second count after the first token; `{OVERALL}` is the harmonic mean of the domains. "
+        "Brackets are 95% intervals"
         " (bootstrap over prompts, the same for both methods).",
         "",
     ]
@@ -131,7 +133,8 @@ def _section(table: Mapping[str, Any], world: str) -> list[str]:
     bounds = [[name, *_bound(table["statistics"][name])] for name in table["methods"]]
     return [
         *lines,
-        "What explains it (S: tokens per segment that gave any; rho: share of tokens that were in flight when they were known):",
+        "What explains it (S: tokens per segment that gave any; rho: share of tokens that were in flight "
+        "when they were known):",
         "",
         *grid(
             [
@@ -146,7 +149,8 @@ def _section(table: Mapping[str, Any], world: str) -> list[str]:
             ],
             explained,
         ),
-        "Slot (tau), trip and the share of the bound `(1 - rho) trip + max(0, 1/S - (1 - rho)) tau` that was reached; agreement with plain decoding:",
+        "Slot (tau), trip and the share of the bound `(1 - rho) trip + max(0, 1/S - (1 - rho)) tau` that was "
+        "reached; agreement with plain decoding:",
         "",
         *grid(["method", "tau, ms", "trip, ms", "bound reached", "first token, s", EXACT, WRONG], bounds),
     ]

@@ -72,7 +72,8 @@ def report(asked: Scaling, points: Sequence[Point]) -> dict[str, Any]:
 
 def title_of(asked: Scaling) -> str:
     return (
-        f"SIMULATED: {asked.shape} in {asked.precision} on {asked.device} boards, {asked.link.bandwidth_mbps:g} Mbit/s and "
+        f"SIMULATED: {asked.shape} in {asked.precision} on {asked.device} boards, "
+        f"{asked.link.bandwidth_mbps:g} Mbit/s and "
         f"{1000 * asked.link.delay_s:g} ms per hop, drafter right at {100 * asked.acceptance:g}%"
     )
 
@@ -125,7 +126,8 @@ def show_report(asked: Scaling, points: Sequence[Point]) -> None:
     ]
     heads = ["devices", "users", "events/token", "us/event", "CPU us/event", "CPU ms/token", "wall-clock s"]
     show(
-        "cost of the simulation, measured on this machine: wall-clock time, and processor time without what else ran here",
+        "cost of the simulation, measured on this machine: wall-clock time, and processor time without what "
+        "else ran here",
         ["", *heads],
         costs,
     )

@@ -149,7 +149,8 @@ class Scaling:
             (answer,) = world.answers[request]
             if answer.end is None or not is_plain(case, tuple(answer.tokens), answer.end.reason):
                 raise WrongAnswer(
-                    f"{setup.name} on {testbed.name}, user {request + 1} of {len(cases)}: the answer is not the plain one"
+                    f"{setup.name} on {testbed.name}, user {request + 1} of {len(cases)}: the answer is not "
+                    "the plain one"
                 )
         return world
 

@@ -88,7 +88,8 @@ def main() -> None:
         print(json.dumps(found))
     else:
         print(
-            f"one stage, one thread, {args.dtype}: {found['flowspec_tokens_per_s']} tokens/s; transformers.generate {found['transformers_tokens_per_s']}"
+            f"one stage, one thread, {args.dtype}: {found['flowspec_tokens_per_s']} tokens/s; "
+            f"transformers.generate {found['transformers_tokens_per_s']}"
         )
         print(f"ratio {found['ratio']} (median of {', '.join(map(str, found['ratios']))})")
 

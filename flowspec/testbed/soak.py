@@ -338,7 +338,8 @@ def command(args: argparse.Namespace) -> int:
     faults = tuple(name for name in args.faults.split(",") if name)
     if not set(faults) <= set(FAULTS) or not 0 <= args.rate <= 1:
         raise InputError(
-            f"expected --faults of {', '.join(FAULTS)} and --rate from 0 to 1, got {args.faults!r} and {args.rate:g}"
+            f"expected --faults of {', '.join(FAULTS)} and --rate from 0 to 1, got {args.faults!r} and "
+            f"{args.rate:g}"
         )
     methods = tuple(args.methods.split(","))
     if not set(methods) <= {"all", *METHODS}:

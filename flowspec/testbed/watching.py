@@ -104,7 +104,8 @@ def measure(
             prompt = prompts[number % len(prompts)]
             if rates[True].new_tokens != rates[False].new_tokens:
                 raise FlowSpecError(
-                    f"prompt {prompt.prompt_id} ({prompt.domain}) is answered otherwise while somebody watches"
+                    f"prompt {prompt.prompt_id} ({prompt.domain}) is answered otherwise while somebody "
+                    "watches"
                 )
             found.append(
                 {
@@ -128,7 +129,8 @@ def report(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     timed = [each for each in found if each["watched"] > 0 and each["unwatched"] > 0]
     if len(timed) < 2:
         raise InputError(
-            "fewer than two pairs have tokens enough to time; give more --pairs or --tokens, or other --prompts"
+            "fewer than two pairs have tokens enough to time; give more --pairs or --tokens, or other "
+            "--prompts"
         )
     logs = [math.log(each["watched"] / each["unwatched"]) for each in timed]
     mean, half = (
@@ -179,7 +181,8 @@ def command(args: argparse.Namespace) -> int:
     title = f"{WORLD}, {args.local} stages, {args.method}: {result['pairs']} pairs of answers"
     show(title, ["", "watched", "unwatched", "ratio", "low", "high"], rows)
     print(
-        f"\nwatching leaves {result['ratio']:.3f} of the speed (95%: {result['low']:.3f} to {result['high']:.3f}; aim {AIM}); "
+        f"\nwatching leaves {result['ratio']:.3f} of the speed (95%: {result['low']:.3f} to "
+        f"{result['high']:.3f}; aim {AIM}); "
         f"{result['frames_per_token']:.1f} frames and {result['bytes_per_token']:.0f} bytes for each token"
     )
     return 0

@@ -80,7 +80,8 @@ def write_recording(path: Path, document: Mapping[str, Any]) -> None:
     text = as_text(document)
     if len(text) > FILE_BYTES_MAX:
         raise InputError(
-            f"the recording has {len(text) >> 20} MiB, expected at most {FILE_BYTES_MAX >> 20}; record a shorter answer"
+            f"the recording has {len(text) >> 20} MiB, expected at most {FILE_BYTES_MAX >> 20}; record a "
+            "shorter answer"
         )
     part = path.with_name(path.name + ".part")
     try:

@@ -95,7 +95,8 @@ def decode(frames: Sequence[bytes | memoryview]) -> Envelope:
         raise PeerError(f"expected a header list, got {type(header).__name__}")
     if type(header[0]) is not int or header[0] != limits.PROTOCOL_VERSION:
         raise PeerError(
-            f"expected protocol {limits.PROTOCOL_VERSION}, got {_shown(header[0])}; run the same FlowSpec version everywhere"
+            f"expected protocol {limits.PROTOCOL_VERSION}, got {_shown(header[0])}; run the same FlowSpec "
+            "version everywhere"
         )
     if len(header) != 7:
         raise PeerError(f"expected 7 header entries, got {len(header)}")

@@ -145,7 +145,8 @@ def refused(
         (["chat", "--temperature", "inf"], "sampling: temperature: expected 0, or 0.001 to 100.0, got inf"),
         (
             ["chat", "--model", "/no/model"],
-            "expected a model folder, a GGUF file or a hub id such as owner/name, but there is no folder '/no/model'",
+            "expected a model folder, a GGUF file or a hub id such as owner/name, but there is no folder "
+            "'/no/model'",
         ),
         (["verify", "--local", "2,0"], "--local: expected whole numbers from 1"),
         (["verify", "--parallel", "1,0"], "--parallel: expected whole numbers from 1 to"),

@@ -130,7 +130,8 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
         (["--model", "bundled", "--max-new-tokens", "1020", "--limit", "1"], "prompt 1 has "),
         (
             ["--model", "/no/model"],
-            "expected a model folder, a GGUF file or a hub id such as owner/name, but there is no folder '/no/model'",
+            "expected a model folder, a GGUF file or a hub id such as owner/name, but there is no folder "
+            "'/no/model'",
         ),
         (["--model", "bundled", "--drafter", "/no/model"], "--drafter: expected bundled, ngram, none"),
     ],
@@ -155,7 +156,8 @@ def test_a_folder_that_cannot_be_used_is_refused(
     open_out(pick_experiment(args), out)
     write_records(out / RESULTS, [record("ar", "1", 1, 1.0)])
     assert refused("--experiment", tiny, "--out", out, "--limit", "3") == (
-        f"--out: {out} holds results of another experiment (limit: expected 2, got 3); give another folder, or remove it"
+        f"--out: {out} holds results of another experiment (limit: expected 2, got 3); give another folder, "
+        "or remove it"
     )
     (out / RESULTS).write_text("nonsense\n")
     assert refused("--experiment", tiny, "--out", out).startswith(

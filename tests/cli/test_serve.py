@@ -100,8 +100,8 @@ def test_what_is_not_installed_is_said(
     )  # alone: of a package, other tests would find two
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert (
-        "needs packages that are not installed (uvicorn); run: pip install 'flowspec[serve]', or launch/install serve"
-        in refused(capsys)
+        "needs packages that are not installed (uvicorn); run: pip install 'flowspec[serve]', or "
+        "launch/install serve" in refused(capsys)
     )
 
 

@@ -133,7 +133,8 @@ def test_what_is_no_drafter_is_refused(target: ModelFiles, tmp_path: Path) -> No
 
 def test_ngram_and_none_need_no_torch() -> None:
     code = (
-        "import sys; from flowspec.draft.choose import open_drafter; open_drafter('ngram', None, 'float32', context=9); "
+        "import sys; from flowspec.draft.choose import open_drafter; open_drafter('ngram', None, 'float32', "
+        "context=9); "
         "print(sorted({'torch', 'transformers'} & sys.modules.keys()))"
     )
     assert (

@@ -256,7 +256,8 @@ def test_why_nothing_was_installed_is_said(plain: Boards) -> None:
     status, lines, _ = plain.run("install")
     assert status == 1
     assert lines == [
-        "jetson: FAILED: launch/packages: expected torch 2.7 or newer in the environment, got 2.5.1; install another there"
+        "jetson: FAILED: launch/packages: expected torch 2.7 or newer in the environment, got 2.5.1; install "
+        "another there"
     ]
 
 

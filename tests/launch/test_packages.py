@@ -181,7 +181,8 @@ def test_a_pc_gets_torch_from_the_index_for_cpus_or_is_told(tmp_path: Path) -> N
     assert pc.go() == (0, [])
     torch, others = pc.asked()
     assert torch.endswith(
-        " --no-deps --retries 1 --timeout 15 --index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu"
+        " --no-deps --retries 1 --timeout 15 --index-url https://download.pytorch.org/whl/cpu "
+        "torch==2.13.0+cpu"
     )
     assert others.endswith(f"-e {tmp_path}[serve]")
 

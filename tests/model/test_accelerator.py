@@ -203,8 +203,10 @@ def test_memory_that_is_not_to_be_had_is_recognised(error: BaseException, expect
 def test_a_gpu_that_is_lost_is_told_of_with_what_to_do() -> None:
     lost = RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be")
     assert str(unexpected(lost, "while running layers")) == (
-        "unexpected error while running layers: RuntimeError: CUDA error: an illegal memory access was encountered; "
-        "start that daemon again, for its GPU takes no more work from it; see the daemon's log there, and report it"
+        "unexpected error while running layers: RuntimeError: CUDA error: an illegal memory access was "
+        "encountered; "
+        "start that daemon again, for its GPU takes no more work from it; see the daemon's log there, and "
+        "report it"
     )
     assert "start that daemon again" not in str(unexpected(KeyError("x"), "while running layers"))
 

@@ -146,7 +146,8 @@ def test_a_gguf_file_of_a_cached_hub_model_is_found_in_all_its_parts(tmp_path: P
     for answer, text in (
         (
             found[2],
-            "F32/m-00003-of-00003.gguf of 'owner/half' is not in the Hugging Face cache, and offline mode is on",
+            "F32/m-00003-of-00003.gguf of 'owner/half' is not in the Hugging Face cache, and offline mode is "
+            "on",
         ),
         (found[3], "there is no file 'owner/known/m.gguf' here, and 'owner/known' on the hub has no m.gguf"),
         (found[4], "m.gguf of 'owner/absent' is not in the Hugging Face cache, and offline mode is on"),

@@ -36,7 +36,8 @@ def asked(folder: Path, daemon: DaemonProcess) -> list[int]:
         ),
         (
             "sigill,hang",
-            "plain is used, for sigill ran an instruction that this processor does not have; hang gave no sign of life for 10 s",
+            "plain is used, for sigill ran an instruction that this processor does not have; hang gave no "
+            "sign of life for 10 s",
         ),
     ],
 )

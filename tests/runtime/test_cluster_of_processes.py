@@ -126,8 +126,10 @@ def abandon(folder: Path, daemons: Sequence[LocalDaemon]) -> None:
     """Connects a head in a process of its own and kills it."""
     script = (
         "import os, pathlib, signal, sys\n"
-        "from tests.runtime.clusters import Peer, LocalDaemon, plan_for\nfrom flowspec.runtime.head import Head\n"
-        "daemons = [LocalDaemon(name=f'local-{i}', port=int(port), pid=0) for i, port in enumerate(sys.argv[2:])]\n"
+        "from tests.runtime.clusters import Peer, LocalDaemon, plan_for\nfrom flowspec.runtime.head import "
+        "Head\n"
+        "daemons = [LocalDaemon(name=f'local-{i}', port=int(port), pid=0) for i, port in "
+        "enumerate(sys.argv[2:])]\n"
         "head = Head(plan_for(pathlib.Path(sys.argv[1]), daemons))\nos.kill(os.getpid(), signal.SIGKILL)"
     )
     command = [sys.executable, "-c", script, str(folder), *(str(daemon.port) for daemon in daemons)]
@@ -147,7 +149,8 @@ def test_a_daemon_is_free_again_when_its_head_dies_without_a_word(
 def test_local_daemons_end_with_their_parent_however_it_ends(folder: Path) -> None:
     script = (
         "import sys, time\nfrom flowspec.runtime.local import LocalCluster\n"
-        "cluster = LocalCluster(2, log_level='CRITICAL')\nprint(*[d.pid for d in cluster.wait()], cluster._pool.pid, flush=True)\ntime.sleep(60)"
+        "cluster = LocalCluster(2, log_level='CRITICAL')\nprint(*[d.pid for d in cluster.wait()], "
+        "cluster._pool.pid, flush=True)\ntime.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None

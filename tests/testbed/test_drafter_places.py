@@ -117,7 +117,8 @@ def test_boards_are_read_with_their_own_links_or_the_testbeds(tmp_path: Path) ->
         (
             '["mid"]',
             '["tiny"]',
-            "testbed 1: drafters 1: models: expected names among the experiment's drafters draft, mid, draft-math, got ['tiny']",
+            "testbed 1: drafters 1: models: expected names among the experiment's drafters draft, mid, "
+            "draft-math, got ['tiny']",
         ),
         ('["mid"]', '["mid", "mid"]', "testbed: drafters: models: expected each name once, got 'mid' twice"),
         ('"raspberry-pi-5"', '"pi"', "testbed 1: drafters 1: device: expected a .toml file or one of"),
@@ -156,7 +157,8 @@ def test_boards_are_read_with_their_own_links_or_the_testbeds(tmp_path: Path) ->
         (
             'method = "continuous"\ndrafters = ["draft"]',
             'method = "tree-sd"\ndrafters = ["draft", "mid"]',
-            "method 1: drafters: expected at most 1 of the experiment's drafters draft, mid, draft-math, each once, got ['draft', 'mid']",
+            "method 1: drafters: expected at most 1 of the experiment's drafters draft, mid, draft-math, "
+            "each once, got ['draft', 'mid']",
         ),
     ],
 )

@@ -98,7 +98,8 @@ def main() -> None:
         print(line)
     every = [row for group in rows.values() for row in group]
     print(
-        f"all       {len(every):3} prompts, well-formed {sum(bool(row['well_formed']) for row in every)}; untrained {sum(bool(row['untrained']) for row in every)}"
+        f"all       {len(every):3} prompts, well-formed {sum(bool(row['well_formed']) for row in every)}; "
+        f"untrained {sum(bool(row['untrained']) for row in every)}"
     )
 
 

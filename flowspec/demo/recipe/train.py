@@ -165,7 +165,8 @@ def train(args: argparse.Namespace) -> None:
         seen += args.rows * args.length
         if (step + 1) % 50 == 0:
             print(
-                f"step {step + 1}/{args.steps} loss {loss.item():.3f} {seen / (time.monotonic() - started):.0f} tokens/s",
+                f"step {step + 1}/{args.steps} loss {loss.item():.3f} "
+                f"{seen / (time.monotonic() - started):.0f} tokens/s",
                 flush=True,
             )
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:

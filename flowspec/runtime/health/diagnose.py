@@ -257,7 +257,8 @@ def _of_memory(found: Sequence[Examined], needs: ModelNeeds) -> Iterator[Finding
             )
             text = (
                 f"{what} need {mib(needed)} more (weights {mib(memory.weight_bytes)}, "
-                f"cache {mib(memory.cache_bytes)} for {needs.context} tokens), {mib(have)} of that {why}: {mib(needed - have)} short"
+                f"cache {mib(memory.cache_bytes)} for {needs.context} tokens), {mib(have)} of that {why}: "
+                f"{mib(needed - have)} short"
             )
             advice = "give it fewer layers (--layers), take a smaller --context or --dtype; flowspec plan tells what fits"
             if is_limited:

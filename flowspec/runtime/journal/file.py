@@ -186,5 +186,6 @@ def _unusable(path: Path, error: OSError | ValueError) -> InputError:
     if isinstance(error, FileExistsError):
         return InputError(f"{path} exists; --resume goes on with it, another name begins a new journal")
     return InputError(
-        f"{path}: expected a journal that can be read and written ({getattr(error, 'strerror', None) or error})"
+        f"{path}: expected a journal that can be read and written "
+        f"({getattr(error, 'strerror', None) or error})"
     )

@@ -258,7 +258,8 @@ def _check_format(line: bytes, name: str) -> None:
         raise InputError(f"{name} line 1: expected a journal of flowspec: {first_line(error)}") from None
     if found != FORMAT:
         raise InputError(
-            f"{name} is a journal of format {found}, expected {FORMAT}: another version of flowspec wrote it; "
+            f"{name} is a journal of format {found}, expected {FORMAT}: another version of flowspec wrote "
+            "it; "
             "resume it with that one, or ask again"
         )
 

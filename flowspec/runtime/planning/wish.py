@@ -73,7 +73,8 @@ def find_drafter(name: str, target: ModelShape) -> Drafter | None:
     shape = shape_of(files.config(), name)
     if shape.vocabulary != target.vocabulary:
         raise InputError(
-            f"--drafter: expected the model's vocabulary of {target.vocabulary}, but {name} has {shape.vocabulary}"
+            f"--drafter: expected the model's vocabulary of {target.vocabulary}, but {name} has "
+            f"{shape.vocabulary}"
         )
     return Drafter(shape=shape, acceptance=ACCEPTANCE_MODEL)
 

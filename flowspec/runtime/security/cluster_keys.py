@@ -38,7 +38,8 @@ def cluster_keys(cluster: Path, devices: Sequence[Device]) -> Keyring | None:
         return None
     if not is_insecure:
         raise InputError(
-            f"{folder} is missing, so what is said to {beyond.name} at {beyond.address} could be read and changed by others: make keys with "
+            f"{folder} is missing, so what is said to {beyond.name} at {beyond.address} could be read and "
+            "changed by others: make keys with "
             f"flowspec keygen --cluster {cluster}, or write insecure = true at the top of {cluster}"
         )
     log.warning("%s is insecure: whoever is in the network can read and change prompts and answers", cluster)

@@ -99,7 +99,8 @@ def read_allowed(folder: Path) -> Allowed:
     twice = heads.keys() & devices.keys()
     if twice or len(set(keys)) < len(keys):
         raise InputError(
-            f"{path}: expected each name and each key once, but {min(twice) if twice else 'a key'} is there twice"
+            f"{path}: expected each name and each key once, but {min(twice) if twice else 'a key'} is there "
+            "twice"
         )
     return Allowed(heads=heads, devices=devices)
 
@@ -119,11 +120,13 @@ def _keyring(folder: Path, name: str, allowed: Allowed, listed: Mapping[str, byt
     public, secret = _key(table, "public"), _key(table, "secret", shown=False)
     if table.text("name") != name or zmq.curve_public(z85.encode(secret)) != z85.encode(public):
         raise InputError(
-            f"{path}: expected the key of {name}, its name and both halves fitting; make a new one with flowspec keygen --force"
+            f"{path}: expected the key of {name}, its name and both halves fitting; make a new one with "
+            "flowspec keygen --force"
         )
     if listed.get(name) != public:
         raise InputError(
-            f"{folder / ALLOWED} has another key of {name}, or none, than {path}; copy both again from where they were made"
+            f"{folder / ALLOWED} has another key of {name}, or none, than {path}; copy both again from where "
+            "they were made"
         )
     return Keyring(
         name=name,
@@ -152,7 +155,8 @@ def _check_folder(folder: Path) -> None:
         found = folder.stat()
         if found.st_uid not in (os.geteuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise InputError(
-                f"{folder} could be changed by others, and with it the keys; make it yours alone: chmod 700 {folder}"
+                f"{folder} could be changed by others, and with it the keys; make it yours alone: chmod 700 "
+                f"{folder}"
             )
 
 
@@ -163,7 +167,8 @@ def _check_modes(path: Path, forbidden: int, verb: str, mode: str) -> None:
         found = path.stat()
     except OSError as error:
         raise InputError(
-            f"{path}: expected a key file, but it cannot be read ({error.strerror}); see flowspec keygen --help"
+            f"{path}: expected a key file, but it cannot be read ({error.strerror}); see flowspec keygen "
+            "--help"
         ) from None
     if not stat.S_ISREG(found.st_mode):
         raise InputError(f"{path}: expected a key file, got something that is no file")
@@ -192,7 +197,8 @@ def make_keys(
     for name, kind in wanted.items():
         if name in listed[DEVICE if kind == HEAD else HEAD] or (kind == HEAD and name in devices):
             raise InputError(
-                f"{folder / ALLOWED}: {name} is a {HEAD if kind == DEVICE else DEVICE} already; give heads and devices different names"
+                f"{folder / ALLOWED}: {name} is a {HEAD if kind == DEVICE else DEVICE} already; give heads "
+                "and devices different names"
             )
     made = [name for name, kind in wanted.items() if force or name not in listed[kind]]
     for name in made:
@@ -224,7 +230,8 @@ def revoke(folder: Path, names: Iterable[str]) -> None:
         kind = next((kind for kind in listed if name in listed[kind]), None)
         if kind is None:
             raise InputError(
-                f"{folder / ALLOWED} lists no {name!r:.80}; it has {', '.join([*listed[HEAD], *listed[DEVICE]])}"
+                f"{folder / ALLOWED} lists no {name!r:.80}; it has "
+                f"{', '.join([*listed[HEAD], *listed[DEVICE]])}"
             )
         del listed[kind][name]
         (folder / f"{name}{SUFFIX}").unlink(missing_ok=True)

@@ -33,7 +33,8 @@ def check_name(name: str) -> str:
     """A name that can have a key: it also names a file, here and on the device. Raises `InputError`."""
     if re.fullmatch(NAME_CHARS, name, re.ASCII) is None:
         raise InputError(
-            f"a name with a key: expected up to 63 letters, digits, dots, dashes and underscores, got {name!r:.80}; rename it"
+            "a name with a key: expected up to 63 letters, digits, dots, dashes and underscores, got "
+            f"{name!r:.80}; rename it"
         )
     return name
 
@@ -42,7 +43,8 @@ def need_curve() -> None:
     """Raises `InputError` where ZeroMQ was built without encryption."""
     if not zmq.has("curve"):
         raise InputError(
-            "this ZeroMQ was built without CURVE encryption; install pyzmq's own build: pip install --force-reinstall pyzmq"
+            "this ZeroMQ was built without CURVE encryption; install pyzmq's own build: pip install "
+            "--force-reinstall pyzmq"
         )
 
 
@@ -69,7 +71,8 @@ class Keyring:
         if it has no key."""
         if device not in self.devices:
             raise InputError(
-                f"{self.where} lists no key of device {device!r:.80}; make one with flowspec keygen and copy the list again"
+                f"{self.where} lists no key of device {device!r:.80}; make one with flowspec keygen and copy "
+                "the list again"
             )
         socket.curve_serverkey = self.devices[device]
         socket.curve_publickey, socket.curve_secretkey = self.public, self.secret

@@ -93,8 +93,10 @@ class LocalModel(CheckedFiles):
 
     def _differs(self, name: str, extent: Extent) -> ClusterError:
         return ClusterError(
-            f"{name} in {extent.path.name} of {self.model!r} here is not what it is at the head, though the rest seems the same: "
-            f"one of the two copies is damaged; compare `sha256sum {extent.path.name}` of both, and copy the right one again"
+            f"{name} in {extent.path.name} of {self.model!r} here is not what it is at the head, though the "
+            "rest seems the same: "
+            f"one of the two copies is damaged; compare `sha256sum {extent.path.name}` of both, and copy the "
+            "right one again"
         )
 
 

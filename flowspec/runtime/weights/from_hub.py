@@ -43,7 +43,8 @@ class HubFetcher:
         for name, size in sizes.items():
             if size > JSON_BYTES_MAX:
                 raise InputError(
-                    f"{name} of {self._repository!r} on the hub: expected at most {JSON_BYTES_MAX} bytes, got {size}"
+                    f"{name} of {self._repository!r} on the hub: expected at most {JSON_BYTES_MAX} bytes, "
+                    f"got {size}"
                 )
         if sizes:
             self._ask("get", list(sizes))
@@ -66,7 +67,8 @@ class HubFetcher:
         allowed = int(free * DISK_SHARE) if self._limit_bytes is None else min(free, self._limit_bytes)
         if needed > allowed:
             raise InputError(
-                f"the files of {self._repository!r} that hold these layers have {mib(needed)}, but this daemon may fetch {mib(allowed)} "
+                f"the files of {self._repository!r} that hold these layers have {mib(needed)}, but this "
+                f"daemon may fetch {mib(allowed)} "
                 "from the hub; give this device fewer layers, or its daemon more --cache-limit"
             )
 
@@ -101,7 +103,8 @@ class HubFetcher:
             said = json.loads(text)
         except ValueError:
             raise InputError(
-                f"cannot get {', '.join(names)} of {self._repository!r}: the download ended with {child.returncode}"
+                f"cannot get {', '.join(names)} of {self._repository!r}: the download ended with "
+                f"{child.returncode}"
             ) from None
         if isinstance(said, str):
             raise InputError(said)

@@ -111,7 +111,8 @@ class Offer:
         extent = self._given.get(question.digest)
         if extent is None or question.offset + question.size > extent.size_bytes:
             raise PeerError(
-                f"asked for bytes {question.offset} to {question.offset + question.size} of a tensor that was not offered"
+                f"asked for bytes {question.offset} to {question.offset + question.size} of a tensor that "
+                "was not offered"
             )
         data = self._opened.read(extent, question.offset, question.size)
         if not self._opened.unchanged((extent.path,)):

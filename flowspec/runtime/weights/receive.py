@@ -191,7 +191,8 @@ class _Pull:
         answer, data = _expect(self._courier, TensorBytes)
         if (answer.digest, answer.offset, len(data)) != (question.digest, question.offset, question.size):
             raise PeerError(
-                f"expected {question.size} bytes from {question.offset} on, got {len(data)} from {answer.offset} on"
+                f"expected {question.size} bytes from {question.offset} on, got {len(data)} from "
+                f"{answer.offset} on"
             )
         partial.write(data)
         self.received += len(data)

@@ -128,7 +128,8 @@ class WeightServer:
         for customer in self._customers:
             if customer.monitor.socket in ready and customer.monitor.drain()[0]:
                 raise ClusterError(
-                    f"{customer.device} was lost while it received weights: its connection closed; see the daemon's log there"
+                    f"{customer.device} was lost while it received weights: its connection closed; see the "
+                    "daemon's log there"
                 )
             if customer.link.socket in ready:
                 self._serve_next(customer)

@@ -204,8 +204,10 @@ class WeightStore:
             others = sum(in_use.values()) - wanted
             sharing = f", {mib(others)} of them for other daemons that load now" if others else ""
             raise ClusterError(
-                f"the weights of these layers take {mib(wanted)} on disk, but {self.folder} may hold {mib(limit)}{sharing} "
-                f"({mib(max(0, free))} are free there); give this device fewer layers, or its daemon more --cache-limit or another --cache-dir"
+                f"the weights of these layers take {mib(wanted)} on disk, but {self.folder} may hold "
+                f"{mib(limit)}{sharing} "
+                f"({mib(max(0, free))} are free there); give this device fewer layers, or its daemon more "
+                "--cache-limit or another --cache-dir"
             )
         for each in spare:
             if excess <= 0:

@@ -37,7 +37,8 @@ class StoredModel(ModelFiles):
             self._config = super().config()
         if self._architecture and self._architecture not in MODEL_TYPES:
             raise InputError(
-                f"model {model!r} is a GGUF file of the architecture {self._architecture!r}, which this FlowSpec does not run"
+                f"model {model!r} is a GGUF file of the architecture {self._architecture!r}, which this "
+                "FlowSpec does not run"
             )
 
     @property
@@ -62,7 +63,8 @@ class StoredModel(ModelFiles):
         not load."""
         if entry.size_bytes != (self._packed_bytes(entry) if self._architecture else _plain_bytes(entry)):
             raise PeerError(
-                f"the head offers {entry.name} as {entry.dtype:.20} {list(entry.shape)} of {entry.size_bytes} bytes"
+                f"the head offers {entry.name} as {entry.dtype:.20} {list(entry.shape)} of "
+                f"{entry.size_bytes} bytes"
             )
         self.entries[entry.name] = entry
 
@@ -71,7 +73,8 @@ class StoredModel(ModelFiles):
         found = self.entries.get(name)
         if found is None:
             raise InputError(
-                f"model {self.model!r} has no tensor {name}; the head's folder may be incomplete or of another family"
+                f"model {self.model!r} has no tensor {name}; the head's folder may be incomplete or of "
+                "another family"
             )
         return found
 

@@ -197,7 +197,8 @@ class Play:
             if self.has_given_up:
                 return
             assert self._waiting == 0, (
-                f"{self._waiting} requests have not ended {RECOVERED_S - HEAL_S:.0f} s after all was well again"
+                f"{self._waiting} requests have not ended {RECOVERED_S - HEAL_S:.0f} s after all was well "
+                "again"
             )
             self._run_until(
                 lambda: self.cluster.head.is_formed and self.cluster.head.in_flight == 0,

@@ -54,16 +54,21 @@ def _command(args: argparse.Namespace) -> int:
 def _show(tally: Tally) -> None:
     mib = 1 << 20
     print(
-        f"{tally.frames} frames in {tally.seconds:.0f} s ({tally.frames_per_s:.0f} per second): {tally.valid} valid, {tally.refused} refused\n"
-        f"{tally.worlds} clusters, {tally.worlds_wronged} with a PeerError of a core, {tally.pipelines_lost} pipelines lost; "
+        f"{tally.frames} frames in {tally.seconds:.0f} s ({tally.frames_per_s:.0f} per second): "
+        f"{tally.valid} valid, {tally.refused} refused\n"
+        f"{tally.worlds} clusters, {tally.worlds_wronged} with a PeerError of a core, {tally.pipelines_lost} "
+        "pipelines lost; "
         f"the slowest case took {tally.slowest_s:.3f} s\n"
         f"{tally.arcs} steps through the code known, {tally.parents} cases kept for them\n"
-        f"memory: {tally.resident_bytes / mib:.0f} MiB resident, {tally.resident_growth_bytes / mib:+.1f} MiB since the warm-up; "
-        f"of all allocations {tally.traced_growth_bytes / mib:+.2f} MiB over the last cases, {tally.traced_peak_bytes / mib:.1f} MiB at the peak"
+        f"memory: {tally.resident_bytes / mib:.0f} MiB resident, {tally.resident_growth_bytes / mib:+.1f} "
+        "MiB since the warm-up; "
+        f"of all allocations {tally.traced_growth_bytes / mib:+.2f} MiB over the last cases, "
+        f"{tally.traced_peak_bytes / mib:.1f} MiB at the peak"
     )
     for found in tally.findings:
         print(
-            f"FOUND {found['error']} at {found['where']}: python -m flowspec.testbed.fuzz --replay {found['file']}"
+            f"FOUND {found['error']} at {found['where']}: python -m flowspec.testbed.fuzz --replay "
+            f"{found['file']}"
         )
     print("nothing unexpected" if not tally.findings else f"{len(tally.findings)} unexpected")
 

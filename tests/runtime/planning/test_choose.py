@@ -89,7 +89,8 @@ def test_a_split_by_hand_is_kept_and_told_of_a_better_one() -> None:
     assert chosen.gain > 0.05
     assert chosen.lines() == [
         f"layers as given: forecast {chosen.plan.forecast.tokens_per_s:.3g} tokens/s",
-        f"the planner's would give {chosen.better.forecast.tokens_per_s:.3g} ({1 + chosen.gain:.1f} times that): 16 on d0",
+        f"the planner's would give {chosen.better.forecast.tokens_per_s:.3g} ({1 + chosen.gain:.1f} times "
+        "that): 16 on d0",
     ]
     assert chosen.report()["better"]["gain"] == chosen.gain
 
@@ -167,7 +168,8 @@ def test_what_does_not_fit_without_an_absent_device_is_one_line_that_names_it() 
         choose(wish_of(found), found)
     (line,) = str(caught.value).splitlines()
     assert line.startswith(
-        "device d1 is absent (nothing listens; start its daemon); llama-3.2-1b does not fit the others: they lack "
+        "device d1 is absent (nothing listens; start its daemon); llama-3.2-1b does not fit the others: they "
+        "lack "
     )
     assert line.endswith(" MiB of memory")
     found = replace(survey_of(PI), absent={"d1": "nothing listens; start its daemon"})

@@ -287,8 +287,10 @@ def test_a_head_that_is_killed_in_the_middle_leaves_daemons_that_the_next_one_co
         "from flowspec.runtime.head import Head\nfrom flowspec.runtime.local import LocalDaemon\n"
         "from tests.runtime.weights.test_distribution import at_question, hidden_plan, only_here\n"
         "folder = pathlib.Path(sys.argv[1])\nonly_here(pytest.MonkeyPatch(), folder.parent)\n"
-        "daemons = [LocalDaemon(name=f'local-{i}', port=int(port), pid=0) for i, port in enumerate(sys.argv[2:])]\n"
-        "with at_question(25, lambda: os.kill(os.getpid(), signal.SIGKILL)):\n    Head(hidden_plan(folder, daemons))"
+        "daemons = [LocalDaemon(name=f'local-{i}', port=int(port), pid=0) for i, port in "
+        "enumerate(sys.argv[2:])]\n"
+        "with at_question(25, lambda: os.kill(os.getpid(), signal.SIGKILL)):\n    Head(hidden_plan(folder, "
+        "daemons))"
     )
     command = [sys.executable, "-c", script, str(folder), *(str(daemon.port) for daemon in daemons)]
     assert warm.run(command).returncode == -signal.SIGKILL

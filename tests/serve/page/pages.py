@@ -97,6 +97,7 @@ def committed(page: Page) -> str:
 
 def scrub(page: Page, share: float) -> None:
     page.locator("#scrub").evaluate(
-        "(slider, share) => { slider.value = +slider.min + share * (slider.max - slider.min); slider.dispatchEvent(new Event('input')); }",
+        "(slider, share) => { slider.value = +slider.min + share * (slider.max - slider.min); "
+        "slider.dispatchEvent(new Event('input')); }",
         share,
     )

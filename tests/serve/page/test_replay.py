@@ -67,7 +67,8 @@ def test_a_replay_plays_pauses_and_is_scrubbed_to_its_end_and_back(page: Page, s
 def test_a_recording_can_be_dropped_on_the_page(page: Page) -> None:
     found = recording(seed=5)
     dropped = page.evaluate_handle(
-        "text => { const all = new DataTransfer(); all.items.add(new File([text], 'dropped.json')); return all; }",
+        "text => { const all = new DataTransfer(); all.items.add(new File([text], 'dropped.json')); return "
+        "all; }",
         json.dumps(found),
     )
     page.dispatch_event("body", "dragenter", {"dataTransfer": dropped})
