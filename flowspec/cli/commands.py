@@ -73,7 +73,7 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"flowspec {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, module in COMMANDS.items():
-        summary = (module.__doc__ or "").splitlines()[0]
+        summary = " ".join((module.__doc__ or "").partition("\n\n")[0].split())
         command = subparsers.add_parser(name, help=summary, description=summary)
         module.add_arguments(command)
         group = command.add_argument_group("logging")

@@ -1,4 +1,5 @@
-"""Make a cluster's keys: a secret one for the head and each device, and the list of those that may speak to each other.
+"""Make a cluster's keys: a secret one for the head and each device, and the list of those that may speak
+to each other.
 
 Run again after adding a device: it makes what is missing and keeps the rest. Nothing secret is printed.
 """

@@ -1,4 +1,5 @@
-"""The `flowspec` command's beginning and end: Ctrl-C before anything is started, and an output that takes no more.
+"""The `flowspec` command's beginning and end: Ctrl-C before anything is started, and an output that takes
+no more.
 
 Imports next to nothing itself: until `main` runs, Ctrl-C is a traceback.
 """

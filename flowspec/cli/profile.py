@@ -1,4 +1,5 @@
-"""Measure this machine (and its links to other daemons), and write a device profile for planning and simulating.
+"""Measure this machine (and its links to other daemons), and write a device profile for planning and
+simulating.
 
 The file is of the kind of devices/*.toml. What is measured is effective, so that its efficiencies are 1; the
 raw times are kept in it, too. A cluster's daemons should be idle meanwhile.

@@ -1,4 +1,5 @@
-"""What a watched head shows in a terminal: a table of its devices with its figures, a line for a chat, and the same for programs.
+"""What a watched head shows in a terminal: a table of its devices with its figures, a line for a chat, and
+the same for programs.
 
 All of it fits 80 columns. Names and texts may come from elsewhere: only what can be printed of them is shown.
 """

@@ -1,4 +1,5 @@
-"""Serve the model by an OpenAI-compatible API, for editors, agents and programs, and a page with a chat and a live view of the pipeline.
+"""Serve the model by an OpenAI-compatible API, for editors, agents and programs, and a page with a chat
+and a live view of the pipeline.
 
 Prints its addresses when it is ready, and runs until it is stopped (Ctrl-C, SIGTERM). See docs/serving.md and
 docs/watching.md.

@@ -1,4 +1,5 @@
-"""Watch a running flowspec serve, or a recording, in the terminal: devices, how busy they are, tokens/s, what is guessed and dropped.
+"""Watch a running flowspec serve, or a recording, in the terminal: devices, how busy they are, tokens/s,
+what is guessed and dropped.
 
 Ctrl-C ends it. The key of the server, if it wants one, is taken from FLOWSPEC_API_KEY.
 """
