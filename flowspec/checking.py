@@ -47,7 +47,10 @@ def check(core: Core, event: object) -> None:
         name, last, why = type(core).__name__, type(event).__name__, first_line(error)
         log.critical("%s is broken after %r: %s", name, event, why)
         log.critical("its state: %s", state_of(core))
-        text = f"a check failed: {name} after {last}: {why}; this is a fault in FlowSpec, here or at a peer; its state is in the log"
+        text = (
+            f"a check failed: {name} after {last}: {why}; this is a fault in FlowSpec, here or at a peer; "
+            "its state is in the log"
+        )
         raise BrokenCoreError(text) from error
 
 

@@ -14,5 +14,8 @@ def python_module(module: str, *arguments: str) -> list[str]:
     the package. The option against that, `-P`, came with Python 3.11.
     """
     path = [os.path.abspath(folder) for folder in sys.path]
-    run = f"import runpy, sys; sys.path[:] = {path!r}; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    run = (
+        f"import runpy, sys; sys.path[:] = {path!r}; runpy.run_module({module!r}, run_name='__main__', "
+        "alter_sys=True)"
+    )
     return [sys.executable, "-c", run, *arguments]

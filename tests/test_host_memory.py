@@ -1,4 +1,5 @@
-"""Memory where a process runs: the limits of control groups, versions 1 and 2, from files as Linux has them."""
+"""Memory where a process runs: the limits of control groups, versions 1 and 2, from files as Linux has
+them."""
 
 from __future__ import annotations
 

@@ -65,7 +65,10 @@ def test_a_process_ends_with_its_own_status(code: str, status: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_process_takes_signals_as_a_fresh_one(number: signal.Signals) -> None:
-    code = "import time\ntry:\n    print('here', flush=True)\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('heard')"
+    code = (
+        "import time\ntry:\n    print('here', flush=True)\n    time.sleep(60)\nexcept KeyboardInterrupt:\n  "
+        "  print('heard')"
+    )
     with warm.Popen([*PYTHON, code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "here\n"

@@ -79,7 +79,10 @@ class Outcome:
             f" ({self.timing.resumed} taken over)" if self.timing.resumed else ""
         )
         ending = {"length": ", cut at its longest", "cancelled": ", stopped"}.get(self.reason, "")
-        return f"{count}, {self.timing.tokens_per_s:.1f} tokens/s, first after {self.timing.first_s:.2f} s{ending}"
+        return (
+            f"{count}, {self.timing.tokens_per_s:.1f} tokens/s, first after {self.timing.first_s:.2f} "
+            f"s{ending}"
+        )
 
 
 @contextlib.contextmanager

@@ -115,7 +115,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--drafter",
         action="append",
         metavar="NAME",
-        help="bundled or another bundled model by name, a folder or hub id of a small model, ngram, random or none; may be repeated",
+        help=(
+            "bundled or another bundled model by name, a folder or hub id of a small model, ngram, random "
+            "or none; may be repeated"
+        ),
     )
     group.add_argument(
         "--prompts",
@@ -198,7 +201,10 @@ def _loads(bench: Bench, cases: Sequence[Case], out: Path, args: argparse.Namesp
 def _verdict(records: Sequence[Record]) -> int:
     wrong = [record for record in records if record.agreement == WRONG]
     for record in wrong[:5]:
-        where = f"{record.testbed or record.world}, prompt {record.prompt_id}, temperature {record.temperature:g}, seed {record.seed}"
+        where = (
+            f"{record.testbed or record.world}, prompt {record.prompt_id}, temperature "
+            f"{record.temperature:g}, seed {record.seed}"
+        )
         note(f"WRONG: {record.method} on {where}: not what plain decoding says")
     return 1 if wrong else 0
 

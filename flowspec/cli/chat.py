@@ -77,7 +77,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         const=LAST,
         metavar="FILE",
-        help="go on with the last dialogue, or that of a journal, and with the answer in which it was interrupted",
+        help=(
+            "go on with the last dialogue, or that of a journal, and with the answer in which it was "
+            "interrupted"
+        ),
     )
     resume.add_good_part(parser)
     parser.add_argument("--no-journal", action="store_true", help="do not keep the dialogue for --resume")

@@ -62,17 +62,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cache-dir",
         type=Path,
         metavar="FOLDER",
-        help="where to store weights that a head sends or that were quantised (default: in the user's cache folder)",
+        help=(
+            "where to store weights that a head sends or that were quantised (default: in the user's cache "
+            "folder)"
+        ),
     )
     parser.add_argument(
         "--cache-limit",
         metavar="SIZE",
-        help="most disk to store them on, and most to fetch from the hub at once; 0 takes none (default: half of what is free)",
+        help=(
+            "most disk to store them on, and most to fetch from the hub at once; 0 takes none (default: "
+            "half of what is free)"
+        ),
     )
     parser.add_argument(
         "--no-hub",
         action="store_true",
-        help="fetch nothing from the hub: use what is in its cache, else what the head sends (default: fetch a slice's files)",
+        help=(
+            "fetch nothing from the hub: use what is in its cache, else what the head sends (default: fetch "
+            "a slice's files)"
+        ),
     )
     parser.add_argument(
         "--announce",
@@ -83,7 +92,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
         metavar="BOARD",
-        help="how fast it is: a board's name or a profile file (default: what profile --keep wrote, else a probe)",
+        help=(
+            "how fast it is: a board's name or a profile file (default: what profile --keep wrote, else a "
+            "probe)"
+        ),
     )
 
 

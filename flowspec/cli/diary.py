@@ -1,4 +1,5 @@
-"""A chat's journals: one file for each dialogue, kept in the user's state folder unless the user would rather not."""
+"""A chat's journals: one file for each dialogue, kept in the user's state folder unless the user would
+rather not."""
 
 from __future__ import annotations
 

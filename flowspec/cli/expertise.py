@@ -14,7 +14,8 @@ EXAMPLE_CHARS = 32
 
 
 def expertise_table(session: Session, tokenizer: Tokenizer | None) -> Table | None:
-    """What each drafter was worth by what prompts are about, the best in bold; None while nothing is known."""
+    """What each drafter was worth by what prompts are about, the best in bold; None while nothing is
+    known."""
     found = [domain for domain in session.expertise_report() if domain["answers"]]
     if not found:
         return None

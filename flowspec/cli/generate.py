@@ -62,7 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=Path,
         metavar="FILE",
-        help="answer all of a file: jsonl in Spec-Bench form, or text with one prompt a line; may be repeated",
+        help=(
+            "answer all of a file: jsonl in Spec-Bench form, or text with one prompt a line; may be repeated"
+        ),
     )
     parser.add_argument(
         "--parallel",

@@ -1,4 +1,5 @@
-"""Where a terminal's live view comes from: the event stream of a running `flowspec serve`, or a recording that is played."""
+"""Where a terminal's live view comes from: the event stream of a running `flowspec serve`, or a recording
+that is played."""
 
 from __future__ import annotations
 

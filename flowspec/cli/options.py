@@ -130,7 +130,10 @@ def add_decoding_arguments(parser: argparse.ArgumentParser, *, several: bool = F
         action="append",
         type=drafter_names,
         metavar="NAME[,NAME...]",
-        help=f"what guesses ahead: bundled, {', '.join(bundled_models())}, a folder or hub id of a small model or EAGLE head, ngram, or none; "
+        help=(
+            f"what guesses ahead: bundled, {', '.join(bundled_models())}, a folder or hub id of a small "
+            "model or EAGLE head, ngram, or none; "
+        )
         + (
             "several with commas; may be repeated"
             if several

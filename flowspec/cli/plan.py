@@ -234,7 +234,10 @@ def _numbers(rated: Rated) -> dict[str, Any]:
 def plan_lines(wish: Wish, best: Rated, helps: list[Option], by_hand: Rated | None) -> Iterator[str]:
     plan = best.plan
     users = "one user" if wish.users == 1 else f"{wish.users} users"
-    yield f"{wish.shape.name} in {plan.precision}, {users}, context {wish.context}: {len(plan.stages)} of {len(wish.sites)} devices\n"
+    yield (
+        f"{wish.shape.name} in {plan.precision}, {users}, context {wish.context}: {len(plan.stages)} of "
+        f"{len(wish.sites)} devices\n"
+    )
     yield f"{'stage':<{NAME_WIDTH}}{'layers':>9}{'weights':>10}{'cache':>10}{'in use':>10}{'of':>9}{'a slot':>8}"
     for stage in plan.stages:
         layers = f"{stage.first}-{stage.end - 1}"
@@ -311,7 +314,10 @@ def _forecast_lines(wish: Wish, best: Rated) -> Iterator[str]:
     yield f"foretold: {best.tokens_per_s:.3g} tokens/s{each}"
     if simulation is not None and plan.guesses:
         noise = f" (standard error {simulation.error:.0%})" if simulation.error else ""
-        yield f"  simulated, {len(simulation.tokens)} answers of {FORETOLD_TOKENS} tokens{noise}; by formula {found.tokens_per_s:.3g}"
+        yield (
+            f"  simulated, {len(simulation.tokens)} answers of {FORETOLD_TOKENS} tokens{noise}; by formula "
+            f"{found.tokens_per_s:.3g}"
+        )
     if plan.guesses:
         yield f"  guessing pays: plain decoding would give {plan.plain.tokens_per_s:.3g}"
         slots = "1 slot" if plan.window == 1 else f"{plan.window} slots"

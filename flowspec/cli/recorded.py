@@ -1,4 +1,5 @@
-"""Recording answers that a command asks for, to replay them later (`flowspec top --replay`, and the page of `flowspec serve`)."""
+"""Recording answers that a command asks for, to replay them later (`flowspec top --replay`, and the page
+of `flowspec serve`)."""
 
 from __future__ import annotations
 

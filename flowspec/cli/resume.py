@@ -1,4 +1,5 @@
-"""What `--journal` and `--resume` mean for a command: where journals lie, what of the flags they fix, and what is asked again."""
+"""What `--journal` and `--resume` mean for a command: where journals lie, what of the flags they fix, and
+what is asked again."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ FIXED: Mapping[str, Any] = {
     **dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens")),
     **{"raw": False, "parallel": 1, "stop": [], "stop_token_ids": (), "ignore_eos": False},
 }
-"""Flags whose part a journal plays, each as it is when it is left out. Where the model runs, and how it is decoded, may change."""
+"""Flags whose part a journal plays, each as it is when it is left out. Where the model runs, and how it is
+decoded, may change."""
 
 
 def state_folder() -> Path:

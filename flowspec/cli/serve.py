@@ -33,7 +33,10 @@ from flowspec.runtime.session import Survival, open_session
 from flowspec.runtime.transport import is_loopback
 from flowspec.runtime.watching import watch_session
 
-NEEDED = "flowspec serve needs packages that are not installed ({name}); run: pip install 'flowspec[serve]', or launch/install serve"
+NEEDED = (
+    "flowspec serve needs packages that are not installed ({name}); run: pip install 'flowspec[serve]', or "
+    "launch/install serve"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

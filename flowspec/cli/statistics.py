@@ -1,4 +1,5 @@
-"""The statistics of an answer in words, for a terminal 80 columns wide; the terms are those of docs/methods.md."""
+"""The statistics of an answer in words, for a terminal 80 columns wide; the terms are those of
+docs/methods.md."""
 
 from __future__ import annotations
 

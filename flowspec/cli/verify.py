@@ -68,7 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=Path,
         metavar="FILE",
-        help="jsonl in Spec-Bench form, or a text file of one prompt a line; may be repeated (default: shipped prompts)",
+        help=(
+            "jsonl in Spec-Bench form, or a text file of one prompt a line; may be repeated (default: "
+            "shipped prompts)"
+        ),
     )
     group.add_argument(
         "--prompt-token-ids",

@@ -22,7 +22,8 @@ from flowspec.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Cache slots at every stage (where there are several, at the one with the least), and at each drafter."""
+    """Cache slots at every stage (where there are several, at the one with the least), and at each
+    drafter."""
 
     stages: int
     drafters: tuple[int, ...]

@@ -1,4 +1,5 @@
-"""What the cores are told and what they ask for. Tensors are opaque handles; nothing here knows their type."""
+"""What the cores are told and what they ask for. Tensors are opaque handles; nothing here knows their
+type."""
 
 from __future__ import annotations
 

@@ -102,7 +102,8 @@ class Domain:
 
 @dataclass(slots=True)
 class Record:
-    """What is known of the drafters from one request alone, the number of its domain, and who works for it."""
+    """What is known of the drafters from one request alone, the number of its domain, and who works for
+    it."""
 
     domain: int
     tally: Tally

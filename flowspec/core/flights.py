@@ -149,7 +149,8 @@ class Flights:
 
     @property
     def oldest(self) -> tuple[int, int]:
-        """The number and the rows of the segment that left first of those in flight; -1 and none without any."""
+        """The number and the rows of the segment that left first of those in flight; -1 and none without
+        any."""
         return next(((number, flight.rows) for number, flight in self._flights.items()), (-1, 0))
 
     def depart(self, loads: Sequence[tuple[Request, list[int], bool]], window: int, now_s: float) -> Segment:

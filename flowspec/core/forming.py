@@ -811,7 +811,10 @@ class Forming:
         needed = part.assign.context + limits.TREE_NODES_MAX if part.assign.drafting is None else 0
         if ready.cache_slots < needed:
             self.fired["no room"] += 1
-            why = f"expected room for {needed} cache slots, got {ready.cache_slots}; give it fewer layers, or use a smaller --context"
+            why = (
+                f"expected room for {needed} cache slots, got {ready.cache_slots}; give it fewer layers, or "
+                "use a smaller --context"
+            )
             self._break(_Fault(text=f"{part.place}: {why}", why=why, device=device, is_refusal=True), now_s)
             return
         pipeline.ready[device] = ready
@@ -866,7 +869,10 @@ class Forming:
         if pipeline.fault is not None:
             self.fired["better explained"] += 1
         doing = "answering" if device in pipeline.ready else "loading"
-        text = f"{pipeline.part(device).place} was lost while {doing}: its connection closed; see the daemon's log there"
+        text = (
+            f"{pipeline.part(device).place} was lost while {doing}: its connection closed; see the daemon's "
+            "log there"
+        )
         self._break(_Fault(text=text, why="its connection closed", device=device), now_s)
 
     def _refused(self, pipeline: _Pipeline, event: Refused, now_s: float) -> None:
@@ -907,7 +913,8 @@ class Forming:
         if not makers:
             self._decide(Prepared(devices=self._returning, gain=planned.gain), now_s)
             return
-        self._generation += 1  # of the same session: the next pipeline may follow before the device has heard that this is over
+        # of the same session: the next pipeline may follow before the device has heard that this is over
+        self._generation += 1
         rehearsal = _Rehearsal(self._generation, makers, self._returning, now_s, now_s, planned.gain)
         self._rehearsal = rehearsal
         self._commands.append(Open(pipeline=rehearsal.number, parts=planned.parts, is_beside=True))

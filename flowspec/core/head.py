@@ -254,12 +254,14 @@ class HeadCore:
             self._end(request, reason, commands)
 
     def _tell(self, message: Open | Commit | Release, commands: list[HeadCommand]) -> None:
-        """Says something to all stages, if there are any; those to come learn it when the pipeline is formed."""
+        """Says something to all stages, if there are any; those to come learn it when the pipeline is
+        formed."""
         if self.is_formed:
             commands.append(ToStages(message=message))
 
     def _forget(self, number: int, commands: list[HeadCommand]) -> None:
-        """Release goes out once nothing of the request is in flight: a segment behind it would open it again."""
+        """Release goes out once nothing of the request is in flight: a segment behind it would open it
+        again."""
         request = self._requests.get(number)
         if request is None:
             return

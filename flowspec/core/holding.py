@@ -587,7 +587,10 @@ class Holding:
         if claim is Claim.HELD and self.hold is not None:
             self.fired["held"] += 1
             lease_s = self.terms.lease_s
-            text = f"held by head {self.hold.control.name}; it is free at most {lease_s:.0f} s after that head stops"
+            text = (
+                f"held by head {self.hold.control.name}; it is free at most {lease_s:.0f} s after that head "
+                "stops"
+            )
             self._commands.append(
                 Send(caller=caller, message=Error.saying(text, max(RETRY_S, self.lease.until_s - now_s)))
             )

@@ -68,7 +68,9 @@ RULES = {
     "broken": "a member is lost because its connection closed, or it broke the protocol",
     "refused": "a member is there, but cannot do its part",
     "far end": "of a link that failed the device that was sent to is left out",
-    "near end": "of a link that failed the device that sends is left out, for other links of it failed before",
+    "near end": (
+        "of a link that failed the device that sends is left out, for other links of it failed before"
+    ),
     "held": "a device that is back is another head's, and cannot be had",
     "silent": "a member of the pipeline gave no sign of life",
     "silent while loading": "a member gave no sign of life while the pipeline was formed",
@@ -87,7 +89,9 @@ RULES = {
     "not surveyed": "a device that was absent at the start has answered, but did not tell what a plan needs",
     "back": "a device that was lost is taken in again",
     "not yet": "a device that is back must wait longer, because it was lost before",
-    "waited enough": "a device that is ready is taken in in the middle of an answer, for there was no better moment",
+    "waited enough": (
+        "a device that is ready is taken in in the middle of an answer, for there was no better moment"
+    ),
     "not worth it": "a device that is back waits for the end of an answer",
     "prepared": "a device that is back has made ready beside the working pipeline",
     "unprepared": "a device that is back could not make ready, and stays out",

@@ -42,7 +42,8 @@ class GivenUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disbelieve:
-    """The drafter said what cannot be: its pipeline is broken. `text` says what was expected and what came."""
+    """The drafter said what cannot be: its pipeline is broken. `text` says what was expected and what
+    came."""
 
     text: str
 

@@ -54,9 +54,13 @@ RULES = {
     "stale": "a Commit of another epoch, or of what is not held here, is ignored",
     "early": "a Commit names a node that has not come yet",
     "over": "guesses of an answer that is over are dropped",
-    "dead on arrival": "a row is dropped before it runs: nothing above it lives, or it holds another token than was drawn",
+    "dead on arrival": (
+        "a row is dropped before it runs: nothing above it lives, or it holds another token than was drawn"
+    ),
     "trimmed": "rows leave a segment that runs",
-    "further": "a segment that runs has got further by a layer: how long it has been running counts from there",
+    "further": (
+        "a segment that runs has got further by a layer: how long it has been running counts from there"
+    ),
     "drawn otherwise": "the last stage drew another token than a guess holds",
     "passed on": "a segment of which nothing lives passes on at once",
     "dead late": "rows that ran are dropped before they are sent on",
@@ -315,7 +319,8 @@ class StageCore:
         self._kill(request, number, {n for n in request.nodes if n not in living}, commands)
 
     def _kill(self, request: _Request, number: int, nodes: set[int], commands: list[StageCommand]) -> None:
-        """Nodes are dead: free the slots of those that are not committed, and trim them from the running job."""
+        """Nodes are dead: free the slots of those that are not committed, and trim them from the running
+        job."""
         gone = [request.nodes[n].slot for n in sorted(nodes) if not request.nodes[n].committed]
         for node in nodes:
             del request.nodes[node]

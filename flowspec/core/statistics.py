@@ -120,7 +120,8 @@ class Statistics:
         )
 
     def lost(self, silent_s: float, now_s: float) -> None:
-        """The stages were lost; what each of them computed is kept as a sum, for the next ones may be others."""
+        """The stages were lost; what each of them computed is kept as a sum, for the next ones may be
+        others."""
         self.recoveries.lost(silent_s, now_s)
         self.earlier_compute_s += sum(self.compute_s)
         self.compute_s = []

@@ -99,7 +99,8 @@ class TreeCachedDrafter(ABC):
 
     @abstractmethod
     def run(self, job: RunLayers, rows: Sequence[Row]) -> tuple[Sequence[Row], torch.Tensor]:
-        """Runs a job's rows; returns those to propose children for, and their hidden states `[rows, hidden]`."""
+        """Runs a job's rows; returns those to propose children for, and their hidden states `[rows,
+        hidden]`."""
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> F32:

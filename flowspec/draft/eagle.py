@@ -44,7 +44,8 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Run:
-    """A row that has run, as long as its own prediction may be needed or its keys stem from one (`is_guess`)."""
+    """A row that has run, as long as its own prediction may be needed or its keys stem from one
+    (`is_guess`)."""
 
     row: Row
     slot: int
@@ -112,7 +113,8 @@ class EagleDrafter(TreeCachedDrafter):
         context: int | None = None,
         coupled: bool = True,
     ) -> None:
-        """Loads the head for this target; raises `InputError` when that cannot be. `context` is the target's."""
+        """Loads the head for this target; raises `InputError` when that cannot be. `context` is the
+        target's."""
         self._head = EagleHead.load(files, target, dtype, device)
         self.kind = self._head.kind
         self.captures = self._head.capture

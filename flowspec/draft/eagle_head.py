@@ -298,7 +298,8 @@ class EagleHead:
 
 
 def _head_config(files: ModelFiles, raw: dict[str, Any], tensors: HeadTensors, kind: str) -> Any:
-    """The head's config as Llama's, whatever family it names: the published code builds Llama layers for all."""
+    """The head's config as Llama's, whatever family it names: the published code builds Llama layers for
+    all."""
     from huggingface_hub.errors import StrictDataclassError
 
     try:
@@ -324,7 +325,8 @@ def _head_config(files: ModelFiles, raw: dict[str, Any], tensors: HeadTensors, k
 
 
 def _capture(kind: str, raw: dict[str, Any], layer_count: int, head: str, target: str) -> tuple[int, ...]:
-    """Which hidden states of a target of `layer_count` layers the head was trained on, by the published code."""
+    """Which hidden states of a target of `layer_count` layers the head was trained on, by the published
+    code."""
     if kind == "eagle":
         return (layer_count,)
     capture = (2, layer_count // 2, layer_count - 3)

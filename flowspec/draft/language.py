@@ -1,4 +1,5 @@
-"""A small language model as a drafter: a whole model in one slice, its cache kept by node like any stage's."""
+"""A small language model as a drafter: a whole model in one slice, its cache kept by node like any
+stage's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What every drafter is to the world that runs it: one thread or one simulated device, one job after another."""
+"""What every drafter is to the world that runs it: one thread or one simulated device, one job after
+another."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Drafter(Protocol):
 
     @property
     def captures(self) -> tuple[int, ...]:
-        """Hidden states of the target that it wants of committed nodes (`Assign.captures`); empty for most."""
+        """Hidden states of the target that it wants of committed nodes (`Assign.captures`); empty for
+        most."""
         ...
 
     @property

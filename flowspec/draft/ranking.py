@@ -143,7 +143,8 @@ def _largest(logits: F32, width: int, scale: float) -> tuple[I64, F64]:
 
 
 def _noisiest(logits: F32, weights: F32, bits: U64, width: int, scale: float) -> tuple[I64, F64]:
-    """The columns that are best by `logit / T + G`, and their scores; `weights` are `exp` of that, roughly."""
+    """The columns that are best by `logit / T + G`, and their scores; `weights` are `exp` of that,
+    roughly."""
     bound = _bound(weights, width)
     if bound > WEIGHT_MIN:
         columns = np.flatnonzero(weights >= bound * np.float32(1 - WEIGHT_ERROR))

@@ -158,7 +158,10 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
                 if not torch.equal(
                     found, plain.attention(*given[:2], values[..., :width], sight.paths(), width**-0.5, cap)
                 ):
-                    return f"differs from the definition of attention, of heads of {width} in {str(kind)[6:]} with {threads} threads"
+                    return (
+                        f"differs from the definition of attention, of heads of {width} in {str(kind)[6:]} "
+                        f"with {threads} threads"
+                    )
     return ""
 
 
@@ -201,7 +204,8 @@ def linear_fault(
     progress: Callable[[], None] = lambda: None,
     bits: hashlib._Hash | None = None,
 ) -> str:
-    """What is wrong with a kernel, or nothing. Calls `progress` now and then; `bits` takes what it computed."""
+    """What is wrong with a kernel, or nothing. Calls `progress` now and then; `bits` takes what it
+    computed."""
     for inputs, outputs in SHAPES:
         weights, rows, expected, allowed = _numbers(dtype, inputs, outputs)
         layer = _layer(dtype, kernel, weights, device)

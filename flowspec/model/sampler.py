@@ -64,7 +64,8 @@ class Sampler:
         return self._best(logits, self._filtered(logits, None), position)
 
     def survivors(self, logits: F32) -> I64:
-        """Ids that pass all filters, most probable first. Sorts the vocabulary: for checking and reporting."""
+        """Ids that pass all filters, most probable first. Sorts the vocabulary: for checking and
+        reporting."""
         if self.sampling.temperature == 0:
             return np.array([np.argmax(logits)])
         top_k = self.sampling.top_k

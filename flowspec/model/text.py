@@ -160,7 +160,8 @@ class Tokenizer:
     def encode_dialogue(
         self, messages: Messages, *, system: str | None = None, is_raw: bool = False
     ) -> list[int]:
-        """A dialogue in the chat template; without one, or raw, its texts as they are, one behind the other."""
+        """A dialogue in the chat template; without one, or raw, its texts as they are, one behind the
+        other."""
         if is_raw or not self.has_chat_template:
             if system:
                 raise InputError(

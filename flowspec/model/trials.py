@@ -55,9 +55,9 @@ _SWITCHES = (
     *("ONEDNN_", "OPENBLAS_", "PYTORCH_", "QEMU_CPU", "TORCH_"),
 )
 _SWITCHES_CUDA = ("CUBLAS", "CUDA_", "CUDNN_", "NVIDIA_")
-"""How variables of the environment begin that make libraries take other instructions, or load others. How many
-threads there are when a process starts counts: OpenBLAS on ARM gives a row other bits then, whatever is chosen
-later."""
+"""How variables of the environment begin that make libraries take other instructions, or load others. How
+many threads there are when a process starts counts: OpenBLAS on ARM gives a row other bits then, whatever is
+chosen later."""
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/etc/nv_tegra_release", "/proc/device-tree/model")
 _GPU_FILES = "/proc/driver/nvidia/gpus/*/information"
 _OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM)
@@ -140,7 +140,8 @@ class Trial:
 
     @property
     def slowed_by(self) -> str:
-        """Why this precision may be slow here: `faults`, and a library that could not be built; else empty."""
+        """Why this precision may be slow here: `faults`, and a library that could not be built; else
+        empty."""
         is_missing = self.device == "cpu" and all(verdict.kernel != COMPILED for verdict in self.verdicts)
         return "; ".join(filter(None, (self.faults, NOT_BUILT if is_missing else "")))
 

@@ -111,7 +111,8 @@ def weights_of(pieces: Pieces, tensors: TensorIndex) -> Iterator[Weight]:
 
 
 def embedding_name(config: Any, family: Family, tensors: TensorIndex) -> str:
-    """The tensor that embeds tokens: `lm_head`'s where the two are tied and the checkpoint has that one only."""
+    """The tensor that embeds tokens: `lm_head`'s where the two are tied and the checkpoint has that one
+    only."""
     root = _root(family, tensors)
     own = root.prefix + "embed_tokens.weight"
     return (
@@ -212,7 +213,8 @@ def _is_packed(weight: Weight, packing: type[QuantisedLinear], *, is_tied: bool)
 def weight_bytes(
     pieces: Pieces, tensors: TensorIndex, dtype: torch.dtype, packing: type[QuantisedLinear] | None
 ) -> int:
-    """What the parameters will take once they are filled; tied ones count once, unless one of them is packed."""
+    """What the parameters will take once they are filled; tied ones count once, unless one of them is
+    packed."""
     weights = sorted_weights(pieces, tensors, packing)
     plain = {weight.tensors: weight.shape.numel() * dtype.itemsize for weight in weights.plain}
     packed = 0 if packing is None else sum(stack_bytes(weight.shape, packing) for weight in weights.packed)

@@ -63,7 +63,8 @@ def weights_of(shape: ModelShape) -> ModelWeights:
 
 
 def weight_bytes(weights: int, outputs: int, precision: str) -> float:
-    """Bytes of the matrices of a layer or of `lm_head`, which have so many outputs together, scales included."""
+    """Bytes of the matrices of a layer or of `lm_head`, which have so many outputs together, scales
+    included."""
     return weights * (
         PRECISION_BYTES[precision] + SCALE_BYTES.get(precision, 0.0)
     ) + outputs * OUTPUT_BYTES.get(precision, 0)

@@ -167,7 +167,8 @@ def described(partition: Partition, split: Split, plain: Split | None) -> Plan:
 
 
 def _fastest(partition: Partition, *, guesses: bool) -> list[Split]:
-    """The best splits over all precisions, the fastest first; of equal ones the first, in the user's order."""
+    """The best splits over all precisions, the fastest first; of equal ones the first, in the user's
+    order."""
     found: list[Split] = []
     best: Split | None = None
     for precision in partition.wish.precisions:

@@ -90,7 +90,8 @@ def implausible(profile: DeviceProfile) -> str:
 
 
 def folders() -> list[Path]:
-    """Where profiles are: beside the package in a checkout, under the environment's `share` when installed."""
+    """Where profiles are: beside the package in a checkout, under the environment's `share` when
+    installed."""
     return [
         Path(__file__).resolve().parents[2] / "devices",
         Path(sys.prefix) / "share" / "flowspec" / "devices",

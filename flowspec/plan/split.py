@@ -8,7 +8,8 @@ from flowspec.errors import InputError
 
 
 def even_split(layer_count: int, stage_count: int) -> list[int]:
-    """Layers per stage, as even as possible; the last stages get fewer, for the last one also runs `lm_head`."""
+    """Layers per stage, as even as possible; the last stages get fewer, for the last one also runs
+    `lm_head`."""
     return weighted_split(layer_count, [1.0] * stage_count)
 
 

@@ -57,7 +57,8 @@ class Addresses:
         return address
 
     def hint(self, host: str, other: str) -> str:
-        """The address of a host that can be told to another, `other`; empty where none is known that will do."""
+        """The address of a host that can be told to another, `other`; empty where none is known that will
+        do."""
         try:
             found = [self.look_up(each) for each in (host, other)]
         except InputError:

@@ -1,4 +1,5 @@
-"""Which devices there are and what each of them shall run: cluster files, forced splits, the plan for a head."""
+"""Which devices there are and what each of them shall run: cluster files, forced splits, the plan for a
+head."""
 
 from __future__ import annotations
 
@@ -123,7 +124,8 @@ def read_cluster(path: Path) -> list[Device]:
 
 
 def read_drafters(path: Path) -> dict[str, str]:
-    """The `[[drafter]]` tables of a cluster file: the device of each model, or `head`; raises `InputError`."""
+    """The `[[drafter]]` tables of a cluster file: the device of each model, or `head`; raises
+    `InputError`."""
     tables = read_toml(path, "a cluster file").data.get("drafter", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise InputError(f"{path}: drafter: expected [[drafter]] tables with a model and a device")
@@ -251,7 +253,8 @@ def declared_profile(device: Device, cluster: Path) -> DeviceProfile | None:
 
 
 def is_ssh_target(text: str) -> bool:
-    """Whether a text is `user@host` or `host` and nothing that ssh or a shell would take for something else."""
+    """Whether a text is `user@host` or `host` and nothing that ssh or a shell would take for something
+    else."""
     return (
         len(text) <= limits.NAME_CHARS_MAX
         and re.fullmatch(r"(\w[\w.-]*@)?\w[\w.:-]*", text, re.ASCII) is not None

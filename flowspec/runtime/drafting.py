@@ -88,7 +88,10 @@ class DraftThread:
                 return
             except BaseException as error:  # noqa: BLE001 - the top of a thread: the head's thread raises it
                 if is_out_of_memory(error):
-                    text = "the drafter is out of memory; use a smaller one, a smaller --context, or --drafter ngram"
+                    text = (
+                        "the drafter is out of memory; use a smaller one, a smaller --context, or --drafter "
+                        "ngram"
+                    )
                     self._tell(Failed(error=ClusterError(text)))
                 else:
                     self._tell(Crashed(error=error))

@@ -243,7 +243,8 @@ class Head:
         return self._requests_begun
 
     def submit(self, submit: Submit) -> Answer:
-        """Starts an answer. What is wrong with the prompt or the cluster is raised when the answer is read."""
+        """Starts an answer. What is wrong with the prompt or the cluster is raised when the answer is
+        read."""
         answer = Answer(submit.request, time.monotonic(), next(self._numbers), count=len(submit.answered))
         self._post(replace(submit, answer=answer.number), answer)
         return answer
@@ -487,6 +488,7 @@ class Head:
     def _disconnect(self) -> None:
         for thread in self._drafting:
             thread.stop()
-        self._drafting = []  # weights go now, not when Python happens to look for cycles of which a head is a part
+        # weights go now, not when Python happens to look for cycles of which a head is a part
+        self._drafting = []
         self._pipelines.close()
         self._wake.close()

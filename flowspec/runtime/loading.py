@@ -240,7 +240,8 @@ def _find_kept(
 def _look_here(
     assign: Assign, span: Span, courier: Courier, places: Places
 ) -> tuple[LocalModel | HubModel | None, FlowSpecError | None]:
-    """The model on this device or on the hub, if by its fingerprint it seems to be the head's; else why not."""
+    """The model on this device or on the hub, if by its fingerprint it seems to be the head's; else why
+    not."""
 
     def step(size: int) -> None:
         courier.tell("checking", 0.0)

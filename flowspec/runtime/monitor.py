@@ -35,12 +35,24 @@ class Refusal(enum.Enum):
         """What to tell somebody who dialled with these keys: what is wrong there, and what to do."""
         if keys is None:
             text = "it takes" if self is Refusal.MECHANISM else "it hung up at once, perhaps as it takes"
-            return f"{text} encrypted connections only, and there are no keys here: put its cluster's keys beside the cluster file (flowspec keygen)"
+            return (
+                f"{text} encrypted connections only, and there are no keys here: put its cluster's keys "
+                "beside the cluster file (flowspec keygen)"
+            )
         if self is Refusal.MECHANISM:
-            return "it has no keys, but this end has: copy its key there and start it again (launch/boards start does both)"
+            return (
+                "it has no keys, but this end has: copy its key there and start it again (launch/boards "
+                "start does both)"
+            )
         if self is Refusal.UNLISTED:
-            return f"it does not know the key of {keys.name}: copy {keys.where} there and start it again (launch/boards start does both)"
-        return f"it has no keys, or not the one that {keys.where} has for it: copy its key and that list there again, or correct the address"
+            return (
+                f"it does not know the key of {keys.name}: copy {keys.where} there and start it again "
+                "(launch/boards start does both)"
+            )
+        return (
+            f"it has no keys, or not the one that {keys.where} has for it: copy its key and that list there "
+            "again, or correct the address"
+        )
 
 
 def refusal_of(event: int, value: int) -> Refusal:

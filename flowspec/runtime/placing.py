@@ -17,7 +17,8 @@ from flowspec.runtime.remote_drafter import PlacedDrafter
 
 
 def own_devices(names: Sequence[str]) -> int:
-    """How many daemons of their own these drafters get in a local cluster: one each where several are models."""
+    """How many daemons of their own these drafters get in a local cluster: one each where several are
+    models."""
     models = [name for name in names if name not in WITHOUT_TENSORS]
     return len(models) if len(models) > 1 else 0
 

@@ -211,7 +211,10 @@ class RemoteDrafter:
         self._driver.give(GivenUp())
         self._tell(
             Told(
-                text=f"drafter {self.placed.name} on {self._device} is given up ({error}); answers go on without it"
+                text=(
+                    f"drafter {self.placed.name} on {self._device} is given up ({error}); answers go on "
+                    "without it"
+                )
             )
         )
 

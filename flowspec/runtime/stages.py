@@ -152,7 +152,8 @@ class Stages:
             self.say(stage.plan.name, message)
 
     def send(self, segment: Segment) -> None:
-        """A segment to the first stage; where that fails `heard` says so, for those who send have more to do."""
+        """A segment to the first stage; where that fails `heard` says so, for those who send have more to
+        do."""
         assert self._first_data is not None, "a pipeline that is there has its data connections"
         if not self._first_data.send(segment):
             self._unsent.append(Unsent(pipeline=self.number, device=self.all[0].plan.name, what="segments"))

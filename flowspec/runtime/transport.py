@@ -268,7 +268,8 @@ class Link:
 
 
 class Receiver:
-    """Checks that a peer's messages come one after another, and with an `incarnation` that they belong to it."""
+    """Checks that a peer's messages come one after another, and with an `incarnation` that they belong to
+    it."""
 
     def __init__(self, incarnation: int | None = None) -> None:
         self._incarnation = incarnation

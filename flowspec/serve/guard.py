@@ -201,7 +201,8 @@ class Counted:
 
 
 async def read_body(request: Request) -> bytes:
-    """The body of a request that has JSON; raises `ApiError` for one that has not, is too large or too slow."""
+    """The body of a request that has JSON; raises `ApiError` for one that has not, is too large or too
+    slow."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(

@@ -42,7 +42,8 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file of the page; `tag` is of its content, so that a browser that has it need not have it sent again."""
+    """A file of the page; `tag` is of its content, so that a browser that has it need not have it sent
+    again."""
 
     content: bytes
     media_type: str

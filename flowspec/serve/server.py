@@ -69,7 +69,8 @@ def url_of(host: str, bound: socket.socket) -> str:
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's own, with limits to the number of connections, and to how long a client may keep one waiting."""
+    """uvicorn's own, with limits to the number of connections, and to how long a client may keep one
+    waiting."""
 
     _waits_for: object = None
     _deadline: asyncio.TimerHandle | None = None

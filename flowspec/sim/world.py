@@ -197,7 +197,8 @@ class World:
         )
 
     def at(self, time_s: float, event: Submit | Cancel | Forget | DrafterLost) -> None:
-        """Have someone at the head ask for something, or a drafter lost, at `time_s`, or now if that is past."""
+        """Have someone at the head ask for something, or a drafter lost, at `time_s`, or now if that is
+        past."""
         self.clock.at(time_s, lambda: self._happen(event))
 
     def run(self, until_s: float = float("inf"), events_max: int = EVENTS_MAX) -> None:

@@ -186,7 +186,8 @@ def _first_difference(known: Any, new: Any, where: str = "") -> str | None:
 def run_simulated(
     bench: Bench, cases: Sequence[Case], done: Sequence[Record], out: Path, jobs: int, step: Step
 ) -> list[Record]:
-    """The records that are missing, in `jobs` processes; what is done is on disk when an interruption comes."""
+    """The records that are missing, in `jobs` processes; what is done is on disk when an interruption
+    comes."""
     assert bench.world == SIMULATED
     work = list(pending(bench, cases, {record.key for record in done}))
     found = list(done)

@@ -155,7 +155,10 @@ def command(args: argparse.Namespace) -> int:
         )
     found: dict[str, Any]
     what = {"rows": args.rows, "width": args.width, "dtype": args.dtype, "segments": args.segments}
-    shape = f"{args.segments} segments of [{args.rows}, {args.width}] {args.dtype} through {args.stages} stages on loopback"
+    shape = (
+        f"{args.segments} segments of [{args.rows}, {args.width}] {args.dtype} through {args.stages} stages "
+        "on loopback"
+    )
     if args.curve:
         found = report_curve(
             *measure_curve(args.stages, args.rows, args.width, args.dtype, args.segments), args.stages

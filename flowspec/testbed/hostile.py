@@ -360,7 +360,10 @@ def device(site: Site, seconds: float) -> Attempt:
             wrong = f"not an expected error: {error!r:.200}"
         hostile.stop()
         count, said, longest_s = count + 1, said + hostile.said, max(longest_s, time.monotonic() - started_s)
-    outcome = f"{count} heads heard {said} messages and ended in a line, after {longest_s:.1f} s at most; {wrong or 'nothing else'}"
+    outcome = (
+        f"{count} heads heard {said} messages and ended in a line, after {longest_s:.1f} s at most; "
+        f"{wrong or 'nothing else'}"
+    )
     return attempt(site, "a device that says anything", outcome, is_right=not wrong)
 
 

@@ -91,7 +91,8 @@ def _batch(api: Any, count: int) -> Any:
 
 
 def write_files(model: str, dtypes: Sequence[str], folder: Path) -> dict[str, Path]:
-    """The GGUF files of a checkpoint by precision; those that are in `folder` already are taken as they are."""
+    """The GGUF files of a checkpoint by precision; those that are in `folder` already are taken as they
+    are."""
     from gguf import GGMLQuantizationType
 
     from flowspec.testbed.ggufs import convert

@@ -40,7 +40,8 @@ def loads_of(runs: VirtualRuns, work: LoadWork) -> list[LoadRecord]:
 def run_loads(
     bench: Bench, cases: Sequence[Case], done: Sequence[LoadRecord], out: Path, jobs: int, step: Step
 ) -> list[LoadRecord]:
-    """The loads that are missing, in `jobs` processes, and those that are `done`, in the experiment's order."""
+    """The loads that are missing, in `jobs` processes, and those that are `done`, in the experiment's
+    order."""
     assert bench.world == SIMULATED
     work = list(pending(bench, cases, {record.key for record in done}))
     found = list(done)

@@ -138,7 +138,8 @@ def report_head(head: TimedHead) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """After so many tokens: resident sets of the head and of each daemon, and what the daemon's caches hold."""
+    """After so many tokens: resident sets of the head and of each daemon, and what the daemon's caches
+    hold."""
 
     tokens: int
     head_bytes: int
@@ -209,7 +210,10 @@ def report_memory(looks: Sequence[Look]) -> dict[str, Any]:
 def show_report(found: dict[str, Any]) -> None:
     if head := found.get("head"):
         rows = [[kind, *values.values()] for kind, values in head["milliseconds"].items()]
-        title = f"the head's own time in milliseconds (simulated), {head['living_nodes_mean']} living nodes on average"
+        title = (
+            f"the head's own time in milliseconds (simulated), {head['living_nodes_mean']} living nodes on "
+            "average"
+        )
         show(title, ["event", "count", *SHARES], rows)
     if memory := found.get("memory"):
         rows = [

@@ -28,7 +28,8 @@ DTYPE = "float32"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A prompt, how it is sampled, and its plain answer: `answer` ends with the stop token if one ended it."""
+    """A prompt, how it is sampled, and its plain answer: `answer` ends with the stop token if one ended
+    it."""
 
     prompt_id: str
     domain: str

@@ -74,7 +74,8 @@ class Simulated:
 
     @property
     def error(self) -> float:
-        """The standard error of the rate, as a share of it; 0 for a single answer, as one without guesses is."""
+        """The standard error of the rate, as a share of it; 0 for a single answer, as one without guesses
+        is."""
         if len(self.tokens) < 2:
             return 0.0
         each_s = [seconds / tokens for seconds, tokens in zip(self.seconds, self.tokens, strict=True)]

@@ -13,7 +13,9 @@ from flowspec.testbed.summary import OVERALL, Ratio
 
 WORLDS = {
     SIMULATED: "virtual time: computed from device profiles, not measured on such devices",
-    EMULATED: "real processes on one machine that take as long as such devices would: not measured on such devices",
+    EMULATED: (
+        "real processes on one machine that take as long as such devices would: not measured on such devices"
+    ),
     CLUSTER: "real time on real devices",
 }
 """What a number of this world is; it stands wherever one is shown."""
@@ -213,7 +215,8 @@ def _cells(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def show(summary: Mapping[str, Any]) -> None:
-    """The same for the terminal, in 80 columns: one table for each testbed and temperature, and the verdicts."""
+    """The same for the terminal, in 80 columns: one table for each testbed and temperature, and the
+    verdicts."""
     world = summary["world"]
     print(f"{summary['experiment']}: {world.upper()} world")
     print(fill(WORLDS.get(world, world), WIDTH))

@@ -124,7 +124,8 @@ class Found:
         return self.verdicts.total()
 
     def keep(self, stages: Sequence[Stage]) -> None:
-        """Counts the last samples in if the stages, an answer later, are still those that they were taken of."""
+        """Counts the last samples in if the stages, an answer later, are still those that they were taken
+        of."""
         if stages is self.pending[0]:
             self.samples += self.pending[1]
         self.pending = (), []

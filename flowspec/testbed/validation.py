@@ -1,4 +1,5 @@
-"""Beside published figures: tokens per second and ratios of a simulated testbed, and how far they are apart."""
+"""Beside published figures: tokens per second and ratios of a simulated testbed, and how far they are
+apart."""
 
 from __future__ import annotations
 

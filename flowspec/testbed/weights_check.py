@@ -54,7 +54,8 @@ FLOWSPEC = tuple(python_module("flowspec.cli.main"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One step: the bytes that each daemon got, and what was found; `is_right` when that is what had to be."""
+    """One step: the bytes that each daemon got, and what was found; `is_right` when that is what had to
+    be."""
 
     step: str
     sent_bytes: list[int]

@@ -94,7 +94,8 @@ class Wiretap:
 
 
 def _frames(stream: bytes) -> Iterator[tuple[int, int, int]]:
-    """(flags, where its body starts, where it ends) of each whole frame after the greeting (ZMTP 3, RFC 23)."""
+    """(flags, where its body starts, where it ends) of each whole frame after the greeting (ZMTP 3, RFC
+    23)."""
     at = GREETING_BYTES
     while at + 2 <= len(stream):
         flags = stream[at]

@@ -119,7 +119,10 @@ def wrong_document(raw: Any) -> str:
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         return f"expected a recording ({FORMAT}), got something else"
     if raw.get("version") != VERSION or isinstance(raw["version"], bool):
-        return f"expected version {VERSION} of the format, got {_shown(raw.get('version'))}; use the FlowSpec that wrote it"
+        return (
+            f"expected version {VERSION} of the format, got {_shown(raw.get('version'))}; use the FlowSpec "
+            "that wrote it"
+        )
     for name, check in _DOCUMENT.items():
         if not check(raw.get(name)):
             return f"{name}: got {_shown(raw.get(name))}"
@@ -136,7 +139,10 @@ def wrong_document(raw: Any) -> str:
 
 def _wrong_frame(frame: Any, before_s: float) -> str:
     if not isinstance(frame, dict) or not isinstance(kind := frame.get("kind"), str) or kind not in _FRAMES:
-        return f"expected one of {', '.join(_FRAMES)}, got {_shown(frame.get('kind') if isinstance(frame, dict) else frame)}"
+        return (
+            f"expected one of {', '.join(_FRAMES)}, got "
+            f"{_shown(frame.get('kind') if isinstance(frame, dict) else frame)}"
+        )
     if not _seconds(frame.get("t")) or frame["t"] < before_s:
         return f"t: expected seconds from {before_s:g} on, got {_shown(frame.get('t'))}"
     for name, check in _FRAMES[kind].items():

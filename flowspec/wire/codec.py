@@ -36,7 +36,8 @@ _KIND_OF = {cls: kind for kind, cls in enumerate(KINDS)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """Activations `[rows, width]`, or a row of bytes of weights, as raw bytes, row-major and little-endian."""
+    """Activations `[rows, width]`, or a row of bytes of weights, as raw bytes, row-major and
+    little-endian."""
 
     rows: int
     width: int
@@ -166,7 +167,8 @@ def _plain(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """What came, in short. Of a list only its kind: the `repr` of one nested 1000 deep is a RecursionError."""
+    """What came, in short. Of a list only its kind: the `repr` of one nested 1000 deep is a
+    RecursionError."""
     return (
         f"{value!r:.40}"
         if isinstance(value, (int, float, str, bytes, types.NoneType))

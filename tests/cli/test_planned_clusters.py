@@ -27,7 +27,10 @@ def boards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a profile for each device."""
     folder = tmp_path_factory.mktemp("boards")
     for name, share in SPEEDS.items():
-        text = f"[memory]\ngb = 8\ngb_per_s = {share}\nefficiency = 1.0\n[compute]\nfloat32 = {0.01 * share}\nefficiency = 1.0\n"
+        text = (
+            f"[memory]\ngb = 8\ngb_per_s = {share}\nefficiency = 1.0\n[compute]\nfloat32 = "
+            f"{0.01 * share}\nefficiency = 1.0\n"
+        )
         (folder / f"{name}.toml").write_text(text)
     return folder
 

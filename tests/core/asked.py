@@ -40,7 +40,8 @@ def asked(
     stop_ids: frozenset[int] = frozenset(),
     computed: int | None = None,
 ) -> Request:
-    """A request whose prompt are tokens 100, 101, ... in nodes 0, 1, ...; all of it but the root is computed."""
+    """A request whose prompt are tokens 100, 101, ... in nodes 0, 1, ...; all of it but the root is
+    computed."""
     tree = TokenTree()
     tree.extend_path(range(100, 100 + prompt))
     mirror = Mirror()

@@ -137,7 +137,8 @@ def test_a_new_turn_keeps_no_more_than_the_drafter_was_given() -> None:
 
 
 def test_guesses_the_drafter_was_not_told_to_keep_are_not_kept() -> None:
-    """A guess that came true is in the drafter's cache as a guess: an Open of the next epoch drops it there."""
+    """A guess that came true is in the drafter's cache as a guess: an Open of the next epoch drops it
+    there."""
     request = asked(3)
     (child,) = drafted(request, 2, (7, 0.6))
     (grandchild,) = drafted(request, child, (9, 0.5))

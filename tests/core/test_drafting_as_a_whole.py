@@ -1,4 +1,5 @@
-"""Any course of drafting: each node goes to the drafter once, after its parent, and the path is told in full."""
+"""Any course of drafting: each node goes to the drafter once, after its parent, and the path is told in
+full."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ STEPS = st.lists(
 def test_a_drafter_is_given_each_node_once_after_its_parent_and_is_told_the_whole_path(
     steps: list[tuple[str, int]], prompt: int, rows_max: int
 ) -> None:
-    """The simulator's drafter insists on that: it fails for a row whose prefix it lacks, or that comes twice."""
+    """The simulator's drafter insists on that: it fails for a row whose prefix it lacks, or that comes
+    twice."""
     drafter = FakeDrafter(HashLanguage(20, 3), 0.5, 3)
     request = asked(prompt)
     tree, mirror, trust = request.tree, request.mirrors[0], Trust([0], is_calibrated=False)

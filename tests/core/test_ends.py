@@ -71,7 +71,8 @@ def test_what_an_older_answer_has_in_flight_is_no_reason() -> None:
 
 
 def test_a_late_cancel_does_not_end_the_next_answer() -> None:
-    """The answer ended while its user said so; the next question of the conversation is on its way already."""
+    """The answer ended while its user said so; the next question of the conversation is on its way
+    already."""
     desk = Desk("ar", drafter=None)
     desk.ask(count=1, answer=7)
     assert desk.back({2: 10}) == [emits(10), ends("length")]

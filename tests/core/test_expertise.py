@@ -1,4 +1,5 @@
-"""Who suits which request: domains found in prompts, worth learnt from matches, and choices that weigh both."""
+"""Who suits which request: domains found in prompts, worth learnt from matches, and choices that weigh
+both."""
 
 from __future__ import annotations
 

@@ -615,7 +615,10 @@ def test_a_device_that_is_slower_for_a_minute_leads_to_another_plan_and_one_that
     told = bench.pass_time(0.6)
     assert told[:2] == [
         Note(
-            text="device b has slowed down to 67% of its speed (82 degrees): going over to another plan, which is 1.30 times as fast"
+            text=(
+                "device b has slowed down to 67% of its speed (82 degrees): going over to another plan, "
+                "which is 1.30 times as fast"
+            )
         ),
         Lose(silent_s=0.0),
     ]
@@ -746,7 +749,10 @@ def test_what_does_not_fit_without_a_device_that_fell_silent_is_one_line_that_na
     bench.now_s = 6.5
     bench.core.handle(Tick(), bench.now_s)
     told = bench.give(Unplanned(text="the model lacks 4 GiB"))
-    text = "device b at b:1 did not answer within 6 s; is `flowspec daemon` running there?; without it the model lacks 4 GiB"
+    text = (
+        "device b at b:1 did not answer within 6 s; is `flowspec daemon` running there?; without it the "
+        "model lacks 4 GiB"
+    )
     assert told[-1] == GiveUp(text=text)
 
 

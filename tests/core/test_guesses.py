@@ -139,7 +139,8 @@ def test_a_timer_is_asked_for_again_only_when_its_time_changes() -> None:
 
 
 def test_the_end_of_an_answer_says_what_happened() -> None:
-    """Three guesses of which two hold. Every stage computes 10 ms for each segment, drafting takes no time."""
+    """Three guesses of which two hold. Every stage computes 10 ms for each segment, drafting takes no
+    time."""
     desk = guessing(count=3)
     assert desk.propose({3: [(12, 0.9)], 4: []}) == [sends(5)], "and no draft: the answer ends there"
     hops = (Hop(received_s=0, queued_s=0.002, compute_s=0.010, own_s=0.001, rows=2, dead_in_queue=1),) * 4
@@ -181,7 +182,8 @@ def test_the_end_of_an_answer_says_what_happened() -> None:
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("quality", [0.5, 1.0])
 def test_a_second_turn_after_guesses_that_held_is_the_sequential_one(name: str, quality: float) -> None:
-    """The last guesses of an answer hold at the head, but no Commit ever told the stages and the drafter so."""
+    """The last guesses of an answer hold at the head, but no Commit ever told the stages and the drafter
+    so."""
     language = HashLanguage(24, 5, 4.0)
     device = DeviceSpec(curve=Curve(base_s=0.02, row_s=0.001), layers=2)
     world = Experiment(devices=(device,) * 2, method=name, context=100).build(

@@ -306,7 +306,9 @@ def test_where_the_model_does_not_fit_on_the_rest_all_who_are_back_help() -> Non
     said = bench.give(Unfit(text="4 GiB are missing"))
     assert said == [
         Note(
-            text="the model does not fit on what is left: 4 GiB are missing; waiting for a device to come back"
+            text=(
+                "the model does not fit on what is left: 4 GiB are missing; waiting for a device to come back"
+            )
         ),
         Disband(),
     ]

@@ -1,4 +1,5 @@
-"""A stage alone: which rows run, what they see, what is trimmed, freed and passed on; event in, commands out."""
+"""A stage alone: which rows run, what they see, what is trimmed, freed and passed on; event in, commands
+out."""
 
 from __future__ import annotations
 

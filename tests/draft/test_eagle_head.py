@@ -1,4 +1,5 @@
-"""EAGLE heads against a plain implementation of the published forward, from files in the published layouts."""
+"""EAGLE heads against a plain implementation of the published forward, from files in the published
+layouts."""
 
 from __future__ import annotations
 

@@ -192,7 +192,10 @@ def test_a_long_context_costs_no_more_than_a_short_one() -> None:
 
 
 def test_no_torch_is_needed() -> None:
-    code = "import sys, flowspec.draft.ngram; print(sorted({'torch', 'transformers', 'zmq'} & sys.modules.keys()))"
+    code = (
+        "import sys, flowspec.draft.ngram; print(sorted({'torch', 'transformers', 'zmq'} & "
+        "sys.modules.keys()))"
+    )
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         == "[]\n"

@@ -202,7 +202,8 @@ def test_a_pc_with_a_new_gpu_is_installed_again(tmp_path: Path) -> None:
 
 
 def test_an_environment_without_pip_is_made_again(tmp_path: Path) -> None:
-    """As one is that Debian makes without its package python3-venv: with a Python, and a status that says no."""
+    """As one is that Debian makes without its package python3-venv: with a Python, and a status that says
+    no."""
     board = Machine(tmp_path, "aarch64 cpu")
     board.tool(tmp_path / ".venv/bin/python", PYTHON.replace("REAL", sys.executable))
     (tmp_path / "no-pip").touch()

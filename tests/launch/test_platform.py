@@ -10,7 +10,10 @@ import pytest
 
 from tests.launch.scripts import ROOT
 
-JETSON = "# R{} (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64, DATE: Wed Jan  8 01:49:37 UTC 2025\n"
+JETSON = (
+    "# R{} (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64, DATE: Wed Jan  8 "
+    "01:49:37 UTC 2025\n"
+)
 
 
 def platform(

@@ -1,4 +1,5 @@
-"""What differs between a CPU and a GPU, asked in one place; the CUDA half with a stand-in for `torch.cuda`."""
+"""What differs between a CPU and a GPU, asked in one place; the CUDA half with a stand-in for
+`torch.cuda`."""
 
 from __future__ import annotations
 

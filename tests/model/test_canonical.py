@@ -93,7 +93,8 @@ class Stages:
     def run(
         self, rows: Sequence[tuple[int, Node]], dying: Mapping[int, frozenset[int]] = NOBODY
     ) -> dict[Path_, bytes]:
-        """The logits of nodes of some requests as one job; rows `dying` at a stage go after its first layer."""
+        """The logits of nodes of some requests as one job; rows `dying` at a stage go after its first
+        layer."""
         states: torch.Tensor | None = None
         alive = list(rows)
         for stage, part in enumerate(self.slices):
@@ -151,7 +152,8 @@ class StepByStep:
 def play(
     rng: random.Random, stages: Stages, requests: int, prompt: int, steps: int
 ) -> Iterator[dict[Path_, bytes]]:
-    """Random prompts in chunks, trees, segments, drops, commits of several requests; what each pass computed."""
+    """Random prompts in chunks, trees, segments, drops, commits of several requests; what each pass
+    computed."""
     roots: dict[int, Node] = {}
     trees: dict[int, list[Node]] = {}
     for request in range(1, requests + 1):

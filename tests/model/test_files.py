@@ -188,7 +188,10 @@ def test_a_config_that_is_none(single: Path, content: str) -> None:
     (single / "config.json").write_text(content)
     with pytest.raises(
         InputError,
-        match=r"config\.json: (num_hidden_layers: expected (1 to|a number up to)|expected JSON|expected a JSON object)",
+        match=(
+            r"config\.json: (num_hidden_layers: expected (1 to|a number up to)|expected JSON|expected a "
+            r"JSON object)"
+        ),
     ):
         ModelFiles(str(single)).raw_config()
 

@@ -94,7 +94,8 @@ def test_any_config_is_read_or_refused(folder: Path, change: dict[str, Any], fam
 def test_a_config_that_would_make_a_daemon_build_without_end_is_refused(
     folder: Path, change: dict[str, Any], expected: str
 ) -> None:
-    """As found by handing odd configs to transformers: each of these was a crash, or minutes and gigabytes."""
+    """As found by handing odd configs to transformers: each of these was a crash, or minutes and
+    gigabytes."""
     (folder / "config.json").write_text(json.dumps({**CONFIG, **change}))
     for ask in (ModelFiles.raw_config, ModelFiles.config):
         with pytest.raises(InputError, match=expected) as caught:

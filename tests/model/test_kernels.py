@@ -405,7 +405,10 @@ def test_a_torch_that_dies_when_it_is_imported_is_told_of(tmp_path: Path) -> Non
 @without_compiler
 def test_why_torch_cannot_be_imported_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     fails = [sys.executable, "-c", "raise ImportError('libcudnn.so.9: cannot open shared object file')"]
-    told = r"torch .* cannot be imported on .*: .* status 1: ImportError: libcudnn\.so\.9: cannot open .*; install"
+    told = (
+        r"torch .* cannot be imported on .*: .* status 1: ImportError: libcudnn\.so\.9: cannot open .*; "
+        r"install"
+    )
     with pytest.raises(InputError, match=told):
         run_trial("float32", "cpu", folder=tmp_path, command=fails)
     assert capfd.readouterr().err == "", "a line is enough"

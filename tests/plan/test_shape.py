@@ -1,4 +1,5 @@
-"""Model shapes: their weights are those of the published models, and of the modules that really are loaded."""
+"""Model shapes: their weights are those of the published models, and of the modules that really are
+loaded."""
 
 from __future__ import annotations
 

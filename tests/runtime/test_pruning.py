@@ -343,7 +343,8 @@ def test_what_waits_behind_the_job_loses_its_dead_rows_before_it_runs(stage: Sta
 
 
 def test_slots_that_dead_rows_left_half_written_are_clean_for_the_next(stage: Stage, alone: Stage) -> None:
-    """Node 10 and 11 take the slots of 4 and 6, whose keys stand in the caches of the layers before the trim."""
+    """Node 10 and 11 take the slots of 4 and 6, whose keys stand in the caches of the layers before the
+    trim."""
     hold(stage, 3)
     stage.run(segment(1, below(3, 4, 5, 6)))
     tell_at(stage, 3, commit(3))

@@ -115,7 +115,10 @@ def test_more_connections_than_there_may_be_are_closed(
 
 def long_request(text: str) -> bytes:
     body = json.dumps({"model": MODEL, "prompt": text, "max_tokens": 1}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+        f"application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 

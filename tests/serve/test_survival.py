@@ -138,5 +138,6 @@ def test_a_mistake_of_ours_counts_as_one(server: Running, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(server.service, "models", broken)
     assert httpx.get(f"{server.url}/models").status_code == 500
-    told = 'flowspec_requests_total{route="/v1/models",status="500"} 1.0'  # once the response is whole, which the client may know before
+    # once the response is whole, which the client may know before
+    told = 'flowspec_requests_total{route="/v1/models",status="500"} 1.0'
     wait_until(lambda: told in server.service.metrics.text().decode(), "the failure is counted")

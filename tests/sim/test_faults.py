@@ -281,7 +281,8 @@ def test_a_broken_build_is_caught(
 
 
 def alone(kind: str, seed: int) -> Play:
-    """A seed's cluster, in which nothing goes wrong but one thing at its first device, as an answer begins."""
+    """A seed's cluster, in which nothing goes wrong but one thing at its first device, as an answer
+    begins."""
     schedule = draw(seed)
     fault = Fault(kind=kind, at_s=0.5, for_s=8.0, where=schedule.devices[:1])
     return Play(replace(schedule, faults=(fault,), patience=replace(schedule.patience, stuck_s=4.0)))
@@ -395,14 +396,16 @@ def lets_a_lease_lapse_before_it_has_read(patch: pytest.MonkeyPatch) -> None:
 
 
 def minds_the_whole_pass(patch: pytest.MonkeyPatch) -> None:
-    """A pass counts as a whole: a slow device that gets further layer by layer is taken for one that hangs."""
+    """A pass counts as a whole: a slow device that gets further layer by layer is taken for one that
+    hangs."""
     patch.setattr(
         StageCore, "running_s", lambda self, now_s: 0.0 if self._job is None else now_s - self._job.started_s
     )
 
 
 def with_slow_layers(seed: int) -> Play:
-    """The first device becomes so slow that a pass, but no layer of it, takes longer than a device may hang."""
+    """The first device becomes so slow that a pass, but no layer of it, takes longer than a device may
+    hang."""
     made = alone("slow", seed).schedule
     return Play(replace(made, spec=DeviceSpec(curve=Curve(base_s=0.3), layers=3)))
 

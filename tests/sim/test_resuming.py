@@ -1,4 +1,5 @@
-"""An answer that another head takes over at any of its tokens: the rest is the same, and so is how it ends."""
+"""An answer that another head takes over at any of its tokens: the rest is the same, and so is how it
+ends."""
 
 from __future__ import annotations
 

@@ -262,7 +262,8 @@ def test_one_seed_is_one_run_and_another_is_not(method: str) -> None:
 
 
 def test_control_overtakes_data_and_shortens_what_runs() -> None:
-    """Commits that overtake the data shorten the jobs that run; late ones do not, and cost nothing but time."""
+    """Commits that overtake the data shorten the jobs that run; late ones do not, and cost nothing but
+    time."""
 
     def run(control_s: float) -> tuple[int, float]:
         trimmed = 0

@@ -323,9 +323,13 @@ def test_a_jetsons_system_and_clocks_are_read(tmp_path: Path) -> None:
     root = made_files(
         tmp_path,
         {
-            "etc/nv_tegra_release": "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64\n",
+            "etc/nv_tegra_release": (
+                "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64\n"
+            ),
             "etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 22.04.5 LTS"\n',
-            "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  540.4.0  (builder@host)\n",
+            "proc/driver/nvidia/version": (
+                "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  540.4.0  (builder@host)\n"
+            ),
             f"{policy}/scaling_cur_freq": "729600\n",
             f"{policy}/scaling_max_freq": "1510400\n",
             f"{policy}/cpuinfo_max_freq": "1728000\n",

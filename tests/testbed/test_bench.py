@@ -349,7 +349,9 @@ def test_what_does_not_fit_the_context_is_refused_before_anything_is_answered(
     monkeypatch.setattr("flowspec.testbed.plain._Answers.answer", lambda *_: pytest.fail("it was asked"))
     with pytest.raises(
         InputError,
-        match=rf"prompt 1 has {len(case.prompt)} tokens, which with 12 new ones is more than the context of 40",
+        match=(
+            rf"prompt 1 has {len(case.prompt)} tokens, which with 12 new ones is more than the context of 40"
+        ),
     ):
         read_cases(synthetic(model=BUNDLED, drafters=(BUNDLED,), prompts=(str(path),), context=40), None)
     with pytest.raises(

@@ -57,7 +57,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def damaged(folder: Path, out: Path, tensor: str, factor: float) -> Path:
-    """The same checkpoint with other numbers in a group of one output of a matrix: its last group of weights."""
+    """The same checkpoint with other numbers in a group of one output of a matrix: its last group of
+    weights."""
     shutil.copytree(folder, out)
     tensors = load_file(out / "model.safetensors")
     tensors[tensor][5, -GROUP:] *= factor

@@ -1,4 +1,5 @@
-"""The soak: what it calls growth, what it refuses, and a short one on real daemons, in which one is killed."""
+"""The soak: what it calls growth, what it refuses, and a short one on real daemons, in which one is
+killed."""
 
 from __future__ import annotations
 

@@ -22,7 +22,10 @@ def test_a_head_finds_the_model_under_a_name_that_daemons_do_not(tmp_path: Path)
     folder = make_variant(tmp_path / "model", "olmo2")
     name, size = weights_check._make_hub(ModelFiles(str(folder)), tmp_path / "hub")
     assert size == (folder / "model.safetensors").stat().st_size
-    script = "import json, sys\nfrom flowspec.model.files import ModelFiles\nprint(json.dumps(sorted(ModelFiles(sys.argv[1]).weight_map())))"
+    script = (
+        "import json, sys\nfrom flowspec.model.files import "
+        "ModelFiles\nprint(json.dumps(sorted(ModelFiles(sys.argv[1]).weight_map())))"
+    )
     assert look_up(tmp_path / "hub", name, script=script) == [sorted(ModelFiles(str(folder)).weight_map())]
 
 

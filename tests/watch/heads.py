@@ -16,7 +16,8 @@ from tests.sim.swarm import Play, draw
 
 
 class VirtualHead:
-    """What a `Watch` needs of `runtime.head.Head`, over a simulated schedule that goes on when it is told to."""
+    """What a `Watch` needs of `runtime.head.Head`, over a simulated schedule that goes on when it is told
+    to."""
 
     def __init__(self, seed: int) -> None:
         self.play = Play(draw(seed), checks=False)

@@ -1,4 +1,5 @@
-"""`ar`: plain pipelined decoding. Roots are in flight and nothing else; what every speed is measured against."""
+"""`ar`: plain pipelined decoding. Roots are in flight and nothing else; what every speed is measured
+against."""
 
 from __future__ import annotations
 

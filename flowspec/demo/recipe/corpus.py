@@ -34,7 +34,8 @@ def problem_documents(path: Path) -> Iterator[Messages]:
 
 
 def play_documents(path: Path, speeches_per_scene: int = 8) -> Iterator[Messages]:
-    """Scenes of a play file in which speeches are separated by blank lines; the first speech is the question."""
+    """Scenes of a play file in which speeches are separated by blank lines; the first speech is the
+    question."""
     speeches = path.read_text("utf-8").split("\n\n")
     for i in range(0, len(speeches) - speeches_per_scene, speeches_per_scene):
         yield _pair(

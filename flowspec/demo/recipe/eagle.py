@@ -65,7 +65,8 @@ class Head(nn.Module):
         self.layers = nn.ModuleList([layer])
 
     def start_from(self, layer: Any) -> None:
-        """Starts as the target's last layer over its own feature, which trains much faster than from nothing."""
+        """Starts as the target's last layer over its own feature, which trains much faster than from
+        nothing."""
         width = self.fc.out_features
         with torch.no_grad():
             self.fc.weight[:, width:].copy_(torch.eye(width) / 2)

@@ -33,7 +33,8 @@ class _Attention(ctypes.Structure):
 
 
 class Library:
-    """The functions of the source; tensors are on the CPU and contiguous. Results are new tensors in float32."""
+    """The functions of the source; tensors are on the CPU and contiguous. Results are new tensors in
+    float32."""
 
     def __init__(self, path: Path) -> None:
         # What was compiled calls the pool of threads that torch has, rather than one of its own beside it.

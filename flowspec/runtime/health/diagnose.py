@@ -48,7 +48,8 @@ class _Path:
 
 
 def diagnose(found: Sequence[Examined], here: Facts, needs: ModelNeeds | None) -> list[Finding]:
-    """All findings, the worst first, else in the order of the devices; `here` are the facts of this machine."""
+    """All findings, the worst first, else in the order of the devices; `here` are the facts of this
+    machine."""
     findings = [finding for each in found for finding in _of_device(each, here, needs)]
     if needs is not None:
         findings += _of_memory(found, needs)
@@ -92,7 +93,10 @@ def _of_device(each: Examined, here: Facts, needs: ModelNeeds | None) -> Iterato
         )
     if abs(each.clock_offset_s) > CLOCK_S:
         way = "ahead of" if each.clock_offset_s > 0 else "behind"
-        text = f"its clock is {abs(each.clock_offset_s):.0f} s {way} this machine's; no answer depends on it, but logs cannot be compared"
+        text = (
+            f"its clock is {abs(each.clock_offset_s):.0f} s {way} this machine's; no answer depends on it, "
+            "but logs cannot be compared"
+        )
         advice = "switch its time synchronisation on: timedatectl set-ntp true"
         if abs(each.clock_offset_s) > 86400:
             text += ", and certificates of the hub may count as expired"
@@ -142,7 +146,10 @@ def _of_software(name: str, facts: Facts, here: Software) -> Iterator[Finding]:
         )
     elif facts.board.is_jetson and software.torch and not facts.accelerator:
         text = "a Jetson whose daemon does not use its GPU"
-        advice = "start its daemon without --device cpu; if it is so, torch and JetPack do not fit each other (docs/devices.md, Jetson)"
+        advice = (
+            "start its daemon without --device cpu; if it is so, torch and JetPack do not fit each other "
+            "(docs/devices.md, Jetson)"
+        )
         yield Finding(severity=WARNING, device=name, check="cuda", text=text, advice=advice)
 
 
@@ -154,7 +161,10 @@ def _of_kernel(name: str, kernel: KernelFacts) -> Iterator[Finding]:
         )
         yield Finding(severity=PROBLEM, device=name, check="kernels", text=text, advice=advice)
     elif kernel.faults:
-        text = f"{kernel.dtype} is computed by the kernel {kernel.kernel} there, which may be slow, for {kernel.faults}"
+        text = (
+            f"{kernel.dtype} is computed by the kernel {kernel.kernel} there, which may be slow, for "
+            f"{kernel.faults}"
+        )
         missing = (
             "gcc" if NOT_BUILT in kernel.faults else "the versions that the constraints folder has for it"
         )
@@ -260,7 +270,10 @@ def _of_memory(found: Sequence[Examined], needs: ModelNeeds) -> Iterator[Finding
                 f"cache {mib(memory.cache_bytes)} for {needs.context} tokens), {mib(have)} of that {why}: "
                 f"{mib(needed - have)} short"
             )
-            advice = "give it fewer layers (--layers), take a smaller --context or --dtype; flowspec plan tells what fits"
+            advice = (
+                "give it fewer layers (--layers), take a smaller --context or --dtype; flowspec plan tells "
+                "what fits"
+            )
             if is_limited:
                 advice = f"allow it more (daemon --memory, memory in the cluster file), {advice}"
             if need is None:
@@ -285,7 +298,10 @@ def _of_interfaces(found: Sequence[Examined]) -> Iterator[Finding]:
         if each.facts is None:
             continue
         if each.facts.interface is None:
-            text = "it is reached by an address that none of its interfaces has: through a container, a tunnel or address translation"
+            text = (
+                "it is reached by an address that none of its interfaces has: through a container, a tunnel "
+                "or address translation"
+            )
             advice = "give its own address in the cluster file, or let the container use its host's network"
             yield Finding(
                 severity=WARNING, device=each.device.name, check="interface", text=text, advice=advice
@@ -296,7 +312,10 @@ def _of_interfaces(found: Sequence[Examined]) -> Iterator[Finding]:
         yield from _of_interface(name, interface)
     sizes = {interface.mtu for _, interface in ends if interface.mtu and interface.kind != "loopback"}
     if len(sizes) > 1:
-        text = f"interfaces have different MTUs ({', '.join(map(str, sorted(sizes)))}): packets may be split or lost"
+        text = (
+            f"interfaces have different MTUs ({', '.join(map(str, sorted(sizes)))}): packets may be split "
+            "or lost"
+        )
         yield Finding(
             severity=WARNING,
             device="all",
@@ -359,7 +378,10 @@ def _of_link(path: _Path, usual_mbps: float, needs: ModelNeeds | None) -> Iterat
     """At most one finding about the rate, the gravest."""
     found, name = path.found, path.name
     if found.problem:
-        advice = "can the one reach the other's address and port? a firewall or an address of another network are usual causes"
+        advice = (
+            "can the one reach the other's address and port? a firewall or an address of another network "
+            "are usual causes"
+        )
         yield Finding(
             severity=PROBLEM,
             device=name,
@@ -384,12 +406,18 @@ def _of_link(path: _Path, usual_mbps: float, needs: ModelNeeds | None) -> Iterat
     ]
     nominal = min(NOMINAL_MBPS_MAX, *speeds) if len(speeds) == 2 else 0
     if path.carries_rows and slot_s > SLOT_S:
-        text = f"{rate(mbps)}: the hidden states of {SLOT_ROWS} nodes take {1000 * slot_s:.0f} ms, so that the devices wait for it"
+        text = (
+            f"{rate(mbps)}: the hidden states of {SLOT_ROWS} nodes take {1000 * slot_s:.0f} ms, so that the "
+            "devices wait for it"
+        )
         advice = "use a gigabit cable and switch; else fewer devices, or a smaller --tree-nodes"
         yield Finding(severity=PROBLEM, device=name, check="link", text=text, advice=advice)
     elif mbps < NOMINAL_SHARE * nominal:
         text = f"{rate(mbps)}, where both ends are wired for {nominal} Mbit/s or more"
-        advice = "look for other traffic, a slow switch or port between them, or a bad cable (ethtool shows errors)"
+        advice = (
+            "look for other traffic, a slow switch or port between them, or a bad cable (ethtool shows "
+            "errors)"
+        )
         yield Finding(severity=WARNING, device=name, check="link", text=text, advice=advice)
     elif mbps < OTHERS_SHARE * min(usual_mbps, NOMINAL_MBPS_MAX):
         text = f"{rate(mbps)}, while the others' median is {rate(usual_mbps)}"

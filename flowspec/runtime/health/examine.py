@@ -316,7 +316,10 @@ def _why_silent(device: Device, patience_s: float, left_s: float) -> Ailment:
         return Ailment(check="reachable", text=text, advice="give it more time, or look whether it is on")
     try:
         with sockets.create_connection((resolve(host), port), timeout=left_s):
-            text = f"something at {device.address} takes connections, but did not answer as a FlowSpec daemon within {patience_s:g} s"
+            text = (
+                f"something at {device.address} takes connections, but did not answer as a FlowSpec daemon "
+                f"within {patience_s:g} s"
+            )
             return Ailment(
                 check="reachable",
                 text=text,

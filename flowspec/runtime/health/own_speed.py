@@ -86,7 +86,10 @@ def _key(machine: Machine) -> str:
     threads = (
         f"{machine.threads} of {os.cpu_count()} threads" if machine.threads else f"{os.cpu_count()} threads"
     )
-    return f"{platform.node()}, {platform.machine()}, {machine.device}, {threads}, torch {importlib.metadata.version('torch')}"
+    return (
+        f"{platform.node()}, {platform.machine()}, {machine.device}, {threads}, torch "
+        f"{importlib.metadata.version('torch')}"
+    )
 
 
 def _remembered(path: Path) -> dict[str, Speed]:

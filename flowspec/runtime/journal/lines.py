@@ -265,7 +265,8 @@ def _check_format(line: bytes, name: str) -> None:
 
 
 def _damage(line: bytes, number: int) -> str:
-    """What is wrong with a line as it lies on the disk, nothing if nothing is; what it says is not looked at."""
+    """What is wrong with a line as it lies on the disk, nothing if nothing is; what it says is not looked
+    at."""
     body = line[:-_SEAL_BYTES]
     if line[len(body) :] != _seal(body):
         return "its checksum does not fit"

@@ -38,7 +38,8 @@ from flowspec.runtime.transport import split_address
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Newcomers:
-    """How devices that were absent are asked: all of the cluster file, its keys, and the model's precision."""
+    """How devices that were absent are asked: all of the cluster file, its keys, and the model's
+    precision."""
 
     devices: tuple[Device, ...]
     cluster: Path

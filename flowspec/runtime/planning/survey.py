@@ -214,7 +214,8 @@ def _memory(found: Sequence[Examined], hosts: dict[str, str]) -> dict[str, int]:
 
 
 def allowed_bytes(facts: Facts, device: Device, taken_bytes: int, daemons: int) -> int:
-    """Free memory with what our daemons there have taken already; a GPU's own holds slices, and no process."""
+    """Free memory with what our daemons there have taken already; a GPU's own holds slices, and no
+    process."""
     free_bytes = (facts.memory_available_bytes + taken_bytes) // daemons
     if facts.accelerator and not facts.board.is_jetson:
         free_bytes = facts.accelerator_free_bytes // daemons + PROCESS_BYTES

@@ -27,8 +27,14 @@ from flowspec.runtime.security.keyring import DEVICE, HEAD, KEY_BYTES, Keyring, 
 ALLOWED = "allowed.toml"
 SUFFIX = ".key"
 _KEY_CHARS = KEY_BYTES * 5 // 4
-_SECRET_NOTE = "# FlowSpec: the secret key of {kind} {name}. Whoever has this file can speak as {name}. Keep it there only."
-_ALLOWED_NOTE = "# FlowSpec: the public keys of a cluster. Every head and device has a copy; a daemon lets in nobody else."
+_SECRET_NOTE = (
+    "# FlowSpec: the secret key of {kind} {name}. Whoever has this file can speak as {name}. Keep it there "
+    "only."
+)
+_ALLOWED_NOTE = (
+    "# FlowSpec: the public keys of a cluster. Every head and device has a copy; a daemon lets in nobody "
+    "else."
+)
 
 
 def default_folder() -> Path:
@@ -48,7 +54,8 @@ class Allowed:
 
 
 def head_keyring(folder: Path) -> Keyring:
-    """The keys of the head here: of the first one listed whose secret is in the folder. Raises `InputError`."""
+    """The keys of the head here: of the first one listed whose secret is in the folder. Raises
+    `InputError`."""
     allowed = read_allowed(folder)
     for name in allowed.heads:
         if (folder / f"{name}{SUFFIX}").exists():

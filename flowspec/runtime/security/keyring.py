@@ -60,7 +60,8 @@ class Keyring:
     where: str
 
     def listen(self, socket: zmq.Socket[Any]) -> None:
-        """Before a socket is bound: it takes encrypted connections only, and only those that a gate lets in."""
+        """Before a socket is bound: it takes encrypted connections only, and only those that a gate lets
+        in."""
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = self.public, self.secret
         socket.zap_domain = DOMAIN

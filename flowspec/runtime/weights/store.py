@@ -236,7 +236,10 @@ class WeightStore:
         try:
             yield
         except OSError as error:
-            text = f"cannot store weights in {self.folder}: {error.strerror}; free some disk there, or give the daemon another --cache-dir"
+            text = (
+                f"cannot store weights in {self.folder}: {error.strerror}; free some disk there, or give "
+                "the daemon another --cache-dir"
+            )
             raise ClusterError(text) from None
 
 

@@ -225,5 +225,8 @@ def replay(path: Path) -> str:
         ) from None
     if genome:
         ending = World(genome).run()
-        return f"{ending.frames} frames, {ending.refused} refused; {ending.pipelines} pipelines; the last error: {ending.error or 'none'}"
+        return (
+            f"{ending.frames} frames, {ending.refused} refused; {ending.pipelines} pipelines; the last "
+            f"error: {ending.error or 'none'}"
+        )
     return "valid" if try_frames(frames) else "refused"

@@ -1,4 +1,5 @@
-"""One frame or more of every kind of message, made by the messages' own classes: what mutation starts from."""
+"""One frame or more of every kind of message, made by the messages' own classes: what mutation starts
+from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A daemon's side and a head's in one process and without sockets, for tests of what they say to each other."""
+"""A daemon's side and a head's in one process and without sockets, for tests of what they say to each
+other."""
 
 from __future__ import annotations
 

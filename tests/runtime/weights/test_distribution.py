@@ -77,7 +77,8 @@ def cluster(stores: Path) -> Iterator[LocalCluster]:
 
 
 def only_here(monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:
-    """Has heads of this process, and nobody else, find models by the bare names that they have in `parent`."""
+    """Has heads of this process, and nobody else, find models by the bare names that they have in
+    `parent`."""
     monkeypatch.setattr(server, "ModelFiles", lambda name: ModelFiles(str(parent / name)))
 
 

@@ -39,7 +39,8 @@ ASSIGN = replace(whole_model("m", "f"), end_layer=2, layer_count=2)
 
 
 def make_model(folder: Path, sizes: list[int]) -> dict[str, bytes]:
-    """A folder with one byte-sized tensor for each of `sizes` (multiples of 4); returns their bytes by name."""
+    """A folder with one byte-sized tensor for each of `sizes` (multiples of 4); returns their bytes by
+    name."""
     tensors = {
         f"t{number}": torch.arange(size // 4, dtype=torch.float32) + number
         for number, size in enumerate(sizes)

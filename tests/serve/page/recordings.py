@@ -16,7 +16,10 @@ SLOT_S, PASS_S, LINK_S = 0.05, 0.03, 0.004
 AHEAD = 3
 """Positions that a segment brings; the trip behind it brings the next ones."""
 MISS_EVERY = 5
-ANSWER = "The pipeline stays full while wrong guesses die inside it; every device computes what it holds, and the answer is exact."
+ANSWER = (
+    "The pipeline stays full while wrong guesses die inside it; every device computes what it holds, and "
+    "the answer is exact."
+)
 
 
 class Maker:

@@ -31,7 +31,10 @@ def test_nothing_overflows_sideways(page: Page, script: Script) -> None:
     answered(page, text_of(script.found))
     replayed(page, recording(seed=2), "a-recording-with-a-name-that-is-rather-long-for-a-small-screen.json")
     expect(page.locator("#replay")).to_be_visible()
-    outside = "[...document.querySelectorAll('main *, header *, #replay *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1)"
+    outside = (
+        "[...document.querySelectorAll('main *, header *, #replay *')].filter(e => "
+        "e.getBoundingClientRect().right > innerWidth + 1)"
+    )
     for size in (PHONE, TABLET, DESKTOP):
         page.set_viewport_size(size)
         width = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
