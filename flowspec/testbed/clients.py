@@ -36,15 +36,8 @@ from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime import timeouts
 from flowspec.testbed.command import Parser, progress, run_command, show, whole
+from flowspec.testbed.prompts import QUESTIONS
 
-QUESTIONS = (
-    "What is 17 + 25?",
-    "What is 3 + 4?",
-    "Tell me a story.",
-    "What is FlowSpec?",
-    "Who are you?",
-    "What is 99 - 1?",
-)
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 1.0, "seed": 1},

@@ -51,18 +51,11 @@ from flowspec.runtime.stages import Stage
 from flowspec.testbed.command import Parser, Step, add_dtype, progress, run_command, show, whole
 from flowspec.testbed.exactness import STOPPED, Case, agreement
 from flowspec.testbed.outcome import WRONG
+from flowspec.testbed.prompts import QUESTIONS
 from flowspec.testbed.rigs import cluster_of
 from flowspec.testbed.weights_check import Device as Daemon
 
 FAULTS = ("kill", "stop")
-QUESTIONS = (
-    "What is 17 + 25?",
-    "What is 3 + 4?",
-    "Tell me a story.",
-    "What is FlowSpec?",
-    "Who are you?",
-    "What is 99 - 1?",
-)
 SAMPLINGS = (Sampling(), Sampling(temperature=1.0, seed=1), Sampling(temperature=0.7, top_p=0.9, seed=2))
 ALLOWED = {"rss_mib": 1.0, "fds": 0.5, "threads": 0.5, "sockets": 0.5}
 """What may come in a thousand answers and still be called flat."""

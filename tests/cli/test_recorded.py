@@ -17,6 +17,18 @@ from flowspec.watch.recording import read_recording
 from tests import warm
 from tests.cli.test_commands import flowspec
 
+CHAT = [
+    sys.executable,
+    "-m",
+    "flowspec.cli.main",
+    "chat",
+    "--local",
+    "2",
+    "--temperature",
+    "0",
+    "--no-journal",
+]
+
 
 def test_generate_saves_a_recording_of_its_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "answer.json"
@@ -93,18 +105,7 @@ def test_an_answer_comes_although_its_recording_cannot_be_written(tmp_path: Path
 def test_a_recording_that_fails_leaves_the_answer_in_the_dialogue(tmp_path: Path) -> None:
     """The path was free as it was named, and is a folder once the answer is there."""
     path = tmp_path / "chat.json"
-    command = [
-        sys.executable,
-        "-m",
-        "flowspec.cli.main",
-        "chat",
-        "--local",
-        "2",
-        "--temperature",
-        "0",
-        "--no-journal",
-    ]
-    with warm.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as chat:
+    with warm.Popen(CHAT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as chat:
         assert chat.stdin is not None
         assert chat.stdout is not None
         chat.stdin.write(f"/record {path}\n")
@@ -129,18 +130,7 @@ def test_a_chat_records_the_next_answer_and_draws_nothing_into_a_pipe(tmp_path: 
     lines = (
         f"/watch\n/record\n/record {tmp_path}\n/record {path}\nWhat is 2 + 3?\nWhat is 3 + 4?\n/help\n/quit\n"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "flowspec.cli.main",
-        "chat",
-        "--local",
-        "2",
-        "--temperature",
-        "0",
-        "--no-journal",
-    ]
-    done = warm.run(command, input=lines, capture_output=True, text=True, timeout=120, check=True)
+    done = warm.run(CHAT, input=lines, capture_output=True, text=True, timeout=120, check=True)
     assert "\x1b" not in done.stdout
     assert "/watch draws in a terminal, which this output is not" in " ".join(done.stdout.split())
     assert "expected a file: /record answer.json" in done.stdout

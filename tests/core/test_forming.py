@@ -50,7 +50,6 @@ from flowspec.core.membership import (
     Begin,
     Membership,
     Note,
-    Patience,
     Probe,
     Survey,
     Surveyed,
@@ -59,16 +58,8 @@ from flowspec.core.membership import (
 from flowspec.core.messages import Hop, Message
 from flowspec.core.weight_messages import AskModel
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
+from tests.core.patience import PATIENCE
 
-PATIENCE = Patience(
-    silent_s=5.0,
-    loading_silent_s=15.0,
-    loading_s=60.0,
-    stuck_s=30.0,
-    probe_s=2.0,
-    back_s=4.0,
-    forgive_s=300.0,
-)
 TERMS = Terms(connect_s=6.0, reconnect_s=3.0, held_s=15.0, ping_s=1.0, watch_s=0.5, settle_s=0.1)
 WELCOME = Welcome(name="x", version=__version__, device="cpu", pid=1, memory_bytes=1, count=0)
 ASK = AskArithmetics(dtype="float32")

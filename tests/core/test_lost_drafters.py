@@ -15,10 +15,11 @@ from flowspec.core.events import (
     Submit,
 )
 from flowspec.core.head import HeadCore
-from flowspec.core.membership import Begin, Broken, Disband, Formed, Membership, Note, Patience, Planned
+from flowspec.core.membership import Begin, Broken, Disband, Formed, Membership, Note, Planned
 from flowspec.core.messages import Sampling
 from flowspec.core.methods import make_method
 from flowspec.core.mirror import DrafterTraits
+from tests.core.patience import PATIENCE
 
 CONTEXT = 1000
 TRAITS = DrafterTraits(context=CONTEXT)
@@ -98,16 +99,7 @@ def test_who_waits_needs_nothing_of_a_drafter_that_cannot_hold_it() -> None:
 
 
 def test_a_drafters_device_is_told_of_as_a_drafter() -> None:
-    patience = Patience(
-        silent_s=5.0,
-        loading_silent_s=15.0,
-        loading_s=60.0,
-        stuck_s=30.0,
-        probe_s=2.0,
-        back_s=4.0,
-        forgive_s=300.0,
-    )
-    core = Membership(["pi-3"], patience, "draft-math")
+    core = Membership(["pi-3"], PATIENCE, "draft-math")
     core.handle(Begin(), 0.0)
     core.handle(Planned(devices=("pi-3",)), 0.0)
     core.handle(Formed(), 1.0)

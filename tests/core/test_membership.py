@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,6 @@ from flowspec.core.membership import (
     MembershipEvent,
     Needless,
     Note,
-    Patience,
     Planned,
     Prepare,
     Prepared,
@@ -32,17 +32,9 @@ from flowspec.core.membership import (
     Unfit,
     Unprepared,
 )
+from tests.core import patience
 
-PATIENCE = Patience(
-    silent_s=5.0,
-    loading_silent_s=15.0,
-    loading_s=60.0,
-    stuck_s=30.0,
-    probe_s=2.0,
-    back_s=4.0,
-    forgive_s=300.0,
-    worth=10.0,
-)
+PATIENCE = replace(patience.PATIENCE, worth=10.0)
 
 
 class Bench:
