@@ -68,6 +68,18 @@ def reals(text: str) -> tuple[float, ...]:
         ) from None
 
 
+def chosen(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """For argparse: names with commas, or `all`."""
+
+    def read(text: str) -> tuple[str, ...]:
+        names = tuple(known) if text == "all" else tuple(dict.fromkeys(text.split(",")))
+        if not set(names) <= set(known):
+            raise argparse.ArgumentTypeError(f"expected all, or some of {','.join(known)}, got {text!r}")
+        return names
+
+    return read
+
+
 def run_command(
     parser: Parser, command: Callable[[argparse.Namespace], int], argv: Sequence[str] | None
 ) -> int:

@@ -37,7 +37,7 @@ from flowspec.runtime.session import Cluster, ClusterOptions, Limits, open_clust
 from flowspec.runtime.torch_device import use_threads
 from flowspec.testbed import faithfulness
 from flowspec.testbed.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
-from flowspec.testbed.command import Parser, progress, reals, run_command, show, whole, wholes
+from flowspec.testbed.command import Parser, chosen, progress, reals, run_command, show, whole, wholes
 from flowspec.testbed.exactness import Case, Found, answer, judge
 from flowspec.testbed.outcome import EXACT, WRONG
 
@@ -269,39 +269,19 @@ def _share(value: float | None, limit: float | None) -> str | None:
     return None if value is None or limit is None else f"{value / limit:.2f}"
 
 
-def _variants(text: str) -> tuple[str, ...]:
-    return _chosen(text, tuple(VARIANTS))
-
-
-def _dtypes(text: str) -> tuple[str, ...]:
-    return _chosen(text, tuple(ACTIVATIONS))
-
-
-def _methods(text: str) -> tuple[str, ...]:
-    return _chosen(text, METHODS)
-
-
-def _chosen(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Names with commas, or `all`, for argparse."""
-    names = known if text == "all" else tuple(dict.fromkeys(text.split(",")))
-    if not set(names) <= set(known):
-        raise argparse.ArgumentTypeError(f"expected all, or some of {','.join(known)}, got {text!r}")
-    return names
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("families_check", __doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="for checkpoints and results")
     parser.add_argument(
         "--families",
-        type=_variants,
+        type=chosen(tuple(VARIANTS)),
         default=tuple(VARIANTS),
         metavar="NAME[,NAME...]",
         help="checkpoints (default: all)",
     )
     parser.add_argument(
         "--dtypes",
-        type=_dtypes,
+        type=chosen(tuple(ACTIVATIONS)),
         default=("float32",),
         metavar="float32,int8",
         help="precisions (default: float32)",
@@ -311,7 +291,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--methods",
-        type=_methods,
+        type=chosen(METHODS),
         metavar="NAME[,NAME...]",
         help="default: all; for int8 and int4 ar,continuous",
     )

@@ -48,7 +48,7 @@ from flowspec.runtime.cluster import Device
 from flowspec.runtime.decoding import AUTO, CHAINING, Decoding
 from flowspec.runtime.session import Cluster, Limits, Session, Survival
 from flowspec.runtime.stages import Stage
-from flowspec.testbed.command import Parser, Step, add_dtype, progress, run_command, show, whole
+from flowspec.testbed.command import Parser, Step, add_dtype, chosen, progress, run_command, show, whole
 from flowspec.testbed.exactness import STOPPED, Case, agreement
 from flowspec.testbed.outcome import WRONG
 from flowspec.testbed.prompts import QUESTIONS
@@ -335,16 +335,13 @@ def command(args: argparse.Namespace) -> int:
             f"expected --faults of {', '.join(FAULTS)} and --rate from 0 to 1, got {args.faults!r} and "
             f"{args.rate:g}"
         )
-    methods = tuple(args.methods.split(","))
-    if not set(methods) <= {"all", *METHODS}:
-        raise InputError(f"--methods: expected all, or some of {', '.join(METHODS)}, got {args.methods!r}")
     until_s = float("inf") if args.minutes is None else time.monotonic() + 60 * args.minutes
     with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
         soak = Soak(
             ModelFiles(BUNDLED),
             Path(folder),
             dtype=args.dtype,
-            methods=METHODS if "all" in methods else methods,
+            methods=args.methods,
             session=args.session,
             daemons=args.daemons,
             tokens=args.tokens,
@@ -416,8 +413,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_dtype(parser)
     parser.add_argument(
         "--methods",
-        default=METHODS[0],
-        help="one after another, with commas, or all (default: %(default)s)",
+        type=chosen(METHODS),
+        default=METHODS[:1],
+        metavar="NAME[,NAME...]",
+        help=f"one after another, with commas, or all (default: {METHODS[0]})",
     )
     parser.add_argument(
         "--session",
