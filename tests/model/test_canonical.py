@@ -26,7 +26,7 @@ from flowspec.testbed.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
 
 CPU = torch.device("cpu")
 DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
-SLOTS = 400
+SLOTS = 2000
 NAMES = sorted(VARIANTS)
 CASES = sorted(
     {(name, DTYPES[(place + shift) % 5]) for place, name in enumerate(NAMES) for shift in (0, 2)}
@@ -35,7 +35,7 @@ CASES = sorted(
 """Two precisions of each family, all of one: `families_check` has the rest."""
 Path_ = tuple[int, ...]
 NONE: frozenset[int] = frozenset()
-NOBODY: Mapping[int, frozenset[int]] = {}
+NOBODY: Mapping[int, frozenset[tuple[int, Path_]]] = {}
 
 
 @dataclass
@@ -91,14 +91,16 @@ class Stages:
             part.clear_slots(request, tuple(gone))
 
     def run(
-        self, rows: Sequence[tuple[int, Node]], dying: Mapping[int, frozenset[int]] = NOBODY
+        self, rows: Sequence[tuple[int, Node]], dying: Mapping[int, frozenset[tuple[int, Path_]]] = NOBODY
     ) -> dict[Path_, bytes]:
-        """The logits of nodes of some requests as one job; rows `dying` at a stage go after its first
+        """The logits of nodes of some requests as one job; those `dying` at a stage go after its first
         layer."""
         states: torch.Tensor | None = None
         alive = list(rows)
         for stage, part in enumerate(self.slices):
-            calls = iter([NONE, *[dying.get(stage, NONE)] * 100])
+            gone = dying.get(stage, frozenset())
+            dead = frozenset(row for row, (request, node) in enumerate(alive) if (request, node.path) in gone)
+            calls = itertools.chain([NONE], itertools.repeat(dead))
             kept, states = part.forward(self._job(stage, alive), states, partial(next, calls))
             alive = [alive[row] for row in kept]
             if not alive:
@@ -129,28 +131,41 @@ class Stages:
 
 
 class StepByStep:
-    """All layers in one slice, one token at a time; remembers what it has computed."""
+    """All layers in one slice, one token at a time; remembers what it has computed.
+
+    Each path goes on from where it leaves the one before it, whose end is given up.
+    """
 
     def __init__(self, files: ModelFiles, dtype: str, layers: int) -> None:
         self._stages = Stages(files, dtype, (0, layers))
+        self._stages.open(1)
         self._known: dict[Path_, bytes] = {}
-        self._requests = itertools.count(1000)
+        self._line: list[Node] = []
 
     def logits(self, path: Path_) -> bytes:
         if path not in self._known:
-            request, above = next(self._requests), None
-            self._stages.open(request)
-            for length in range(1, len(path) + 1):
-                node = Node(path[:length], above)
-                self._stages.give_slots(request, node, is_committed=True)
-                self._known.update(self._stages.run([(request, node)]))
-                above = node
-            self._stages.slices[0].close_cache(request)
+            shared = sum(node.path == path[: len(node.path)] for node in self._line)
+            self._stages.free(1, self._line[shared:])
+            del self._line[shared:]
+            for length in range(shared + 1, len(path) + 1):
+                node = Node(path[:length], self._line[-1] if self._line else None)
+                self._stages.give_slots(1, node, is_committed=True)
+                self._known.update(self._stages.run([(1, node)]))
+                self._line.append(node)
         return self._known[path]
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Tokens of a prompt, and rows of its chunks and of one request's part of a segment: one of each."""
+
+    prompt: int = 14
+    chunks: tuple[int, ...] = (1, 2, 7, 40)
+    segments: tuple[int, ...] = (1, 2, 5, 9, 30)
+
+
 def play(
-    rng: random.Random, stages: Stages, requests: int, prompt: int, steps: int
+    rng: random.Random, stages: Stages, requests: int, steps: int, sizes: Sizes
 ) -> Iterator[dict[Path_, bytes]]:
     """Random prompts in chunks, trees, segments, drops, commits of several requests; what each pass
     computed."""
@@ -159,12 +174,12 @@ def play(
     for request in range(1, requests + 1):
         stages.open(request)
         above, waiting = None, []
-        for _ in range(1, prompt + rng.randrange(3)):
+        for _ in range(1, sizes.prompt + rng.randrange(3)):
             node = Node(((above.path if above else ()) + (rng.randrange(3, VOCABULARY_SIZE),)), above)
             above = node
             waiting.append(node)
         while waiting:
-            chunk = waiting[: rng.choice((1, 2, 7, 40, 512))]
+            chunk = waiting[: rng.choice(sizes.chunks)]
             waiting = waiting[len(chunk) :]
             for node in chunk:
                 stages.give_slots(request, node, is_committed=True)
@@ -174,7 +189,7 @@ def play(
     for _ in range(steps):
         rows: list[tuple[int, Node]] = []
         for request in rng.sample(sorted(roots), rng.randrange(1, requests + 1)):
-            for _ in range(rng.choice((1, 2, 5, 9, 30))):
+            for _ in range(rng.choice(sizes.segments)):
                 above = rng.choice([roots[request], *trees[request]])
                 node = Node((*above.path, rng.randrange(3, VOCABULARY_SIZE)), above)
                 if any(other.path == node.path for other in trees[request]):
@@ -210,16 +225,13 @@ def play(
         assert left >= len(found)
 
 
-def _dying(rng: random.Random, rows: Sequence[tuple[int, Node]]) -> set[int]:
-    """Some rows and all below them."""
-    chosen = {row for row in range(len(rows)) if rng.random() < 0.2}
+def _dying(rng: random.Random, rows: Sequence[tuple[int, Node]]) -> set[tuple[int, Path_]]:
+    """Some nodes, by request, and all below them."""
+    chosen = [row for row in rows if rng.random() < 0.2]
     return {
-        row
-        for row, (request, node) in enumerate(rows)
-        if any(
-            request == rows[dead][0] and node.path[: len(rows[dead][1].path)] == rows[dead][1].path
-            for dead in chosen
-        )
+        (request, node.path)
+        for request, node in rows
+        if any(request == own and node.path[: len(dead.path)] == dead.path for own, dead in chosen)
     }
 
 
@@ -241,22 +253,66 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Mode
     return get
 
 
+def check(
+    files: ModelFiles,
+    dtype: str,
+    rng: random.Random,
+    *,
+    stages: int,
+    threads: int,
+    requests: int,
+    sizes: Sizes,
+    compare: int,
+) -> int:
+    """Plays, and compares some rows of each job with step-by-step decoding; the rows of the largest job."""
+    layers = files.config().get_text_config().num_hidden_layers
+    alone = StepByStep(files, dtype, layers)
+    cuts = (0, *sorted(rng.sample(range(1, layers), stages - 1)), layers)
+    torch.set_num_threads(threads)
+    try:
+        compared = largest = 0
+        for found in play(rng, Stages(files, dtype, cuts), requests, steps=4, sizes=sizes):
+            largest = max(largest, len(found))
+            for path, logits in rng.sample(sorted(found.items()), min(compare, len(found))):
+                assert logits == alone.logits(path), f"{len(path)} tokens, {stages} stages, {threads} threads"
+                compared += 1
+    finally:
+        torch.set_num_threads(1)
+    assert compared > compare
+    return largest
+
+
 @pytest.mark.parametrize(("variant", "dtype"), CASES)
 def test_every_logit_is_that_of_step_by_step_decoding(
     variant: str, dtype: str, checkpoint: Callable[[str], ModelFiles]
 ) -> None:
-    files = checkpoint(variant)
+    files, rng = checkpoint(variant), random.Random(f"{variant} {dtype}")
     layers = files.config().get_text_config().num_hidden_layers
-    rng = random.Random(f"{variant} {dtype}")
-    alone = StepByStep(files, dtype, layers)
-    cuts = (0, *sorted(rng.sample(range(1, layers), rng.randrange(0, layers))), layers)
-    torch.set_num_threads(rng.choice((1, 2)))
-    try:
-        compared = 0
-        for found in play(rng, Stages(files, dtype, cuts), requests=rng.randrange(1, 5), prompt=14, steps=4):
-            for path, logits in rng.sample(sorted(found.items()), min(8, len(found))):
-                assert logits == alone.logits(path), f"{len(path)} tokens, {len(cuts) - 1} stages"
-                compared += 1
-    finally:
-        torch.set_num_threads(1)
-    assert compared > 20
+    check(
+        files,
+        dtype,
+        rng,
+        stages=rng.randrange(1, layers + 1),
+        threads=rng.choice((1, 2, 3)),
+        requests=rng.randrange(1, 5),
+        sizes=Sizes(),
+        compare=8,
+    )
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtype"),
+    [
+        ("llama-grouped", "float32"),
+        ("qwen3-moe", "bfloat16"),
+        ("gemma2", "float16"),
+        ("phi3-longrope", "int8"),
+        ("llama-grouped", "int4"),
+    ],
+)
+def test_jobs_of_hundreds_of_rows(variant: str, dtype: str, checkpoint: Callable[[str], ModelFiles]) -> None:
+    files, rng = checkpoint(variant), random.Random(f"{variant} {dtype}")
+    layers = files.config().get_text_config().num_hidden_layers
+    sizes = Sizes(prompt=390, chunks=(390, 512), segments=(90, 160))
+    largest = check(files, dtype, rng, stages=layers, threads=3, requests=2, sizes=sizes, compare=3)
+    assert largest > 350
