@@ -28,7 +28,7 @@ SIDEWAYS = {
     ("testbed", "sim"): "the harness drives the worlds, which know nothing of it",
     ("draft", "model"): "a drafter is a model or stands on one, and no model knows of drafters",
 }
-BESIDE = {"demo": ("flowspec.demo", "flowspec.model", "flowspec.testbed.prompts", "flowspec.core")}
+BESIDE = {"demo": ("flowspec.demo", "flowspec.model", "flowspec.bench.prompts", "flowspec.core")}
 """Scripts beside the layers, and all that they may import; nothing imports them."""
 WORLDLY = {
     "torch",
@@ -142,25 +142,25 @@ def test_a_stage_and_a_head_can_be_had_without_torch_or_zmq() -> None:
         ("flowspec.model.slice", "from flowspec import plan", ["flowspec.model.slice imports flowspec.plan"]),
         (
             "flowspec.runtime.head",
-            "import flowspec.testbed.prompts",
-            ["flowspec.runtime.head imports flowspec.testbed.prompts"],
+            "import flowspec.bench.prompts",
+            ["flowspec.runtime.head imports flowspec.bench.prompts"],
         ),
         (
-            "flowspec.demo.recipe.talk",
+            "tests.recipe.talk",
             "from flowspec.testbed import exactness",
-            ["flowspec.demo.recipe.talk imports flowspec.testbed.exactness"],
+            ["tests.recipe.talk imports flowspec.bench.exactness"],
         ),
         (
             "flowspec.cli.main",
-            "from flowspec.demo.recipe import talk",
-            ["flowspec.cli.main imports flowspec.demo.recipe.talk"],
+            "from tests.recipe import talk",
+            ["flowspec.cli.main imports tests.recipe.talk"],
         ),
         (
             "flowspec.cli.main",
             "from flowspec import __version__\nfrom . import chat\nimport flowspec.core.head",
             [],
         ),
-        ("flowspec.demo.recipe.talk", "from flowspec.testbed.prompts import read_prompts", []),
+        ("tests.recipe.talk", "from flowspec.bench.prompts import read_prompts", []),
     ],
 )
 def test_this_test_sees_imports_however_they_are_written(

@@ -12,16 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flowspec.cli.options import note
-from flowspec.core.precision import ACTIVATIONS
-from flowspec.errors import InputError
-from flowspec.plan.memory import mib
-from flowspec.runtime.health.board import read_board
-from flowspec.runtime.health.finding import PROBLEM, Finding
-from flowspec.runtime.health.system import read_clocks, read_system
-from flowspec.testbed.accelerator import check
-from flowspec.testbed.accelerator.check import LEFT_OUT, RIGHT, SECONDS, Check, Outcome
-from flowspec.testbed.accelerator.report import (
+from flowspec.bench.accelerator import check
+from flowspec.bench.accelerator.check import LEFT_OUT, RIGHT, SECONDS, Check, Outcome
+from flowspec.bench.accelerator.report import (
     SEND,
     Moment,
     check_file,
@@ -30,6 +23,13 @@ from flowspec.testbed.accelerator.report import (
     report_of,
     write_file,
 )
+from flowspec.cli.options import note
+from flowspec.core.precision import ACTIVATIONS
+from flowspec.errors import InputError
+from flowspec.plan.memory import mib
+from flowspec.runtime.health.board import read_board
+from flowspec.runtime.health.finding import PROBLEM, Finding
+from flowspec.runtime.health.system import read_clocks, read_system
 
 REPORT = Path("flowspec-accelerator.json")
 WIDTH = 80

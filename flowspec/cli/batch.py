@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from rich.progress import Progress
 
+from flowspec.bench.prompts import Prompt
 from flowspec.cli.answer import Asked, Outcome, Question, record
 from flowspec.cli.expertise import expertise_table
 from flowspec.cli.options import note
@@ -26,7 +27,6 @@ from flowspec.interruption import INTERRUPTED
 from flowspec.model.text import Messages
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.session import Session
-from flowspec.testbed.prompts import Prompt
 
 PARALLEL_MAX = REQUESTS_MAX
 

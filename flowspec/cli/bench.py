@@ -21,13 +21,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from flowspec.cli.options import note, number_list, positive
-from flowspec.core.limits import DRAFTERS_MAX
-from flowspec.draft.choose import NONE, check_drafter
-from flowspec.errors import InputError
-from flowspec.model.files import BUNDLED, ModelFiles
-from flowspec.testbed import chain_report, chains, load_report, load_summary, plots, timeline
-from flowspec.testbed.bench import (
+from flowspec.bench import chain_report, chains, load_report, load_summary, plots, timeline
+from flowspec.bench.bench import (
     ANSWERS,
     LOADS,
     TUNED_FILE,
@@ -39,22 +34,26 @@ from flowspec.testbed.bench import (
     total,
     warm_up_cases,
 )
-from flowspec.testbed.command import reals, wholes
-from flowspec.testbed.config import CLUSTER, SIMULATED, SYNTHETIC, USERS_MAX, WORLDS, Bench, Setup, Testbed
-from flowspec.testbed.experiments import find_experiment, pick_setups, read_experiment
-from flowspec.testbed.guesses import RANDOM
-from flowspec.testbed.load import read_loads
-from flowspec.testbed.load_runs import run_loads
-from flowspec.testbed.load_runs import total as load_total
-from flowspec.testbed.outcome import WRONG, Record
-from flowspec.testbed.plain import Case, make_samplings
-from flowspec.testbed.report import markdown, show
-from flowspec.testbed.simulated import stages_of
-from flowspec.testbed.summary import summarise
-from flowspec.testbed.trace import Trace
-from flowspec.testbed.tune import Start, tune
-from flowspec.testbed.validation import show_validation, validate
-from flowspec.testbed.virtual_runs import VirtualRuns
+from flowspec.bench.config import CLUSTER, SIMULATED, SYNTHETIC, USERS_MAX, WORLDS, Bench, Setup, Testbed
+from flowspec.bench.experiments import find_experiment, pick_setups, read_experiment
+from flowspec.bench.guesses import RANDOM
+from flowspec.bench.load import read_loads
+from flowspec.bench.load_runs import run_loads
+from flowspec.bench.load_runs import total as load_total
+from flowspec.bench.outcome import WRONG, Record
+from flowspec.bench.plain import Case, make_samplings
+from flowspec.bench.report import markdown, show
+from flowspec.bench.simulated import stages_of
+from flowspec.bench.summary import summarise
+from flowspec.bench.trace import Trace
+from flowspec.bench.tune import Start, tune
+from flowspec.bench.validation import show_validation, validate
+from flowspec.bench.virtual_runs import VirtualRuns
+from flowspec.cli.options import note, number_list, positive, positives, reals
+from flowspec.core.limits import DRAFTERS_MAX
+from flowspec.draft.choose import NONE, check_drafter
+from flowspec.errors import InputError
+from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.watch.recording import About, record_document, write_recording
 from flowspec.watch.spelling import Decode, as_numbers
 
@@ -134,7 +133,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--users",
-        type=wholes,
+        type=positives,
         metavar="1,4,16",
         help="loads: so many users, who each ask the next prompt when one is answered",
     )
@@ -336,7 +335,7 @@ def _run(
         start(total(bench, cases), len(done))
         if bench.world == SIMULATED:
             return run_simulated(bench, cases, done, out, args.jobs, step), {}
-        from flowspec.testbed.live import run_live  # sockets and processes, which virtual time does without
+        from flowspec.bench.live import run_live  # sockets and processes, which virtual time does without
 
         return run_live(bench, cases, done, out, step, lambda text, share: None)
 

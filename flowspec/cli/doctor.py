@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     accelerator_check.check_flags(args, args.defaults)
     if args.accelerator:
         return accelerator_check.run(args)
-    from flowspec.testbed.command import progress
+    from flowspec.bench.console import progress
 
     options = cluster_options(args, args.local)
     keys = None

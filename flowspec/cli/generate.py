@@ -13,6 +13,7 @@ import os
 import sys
 from pathlib import Path
 
+from flowspec.bench.prompts import read_prompts
 from flowspec.cli import batch, resume, statistics
 from flowspec.cli.answer import Outcome, Question, ask, drafter_lines, from_head, record
 from flowspec.cli.options import (
@@ -42,7 +43,6 @@ from flowspec.runtime import timeouts
 from flowspec.runtime.journal.file import Journal
 from flowspec.runtime.journal.lines import Content, Entry, Setting
 from flowspec.runtime.session import Session, Survival, open_session
-from flowspec.testbed.prompts import read_prompts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

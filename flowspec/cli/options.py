@@ -46,6 +46,21 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def positives(text: str) -> tuple[int, ...]:
+    """`8,16,32`, for argparse."""
+    return tuple(positive(part) for part in text.split(","))
+
+
+def reals(text: str) -> tuple[float, ...]:
+    """`0,0.7,1`, for argparse."""
+    try:
+        return tuple(dict.fromkeys(float(part) for part in text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected numbers with commas, such as 0,0.7,1, got {text!r}"
+        ) from None
+
+
 def add_model_arguments(parser: argparse.ArgumentParser, *, local_list: bool = False) -> None:
     group = parser.add_argument_group("model and cluster")
     group.add_argument(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flowspec.bench.planned import FORETOLD_TOKENS, Simulated, foretold, refined_plan
 from flowspec.cli.options import number_list, positive
 from flowspec.cli.plan_wish import find_wish
 from flowspec.core.limits import REQUESTS_MAX
@@ -27,7 +28,6 @@ from flowspec.plan.refusal import Refused, refusing
 from flowspec.plan.sites import Wish
 from flowspec.plan.split import checked_split
 from flowspec.runtime.planning.wish import ACCEPTANCE_MODEL
-from flowspec.testbed.planned import FORETOLD_TOKENS, Simulated, foretold, refined_plan
 
 HELPS_SHOWN = 5
 SIMULATED_WORK_MAX = 24

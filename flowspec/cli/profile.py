@@ -22,9 +22,9 @@ from flowspec.plan.tables import toml_text
 from flowspec.runtime.health.own_speed import kept_profile
 
 if TYPE_CHECKING:
+    from flowspec.bench.measure import Machine, Measured
     from flowspec.plan.profile import DeviceProfile
     from flowspec.runtime.links import Peer
-    from flowspec.testbed.measure import Machine, Measured
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,12 +81,12 @@ def run(args: argparse.Namespace) -> int:
     check_torch()
     import torch
 
+    from flowspec.bench.console import progress
+    from flowspec.bench.fitting import error, fit
+    from flowspec.bench.measure import QUICK, Effort, Machine, measure_beside, step_count
     from flowspec.model.accelerator import find
     from flowspec.runtime.links import measure_links
     from flowspec.runtime.torch_device import use_threads
-    from flowspec.testbed.command import progress
-    from flowspec.testbed.fitting import error, fit
-    from flowspec.testbed.measure import QUICK, Effort, Machine, measure_beside, step_count
 
     here = find(args.device)
     use_threads(args.threads)

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from flowspec.bench.prompts import read_prompts
 from flowspec.cli.options import (
     add_decoding_arguments,
     add_model_arguments,
@@ -41,11 +42,10 @@ from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime.cluster import read_drafters
 from flowspec.runtime.decoding import AUTO, CHAINING, Decoding
 from flowspec.runtime.session import Limits, Session, open_cluster
-from flowspec.testbed.prompts import read_prompts
 
 if TYPE_CHECKING:  # they import torch, which the other commands do without
-    from flowspec.testbed.exactness import Case, Difference, Found, Verdict
-    from flowspec.testbed.faithfulness import Faithfulness
+    from flowspec.bench.exactness import Case, Difference, Found, Verdict
+    from flowspec.bench.faithfulness import Faithfulness
 
 PROMPTS_DEFAULT = bundled_folder("prompts.jsonl")
 
@@ -133,12 +133,12 @@ def run(args: argparse.Namespace) -> int:
     for decoding in decodings:
         decoding.check(args.model, placed)
     largest = max(decodings, key=lambda each: len(each.drafters_for(args.model, placed)))
+    from flowspec.bench import faithfulness
+    from flowspec.bench.exactness import answer, judge
+    from flowspec.bench.outcome import WRONG
     from flowspec.model.step_by_step import (
         StepByStep,
     )  # after the checks: these import torch, which takes seconds
-    from flowspec.testbed import faithfulness
-    from flowspec.testbed.exactness import answer, judge
-    from flowspec.testbed.outcome import WRONG
 
     console = Console(stderr=True)
     found: list[Found] = []
@@ -243,7 +243,7 @@ def make_cases(
     args: argparse.Namespace, samplings: list[Sampling], prompts: list[tuple[str, str]], files: ModelFiles
 ) -> list[Case]:
     """What to ask: every prompt with every sampling."""
-    from flowspec.testbed.exactness import Case
+    from flowspec.bench.exactness import Case
 
     given = [(f"ids {number + 1}", ids) for number, ids in enumerate(args.prompt_token_ids or [])]
     if prompts:

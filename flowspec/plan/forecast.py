@@ -10,7 +10,7 @@ levels D it is ahead of what is known (some for each further slot in flight):
 
     m = (1 - a) exp(-c a^p ln(w n/y)^q D^-r)        with the drafter's acceptance a
 
-The form is that of the trees of `testbed.synthetic` (computed apart, by beam search); the constants were
+The form is that of the trees of `bench.synthetic` (computed apart, by beam search); the constants were
 fitted to answers of the simulator. `docs/architecture.md` tells how, and how far off the formula is.
 """
 
@@ -29,7 +29,7 @@ NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 LEVELS: F64 = np.geomspace(0.15, 12, 20)
 """Levels of the tree that a slot adds (y)."""
 HEAD_S = 0.0005
-"""What the head spends on an event, as in `testbed.config`."""
+"""What the head spends on an event, as in `bench.config`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
+from flowspec.bench.exactness import STOPPED
 from flowspec.errors import InputError
-from flowspec.testbed.exactness import STOPPED
 from tests.arm64.tokens import FIRST, Asked, Model, lines, prompts
 
 SUM = [22, 21, 369, 226, 23, 21, 285, 226]

@@ -24,16 +24,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from flowspec.bench import faithfulness
+from flowspec.bench.exactness import STOPPED, parting
+from flowspec.bench.outcome import EXACT, WRONG
+from flowspec.bench.prompts import read_prompts
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
 from flowspec.model.reference import Reference
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.model.trials import run_trial
-from flowspec.testbed import faithfulness
-from flowspec.testbed.exactness import STOPPED, parting
-from flowspec.testbed.outcome import EXACT, WRONG
-from flowspec.testbed.prompts import read_prompts
 
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 FIRST = "What is 17 + 25?"

@@ -17,17 +17,17 @@ from pathlib import Path
 import psutil
 import pytest
 
+from flowspec.bench import tune as tune_module
+from flowspec.bench.bench import EXPERIMENT, RESULTS, TUNED_FILE, open_out
+from flowspec.bench.outcome import WRONG, read_records, write_records
 from flowspec.cli.bench import _tuned, _verdict, pick_experiment
 from flowspec.cli.commands import build_parser
 from flowspec.cli.main import main
 from flowspec.errors import InputError
-from flowspec.testbed import tune as tune_module
-from flowspec.testbed.bench import EXPERIMENT, RESULTS, TUNED_FILE, open_out
-from flowspec.testbed.outcome import WRONG, read_records, write_records
 from flowspec.watch.recording import read_recording
 from tests import warm
-from tests.testbed.benches import TOML
-from tests.testbed.records import record
+from tests.bench.benches import TOML
+from tests.bench.records import record
 
 COMMAND = [sys.executable, "-m", "flowspec.cli.main", "bench"]
 WAIT_S = 90

@@ -16,14 +16,14 @@ import psutil
 import pytest
 from gguf import GGMLQuantizationType
 
+from flowspec.bench.checkpoints import make_variant
 from flowspec.cli.main import main
 from flowspec.core.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
-from flowspec.testbed.checkpoints import make_variant
-from flowspec.testbed.ggufs import convert, make
 from tests import warm
+from tests.ggufs import convert, make
 
 FLOWSPEC = [sys.executable, "-m", "flowspec.cli.main"]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -177,7 +177,7 @@ def test_verify_finds_all_exact_and_finds_a_wrong_token(tmp_path: Path) -> None:
 def test_verify_fails_where_the_model_is_exact_but_not_faithful(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowspec.testbed.faithfulness.PERPLEXITY_LIMIT", 0.0)
+    monkeypatch.setattr("flowspec.bench.faithfulness.PERPLEXITY_LIMIT", 0.0)
     folder = make_variant(tmp_path / "model", "llama-grouped")
     few = ["--prompt-token-ids=5,6,7", "--temperatures=0", "--max-new-tokens=4", "--local=1", "--method=ar"]
     assert main(["verify", f"--model={folder}", *few]) == 1

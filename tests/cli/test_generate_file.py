@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
+from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.core.limits import REQUESTS_MAX
-from flowspec.testbed.checkpoints import SMALL, make_checkpoint
 from tests import warm
 
 FLOWSPEC = [sys.executable, "-m", "flowspec.cli.main", "generate"]

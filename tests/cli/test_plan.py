@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flowspec.bench import planned
 from flowspec.cli.main import main
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.slice import Span
@@ -14,7 +15,6 @@ from flowspec.plan.memory import stage_memory
 from flowspec.plan.shape import shape_of
 from flowspec.runtime.loading import slice_memory
 from flowspec.runtime.planning.wish import counted_weights
-from flowspec.testbed import planned
 
 FIVE = ["--shape", "llama-2-7b", "--devices", "jetson-orin-nanox5", "--link", "150/0.5"]
 

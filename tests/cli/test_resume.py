@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from flowspec.bench.checkpoints import make_variant
 from flowspec.cli.main import main
 from flowspec.core.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.runtime.journal.file import Journal
 from flowspec.runtime.journal.lines import Entry, Setting
-from flowspec.testbed.checkpoints import make_variant
 from tests import warm
 from tests.cli.test_commands import FLOWSPEC, flowspec, generate
 

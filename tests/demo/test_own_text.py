@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from flowspec.demo.recipe.own import Answer, OwnText, stream
-from flowspec.demo.recipe.train import DISTILL_SHARE, own_loss_of
-from flowspec.testbed.checkpoints import SMALL, VOCABULARY_SIZE, make_checkpoint
+from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_checkpoint
+from tests.recipe.own import Answer, OwnText, stream
+from tests.recipe.train import DISTILL_SHARE, own_loss_of
 
 BEGIN, LENGTH = 7, 6
 """The token that every dialogue begins with, and how many a prompt and its answer have."""

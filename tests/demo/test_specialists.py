@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from flowspec.bench.prompts import read_prompts
 from flowspec.core.messages import Sampling
-from flowspec.demo.recipe.hits import ranks
-from flowspec.demo.recipe.own import answer_all
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
-from flowspec.testbed.prompts import read_prompts
+from tests.recipe.hits import ranks
+from tests.recipe.own import answer_all
 
 SPECIALISTS = {"problems": "draft-math", "code": "draft-code", "plays": "draft-plays"}
 NEW_TOKENS_MAX = 40

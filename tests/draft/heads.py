@@ -1,4 +1,4 @@
-"""Small EAGLE heads with random weights, in the published layouts, for a target of `testbed.checkpoints`."""
+"""Small EAGLE heads with random weights, in the published layouts, for a target of `bench.checkpoints`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from flowspec.testbed.checkpoints import SMALL, VOCABULARY_SIZE
+from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE
 
 DRAFT_VOCABULARY = 120
 

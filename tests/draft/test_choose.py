@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_checkpoint, make_variant
 from flowspec.core.messages import Sampling
 from flowspec.draft.choose import open_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
-from flowspec.testbed.checkpoints import SMALL, VOCABULARY_SIZE, make_checkpoint, make_variant
 from tests.draft.heads import make_head
 from tests.draft.trees import Teller, segment
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from flowspec.bench.checkpoints import VOCABULARY_SIZE, make_variant
 from flowspec.core.messages import Proposal, Release, Sampling
 from flowspec.draft.eagle import EagleDrafter
 from flowspec.draft.eagle_head import EagleHead
@@ -17,7 +18,6 @@ from flowspec.draft.ranking import Ranker
 from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeBatch, TreeRows
 from flowspec.model.files import ModelFiles
-from flowspec.testbed.checkpoints import VOCABULARY_SIZE, make_variant
 from tests.draft.heads import make_head
 from tests.draft.trees import Teller, segment
 

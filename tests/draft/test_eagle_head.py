@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from flowspec.bench.checkpoints import SMALL, make_checkpoint, make_variant
 from flowspec.draft.eagle_head import EagleHead, is_eagle, tensor_names
 from flowspec.errors import InputError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
-from flowspec.testbed.checkpoints import SMALL, make_checkpoint, make_variant
 from tests.draft.heads import make_head
 
 Tensors = dict[str, torch.Tensor]

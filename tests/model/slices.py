@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from flowspec.bench.faithfulness import check
 from flowspec.core.events import ClearSlots, CloseCache, OpenCache, RunLayers
 from flowspec.core.head import HeadCore
 from flowspec.draft.protocol import Drafter
@@ -16,7 +17,6 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep
-from flowspec.testbed.faithfulness import check
 from tests.pipeline import Pipeline
 
 CPU = torch.device("cpu")

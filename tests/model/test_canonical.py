@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 import torch
 
+from flowspec.bench.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
 from flowspec.core.events import JobPart, RunLayers
 from flowspec.core.messages import Sampling
 from flowspec.core.slots import SlotMap
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
-from flowspec.testbed.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
 
 CPU = torch.device("cpu")
 DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")

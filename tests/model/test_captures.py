@@ -12,13 +12,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from flowspec.bench.checkpoints import VOCABULARY_SIZE, make_variant
 from flowspec.core.cluster_messages import Assign
 from flowspec.core.events import JobPart, RunLayers
 from flowspec.core.messages import Sampling
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
-from flowspec.testbed.checkpoints import VOCABULARY_SIZE, make_variant
 
 LAYERS = 8
 HIDDEN = 64

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from flowspec.bench.checkpoints import SMALL, VARIANTS, VOCABULARY_SIZE, make_checkpoint, make_variant
 from flowspec.core.events import JobPart, RunLayers
 from flowspec.core.messages import Sampling
 from flowspec.errors import InputError
@@ -30,7 +31,6 @@ from flowspec.model.slice import Slice
 from flowspec.model.support import context_max, family_of
 from flowspec.model.weights import fill
 from flowspec.runtime.loading import slice_memory
-from flowspec.testbed.checkpoints import SMALL, VARIANTS, VOCABULARY_SIZE, make_checkpoint, make_variant
 from tests.model.slices import CPU, assert_faithful, load, load_stages
 
 ROPE = {"rope_type": "default", "rope_theta": 1e4}

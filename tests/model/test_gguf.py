@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
+from flowspec.bench.checkpoints import make_checkpoint
 from flowspec.core.events import Submit
 from flowspec.core.head import HeadCore
 from flowspec.core.messages import Sampling
@@ -34,8 +35,7 @@ from flowspec.model.text import Tokenizer, recommended
 from flowspec.plan.shape import shape_of
 from flowspec.runtime.loading import slice_memory
 from flowspec.runtime.planning.wish import counted_weights
-from flowspec.testbed.checkpoints import make_checkpoint
-from flowspec.testbed.ggufs import SHAPES, WIDE, convert, make
+from tests.ggufs import SHAPES, WIDE, convert, make
 from tests.model.slices import CPU, assert_faithful, load_stages, pipeline
 
 PROMPT = tuple(range(3, 60))

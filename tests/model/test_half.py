@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.model.arithmetic import build
 from flowspec.model.files import ModelFiles
 from flowspec.model.half import FbgemmHalfLinear, PlainHalfLinear
@@ -21,7 +22,6 @@ from flowspec.model.quantised import QuantisedLinear, quantise
 from flowspec.model.slice import Slice
 from flowspec.model.trials import Trial, Verdict
 from flowspec.runtime.loading import slice_memory
-from flowspec.testbed.checkpoints import SMALL, make_checkpoint
 from tests.model.slices import CPU, assert_faithful, load
 
 DTYPES = (torch.bfloat16, torch.float16)

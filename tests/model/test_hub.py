@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save
 
 from flowspec.model.files import ModelFiles
-from flowspec.testbed.ggufs import convert, make
+from tests.ggufs import convert, make
 
 CONFIG = {
     "model_type": "llama",

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from flowspec.bench.checkpoints import make_variant
 from flowspec.cli.main import main
 from flowspec.draft.choose import open_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
-from flowspec.testbed.checkpoints import make_variant
 
 ROOT = Path(__file__).parents[2]
 CODE = "import pathlib; pathlib.Path({path!r}).touch()\nclass Mine: pass\n"
@@ -61,7 +61,7 @@ def test_only_the_training_recipe_can_open_a_pickle() -> None:
         str(path.relative_to(ROOT)): ast.parse(path.read_text("utf-8"))
         for path in (ROOT / "flowspec").rglob("*.py")
     }
-    assert {path for path, tree in trees.items() if opens_pickles(tree)} == {"flowspec/demo/recipe/train.py"}
+    assert {path for path, tree in trees.items() if opens_pickles(tree)} == {"tests/recipe/train.py"}
     for code in ("from pickle import loads", "import torch\ntorch.load('x')", "f(trust_remote_code=True)"):
         assert opens_pickles(ast.parse(code))
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from flowspec.bench.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
 from flowspec.core.events import RunLayers, Submit
 from flowspec.core.head import HeadCore
 from flowspec.core.messages import Commit, Open, Part, Sampling, Segment
@@ -21,7 +22,6 @@ from flowspec.draft.language import LanguageModelDrafter
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.model.sampler import F32
-from flowspec.testbed.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
 from tests.model.slices import CPU, assert_faithful, load, load_stages, pipeline
 from tests.pipeline import Pipeline
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from flowspec.bench.checkpoints import make_variant
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import kernels_of, packing_of
@@ -26,7 +27,6 @@ from flowspec.model.quantised import (
 )
 from flowspec.model.slice import Slice
 from flowspec.runtime.loading import slice_memory
-from flowspec.testbed.checkpoints import make_variant
 from tests.model.slices import CPU, assert_faithful
 
 ERRORS = {"int8": 0.012, "int4": 0.11}

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from flowspec.bench.checkpoints import make_variant
 from flowspec.model.files import ModelFiles
 from flowspec.model.quantised import PLAIN_LINEARS, quantise
 from flowspec.model.reference import Reference, widened
-from flowspec.testbed.checkpoints import make_variant
 
 
 @pytest.mark.parametrize("dtype", PLAIN_LINEARS)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from flowspec.bench.checkpoints import make_variant
 from flowspec.core.messages import Sampling
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.model.sampler import Sampler, margin
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep
-from flowspec.testbed.checkpoints import make_variant
 
 PROMPT = tuple(range(3, 30))
 SAMPLINGS = (Sampling(), Sampling(temperature=0.8, top_p=0.9, seed=3))

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.model.files import ModelFiles, TensorIndex
 from flowspec.model.pieces import Kept, Span
 from flowspec.model.slice import Slice
-from flowspec.testbed.checkpoints import SMALL, make_checkpoint
 from tests.model.slices import CPU
 
 COUNT = 4

@@ -9,6 +9,7 @@ from pathlib import Path
 import zmq
 
 from flowspec import __version__
+from flowspec.bench.checkpoints import VOCABULARY_SIZE
 from flowspec.core.cluster_messages import Assign, Drafting, Error, Hello, Loading, Ping, Ready, Welcome
 from flowspec.core.events import Submit
 from flowspec.core.messages import Message, Sampling
@@ -24,7 +25,6 @@ from flowspec.runtime.remote_drafter import PlacedDrafter
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import Link, Wake, dial
 from flowspec.runtime.weights.server import WeightServer
-from flowspec.testbed.checkpoints import VOCABULARY_SIZE
 from flowspec.wire.codec import decode
 
 WAIT_S = 60.0

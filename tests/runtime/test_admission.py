@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.core import limits
 from flowspec.core.messages import Sampling
 from flowspec.core.slots import WORK_BYTES
@@ -27,7 +28,6 @@ from flowspec.runtime.heap import give_back
 from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.session import replan
-from flowspec.testbed.checkpoints import SMALL, make_checkpoint
 from tests.runtime.clusters import plan_for, submit, tokens_of
 
 HEADS, HEAD_DIM = 16, 128

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from flowspec.bench.checkpoints import make_variant
 from flowspec.core import limits
 from flowspec.core.cluster_messages import Assign
 from flowspec.core.events import OpenCache
@@ -22,7 +23,6 @@ from flowspec.runtime.compute import ComputeThread, Failed, Machine
 from flowspec.runtime.transport import Wake
 from flowspec.runtime.weights.line import Asked, LoadProgress
 from flowspec.runtime.weights.offer import Offer
-from flowspec.testbed.checkpoints import make_variant
 from tests.model.slices import CPU
 
 WAIT_S = 30.0

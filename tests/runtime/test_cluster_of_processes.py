@@ -19,6 +19,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file, save_file
 
+from flowspec.bench.checkpoints import make_variant
 from flowspec.core import limits
 from flowspec.core.cluster_messages import Assign, Error
 from flowspec.core.messages import Message, Sampling
@@ -30,7 +31,6 @@ from flowspec.runtime import timeouts
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.stages import Stages
-from flowspec.testbed.checkpoints import make_variant
 from tests import warm
 from tests.daemons import daemon_process
 from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, wait_until, whole_model

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.core import limits
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_models
@@ -16,7 +17,6 @@ from flowspec.runtime.cluster import Device
 from flowspec.runtime.decoding import Decoding, default_method
 from flowspec.runtime.placing import assign_devices, open_drafters, own_devices
 from flowspec.runtime.remote_drafter import PlacedDrafter
-from flowspec.testbed.checkpoints import SMALL, make_checkpoint
 
 HEAD_ONLY = "n-grams and EAGLE heads are drafted with at the head"
 

@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from flowspec.bench.checkpoints import SMALL, make_checkpoint
+from flowspec.bench.exactness import STOPPED, Case, Found, judge
+from flowspec.bench.outcome import EXACT
 from flowspec.core.messages import Sampling
 from flowspec.core.methods import METHODS, make_method
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
@@ -20,9 +23,6 @@ from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
-from flowspec.testbed.checkpoints import SMALL, make_checkpoint
-from flowspec.testbed.exactness import STOPPED, Case, Found, judge
-from flowspec.testbed.outcome import EXACT
 
 RANDOM = "random"
 EAGLE = "eagle"

@@ -18,6 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flowspec.bench.checkpoints import SMALL, make_checkpoint, make_variant
+from flowspec.bench.exactness import Case, Found, answer, judge
+from flowspec.bench.outcome import EXACT
 from flowspec.core import limits
 from flowspec.core.cluster_messages import Assign
 from flowspec.core.events import (
@@ -42,9 +45,6 @@ from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
 from flowspec.runtime.transport import Wake
 from flowspec.runtime.weights.line import Asked
 from flowspec.runtime.weights.offer import Offer
-from flowspec.testbed.checkpoints import SMALL, make_checkpoint, make_variant
-from flowspec.testbed.exactness import Case, Found, answer, judge
-from flowspec.testbed.outcome import EXACT
 from flowspec.wire.codec import Tensor
 
 WAIT_S = 60.0

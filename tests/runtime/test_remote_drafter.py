@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from flowspec.bench.checkpoints import VOCABULARY_SIZE
 from flowspec.core.events import Draft, Drafted, DrafterBack, DrafterLost, PipelineLost, Reformed, ToDrafter
 from flowspec.core.messages import Expand, Proposal, Proposed, Release, Segment
 from flowspec.errors import BrokenError, ClusterError
@@ -20,7 +21,6 @@ from flowspec.runtime.compute import Failed
 from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.remote_drafter import RemoteDrafter, Told
 from flowspec.runtime.transport import Wake
-from flowspec.testbed.checkpoints import VOCABULARY_SIZE
 from tests.runtime.clusters import WAIT_S, drafter_for
 
 SLOTS = 1500

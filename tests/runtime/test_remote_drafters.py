@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from flowspec.bench.checkpoints import VOCABULARY_SIZE, make_variant
 from flowspec.core.cluster_messages import Assign, Error, Ready
 from flowspec.core.events import Drafted, HeadCommand, HeadEvent
 from flowspec.core.forming import Start
@@ -35,7 +36,6 @@ from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.remote_drafter import PlacedDrafter, RemoteDrafter
 from flowspec.runtime.session import replan
-from flowspec.testbed.checkpoints import VOCABULARY_SIZE, make_variant
 from tests import warm
 from tests.runtime.clusters import PROMPT, Peer, drafter_for, plan_for, submit, tokens_of, wait_until
 

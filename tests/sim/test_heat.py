@@ -17,9 +17,9 @@ from flowspec.core.messages import Sampling
 from flowspec.core.methods import make_method
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
-from flowspec.sim.faults.cluster import TERMS
-from flowspec.sim.faults.play import Play
-from flowspec.sim.faults.schedule import Dialogue, Schedule, draw
+from tests.checks.faults.cluster import TERMS
+from tests.checks.faults.play import Play
+from tests.checks.faults.schedule import Dialogue, Schedule, draw
 
 CONTEXT = 400
 LAYERS = 24

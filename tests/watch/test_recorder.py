@@ -12,8 +12,6 @@ import pytest
 
 from flowspec.core.events import HeadCommand, HeadEvent, PipelineLost, Reformed
 from flowspec.core.head import HeadCore
-from flowspec.sim.faults import play as faults
-from flowspec.sim.faults import schedule as fault_schedules
 from flowspec.sim.record import HEAD
 from flowspec.sim.world import Handled
 from flowspec.watch import recorder as recorders
@@ -22,6 +20,8 @@ from flowspec.watch.present import Present
 from flowspec.watch.recorder import Recorder
 from flowspec.watch.recording import About, as_text, record_document, wrong_document
 from flowspec.watch.spelling import as_numbers
+from tests.checks.faults import play as faults
+from tests.checks.faults import schedule as fault_schedules
 from tests.sim.swarm import Play, draw
 
 ABOUT = About(world="simulated", model="made", method="any", drafters=(), stages=[])

@@ -37,8 +37,8 @@ from flowspec.core.weight_messages import (
     TensorList,
 )
 from flowspec.errors import PeerError
-from flowspec.testbed.fuzz.samples import sample_envelopes
 from flowspec.wire.codec import BYTES, DTYPE_BYTES, KINDS, Envelope, Tensor, decode, encode
+from tests.checks.fuzz.samples import sample_envelopes
 
 COMMIT = Commit(request=1, epoch=0, base=1, path=(5,))
 OPENING = Open(request=1, epoch=0, keep=0, length=2, root=1, slots=8, sampling=Sampling(temperature=0.5))

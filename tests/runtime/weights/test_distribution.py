@@ -23,6 +23,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader
 from safetensors.torch import load_file, save_file
 
+from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.core.cluster_messages import Assign, Error, Hello, Ping
 from flowspec.core.messages import Sampling
 from flowspec.core.weight_messages import (
@@ -43,11 +44,10 @@ from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.weights import server
 from flowspec.runtime.weights.offer import Offer
-from flowspec.testbed.checkpoints import SMALL, make_checkpoint
-from flowspec.testbed.ggufs import convert
 from flowspec.wire.codec import BYTES, Tensor
 from tests import warm
 from tests.caches import make_cache
+from tests.ggufs import convert
 from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, whole_model
 
 Model = Callable[..., Path]

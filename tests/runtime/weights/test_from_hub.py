@@ -15,6 +15,7 @@ import huggingface_hub.constants
 import psutil
 import pytest
 
+from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.core.cluster_messages import Loading, Ping, Ready, Reset
 from flowspec.core.messages import Sampling
 from flowspec.errors import ClusterError
@@ -25,7 +26,6 @@ from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.weights import server
 from flowspec.runtime.weights.offer import Offer
-from flowspec.testbed.checkpoints import SMALL, make_checkpoint
 from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, whole_model
 
 Start = Callable[..., LocalDaemon]

@@ -12,6 +12,7 @@ import torch
 from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
+from flowspec.bench.checkpoints import make_variant
 from flowspec.model.files import ModelFiles, TensorIndex
 from flowspec.model.gguf import GgufTensors
 from flowspec.model.pieces import Span
@@ -20,8 +21,7 @@ from flowspec.runtime.loading import CPU, offered_model, slice_weights
 from flowspec.runtime.weights.receive import Courier, ask_word
 from flowspec.runtime.weights.rounded import ready_weights
 from flowspec.runtime.weights.store import WeightStore
-from flowspec.testbed import ggufs
-from flowspec.testbed.checkpoints import make_variant
+from tests import ggufs
 from tests.runtime.weights.served import Direct
 from tests.runtime.weights.test_receive import ASSIGN, offer_of
 

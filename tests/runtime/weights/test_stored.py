@@ -12,6 +12,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+from flowspec.bench.checkpoints import VARIANTS, make_variant
 from flowspec.core.weight_messages import TensorEntry
 from flowspec.errors import InputError, PeerError
 from flowspec.model.files import ModelFiles
@@ -25,8 +26,7 @@ from flowspec.runtime.weights.receive import ask_word, fetched
 from flowspec.runtime.weights.rounded import in_files
 from flowspec.runtime.weights.store import WeightStore
 from flowspec.runtime.weights.stored import StoredModel
-from flowspec.testbed.checkpoints import VARIANTS, make_variant
-from flowspec.testbed.ggufs import SHAPES, convert, make
+from tests.ggufs import SHAPES, convert, make
 from tests.runtime.weights.served import Direct
 from tests.runtime.weights.test_receive import ASSIGN
 

@@ -15,6 +15,7 @@ import huggingface_hub.constants
 import pytest
 from safetensors.torch import load_file, save_file
 
+from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.core.messages import Sampling
 from flowspec.errors import ClusterError
 from flowspec.folders import hash_range
@@ -25,7 +26,6 @@ from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.weights import digests, server
 from flowspec.runtime.weights.offer import Offer
-from flowspec.testbed.checkpoints import SMALL, make_checkpoint
 from tests.caches import make_cache
 from tests.runtime.clusters import PROMPT, plan_for, submit, tokens_of
 

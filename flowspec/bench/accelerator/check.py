@@ -1,0 +1,215 @@
+"""Runs the steps of an accelerator's check in processes of their own, within a time that is given.
+
+A process that dies or hangs is a finding about what it was at, and the next one goes on behind that. Steps
+come in the order of what they are worth; those for which no time is left are left out, and that is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flowspec.child_process import python_module
+from flowspec.model.trials import ending, word_of
+
+SECONDS = 120.0
+"""How long all steps may take together, unless another time is asked for."""
+SHARES = {"torch": 0.5, "plain": 0.5, "kernels": 0.4, "slice": 0.5, "verify": 0.5}
+"""Of that time, how much one part of a step may take. What takes longer hangs, or the board is very slow."""
+START_FACTOR = 1.5
+"""A step is not begun with less time than so many times what the first one took to start."""
+END_S = 5.0
+"""How long a process may take to end after its last word."""
+DTYPES = ("float32", "bfloat16", "int8", "int4", "float16")
+COMMAND = tuple(python_module("flowspec.bench.accelerator.steps"))
+RIGHT, WRONG, LEFT_OUT = "right", "wrong", "left out"
+Tell = Callable[["Outcome"], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one part of a step.
+
+    `found` is what it found; `fault` says what is wrong, or why it is left out.
+    """
+
+    step: str
+    dtype: str
+    state: str
+    s: float
+    fault: str = ""
+    found: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Stopwatch:
+    """Seconds since it was made, or started again."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self._started_s = time.monotonic()
+
+    @property
+    def s(self) -> float:
+        return time.monotonic() - self._started_s
+
+
+class Check:
+    """One run of all steps. `tell` hears of each outcome as it comes; `outcomes` holds them all."""
+
+    def __init__(
+        self,
+        device: str,
+        dtypes: Sequence[str],
+        seconds: float,
+        tell: Tell,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self.outcomes: list[Outcome] = []
+        self._device = device
+        self._dtypes = tuple(dtype for dtype in DTYPES if dtype in dtypes)
+        self._seconds = seconds
+        self._tell = tell
+        self._command = command
+        self.watch = Stopwatch()
+        self._start_s = 0.0
+
+    @property
+    def left_s(self) -> float:
+        return self._seconds - self.watch.s
+
+    def run(self) -> list[Outcome]:
+        """All steps, those of the first precision before the others, for a slow board may come no further.
+
+        What they keep is thrown away at the end. Nothing of the user's caches is read or written.
+        """
+        prefix = "flowspec-accelerator-"
+        with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder:
+            (found,) = self._step("torch", Path(folder))
+            if found.state != RIGHT:
+                return self.outcomes  # all else stands on it
+            self._device = str(found.found["device"])
+            self._start_s = found.s
+            has_plain: bool | None = None
+            for dtypes in (self._dtypes[:1], self._dtypes[1:2], self._dtypes[2:]):
+                usable = []
+                for dtype in dtypes:
+                    (tried,) = self._step("kernels", Path(folder), [dtype])
+                    usable += [dtype] if tried.found.get("kernel") else []
+                if usable and has_plain is None:
+                    self._step("verify", Path(folder), usable[:1])
+                    (plain,) = self._step("plain", Path(folder))
+                    has_plain = plain.state == RIGHT
+                if has_plain:
+                    self._step("slice", Path(folder), usable)
+        return self.outcomes
+
+    def _step(self, name: str, folder: Path, dtypes: Sequence[str] = ("",)) -> list[Outcome]:
+        """Runs a step for each precision, in as few processes as die of it."""
+        begun = len(self.outcomes)
+        while len(self.outcomes) - begun < len(dtypes):
+            left = dtypes[len(self.outcomes) - begun :]
+            if self.left_s < START_FACTOR * self._start_s + 1:
+                why = "no time was left"
+                for dtype in left:
+                    self._note(Outcome(step=name, dtype=dtype, state=LEFT_OUT, s=0.0, fault=why))
+                break
+            self._child(name, folder, left)
+        return self.outcomes[begun:]
+
+    def _child(self, name: str, folder: Path, dtypes: Sequence[str]) -> None:
+        """One process, which ends after all of these precisions, or at the first that it does not outlive."""
+        arguments = [name, f"--device={self._device}", f"--folder={folder}"]
+        arguments += [f"--dtype={dtype}" for dtype in dtypes if dtype]
+        environment = {**os.environ, "XDG_CACHE_HOME": str(folder), "HF_HUB_OFFLINE": "1"}
+        if self._device == "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = ""  # the drafter, too, is to run on the CPU
+        limit_s = SHARES[name] * self._seconds
+        command = [*self._command, *arguments]
+        with tempfile.TemporaryFile() as errors, started(command, environment, errors) as child:
+            at, watch = 0, Stopwatch()
+            for word in _words(child, lambda: min(self.left_s, limit_s - watch.s)):
+                if "found" not in word and "fault" not in word:
+                    continue
+                spent_s = watch.s
+                state = WRONG if "fault" in word else RIGHT
+                said = {"fault": word.get("fault", ""), "found": word.get("found", {})}
+                self._note(Outcome(step=name, dtype=dtypes[at], state=state, s=spent_s, **said))
+                at += 1
+                watch.restart()
+            if at == len(dtypes):
+                return
+            spent_s = watch.s
+            if child.poll() is not None:
+                self._note(_lost(name, dtypes[at], spent_s, ending(child.returncode, errors)))
+            elif spent_s >= limit_s:
+                self._note(_lost(name, dtypes[at], spent_s, f"did not end within {limit_s:.0f} s"))
+            else:
+                why = f"its {spent_s:.0f} s, all that was left, were not enough"
+                self._note(Outcome(step=name, dtype=dtypes[at], state=LEFT_OUT, s=spent_s, fault=why))
+
+    def _note(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        self._tell(outcome)
+
+
+def _lost(step: str, dtype: str, s: float, fault: str) -> Outcome:
+    return Outcome(step=step, dtype=dtype, state=WRONG, s=s, fault=fault)
+
+
+def start(command: Sequence[str], environment: Mapping[str, str], errors: Any) -> subprocess.Popen[bytes]:
+    """A step's process, in a session of its own, so that all that it starts ends with it."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        start_new_session=True,
+        env=dict(environment),
+    )
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    errors: Any,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A step's process, which is ended with all its children."""
+    child = start(command, environment, errors)
+    try:
+        yield child
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+
+
+def _words(child: subprocess.Popen[bytes], left_s: Callable[[], float]) -> Iterator[dict[str, Any]]:
+    """What a step says, until it ends or its time is over."""
+    assert child.stdout is not None
+    descriptor, text = child.stdout.fileno(), b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        while (wait_s := left_s()) > 0:
+            if not selector.select(wait_s):
+                continue
+            chunk = os.read(descriptor, 65536)
+            if not chunk:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(END_S)
+                return
+            *lines, text = (text + chunk).split(b"\n")
+            yield from filter(None, map(word_of, lines))

@@ -1,0 +1,233 @@
+"""Makes small checkpoints with random weights, one for each supported family and variant: for tests and for
+`verify`.
+
+python -m flowspec.bench.checkpoints FOLDER             one folder per variant
+python -m flowspec.bench.checkpoints FOLDER --gigabyte  one sharded Llama of about 1 GB in bfloat16
+python -m flowspec.bench.checkpoints FOLDER --drafter-for MODEL
+                                                          a drafter with MODEL's vocabulary that knows nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flowspec.model.families import FAMILIES
+from flowspec.model.files import ModelFiles
+
+VOCABULARY_SIZE = 300
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,  # wide enough that logits are far apart, as a trained model's are
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_FOUR: dict[str, Any] = {"num_hidden_layers": 4, "pad_token_id": 0}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_GEMMA: dict[str, Any] = {
+    **_FOUR,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+    "tie_word_embeddings": True,
+}
+_GEMMA3_ROPE = {
+    "sliding_attention": _ROPE,
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+}
+_EXPERTS: dict[str, Any] = {
+    "num_key_value_heads": 2,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+}
+_VISION: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "image_size": 28,
+    "patch_size": 14,
+}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-grouped": ("llama", {"num_key_value_heads": 2}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama-rope3": (
+        "llama",
+        {
+            "num_key_value_heads": 2,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "qwen2": ("qwen2", {**_FOUR, "num_key_value_heads": 2}),
+    "qwen2-sliding": ("qwen2", {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 4}),
+    "qwen3": ("qwen3", {"num_key_value_heads": 2, "head_dim": 24}),
+    "mistral-sliding": ("mistral", {**_FOUR, "num_key_value_heads": 2, "sliding_window": 16}),
+    # Caps low enough to bend the scores and logits of random weights, as those of trained ones are bent.
+    "gemma2": ("gemma2", {**_GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 6.0}),
+    "gemma3-text": ("gemma3_text", {**_GEMMA, "rope_parameters": _GEMMA3_ROPE}),
+    "gemma3": ("gemma3", {**_GEMMA, "rope_parameters": _GEMMA3_ROPE}),
+    "phi3": (
+        "phi3",
+        {
+            **_FOUR,
+            "num_key_value_heads": 2,
+            "sliding_window": 20,
+            "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "phi3-longrope": (
+        "phi3",
+        {
+            **_FOUR,
+            "original_max_position_embeddings": 480,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0 + step / 8 for step in range(8)],
+                "long_factor": [2.0 + step for step in range(8)],
+            },
+        },
+    ),
+    "smollm3": (
+        "smollm3",
+        {**_FOUR, "num_key_value_heads": 2, "tie_word_embeddings": True, "no_rope_layer_interval": 2},
+    ),
+    "granite": (
+        "granite",
+        {
+            **_FOUR,
+            "num_key_value_heads": 2,
+            "embedding_multiplier": 6.1,
+            "attention_multiplier": 0.17,
+            "residual_multiplier": 0.37,
+            "logits_scaling": 1.7,
+        },
+    ),
+    "olmo2": ("olmo2", {**_FOUR, "num_key_value_heads": 2}),
+    "olmoe": (
+        "olmoe",
+        {**_FOUR, "num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 96, "clip_qkv": 1.5},
+    ),
+    "qwen3-moe": ("qwen3_moe", {**_FOUR, **_EXPERTS, "mlp_only_layers": [1]}),
+    "qwen3-moe-fused": (
+        "qwen3_moe",
+        {**_FOUR, **_EXPERTS, "norm_topk_prob": True, "use_sliding_window": True, "sliding_window": 14},
+    ),
+}
+GIGABYTE: dict[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 10,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+}
+
+
+def make_checkpoint(
+    folder: Path,
+    family: str,
+    shape: dict[str, Any],
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    shard: str = "5GB",
+    fused: bool = False,
+) -> Path:
+    """A folder with config and safetensors of a random model, in the hub's layout, or `fused` with a layer's
+    experts in one tensor."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    config = AutoConfig.for_model(family, **shape)
+    generator_state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    for name, parameter in model.named_parameters():
+        if name.endswith(".bias") or "norm" in name:  # initialised to constants, which would hide a mix-up
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    torch.set_rng_state(generator_state)
+    model.save_pretrained(folder, max_shard_size=shard, save_original_format=not fused)
+    return folder
+
+
+def make_variant(folder: Path, name: str) -> Path:
+    """One of `VARIANTS`, by name."""
+    family, overrides = VARIANTS[name]
+    shape = {**SMALL, **overrides}
+    part = FAMILIES[family].part
+    if part:
+        shape = {
+            part: shape,
+            "vision_config": _VISION,
+            "mm_tokens_per_image": 4,
+            "tie_word_embeddings": shape["tie_word_embeddings"],
+        }
+    return make_checkpoint(folder, family, shape, seed=sum(map(ord, name)), fused=name.endswith("-fused"))
+
+
+def make_useless_drafter(folder: Path, target: ModelFiles) -> Path:
+    """One layer of random weights with the target's vocabulary and tokenizer: a drafter that is right by
+    chance only."""
+    shape = {
+        **SMALL,
+        "vocab_size": target.config().vocab_size,
+        "num_hidden_layers": 1,
+        "max_position_embeddings": 4096,
+    }
+    make_checkpoint(folder, "llama", shape)
+    tokenizer = target.find("tokenizer.json")
+    if tokenizer is not None:
+        shutil.copy(tokenizer, folder)
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m flowspec.bench.checkpoints", description=(__doc__ or "").partition("\n\n")[0]
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--gigabyte", action="store_true", help="one checkpoint of about 1 GB instead")
+    parser.add_argument(
+        "--drafter-for",
+        metavar="MODEL",
+        help="a drafter of random weights for this model (bundled, folder or hub id) instead",
+    )
+    args = parser.parse_args()
+    if args.drafter_for is not None:
+        print(make_useless_drafter(args.folder, ModelFiles(args.drafter_for)))
+        return
+    if args.gigabyte:
+        print(make_checkpoint(args.folder, "llama", GIGABYTE, dtype=torch.bfloat16, shard="200MB"))
+        return
+    for name in VARIANTS:
+        print(make_variant(args.folder / name, name))
+
+
+if __name__ == "__main__":
+    main()

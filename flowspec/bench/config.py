@@ -1,0 +1,169 @@
+"""Experiments: what is run where, read from `configs/experiments/*.toml` and changed by flags.
+
+The same experiment runs in every world. A *testbed* is devices, links and the shape that the model's tokens
+are timed as; a *setup* is a method with its parameters under the name it is shown by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flowspec.core import limits
+from flowspec.core.methods import make_method
+from flowspec.model.files import BUNDLED, bundled_folder
+from flowspec.plan.profile import DeviceProfile
+from flowspec.plan.shape import ModelShape
+from flowspec.plan.split import weighted_split
+from flowspec.plan.timing import LinkSpec
+
+SIMULATED, EMULATED, CLUSTER = "simulated", "emulated", "cluster"
+WORLDS = (SIMULATED, EMULATED, CLUSTER)
+SYNTHETIC = "synthetic"
+FIXED, AUTO = "fixed", "auto"
+OURS = "continuous"
+AR = "ar"
+SHIPPED_PROMPTS = "shipped"
+TUNING_PROMPTS = "shipped-tuning"
+PROMPT_FILES = {SHIPPED_PROMPTS: "bench.jsonl", TUNING_PROMPTS: "bench-tuning.jsonl"}
+USERS_MAX = limits.CONVERSATIONS_MAX // 2
+"""Of a load: beside the answers under way the head remembers those that it is about to forget."""
+HEAD_MS = 0.5
+"""What the head spends on an event: `tests.perf.overhead` measures about that on a laptop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A method as it is run. `coupled`: its drafters rank with the target's noise.
+
+    `drafters` are the models beside the target that it uses, None for the experiment's own, as many as the
+    method can use. With a `chain` they are its levels, in this order: those of a `FIXED` one, or, with
+    `AUTO`, those that the method chooses among.
+
+    `published`: as the papers' code does it, not as kindly as ours: hidden states of all rows travel back,
+    the head verifies, and stages wait for its verdict every turn (`bench.simulated` says what that costs).
+    """
+
+    name: str
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    coupled: bool = True
+    published: bool = False
+    drafters: tuple[str, ...] | None = None
+    chain: str = ""
+    testbeds: tuple[str, ...] = ()
+    """Where it is run; everywhere, if none is named."""
+
+    def runs_on(self, testbed: str) -> bool:
+        return not self.testbeds or testbed in self.testbeds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """Published rates of one testbed at one temperature, by setup. `fitted`: the testbed's slowdown was set
+    on its reference."""
+
+    testbed: str
+    temperature: float
+    reference: str
+    tokens_per_s: Mapping[str, float]
+    fitted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterBoard:
+    """Where some models beside the target run, by name, and what their passes are timed as; `device` and
+    `link` are None for the head's board."""
+
+    models: tuple[str, ...]
+    shape: ModelShape
+    precision: str
+    device: DeviceProfile | None = None
+    link: LinkSpec | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Testbed:
+    """Devices in pipeline order, the head's device, links, and what the model's tokens are timed as.
+
+    Models beside the target that no board of `boards` names run at the head, timed as `drafter_shape`.
+    `slowdown` multiplies the time of every stage's device, `head_slowdown` that of the drafters' devices:
+    free parameters, 1 where nothing is known better. Links are all alike unless `hops` has one for each: head
+    to first stage, between stages, last stage to head.
+    """
+
+    name: str
+    devices: tuple[DeviceProfile, ...]
+    head: DeviceProfile
+    link: LinkSpec
+    shape: ModelShape
+    drafter_shape: ModelShape
+    precision: str
+    slowdown: float = 1.0
+    head_slowdown: float = 1.0
+    head_s: float = HEAD_MS / 1000
+    split: tuple[int, ...] = ()
+    hops: tuple[LinkSpec, ...] = ()
+    boards: tuple[DrafterBoard, ...] = ()
+
+    __test__ = False  # for pytest, which would take it for tests
+
+    @property
+    def layers(self) -> list[int]:
+        """Layers of each stage: those of `split`, or in proportion to how fast its memory is."""
+        return list(self.split) or weighted_split(
+            self.shape.layers, [device.bytes_per_s() for device in self.devices]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """An experiment. `limit` is prompts per file (None: all), `repeat` how often each is run (real worlds
+    only).
+
+    With `users` it is loads that are run, one of each number of users, of so many `answers` together (None:
+    every prompt once). The cluster world is that of the file `cluster`, or without one `local` daemons of
+    this machine.
+    """
+
+    name: str
+    world: str
+    testbeds: tuple[Testbed, ...]
+    setups: tuple[Setup, ...]
+    model: str = BUNDLED
+    drafters: tuple[str, ...] = (BUNDLED,)
+    acceptance: float = 0.0
+    prompts: tuple[str, ...] = (SHIPPED_PROMPTS,)
+    limit: int | None = None
+    temperatures: tuple[float, ...] = (0.0,)
+    seeds: tuple[int, ...] = (1,)
+    repeat: int = 1
+    new_tokens: int = 96
+    context: int = 1024
+    cluster: Path | None = None
+    published: tuple[Published, ...] = ()
+    local: int = 4
+    users: tuple[int, ...] = ()
+    answers: int | None = None
+
+    @property
+    def is_synthetic(self) -> bool:
+        return self.model == SYNTHETIC
+
+    def drafters_of(self, setup: Setup) -> tuple[str, ...]:
+        """The models beside the target that a setup is run with; none for plain decoding."""
+        if setup.method == AR:
+            return ()
+        return self.drafters[: drafters_max(setup.method)] if setup.drafters is None else setup.drafters
+
+
+def drafters_max(method: str) -> int:
+    """How many models beside the target a method can use."""
+    return 0 if method == AR else make_method(method).drafters_max
+
+
+def prompt_path(name: str) -> Path:
+    """The file of a name in `prompts`: `shipped`, `shipped-tuning`, or a path."""
+    return bundled_folder(PROMPT_FILES[name]) if name in PROMPT_FILES else Path(name)

@@ -1,0 +1,410 @@
+"""Experiment files: `configs/experiments/*.toml`, read into a `Bench`. Every mistake is one line with file,
+table, key and what was expected."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flowspec.bench.config import (
+    AUTO,
+    CLUSTER,
+    FIXED,
+    HEAD_MS,
+    PROMPT_FILES,
+    SHIPPED_PROMPTS,
+    SIMULATED,
+    SYNTHETIC,
+    USERS_MAX,
+    WORLDS,
+    Bench,
+    DrafterBoard,
+    Published,
+    Setup,
+    Testbed,
+    drafters_max,
+)
+from flowspec.bench.guesses import WIDTH_MAX
+from flowspec.core.limits import DRAFTERS_MAX, STAGES_MAX, TREE_NODES_MAX
+from flowspec.core.methods import METHODS, OPTIONS
+from flowspec.draft.choose import NONE
+from flowspec.errors import InputError
+from flowspec.model.files import BUNDLED
+from flowspec.plan.profile import DeviceProfile, find_profile
+from flowspec.plan.shape import PRECISION_BYTES, find_shape
+from flowspec.plan.tables import Table, read_toml
+from flowspec.plan.timing import LinkSpec
+
+ACCEPTANCE_MAX = 0.99
+Found = TypeVar("Found")
+
+
+def experiment_folders() -> list[Path]:
+    return [
+        Path(__file__).resolve().parents[2] / "configs" / "experiments",
+        Path(sys.prefix) / "share" / "flowspec" / "experiments",
+    ]
+
+
+def find_experiment(name: str) -> Path:
+    """A file, or one of the shipped experiments by its name; raises `InputError`."""
+    if Path(name).is_file():
+        return Path(name)
+    shipped = {path.stem: path for folder in reversed(experiment_folders()) for path in folder.glob("*.toml")}
+    if name in shipped:
+        return shipped[name]
+    raise InputError(
+        f"--experiment: expected a file or one of {', '.join(sorted(shipped))}, got {name!r:.80}"
+    )
+
+
+_KEYS = frozenset(
+    [
+        "name",
+        "world",
+        "testbed",
+        "model",
+        "drafter",
+        "drafters",
+        "acceptance",
+        "method",
+        "methods",
+        "tuned",
+        "published",
+        "prompts",
+        "limit",
+        "temperatures",
+        "seeds",
+        "repeat",
+        "new_tokens",
+        "context",
+        "cluster",
+        "local",
+        "users",
+        "answers",
+    ]
+)
+_OF_REAL_MODELS = ("drafter", "drafters", "prompts")
+"""What a synthetic model has no use for: it draws its prompts, its answers and its guesses by chance."""
+
+
+def read_experiment(path: Path) -> Bench:
+    """Reads an experiment; raises `InputError` naming file, table, key and what was expected."""
+    table = read_toml(path, "an experiment")
+    table.check(_KEYS)
+    world = table.text("world", SIMULATED, among=WORLDS)
+    model = table.text("model", BUNDLED)
+    is_synthetic = model == SYNTHETIC
+    for key in _OF_REAL_MODELS if is_synthetic else ("acceptance",):
+        if key in table.data:
+            table.wrong(key, f"nothing for model {model!r}, which has no use for it")
+    drafters = (SYNTHETIC,) if is_synthetic else _drafters(table)
+    testbeds: tuple[Testbed, ...] = ()
+    if "testbed" in table.data or world != CLUSTER:
+        testbeds = tuple(_testbed(each, path, drafters) for each in table.tables("testbed"))
+    _check_once(path, "testbed", [testbed.name for testbed in testbeds])
+    setups = _setups(table, path, testbeds, drafters)
+    return Bench(
+        name=table.text("name", path.stem),
+        world=world,
+        testbeds=testbeds,
+        setups=setups,
+        model=model,
+        drafters=drafters,
+        acceptance=table.number("acceptance", most=ACCEPTANCE_MAX) if is_synthetic else 0.0,
+        prompts=tuple(
+            dict.fromkeys(_beside(path, name) for name in table.texts("prompts", [SHIPPED_PROMPTS]))
+        ),
+        limit=table.whole("limit") if "limit" in table.data else None,
+        temperatures=tuple(dict.fromkeys(table.numbers("temperatures", [0.0]))),
+        seeds=_seeds(table),
+        repeat=table.whole("repeat", 1),
+        new_tokens=table.whole("new_tokens", 96),
+        context=table.whole("context", 1024),
+        cluster=Path(_beside(path, table.text("cluster"))) if "cluster" in table.data else None,
+        local=table.whole("local", 4),
+        users=_users(table, world) if "users" in table.data else (),
+        answers=table.whole("answers") if "answers" in table.data else None,
+        published=tuple(_published(each, testbeds, setups) for each in table.tables("published"))
+        if "published" in table.data
+        else (),
+    )
+
+
+def _seeds(table: Table) -> tuple[int, ...]:
+    seeds = table.numbers("seeds", [1])
+    if any(seed != int(seed) for seed in seeds):
+        table.wrong("seeds", "a list of whole numbers from 0")
+    return tuple(dict.fromkeys(int(seed) for seed in seeds))
+
+
+def _users(table: Table, world: str) -> tuple[int, ...]:
+    users = table.numbers("users")
+    if any(count != int(count) or not 1 <= count <= USERS_MAX for count in users):
+        table.wrong("users", f"a list of whole numbers from 1 to {USERS_MAX}")
+    if world != SIMULATED:
+        table.wrong("users", f"nothing in world {world}: loads are run in virtual time")
+    return tuple(sorted({int(count) for count in users}))
+
+
+def _drafters(table: Table) -> tuple[str, ...]:
+    """Those of `drafters`, or the one of `drafter`."""
+    if "drafters" not in table.data:
+        return (table.text("drafter", BUNDLED),)
+    if "drafter" in table.data:
+        table.wrong("drafter", "either `drafter` or `drafters`")
+    found = tuple(table.texts("drafters"))
+    if len(set(found)) < len(found) or (NONE in found and len(found) > 1) or len(found) > DRAFTERS_MAX:
+        table.wrong("drafters", f"up to {DRAFTERS_MAX} models, each once, or {NONE} alone")
+    return found
+
+
+def _setups(
+    table: Table, path: Path, testbeds: Sequence[Testbed], drafters: Sequence[str]
+) -> tuple[Setup, ...]:
+    """Those of `methods`, of tables [[method]], and of the tuned file, in this order."""
+    named = (
+        [Setup(name=name, method=name) for name in table.texts("methods")] if "methods" in table.data else []
+    )
+    for setup in named:
+        if setup.method not in METHODS:
+            table.wrong("methods", f"names among {', '.join(METHODS)}")
+    tables = table.tables("method") if "method" in table.data else []
+    own = [_setup(each, drafters) for each in tables]
+    known = [testbed.name for testbed in testbeds]
+    for each, setup in zip(tables, own, strict=True):
+        if not set(setup.testbeds) <= set(known):
+            each.wrong("testbeds", f"names among {'; '.join(known)}")
+    both = (
+        *named,
+        *own,
+        *(read_setups(Path(_beside(path, table.text("tuned")))) if "tuned" in table.data else ()),
+    )
+    if not both:
+        table.wrong("methods", "a list of methods, or tables [[method]]")
+    _check_names(path, both)
+    return both
+
+
+def read_setups(path: Path) -> tuple[Setup, ...]:
+    """The setups of a file that `bench --tune` wrote."""
+    table = read_toml(path, "tuned methods")
+    table.check({"method"})
+    found = tuple(_setup(each) for each in table.tables("method"))
+    _check_names(path, found)
+    return found
+
+
+def _check_once(path: Path, key: str, names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{path}: {key}: expected each name once, got {name!r:.80} twice")
+
+
+def _check_names(path: Path, setups: Sequence[Setup]) -> None:
+    """A name may come twice, with other parameters, as long as the testbeds differ."""
+    for at, setup in enumerate(setups):
+        for other in setups[:at]:
+            if other.name == setup.name and (
+                not set(other.testbeds).isdisjoint(setup.testbeds) or not (other.testbeds and setup.testbeds)
+            ):
+                raise InputError(
+                    f"{path}: method: expected each name once on a testbed, got {setup.name!r:.80} twice"
+                )
+
+
+def _published(table: Table, testbeds: Sequence[Testbed], setups: Sequence[Setup]) -> Published:
+    table.check({"testbed", "temperature", "reference", "tokens_per_s", "fitted"})
+    rates = table.table("tokens_per_s")
+    names = {setup.name: None for setup in setups}
+    if not rates.data or not rates.data.keys() <= names.keys():
+        table.wrong("tokens_per_s", f"rates of at least one of the methods {'; '.join(names)}")
+    return Published(
+        testbed=table.text("testbed", among=[testbed.name for testbed in testbeds]),
+        temperature=table.number("temperature", 0.0, least=0.0),
+        reference=table.text("reference", among=rates.data),
+        tokens_per_s={name: rates.number(name) for name in rates.data},
+        fitted=table.flag("fitted", False),
+    )
+
+
+def _beside(experiment: Path, name: str) -> str:
+    """Files that an experiment names are looked for beside it."""
+    return name if name in PROMPT_FILES else str(experiment.parent / name)
+
+
+def _testbed(table: Table, experiment: Path, drafters: Sequence[str]) -> Testbed:
+    table.check(
+        {
+            "drafters",
+            "name",
+            "devices",
+            "head",
+            "bandwidth_mbps",
+            "latency_ms",
+            "jitter_ms",
+            "shape",
+            "drafter_shape",
+            "precision",
+            "slowdown",
+            "head_slowdown",
+            "head_ms",
+        }
+    )
+    counted = [(_profile(table, "devices", name, experiment), count) for name, count in _counted(table)]
+    devices = tuple(device for device, count in counted for _ in range(count))
+    shape = _known(table, "shape", lambda: find_shape(table.text("shape")))
+    found = Testbed(
+        name=table.text("name"),
+        devices=devices,
+        head=_profile(table, "head", table.text("head"), experiment) if "head" in table.data else devices[0],
+        link=_link(table),
+        shape=shape,
+        drafter_shape=_known(
+            table, "drafter_shape", lambda: find_shape(table.text("drafter_shape", f"eagle-{shape.name}"))
+        ),
+        precision=table.text("precision", "float16", among=PRECISION_BYTES),
+        slowdown=table.number("slowdown", 1.0),
+        head_slowdown=table.number("head_slowdown", table.number("slowdown", 1.0)),
+        head_s=table.number("head_ms", HEAD_MS, least=0.0) / 1000,
+    )
+    if "drafters" in table.data:
+        found = replace(
+            found,
+            boards=tuple(_board(each, experiment, found, drafters) for each in table.tables("drafters")),
+        )
+        _check_once(
+            experiment, "testbed: drafters: models", [name for board in found.boards for name in board.models]
+        )
+    _known(table, "devices", lambda: found.layers)
+    _known(table, "precision", lambda: [device.flops(found.precision) for device in (*devices, found.head)])
+    return found
+
+
+def _link(table: Table) -> LinkSpec:
+    return LinkSpec(
+        bandwidth_mbps=table.number("bandwidth_mbps"),
+        delay_s=table.number("latency_ms", 0.0, least=0.0) / 1000,
+        jitter_s=table.number("jitter_ms", 0.0, least=0.0) / 1000,
+    )
+
+
+_LINK_KEYS = ("bandwidth_mbps", "latency_ms", "jitter_ms")
+
+
+def _board(table: Table, experiment: Path, testbed: Testbed, drafters: Sequence[str]) -> DrafterBoard:
+    """A table [[testbed.drafters]]: a board with a link of its own or like the testbed's others, or without
+    `device` the head's."""
+    table.check({"models", "device", "shape", "precision", *_LINK_KEYS})
+    models = tuple(table.texts("models"))
+    if not set(models) <= set(drafters):
+        table.wrong("models", f"names among the experiment's drafters {', '.join(drafters)}")
+    has_link = any(key in table.data for key in _LINK_KEYS)
+    if has_link and "device" not in table.data:
+        table.wrong("device", "a board for the link that is described")
+    device = _profile(table, "device", table.text("device"), experiment) if "device" in table.data else None
+    found = DrafterBoard(
+        models=models,
+        shape=_known(table, "shape", lambda: find_shape(table.text("shape", testbed.drafter_shape.name))),
+        precision=table.text("precision", testbed.precision, among=PRECISION_BYTES),
+        device=device,
+        link=None if device is None else _link(table) if has_link else testbed.link,
+    )
+    _known(table, "precision", lambda: (device or testbed.head).flops(found.precision))
+    return found
+
+
+def _counted(table: Table) -> list[tuple[str, int]]:
+    """`raspberry-pi-5` or `8 x raspberry-pi-5`, taken apart."""
+    found = []
+    for text in table.texts("devices"):
+        count, times, name = text.partition(" x ")
+        if times and not (count.isdecimal() and 1 <= int(count) <= STAGES_MAX):
+            table.wrong("devices", 'names such as "jetson-orin-nano" or "4 x jetson-orin-nano"')
+        found.append((name, int(count)) if times else (text, 1))
+    return found
+
+
+def _profile(table: Table, key: str, name: str, experiment: Path) -> DeviceProfile:
+    return _known(
+        table, key, lambda: find_profile(_beside(experiment, name) if name.endswith(".toml") else name)
+    )
+
+
+def _known(table: Table, key: str, find: Callable[[], Found]) -> Found:
+    """What `find` finds; an error names table and key."""
+    try:
+        return find()
+    except InputError as error:
+        raise InputError(f"{table.where}: {key}: {str(error).removeprefix(f'{key}: ')}") from None
+
+
+_REAL_MAX = {"value_min": 1.0, "window_slack": 16.0}
+_MOST = {"width": WIDTH_MAX}
+_FLAGS = ("routing", "fusion")
+CHAIN = "chain"
+
+
+def _setup(table: Table, drafters: Sequence[str] = ()) -> Setup:
+    """`drafters` are the experiment's, of which a setup may choose some; a file of tuned ones has none to
+    choose from."""
+    method = table.text("method", table.data.get("name"), among=METHODS)
+    table.check({"name", "method", "coupled", "published", "testbeds", "drafters", CHAIN, *OPTIONS[method]})
+    options = {name: _option(table, name) for name in OPTIONS[method] if name in table.data and name != CHAIN}
+    chosen = _chosen(table, method, drafters)
+    if CHAIN in table.data and CHAIN in OPTIONS[method]:
+        options[CHAIN] = None if table.data[CHAIN] == AUTO else tuple(range(len(chosen or ())))
+    return Setup(
+        name=table.text("name"),
+        method=method,
+        options=options,
+        coupled=table.flag("coupled", True),
+        published=table.flag("published", False),
+        drafters=chosen,
+        chain="" if CHAIN not in table.data else AUTO if table.data[CHAIN] == AUTO else FIXED,
+        testbeds=tuple(table.texts("testbeds")) if "testbeds" in table.data else (),
+    )
+
+
+def _option(table: Table, name: str) -> Any:
+    if name in _FLAGS:
+        return table.flag(name, True)
+    if name in _REAL_MAX:
+        return table.number(name, least=0.0, most=_REAL_MAX[name])
+    return table.whole(name, most=_MOST.get(name, TREE_NODES_MAX))
+
+
+def _chosen(table: Table, method: str, drafters: Sequence[str]) -> tuple[str, ...] | None:
+    """The drafters that a setup names: those of `drafters`, or of a `chain`, which may be empty, or `auto`
+    for a choice among all of them."""
+    key = "drafters"
+    if CHAIN in table.data and table.data[CHAIN] != AUTO:
+        if key in table.data:
+            table.wrong(key, f"none beside a {CHAIN} that names them")
+        key = CHAIN
+    if key not in table.data:
+        return tuple(drafters) if CHAIN in table.data else None
+    found = () if key == CHAIN and table.data[key] == [] else tuple(table.texts(key))
+    most = drafters_max(method)
+    if not set(found) <= set(drafters) or len(set(found)) < len(found) or len(found) > most:
+        table.wrong(key, f"at most {most} of the experiment's drafters {', '.join(drafters)}, each once")
+    return found
+
+
+def pick_setups(setups: Sequence[Setup], names: Sequence[str]) -> tuple[Setup, ...]:
+    """The setups of these names; a method that none has the name of is taken with its defaults. Raises
+    `InputError`."""
+    known = dict.fromkeys(setup.name for setup in setups)
+    for name in names:
+        if name not in known and name not in METHODS:
+            raise InputError(
+                f"--methods: expected names among {', '.join(dict.fromkeys([*known, *METHODS]))}, got "
+                f"{name!r:.80}"
+            )
+    found = []
+    for name in dict.fromkeys(names):
+        found += [setup for setup in setups if setup.name == name] or [Setup(name=name, method=name)]
+    return tuple(found)

@@ -1,0 +1,91 @@
+"""From measured times to the numbers of a device profile: bandwidth and computing of the cost model
+(`plan.cost`), and overheads.
+
+A least-squares fit of relative errors. The overheads come first, from the tiny models. Then the two rates are
+searched on a grid that closes in, for each share of the computing that reading may fail to hide: the model
+has corners, so gradients would mislead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from flowspec.bench.measure import LayerPoint, Machine, Measured
+from flowspec.model.accelerator import accelerator_of
+from flowspec.plan.cost import layers_curve
+from flowspec.plan.profile import DeviceProfile
+
+F64 = npt.NDArray[np.float64]
+SERIAL = (0.0, 0.25, 0.5, 0.75, 1.0)
+HIDDEN = (1.0, 0.75, 0.5, 0.25, 0.0)
+"""Shares of a tiny layer's time that a large one's takes, too, where launching runs ahead of computing."""
+GRID = 41
+ROUNDS = 5
+LEAST_US = 0.1
+
+
+def fit(measured: Measured, machine: Machine, name: str) -> DeviceProfile:
+    """The profile under which the cost model comes closest to what was measured."""
+    layer_s, pass_s = _overheads(measured.tiny)
+    points = measured.layers
+    weight_bytes = np.array(
+        [point.layers * point.shape.layer_params * machine.element_bytes for point in points],
+        dtype=np.float64,
+    )
+    work = np.array([2.0 * point.layers * point.shape.layer_params * point.rows for point in points])
+    spent = np.array([point.s for point in points])
+    layers = np.array([point.layers for point in points])
+    best = (float("inf"), 1.0, 1.0, 0.0, 0.0)
+    for share in HIDDEN if accelerator_of(machine.device).launches_ahead else HIDDEN[:1]:
+        fixed = share * layers * layer_s + pass_s
+        for serial in SERIAL:
+            best = min(best, (*_rates(weight_bytes, work, spent, fixed, serial), serial, share))
+    _, byte_s, work_s, serial, share = best
+    return DeviceProfile(
+        name=name,
+        memory_gb=machine.total_bytes() / 1e9,
+        memory_gb_per_s=1e-9 / byte_s,
+        memory_efficiency=1.0,
+        tflops={machine.dtype: 1e-12 / work_s},
+        compute_efficiency=1.0,
+        serial=serial,
+        layer_us=max(LEAST_US, 1e6 * share * layer_s),
+        pass_us=max(LEAST_US, 1e6 * pass_s),
+    )
+
+
+def error(profile: DeviceProfile, points: Sequence[LayerPoint], dtype: str) -> float:
+    """The root mean square of the relative errors of the cost model over measured points."""
+    ratios = [
+        layers_curve(profile, point.shape, dtype, point.layers).seconds(point.rows) / point.s
+        for point in points
+    ]
+    return float(np.sqrt(np.mean([(ratio - 1) ** 2 for ratio in ratios])))
+
+
+def _overheads(tiny: Sequence[LayerPoint]) -> tuple[float, float]:
+    """What each layer and each pass takes beside its weights: the slope and the intercept over the number of
+    layers."""
+    few, many = sorted(tiny, key=lambda point: point.layers)
+    layer_s = max(0.0, (many.s - few.s) / (many.layers - few.layers))
+    return layer_s, max(0.0, few.s - few.layers * layer_s)
+
+
+def _rates(weight_bytes: F64, work: F64, spent: F64, fixed: F64, serial: float) -> tuple[float, float, float]:
+    """(error, seconds for a byte, seconds for an operation) where the error is least."""
+    byte_s, work_s = float((spent / weight_bytes).min()), float((spent / work).min())
+    found, width = float("inf"), 8.0
+    for _ in range(ROUNDS):
+        factors = np.geomspace(1 / width, width, GRID)
+        bytes_s, works_s = byte_s * factors, work_s * factors
+        reading = bytes_s[:, None, None] * weight_bytes  # [bytes, 1, points]
+        computing = works_s[None, :, None] * work  # [1, works, points]
+        told = np.maximum(reading, (1 - serial) * computing) + serial * computing + fixed
+        errors = np.sqrt((((told - spent) / spent) ** 2).mean(axis=2))  # [bytes, works]
+        at = np.unravel_index(int(errors.argmin()), errors.shape)
+        found, byte_s, work_s = float(errors[at]), float(bytes_s[at[0]]), float(works_s[at[1]])
+        width = width ** (4 / GRID)
+    return found, byte_s, work_s

@@ -1,0 +1,301 @@
+"""Answers of an experiment in real time, by real processes: the emulated world and the cluster world.
+
+Every testbed is a cluster of its own. In every round (`Bench.repeat`) each method holds it once, forwards and
+backwards in turns, so that a machine that grows slower hits all alike; its session answers a cut prompt to
+warm up, and then all cases that are missing, one after the other, each when nothing of the one before is
+under way any more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flowspec.bench.bench import RESULTS, Step, key_of
+from flowspec.bench.config import EMULATED, SIMULATED, Bench, Setup, Testbed
+from flowspec.bench.drafter_places import drafting_curve
+from flowspec.bench.outcome import Key, Record, write_records
+from flowspec.bench.plain import DTYPE, Case
+from flowspec.bench.recording import Answered, agreement_of, energy_of, record_of
+from flowspec.bench.simulated import sampling_curve, stage_curves
+from flowspec.bench.trace import Trace
+from flowspec.core.events import (
+    Draft,
+    Drafted,
+    Finished,
+    HeadCommand,
+    HeadEvent,
+    ToPipeline,
+    ToStages,
+    VerifiedArrived,
+)
+from flowspec.core.messages import Message
+from flowspec.draft.choose import NONE, check_drafter
+from flowspec.errors import InputError
+from flowspec.plan.cost import row_bytes
+from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.emulation import DeviceEmulation, Emulation
+from flowspec.runtime.session import Cluster, ClusterOptions, Limits, Session, open_cluster
+from flowspec.runtime.stages import Progress
+from flowspec.wire.codec import DTYPE_BYTES, Envelope, encode
+
+WARM_UP_TOKENS = 48
+"""Of the first prompt, in every session: what the head learns costs and confidences from before anything
+counts."""
+REST_S_MAX = 30.0
+"""The last segments of an answer are waited for so long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where answers are made. `testbed` says what its boards take, None where none are named; `row_bytes` is
+    a hidden state's, None: the model's."""
+
+    name: str
+    options: ClusterOptions
+    testbed: Testbed | None
+    row_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What one session of a method has to answer."""
+
+    setup: Setup
+    repeat: int
+    cases: tuple[Case, ...]
+
+
+def run_live(
+    bench: Bench, cases: Sequence[Case], done: Sequence[Record], out: Path, step: Step, progress: Progress
+) -> tuple[list[Record], dict[str, Trace]]:
+    """The records that are missing, each on disk as soon as it is there, and what happened in each method's
+    first answer of all.
+
+    Raises `InputError` for what these worlds do not have, `ClusterError` when a device is lost or cannot keep
+    up with what it emulates.
+    """
+    _check(bench)
+    runs = LiveRuns(bench, cases, done, out, step, progress)
+    known = {record.key for record in done}
+    for place in places(bench):
+        rounds = list(rounds_of(bench, place.name, cases, known))
+        if rounds:
+            runs.run(place, rounds)
+    return runs.found, runs.traces
+
+
+def _check(bench: Bench) -> None:
+    assert bench.world != SIMULATED
+    if bench.is_synthetic:
+        raise InputError(
+            f"world {bench.world}: expected a real model, got {bench.model!r}, which exists in the simulated "
+            "world only"
+        )
+    for setup in bench.setups:
+        if setup.published:
+            raise InputError(
+                f"world {bench.world}: method {setup.name!r} runs as its paper's code does it (published = "
+                "true), "
+                "which is computed in the simulated world only; choose other --methods"
+            )
+        if len(bench.drafters_of(setup)) > 1 or setup.chain:
+            raise InputError(
+                f"world {bench.world}: method {setup.name!r} has several models beside the target, "
+                "which is computed in the simulated world only; choose other --methods"
+            )
+    for name in bench.drafters:
+        check_drafter(name)
+
+
+def places(bench: Bench) -> list[Place]:
+    """The testbeds, emulated; or the one cluster, named after the testbed if there is one."""
+    if bench.world == EMULATED:
+        return [_emulated(bench, testbed) for testbed in bench.testbeds]
+    if len(bench.testbeds) > 1:
+        raise InputError(
+            f"world {bench.world}: expected at most one testbed, which the cluster is, got "
+            f"{len(bench.testbeds)}"
+        )
+    options = ClusterOptions(
+        model=bench.model, dtype=DTYPE, cluster=bench.cluster, local=bench.local, context=bench.context
+    )
+    named = next(iter(bench.testbeds), None)
+    own_name = f"{bench.local} local processes" if bench.cluster is None else bench.cluster.stem
+    return [Place(name=own_name if named is None else named.name, options=options, testbed=named)]
+
+
+def _emulated(bench: Bench, testbed: Testbed) -> Place:
+    row = row_bytes(testbed.shape, testbed.precision)
+    sampling = sampling_curve(testbed)
+    emulation = Emulation(
+        devices=tuple(
+            DeviceEmulation(layers=curve, sampling=sampling, outgoing=testbed.link, row_bytes=row)
+            for curve in stage_curves(testbed)
+        ),
+        drafting=drafting_curve(testbed),
+        control=testbed.link,
+        first_hop=testbed.link,
+    )
+    options = ClusterOptions(
+        model=bench.model, dtype=DTYPE, local=len(testbed.devices), context=bench.context, emulation=emulation
+    )
+    return Place(name=testbed.name, options=options, testbed=testbed, row_bytes=row)
+
+
+def rounds_of(bench: Bench, place: str, cases: Sequence[Case], known: set[Key]) -> Iterator[Round]:
+    """Sessions in order, without those that have nothing left to answer."""
+    for repeat in range(bench.repeat):
+        for setup in bench.setups if repeat % 2 == 0 else bench.setups[::-1]:
+            missing = tuple(case for case in cases if key_of(place, setup, case, repeat) not in known)
+            if missing and setup.runs_on(place):
+                yield Round(setup=setup, repeat=repeat, cases=missing)
+
+
+class LiveRuns:
+    """Runs rounds and keeps what comes of them: `found` are all records, `traces` those of the first place,
+    by method."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        cases: Sequence[Case],
+        done: Sequence[Record],
+        out: Path,
+        step: Step,
+        progress: Progress,
+    ) -> None:
+        self.found = list(done)
+        self.traces: dict[str, Trace] = {}
+        self._bench = bench
+        warm_up = cases[0]
+        self._warm_up = replace(warm_up, new_tokens_max=min(WARM_UP_TOKENS, warm_up.new_tokens_max))
+        self._out = out
+        self._step = step
+        self._progress = progress
+
+    def run(self, place: Place, rounds: Sequence[Round]) -> None:
+        is_traced = not self.traces
+        with open_cluster(place.options, decoding=Decoding(drafters=self._bench.drafters)) as cluster:
+            for one in rounds:
+                self._step(f"{place.name}, {one.setup.name}: warming up", 0)
+                self._session(place, cluster, one, is_traced)
+
+    def _session(self, place: Place, cluster: Cluster, one: Round, is_traced: bool) -> None:
+        """A method holds the cluster."""
+        setup, recorder = one.setup, Recorder()
+        row_bytes = place.row_bytes or cluster.config.hidden_size * DTYPE_BYTES[DTYPE]
+        drafters = self._bench.drafters_of(setup) or (NONE,)
+        decoding = Decoding(
+            method=setup.method, drafters=drafters, options=setup.options, coupled=setup.coupled
+        )
+        with cluster.session(decoding, self._progress, recorder) as session:
+            stages = len(session.head.stages)
+            recorder.answer(session, self._warm_up)
+            for case in one.cases:
+                answered = recorder.answer(session, case)
+                record = record_of(
+                    self._bench,
+                    place.name,
+                    setup,
+                    case,
+                    answered,
+                    world=self._bench.world,
+                    repeat=one.repeat,
+                    agreement=agreement_of(case, answered.tokens, answered.reason),
+                    network_bytes=recorder.network_bytes(stages, row_bytes),
+                    energy_j=_energy_j(place.testbed, answered, stages),
+                    events=0,
+                    digest=hashlib.blake2b(json.dumps(answered.tokens).encode(), digest_size=16).hexdigest(),
+                )
+                write_records(self._out / RESULTS, [record])
+                self.found.append(record)
+                if is_traced:
+                    self.traces.setdefault(setup.name, answered.trace)
+                about = f"{case.domain} {case.prompt_id}, temperature {case.sampling.temperature:g}"
+                self._step(f"{place.name}, {setup.name}: {about}", 1)
+
+
+def _energy_j(testbed: Testbed | None, answered: Answered, stages: int) -> float:
+    """What the named boards take; 0 where none are named, or others than there are stages."""
+    if testbed is None or len(testbed.devices) != stages:
+        return 0.0
+    trace = answered.trace
+    stages_busy_s = [sum(trip.hops[at].compute_s for trip in trace.trips) for at in range(stages)]
+    return energy_of(
+        testbed,
+        answered.whole_s,
+        stages_busy_s,
+        {None: sum(each.ended_s - each.started_s for each in trace.passes)},
+    )
+
+
+class Recorder:
+    """Watches a head's thread, answer by answer; an answer is over when nothing of it is under way any more,
+    dead segments included."""
+
+    def __init__(self) -> None:
+        self._begin()
+        self._under_way = 0
+
+    def _begin(self) -> None:
+        self._trace = Trace()
+        self._to_stages: list[Message] = []
+        self._to_or_from_one: list[Message] = []
+        self._has_ended = False
+        self._at_rest = threading.Event()
+
+    def __call__(self, event: HeadEvent, commands: Sequence[HeadCommand], now_s: float) -> None:
+        self._trace.watch(event, commands, now_s)
+        if isinstance(event, VerifiedArrived):
+            self._to_or_from_one.append(event.verified)
+        self._under_way -= isinstance(event, VerifiedArrived | Drafted)
+        for command in commands:
+            if isinstance(command, ToPipeline):
+                self._to_or_from_one.append(command.segment)
+            elif isinstance(command, ToStages):
+                self._to_stages.append(command.message)
+            self._under_way += isinstance(command, ToPipeline | Draft)
+            self._has_ended |= isinstance(command, Finished)
+        if self._has_ended and self._under_way == 0:
+            self._at_rest.set()
+
+    def answer(self, session: Session, case: Case) -> Answered:
+        """Asks, reads, and waits until the cluster is at rest again: the next answer shall not stand in this
+        one's queue."""
+        self._begin()
+        answer, timing = session.ask(
+            case.prompt, case.sampling, Limits(new_tokens_max=case.new_tokens_max, stop_ids=case.stop_ids)
+        )
+        assert answer.end is not None
+        self._at_rest.wait(REST_S_MAX)
+        return Answered(
+            tokens=tuple(timing.new_tokens),
+            reason=answer.end.reason,
+            submitted_s=answer.submitted_s,
+            first_s=answer.submitted_s + timing.first_s,
+            last_s=answer.submitted_s + timing.last_s,
+            report=answer.end.statistics,
+            trace=self._trace,
+            arithmetic=answer.arithmetic,
+        )
+
+    def network_bytes(self, stages: int, row_bytes: int) -> int:
+        """What the last answer sent: all messages of the head's own, to it and from it, and the hidden states
+        between stages.
+
+        Headers between stages, some ten bytes for each row, and an EAGLE head's features are not counted.
+        """
+        rows = sum(stay.alive for trip in self._trace.trips for stay in trip.stays()[:-1])
+        return rows * row_bytes + _size(self._to_or_from_one) + stages * _size(self._to_stages)
+
+
+def _size(messages: Sequence[Message]) -> int:
+    return sum(
+        len(encode(Envelope(incarnation=0, sender="head", sequence=0, message=message))[0])
+        for message in messages
+    )

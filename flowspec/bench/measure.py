@@ -1,0 +1,304 @@
+"""How fast this machine runs layers, `lm_head` and a drafter: the times that a device profile is fitted to
+(`bench.fitting`).
+
+Measured are real slices of models made for it: wide ones that fit no cache, whose time is reading weights and
+computing, and tiny ones, whose time is everything else. The tasks take turns, round after round, and of each
+the second fastest run counts: what else runs on a machine only ever adds time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from flowspec.bench.checkpoints import make_checkpoint
+from flowspec.bench.console import Step
+from flowspec.core.events import JobPart, RunLayers
+from flowspec.core.messages import Commit, Open, Part, Release, Sampling, Segment
+from flowspec.draft.choose import open_drafter
+from flowspec.draft.protocol import Drafter
+from flowspec.errors import ClusterError
+from flowspec.model.accelerator import accelerator_of
+from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.pieces import Span
+from flowspec.model.slice import DTYPES, Slice
+from flowspec.plan.memory import mib
+from flowspec.plan.shape import ModelShape
+
+Task = Callable[[], None]
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+ROWS_QUICK = (1, 8, 32, 64)
+SLOTS = 256
+VOCABULARY = 32000
+VOCABULARY_TINY = 256
+WIDTH_TINY = 64
+SHORT_S = 0.02
+RUNS_MAX = 8
+"""A task that is shorter than `SHORT_S` has so many runs in each round: an interrupt counts for more there.
+"""
+MEMORY_SHARE_MAX = 0.4
+"""Of the memory that is free: making a model takes more for a moment."""
+REQUEST = 1
+CONTEXT = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Where and how layers run."""
+
+    device: torch.device
+    dtype: str
+
+    @property
+    def element_bytes(self) -> int:
+        return torch.finfo(DTYPES[self.dtype]).bits // 8
+
+    def free_bytes(self) -> int:
+        return accelerator_of(self.device).free_bytes()
+
+    def total_bytes(self) -> int:
+        return accelerator_of(self.device).total_bytes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """What is measured, and how often."""
+
+    rows: tuple[int, ...] = ROWS
+    widths: tuple[tuple[int, int], ...] = ((2048, 2), (1024, 6))
+    """Hidden sizes with layers: so many that together they fit no cache."""
+    tiny: tuple[int, int] = (2, 12)
+    """Numbers of layers of the tiny models: one layer more costs what a layer costs beside its weights."""
+    rounds: int = 12
+
+    def fitting(self, machine: Machine) -> Effort:
+        """The same with layers as wide as this machine has memory for; raises `ClusterError` when there is
+        next to none."""
+        for halved in range(4):
+            widths = tuple((hidden >> halved, layers) for hidden, layers in self.widths)
+            need = sum(made_shape(hidden, layers).params for hidden, layers in widths) * machine.element_bytes
+            if need < MEMORY_SHARE_MAX * machine.free_bytes():
+                return Effort(rows=self.rows, widths=widths, tiny=self.tiny, rounds=self.rounds)
+        raise ClusterError(
+            f"measuring needs {mib(int(need / MEMORY_SHARE_MAX))} of free memory, but "
+            f"{mib(machine.free_bytes())} are free here"
+        )
+
+
+QUICK = Effort(rows=ROWS_QUICK, widths=((2048, 1), (1024, 3)), rounds=5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPoint:
+    """A pass of `rows` rows over `layers` layers took so long."""
+
+    shape: ModelShape
+    layers: int
+    rows: int
+    s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """All of a machine; times of `lm_head` and of a pass of the bundled drafter by rows."""
+
+    layers: tuple[LayerPoint, ...]
+    tiny: tuple[LayerPoint, ...]
+    lm_head_s: Mapping[int, float]
+    lm_head_shape: ModelShape
+    drafter_s: Mapping[int, float]
+
+
+def fast_times(
+    tasks: Mapping[Any, Task], rounds: int, step: Step, names: Callable[[Any], str]
+) -> dict[Any, float]:
+    """The second fastest run of each task, in seconds; the tasks take turns, short ones with several runs,
+    after a first round."""
+    spent: dict[Any, list[float]] = {key: [] for key in tasks}
+    runs = dict.fromkeys(tasks, 1)
+    for number in range(rounds + 1):
+        for key, task in tasks.items():
+            for _ in range(runs[key]):
+                started_s = time.perf_counter()
+                task()
+                spent[key].append(time.perf_counter() - started_s)
+            step(names(key))
+        if not number:
+            runs = {key: min(RUNS_MAX, 1 + int(SHORT_S / found.pop())) for key, found in spent.items()}
+    return {key: sorted(found)[min(1, len(found) - 1)] for key, found in spent.items()}
+
+
+def made_shape(hidden: int, layers: int, vocabulary: int = VOCABULARY) -> ModelShape:
+    """A Llama of TinyLlama's proportions, with heads of 64."""
+    heads = max(1, hidden // 64)
+    intermediate = hidden * 11 // 4
+    return ModelShape(
+        name=f"{hidden}-wide",
+        layers=layers,
+        hidden=hidden,
+        intermediate=intermediate,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=64,
+        vocabulary=vocabulary,
+    )
+
+
+def made_model(folder: Path, shape: ModelShape) -> ModelFiles:
+    """A checkpoint of random weights, in bfloat16 to be half as large on disk."""
+    config = {
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": 4 * SLOTS,
+        "tie_word_embeddings": True,
+    }
+    return ModelFiles(str(make_checkpoint(folder, "llama", config, dtype=torch.bfloat16)))
+
+
+def made_slice(machine: Machine, shape: ModelShape) -> Slice:
+    """A whole model of random weights, loaded as any stage loads its slice."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = made_model(Path(folder), shape)
+        return Slice.load(
+            files, Span(first=0, end=shape.layers, count=shape.layers), machine.dtype, machine.device
+        )
+
+
+def pass_task(machine: Machine, part: Slice, rows: int) -> Task:
+    """A pass of so many rows over a slice's layers: a chain, as in a prompt's chunk."""
+    part.open_cache(REQUEST, SLOTS)
+    numbers = np.arange(rows)
+    segment = JobPart(
+        request=REQUEST,
+        slots=numbers,
+        tokens=numbers,
+        positions=numbers,
+        key_positions=numbers.astype(np.int32),
+        visible=np.tril(np.ones((rows, rows), dtype=np.bool_)),
+        sampled=np.zeros(rows, dtype=np.bool_),
+        sampling=Sampling(),
+    )
+    job = RunLayers(job=0, parts=(segment,), payload=None, rows=tuple(range(rows)))
+    wait = accelerator_of(machine.device).wait
+    payload = None if part.span.is_first else torch.randn(rows, part.config.hidden_size).to(part.dtype)
+
+    def run() -> None:
+        part.forward(job, payload)
+        wait()
+
+    return run
+
+
+def head_task(machine: Machine, part: Slice, rows: int) -> Task:
+    """`lm_head` over so many rows, logits on the CPU at the end."""
+    hidden = torch.randn(rows, part.config.hidden_size).to(part.dtype).to(machine.device)
+
+    def run() -> None:
+        part.logits(hidden)
+
+    return run
+
+
+def drafter_task(drafter: Drafter, rows: int, width: int = 8) -> Task:
+    """A pass of so many new nodes, children of the root, through a drafter."""
+    requests = itertools.count(1000 * rows)
+
+    def segment(request: int, ids: Sequence[int], parents: Sequence[int], committed: bool) -> Segment:
+        opening = Open(request=request, epoch=0, keep=0, length=1, root=0, slots=SLOTS, sampling=Sampling())
+        part = Part(
+            commit=Commit(request=request, epoch=0, base=1, path=()),
+            opening=opening if committed else None,
+            ids=tuple(ids),
+            parents=tuple(parents),
+            tokens=tuple(2 + node for node in ids),
+            positions=(0 if committed else 1,) * len(ids),
+            committed=(committed,) * len(ids),
+        )
+        return Segment(segment=0, parts=(part,))
+
+    ready: list[int] = []
+
+    def prepare() -> None:
+        request = next(requests)
+        drafter.draft(segment(request, [0], [-1], committed=True), width)
+        ready.append(request)
+
+    def run() -> None:
+        request = ready.pop()
+        drafter.draft(segment(request, range(1, rows + 1), [0] * rows, committed=False), width)
+        drafter.release(Release(request=request))
+        prepare()
+
+    prepare()
+    return run
+
+
+def step_count(effort: Effort, beside: int = 0) -> int:
+    count = len(effort.rows) * (len(effort.widths) + 2) + len(effort.tiny)
+    return (effort.rounds + 1) * (count + beside)
+
+
+@torch.inference_mode()
+def measure_beside(
+    machine: Machine, effort: Effort, beside: Mapping[Any, Task], step: Step
+) -> tuple[Measured, dict[Any, float]]:
+    """Measures this machine, and in the same rounds the tasks `beside`, whose times come second; takes
+    `step_count` steps."""
+    narrowest = min(hidden for hidden, _ in effort.widths)
+    shapes = {
+        hidden: made_shape(hidden, layers, VOCABULARY if hidden == narrowest else VOCABULARY_TINY)
+        for hidden, layers in effort.widths
+    }
+    slices = {hidden: made_slice(machine, shape) for hidden, shape in shapes.items()}
+    drafter = open_drafter(BUNDLED, ModelFiles(BUNDLED), machine.dtype, machine.device, context=CONTEXT)
+    assert drafter is not None
+    tasks: dict[Any, Task] = {}
+    for rows in effort.rows:
+        for hidden, part in slices.items():
+            tasks["layers", hidden, rows] = pass_task(machine, part, rows)
+        tasks["lm_head", narrowest, rows] = head_task(machine, slices[narrowest], rows)
+        tasks["drafter", 0, rows] = drafter_task(drafter, rows)
+    tiny = {layers: made_shape(WIDTH_TINY, layers, VOCABULARY_TINY) for layers in effort.tiny}
+    for layers, shape in tiny.items():
+        tasks["tiny", layers, 1] = pass_task(machine, made_slice(machine, shape), 1)
+    tasks.update({("beside", key, 0): task for key, task in beside.items()})
+    spent = fast_times(tasks, effort.rounds, step, _name)
+    measured = Measured(
+        layers=tuple(
+            LayerPoint(shape=shape, layers=shape.layers, rows=rows, s=spent["layers", hidden, rows])
+            for hidden, shape in shapes.items()
+            for rows in effort.rows
+        ),
+        tiny=tuple(
+            LayerPoint(shape=shape, layers=layers, rows=1, s=spent["tiny", layers, 1])
+            for layers, shape in tiny.items()
+        ),
+        lm_head_s={rows: spent["lm_head", narrowest, rows] for rows in effort.rows},
+        lm_head_shape=shapes[narrowest],
+        drafter_s={rows: spent["drafter", 0, rows] for rows in effort.rows},
+    )
+    return measured, {key: spent["beside", key, 0] for key in beside}
+
+
+def _name(key: tuple[str, Any, int]) -> str:
+    kind, what, rows = key
+    return {
+        "layers": f"layers {what} wide, {rows} rows",
+        "lm_head": f"lm_head, {rows} rows",
+        "drafter": f"drafter, {rows} rows",
+        "tiny": f"{what} tiny layers",
+        "beside": f"{what}",
+    }[kind]

@@ -1,0 +1,183 @@
+"""Prompts with their plain answers: what a model says step by step in one process, made once and kept in a
+file if asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flowspec.bench.console import progress
+from flowspec.bench.prompts import Prompt
+from flowspec.core.messages import Sampling
+from flowspec.errors import InputError
+from flowspec.model.files import ModelFiles
+from flowspec.model.support import context_max
+from flowspec.model.text import Tokenizer, recommended
+from flowspec.runtime.cluster import pick_context
+
+if TYPE_CHECKING:
+    from flowspec.model.step_by_step import StepByStep
+
+DTYPE = "float32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A prompt, how it is sampled, and its plain answer: `answer` ends with the stop token if one ended
+    it."""
+
+    prompt_id: str
+    domain: str
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    new_tokens_max: int
+    stop_ids: frozenset[int]
+    answer: tuple[int, ...]
+
+    @property
+    def is_stopped(self) -> bool:
+        return bool(self.answer) and self.answer[-1] in self.stop_ids
+
+    @property
+    def new_tokens(self) -> tuple[int, ...]:
+        """The answer without its stop token."""
+        return self.answer[:-1] if self.is_stopped else self.answer
+
+
+def first_of_each(prompts: Iterable[Prompt], per_domain: int | None) -> list[Prompt]:
+    """The first `per_domain` prompts of each domain; None takes all."""
+    seen: Counter[str] = Counter()
+    found = []
+    for prompt in prompts:
+        seen[prompt.domain] += 1
+        if per_domain is None or seen[prompt.domain] <= per_domain:
+            found.append(prompt)
+    return found
+
+
+def make_samplings(temperatures: Sequence[float], seeds: Sequence[int]) -> list[Sampling]:
+    """Every temperature, and above 0 with every seed."""
+    try:
+        return [
+            Sampling(temperature=temperature, seed=seed)
+            for temperature in temperatures
+            for seed in (seeds if temperature > 0 else (0,))
+        ]
+    except ValueError as error:
+        raise InputError(f"--temperatures: {error}") from None
+
+
+def plain_cases(
+    files: ModelFiles,
+    prompts: Sequence[Prompt],
+    samplings: Sequence[Sampling],
+    new_tokens_max: int,
+    cache: Path | None = None,
+    context: int | None = None,
+) -> list[Case]:
+    """Every prompt (its first turn) with every sampling, answered step by step; answers that `cache` holds
+    are not made again.
+
+    Raises `InputError`, before anything is answered, for a prompt that is too long for `context` (None: the
+    model's).
+    """
+    config = files.config()
+    room = pick_context(None, context_max(config)) if context is None else min(context, context_max(config))
+    stop_ids = recommended(files, config).stop_ids
+    tokenizer = Tokenizer(files)
+    encoded = []
+    for prompt in prompts:
+        ids = tuple(tokenizer.encode_dialogue([{"role": "user", "content": prompt.turns[0]}]))
+        if len(ids) + new_tokens_max > room:
+            raise InputError(
+                f"prompt {prompt.prompt_id} has {len(ids)} tokens, which with {new_tokens_max} new ones is "
+                f"more than the context of {room}; "
+                "ask for fewer new tokens, or take shorter prompts"
+            )
+        encoded.append((prompt, ids))
+    answers = _Answers(files, new_tokens_max, stop_ids, cache)
+    with progress("plain answers", len(encoded) * len(samplings)) as step:
+        try:
+            cases = []
+            for sampling in samplings:
+                for prompt, ids in encoded:
+                    case = Case(
+                        prompt_id=prompt.prompt_id,
+                        domain=prompt.domain,
+                        prompt=ids,
+                        sampling=sampling,
+                        new_tokens_max=new_tokens_max,
+                        stop_ids=stop_ids,
+                        answer=answers.answer(ids, sampling),
+                    )
+                    cases.append(case)
+                    step("plain answers")
+        finally:
+            answers.save()
+    return cases
+
+
+class _Answers:
+    """Answers by what they depend on; the model is loaded with the first that is not there."""
+
+    def __init__(
+        self, files: ModelFiles, new_tokens_max: int, stop_ids: frozenset[int], cache: Path | None
+    ) -> None:
+        self._files = files
+        self._plain: StepByStep | None = None
+        self._fingerprint = files.fingerprint()
+        self._new_tokens_max = new_tokens_max
+        self._stop_ids = stop_ids
+        self._cache = cache
+        self._known: dict[str, list[int]] = {} if cache is None or not cache.exists() else _read(cache)
+
+    def answer(self, prompt: tuple[int, ...], sampling: Sampling) -> tuple[int, ...]:
+        depends = [
+            self._fingerprint,
+            DTYPE,
+            self._new_tokens_max,
+            sorted(self._stop_ids),
+            asdict(sampling),
+            prompt,
+        ]
+        key = json.dumps(depends, separators=(",", ":"))
+        if key not in self._known:
+            if self._plain is None:
+                from flowspec.model.step_by_step import StepByStep  # imports torch, which takes seconds
+
+                self._plain = StepByStep.load(self._files, DTYPE)
+            self._known[key] = list(
+                self._plain.generate(prompt, sampling, self._new_tokens_max, self._stop_ids)
+            )
+        return tuple(self._known[key])
+
+    def save(self) -> None:
+        if self._cache is None or self._plain is None:
+            return
+        part = self._cache.with_name(f"{self._cache.name}.part")
+        try:
+            part.write_text(json.dumps(self._known), "utf-8")
+            os.replace(part, self._cache)
+        except OSError as error:
+            raise InputError(
+                f"{self._cache}: expected a file that can be written ({error.strerror})"
+            ) from None
+
+
+def _read(cache: Path) -> dict[str, list[int]]:
+    try:
+        found = json.loads(cache.read_text("utf-8"))
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) or not all(
+        isinstance(answer, list) and all(type(token) is int for token in answer) for answer in found.values()
+    ):
+        raise InputError(
+            f"{cache}: expected answers that an earlier run wrote, got something else; remove it"
+        )
+    return found

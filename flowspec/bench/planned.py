@@ -1,0 +1,159 @@
+"""A plan in virtual time: its devices, links and layers as a testbed, synthetic answers on it, and the choice
+between plans by these."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+
+from flowspec.bench.config import SYNTHETIC, Setup, Testbed
+from flowspec.bench.guesses import DrafterForEach
+from flowspec.bench.plain import Case
+from flowspec.bench.recording import is_plain
+from flowspec.bench.simulated import Drafters, run_many
+from flowspec.bench.synthetic import PROMPT_TOKENS, Synthetic, synthetic_cases
+from flowspec.core.messages import Sampling
+from flowspec.errors import FlowSpecError
+from flowspec.plan.partition import SHARED_SLOWDOWN, Partition
+from flowspec.plan.planner import Plan, make_plans
+from flowspec.plan.profile import DeviceProfile
+from flowspec.plan.shape import eagle_shape
+from flowspec.plan.sites import Site, Wish
+
+WARM_UP_TOKENS = 16
+PLAIN_TOKENS = 24
+"""Of an answer without guesses, whose tokens all take the same time; times the users, who begin one after
+another."""
+CANDIDATES, NEAR = 3, 0.95
+"""Plans that are simulated to choose one: so many at most, and those that the formula foretells to be nearly
+as fast as the best."""
+CHOOSING_ANSWERS, FORETOLD_ANSWERS, FORETOLD_TOKENS = 2, 4, 96
+FORETOLD_FIRST = 50_000_000
+"""The first case of the answers that plans are foretold by."""
+
+
+def testbed_of(wish: Wish, plan: Plan) -> Testbed:
+    """The plan's devices; one that a stage shares with the drafter is slowed as the planner supposes."""
+    arrangement = plan.split.arrangement
+    shared = plan.guesses and not plan.is_head_free
+
+    def profile(place: Site) -> DeviceProfile:
+        return (
+            place.profile.slowed(SHARED_SLOWDOWN)
+            if shared and place.name == arrangement.head.name
+            else place.profile
+        )
+
+    drafter = wish.drafter.shape if wish.drafter is not None else None
+    return Testbed(
+        name=wish.shape.name,
+        devices=tuple(profile(place) for place in arrangement.order),
+        head=profile(arrangement.head),
+        link=wish.network.default,
+        shape=wish.shape,
+        drafter_shape=drafter or eagle_shape(wish.shape),
+        precision=arrangement.precision,
+        split=plan.split.layers,
+        hops=tuple(Partition(wish).hops(arrangement)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """Answers in virtual time: tokens and seconds of each from the first token on; of several users, while
+    all have begun and none is done."""
+
+    tokens: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(self.tokens) / sum(self.seconds)
+
+    @property
+    def error(self) -> float:
+        """The standard error of the rate, as a share of it; 0 for a single answer, as one without guesses
+        is."""
+        if len(self.tokens) < 2:
+            return 0.0
+        each_s = [seconds / tokens for seconds, tokens in zip(self.seconds, self.tokens, strict=True)]
+        return stdev(each_s) / mean(each_s) / math.sqrt(len(each_s))
+
+
+def simulated(wish: Wish, plan: Plan, *, answers: int, tokens: int, first: int) -> Simulated:
+    """So many balanced answers (`bench.synthetic`) on a plan, from case `first` on.
+
+    Like a session that has answered before: each answer begins with the costs that the one before it learnt.
+    Prompts are as long as to have the wish's typical context in the middle of an answer.
+    """
+    prompt = max(PROMPT_TOKENS, wish.typical_context - tokens // 2)
+    testbed = testbed_of(wish, plan)
+    setup = Setup(name="planned", method="continuous" if plan.guesses else "ar")
+    if not plan.guesses:
+        answers, tokens = 1, min(tokens, PLAIN_TOKENS * wish.users)
+    learnt = None
+    made, spent_s = [], []
+    for number in range(-1 if plan.guesses else 0, answers):
+        count = WARM_UP_TOKENS if number < 0 else tokens
+        cases = synthetic_cases(wish.users, [Sampling()], count, first + (1 + number) * wish.users, prompt)
+        world = run_many(testbed, setup, cases, _drafters(wish, plan, cases), prompt + count, learnt)
+        learnt = world.head.learnt() if plan.guesses else None
+        given = [world.answers[request][0] for request in range(len(cases))]
+        for case, answer in zip(cases, given, strict=True):
+            if answer.end is None or not is_plain(case, tuple(answer.tokens), answer.end.reason):
+                raise FlowSpecError(
+                    f"{wish.shape.name} on {len(plan.stages)} devices: the answer is not the plain one"
+                )
+        if number >= 0:
+            first_s, last_s = (
+                max(answer.times_s[0] for answer in given),
+                min(answer.times_s[-1] for answer in given),
+            )
+            made.append(sum(first_s <= at_s <= last_s for answer in given for at_s in answer.times_s) - 1)
+            spent_s.append(last_s - first_s)
+    return Simulated(tokens=tuple(made), seconds=tuple(spent_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refined:
+    """A plan with the simulation that foretells its rate, and the one that is fastest by the formula, mostly
+    the same."""
+
+    plan: Plan
+    simulated: Simulated
+    fastest: Plan
+
+
+def refined_plan(wish: Wish) -> Refined:
+    """The fastest in simulation of the plans that the formula foretells to be fastest; raises `DoesNotFit`.
+
+    All are given the same answers, which nothing else is made of.
+    """
+    plans = make_plans(wish, CANDIDATES)
+    near = [plan for plan in plans if plan.forecast.tokens_per_s >= NEAR * plans[0].forecast.tokens_per_s]
+    best = near[0]
+    if len(near) > 1:
+        best = max(near, key=lambda plan: foretold(wish, plan, CHOOSING_ANSWERS).tokens_per_s)
+    return Refined(plan=best, simulated=foretold(wish, best), fastest=plans[0])
+
+
+def foretold(wish: Wish, plan: Plan, answers: int = FORETOLD_ANSWERS) -> Simulated:
+    """The simulation that a plan's rate is foretold by; several users answer at once, so they need fewer
+    answers each."""
+    return simulated(
+        wish, plan, answers=max(1, answers // wish.users), tokens=FORETOLD_TOKENS, first=FORETOLD_FIRST
+    )
+
+
+def _drafters(wish: Wish, plan: Plan, cases: Sequence[Case]) -> Drafters:
+    if not plan.guesses:
+        return {}
+    assert wish.drafter is not None, "a plan with guesses without a drafter"
+    drafting = Synthetic(
+        wish.drafter.acceptance, len(cases[0].prompt) + cases[0].new_tokens_max, balanced=True
+    )
+    return {
+        SYNTHETIC: DrafterForEach([made for case in cases if (made := drafting.begin(case)()) is not None])
+    }

@@ -1,0 +1,259 @@
+"""The simulated world: a testbed's devices and links in virtual time, and one answer in it.
+
+What a method costs as the papers' code does it (`Setup.published`, arXiv 2507.02620 and its repository) and
+not as ours does:
+
+- the head verifies: hidden states of all rows of a segment travel back to it, and it runs `lm_head` over
+  them;
+- every turn, each stage waits for the head's verdict on the segment before it goes on: a verification and a
+  message more per slot;
+- every turn, each stage copies its whole cache to compact it;
+- (what stays kinder: rows known to be wrong are not run, trees are merged by node.)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from flowspec import checking
+from flowspec.bench.config import SIMULATED, Bench, Setup, Testbed
+from flowspec.bench.drafter_places import places_of
+from flowspec.bench.outcome import Record
+from flowspec.bench.plain import Case
+from flowspec.bench.recording import Answered, agreement_of, energy_of, record_of
+from flowspec.bench.trace import Trace
+from flowspec.core.events import Submit
+from flowspec.core.learnt import Learnt
+from flowspec.draft.protocol import Drafter
+from flowspec.plan.cost import head_curve, layers_curve, row_bytes
+from flowspec.plan.shape import PRECISION_BYTES
+from flowspec.plan.timing import INSTANT, Curve
+from flowspec.sim.device import DeviceSpec
+from flowspec.sim.experiment import Experiment
+from flowspec.sim.language import AnswerLanguage
+from flowspec.sim.record import HEAD
+from flowspec.sim.world import Handled, Links, World
+from flowspec.watch.figures import EVERY_S, Frame
+from flowspec.watch.recorder import Recorder, StageRows
+from flowspec.watch.spelling import Decode
+
+LOCK_STEP = ("pipedec", "flowspec-paper")
+"""Methods whose stages wait for the head every turn, as published."""
+TYPICAL_ROWS = 16
+"""Rows of the published methods' segments, for what a turn's verification takes."""
+TYPICAL_CONTEXT = 256
+"""Tokens in the caches that a turn compacts: half of a prompt of some hundred tokens and 256 new ones, and
+more."""
+SIM_LAYERS = 8
+"""Instants at which a running job can drop rows; a stage of fewer layers has as many as layers."""
+
+
+Drafters = Mapping[str, Drafter]
+"""The models beside the target by name, in the order in which the head numbers them."""
+
+
+def stage_curves(testbed: Testbed) -> list[Curve]:
+    """The time of each stage's layers, without `lm_head`."""
+    layers = zip(testbed.devices, testbed.layers, strict=True)
+    return [
+        layers_curve(device, testbed.shape, testbed.precision, count).scaled(testbed.slowdown)
+        for device, count in layers
+    ]
+
+
+def sampling_curve(testbed: Testbed) -> Curve:
+    """What `lm_head` adds on the last stage."""
+    return head_curve(testbed.devices[-1], testbed.shape, testbed.precision).scaled(testbed.slowdown)
+
+
+def experiment(testbed: Testbed, setup: Setup, context: int, models: Sequence[str] = ()) -> Experiment:
+    """The testbed as the simulator takes it, for one method with these models beside the target."""
+    places = places_of(testbed, models)
+    curves = stage_curves(testbed)
+    verifying = INSTANT
+    if setup.published:
+        verifying = head_curve(testbed.head, testbed.shape, testbed.precision).scaled(testbed.head_slowdown)
+        if setup.method in LOCK_STEP:
+            waiting_s = verifying.seconds(TYPICAL_ROWS) + testbed.link.delay_s
+            curves = [
+                curve.and_fixed(waiting_s + _copy_s(testbed, count, index))
+                for index, (curve, count) in enumerate(zip(curves, testbed.layers, strict=True))
+            ]
+    last = len(curves) - 1
+    sampling = INSTANT if setup.published else sampling_curve(testbed)
+    row = row_bytes(testbed.shape, testbed.precision)
+    return Experiment(
+        devices=tuple(
+            DeviceSpec(
+                curve=curve, layers=min(SIM_LAYERS, count), sampling=sampling if index == last else INSTANT
+            )
+            for index, (curve, count) in enumerate(zip(curves, testbed.layers, strict=True))
+        ),
+        control=testbed.link,
+        data=testbed.link,
+        links=Links(control=(testbed.link,) * len(curves), data=testbed.hops) if testbed.hops else None,
+        method=setup.method,
+        options=setup.options,
+        context=context,
+        drafting=places.curves,
+        boards=places.boards,
+        levels=tuple(range(len(models))) if setup.chain else (),
+        head_s=testbed.head_s,
+        row_bytes=row,
+        returned_row_bytes=row if setup.published else 0,
+        verifying=verifying,
+    )
+
+
+def _copy_s(testbed: Testbed, layers: int, index: int) -> float:
+    """A stage's whole cache, read and written."""
+    device = testbed.devices[index]
+    size = (
+        layers * testbed.shape.cache_values() * max(2.0, PRECISION_BYTES[testbed.precision]) * TYPICAL_CONTEXT
+    )
+    return testbed.slowdown * 2 * size / device.bytes_per_s()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """An answer in virtual time: its record, what happened (as frames, if these were asked for), and what the
+    head learnt."""
+
+    record: Record
+    trace: Trace
+    learnt: Learnt
+    frames: tuple[Frame, ...] = ()
+
+
+def run(
+    bench: Bench,
+    testbed: Testbed,
+    setup: Setup,
+    case: Case,
+    drafters: Drafters,
+    learnt: Learnt | None = None,
+    decode: Decode | None = None,
+) -> Run:
+    """Answers a case in a world of its own, with what is `learnt` so far (which is learnt from on, so give a
+    copy).
+
+    With a `decode`, which gives tokens' text, it is recorded.
+    """
+    trace = Trace()
+    frames: list[Frame] = []
+    world = build(testbed, setup, [case], drafters, bench.context, learnt)
+    recorder = (
+        None if decode is None else Recorder(world.head.requests, lambda: stages_of(testbed), decode, 0.0)
+    )
+
+    def watch(handled: Handled) -> None:
+        if handled.place == HEAD:
+            trace.watch(handled.event, handled.commands, handled.now_s)  # type: ignore[arg-type]
+            if recorder is not None:
+                recorder(handled.event, handled.commands, handled.now_s)  # type: ignore[arg-type]
+                frames.extend(recorder.frames())
+
+    world.on_event = watch
+    world.at(0.0, submit_of(case))
+    world.run()
+    if recorder is not None:
+        frames.extend(recorder.frames(world.clock.now_s + EVERY_S))
+    record = _record(bench, testbed, setup, case, drafters, world, trace)
+    return Run(record=record, trace=trace, learnt=world.head.learnt(), frames=tuple(frames))
+
+
+def stages_of(testbed: Testbed) -> StageRows:
+    """The boards and their layers."""
+    ends = list(itertools.accumulate(testbed.layers))
+    return [
+        {"name": f"{index + 1}: {device.name}", "layers": [end - count, end]}
+        for index, (device, count, end) in enumerate(zip(testbed.devices, testbed.layers, ends, strict=True))
+    ]
+
+
+def run_many(
+    testbed: Testbed,
+    setup: Setup,
+    cases: Sequence[Case],
+    drafters: Drafters,
+    context: int,
+    learnt: Learnt | None = None,
+    watch: Callable[[Handled], None] | None = None,
+) -> World:
+    """A world in which all cases were asked at time 0, each as the request of its place, and answered; with
+    what is `learnt` as in `run`."""
+    world = build(testbed, setup, cases, drafters, context, learnt, watch)
+    for request, case in enumerate(cases):
+        world.at(0.0, submit_of(case, request))
+    world.run()
+    return world
+
+
+def build(
+    testbed: Testbed,
+    setup: Setup,
+    cases: Sequence[Case],
+    drafters: Drafters,
+    context: int,
+    learnt: Learnt | None = None,
+    watch: Callable[[Handled], None] | None = None,
+) -> World:
+    """A world at time 0 that knows the plain answers to all cases, with what is `learnt` as in `run`."""
+    language = AnswerLanguage({case.prompt: case.answer for case in cases})
+    world = experiment(testbed, setup, context, list(drafters)).build(
+        language, list(drafters.values()), watch, checks=checking.is_on()
+    )
+    if learnt is not None:
+        world.head.take(learnt)
+    return world
+
+
+def busy_of(testbed: Testbed, drafters: Drafters, world: World) -> dict[int | None, float]:
+    """For how long the boards of the drafters computed, as `recording.energy_of` takes it."""
+    numbers = places_of(testbed, list(drafters)).numbers
+    return {number: board.busy_s for number, board in zip(numbers, world.boards, strict=True)}
+
+
+def submit_of(case: Case, request: int = 0) -> Submit:
+    return Submit(
+        request=request,
+        prompt=case.prompt,
+        new_tokens_max=case.new_tokens_max,
+        sampling=case.sampling,
+        stop_ids=case.stop_ids,
+    )
+
+
+def _record(
+    bench: Bench, testbed: Testbed, setup: Setup, case: Case, drafters: Drafters, world: World, trace: Trace
+) -> Record:
+    (answer,) = world.answers[0]
+    assert answer.end is not None, "the world came to rest without an end of the answer"
+    first_s, last_s = (answer.times_s[0], answer.times_s[-1]) if answer.times_s else (0.0, 0.0)
+    answered = Answered(
+        tokens=tuple(answer.tokens),
+        reason=answer.end.reason,
+        submitted_s=0.0,
+        first_s=first_s,
+        last_s=last_s,
+        report=answer.end.statistics.report(),
+        trace=trace,
+    )
+    return record_of(
+        bench,
+        testbed.name,
+        setup,
+        case,
+        answered,
+        world=SIMULATED,
+        repeat=0,
+        agreement=agreement_of(case, answered.tokens, answered.reason),
+        network_bytes=world.bytes_sent,
+        energy_j=energy_of(
+            testbed, last_s, [device.busy_s for device in world.devices], busy_of(testbed, drafters, world)
+        ),
+        events=world.events,
+        digest=world.digest.hex(),
+    )

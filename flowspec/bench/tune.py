@@ -1,0 +1,151 @@
+"""Finds each method's best parameters for a testbed, in virtual time and on other prompts than those that are
+reported.
+
+One parameter after the other: each takes the best of a few values while the others stay, until a round
+changes nothing. What is best is the harmonic mean over domains, so that none is bought with another. The
+experiment's first temperature decides: with coupled drafting trees that are good at one are good at another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flowspec.bench.bench import Step, read_cases, warm_up_cases
+from flowspec.bench.config import TUNING_PROMPTS, Bench, Setup, Testbed
+from flowspec.bench.experiments import read_setups
+from flowspec.bench.outcome import EXACT, Record
+from flowspec.bench.plain import Case
+from flowspec.bench.summary import TUNED
+from flowspec.bench.virtual_runs import VirtualRuns, Work, Workers, open_workers
+from flowspec.core.methods import METHODS
+from flowspec.errors import FlowSpecError
+
+ANSWERS = "tuning-answers.json"
+PROMPTS = 6
+NEW_TOKENS_MAX = 64
+ROUNDS_MAX = 2
+GRIDS: dict[str, dict[str, Sequence[float]]] = {
+    "tree-sd": {"nodes": (8, 16, 24, 32, 48, 64), "depth": (4, 6, 8, 10)},
+    "chunk-pp": {"nodes": (16, 32, 48, 80), "count": (2, 3, 5, 8), "depth": (4, 6, 8)},
+    "pipedec": {"level_nodes": (2, 4, 8, 16, 24, 32)},
+    "flowspec-paper": {"nodes": (16, 32, 48, 80), "expansion_nodes": (16, 32, 64), "depth": (3, 4, 5, 6, 8)},
+    "continuous": {
+        "value_min": (0.002, 0.005, 0.01),
+        "segment_nodes": (16, 32, 64),
+        "window_slack": (0.0, 0.5, 1.0),
+    },
+}
+"""Values for each parameter of each method, the order in which they are tried; methods start from their
+defaults."""
+
+Start = Callable[[int, int], None]
+
+
+def tune(bench: Bench, path: Path, jobs: int, start: Start, step: Step) -> tuple[Setup, ...]:
+    """The best setup of each of the experiment's methods for each of its testbeds; those that `path` has are
+    kept, others written to it."""
+    found = list(read_setups(path)) if path.exists() else []
+    methods = [
+        name for name in METHODS if name in GRIDS and any(setup.method == name for setup in bench.setups)
+    ]
+    todo = [
+        (testbed, method)
+        for testbed in bench.testbeds
+        for method in methods
+        if not any(setup.name == method + TUNED and setup.runs_on(testbed.name) for setup in found)
+    ]
+    if todo:
+        tuning = replace(
+            bench,
+            prompts=(TUNING_PROMPTS,),
+            limit=PROMPTS,
+            temperatures=bench.temperatures[:1],
+            new_tokens=min(NEW_TOKENS_MAX, bench.new_tokens),
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cases = read_cases(tuning, path.with_name(ANSWERS), for_tuning=True)
+        start(sum(sum(len(values) for values in GRIDS[method].values()) for _, method in todo), 0)
+        with open_workers(tuning, warm_up_cases(cases, 1), jobs, VirtualRuns.records, keeps=True) as run:
+            for testbed, method in todo:
+                best = _best(testbed, method, cases, run, step)
+                found.append(replace(best, name=method + TUNED, testbeds=(testbed.name,)))
+                _write(path, found)
+    return tuple(setup for setup in found if setup.method in methods)
+
+
+def _best(
+    testbed: Testbed, method: str, cases: Sequence[Case], run: Workers[Work, list[Record]], step: Step
+) -> Setup:
+    rates: dict[str, float] = {}
+
+    def rate_all(setups: Sequence[Setup]) -> None:
+        """All of these at once, so that every worker has something to do."""
+        fresh = {_named(setup).name: _named(setup) for setup in setups if _named(setup).name not in rates}
+        jobs = tuple((testbed, setup) for setup in fresh.values())
+        if jobs:
+            done = list(run([Work(number=number, case=case, jobs=jobs) for number, case in enumerate(cases)]))
+            by_name: dict[str, list[Record]] = defaultdict(list)
+            for _, records in sorted(
+                done, key=lambda each: each[0].number
+            ):  # sums of floats depend on their order
+                for record in records:
+                    by_name[record.method].append(record)
+            rates.update({name: _mean_rate(records) for name, records in by_name.items()})
+
+    best = Setup(name=method, method=method)
+    for round_number in range(ROUNDS_MAX):
+        before = best
+        for parameter, values in GRIDS[method].items():
+            tried = [best, *(replace(best, options={**best.options, parameter: value}) for value in values)]
+            rate_all(tried)
+            best = max(tried, key=lambda setup: rates[_named(setup).name])
+            if round_number == 0:
+                step(f"{testbed.name}: {method}", len(values))
+        if best == before:
+            break
+    return best
+
+
+def _named(setup: Setup) -> Setup:
+    """Under a name that says its parameters, for what heads learn belongs to it alone."""
+    return replace(setup, name=f"{setup.method} {json.dumps(dict(setup.options), sort_keys=True)}")
+
+
+def _mean_rate(records: Sequence[Record]) -> float:
+    """The harmonic mean over domains of tokens by time."""
+    tokens: dict[str, float] = defaultdict(float)
+    time_s: dict[str, float] = defaultdict(float)
+    for record in records:
+        if record.agreement != EXACT:
+            raise FlowSpecError(
+                f"{record.method} gave another answer than plain decoding to prompt {record.prompt_id}"
+            )
+        tokens[record.domain] += max(0, record.new_tokens - 1)
+        time_s[record.domain] += record.decode_s
+    paces = [time_s[domain] / tokens[domain] for domain in tokens if tokens[domain]]
+    return len(paces) / sum(paces) if paces else 0.0
+
+
+def _write(path: Path, setups: Sequence[Setup]) -> None:
+    tables = [_table(setup) for setup in setups]
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(
+        "# Found by `flowspec bench --tune`; delete it to tune again.\n\n" + "\n".join(tables), "utf-8"
+    )
+    os.replace(part, path)
+
+
+def _table(setup: Setup) -> str:
+    entries: dict[str, Any] = {
+        "name": setup.name,
+        "method": setup.method,
+        "testbeds": list(setup.testbeds),
+        **setup.options,
+    }
+    return "[[method]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in entries.items())

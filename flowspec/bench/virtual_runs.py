@@ -1,0 +1,172 @@
+"""Answers of an experiment in virtual time, in any order and in several processes: each depends on nothing
+but itself.
+
+As in a session that has answered before, a head begins with what it learnt (costs, confidences) from the same
+two warm-up answers, never from those that are measured. What a drafter says after a prefix is computed once
+for all methods and testbeds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, as_completed
+from dataclasses import dataclass
+from typing import TypeVar
+
+from flowspec.bench.config import Bench, Setup, Testbed
+from flowspec.bench.guesses import Drafting, Maker, open_drafting
+from flowspec.bench.outcome import Record
+from flowspec.bench.plain import Case
+from flowspec.bench.simulated import Drafters, Run, run
+from flowspec.bench.synthetic import Synthetic
+from flowspec.bench.workers import interrupted_later, open_pool
+from flowspec.core.learnt import Learnt
+from flowspec.errors import FlowSpecError
+from flowspec.model.files import ModelFiles
+from flowspec.watch.spelling import Decode
+
+Job = tuple[Testbed, Setup]
+Makers = dict[tuple[Case, str, bool], Maker]
+"""What makes drafters for a case, by name, coupled or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One case on some testbeds with some setups; `number` is its place among the experiment's cases."""
+
+    number: int
+    case: Case
+    jobs: tuple[Job, ...]
+
+
+class VirtualRuns:
+    """Runs work of one experiment; `warm_up` are the cases that heads learn from beforehand, at each
+    temperature.
+
+    `keeps` what drafters said, for cases that come again.
+    """
+
+    def __init__(self, bench: Bench, warm_up: Sequence[Case], *, keeps: bool = False) -> None:
+        self.bench = bench
+        self._warm_up = warm_up
+        self._keeps = keeps
+        self._makers: Makers = {}
+        # Passes of a model differ in the last bit with what is run together, so what is learnt first must not
+        # depend on what came before.
+        self._warm_up_makers: Makers = {}
+        self._draftings: dict[tuple[str, bool], Drafting] = {}
+        self._learnt: dict[tuple[str, str, float], Learnt | None] = {}
+
+    def records(self, work: Work) -> list[Record]:
+        return [one.record for one in self.runs(work)]
+
+    def runs(self, work: Work) -> list[Run]:
+        found = []
+        for testbed, setup in work.jobs:
+            learnt = self.learnt_by(testbed, setup, work.case.sampling.temperature)
+            found.append(run(self.bench, testbed, setup, work.case, self.drafters(setup, work.case), learnt))
+        self.end()
+        return found
+
+    def end(self) -> None:
+        """Some work is done; what drafters said in it is forgotten, unless its cases come again."""
+        if not self._keeps:
+            self._makers.clear()
+
+    def recorded(self, testbed: Testbed, setup: Setup, case: Case, decode: Decode) -> Run:
+        """One answer with all that happened in it; `decode` gives tokens' text."""
+        learnt = self.learnt_by(testbed, setup, case.sampling.temperature)
+        found = run(self.bench, testbed, setup, case, self.drafters(setup, case), learnt, decode)
+        self.end()
+        return found
+
+    def learnt_by(self, testbed: Testbed, setup: Setup, temperature: float) -> Learnt | None:
+        """What a head has learnt from the warm-up; a copy, from which it may learn on."""
+        key = (testbed.name, setup.name, temperature)
+        if key not in self._learnt:
+            learnt = None
+            for case in (case for case in self._warm_up if case.sampling.temperature == temperature):
+                learnt = run(
+                    self.bench, testbed, setup, case, self._made(setup, case, self._warm_up_makers), learnt
+                ).learnt
+            self._learnt[key] = learnt
+        return copy.deepcopy(self._learnt[key])
+
+    def drafters(self, setup: Setup, case: Case) -> Drafters:
+        """The setup's models beside the target for one case in one world."""
+        return self._made(setup, case, self._makers)
+
+    def _made(self, setup: Setup, case: Case, makers: Makers) -> Drafters:
+        coupled = setup.coupled or case.sampling.temperature == 0
+        drafters = {}
+        for name in self.bench.drafters_of(setup):
+            key = (case, name, coupled)
+            if key not in makers:
+                makers[key] = self._drafting(name, coupled).begin(case)
+            if (drafter := makers[key]()) is not None:
+                drafters[name] = drafter
+        return drafters
+
+    def _drafting(self, name: str, coupled: bool) -> Drafting:
+        key = (name, coupled)
+        if key not in self._draftings:
+            if self.bench.is_synthetic:
+                self._draftings[key] = Synthetic(self.bench.acceptance, self.bench.context)
+            else:
+                self._draftings[key] = open_drafting(name, ModelFiles(self.bench.model), coupled=coupled)
+        return self._draftings[key]
+
+
+Task = TypeVar("Task")
+Found = TypeVar("Found")
+Do = Callable[[VirtualRuns, Task], Found]
+"""Does a task; it goes to other processes, so it is a function of a module or a method of `VirtualRuns`."""
+Workers = Callable[[Sequence[Task]], Iterator[tuple[Task, Found]]]
+"""Does tasks, and gives each with what came of it when it is there."""
+
+
+@contextlib.contextmanager
+def open_workers(
+    bench: Bench, warm_up: Sequence[Case], jobs: int, do: Do[Task, Found], *, keeps: bool = False
+) -> Iterator[Workers[Task, Found]]:
+    """`jobs` processes for tasks of one experiment, or none for one job; an error and Ctrl-C end them at
+    once."""
+    if jobs == 1:
+        runs = VirtualRuns(bench, warm_up, keeps=keeps)
+        yield lambda tasks: ((one, do(runs, one)) for one in tasks)
+        return
+    with open_pool(jobs, _start_worker, bench, warm_up, keeps) as pool:
+
+        def run_all(tasks: Sequence[Task]) -> Iterator[tuple[Task, Found]]:
+            running: dict[Future[Found | FlowSpecError], Task] = {}
+            with interrupted_later():
+                for one in tasks:
+                    running[pool.submit(_do, do, one)] = one
+            for future in as_completed(running):
+                result = future.result()
+                if isinstance(result, FlowSpecError):
+                    raise result
+                yield running[future], result
+
+        yield run_all
+
+
+_runs: VirtualRuns | None = None
+"""Of this worker process."""
+
+
+def _start_worker(bench: Bench, warm_up: Sequence[Case], keeps: bool) -> None:
+    """Makes a process ready for work."""
+    global _runs
+    _runs = VirtualRuns(bench, warm_up, keeps=keeps)
+
+
+def _do(do: Do[Task, Found], task: Task) -> Found | FlowSpecError:
+    """What comes of a task, or why nothing does."""
+    assert _runs is not None, "the worker was not started"
+    try:
+        return do(_runs, task)
+    except FlowSpecError as error:
+        return error

@@ -1,0 +1,197 @@
+"""Is the model faithful: what is right passes in every precision, and one wrong scale does not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from flowspec.bench.checkpoints import make_variant
+from flowspec.bench.faithfulness import (
+    PERPLEXITY_LIMIT,
+    TOKENS,
+    Faithfulness,
+    MatrixError,
+    check,
+    compare,
+    portions,
+    read_windows,
+    worst_matrix,
+)
+from flowspec.core.precision import ACTIVATIONS
+from flowspec.errors import InputError
+from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.quantised import GROUP, LINEARS
+from flowspec.model.reference import Reference
+from flowspec.model.sampler import F32
+from flowspec.model.slice import Slice
+from flowspec.model.step_by_step import StepByStep
+
+DTYPES = tuple(ACTIVATIONS)
+RIGHT = Faithfulness(
+    dtype="float32",
+    text="a text",
+    tokens=10,
+    largest=0.1,
+    limit=0.1,
+    typical=0.01,
+    spread=1.0,
+    perplexity=100.4,
+    reference=100.0,
+    unrounded=None,
+    matrix=MatrixError(matrix="a", output=3, share=0.01),
+    matrix_limit=0.01,
+)
+
+
+@pytest.fixture(scope="module", params=["llama-tied", "qwen3-moe"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_variant(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def damaged(folder: Path, out: Path, tensor: str, factor: float) -> Path:
+    """The same checkpoint with other numbers in a group of one output of a matrix: its last group of
+    weights."""
+    shutil.copytree(folder, out)
+    tensors = load_file(out / "model.safetensors")
+    tensors[tensor][5, -GROUP:] *= factor
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_model_itself_is_faithful(folder: Path, dtype: str) -> None:
+    files = ModelFiles(str(folder))
+    found = check(files, dtype, StepByStep.load(files, dtype))
+    assert found.faults == []
+    assert (found.dtype, found.text, found.tokens) == (dtype, "random tokens", TOKENS)
+    assert 0 < found.typical < found.largest <= found.limit
+    assert (found.unrounded is None) == (dtype not in LINEARS)
+    assert found.unrounded is None or found.unrounded != found.reference, "rounding weights moves perplexity"
+    report = found.report()
+    assert report["is_faithful"] is True
+    assert report["change"] == found.perplexity / found.reference - 1
+    assert set(report["matrix"]) == {"matrix", "output", "share"}
+
+
+@pytest.mark.parametrize(("place", "factor"), [("self_attn.k_proj", 2.0), ("down_proj", 0.95)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_wrong_scale_is_found(
+    folder: Path, dtype: str, place: str, factor: float, tmp_path: Path
+) -> None:
+    """One scale of one group in int4, and as much in the others; of a mixture's experts, too."""
+    names = load_file(folder / "model.safetensors")
+    name = next(
+        each for each in names if each.startswith("model.layers.2.") and each.endswith(f"{place}.weight")
+    )
+    wrong = StepByStep.load(ModelFiles(str(damaged(folder, tmp_path / "damaged", name, factor))), dtype)
+    reference = Reference(ModelFiles(str(folder)), dtype)
+    worst = worst_matrix(wrong.part, reference)
+    found = compare(reference, wrong, dtype, "", [tuple(range(3, 40))])
+    assert not found.is_faithful
+    assert found.matrix == worst
+    assert worst.output == 5
+    assert worst.matrix.startswith("layers.2.")
+    assert place.rpartition(".")[2] in worst.matrix
+    assert [fault for fault in found.faults if f"output 5 of {worst.matrix} is off by" in fault]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int4"])
+def test_a_kernel_that_is_wrong_for_one_row_only_is_found(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_variant(tmp_path, "llama-grouped")
+    files, right = ModelFiles(str(folder)), Slice.logits
+
+    def garbage(self: Slice, hidden: torch.Tensor) -> F32:
+        logits = right(self, hidden)
+        return np.roll(logits, 1, axis=1) if len(hidden) == 1 else logits
+
+    whole = StepByStep.load(files, dtype)
+    monkeypatch.setattr(Slice, "logits", garbage)
+    found = check(files, dtype, whole)
+    assert found.largest > 2 * found.limit
+    assert found.matrix.share <= found.matrix_limit
+    assert found.faults[0].startswith("a logit is off by")
+
+
+def test_what_logits_hide_perplexity_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fifth of a logit less is within what bfloat16 explains, but all tokens of the text have it."""
+    files, right = ModelFiles(BUNDLED), Slice.logits
+    seen = sorted({token for window in read_windows(files)[1] for token in window})
+
+    def shifted(self: Slice, hidden: torch.Tensor) -> F32:
+        logits = right(self, hidden)
+        logits[:, seen] -= 0.2
+        return logits
+
+    monkeypatch.setattr(Slice, "logits", shifted)
+    found = check(files, "bfloat16", StepByStep.load(files, "bfloat16"))
+    assert found.text == "the shipped text"
+    assert found.largest <= found.limit
+    assert found.change > PERPLEXITY_LIMIT
+    assert [fault.partition(",")[0] for fault in found.faults] == [f"perplexity is {found.perplexity:.5g}"]
+
+
+def test_each_figure_has_its_limit() -> None:
+    assert RIGHT.is_faithful
+    wrong = [
+        {"largest": 0.11},
+        {"largest": float("nan")},
+        {"perplexity": 100.6},
+        {"perplexity": 99.4},
+        {"perplexity": float("inf")},
+        {"perplexity": float("nan")},
+        {"matrix": replace(RIGHT.matrix, share=0.02)},
+        {"matrix": replace(RIGHT.matrix, share=float("nan"))},
+    ]
+    for change in wrong:
+        found = replace(RIGHT, **change)  # type: ignore[arg-type]
+        assert len(found.faults) == 1, change
+        assert found.report()["faults"] == found.faults
+        json.dumps(found.report(), allow_nan=False)
+
+
+def test_no_number_among_the_logits_is_no_agreement(tmp_path: Path) -> None:
+    files = ModelFiles(str(make_variant(tmp_path, "llama-grouped")))
+
+    class Broken(StepByStep):
+        def logits(self, tokens: Sequence[int], portions: Sequence[int] = ()) -> Iterator[F32]:
+            for rows in super().logits(tokens, portions):
+                rows[:, 7] = np.nan
+                yield rows
+
+    found = compare(
+        Reference(files, "float32"),
+        Broken(StepByStep.load(files, "float32").part),
+        "float32",
+        "",
+        [(3, 4, 5, 6)],
+    )
+    assert len(found.faults) == 2
+
+
+def test_the_text_is_read_in_equal_windows_within_the_context(tmp_path: Path) -> None:
+    name, windows = read_windows(ModelFiles(BUNDLED))
+    assert (name, [len(window) for window in windows]) == ("the shipped text", [500] * 4)
+    files = ModelFiles(str(make_variant(tmp_path, "phi3-longrope")))
+    name, windows = read_windows(files)
+    assert (name, [len(window) for window in windows]) == ("random tokens", [400] * 5)
+    assert all(3 <= token < files.config().vocab_size for window in windows for token in window)
+    assert read_windows(files)[1] == windows, "the same every time"
+    assert list(portions(40)) == [16, 1, 23]
+    assert list(portions(7, (2, 3))) == [2, 3, 2]
+
+
+def test_a_context_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ModelFiles(str(make_variant(tmp_path, "llama-grouped")))
+    monkeypatch.setattr("flowspec.bench.faithfulness.context_max", lambda config: 1)
+    with pytest.raises(InputError, match="expected a context of 2 tokens or more, got 1"):
+        read_windows(files)

@@ -1,0 +1,138 @@
+"""Drafters in virtual time: the memo proposes what a drafter does, computes it once, and what cannot be had
+is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flowspec.bench.config import Setup
+from flowspec.bench.guesses import RANDOM, RANDOM_SHARPNESS, MemoDrafter, Randoms, open_drafting
+from flowspec.bench.model_guesses import Models
+from flowspec.bench.plain import Case
+from flowspec.bench.simulated import run
+from flowspec.core import limits
+from flowspec.core.messages import Proposal, Release, Sampling, Segment
+from flowspec.draft.choose import open_drafter
+from flowspec.draft.protocol import Drafter
+from flowspec.draft.ranking import Ranker
+from flowspec.errors import InputError
+from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
+from flowspec.sim.drafter import FakeDrafter
+from flowspec.sim.language import HashLanguage
+from tests.bench.benches import boards, synthetic
+from tests.bench.cases import STOP, made
+
+ANSWER = (*range(20, 40), STOP)
+
+
+class Both:
+    """Two drafters that must propose the same."""
+
+    kind = "model"
+    captures: tuple[int, ...] = ()
+    weight_bytes = 0
+    cache_slots = limits.ID_MAX
+
+    def __init__(self, memo: Drafter, plain: Drafter) -> None:
+        self.memo, self.plain = memo, plain
+        self.context = memo.context
+        self.proposals = 0
+
+    def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
+        found, expected = self.memo.draft(segment, width), self.plain.draft(segment, width)
+        assert [(each.node, each.tokens) for each in found] == [(each.node, each.tokens) for each in expected]
+        for each, other in zip(found, expected, strict=True):
+            assert each.confidences == pytest.approx(other.confidences, abs=1e-3)
+        self.proposals += len(found)
+        return found
+
+    def release(self, message: Release) -> None:
+        self.memo.release(message)
+        self.plain.release(message)
+
+    def take_features(self, *_: object) -> None:
+        raise AssertionError
+
+
+METHODS = [
+    Setup(name="continuous", method="continuous"),
+    Setup(name="tree-sd", method="tree-sd", options={"nodes": 16, "depth": 3}),
+    Setup(name="flowspec-paper", method="flowspec-paper"),
+    Setup(name="pipedec", method="pipedec"),
+]
+
+
+def answer(setup: Setup, case: Case, drafter: Drafter | None) -> None:
+    run(synthetic(), boards(4), setup, case, {} if drafter is None else {"a": drafter})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("setup", METHODS, ids=lambda setup: setup.name)
+def test_a_memo_of_made_logits_proposes_what_a_drafter_with_a_view_of_its_own_does(
+    setup: Setup, temperature: float
+) -> None:
+    case = replace(
+        made("a", ANSWER[:8], sampling=Sampling(temperature=temperature, seed=3)), new_tokens_max=8
+    )
+    memo = Randoms(Ranker(50), 50, 1024).begin(case)()
+    assert memo is not None
+    both = Both(memo, FakeDrafter(HashLanguage(50, 0, RANDOM_SHARPNESS), 1.0, seed=0, context=1024))
+    answer(setup, case, both)
+    assert both.proposals > 20
+
+
+@pytest.mark.parametrize(("temperature", "coupled"), [(0.0, True), (1.0, True), (1.0, False)])
+def test_a_memo_of_the_bundled_drafter_proposes_what_the_drafter_does(
+    temperature: float, coupled: bool
+) -> None:
+    target = ModelFiles(BUNDLED)
+    drafting = open_drafting(BUNDLED, target, coupled=coupled)
+    case = made(
+        "a", range(400, 408), sampling=Sampling(temperature=temperature, seed=3), prompt=range(300, 320)
+    )
+    case = replace(case, new_tokens_max=8)
+    make = drafting.begin(case)
+    passes = []
+    for setup in METHODS[:2]:
+        memo = make()
+        assert isinstance(memo, MemoDrafter)
+        plain = open_drafter(BUNDLED, target, "float32", torch.device("cpu"), context=1024, coupled=coupled)
+        assert plain is not None
+        answer(setup, case, Both(memo, plain))
+        passes.append(memo._guesses.passes)
+        answer(setup, case, make())
+        assert memo._guesses.passes == passes[-1], "the second world finds all of it"
+    assert passes[0] < passes[1] < 2 * passes[0] + 20
+
+
+def test_many_cases_at_once_are_guessed_for_as_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowspec.bench.model_guesses.HELD_MAX", 2)
+    cases = [
+        replace(made("a", range(400, 404), prompt=range(300 + number, 316)), new_tokens_max=4)
+        for number in range(3)
+    ]
+    drafting = open_drafting("draft", ModelFiles(BUNDLED))
+    makers = [drafting.begin(case) for case in cases]
+    for round_number in range(2):
+        for case, make in zip(cases, makers, strict=True):
+            memo, alone = make(), open_drafting("draft", ModelFiles(BUNDLED)).begin(case)()
+            assert memo is not None
+            assert alone is not None
+            answer(METHODS[round_number], case, Both(memo, alone))
+    assert isinstance(drafting, Models)
+    assert sorted(drafting.held.values()) == [0, 1]
+
+
+def test_drafters_that_cannot_be_used_in_virtual_time_are_refused() -> None:
+    with pytest.raises(InputError, match="needs the target's features"):
+        open_drafting(str(bundled_folder("eagle")), ModelFiles(BUNDLED))
+    with pytest.raises(InputError, match="there is no folder"):
+        open_drafting("/no/such/folder", ModelFiles(BUNDLED))
+    assert open_drafting("none", ModelFiles(BUNDLED)).begin(made("a", ANSWER))() is None
+    assert isinstance(open_drafting(RANDOM, ModelFiles(BUNDLED)), Randoms)
+    ngram = open_drafting("ngram", ModelFiles(BUNDLED)).begin(made("a", ANSWER))()
+    assert ngram is not None
+    assert ngram.kind == "ngram"

@@ -1,0 +1,311 @@
+"""Experiments in real time on local processes: emulated boards, and a cluster as it is; interrupted, resumed,
+and found wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from flowspec.bench import live
+from flowspec.bench.bench import RESULTS
+from flowspec.bench.checkpoints import make_variant
+from flowspec.bench.config import CLUSTER, EMULATED, SYNTHETIC, Bench, Setup, Testbed
+from flowspec.bench.live import places, rounds_of, run_live
+from flowspec.bench.outcome import EXACT, WRONG, read_records
+from flowspec.bench.plain import Case
+from flowspec.bench.recording import agreement_of
+from flowspec.bench.simulated import sampling_curve, stage_curves
+from flowspec.core.messages import Sampling
+from flowspec.errors import ClusterError, InputError
+from flowspec.model.files import ModelFiles
+from flowspec.model.reference import Reference
+from flowspec.plan.profile import find_profile
+from flowspec.plan.shape import find_shape
+from flowspec.plan.timing import LinkSpec
+from flowspec.runtime.session import Cluster, open_cluster
+from flowspec.runtime.transport import TIMER_EARLY_S
+from tests.bench.cases import made
+
+NEW_TOKENS = 12
+ATTEMPTS = 4
+DELAY_S = 0.005
+BOARD = find_profile("jetson-orin-nano")
+TESTBED = Testbed(
+    name="two boards",
+    devices=(BOARD, BOARD),
+    head=BOARD,
+    link=LinkSpec(bandwidth_mbps=150, delay_s=DELAY_S),
+    shape=find_shape("tinyllama-1.1b"),
+    drafter_shape=find_shape("tinyllama-1.1b"),
+    precision="float16",
+    slowdown=3.0,  # so that a busy machine still keeps up
+)
+AR, CONTINUOUS = (
+    Setup(name="ar", method="ar"),
+    Setup(name="small", method="continuous", options={"segment_nodes": 4}, coupled=False),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_variant(tmp_path_factory.mktemp("model"), "llama-grouped")
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Reference:
+    return Reference(ModelFiles(str(folder)), "float32")
+
+
+@pytest.fixture(scope="module")
+def cases(reference: Reference) -> list[Case]:
+    """One at each temperature; prompts that repeat themselves, so that n-grams guess something."""
+    found = []
+    for number, temperature in enumerate((0.0, 1.0)):
+        prompt, sampling = tuple(range(5 + number, 17)) * 3, Sampling(temperature=temperature, seed=number)
+        answer = reference.generate(prompt, sampling, NEW_TOKENS, frozenset())
+        case = made(f"case {number}", answer, prompt=prompt, sampling=sampling)
+        found.append(replace(case, new_tokens_max=NEW_TOKENS, stop_ids=frozenset()))
+    return found
+
+
+@pytest.fixture(scope="module")
+def bench(folder: Path) -> Bench:
+    return Bench(
+        name="a test",
+        world=EMULATED,
+        testbeds=(TESTBED,),
+        setups=(AR, CONTINUOUS),
+        model=str(folder),
+        drafters=("ngram",),
+        context=300,
+    )
+
+
+@pytest.fixture(scope="module")
+def emulated(bench: Bench) -> Iterator[Cluster]:
+    (place,) = places(bench)
+    with open_cluster(place.options) as opened:
+        yield opened
+
+
+@pytest.fixture
+def shared(emulated: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cluster for each run: that takes seconds."""
+    monkeypatch.setattr(live, "open_cluster", lambda options, decoding: contextlib.nullcontext(emulated))
+
+
+class Steps:
+    """What was said, and how many answers that were."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+
+    def __call__(self, text: str, answers: int) -> None:
+        self.told.append((text, answers))
+
+    @property
+    def answers(self) -> int:
+        return sum(answers for _, answers in self.told)
+
+
+def ignore(text: str, share: float) -> None: ...
+
+
+def patient(test: Callable[..., None]) -> Callable[..., None]:
+    """A machine that others keep too busy to emulate says so in a line; then the test begins again."""
+
+    @functools.wraps(test)
+    def again(tmp_path: Path, **given: Any) -> None:
+        for attempt in range(ATTEMPTS):
+            folder = tmp_path / str(attempt)
+            folder.mkdir()
+            try:
+                return test(tmp_path=folder, **given)
+            except ClusterError as error:
+                if "cannot keep up with what it emulates" not in str(error) or attempt == ATTEMPTS - 1:
+                    raise
+
+    return again
+
+
+@pytest.mark.usefixtures("shared")
+@patient
+def test_emulated_boards_answer_exactly_in_their_time_and_only_what_is_missing(
+    bench: Bench, cases: list[Case], tmp_path: Path
+) -> None:
+    step = Steps()
+    found, traces = run_live(bench, cases, [], tmp_path, step, ignore)
+    assert [(one.method, one.prompt_id) for one in found] == [
+        (name, f"case {at}") for name in ("ar", "small") for at in (0, 1)
+    ]
+    assert read_records(tmp_path / RESULTS) == found
+    assert step.answers == 4
+    assert step.told[0] == ("two boards, ar: warming up", 0)
+
+    pass_s = sum(curve.seconds(1) for curve in stage_curves(TESTBED)) + sampling_curve(TESTBED).seconds(1)
+    trip_s = pass_s + 3 * (DELAY_S - TIMER_EARLY_S)
+    hidden_bytes = 2 * TESTBED.shape.hidden
+    for record, case in zip(found, cases * 2, strict=True):
+        assert (record.experiment, record.world, record.testbed, record.repeat) == (
+            "a test",
+            "emulated",
+            "two boards",
+            0,
+        )
+        assert (record.new_tokens, record.finish_reason, record.agreement) == (NEW_TOKENS, "length", EXACT)
+        assert (record.domain, record.temperature, record.seed) == (
+            case.domain,
+            case.sampling.temperature,
+            case.sampling.seed,
+        )
+        assert record.tokens_per_s == (NEW_TOKENS - 1) / record.decode_s
+        assert record.time_to_first_token_s >= trip_s
+        assert record.trip_s > record.tau_s >= TESTBED.slowdown * 0.01
+        assert record.network_bytes > (len(case.prompt) + NEW_TOKENS - 1) * hidden_bytes, (
+            "every token's row goes from stage to stage"
+        )
+        whole_s = record.time_to_first_token_s + record.decode_s
+        assert 3 * BOARD.idle_w * whole_s < record.energy_j < 3 * BOARD.busy_w * whole_s
+        if record.method == "ar":
+            assert record.decode_s >= (NEW_TOKENS - 1) * trip_s
+            assert (record.S, record.rho, record.rows, record.dropped_rows) == (
+                1,
+                0,
+                2 * (len(case.prompt) + NEW_TOKENS - 1),
+                0,
+            )
+    assert [one.digest for one in found[:2]] == [one.digest for one in found[2:]]
+    assert found[0].digest != found[1].digest
+
+    assert list(traces) == ["ar", "small"]
+    for trace in traces.values():
+        assert sum(tokens for _, tokens in trace.commits) == NEW_TOKENS
+        assert len({trip.segment for trip in trace.trips}) == len(trace.trips)
+    assert len(traces["ar"].trips) == len(traces["ar"].commits) == NEW_TOKENS
+    assert not traces["ar"].passes
+    assert traces["small"].passes
+
+    step = Steps()
+    again, traces = run_live(replace(bench, repeat=2), cases, [found[0], *found[2:]], tmp_path, step, ignore)
+    assert sorted(one.key for one in again) == sorted(
+        (*one.key[:-1], repeat) for one in found for repeat in (0, 1)
+    )
+    assert step.answers == 5
+    assert [text for text, answers in step.told if not answers] == [
+        f"two boards, {name}: warming up" for name in ("ar", "small", "ar")
+    ]
+    assert read_records(tmp_path / RESULTS)[4:] == again[3:]
+    assert all(one.agreement == EXACT for one in again)
+    assert traces["ar"].trips
+    assert run_live(bench, cases, again, tmp_path, step, ignore) == (again, {})
+
+
+@pytest.mark.usefixtures("shared")
+@patient
+def test_an_answer_that_is_not_the_plain_one_is_wrong(
+    bench: Bench, cases: list[Case], tmp_path: Path
+) -> None:
+    changed = [replace(case, answer=(*case.answer[:-1], case.answer[-1] ^ 1)) for case in cases]
+    found, _ = run_live(replace(bench, setups=(AR,)), changed, [], tmp_path, Steps(), ignore)
+    assert [one.agreement for one in found] == [WRONG, WRONG]
+
+
+def test_only_the_plain_answer_with_its_end_is_exact(cases: list[Case]) -> None:
+    case = cases[0]
+    assert agreement_of(case, case.answer, "length") == EXACT
+    changed = (*case.answer[:5], case.answer[5] ^ 1, *case.answer[6:])
+    for tokens, reason in (
+        (case.answer[:-1], "length"),
+        (case.answer, "stop"),
+        (changed, "length"),
+        ((), "length"),
+    ):
+        assert agreement_of(case, tokens, reason) == WRONG
+
+
+def test_a_cluster_as_it_is_keeps_what_is_done_when_it_is_interrupted(
+    bench: Bench, cases: list[Case], tmp_path: Path
+) -> None:
+    bench = replace(bench, world=CLUSTER, testbeds=(), local=2)
+    before = children()
+
+    def interrupt(text: str, answers: int) -> None:
+        if answers:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_live(bench, cases, [], tmp_path, interrupt, ignore)
+    assert children() <= before, "no process is left"
+    done = read_records(tmp_path / RESULTS)
+    assert len(done) == 1
+    found, traces = run_live(bench, cases, done, tmp_path, Steps(), ignore)
+    assert read_records(tmp_path / RESULTS) == found
+    assert len(found) == 4
+    assert {(one.world, one.testbed, one.agreement, one.energy_j) for one in found} == {
+        ("cluster", "2 local processes", EXACT, 0.0)
+    }
+    assert list(traces) == ["ar", "small"]
+
+
+def test_a_lost_device_ends_it_with_a_message_and_keeps_what_is_done(
+    bench: Bench, cases: list[Case], tmp_path: Path
+) -> None:
+    (place,) = places(replace(bench, world=CLUSTER, testbeds=(replace(TESTBED, name="boards"),), local=2))
+    assert (place.name, place.testbed is not None, place.options.emulation) == ("boards", True, None)
+    before = children()
+
+    def kill(text: str, answers: int) -> None:
+        if answers:
+            daemons = [
+                child
+                for child in psutil.Process().children(recursive=True)
+                if child.pid not in before and not child.children()
+            ]
+            os.kill(max(daemon.pid for daemon in daemons), signal.SIGKILL)
+
+    with pytest.raises(ClusterError, match="was lost") as caught:
+        run_live(replace(bench, world=CLUSTER, testbeds=(), local=2), cases, [], tmp_path, kill, ignore)
+    assert "\n" not in str(caught.value)
+    assert len(read_records(tmp_path / RESULTS)) == 1
+    assert children() <= before
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def test_methods_take_turns(bench: Bench, cases: list[Case]) -> None:
+    found = list(rounds_of(replace(bench, repeat=3), "two boards", cases, set()))
+    assert [(one.repeat, one.setup.name) for one in found] == [
+        (0, "ar"),
+        (0, "small"),
+        (1, "small"),
+        (1, "ar"),
+        (2, "ar"),
+        (2, "small"),
+    ]
+    assert all(one.cases == tuple(cases) for one in found)
+
+
+def test_what_real_time_does_not_have_is_refused_in_one_line(
+    bench: Bench, cases: list[Case], tmp_path: Path
+) -> None:
+    published = Setup(name="as published", method="chunk-pp", published=True)
+    for changed, text in (
+        (replace(bench, setups=(AR, published)), "method 'as published' runs as its paper's code does it"),
+        (replace(bench, model=SYNTHETIC), "expected a real model"),
+        (replace(bench, drafters=("random",)), "--drafter: expected bundled"),
+        (replace(bench, world=CLUSTER, testbeds=(TESTBED, TESTBED)), "expected at most one testbed"),
+    ):
+        with pytest.raises(InputError, match=text) as caught:
+            run_live(changed, cases, [], tmp_path, Steps(), ignore)
+        assert "\n" not in str(caught.value)

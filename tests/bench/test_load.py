@@ -1,0 +1,247 @@
+"""Loads in virtual time: a closed loop of users, exact, resumable, and told in figures that follow from its
+answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowspec.bench import simulated
+from flowspec.bench.config import AR, Setup
+from flowspec.bench.load import LoadAnswer, LoadRecord, drawn, read_loads, run_load
+from flowspec.bench.load_report import draw, markdown
+from flowspec.bench.load_runs import LoadWork, loads_of, pending
+from flowspec.bench.load_summary import figures, jain, summarise
+from flowspec.bench.outcome import EXACT, WRONG, write_records
+from flowspec.bench.synthetic import synthetic_cases
+from flowspec.bench.virtual_runs import VirtualRuns
+from flowspec.cli.main import main
+from flowspec.core.messages import Sampling
+from flowspec.errors import InputError
+from flowspec.sim.language import AnswerLanguage
+from tests.bench.benches import TOML, boards, synthetic
+
+OURS = Setup(name="continuous", method="continuous")
+CASES = synthetic_cases(7, [Sampling()], 10)
+LOAD = TOML.replace("temperatures = [0, 1]", "users = [1, 3]\nanswers = 5").replace(
+    "new_tokens = 12", "new_tokens = 8"
+)
+
+
+def load(users: int, setup: Setup = OURS) -> LoadRecord:
+    (record,) = loads_of(
+        VirtualRuns(synthetic(), CASES[:1]),
+        LoadWork(users=users, cases=tuple(CASES), jobs=((boards(), setup),)),
+    )
+    return record
+
+
+@pytest.mark.parametrize("setup", [OURS, Setup(name=AR, method=AR)])
+@pytest.mark.parametrize("users", [1, 3])
+def test_users_ask_the_next_prompt_the_moment_the_last_one_is_answered(users: int, setup: Setup) -> None:
+    record = load(users, setup)
+    assert [answer.prompt_id for answer in record.answers] == [case.prompt_id for case in CASES]
+    assert {answer.agreement for answer in record.answers} == {EXACT}
+    assert [answer.asked_s for answer in record.answers[:users]] == [0.0] * users
+    for user in range(users):
+        own = [answer for answer in record.answers if answer.user == user]
+        assert [later.asked_s for later in own[1:]] == [answer.last_s for answer in own[:-1]]
+    for answer in record.answers:
+        assert sum(other.asked_s <= answer.asked_s < other.last_s for other in record.answers) == users
+    assert record.key == ("boards", setup.name, users, 0.0, 0)
+    assert all(0 < share <= 1 for share in record.stage_busy)
+
+
+def test_equal_loads_are_equal_and_more_users_get_more_together() -> None:
+    one, again, three = load(1), load(1), load(3)
+    assert one == again
+    assert figures(three)["tokens_per_s"] > figures(one)["tokens_per_s"]
+    assert figures(three)["latency_s"] > figures(one)["latency_s"]
+
+
+def test_an_answer_that_is_not_the_plain_one_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tampered(answers: Any) -> AnswerLanguage:
+        changed = dict(answers)
+        changed[CASES[4].prompt] = (*CASES[4].answer[:-1], CASES[4].answer[-1] ^ 1)
+        return AnswerLanguage(changed)
+
+    monkeypatch.setattr(simulated, "AnswerLanguage", tampered)
+    record = run_load(synthetic(), boards(), Setup(name=AR, method=AR), 2, CASES, [{}] * len(CASES))
+    assert [answer.agreement == WRONG for answer in record.answers] == [False] * 4 + [True, False, False]
+
+
+def test_prompts_are_dealt_like_cards() -> None:
+    dealt = drawn(CASES, 16, 3)
+    for deck in (dealt[:7], dealt[7:14]):
+        assert sorted(case.prompt_id for case in deck) == sorted(case.prompt_id for case in CASES)
+    assert dealt == drawn(CASES, 16, 3)
+    assert dealt != drawn(CASES, 16, 4)
+
+
+def made(method: str, users: int, seconds: Sequence[float], *, drafters: int = 1) -> LoadRecord:
+    """A load in which someone waits each of `seconds` for ten tokens, and then as long for the next."""
+    answers = [
+        LoadAnswer(
+            user=user,
+            prompt_id=f"{user}{turn}",
+            domain="made",
+            asked_s=turn * each_s,
+            first_s=turn * each_s + 0.5,
+            last_s=(turn + 1) * each_s,
+            new_tokens=10,
+            agreement=EXACT,
+        )
+        for turn in range(2)
+        for user, each_s in enumerate(seconds)
+    ]
+    return LoadRecord(
+        experiment="by hand",
+        world="simulated",
+        testbed="boards",
+        method=method,
+        users=users,
+        temperature=0.0,
+        seed=0,
+        drafters=drafters,
+        answers=answers,
+        stage_busy=[0.5, 0.25],
+        board_busy=[0.0, 0.125],
+        network_bytes=400,
+        energy_j=80.0,
+        events=1,
+        digest="00",
+    )
+
+
+def test_figures_are_what_they_say() -> None:
+    found = figures(made("a", 2, (1.0, 3.0)))
+    assert found["tokens_per_s"] == pytest.approx(40 / 6)
+    assert found["latency_s"] == 2.0
+    assert found["latency_p95_s"] == pytest.approx(3.0)
+    assert found["token_s"] == pytest.approx(0.2)
+    assert found["first_token_s"] == 0.5
+    assert found["fairness"] == pytest.approx((10 + 10 / 3) ** 2 / (2 * (10**2 + (10 / 3) ** 2)))
+    assert (found["energy_j_per_token"], found["network_bytes_per_token"], found["wrong"]) == (2.0, 10.0, 0)
+
+
+def test_who_has_the_longer_answers_is_not_treated_unfairly() -> None:
+    two, alone = made("a", 2, (1.0, 3.0)), made("a", 1, (0.5, 1.5))
+    assert figures(two)["fairness_to_alone"] is None
+    assert figures(two, alone)["fairness_to_alone"] == pytest.approx(1)
+    assert figures(two, made("a", 1, (0.5, 0.5)))["fairness_to_alone"] == pytest.approx(
+        figures(two)["fairness"]
+    )
+
+
+def test_fairness_is_one_for_all_alike_and_a_share_for_one_alone() -> None:
+    assert jain([2.0, 2.0, 2.0]) == pytest.approx(1)
+    assert jain([1.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
+    assert jain([0.0, 0.0]) == 1
+
+
+def test_several_drafters_are_compared_with_the_best_of_one(tmp_path: Path) -> None:
+    records = [
+        *(made("quick", users, (2.0, 2.0)) for users in (1, 2)),
+        *(made("many", users, (1.0, 1.0), drafters=3) for users in (1, 2)),
+        *(made(AR, users, (4.0, 4.0), drafters=0) for users in (1, 2)),
+    ]
+    summary = summarise("by hand", "simulated", records)
+    loads = summary["tables"][0]["loads"]
+    assert [each["users"] for each in loads] == [1, 2]
+    assert all(each["to_single"] == {"many": {"tokens_per_s": 2.0, "latency_s": 0.5}} for each in loads)
+    assert loads[0]["to_ar"]["many"] == {"tokens_per_s": 4.0, "latency_s": 0.25}
+    text = markdown(summary)
+    assert [each["methods"]["many"]["fairness_to_alone"] for each in loads] == [1.0, 1.0]
+    assert "| many | 20.0 | 1.00 |" in text
+    assert "2.00, 0.50 |" in text
+    pytest.importorskip("matplotlib")
+    draw(summary, tmp_path / "load.png")
+    assert (tmp_path / "load.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_records_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+    records = [made("a", 2, (1.0, 3.0)), made("b", 1, (1.0,))]
+    write_records(tmp_path / "loads.jsonl", records)
+    assert read_loads(tmp_path / "loads.jsonl") == records
+    (tmp_path / "loads.jsonl").write_text(json.dumps({**asdict(records[0]), "more": 1}) + "\n")
+    with pytest.raises(InputError, match="expected results of this version of FlowSpec"):
+        read_loads(tmp_path / "loads.jsonl")
+
+
+def test_what_is_done_is_not_run_again_and_users_need_answers() -> None:
+    bench = synthetic(users=(1, 3), answers=5, setups=(OURS, Setup(name=AR, method=AR)))
+    work = list(pending(bench, CASES, set()))
+    assert [(one.users, len(one.cases), [setup.name for _, setup in one.jobs]) for one in work] == [
+        (users, 5, ["continuous", "ar"]) for users in (1, 3)
+    ]
+    (rest,) = pending(
+        bench,
+        CASES,
+        {("boards", "continuous", 1, 0.0, 0), ("boards", "ar", 1, 0.0, 0), ("boards", "ar", 3, 0.0, 0)},
+    )
+    assert (rest.users, [setup.name for _, setup in rest.jobs]) == (3, ["continuous"])
+    with pytest.raises(
+        InputError, match=r"6 users have 5 answers to wait for; give at least one each \(--answers\)"
+    ):
+        list(pending(replace(bench, users=(6,)), CASES, set()))
+
+
+def test_the_command_writes_loads_and_goes_on_where_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "load.toml").write_text(LOAD)
+    out = tmp_path / "out"
+    asked = ["bench", "--experiment", str(tmp_path / "load.toml"), "--out", str(out), "--json"]
+    assert main([*asked, "--jobs", "2"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert [load["users"] for load in summary["tables"][0]["loads"]] == [1, 3]
+    assert (summary["answers"], summary["wrong"]) == (20, 0)
+    assert sorted(path.name for path in out.iterdir()) == [
+        "experiment.json",
+        "load.png",
+        "loads.jsonl",
+        "summary.json",
+        "summary.md",
+    ]
+    lines = (out / "loads.jsonl").read_text().splitlines(keepends=True)
+    (out / "loads.jsonl").write_text("".join(lines[:2]))
+    assert main([*asked, "--jobs", "1"]) == 0
+    assert json.loads(capsys.readouterr().out) == summary
+    assert sorted((out / "loads.jsonl").read_text().splitlines(keepends=True)) == sorted(lines)
+
+
+@pytest.mark.parametrize(
+    ("flags", "text", "expected"),
+    [
+        (["--users", "65"], LOAD, "--users: expected at most 64 at once, got 65"),
+        (["--tune"], LOAD, "--tune works on single answers: expected no --users"),
+        (
+            ["--world", "emulated", "--model", "bundled"],
+            LOAD,
+            "--users: loads are run in virtual time; expected --world simulated, got emulated",
+        ),
+        (["--answers", "3"], TOML, "--answers is for loads: expected --users, too"),
+        ([], LOAD.replace("[1, 3]", "[0]"), "users: expected a list of whole numbers from 1 to 64, got [0]"),
+        (
+            [],
+            LOAD.replace("[1, 3]", "[1.5]"),
+            "users: expected a list of whole numbers from 1 to 64, got [1.5]",
+        ),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], text: str, expected: str
+) -> None:
+    (tmp_path / "load.toml").write_text(text)
+    assert (
+        main(["bench", "--experiment", str(tmp_path / "load.toml"), "--out", str(tmp_path / "out"), *flags])
+        == 2
+    )
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line

@@ -1,0 +1,177 @@
+"""Fault schedules by the thousand, in virtual time: `python -m tests.checks.faults --seeds 20000 --jobs
+2`.
+
+Each seed draws a cluster and what happens to it (`tests.checks.faults.schedule`; docs/architecture.md lists
+the faults). No token may ever be wrong, and once all is well again every answer must end, whole, and every
+device come back in time. A seed that fails is printed with the command that replays it; `--seed N --story`
+tells what happened. Every rule that decides (`core/head.py`, `stage.py`, `membership.py`, `forming.py`,
+`holding.py`, `remote_drafter.py`) counts how often it fired: in a run of `RULES_SEEDS` seeds or more one that
+never did is a failure, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from flowspec.bench.workers import interrupted_later, open_pool
+from flowspec.cli.options import positive
+from flowspec.core import forming, head, holding, membership, remote_drafter, stage
+from tests.checks.faults.play import FaultError, Play
+from tests.checks.faults.schedule import draw
+from tests.command import Parser, run_command
+
+CHUNK = 25
+REPORTED_EVERY = 1000
+STORY_LINES = 400
+RULES_SEEDS = 5000
+"""So many schedules bring every rule about: the rarest fires in one of five hundred."""
+RULES = {
+    f"{core}: {rule}": text
+    for core, rules in (
+        ("member", membership.RULES),
+        ("pipeline", forming.RULES),
+        ("head", head.RULES),
+        ("drafter", remote_drafter.RULES),
+        ("daemon", holding.RULES),
+        ("stage", stage.RULES),
+    )
+    for rule, text in rules.items()
+}
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a number of seeds came to: failures by seed, how often which fault and how many pipelines
+    occurred, and sessions that ended as they should."""
+
+    seeds: int = 0
+    failures: dict[int, str] = field(default_factory=dict)
+    faults: Counter[str] = field(default_factory=Counter)
+    pipelines: int = 0
+    given_up: int = 0
+    answers: int = 0
+    tokens: int = 0
+    fired: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def idle_rules(self) -> list[str]:
+        """Rules that never fired, where there were seeds enough for all."""
+        return [rule for rule in RULES if not self.fired[rule]] if self.seeds >= RULES_SEEDS else []
+
+    def add(self, other: Tally) -> None:
+        self.seeds += other.seeds
+        self.failures.update(other.failures)
+        self.faults.update(other.faults)
+        self.pipelines += other.pipelines
+        self.given_up += other.given_up
+        self.answers += other.answers
+        self.tokens += other.tokens
+        self.fired.update(other.fired)
+
+
+def play(seeds: Sequence[int]) -> Tally:
+    """Runs the schedules of these seeds."""
+    tally = Tally(seeds=len(seeds))
+    for seed in seeds:
+        run = Play(draw(seed))
+        try:
+            run.run()
+        except FaultError as error:
+            tally.failures[seed] = str(error)
+        tally.faults.update(fault.kind for fault in run.schedule.faults)
+        tally.pipelines += run.cluster.pipelines
+        tally.given_up += run.has_given_up
+        tally.fired.update(run.fired())
+        for answers in run.cluster.answers.values():
+            tally.answers += len(answers)
+            tally.tokens += sum(len(answer.tokens) for answer in answers)
+    return tally
+
+
+def replay_command(seed: int) -> str:
+    """What to type to see a seed's story."""
+    return f"python -m tests.checks.faults --seed {seed} --story"
+
+
+def story(seed: int, lines_max: int = STORY_LINES) -> list[str]:
+    """What happened in a seed's run, line by line, up to its end or its failure."""
+    run = Play(draw(seed))
+    ending = "every answer is whole"
+    try:
+        run.run()
+    except FaultError as error:
+        ending = f"FAILED {error}"
+    lines = [f"{at_s:9.3f}  {who:<10} {text}" for at_s, who, text in run.story]
+    cut = [f"({len(lines) - lines_max} earlier lines left out)"] if len(lines) > lines_max else []
+    return [*cut, *lines[-lines_max:], ending]
+
+
+def command(args: argparse.Namespace) -> int:
+    if args.seed is not None and args.story:
+        lines = story(args.seed)
+        print("\n".join(lines))
+        return 1 if lines[-1].startswith("FAILED") else 0
+    seeds = [args.seed] if args.seed is not None else list(range(args.first, args.first + args.seeds))
+    started_s, total = time.monotonic(), Tally()
+    with open_pool(args.jobs) as pool:
+        with interrupted_later():
+            tallies = pool.map(play, [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)])
+        for tally in tallies:
+            total.add(tally)
+            if total.seeds % REPORTED_EVERY == 0:
+                print(
+                    f"{total.seeds} of {len(seeds)}, {len(total.failures)} failed",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            for seed, text in tally.failures.items():
+                print(f"seed {seed}: {text}\n  {replay_command(seed)}", file=sys.stderr, flush=True)
+    report = {
+        "seeds": total.seeds,
+        "failed": sorted(total.failures),
+        "pipelines": total.pipelines,
+        "given_up": total.given_up,
+        "answers": total.answers,
+        "tokens": total.tokens,
+        "faults": dict(sorted(total.faults.items())),
+        "rules": {rule: total.fired[rule] for rule in RULES},
+        "idle_rules": total.idle_rules,
+        "seconds": round(time.monotonic() - started_s, 1),
+    }
+    if args.json:
+        print(json.dumps(report))
+    else:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(total.faults.items()))
+        print(
+            f"{total.seeds} schedules, {len(total.failures)} failed; {total.answers} answers of "
+            f"{total.tokens} tokens"
+        )
+        print(f"over {total.pipelines} pipelines in {report['seconds']} s; faults: {kinds}")
+        print("rules that fired: " + ", ".join(f"{rule} {total.fired[rule]}" for rule in RULES))
+    for rule in total.idle_rules:
+        print(f"the rule {rule!r} never fired ({RULES[rule]}): nothing here tests it", file=sys.stderr)
+    return 1 if total.failures or total.idle_rules else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser("tests.checks.faults", __doc__)
+    parser.add_argument(
+        "--seeds", type=positive, default=1000, metavar="N", help="how many (default: %(default)s)"
+    )
+    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first one (default: 0)")
+    parser.add_argument(
+        "--jobs", type=positive, default=2, metavar="N", help="processes (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, help="run this one alone")
+    parser.add_argument("--story", action="store_true", help="with --seed: tell what happened")
+    return run_command(parser, command, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""Experiments, tuned methods and device profiles with anything wrong in them: each is read, or refused by one
+line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.bench.experiments import experiment_folders, read_experiment, read_setups
+from flowspec.errors import InputError
+from flowspec.plan.profile import folders, read_profile
+from flowspec.plan.speed import completed, profile_of, speed_of
+from tests.mutations import mutants, one_line_at_most, toml_file
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+BOARD = tomllib.loads((folders()[0] / "raspberry-pi-5.toml").read_text())
+TUNED = tomllib.loads((experiment_folders()[0].parent / "tuned" / "paper-bundled.toml").read_text())
+EXPERIMENT: dict[str, Any] = {
+    "name": "all",
+    "world": "simulated",
+    "model": "bundled",
+    "drafter": "bundled",
+    "prompts": ["shipped", "own.jsonl"],
+    "limit": 3,
+    "temperatures": [0, 0.5],
+    "seeds": [1, 2],
+    "repeat": 2,
+    "new_tokens": 64,
+    "context": 512,
+    "cluster": "cluster.toml",
+    "local": 2,
+    "tuned": "tuned.toml",
+    "methods": ["ar", "continuous"],
+    "method": [
+        {
+            "name": "small",
+            "method": "tree-sd",
+            "nodes": 16,
+            "depth": 3,
+            "coupled": False,
+            "published": True,
+            "testbeds": ["paper"],
+        },
+        {"name": "ours", "method": "continuous", "value_min": 0.01, "segment_nodes": 16, "window_slack": 0.5},
+    ],
+    "testbed": [
+        {
+            "name": "paper",
+            "devices": ["2 x raspberry-pi-5", "board.toml"],
+            "head": "jetson-orin-nano",
+            "bandwidth_mbps": 150,
+            "latency_ms": 1,
+            "jitter_ms": 0.5,
+            "shape": "llama-2-7b",
+            "drafter_shape": "llama-68m",
+            "precision": "float16",
+            "slowdown": 1.5,
+            "head_slowdown": 2.0,
+            "head_ms": 0.5,
+        }
+    ],
+    "published": [
+        {
+            "testbed": "paper",
+            "temperature": 0,
+            "reference": "ar",
+            "tokens_per_s": {"ar": 2.0, "continuous": 4.0},
+            "fitted": True,
+        }
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("experiment")
+    (made / "board.toml").write_bytes(toml_file(BOARD))
+    (made / "tuned.toml").write_bytes(toml_file(TUNED))
+    return made
+
+
+def read(folder: Path, tables: Any) -> None:
+    path = folder / "all.toml"
+    path.write_bytes(toml_file(tables))
+    bench = read_experiment(path)
+    assert bench.setups
+    for testbed in bench.testbeds:
+        assert sum(testbed.layers) == testbed.shape.layers
+        assert min(testbed.layers) >= 1
+
+
+def test_the_files_that_are_changed_are_whole(folder: Path) -> None:
+    read(folder, EXPERIMENT)
+    assert len(read_setups(folder / "tuned.toml")) == len(TUNED["method"])
+    assert read_profile(folder / "board.toml").tflops["float32"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("tuned", "two\nlines", r"tuned: expected a printable text, got 'two\\nlines'"),
+        ("prompts", ["\x1b[2J"], "prompts: expected a list of printable texts"),
+        ("testbed", [{**EXPERIMENT["testbed"][0], "name": "a\nb"}], "name: expected a printable text"),
+        (
+            "testbed",
+            [{**EXPERIMENT["testbed"][0], "devices": ["x" * 5000]}],
+            r"device: expected a \.toml file or one of",
+        ),
+    ],
+)
+def test_names_that_once_broke_the_line_or_the_reader(
+    folder: Path, key: str, value: Any, expected: str
+) -> None:
+    with pytest.raises(InputError, match=expected) as caught:
+        read(folder, {**EXPERIMENT, key: value})
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@given(mutants(EXPERIMENT))
+def test_any_experiment_is_read_or_refused(folder: Path, tables: Any) -> None:
+    with one_line_at_most():
+        read(folder, tables)
+
+
+@given(mutants(TUNED))
+def test_any_tuned_methods_are_read_or_refused(folder: Path, tables: Any) -> None:
+    path = folder / "other.toml"
+    path.write_bytes(toml_file(tables))
+    with one_line_at_most():
+        assert read_setups(path)
+
+
+@given(mutants(BOARD))
+def test_any_profile_is_read_and_told_or_refused(folder: Path, tables: Any) -> None:
+    path = folder / "b.toml"
+    path.write_bytes(toml_file(tables))
+    with one_line_at_most():
+        profile = read_profile(path)
+        told = profile_of(speed_of(profile, "given"), 1 << 30)
+        for precision in ("float32", "int4"):
+            assert completed(told, precision).flops(precision) > 0
+
+
+@given(
+    st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "surrogatepass"))
+)
+def test_any_bytes_are_refused(folder: Path, content: bytes) -> None:
+    path = folder / "c.toml"
+    path.write_bytes(content)
+    for reader in (read_experiment, read_setups, read_profile):
+        with one_line_at_most():
+            reader(path)

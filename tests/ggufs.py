@@ -1,0 +1,278 @@
+"""GGUF files made from checkpoints, as llama.cpp's converter writes them: for tests, and to run llama.cpp
+beside us."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
+from gguf.quants import quantize
+from safetensors.torch import load_file
+
+from flowspec.bench.checkpoints import SMALL, make_checkpoint
+from flowspec.model.files import ModelFiles
+
+Tensors = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
+WIDE: dict[str, Any] = {
+    **SMALL,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "initializer_range": 0.08,
+}
+"""Rows of whole blocks of every type."""
+_GEMMA: dict[str, Any] = {
+    **WIDE,
+    "num_hidden_layers": 7,
+    "head_dim": 64,
+    "query_pre_attn_scalar": 64,
+    "sliding_window": 16,
+    "tie_word_embeddings": True,
+}
+_ROPE3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_THETA: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", WIDE),
+    "llama-tied": ("llama", {**WIDE, "tie_word_embeddings": True, "head_dim": 32}),
+    "llama-rope3": ("llama", {**WIDE, "rope_parameters": _ROPE3}),
+    "llama-linear": ("llama", {**WIDE, "rope_parameters": {**_THETA, "rope_type": "linear", "factor": 4.0}}),
+    "mistral": ("mistral", {**WIDE, "sliding_window": None}),
+    "qwen2": ("qwen2", WIDE),
+    "qwen3": ("qwen3", {**WIDE, "head_dim": 32}),
+    "qwen3-moe": (
+        "qwen3_moe",
+        {
+            **WIDE,
+            "head_dim": 32,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 256,
+            "norm_topk_prob": True,
+        },
+    ),
+    "gemma2": ("gemma2", {**_GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 6.0}),
+    "gemma3": (
+        "gemma3_text",
+        {
+            **_GEMMA,
+            "rope_parameters": {
+                "sliding_attention": _THETA,
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            },
+        },
+    ),
+    "phi3": (
+        "phi3",
+        {**WIDE, "sliding_window": 20, "rope_parameters": {**_THETA, "partial_rotary_factor": 0.5}},
+    ),
+    "phi3-longrope": (
+        "phi3",
+        {
+            **WIDE,
+            "original_max_position_embeddings": 480,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0 + step / 8 for step in range(32)],
+                "long_factor": [2.0 + step for step in range(32)],
+            },
+        },
+    ),
+}
+RANDOM = (GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q6_K)
+ARCHITECTURES = {"mistral": "llama", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3"}
+
+
+def make(folder: Path, name: str) -> Path:
+    """The checkpoint of one of `SHAPES`, in the hub's layout."""
+    return make_checkpoint(folder, *SHAPES[name], seed=sum(map(ord, name)))
+
+
+def convert(
+    checkpoint: Path,
+    path: Path,
+    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+    *,
+    metadata: Mapping[str, Any] | None = None,
+    drop: tuple[str, ...] = (),
+    extra: Tensors | None = None,
+    part_tensors: int = 0,
+) -> Path:
+    """A GGUF file of a checkpoint with matrices in `kind`; `metadata` is set, or with None left out, after
+    the converter's own.
+
+    With `part_tensors` it is written in parts of so many tensors, behind a first one that has none; the
+    first's path is returned.
+    """
+    config = ModelFiles(str(checkpoint)).config()
+    architecture = ARCHITECTURES.get(config.model_type, config.model_type)
+    written = {**_metadata(config, architecture), **(metadata or {})}
+    path.parent.mkdir(exist_ok=True)
+    writer = GGUFWriter(
+        path, architecture, split_max_tensors=part_tensors, small_first_shard=bool(part_tensors)
+    )
+    for key, value in written.items():
+        _add(writer, key, value)
+    tensors = {**_tensors(_numbers(checkpoint), config, architecture), **(extra or {})}
+    for number, (name, values) in enumerate(tensors.items()):
+        own = kind if values.ndim > 1 else GGMLQuantizationType.F32
+        if name not in drop:
+            writer.add_tensor(
+                name,
+                blocks(own, values.shape[0], values.shape[1], number)
+                if own in RANDOM
+                else quantize(values, own),
+                raw_dtype=own,
+            )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return min(path.parent.glob(f"{path.stem}-*.gguf")) if part_tensors else path
+
+
+def _numbers(checkpoint: Path) -> Tensors:
+    shards = sorted(set(ModelFiles(str(checkpoint)).weight_map().values()))
+    return {
+        name: values.float().numpy()
+        for shard in shards
+        for name, values in load_file(checkpoint / shard).items()
+    }
+
+
+def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif value is not None:
+        writer.add_array(key, value)
+
+
+def _metadata(config: Any, architecture: str) -> dict[str, Any]:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rope = config.rope_parameters
+    full = rope.get("full_attention", rope)
+    found = {
+        "context_length": config.max_position_embeddings,
+        "block_count": config.num_hidden_layers,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": float(full["rope_theta"]),
+    }
+    if architecture in ("llama", "phi3"):
+        found["rope.dimension_count"] = int(head_dim * full.get("partial_rotary_factor", 1.0))
+        found["vocab_size"] = config.vocab_size
+    if architecture != "phi3":
+        found |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
+    if full["rope_type"] == "linear":
+        found |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(full["factor"])}
+    if architecture in ("gemma2", "gemma3", "phi3"):
+        found["attention.sliding_window"] = config.sliding_window or 0
+    if architecture == "gemma2":
+        found |= {
+            "attn_logit_softcapping": config.attn_logit_softcapping,
+            "final_logit_softcapping": config.final_logit_softcapping,
+        }
+    if architecture == "phi3":
+        found["rope.scaling.original_context_length"] = config.original_max_position_embeddings
+    if full["rope_type"] == "longrope":
+        scale = config.max_position_embeddings / config.original_max_position_embeddings
+        found["rope.scaling.attn_factor"] = float(
+            np.sqrt(1 + np.log(scale) / np.log(config.original_max_position_embeddings))
+        )
+    if architecture == "qwen3moe":
+        found |= {
+            "expert_count": config.num_experts,
+            "expert_used_count": config.num_experts_per_tok,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+        }
+    own = {f"{architecture}.{key}": value for key, value in found.items()}
+    return {
+        "general.name": config.model_type,
+        **own,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+
+
+def _tensors(checkpoint: Tensors, config: Any, architecture: str) -> Tensors:
+    (arch,) = [key for key, value in MODEL_ARCH_NAMES.items() if value == architecture]
+    names = get_tensor_name_map(arch, config.num_hidden_layers)
+    found: Tensors = {}
+    experts: dict[str, list[Any]] = {}
+    for name, values in checkpoint.items():
+        if ".experts." in name:
+            before, _, after = name.partition(".experts.")
+            expert, _, leaf = after.partition(".")
+            stack = experts.setdefault(
+                f"{names.get_name(f'{before}.experts.{leaf}'.removesuffix('.weight'))}.weight",
+                [None] * config.num_experts,
+            )
+            stack[int(expert)] = values
+            continue
+        if architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            values = values + 1
+        stem, _, suffix = name.rpartition(".")
+        found[f"{names.get_name(stem)}.{suffix}"] = values.astype(np.float32)
+    found |= {name: np.stack(stack).astype(np.float32) for name, stack in experts.items()}
+    rope = config.rope_parameters
+    if rope.get("rope_type") == "llama3":
+        found["rope_freqs.weight"] = _llama3_divisors(config, rope)
+    if rope.get("rope_type") == "longrope":
+        found |= {
+            f"rope_factors_{kind}.weight": np.array(rope[f"{kind}_factor"], np.float32)
+            for kind in ("short", "long")
+        }
+    return found
+
+
+def _llama3_divisors(config: Any, rope: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """As llama.cpp's converter computes them."""
+    width, original = config.head_dim, rope["original_max_position_embeddings"]
+    lengths = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, width, 2) / width)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = (original / lengths - low) / (high - low)
+    between = 1 / ((1 - smooth) / rope["factor"] + smooth)
+    return np.where(
+        lengths < original / high, 1.0, np.where(lengths > original / low, rope["factor"], between)
+    ).astype(np.float32)
+
+
+def blocks(
+    kind: GGMLQuantizationType, rows: int, columns: int, seed: int
+) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Random packed rows of a type that the gguf package cannot pack, with values about as large as small
+    checkpoints'."""
+    scales = {
+        GGMLQuantizationType.Q4_K: ((0, 5e-4), (2, 3.75e-3)),
+        GGMLQuantizationType.Q6_K: ((208, 6e-5),),
+    }[kind]
+    size, count = GGML_QUANT_SIZES[kind]
+    found = np.random.default_rng(seed).integers(0, 256, (rows, columns // size, count), np.uint8)
+    for at, scale in scales:
+        found[..., at : at + 2] = np.array([scale], np.float16).view(np.uint8)
+    return found.reshape(rows, -1)

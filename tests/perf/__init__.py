@@ -1,0 +1,1 @@
+"""Measurements of this machine, and comparisons with other software. `python -m tests.perf.NAME`."""
