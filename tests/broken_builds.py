@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core.flights import Bounds, Flights
-from flowspec.core.messages import Part
-from flowspec.core.portions import Portions
-from flowspec.core.request import Request
-from flowspec.core.stage import StageCore, _Request
+from flowspec.core.head.flights import Bounds, Flights
+from flowspec.core.head.portions import Portions
+from flowspec.core.head.request import Request
+from flowspec.core.protocol.messages import Part
+from flowspec.core.stage.stage import StageCore, _Request
 
 
 def sends_only_the_root_again(patch: pytest.MonkeyPatch) -> None:

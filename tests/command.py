@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from flowspec.core.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import FlowSpecError
 from flowspec.interruption import INTERRUPTED, hear_signals
 

@@ -35,9 +35,9 @@ from flowspec.core.events import (
     Trim,
     VerifiedArrived,
 )
-from flowspec.core.head import HeadCore
-from flowspec.core.messages import Sampling, Segment
-from flowspec.core.stage import StageCore
+from flowspec.core.head.head import HeadCore
+from flowspec.core.protocol.messages import Sampling, Segment
+from flowspec.core.stage.stage import StageCore
 from flowspec.draft.protocol import Drafter
 
 Runner = Callable[[int, RunLayers, Any], tuple[Any, ...]]

@@ -9,8 +9,8 @@ import pytest
 
 from flowspec import checking
 from flowspec.cli.main import main
-from flowspec.core.head import HeadCore
-from flowspec.core.holding import Holding
+from flowspec.core.cluster.holding import Holding
+from flowspec.core.head.head import HeadCore
 from flowspec.runtime.compute import Machine
 from flowspec.runtime.daemon import Daemon
 

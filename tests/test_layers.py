@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,21 +15,19 @@ FILES = sorted((ROOT / "flowspec").rglob("*.py"))
 LAYERS = [
     {"cli"},
     {"serve"},
-    {"testbed", "runtime", "sim"},
+    {"bench", "runtime", "sim"},
     {"watch"},
     {"draft", "model", "plan", "wire"},
     {"core"},
     {"checking", "memory_claims"},
-    {"tree", "noise", "errors", "interruption", "host_memory", "folders", "child_process"},
+    {"tree", "noise", "errors", "interruption", "host_memory", "folders", "child_process", "demo"},
 ]
 DEPTHS = {package: depth for depth, packages in enumerate(LAYERS) for package in packages}
 SIDEWAYS = {
-    ("testbed", "runtime"): "the harness drives the worlds, which know nothing of it",
-    ("testbed", "sim"): "the harness drives the worlds, which know nothing of it",
+    ("bench", "runtime"): "the harness drives the worlds, which know nothing of it",
+    ("bench", "sim"): "the harness drives the worlds, which know nothing of it",
     ("draft", "model"): "a drafter is a model or stands on one, and no model knows of drafters",
 }
-BESIDE = {"demo": ("flowspec.demo", "flowspec.model", "flowspec.bench.prompts", "flowspec.core")}
-"""Scripts beside the layers, and all that they may import; nothing imports them."""
 WORLDLY = {
     "torch",
     "transformers",
@@ -84,9 +82,7 @@ def upward_imports(module: str, names: set[str]) -> list[str]:
     broken = []
     for name in sorted(name for name in names if name.split(".")[0] == "flowspec" and name != "flowspec"):
         target = layer_of(name)
-        if layer in BESIDE:
-            allowed = any(name == prefix or name.startswith(f"{prefix}.") for prefix in BESIDE[layer])
-        elif layer == "":
+        if layer == "":
             allowed = False
         else:
             downwards = target in DEPTHS and DEPTHS[layer] < DEPTHS[target]
@@ -98,12 +94,54 @@ def upward_imports(module: str, names: set[str]) -> list[str]:
 
 def test_every_module_has_its_place_in_the_layers() -> None:
     assert len(FILES) > 20
-    assert {layer_of(module_of(path)) for path in FILES} - {""} <= DEPTHS.keys() | BESIDE.keys()
+    assert {layer_of(module_of(path)) for path in FILES} - {""} <= DEPTHS.keys()
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_imports_go_downwards_only(path: Path) -> None:
     assert upward_imports(module_of(path), imported(path)) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_the_product_needs_nothing_of_the_laboratory(path: Path) -> None:
+    assert {name for name in imported(path) if name.split(".")[0] in ("tests", "pytest")} == set()
+
+
+def circles(imports: Mapping[str, set[str]]) -> list[set[str]]:
+    """Modules that import each other, by whatever way round (Tarjan's strongly connected components)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    path: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(module: str) -> None:
+        index[module] = low[module] = len(index)
+        path.append(module)
+        for target in imports[module] & imports.keys():
+            if target not in index:
+                visit(target)
+            if target in path:
+                low[module] = min(low[module], low[target])
+        if low[module] == index[module]:
+            place = path.index(module)
+            if len(path) > place + 1:
+                found.append(set(path[place:]))
+            del path[place:]
+
+    for module in imports:
+        if module not in index:
+            visit(module)
+    return found
+
+
+def test_no_modules_import_each_other_not_even_for_types_or_inside_functions() -> None:
+    assert circles({module_of(path): imported(path) for path in FILES}) == []
+
+
+def test_this_test_sees_circles() -> None:
+    line = {"a": {"b"}, "b": {"c"}, "c": set()}
+    assert circles(line) == []
+    assert circles({**line, "c": {"a", "d"}, "d": set()}) == [{"a", "b", "c"}]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +155,7 @@ def test_the_pure_heart_imports_no_clock_no_chance_no_threads_and_no_tensors(pat
 
 def test_a_stage_and_a_head_can_be_had_without_torch_or_zmq() -> None:
     code = (
-        "import sys, flowspec.core.head, flowspec.core.stage; print(sorted({'torch', 'transformers', 'zmq', "
+        "import sys, flowspec.core.head.head, flowspec.core.stage.stage; print(sorted({'torch', 'transformers', 'zmq', "
         "'msgpack'} & sys.modules.keys()))"
     )
     assert (
@@ -130,14 +168,14 @@ def test_a_stage_and_a_head_can_be_had_without_torch_or_zmq() -> None:
     ("module", "source", "expected"),
     [
         (
-            "flowspec.core.head",
+            "flowspec.core.head.head",
             "def f():\n    from flowspec.wire.codec import encode",
-            ["flowspec.core.head imports flowspec.wire.codec"],
+            ["flowspec.core.head.head imports flowspec.wire.codec"],
         ),
         (
-            "flowspec.core.head",
-            "from ..runtime import daemon",
-            ["flowspec.core.head imports flowspec.runtime.daemon"],
+            "flowspec.core.head.head",
+            "from ...runtime import daemon",
+            ["flowspec.core.head.head imports flowspec.runtime.daemon"],
         ),
         ("flowspec.model.slice", "from flowspec import plan", ["flowspec.model.slice imports flowspec.plan"]),
         (
@@ -146,21 +184,10 @@ def test_a_stage_and_a_head_can_be_had_without_torch_or_zmq() -> None:
             ["flowspec.runtime.head imports flowspec.bench.prompts"],
         ),
         (
-            "tests.recipe.talk",
-            "from flowspec.testbed import exactness",
-            ["tests.recipe.talk imports flowspec.bench.exactness"],
-        ),
-        (
             "flowspec.cli.main",
-            "from tests.recipe import talk",
-            ["flowspec.cli.main imports tests.recipe.talk"],
-        ),
-        (
-            "flowspec.cli.main",
-            "from flowspec import __version__\nfrom . import chat\nimport flowspec.core.head",
+            "from flowspec import __version__\nfrom . import chat\nimport flowspec.core.head.head",
             [],
         ),
-        ("tests.recipe.talk", "from flowspec.bench.prompts import read_prompts", []),
     ],
 )
 def test_this_test_sees_imports_however_they_are_written(

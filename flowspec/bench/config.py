@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flowspec.core import limits
 from flowspec.core.methods import make_method
+from flowspec.core.protocol import limits
 from flowspec.model.files import BUNDLED, bundled_folder
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.shape import ModelShape

@@ -28,8 +28,8 @@ from flowspec.bench.config import (
     drafters_max,
 )
 from flowspec.bench.guesses import WIDTH_MAX
-from flowspec.core.limits import DRAFTERS_MAX, STAGES_MAX, TREE_NODES_MAX
 from flowspec.core.methods import METHODS, OPTIONS
+from flowspec.core.protocol.limits import DRAFTERS_MAX, STAGES_MAX, TREE_NODES_MAX
 from flowspec.draft.choose import NONE
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED

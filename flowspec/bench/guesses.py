@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from flowspec.bench.plain import DTYPE, Case
-from flowspec.core import limits
-from flowspec.core.messages import Proposal, Release, Segment
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Proposal, Release, Segment
 from flowspec.draft.choose import NGRAM, drafter_files, open_drafter
 from flowspec.draft.ngram import NgramDrafter
 from flowspec.draft.protocol import Drafter

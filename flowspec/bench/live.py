@@ -33,7 +33,7 @@ from flowspec.core.events import (
     ToStages,
     VerifiedArrived,
 )
-from flowspec.core.messages import Message
+from flowspec.core.protocol.messages import Message
 from flowspec.draft.choose import NONE, check_drafter
 from flowspec.errors import InputError
 from flowspec.plan.cost import row_bytes

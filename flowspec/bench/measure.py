@@ -22,7 +22,7 @@ import torch
 from flowspec.bench.checkpoints import make_checkpoint
 from flowspec.bench.console import Step
 from flowspec.core.events import JobPart, RunLayers
-from flowspec.core.messages import Commit, Open, Part, Release, Sampling, Segment
+from flowspec.core.protocol.messages import Commit, Open, Part, Release, Sampling, Segment
 from flowspec.draft.choose import open_drafter
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import ClusterError

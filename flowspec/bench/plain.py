@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from flowspec.bench.console import progress
 from flowspec.bench.prompts import Prompt
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.support import context_max

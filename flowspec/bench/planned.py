@@ -14,7 +14,7 @@ from flowspec.bench.plain import Case
 from flowspec.bench.recording import is_plain
 from flowspec.bench.simulated import Drafters, run_many
 from flowspec.bench.synthetic import PROMPT_TOKENS, Synthetic, synthetic_cases
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import FlowSpecError
 from flowspec.plan.partition import SHARED_SLOWDOWN, Partition
 from flowspec.plan.planner import Plan, make_plans

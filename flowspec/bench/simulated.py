@@ -25,7 +25,7 @@ from flowspec.bench.plain import Case
 from flowspec.bench.recording import Answered, agreement_of, energy_of, record_of
 from flowspec.bench.trace import Trace
 from flowspec.core.events import Submit
-from flowspec.core.learnt import Learnt
+from flowspec.core.head.learnt import Learnt
 from flowspec.draft.protocol import Drafter
 from flowspec.plan.cost import head_curve, layers_curve, row_bytes
 from flowspec.plan.shape import PRECISION_BYTES

@@ -22,7 +22,7 @@ import numpy as np
 
 from flowspec.bench.guesses import WIDTH_MAX, Guesses, Maker, MemoDrafter
 from flowspec.bench.plain import Case
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.ranking import Children
 
 VOCABULARY = 32_000

@@ -24,7 +24,7 @@ from flowspec.bench.accelerator.report import (
     write_file,
 )
 from flowspec.cli.options import note
-from flowspec.core.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import InputError
 from flowspec.plan.memory import mib
 from flowspec.runtime.health.board import read_board

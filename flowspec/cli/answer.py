@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, Protocol
 
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.model.text import StopStrings, TextStream, Tokenizer
 from flowspec.plan.memory import mib
 from flowspec.runtime.answer import Answer, Timing, timed

@@ -21,7 +21,7 @@ from flowspec.cli.answer import Asked, Outcome, Question, record
 from flowspec.cli.expertise import expertise_table
 from flowspec.cli.options import note
 from flowspec.cli.terminal import PlainConsole, show
-from flowspec.core.limits import REQUESTS_MAX
+from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.interruption import INTERRUPTED
 from flowspec.model.text import Messages

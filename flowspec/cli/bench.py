@@ -50,7 +50,7 @@ from flowspec.bench.tune import Start, tune
 from flowspec.bench.validation import show_validation, validate
 from flowspec.bench.virtual_runs import VirtualRuns
 from flowspec.cli.options import note, number_list, positive, positives, reals
-from flowspec.core.limits import DRAFTERS_MAX
+from flowspec.core.protocol.limits import DRAFTERS_MAX
 from flowspec.draft.choose import NONE, check_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles

@@ -41,7 +41,7 @@ from flowspec.cli.screen import blocks_of, strip_line
 from flowspec.cli.strip import Strip
 from flowspec.cli.terminal import PlainConsole, fit_for
 from flowspec.cli.wrap import WordWrap
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError, InputError, PeerError
 from flowspec.model.files import ModelFiles
 from flowspec.model.text import Messages, Tokenizer, recommended

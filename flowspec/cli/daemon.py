@@ -13,7 +13,7 @@ import logging
 import socket
 from pathlib import Path
 
-from flowspec.core.limits import NAME_CHARS_MAX
+from flowspec.core.protocol.limits import NAME_CHARS_MAX
 from flowspec.errors import InputError
 from flowspec.host_memory import host_memory
 from flowspec.plan.profile import DeviceProfile, find_profile

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from flowspec import __version__
 from flowspec.cli.options import note
-from flowspec.core.facts import Facts
+from flowspec.core.protocol.facts import Facts
 from flowspec.errors import InputError
 from flowspec.plan.memory import mib
 from flowspec.plan.tables import toml_text

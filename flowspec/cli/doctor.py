@@ -21,7 +21,7 @@ from rich.table import Table
 from flowspec import __version__
 from flowspec.cli import accelerator_check
 from flowspec.cli.options import add_model_arguments, cluster_options
-from flowspec.core.facts import AskFacts, LinkFacts
+from flowspec.core.protocol.facts import AskFacts, LinkFacts
 from flowspec.plan.memory import mib
 from flowspec.runtime.cluster import Device, read_cluster, stage_devices
 from flowspec.runtime.compute import Machine

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
 from flowspec.cli.terminal import fit_for
-from flowspec.core.limits import TREE_NODES_MAX
-from flowspec.core.messages import Sampling
 from flowspec.core.methods import METHODS
-from flowspec.core.precision import ACTIVATIONS
+from flowspec.core.protocol.limits import TREE_NODES_MAX
+from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, bundled_models
 from flowspec.model.text import Recommended

@@ -17,7 +17,7 @@ from typing import Any
 from flowspec.bench.planned import FORETOLD_TOKENS, Simulated, foretold, refined_plan
 from flowspec.cli.options import number_list, positive
 from flowspec.cli.plan_wish import find_wish
-from flowspec.core.limits import REQUESTS_MAX
+from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
 from flowspec.plan.absence import Without, without_each

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from flowspec.core import limits
+from flowspec.core.protocol import limits
 from flowspec.draft.choose import NGRAM, NONE
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles

@@ -33,9 +33,9 @@ from flowspec.cli.options import (
     positive,
 )
 from flowspec.cli.terminal import show as tell
-from flowspec.core.limits import REQUESTS_MAX
-from flowspec.core.messages import Sampling
 from flowspec.core.methods import METHODS, make_method
+from flowspec.core.protocol.limits import REQUESTS_MAX
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.text import Tokenizer, recommended

@@ -10,9 +10,19 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.core import limits
-from flowspec.core.messages import Commit, Hop, Logprobs, Open, Proposal, Release, Sampling, Segment, Verified
-from flowspec.core.statistics import Statistics
+from flowspec.core.head.statistics import Statistics
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import (
+    Commit,
+    Hop,
+    Logprobs,
+    Open,
+    Proposal,
+    Release,
+    Sampling,
+    Segment,
+    Verified,
+)
 
 # ------------------------------------------------------------------------------------------ a stage's events
 

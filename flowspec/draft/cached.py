@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import torch
 
-from flowspec.core import limits
 from flowspec.core.events import (
     ClearSlots,
     CloseCache,
@@ -25,9 +24,10 @@ from flowspec.core.events import (
     SegmentArrived,
     StageCommand,
 )
-from flowspec.core.messages import Proposal, Release, Sampling, Segment
-from flowspec.core.slots import slots_in
-from flowspec.core.stage import StageCore
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Proposal, Release, Sampling, Segment
+from flowspec.core.stage.slots import slots_in
+from flowspec.core.stage.stage import StageCore
 from flowspec.draft.ranking import F32, Ranker
 from flowspec.model.accelerator import accelerator_of
 

@@ -22,7 +22,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
-from flowspec.core.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import InputError
 from flowspec.model.attention import TreeBatch, TreeCache
 from flowspec.model.families import FAMILIES, Family

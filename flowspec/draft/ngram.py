@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flowspec.core import limits
-from flowspec.core.messages import Open, Part, Proposal, Release, Segment
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Open, Part, Proposal, Release, Segment
 from flowspec.errors import PeerError
 
 if TYPE_CHECKING:

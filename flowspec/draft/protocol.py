@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from flowspec.core.messages import Proposal, Release, Segment
+from flowspec.core.protocol.messages import Proposal, Release, Segment
 
 if TYPE_CHECKING:
     import torch

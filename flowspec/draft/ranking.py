@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.noise import CACHE_BYTES_MAX, U64, bits_above, draw_bits, gumbel
 
 F32 = npt.NDArray[np.float32]

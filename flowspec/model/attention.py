@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
-from flowspec.core.slots import cache_size
+from flowspec.core.stage.slots import cache_size
 from flowspec.model.arithmetic.operations import LANES, Sight, attention
 
 ATTENTION_NAME = "flowspec_tree"

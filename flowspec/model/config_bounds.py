@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flowspec.core import limits
+from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 
 _MOST = {

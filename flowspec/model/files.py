@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flowspec.core import limits
+from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
 from flowspec.model.config_bounds import check_built, check_config
 from flowspec.model.families import decoder_config, raw_decoder_config

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from flowspec.core import limits
+from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
 
 _DEPTH_MAX = 100

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
-from flowspec.core.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import InputError, first_line
 from flowspec.model.accelerator import compute_precisely
 from flowspec.model.arithmetic import build, compiled, plain

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from flowspec.core.messages import Sampling
-from flowspec.core.precision import ACTIVATIONS
+from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf import whole_model
 from flowspec.model.quantised import GROUP, LINEARS, QuantisedLinear, Rounded

@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from flowspec.core import limits
+from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
 
 

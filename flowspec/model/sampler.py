@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.core.messages import Logprobs, Sampling
+from flowspec.core.protocol.messages import Logprobs, Sampling
 from flowspec.noise import NoiseCache, bits_above, draw_bits, gumbel
 
 F32 = npt.NDArray[np.float32]

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from flowspec.core.events import JobPart, RunLayers
-from flowspec.core.messages import Logprobs
-from flowspec.core.precision import ACTIVATIONS
+from flowspec.core.protocol.messages import Logprobs
+from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.files import ModelFiles

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from flowspec.core.events import JobPart, RunLayers
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.model.sampler import F32, Sampler, margin

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowspec.core import limits
+from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf_file import tell_gguf_version

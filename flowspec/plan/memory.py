@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowspec.core import limits
-from flowspec.core.slots import WORK_BYTES
+from flowspec.core.protocol import limits
+from flowspec.core.stage.slots import WORK_BYTES
 from flowspec.plan.shape import PRECISION_BYTES, ModelShape
 
 PROCESS_BYTES = 512 << 20

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowspec.core import limits
-from flowspec.core.cluster_messages import Assign, Drafting
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.cluster_messages import Assign, Drafting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowspec.core.facts import Speed
-from flowspec.core.limits import NAME_CHARS_MAX
+from flowspec.core.protocol.facts import Speed
+from flowspec.core.protocol.limits import NAME_CHARS_MAX
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.shape import PRECISION_BYTES
 

@@ -1,6 +1,6 @@
 """IP addresses of devices that are named, looked up in threads of their own: who serves others does not wait.
 
-`core/addresses.py` decides which address is used and when to look it up; here are the threads. All of a
+`core/cluster/addresses.py` decides which address is used and when to look it up; here are the threads. All of a
 process shares one `ADDRESSES`, so that what one connection found out every other knows. Numeric addresses are
 what they are, and no thread sees them.
 """
@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from flowspec.core.addresses import AddressBook, Terms, is_good_for, is_numeric
+from flowspec.core.cluster.addresses import AddressBook, Terms, is_good_for, is_numeric
 from flowspec.errors import InputError
 from flowspec.runtime import timeouts
 

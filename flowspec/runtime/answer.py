@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flowspec.core.messages import Logprobs
+from flowspec.core.protocol.messages import Logprobs
 from flowspec.errors import FlowSpecError
 
 

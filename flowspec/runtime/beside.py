@@ -17,9 +17,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from flowspec.core.cluster_messages import Assign, Error
-from flowspec.core.holding import Loaded, Room
-from flowspec.core.weight_messages import WeightAnswer
+from flowspec.core.cluster.holding import Loaded, Room
+from flowspec.core.protocol.cluster_messages import Assign, Error
+from flowspec.core.protocol.weight_messages import WeightAnswer
 from flowspec.errors import ClusterError, NoRoomError
 from flowspec.memory_claims import MemoryClaims
 from flowspec.plan.memory import mib

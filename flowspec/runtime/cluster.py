@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flowspec.core import limits
+from flowspec.core.protocol import limits
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.plan.placement import StagePlan
 from flowspec.plan.profile import DeviceProfile, find_profile

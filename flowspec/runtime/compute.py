@@ -22,12 +22,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowspec.core.cluster_messages import Assign, Error
+from flowspec.core.cluster.holding import Loaded
 from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers
-from flowspec.core.holding import Loaded
-from flowspec.core.messages import Expand, Proposed, Release
-from flowspec.core.slots import slots_in
-from flowspec.core.weight_messages import WeightAnswer
+from flowspec.core.protocol.cluster_messages import Assign, Error
+from flowspec.core.protocol.messages import Expand, Proposed, Release
+from flowspec.core.protocol.weight_messages import WeightAnswer
+from flowspec.core.stage.slots import slots_in
 from flowspec.errors import ClusterError, FlowSpecError, NoRoomError, UnexpectedError, first_line
 from flowspec.memory_claims import MemoryClaims
 from flowspec.model.device_errors import is_gpu_lost, is_out_of_memory

@@ -20,13 +20,8 @@ import zmq
 
 from flowspec import __version__
 from flowspec.checking import BrokenCoreError, check, is_on
-from flowspec.core import limits
-from flowspec.core.arithmetic import AskArithmetics
-from flowspec.core.cluster_messages import Error, Loading, Ping, Pong, Ready, Welcome
-from flowspec.core.driving import Driver, turn
-from flowspec.core.events import CloseCache, LayerEnded, SendSegment, Trim
-from flowspec.core.facts import AskFacts
-from flowspec.core.holding import (
+from flowspec.core.cluster.agreement import AskArithmetics
+from flowspec.core.cluster.holding import (
     Attach,
     Ban,
     Caller,
@@ -57,8 +52,13 @@ from flowspec.core.holding import (
     Unsent,
     Worked,
 )
-from flowspec.core.holding import Failed as CannotDo
-from flowspec.core.messages import Message
+from flowspec.core.cluster.holding import Failed as CannotDo
+from flowspec.core.driving import Driver, turn
+from flowspec.core.events import CloseCache, LayerEnded, SendSegment, Trim
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.cluster_messages import Error, Loading, Ping, Pong, Ready, Welcome
+from flowspec.core.protocol.facts import AskFacts
+from flowspec.core.protocol.messages import Message
 from flowspec.errors import InputError, NoRoomError, PeerError, UnexpectedError
 from flowspec.host_memory import host_memory
 from flowspec.plan.memory import mib

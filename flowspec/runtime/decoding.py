@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flowspec.core import limits
 from flowspec.core.methods import METHODS, make_method
+from flowspec.core.protocol import limits
 from flowspec.draft.choose import NGRAM, NONE, check_drafter, model_name
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles

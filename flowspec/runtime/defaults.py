@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterable
 from typing import TypeVar
 
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.text import Recommended
 from flowspec.runtime.session import Limits

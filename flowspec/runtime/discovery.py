@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from flowspec import __version__
-from flowspec.core import limits
+from flowspec.core.protocol import limits
 from flowspec.errors import ClusterError, InputError
 from flowspec.runtime.health.interfaces import resolve
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from flowspec.core import limits
+from flowspec.core.protocol import limits
 from flowspec.runtime.monitor import HANDSHAKE_FAILED, Refusal, refusal_of
 from flowspec.runtime.transport import receive
 

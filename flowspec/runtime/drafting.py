@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowspec.core.events import Draft, Drafted, ToDrafter
-from flowspec.core.messages import VerifiedPart
+from flowspec.core.protocol.messages import VerifiedPart
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import ClusterError, FlowSpecError
 from flowspec.model.device_errors import is_out_of_memory

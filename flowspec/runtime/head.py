@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from flowspec.checking import check, is_on
+from flowspec.core.cluster.forming import Start
+from flowspec.core.cluster.membership import Tick
 from flowspec.core.events import (
     Cancel,
     Draft,
@@ -39,18 +41,16 @@ from flowspec.core.events import (
     ToStages,
     VerifiedArrived,
 )
-from flowspec.core.expertise import Expertise
-from flowspec.core.flights import Bounds
-from flowspec.core.forming import Start
-from flowspec.core.head import HeadCore
-from flowspec.core.membership import Tick
-from flowspec.core.messages import Hop
+from flowspec.core.head.drafter_views import DrafterTraits
+from flowspec.core.head.expertise import Expertise
+from flowspec.core.head.flights import Bounds
+from flowspec.core.head.head import HeadCore
+from flowspec.core.head.portions import FIRST_BYTES
+from flowspec.core.head.request import Request
 from flowspec.core.methods import make_method
 from flowspec.core.methods.base import Method
-from flowspec.core.mirror import DrafterTraits
-from flowspec.core.portions import FIRST_BYTES
-from flowspec.core.precision import ACTIVATIONS
-from flowspec.core.request import Request
+from flowspec.core.protocol.messages import Hop
+from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError, PeerError
 from flowspec.plan.placement import ClusterPlan

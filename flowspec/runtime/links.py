@@ -20,8 +20,8 @@ from typing import Any
 import zmq
 
 from flowspec import __version__
-from flowspec.core.cluster_messages import Error, Hello, Welcome
-from flowspec.core.messages import Commit, Message, Part, Segment
+from flowspec.core.protocol.cluster_messages import Error, Hello, Welcome
+from flowspec.core.protocol.messages import Commit, Message, Part, Segment
 from flowspec.errors import ClusterError
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flowspec.core.cluster_messages import Assign
-from flowspec.core.holding import Room, room_for
-from flowspec.core.precision import ACTIVATIONS
+from flowspec.core.cluster.holding import Room, room_for
+from flowspec.core.protocol.cluster_messages import Assign
+from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import ClusterError, FlowSpecError, InputError, NoRoomError
 from flowspec.memory_claims import MemoryClaims
 from flowspec.model.accelerator import accelerator_of

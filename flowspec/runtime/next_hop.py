@@ -11,8 +11,8 @@ from typing import Any
 import zmq
 
 from flowspec import __version__
-from flowspec.core.cluster_messages import Assign, Hello, Welcome
-from flowspec.core.messages import Message
+from flowspec.core.protocol.cluster_messages import Assign, Hello, Welcome
+from flowspec.core.protocol.messages import Message
 from flowspec.errors import InputError
 from flowspec.runtime.emulation import Shaper
 from flowspec.runtime.monitor import Monitor

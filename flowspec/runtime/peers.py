@@ -17,9 +17,9 @@ from typing import Any
 import zmq
 
 from flowspec import __version__
-from flowspec.core import limits
-from flowspec.core.cluster_messages import Error, Hello
-from flowspec.core.holding import Caller
+from flowspec.core.cluster.holding import Caller
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.cluster_messages import Error, Hello
 from flowspec.errors import PeerError
 from flowspec.runtime.security.keyring import check_hello
 from flowspec.runtime.transport import Link, Receiver

@@ -1,7 +1,7 @@
 """One pipeline after another: forms them of the devices that are there, gives them up when one is lost, takes
 in who returns.
 
-Carries out what `core/forming.py` decides, with sockets and the clock: a `Stages` for each pipeline, probes
+Carries out what `core/cluster/forming.py` decides, with sockets and the clock: a `Stages` for each pipeline, probes
 for the lost. The head is told when a pipeline is lost and when another is there, and gets its turn while one
 is formed. Without a `replan` the first pipeline is the only one, and its loss an error.
 """
@@ -19,10 +19,8 @@ from typing import Any
 import zmq
 
 from flowspec.checking import check, is_on
-from flowspec.core.arithmetic import Agreement
-from flowspec.core.driving import Driver
-from flowspec.core.events import PipelineLost, Reformed
-from flowspec.core.forming import (
+from flowspec.core.cluster.agreement import Agreement
+from flowspec.core.cluster.forming import (
     CannotServe,
     Dial,
     Forming,
@@ -47,9 +45,11 @@ from flowspec.core.forming import (
     Use,
     Wronged,
 )
-from flowspec.core.incarnation import incarnation_of
-from flowspec.core.membership import Begin, Membership, Note, Patience, Probe, Survey, Surveyed, Tick
-from flowspec.core.messages import Hop, Verified
+from flowspec.core.cluster.incarnation import incarnation_of
+from flowspec.core.cluster.membership import Begin, Membership, Note, Patience, Probe, Survey, Surveyed, Tick
+from flowspec.core.driving import Driver
+from flowspec.core.events import PipelineLost, Reformed
+from flowspec.core.protocol.messages import Hop, Verified
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError
 from flowspec.plan.placement import ClusterPlan, assigns_of
 from flowspec.runtime import timeouts

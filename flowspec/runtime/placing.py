@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from flowspec.core.cluster_messages import Drafting
+from flowspec.core.protocol.cluster_messages import Drafting
 from flowspec.draft.choose import WITHOUT_TENSORS, language_model, model_name, open_drafter
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import InputError

@@ -9,7 +9,7 @@ from typing import Any
 
 import zmq
 
-from flowspec.core import limits
+from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 from flowspec.runtime.doorman import Doorman
 from flowspec.runtime.monitor import Refusal

@@ -8,8 +8,8 @@ from typing import Any
 import zmq
 
 from flowspec import __version__
-from flowspec.core.cluster_messages import Hello, Welcome
-from flowspec.core.membership import Answered
+from flowspec.core.cluster.membership import Answered
+from flowspec.core.protocol.cluster_messages import Hello, Welcome
 from flowspec.errors import InputError, PeerError
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.stages import head_name

@@ -1,7 +1,7 @@
 """A drafter on a device of its own, as the head sees it: work goes there, proposals come back, and its loss
 is an event like others.
 
-Carries out what `core/remote_drafter.py` decides. A thread keeps the connection, as a pipeline of one device
+Carries out what `core/head/remote_drafter.py` decides. A thread keeps the connection, as a pipeline of one device
 that answers do not need (`Pipelines`): the same dialling, leases, time-outs and probes as for stages. Nothing
 that happens there holds the head up. Results come back on `results` with a wake-up, as a `DraftThread`'s.
 """
@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowspec.checking import BrokenCoreError, check, is_on
+from flowspec.core.cluster.forming import Start
 from flowspec.core.driving import Driver
 from flowspec.core.events import Draft, Drafted, DrafterBack, DrafterLost, PipelineLost, Reformed, ToDrafter
-from flowspec.core.forming import Start
-from flowspec.core.messages import Expand, Release, VerifiedPart
-from flowspec.core.mirror import DrafterTraits
-from flowspec.core.remote_drafter import (
+from flowspec.core.head.drafter_views import DrafterTraits
+from flowspec.core.head.remote_drafter import (
     Disbelieve,
     GivenUp,
     RemoteDrafterCommand,
     RemoteDrafterCore,
     RemoteDrafterEvent,
 )
+from flowspec.core.protocol.messages import Expand, Release, VerifiedPart
 from flowspec.errors import BrokenError, FlowSpecError
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts

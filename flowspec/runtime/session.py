@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flowspec.core.cluster.forming import Start
 from flowspec.core.events import Submit
-from flowspec.core.forming import Start
-from flowspec.core.limits import TOP_LOGPROBS_MAX
-from flowspec.core.messages import Sampling
 from flowspec.core.methods import make_method
+from flowspec.core.protocol.limits import TOP_LOGPROBS_MAX
+from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.choose import NONE, WITHOUT_TENSORS
 from flowspec.errors import InputError
 from flowspec.model.families import check_family

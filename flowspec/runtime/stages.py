@@ -1,7 +1,7 @@
 """The head's sockets of one pipeline: connections to its devices, what comes in on them, and whether they
 stand.
 
-Decides nothing: whom to dial, what to say and what to make of what was heard is `core/forming.py`'s, and
+Decides nothing: whom to dial, what to say and what to make of what was heard is `core/cluster/forming.py`'s, and
 `Pipelines` is between the two.
 """
 
@@ -20,12 +20,21 @@ from typing import Any
 import zmq
 
 from flowspec import __version__
-from flowspec.core import limits
-from flowspec.core.cluster_messages import Hello, Pong, Ready, Reset, Welcome
-from flowspec.core.forming import CONTROL, DATA, Closed, Refused, Said, Unfound, Unsent, Wronged
-from flowspec.core.incarnation import SESSION_BITS
-from flowspec.core.messages import Commit, Expand, Message, Open, Proposed, Release, Segment, Verified
-from flowspec.core.precision import ACTIVATIONS
+from flowspec.core.cluster.forming import CONTROL, DATA, Closed, Refused, Said, Unfound, Unsent, Wronged
+from flowspec.core.cluster.incarnation import SESSION_BITS
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.cluster_messages import Hello, Pong, Ready, Reset, Welcome
+from flowspec.core.protocol.messages import (
+    Commit,
+    Expand,
+    Message,
+    Open,
+    Proposed,
+    Release,
+    Segment,
+    Verified,
+)
+from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import InputError, PeerError
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime.emulation import Emulation

@@ -34,7 +34,7 @@ LOADING_S = 180.0
 """A daemon that answers, but whose loading makes no progress for so long, is lost."""
 STUCK_S = 60.0
 """A daemon that has got no further with a segment for so long, and ten times its longest pass that ended, is
-lost, and so is a segment that nobody is at; see `core/membership.py`."""
+lost, and so is a segment that nobody is at; see `core/cluster/membership.py`."""
 PROBE_EVERY_S = 2.0
 """How often a lost device is asked whether it is there again."""
 BACK_S = 4.0

@@ -19,9 +19,9 @@ from typing import Any
 
 import zmq
 
-from flowspec.core import limits
-from flowspec.core.cluster_messages import Error
-from flowspec.core.messages import Message
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.cluster_messages import Error
+from flowspec.core.protocol.messages import Message
 from flowspec.errors import InputError, PeerError
 from flowspec.runtime import timeouts
 from flowspec.runtime.addresses import ADDRESSES

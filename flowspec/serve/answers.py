@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError, FlowSpecError
 from flowspec.model.text import StopStrings, TextStream, Tokenizer
 from flowspec.runtime.answer import Answer, End

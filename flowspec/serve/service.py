@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flowspec import __version__
-from flowspec.core import limits
+from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
 from flowspec.model.text import Bound, Recommended, Tokenizer, TooLongError, recommended

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from flowspec.core.events import HeadCommand, HeadEvent, PipelineLost, Timed
-from flowspec.core.messages import Hop
+from flowspec.core.protocol.messages import Hop
 
 NOTES_KEPT = 5
 

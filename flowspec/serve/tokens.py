@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowspec.core.messages import Logprobs
+from flowspec.core.protocol.messages import Logprobs
 from flowspec.model.text import TextStream, Tokenizer
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowspec.core import limits
+from flowspec.core.protocol import limits
 from flowspec.model.text import Messages
 from flowspec.serve.fields import Fields
 from flowspec.serve.refusals import ApiError, invalid

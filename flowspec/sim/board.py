@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from flowspec.core.events import Draft, Drafted, ToDrafter
-from flowspec.core.messages import Release, Segment
+from flowspec.core.protocol.messages import Release, Segment
 from flowspec.draft.protocol import Drafter
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.clock import Clock

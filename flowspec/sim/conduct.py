@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flowspec.core import limits
 from flowspec.core.events import (
     Draft,
     Emit,
@@ -16,8 +15,9 @@ from flowspec.core.events import (
     ToPipeline,
     VerifiedArrived,
 )
-from flowspec.core.head import HeadCore
-from flowspec.core.messages import Part, Verified
+from flowspec.core.head.head import HeadCore
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Part, Verified
 from flowspec.tree import NodeState
 
 

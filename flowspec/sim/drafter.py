@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from flowspec.core import limits
-from flowspec.core.messages import Commit, Open, Part, Proposal, Release, Segment
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Commit, Open, Part, Proposal, Release, Segment
 from flowspec.noise import draw_bits, gumbel
 from flowspec.sim.language import F32, HashLanguage, Prefix, as_prefix
 

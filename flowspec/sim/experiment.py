@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flowspec.core.head import HeadCore
+from flowspec.core.head.drafter_views import DrafterTraits
+from flowspec.core.head.head import HeadCore
 from flowspec.core.methods import make_method
 from flowspec.core.methods.base import Method
-from flowspec.core.mirror import DrafterTraits
 from flowspec.draft.protocol import Drafter
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.plan.timing import DIRECT, INSTANT, Curve, LinkSpec

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.core.events import ClearSlots, CloseCache, JobPart, OpenCache, RunLayers
-from flowspec.core.messages import Logprobs
-from flowspec.core.slots import SlotMap
-from flowspec.core.stage import StageCore
+from flowspec.core.protocol.messages import Logprobs
+from flowspec.core.stage.slots import SlotMap
+from flowspec.core.stage.stage import StageCore
 from flowspec.sim.language import Language, Prefix
 from flowspec.wire.codec import Tensor
 

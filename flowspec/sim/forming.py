@@ -12,10 +12,8 @@ from __future__ import annotations
 from functools import partial
 
 from flowspec import __version__
-from flowspec.core.arithmetic import Arithmetics, AskArithmetics
-from flowspec.core.cluster_messages import Ready, Welcome
-from flowspec.core.driving import Driver
-from flowspec.core.forming import (
+from flowspec.core.cluster.agreement import Arithmetics, AskArithmetics
+from flowspec.core.cluster.forming import (
     CONTROL,
     Dial,
     Forming,
@@ -26,9 +24,9 @@ from flowspec.core.forming import (
     Planned,
     Tell,
 )
-from flowspec.core.forming import Said as DeviceSaid
-from flowspec.core.forming import Terms as FormingTerms
-from flowspec.core.holding import (
+from flowspec.core.cluster.forming import Said as DeviceSaid
+from flowspec.core.cluster.forming import Terms as FormingTerms
+from flowspec.core.cluster.holding import (
     Caller,
     Gather,
     Greet,
@@ -44,10 +42,12 @@ from flowspec.core.holding import (
     Terms,
     Worked,
 )
-from flowspec.core.incarnation import incarnation_of
-from flowspec.core.limits import ID_MAX, VOCABULARY_MAX
-from flowspec.core.membership import Begin, Membership, Patience
-from flowspec.core.stage import StageCore
+from flowspec.core.cluster.incarnation import incarnation_of
+from flowspec.core.cluster.membership import Begin, Membership, Patience
+from flowspec.core.driving import Driver
+from flowspec.core.protocol.cluster_messages import Ready, Welcome
+from flowspec.core.protocol.limits import ID_MAX, VOCABULARY_MAX
+from flowspec.core.stage.stage import StageCore
 from flowspec.plan.placement import ClusterPlan, assigns_of
 
 NEVER_S = 1e9

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.core.events import StopRule, Submit
-from flowspec.core.messages import Logprobs, Sampling
+from flowspec.core.protocol.messages import Logprobs, Sampling
 from flowspec.model.sampler import Sampler, logprobs
 from flowspec.noise import draw_bits, gumbel
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flowspec.core.messages import Part
+from flowspec.core.protocol.messages import Part
 
 EMPTY = 0
 """The number of the prefix of no tokens."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from flowspec.core.events import Drafted, Finished, HeadEvent, LayersDone, StageEvent, Submit
-from flowspec.core.messages import Logprobs
+from flowspec.core.protocol.messages import Logprobs
 
 HEAD = -1
 """The head's place; stages are 0, 1, ..."""

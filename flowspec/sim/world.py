@@ -43,9 +43,9 @@ from flowspec.core.events import (
     Trim,
     VerifiedArrived,
 )
-from flowspec.core.head import HeadCore
-from flowspec.core.messages import Commit, Open, Release, Segment, Verified
-from flowspec.core.stage import StageCore
+from flowspec.core.head.head import HeadCore
+from flowspec.core.protocol.messages import Commit, Open, Release, Segment, Verified
+from flowspec.core.stage.stage import StageCore
 from flowspec.draft.protocol import Drafter
 from flowspec.plan.timing import INSTANT, Curve, LinkSpec
 from flowspec.sim.board import Board, BoardSpec

@@ -26,8 +26,8 @@ from flowspec.core.events import (
     Timed,
     ToPipeline,
 )
-from flowspec.core.messages import Segment
-from flowspec.core.request import Request
+from flowspec.core.head.request import Request
+from flowspec.core.protocol.messages import Segment
 from flowspec.watch.figures import EVERY_S, Figures, Frame
 from flowspec.watch.present import Present
 from flowspec.watch.spelling import Decode, Running, Spelling

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowspec.core import limits
+from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
 from flowspec.watch.figures import Frame
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowspec.core.messages import Hop
+from flowspec.core.protocol.messages import Hop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

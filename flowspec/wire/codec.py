@@ -17,9 +17,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgpack
 
-from flowspec.core import limits, messages
-from flowspec.core.messages import Message
-from flowspec.core.weight_messages import TensorBytes
+from flowspec.core.protocol import limits, messages
+from flowspec.core.protocol.messages import Message
+from flowspec.core.protocol.weight_messages import TensorBytes
 from flowspec.errors import PeerError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

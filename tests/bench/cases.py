@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flowspec.bench.plain import Case
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 
 STOP = 2
 

@@ -31,7 +31,7 @@ from flowspec.bench.accelerator.report import (
 )
 from flowspec.bench.accelerator.steps import PLAIN, check_slice, plain_step
 from flowspec.cli.main import main
-from flowspec.core.facts import Board
+from flowspec.core.protocol.facts import Board
 from flowspec.errors import InputError
 from flowspec.model.trials import COMPILED, torch_version
 from flowspec.runtime.health.system import read_clocks, read_system

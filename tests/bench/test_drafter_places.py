@@ -15,7 +15,7 @@ from flowspec.bench.outcome import EXACT
 from flowspec.bench.recording import energy_of
 from flowspec.bench.simulated import run
 from flowspec.bench.synthetic import Synthetic, synthetic_cases
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.plan.cost import drafter_curve
 from flowspec.plan.profile import find_profile

@@ -10,7 +10,7 @@ import pytest
 from flowspec.bench.checkpoints import make_variant
 from flowspec.bench.exactness import STOPPED, Case, Difference, Found, agreement, judge, parting
 from flowspec.bench.outcome import EXACT, WRONG
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep
 

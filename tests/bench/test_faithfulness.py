@@ -25,7 +25,7 @@ from flowspec.bench.faithfulness import (
     read_windows,
     worst_matrix,
 )
-from flowspec.core.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.quantised import GROUP, LINEARS

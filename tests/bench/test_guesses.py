@@ -13,8 +13,8 @@ from flowspec.bench.guesses import RANDOM, RANDOM_SHARPNESS, MemoDrafter, Random
 from flowspec.bench.model_guesses import Models
 from flowspec.bench.plain import Case
 from flowspec.bench.simulated import run
-from flowspec.core import limits
-from flowspec.core.messages import Proposal, Release, Sampling, Segment
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Proposal, Release, Sampling, Segment
 from flowspec.draft.choose import open_drafter
 from flowspec.draft.protocol import Drafter
 from flowspec.draft.ranking import Ranker

@@ -24,7 +24,7 @@ from flowspec.bench.outcome import EXACT, WRONG, read_records
 from flowspec.bench.plain import Case
 from flowspec.bench.recording import agreement_of
 from flowspec.bench.simulated import sampling_curve, stage_curves
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference

@@ -21,7 +21,7 @@ from flowspec.bench.outcome import EXACT, WRONG, write_records
 from flowspec.bench.synthetic import synthetic_cases
 from flowspec.bench.virtual_runs import VirtualRuns
 from flowspec.cli.main import main
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.sim.language import AnswerLanguage
 from tests.bench.benches import TOML, boards, synthetic

@@ -9,7 +9,7 @@ import pytest
 
 from flowspec.bench.plain import Case, first_of_each, make_samplings, plain_cases
 from flowspec.bench.prompts import Prompt
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 

@@ -18,9 +18,9 @@ from flowspec.bench.plain import Case, make_samplings, plain_cases
 from flowspec.bench.prompts import Prompt
 from flowspec.bench.simulated import run, sampling_curve, stage_curves
 from flowspec.bench.synthetic import Synthetic, synthetic_cases
-from flowspec.core.learnt import Learnt
-from flowspec.core.messages import Sampling
+from flowspec.core.head.learnt import Learnt
 from flowspec.core.methods import METHODS, OPTIONS
+from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.ranking import Ranker
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.plan.cost import row_bytes

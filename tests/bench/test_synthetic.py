@@ -14,11 +14,11 @@ import pytest
 from flowspec.bench.guesses import WIDTH_MAX, Guesses, MemoDrafter
 from flowspec.bench.plain import Case
 from flowspec.bench.synthetic import PROMPT_TOKENS, VOCABULARY, Synthetic, synthetic_cases
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 
 HOT = Sampling(temperature=1.0, seed=4)
 PRINTED = """
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.bench.synthetic import Synthetic, synthetic_cases
 case = synthetic_cases(2, [Sampling(temperature=1.0, seed=4)], 20)[1]
 guesses = Synthetic(0.6, 1024).begin(case)()._guesses

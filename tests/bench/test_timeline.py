@@ -14,7 +14,7 @@ from flowspec.bench.config import Bench, Setup, Testbed
 from flowspec.bench.lanes import Bar, Flight, busy_share, lanes_of
 from flowspec.bench.synthetic import Synthetic, synthetic_cases
 from flowspec.bench.trace import Pass, Trace
-from flowspec.core.messages import Hop, Sampling
+from flowspec.core.protocol.messages import Hop, Sampling
 from flowspec.plan.profile import find_profile
 from flowspec.plan.shape import find_shape
 from flowspec.plan.timing import LinkSpec

@@ -32,7 +32,7 @@ from flowspec.bench.console import progress, show
 from flowspec.bench.prompts import QUESTIONS
 from flowspec.child_process import python_module
 from flowspec.cli.options import positive
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.reference import Reference

@@ -30,9 +30,9 @@ from flowspec.bench.console import progress, show
 from flowspec.bench.exactness import Case, Found, answer, judge
 from flowspec.bench.outcome import EXACT, WRONG
 from flowspec.cli.options import positive, positives, reals
-from flowspec.core.messages import Sampling
 from flowspec.core.methods import METHODS
-from flowspec.core.precision import ACTIVATIONS
+from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep

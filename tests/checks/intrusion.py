@@ -21,9 +21,9 @@ from pathlib import Path
 
 import msgpack
 
-from flowspec.core.cluster_messages import Error, Welcome
 from flowspec.core.events import Submit
-from flowspec.core.messages import Sampling, Segment, Verified
+from flowspec.core.protocol.cluster_messages import Error, Welcome
+from flowspec.core.protocol.messages import Sampling, Segment, Verified
 from flowspec.errors import ClusterError, FlowSpecError, PeerError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.text import Tokenizer

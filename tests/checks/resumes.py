@@ -27,9 +27,9 @@ from flowspec.bench.exactness import agreement
 from flowspec.bench.outcome import WRONG
 from flowspec.bench.prompts import QUESTIONS
 from flowspec.cli.options import positive
-from flowspec.core.messages import Sampling
 from flowspec.core.methods import METHODS
-from flowspec.core.precision import ACTIVATIONS
+from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import FlowSpecError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.step_by_step import StepByStep

@@ -16,7 +16,7 @@ import time
 
 import numpy as np
 
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.model.sampler import Sampler
 
 SETTINGS = {

@@ -42,8 +42,8 @@ from flowspec.bench.exactness import STOPPED, Case, agreement
 from flowspec.bench.outcome import WRONG
 from flowspec.bench.prompts import QUESTIONS
 from flowspec.cli.options import positive
-from flowspec.core.messages import Sampling
 from flowspec.core.methods import METHODS
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.step_by_step import StepByStep

@@ -44,7 +44,7 @@ from flowspec.bench.console import show
 from flowspec.bench.exactness import agreement
 from flowspec.bench.outcome import WRONG
 from flowspec.cli.options import positive
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.step_by_step import StepByStep

@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 
-from flowspec.core import head
-from flowspec.core.admission import Room
-from flowspec.core.arithmetic import Agreement, Lack
-from flowspec.core.drafter import DrafterCore, DrafterEvent
+from flowspec.core.cluster.agreement import Agreement, Lack
+from flowspec.core.cluster.forming import Forming, FormingCommand, FormingEvent, GiveUp, Wronged
+from flowspec.core.cluster.holding import Holding
+from flowspec.core.cluster.incarnation import Lease
+from flowspec.core.cluster.membership import Heard, Membership, Tick
 from flowspec.core.events import Drafted
-from flowspec.core.flights import Flights
-from flowspec.core.forming import Forming, FormingCommand, FormingEvent, GiveUp, Wronged
-from flowspec.core.head import HeadCore
-from flowspec.core.holding import Holding
-from flowspec.core.incarnation import Lease
-from flowspec.core.membership import Heard, Membership, Tick
-from flowspec.core.messages import Proposed
-from flowspec.core.remote_drafter import RemoteDrafterCommand, RemoteDrafterCore, RemoteDrafterEvent
-from flowspec.core.request import Request, begin
-from flowspec.core.stage import StageCore
+from flowspec.core.head import head
+from flowspec.core.head.admission import Room
+from flowspec.core.head.flights import Flights
+from flowspec.core.head.head import HeadCore
+from flowspec.core.head.remote_drafter import RemoteDrafterCommand, RemoteDrafterCore, RemoteDrafterEvent
+from flowspec.core.head.request import Request, begin
+from flowspec.core.protocol.messages import Proposed
+from flowspec.core.stage.drafter import DrafterCore, DrafterEvent
+from flowspec.core.stage.stage import StageCore
 from flowspec.plan.timing import Curve
 from flowspec.sim.device import DeviceSpec
 from tests.broken_builds import keeps_the_flights, sends_only_the_root_again

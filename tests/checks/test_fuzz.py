@@ -13,8 +13,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from flowspec.core.request import Request
-from flowspec.core.statistics import Statistics
+from flowspec.core.head.request import Request
+from flowspec.core.head.statistics import Statistics
 from flowspec.wire.codec import KINDS, decode
 from tests.broken_builds import keeps_the_flights, sends_only_the_root_again
 from tests.checks.fuzz import hunt

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.cli.main import main
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.runtime import timeouts

@@ -18,7 +18,7 @@ from gguf import GGMLQuantizationType
 
 from flowspec.bench.checkpoints import make_variant
 from flowspec.cli.main import main
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from flowspec.cli.main import main
-from flowspec.core.cluster_messages import Error
-from flowspec.core.facts import AskFacts, Facts
+from flowspec.core.protocol.cluster_messages import Error
+from flowspec.core.protocol.facts import AskFacts, Facts
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.health.examine import ask_all
 from flowspec.runtime.links import measure_links

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
-from flowspec.core.limits import REQUESTS_MAX
+from flowspec.core.protocol.limits import REQUESTS_MAX
 from tests import warm
 
 FLOWSPEC = [sys.executable, "-m", "flowspec.cli.main", "generate"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flowspec.cli.main import main
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.reference import Reference
 from tests.daemons import DaemonProcess, daemon_process

@@ -15,7 +15,7 @@ import pytest
 
 from flowspec.bench.checkpoints import make_variant
 from flowspec.cli.main import main
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.runtime.journal.file import Journal
 from flowspec.runtime.journal.lines import Entry, Setting

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from flowspec.cli import statistics
-from flowspec.core.messages import Hop
-from flowspec.core.statistics import Statistics
+from flowspec.core.head.statistics import Statistics
+from flowspec.core.protocol.messages import Hop
 from tests import warm
 
 

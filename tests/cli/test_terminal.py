@@ -13,7 +13,7 @@ import pytest
 
 from flowspec.cli.terminal import LogFormatter, PlainConsole
 from flowspec.cli.visible import visible
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.runtime.journal.file import Journal
 from flowspec.runtime.journal.lines import Entry, Setting

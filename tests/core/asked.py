@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from flowspec.core import limits
 from flowspec.core.events import Submit
-from flowspec.core.growth import grow, learn
-from flowspec.core.messages import Open, Part, Proposal, Sampling
-from flowspec.core.mirror import DrafterTraits, Mirror, draft_part
-from flowspec.core.request import Request
-from flowspec.core.statistics import Statistics
-from flowspec.core.trust import Trust
+from flowspec.core.head.candidates import grow, learn
+from flowspec.core.head.drafter_views import DrafterTraits, Mirror, draft_part
+from flowspec.core.head.fusion import Trust
+from flowspec.core.head.request import Request
+from flowspec.core.head.statistics import Statistics
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Open, Part, Proposal, Sampling
 from flowspec.tree import TokenTree
 
 PLAIN = DrafterTraits(context=1000)

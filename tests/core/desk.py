@@ -23,12 +23,21 @@ from flowspec.core.events import (
     ToStages,
     VerifiedArrived,
 )
-from flowspec.core.head import HeadCore
-from flowspec.core.messages import Commit, Hop, Open, Proposal, Sampling, Segment, Verified, VerifiedPart
+from flowspec.core.head.drafter_views import DrafterTraits
+from flowspec.core.head.head import HeadCore
+from flowspec.core.head.request import Request
 from flowspec.core.methods import make_method
 from flowspec.core.methods.base import Method
-from flowspec.core.mirror import DrafterTraits
-from flowspec.core.request import Request
+from flowspec.core.protocol.messages import (
+    Commit,
+    Hop,
+    Open,
+    Proposal,
+    Sampling,
+    Segment,
+    Verified,
+    VerifiedPart,
+)
 from flowspec.tree import TokenTree
 
 Children = Sequence[tuple[int, float]]

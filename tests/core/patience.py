@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowspec.core.membership import Patience
+from flowspec.core.cluster.membership import Patience
 
 PATIENCE = Patience(
     silent_s=5.0,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from flowspec.core.events import LayersDone, OpenCache, RunLayers, SegmentArrived, StageCommand
-from flowspec.core.messages import Commit, Open, Part, Sampling, Segment
-from flowspec.core.stage import StageCore
+from flowspec.core.protocol.messages import Commit, Open, Part, Sampling, Segment
+from flowspec.core.stage.stage import StageCore
 
 PROMPT = 3  # nodes 0, 1, 2 at positions 0, 1, 2; node 2 is the root
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core import limits
-from flowspec.core.admission import Admission
 from flowspec.core.events import Cancel, Forget, PipelineLost, Reformed, Submit
-from flowspec.core.messages import Release, Sampling
-from flowspec.core.mirror import DrafterTraits
+from flowspec.core.head.admission import Admission
+from flowspec.core.head.drafter_views import DrafterTraits
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Release, Sampling
 from flowspec.errors import InputError
 from tests.core.desk import Desk, Said, ends, kinds, opens, sends
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.calibration import CHANCE_MAX, MEMORY, PRIOR_WEIGHT, Calibrator
+from flowspec.core.head.calibration import CHANCE_MAX, MEMORY, PRIOR_WEIGHT, Calibrator
 
 CONFIDENCES = st.floats(0, 1)
 SEEN = st.lists(st.tuples(CONFIDENCES, st.booleans()), max_size=60)

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from flowspec.core.expertise import Expertise
+from flowspec.core.head.expertise import Expertise
+from flowspec.core.head.request import Request
 from flowspec.core.methods.base import View
 from flowspec.core.methods.chains import CHAINS_MAX, Chain, by_level, chains_to_try, every_chain, slowest_s
 from flowspec.core.methods.specrouter import TIMED_KEPT, Measured, SpecRouter
-from flowspec.core.request import Request
 from tests.core.test_routes import Run
 
 TRIP_S = 0.1

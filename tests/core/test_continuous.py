@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core import limits
-from flowspec.core.messages import Hop
+from flowspec.core.head.drafter_views import DrafterTraits
 from flowspec.core.methods import METHODS
 from flowspec.core.methods.continuous import (
     AGE_WEIGHT,
@@ -14,7 +13,8 @@ from flowspec.core.methods.continuous import (
     VALUE_MIN,
     Continuous,
 )
-from flowspec.core.mirror import DrafterTraits
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Hop
 from flowspec.tree import NodeState
 from tests.core.desk import (
     MISS,

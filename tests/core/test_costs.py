@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.costs import MISSES_AT_FIRST, RATE_MEMORY_S, SHARE_NEW, Costs, Curve, Wire
-from flowspec.core.messages import Hop
+from flowspec.core.head.costs import MISSES_AT_FIRST, RATE_MEMORY_S, SHARE_NEW, Costs, Curve, Wire
+from flowspec.core.protocol.messages import Hop
 
 
 def curve(*points: tuple[int, float]) -> Curve:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core import limits
-from flowspec.core.drafter import DrafterCore
-from flowspec.core.messages import Commit, Expand, Part, Proposed, Release, Segment
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Commit, Expand, Part, Proposed, Release, Segment
+from flowspec.core.stage.drafter import DrafterCore
 from flowspec.errors import PeerError
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core import limits
-from flowspec.core.calibration import Calibrator
-from flowspec.core.growth import grow, observe
-from flowspec.core.mirror import DrafterTraits, draft_part, expandable, has_room_below
-from flowspec.core.request import Request
-from flowspec.core.trust import Trust
+from flowspec.core.head.calibration import Calibrator
+from flowspec.core.head.candidates import grow, observe
+from flowspec.core.head.drafter_views import DrafterTraits, draft_part, expandable, has_room_below
+from flowspec.core.head.fusion import Trust
+from flowspec.core.head.request import Request
+from flowspec.core.protocol import limits
 from tests.core.asked import (
     BELIEVED,
     PLAIN,

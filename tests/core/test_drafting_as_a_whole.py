@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowspec.core.growth import grow, learn, observe
-from flowspec.core.messages import Segment
-from flowspec.core.mirror import draft_part, expandable, most_valuable
-from flowspec.core.request import Request
-from flowspec.core.trust import Trust
+from flowspec.core.head.candidates import grow, learn, observe
+from flowspec.core.head.drafter_views import draft_part, expandable, most_valuable
+from flowspec.core.head.fusion import Trust
+from flowspec.core.head.request import Request
+from flowspec.core.protocol.messages import Segment
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.language import HashLanguage
 from tests.core.asked import PLAIN, asked, move, opening

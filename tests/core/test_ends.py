@@ -17,10 +17,10 @@ from flowspec.core.events import (
     SendVerified,
     Trim,
 )
-from flowspec.core.messages import Commit
 from flowspec.core.methods import METHODS
 from flowspec.core.methods.continuous import Continuous
-from flowspec.core.stage import StageCore
+from flowspec.core.protocol.messages import Commit
+from flowspec.core.stage.stage import StageCore
 from tests.core.desk import TRAITS, Desk, commits, drafts, emits, ends, falling, kinds, opens, over, sends
 from tests.core.stages import arrive, commit, finish, opened, opening, run_of, segment
 from tests.pipeline import ask

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.expertise import DOMAINS_MAX, UNKNOWN, Expertise, Record, sketch
+from flowspec.core.head.expertise import DOMAINS_MAX, UNKNOWN, Expertise, Record, sketch
 
 EQUAL = (0.0, 0.0)
 TEMPLATE = tuple(range(1, 20))

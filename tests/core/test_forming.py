@@ -9,10 +9,8 @@ from dataclasses import replace
 import pytest
 
 from flowspec import __version__
-from flowspec.core import limits
-from flowspec.core.arithmetic import Agreement, Arithmetics, AskArithmetics
-from flowspec.core.cluster_messages import Assign, Drafting, Error, Loading, Ping, Pong, Ready, Reset, Welcome
-from flowspec.core.forming import (
+from flowspec.core.cluster.agreement import Agreement, Arithmetics, AskArithmetics
+from flowspec.core.cluster.forming import (
     CONTROL,
     DATA,
     RULES,
@@ -45,7 +43,7 @@ from flowspec.core.forming import (
     Wronged,
     computing,
 )
-from flowspec.core.membership import (
+from flowspec.core.cluster.membership import (
     Answered,
     Begin,
     Membership,
@@ -55,8 +53,20 @@ from flowspec.core.membership import (
     Surveyed,
     Tick,
 )
-from flowspec.core.messages import Hop, Message
-from flowspec.core.weight_messages import AskModel
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.cluster_messages import (
+    Assign,
+    Drafting,
+    Error,
+    Loading,
+    Ping,
+    Pong,
+    Ready,
+    Reset,
+    Welcome,
+)
+from flowspec.core.protocol.messages import Hop, Message
+from flowspec.core.protocol.weight_messages import AskModel
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 from tests.core.patience import PATIENCE
 

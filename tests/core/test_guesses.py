@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from flowspec.core.events import Cancel, Forget
-from flowspec.core.messages import Hop, Sampling
 from flowspec.core.methods import METHODS
 from flowspec.core.methods.continuous import Continuous
+from flowspec.core.protocol.messages import Hop, Sampling
 from flowspec.errors import PeerError
 from flowspec.plan.timing import Curve
 from flowspec.sim.device import DeviceSpec

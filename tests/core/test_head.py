@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from flowspec.core import limits
 from flowspec.core.events import (
     Cancel,
     Emit,
@@ -20,9 +19,10 @@ from flowspec.core.events import (
     ToStages,
     VerifiedArrived,
 )
-from flowspec.core.head import HeadCore
-from flowspec.core.messages import Hop, Open, Release, Verified, VerifiedPart
-from flowspec.core.statistics import Statistics
+from flowspec.core.head.head import HeadCore
+from flowspec.core.head.statistics import Statistics
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Hop, Open, Release, Verified, VerifiedPart
 from flowspec.errors import InputError, PeerError
 from tests.pipeline import Pipeline, ask
 

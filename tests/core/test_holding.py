@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from flowspec.core.cluster_messages import Assign, Error, Loading, Ping, Ready, Reset, Welcome
-from flowspec.core.holding import (
+from flowspec.core.cluster.holding import (
     Attach,
     Ban,
     Caller,
@@ -40,9 +39,10 @@ from flowspec.core.holding import (
     Worked,
     room_for,
 )
-from flowspec.core.incarnation import incarnation_of
-from flowspec.core.messages import Segment
-from flowspec.core.weight_messages import AskModel, AskNames, ModelOffer, NameList
+from flowspec.core.cluster.incarnation import incarnation_of
+from flowspec.core.protocol.cluster_messages import Assign, Error, Loading, Ping, Ready, Reset, Welcome
+from flowspec.core.protocol.messages import Segment
+from flowspec.core.protocol.weight_messages import AskModel, AskNames, ModelOffer, NameList
 
 LOADED = Loaded(
     weight_bytes=1, cache_slots=600, received_bytes=0, hidden_size=4, vocabulary_size=9, reused=False

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core import limits
-from flowspec.core.incarnation import (
+from flowspec.core.cluster.incarnation import (
     GENERATION_BITS,
     SESSION_BITS,
     SESSIONS_MAX,
@@ -14,6 +13,7 @@ from flowspec.core.incarnation import (
     Lease,
     incarnation_of,
 )
+from flowspec.core.protocol import limits
 
 FIRST, SECOND, OTHER = incarnation_of(7, 1), incarnation_of(7, 2), incarnation_of(8, 1)
 

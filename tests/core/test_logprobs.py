@@ -16,10 +16,10 @@ from flowspec.core.events import (
     SendVerified,
     VerifiedArrived,
 )
-from flowspec.core.head import HeadCore
-from flowspec.core.messages import Logprobs, Verified, VerifiedPart
+from flowspec.core.head.head import HeadCore
 from flowspec.core.methods.continuous import Continuous
-from flowspec.core.stage import StageCore
+from flowspec.core.protocol.messages import Logprobs, Verified, VerifiedPart
+from flowspec.core.stage.stage import StageCore
 from flowspec.errors import PeerError
 from tests.core.desk import Desk
 from tests.core.stages import arrive, opening, run_of, segment

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from flowspec.core import limits
-from flowspec.core.admission import Admission
+from flowspec.core.cluster.membership import Begin, Broken, Disband, Formed, Membership, Note, Planned
 from flowspec.core.events import (
     Cancel,
     Draft,
@@ -14,11 +13,12 @@ from flowspec.core.events import (
     Reformed,
     Submit,
 )
-from flowspec.core.head import HeadCore
-from flowspec.core.membership import Begin, Broken, Disband, Formed, Membership, Note, Planned
-from flowspec.core.messages import Sampling
+from flowspec.core.head.admission import Admission
+from flowspec.core.head.drafter_views import DrafterTraits
+from flowspec.core.head.head import HeadCore
 from flowspec.core.methods import make_method
-from flowspec.core.mirror import DrafterTraits
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Sampling
 from tests.core.patience import PATIENCE
 
 CONTEXT = 1000

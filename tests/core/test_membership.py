@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from flowspec.core.membership import (
+from flowspec.core.cluster.membership import (
     Answered,
     Begin,
     Broken,

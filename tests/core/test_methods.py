@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core import limits
 from flowspec.core.methods import METHODS, make_method
 from flowspec.core.methods.lockstep import LockStep
+from flowspec.core.protocol import limits
 from tests.core.desk import (
     MISS,
     NOTHING,

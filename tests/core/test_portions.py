@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from flowspec.core.flights import Bounds
-from flowspec.core.messages import Hop
-from flowspec.core.portions import WAITING_MAX, Portions
+from flowspec.core.head.flights import Bounds
+from flowspec.core.head.portions import WAITING_MAX, Portions
+from flowspec.core.protocol.messages import Hop
 
 CLOCKS_S = (1000.0, 5.0, 70.0)
 """What the clocks of three stages show when the head's shows 0."""

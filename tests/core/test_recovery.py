@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowspec.core.events import Cancel, Forget, PipelineLost, Reformed, ToPipeline, VerifiedArrived
-from flowspec.core.messages import Verified
+from flowspec.core.protocol.messages import Verified
 from flowspec.errors import PeerError
 from tests.core.desk import TRAITS, Desk, drafts, emits, ends, falling, hops, kinds, opens, sends
 

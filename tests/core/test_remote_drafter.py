@@ -7,16 +7,16 @@ from collections import Counter
 
 import pytest
 
+from flowspec.core.cluster.membership import Tick
 from flowspec.core.events import Draft, Drafted, DrafterBack, DrafterLost, PipelineLost, Reformed, ToDrafter
-from flowspec.core.membership import Tick
-from flowspec.core.messages import Expand, Proposal, Proposed, Release, Segment
-from flowspec.core.remote_drafter import (
+from flowspec.core.head.remote_drafter import (
     Disbelieve,
     GivenUp,
     RemoteDrafterCommand,
     RemoteDrafterCore,
     RemoteDrafterEvent,
 )
+from flowspec.core.protocol.messages import Expand, Proposal, Proposed, Release, Segment
 
 VOCABULARY = 9
 FORMED = Reformed(stage_count=1, cache_slots=500)

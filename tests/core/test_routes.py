@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from flowspec.core.events import Draft, DrafterLost, Submit
-from flowspec.core.messages import Sampling
 from flowspec.core.methods.cosine import Cosine
 from flowspec.core.methods.specrouter import SpecRouter, similarity
+from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.timing import Curve
 from flowspec.sim.board import BoardSpec
 from flowspec.sim.device import DeviceSpec

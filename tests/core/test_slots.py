@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.slots import SlotMap
+from flowspec.core.stage.slots import SlotMap
 from flowspec.errors import PeerError
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowspec.core.cluster_messages import Pong
-from flowspec.core.messages import Hop
-from flowspec.core.slowing import Change, Slowing, kind_of, why_slow
+from flowspec.core.cluster.slowing import Change, Slowing, kind_of, why_slow
+from flowspec.core.protocol.cluster_messages import Pong
+from flowspec.core.protocol.messages import Hop
 
 MINUTE_S = 60.0
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from flowspec.core import limits
 from flowspec.core.events import (
     ClearSlots,
     CloseCache,
@@ -20,8 +19,9 @@ from flowspec.core.events import (
     StageCommand,
     Trim,
 )
-from flowspec.core.messages import Release
-from flowspec.core.stage import StageCore
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Release
+from flowspec.core.stage.stage import StageCore
 from flowspec.errors import PeerError
 from tests.core.stages import arrive, commit, finish, opened, opening, run_of, segment
 

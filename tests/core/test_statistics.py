@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from flowspec.core.messages import Hop
-from flowspec.core.statistics import Statistics
+from flowspec.core.head.statistics import Statistics
+from flowspec.core.protocol.messages import Hop
 
 
 def hop(

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from flowspec.core.teams import Teams
+from flowspec.core.head.team_size import Teams
 
 TRIP_S = 0.2
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.trust import Offers, Trust
+from flowspec.core.head.fusion import Offers, Trust
 
 OFFERS = st.dictionaries(st.integers(0, 5), st.floats(0.001, 0.999), min_size=1, max_size=4).map(
     lambda found: tuple(sorted(found.items(), key=lambda offer: -offer[1]))

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from flowspec.bench.prompts import read_prompts
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer

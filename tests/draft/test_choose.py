@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_checkpoint, make_variant
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.choose import open_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder

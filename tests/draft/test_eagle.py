@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flowspec.bench.checkpoints import VOCABULARY_SIZE, make_variant
-from flowspec.core.messages import Proposal, Release, Sampling
+from flowspec.core.protocol.messages import Proposal, Release, Sampling
 from flowspec.draft.eagle import EagleDrafter
 from flowspec.draft.eagle_head import EagleHead
 from flowspec.draft.ranking import Ranker

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_variant
-from flowspec.core import limits
-from flowspec.core.messages import Proposal, Release, Sampling
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Proposal, Release, Sampling
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.draft.ranking import Ranker
 from flowspec.errors import ClusterError, PeerError

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from flowspec.core.messages import Proposal, Release, Sampling
+from flowspec.core.protocol.messages import Proposal, Release, Sampling
 from flowspec.draft.ngram import MATCH_MAX, PLACES_MAX, NgramDrafter, Text
 from flowspec.errors import PeerError
 from tests.draft.trees import Teller, segment

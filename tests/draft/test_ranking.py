@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.ranking import F32, F64, I64, Ranker
 from flowspec.model.sampler import Sampler
 from flowspec.noise import draw_bits, gumbel

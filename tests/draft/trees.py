@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flowspec.core.messages import Commit, Open, Part, Sampling, Segment
+from flowspec.core.protocol.messages import Commit, Open, Part, Sampling, Segment
 
 
 @dataclass

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.core.cluster_messages import Welcome
+from flowspec.core.protocol.cluster_messages import Welcome
 from flowspec.runtime.security.keyfiles import head_keyring, make_keys
 from tests.runtime.clusters import Peer
 

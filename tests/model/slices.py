@@ -11,7 +11,7 @@ import torch
 
 from flowspec.bench.faithfulness import check
 from flowspec.core.events import ClearSlots, CloseCache, OpenCache, RunLayers
-from flowspec.core.head import HeadCore
+from flowspec.core.head.head import HeadCore
 from flowspec.draft.protocol import Drafter
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flowspec.core.limits import CACHE_BLOCK_SLOTS as BLOCK_SLOTS
+from flowspec.core.protocol.limits import CACHE_BLOCK_SLOTS as BLOCK_SLOTS
 from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeCache
 from flowspec.model.files import BUNDLED, ModelFiles

@@ -18,8 +18,8 @@ import torch
 
 from flowspec.bench.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
 from flowspec.core.events import JobPart, RunLayers
-from flowspec.core.messages import Sampling
-from flowspec.core.slots import SlotMap
+from flowspec.core.protocol.messages import Sampling
+from flowspec.core.stage.slots import SlotMap
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice

@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM
 
 from flowspec.bench.checkpoints import make_checkpoint
 from flowspec.core.events import Submit
-from flowspec.core.head import HeadCore
-from flowspec.core.messages import Sampling
+from flowspec.core.head.head import HeadCore
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model import gguf
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, canonical_name

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flowspec.core import limits
+from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, TensorIndex
 from flowspec.model.gguf_file import GgufFile

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.core import limits
+from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.text import Tokenizer

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.model.sampler import Sampler, margin
 from flowspec.noise import draw_bits, gumbel
 from tests.model.test_sampler import KINDS, SAMPLINGS, make_logits

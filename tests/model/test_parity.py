@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM
 
 from flowspec.bench.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
 from flowspec.core.events import RunLayers, Submit
-from flowspec.core.head import HeadCore
-from flowspec.core.messages import Commit, Open, Part, Sampling, Segment
+from flowspec.core.head.drafter_views import DrafterTraits
+from flowspec.core.head.head import HeadCore
 from flowspec.core.methods import METHODS, make_method
-from flowspec.core.mirror import DrafterTraits
+from flowspec.core.protocol.messages import Commit, Open, Part, Sampling, Segment
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowspec.core.messages import Logprobs, Sampling
+from flowspec.core.protocol.messages import Logprobs, Sampling
 from flowspec.model.sampler import Sampler, logprobs
 from flowspec.noise import draw_bits, gumbel
 

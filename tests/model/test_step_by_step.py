@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flowspec.bench.checkpoints import make_variant
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.model.sampler import Sampler, margin

@@ -27,8 +27,8 @@ from flowspec.bench.outcome import EXACT, WRONG
 from flowspec.bench.plain import DTYPE, Case, first_of_each, plain_cases
 from flowspec.bench.prompts import Prompt, read_prompts
 from flowspec.bench.recording import agreement_of
-from flowspec.core.messages import Sampling
-from flowspec.core.statistics import Statistics
+from flowspec.core.head.statistics import Statistics
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import FlowSpecError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
 from flowspec.runtime.decoding import Decoding

@@ -28,7 +28,7 @@ from typing import Any
 from flowspec.bench.checkpoints import make_checkpoint
 from flowspec.cli.options import positive
 from flowspec.core.events import Submit
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.slice import DTYPES

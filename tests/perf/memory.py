@@ -18,7 +18,7 @@ from typing import Any
 
 from flowspec.child_process import python_module
 from flowspec.core.events import Submit
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError
 from flowspec.model.files import ModelFiles
 from flowspec.plan.memory import mib

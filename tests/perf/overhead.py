@@ -27,10 +27,10 @@ from flowspec.bench.checkpoints import make_checkpoint
 from flowspec.bench.console import progress, show
 from flowspec.cli.options import positive
 from flowspec.core.events import Emit, HeadCommand, HeadEvent, Submit, ToPipeline
-from flowspec.core.head import HeadCore
-from flowspec.core.messages import Sampling
+from flowspec.core.head.drafter_views import DrafterTraits
+from flowspec.core.head.head import HeadCore
 from flowspec.core.methods.continuous import Continuous
-from flowspec.core.mirror import DrafterTraits
+from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.memory import mib
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.runtime.answer import Timing, timed

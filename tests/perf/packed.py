@@ -23,7 +23,7 @@ from typing import Any
 
 from flowspec.bench.console import progress, show
 from flowspec.cli.options import positive, positives
-from flowspec.core.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.plan.memory import mib

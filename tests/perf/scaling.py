@@ -23,7 +23,7 @@ from flowspec.bench.config import Setup
 from flowspec.bench.console import Step, progress, show
 from flowspec.bench.experiments import pick_setups
 from flowspec.cli.options import positive, positives
-from flowspec.core import limits
+from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 from flowspec.plan.profile import find_profile
 from flowspec.plan.shape import PRECISION_BYTES

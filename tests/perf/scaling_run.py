@@ -18,8 +18,8 @@ from flowspec.bench.recording import is_plain
 from flowspec.bench.simulated import run_many
 from flowspec.bench.synthetic import PROMPT_TOKENS, Synthetic, synthetic_cases
 from flowspec.bench.trace import Trace, slots_of
-from flowspec.core.learnt import Learnt
-from flowspec.core.messages import Sampling
+from flowspec.core.head.learnt import Learnt
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import FlowSpecError
 from flowspec.plan.memory import SliceMemory, cache_bytes
 from flowspec.plan.profile import find_profile

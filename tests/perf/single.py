@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.model.slice import DTYPES
 from flowspec.runtime.answer import Timing, timed
 from flowspec.runtime.decoding import Decoding

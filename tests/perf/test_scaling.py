@@ -14,7 +14,7 @@ from flowspec.bench.config import Setup
 from flowspec.bench.guesses import DrafterForEach
 from flowspec.bench.simulated import run_many
 from flowspec.bench.synthetic import Synthetic, synthetic_cases
-from flowspec.core.messages import Commit, Part, Release, Sampling, Segment
+from flowspec.core.protocol.messages import Commit, Part, Release, Sampling, Segment
 from flowspec.errors import InputError
 from flowspec.plan.timing import LinkSpec
 from flowspec.sim.record import Answer

@@ -25,8 +25,8 @@ from flowspec.bench.console import progress, show
 from flowspec.bench.plain import DTYPE, first_of_each
 from flowspec.bench.prompts import Prompt, read_prompts
 from flowspec.cli.options import positive
-from flowspec.core.messages import Sampling
 from flowspec.core.methods import METHODS
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.files import BUNDLED
 from flowspec.model.text import Tokenizer, recommended

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from flowspec.core.slots import WORK_BYTES
+from flowspec.core.stage.slots import WORK_BYTES
 from flowspec.plan import planner
 from flowspec.plan.advice import fitting_options, improvements, limits, shortfalls
 from flowspec.plan.memory import PROCESS_BYTES, weights_of

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core import limits
-from flowspec.core.slots import WORK_BYTES
+from flowspec.core.protocol import limits
+from flowspec.core.stage.slots import WORK_BYTES
 from flowspec.errors import InputError
 from flowspec.plan.memory import SliceMemory, cache_bytes, mib
 from flowspec.plan.split import checked_split, even_split, weighted_split

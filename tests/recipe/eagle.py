@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, apply_rotary_pos_emb
 
 from flowspec.bench.prompts import read_prompts
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer, recommended

@@ -16,7 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from flowspec.bench.prompts import Prompt, read_prompts
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.reference import Reference
 from flowspec.model.text import UNFINISHED, Tokenizer, recommended

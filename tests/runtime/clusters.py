@@ -10,10 +10,19 @@ import zmq
 
 from flowspec import __version__
 from flowspec.bench.checkpoints import VOCABULARY_SIZE
-from flowspec.core.cluster_messages import Assign, Drafting, Error, Hello, Loading, Ping, Ready, Welcome
 from flowspec.core.events import Submit
-from flowspec.core.messages import Message, Sampling
-from flowspec.core.weight_messages import AskModel
+from flowspec.core.protocol.cluster_messages import (
+    Assign,
+    Drafting,
+    Error,
+    Hello,
+    Loading,
+    Ping,
+    Ready,
+    Welcome,
+)
+from flowspec.core.protocol.messages import Message, Sampling
+from flowspec.core.protocol.weight_messages import AskModel
 from flowspec.model.files import ModelFiles
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime import timeouts

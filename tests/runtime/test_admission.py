@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
-from flowspec.core import limits
-from flowspec.core.messages import Sampling
-from flowspec.core.slots import WORK_BYTES
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Sampling
+from flowspec.core.stage.slots import WORK_BYTES
 from flowspec.draft.ngram import NgramDrafter
 from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.core.arithmetic import Arithmetics, AskArithmetics
-from flowspec.core.cluster_messages import Error
-from flowspec.core.messages import Sampling
+from flowspec.core.cluster.agreement import Arithmetics, AskArithmetics
+from flowspec.core.protocol.cluster_messages import Error
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError
 from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep

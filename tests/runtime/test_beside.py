@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from flowspec.bench.checkpoints import make_variant
-from flowspec.core import limits
-from flowspec.core.cluster_messages import Assign
+from flowspec.core.cluster.holding import Loaded, Room
 from flowspec.core.events import OpenCache
-from flowspec.core.holding import Loaded, Room
-from flowspec.core.weight_messages import AskModel
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.cluster_messages import Assign
+from flowspec.core.protocol.weight_messages import AskModel
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice

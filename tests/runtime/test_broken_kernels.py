@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import FlowSpecError
 from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.runtime.session import ClusterOptions, Decoding, Limits, open_cluster
 from flowspec.runtime.transport import Wake
 from tests.runtime.clusters import PROMPT, WAIT_S

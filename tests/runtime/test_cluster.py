@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flowspec.core import limits
+from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 from flowspec.plan.timing import LinkSpec
 from flowspec.runtime.cluster import (

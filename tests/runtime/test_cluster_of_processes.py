@@ -20,10 +20,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from flowspec.bench.checkpoints import make_variant
-from flowspec.core import limits
-from flowspec.core.cluster_messages import Assign, Error
-from flowspec.core.messages import Message, Sampling
-from flowspec.core.weight_messages import AskModel
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.cluster_messages import Assign, Error
+from flowspec.core.protocol.messages import Message, Sampling
+from flowspec.core.protocol.weight_messages import AskModel
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.reference import Reference
 from flowspec.plan.placement import ClusterPlan

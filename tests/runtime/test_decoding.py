@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
-from flowspec.core import limits
+from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_models
 from flowspec.plan.placement import ClusterPlan, StagePlan

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from flowspec.core import limits
 from flowspec.core.events import Draft, Drafted, ToDrafter
-from flowspec.core.messages import Proposal, Release, Segment, VerifiedPart
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Proposal, Release, Segment, VerifiedPart
 from flowspec.errors import ClusterError, InputError
 from flowspec.runtime.compute import Crashed, Failed, to_wire
 from flowspec.runtime.drafting import DraftThread

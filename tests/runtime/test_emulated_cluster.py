@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.core.events import Drafted, HeadCommand, HeadEvent, Submit, VerifiedArrived
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError
 from flowspec.model.reference import Reference
 from flowspec.plan.timing import INSTANT, Curve, LinkSpec

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import zmq
 
-from flowspec.core import limits
-from flowspec.core.cluster_messages import Ping, Pong
 from flowspec.core.events import Draft, Drafted, JobPart, RunLayers, Trim
-from flowspec.core.messages import Sampling, Segment, Verified, VerifiedPart
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.cluster_messages import Ping, Pong
+from flowspec.core.protocol.messages import Sampling, Segment, Verified, VerifiedPart
 from flowspec.errors import ClusterError
 from flowspec.plan.timing import DIRECT, INSTANT, Curve, LinkSpec
 from flowspec.runtime.drafting import DraftThread

@@ -16,8 +16,8 @@ import pytest
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.bench.exactness import STOPPED, Case, Found, judge
 from flowspec.bench.outcome import EXACT
-from flowspec.core.messages import Sampling
 from flowspec.core.methods import METHODS, make_method
+from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer, recommended

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core.messages import Verified, VerifiedPart
+from flowspec.core.protocol.messages import Verified, VerifiedPart
 from flowspec.errors import PeerError
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.stages import check_features

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.model.reference import Reference
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.plan.split import weighted_split

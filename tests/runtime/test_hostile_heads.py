@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from flowspec.core.cluster_messages import Error, Loading, Ready, Reset
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.cluster_messages import Error, Loading, Ready, Reset
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError
 from flowspec.model.files import ModelFiles, TensorIndex
 from flowspec.model.reference import Reference

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from flowspec.core.holding import Caller, Greeted, Said
+from flowspec.core.cluster.holding import Caller, Greeted, Said
 from flowspec.runtime import daemon as module
 from flowspec.runtime import timeouts
 from flowspec.runtime.compute import Machine

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from flowspec.core.limits import TOP_LOGPROBS_MAX
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.limits import TOP_LOGPROBS_MAX
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.reference import Reference

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import psutil
 
-from flowspec.core import limits
-from flowspec.core.cluster_messages import Error, Ping, Ready, Welcome
-from flowspec.core.messages import Commit, Open, Part, Sampling, Segment
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.cluster_messages import Error, Ping, Ready, Welcome
+from flowspec.core.protocol.messages import Commit, Open, Part, Sampling, Segment
 from flowspec.model.reference import Reference
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from flowspec.core.addresses import Terms
-from flowspec.core.messages import Sampling
+from flowspec.core.cluster.addresses import Terms
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.reference import Reference
 from flowspec.runtime.addresses import ADDRESSES, Addresses

@@ -21,8 +21,6 @@ import pytest
 from flowspec.bench.checkpoints import SMALL, make_checkpoint, make_variant
 from flowspec.bench.exactness import Case, Found, answer, judge
 from flowspec.bench.outcome import EXACT
-from flowspec.core import limits
-from flowspec.core.cluster_messages import Assign
 from flowspec.core.events import (
     ClearSlots,
     CloseCache,
@@ -34,9 +32,11 @@ from flowspec.core.events import (
     SendSegment,
     Trim,
 )
-from flowspec.core.messages import Commit, Open, Part, Sampling, Segment
-from flowspec.core.stage import StageCore
-from flowspec.core.weight_messages import AskModel
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.cluster_messages import Assign
+from flowspec.core.protocol.messages import Commit, Open, Part, Sampling, Segment
+from flowspec.core.protocol.weight_messages import AskModel
+from flowspec.core.stage.stage import StageCore
 from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep
 from flowspec.runtime.compute import ComputeThread, Crashed, Failed, Loaded, LoadProgress, Machine, Result

@@ -13,7 +13,7 @@ import pytest
 
 from flowspec.bench.checkpoints import VOCABULARY_SIZE
 from flowspec.core.events import Draft, Drafted, DrafterBack, DrafterLost, PipelineLost, Reformed, ToDrafter
-from flowspec.core.messages import Expand, Proposal, Proposed, Release, Segment
+from flowspec.core.protocol.messages import Expand, Proposal, Proposed, Release, Segment
 from flowspec.errors import BrokenError, ClusterError
 from flowspec.model.files import bundled_folder
 from flowspec.runtime import remote_drafter

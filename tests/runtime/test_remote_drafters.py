@@ -20,11 +20,11 @@ from pathlib import Path
 import pytest
 
 from flowspec.bench.checkpoints import VOCABULARY_SIZE, make_variant
-from flowspec.core.cluster_messages import Assign, Error, Ready
+from flowspec.core.cluster.forming import Start
 from flowspec.core.events import Drafted, HeadCommand, HeadEvent
-from flowspec.core.forming import Start
-from flowspec.core.messages import Commit, Expand, Open, Part, Proposed, Release, Sampling, Segment
 from flowspec.core.methods import make_method
+from flowspec.core.protocol.cluster_messages import Assign, Error, Ready
+from flowspec.core.protocol.messages import Commit, Expand, Open, Part, Proposed, Release, Sampling, Segment
 from flowspec.errors import ClusterError
 from flowspec.model.reference import Reference
 from flowspec.plan.placement import ClusterPlan

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.runtime import timeouts

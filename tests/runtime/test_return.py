@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.model.reference import Reference
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.head import Head

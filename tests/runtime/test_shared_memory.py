@@ -16,8 +16,8 @@ import psutil
 import pytest
 import torch
 
-from flowspec.core.cluster_messages import Ready, Reset
-from flowspec.core.slots import slots_in
+from flowspec.core.protocol.cluster_messages import Ready, Reset
+from flowspec.core.stage.slots import slots_in
 from flowspec.errors import NoRoomError
 from flowspec.host_memory import HostMemory
 from flowspec.memory_claims import MemoryClaims

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.model.reference import Reference
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device

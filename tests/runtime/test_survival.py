@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.core.cluster_messages import Ping, Ready, Reset
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.cluster_messages import Ping, Ready, Reset
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError
 from flowspec.model.reference import Reference
 from flowspec.plan.placement import ClusterPlan

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from flowspec.core.messages import Sampling
 from flowspec.core.methods import make_method
+from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.errors import ClusterError
 from flowspec.model.reference import Reference

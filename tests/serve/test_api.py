@@ -11,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
 from flowspec.runtime.session import Session

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from flowspec.core.events import PipelineLost, Timed, TimerFired
-from flowspec.core.messages import Hop, Logprobs
+from flowspec.core.protocol.messages import Hop, Logprobs
 from flowspec.model.files import ModelFiles
 from flowspec.model.text import TextStream, Tokenizer
 from flowspec.plan.placement import ClusterPlan, StagePlan

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from flowspec.core import limits
 from flowspec.core.events import Cancel, DrafterLost, Finished, Forget, Submit
-from flowspec.core.messages import Sampling
 from flowspec.core.methods import METHODS, make_method
 from flowspec.core.methods.continuous import Continuous
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.board import BoardSpec
 from flowspec.sim.device import DeviceSpec

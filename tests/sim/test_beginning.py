@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from flowspec.core.cluster_messages import Ping
+from flowspec.core.cluster.forming import CONTROL, DATA, Tell
+from flowspec.core.cluster.holding import Compute, HoldingEvent, Said, SendOn, ShowLife, Worked
+from flowspec.core.cluster.membership import Tick
 from flowspec.core.events import ControlArrived, LayersDone, SegmentArrived
-from flowspec.core.forming import CONTROL, DATA, Tell
-from flowspec.core.holding import Compute, HoldingEvent, Said, SendOn, ShowLife, Worked
-from flowspec.core.membership import Tick
+from flowspec.core.protocol.cluster_messages import Ping
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.timing import Curve
 from flowspec.sim.device import DeviceSpec

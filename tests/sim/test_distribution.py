@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from flowspec.core.events import Finished
-from flowspec.core.messages import Sampling
 from flowspec.core.methods.continuous import Continuous
+from flowspec.core.protocol.messages import Sampling
 from flowspec.model.sampler import Sampler
 from flowspec.plan.timing import Curve
 from flowspec.sim.device import DeviceSpec

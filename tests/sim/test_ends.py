@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from flowspec.core.events import Cancel
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter

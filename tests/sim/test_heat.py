@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
+from flowspec.core.cluster.membership import Patience
 from flowspec.core.events import Submit
-from flowspec.core.flights import Bounds
-from flowspec.core.membership import Patience
-from flowspec.core.messages import Sampling
+from flowspec.core.head.flights import Bounds
 from flowspec.core.methods import make_method
+from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
 from tests.checks.faults.cluster import TERMS

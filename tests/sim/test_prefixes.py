@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowspec.core.messages import Commit, Part
+from flowspec.core.protocol.messages import Commit, Part
 from flowspec.sim.prefixes import EMPTY, Prefixes, PrefixView
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from flowspec.core.events import Submit
-from flowspec.core.messages import Sampling
 from flowspec.core.methods import METHODS
+from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.timing import Curve
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter

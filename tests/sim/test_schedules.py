@@ -8,10 +8,10 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from flowspec.core import limits
 from flowspec.core.events import ControlArrived, Emit, Forget, ToPipeline, Trim
-from flowspec.core.messages import Commit
 from flowspec.core.methods import METHODS
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Commit
 from flowspec.plan.timing import Curve
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter

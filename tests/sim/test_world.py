@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flowspec.core.cluster_messages import Ping
 from flowspec.core.events import (
     Cancel,
     ControlArrived,
@@ -22,7 +21,8 @@ from flowspec.core.events import (
     RunLayers,
     Trim,
 )
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.cluster_messages import Ping
+from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.board import ANSWER_BYTES, GUESS_BYTES, PROPOSAL_BYTES, BoardSpec
 from flowspec.sim.clock import Clock

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from flowspec.core.request import Request
+from flowspec.core.head.request import Request
 from flowspec.runtime.head import OnEvent
 from flowspec.runtime.watching import Watch
 from flowspec.sim.record import HEAD

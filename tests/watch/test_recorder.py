@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flowspec.core.events import HeadCommand, HeadEvent, PipelineLost, Reformed
-from flowspec.core.head import HeadCore
+from flowspec.core.head.head import HeadCore
 from flowspec.sim.record import HEAD
 from flowspec.sim.world import Handled
 from flowspec.watch import recorder as recorders

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowspec.core.cluster_messages import Pong
+from flowspec.core.protocol.cluster_messages import Pong
 from flowspec.runtime import watching
 from flowspec.runtime.watching import (
     BATCHES_MAX,

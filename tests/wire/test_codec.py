@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowspec.core import limits
-from flowspec.core.arithmetic import Arithmetics, AskArithmetics
-from flowspec.core.cluster_messages import ERROR_CAUSES, LOADING_STEPS, ROLES, Drafting, Error, Pong
-from flowspec.core.facts import (
+from flowspec.core.cluster.agreement import Arithmetics, AskArithmetics
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.cluster_messages import ERROR_CAUSES, LOADING_STEPS, ROLES, Drafting, Error, Pong
+from flowspec.core.protocol.facts import (
     INTERFACE_KINDS,
     MODEL_STATES,
     SPEED_SOURCES,
@@ -29,7 +29,7 @@ from flowspec.core.facts import (
     Software,
     Speed,
 )
-from flowspec.core.messages import (
+from flowspec.core.protocol.messages import (
     Commit,
     Expand,
     Hop,
@@ -44,8 +44,8 @@ from flowspec.core.messages import (
     Verified,
     VerifiedPart,
 )
-from flowspec.core.precision import ACTIVATIONS
-from flowspec.core.weight_messages import (
+from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.weight_messages import (
     AskBytes,
     AskNames,
     AskTensors,

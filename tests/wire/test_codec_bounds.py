@@ -9,10 +9,10 @@ from typing import Any
 import msgpack
 import pytest
 
-from flowspec.core import limits
-from flowspec.core.cluster_messages import Assign, Loading, Ping, Pong
-from flowspec.core.facts import Facts
-from flowspec.core.messages import (
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.cluster_messages import Assign, Loading, Ping, Pong
+from flowspec.core.protocol.facts import Facts
+from flowspec.core.protocol.messages import (
     Commit,
     Expand,
     Hop,
@@ -26,7 +26,7 @@ from flowspec.core.messages import (
     Verified,
     VerifiedPart,
 )
-from flowspec.core.weight_messages import (
+from flowspec.core.protocol.weight_messages import (
     AskBytes,
     AskNames,
     AskTensors,

@@ -20,7 +20,7 @@ from typing import Any
 
 from flowspec import __version__
 from flowspec.bench.accelerator.check import LEFT_OUT, RIGHT, Outcome
-from flowspec.core.facts import Board
+from flowspec.core.protocol.facts import Board
 from flowspec.errors import InputError
 from flowspec.runtime.health.finding import NOTE, PROBLEM, WARNING, Finding
 from flowspec.runtime.health.gather import read_software

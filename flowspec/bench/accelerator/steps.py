@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowspec.core.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import FlowSpecError, InputError, first_line
 from flowspec.model.trials import ATTENTION, NoRightKernelError, run_trial, torch_version
 
@@ -284,7 +284,7 @@ def _spread(logits: F32) -> float:
 def _answer(session: Any, texts: Sequence[str]) -> tuple[list[Found], float]:
     """What the cluster says to all prompts at all temperatures, and its tokens per second (their median)."""
     from flowspec.bench.exactness import Case, found_of
-    from flowspec.core.messages import Sampling
+    from flowspec.core.protocol.messages import Sampling
     from flowspec.model.text import Tokenizer
     from flowspec.runtime.session import Limits
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from flowspec.core.costs import Costs
-from flowspec.core.expertise import Expertise
-from flowspec.core.mirror import DrafterTraits, expandable
-from flowspec.core.request import Request
-from flowspec.core.trust import Offers
+from flowspec.core.head.costs import Costs
+from flowspec.core.head.drafter_views import DrafterTraits, expandable
+from flowspec.core.head.expertise import Expertise
+from flowspec.core.head.fusion import Offers
+from flowspec.core.head.request import Request
 
 Choice = tuple[Request, list[int]]
 """Nodes of one request, parents first; the root among them if it has not been sent."""

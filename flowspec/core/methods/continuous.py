@@ -16,11 +16,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from flowspec.core import limits
+from flowspec.core.head.drafter_views import most_valuable
+from flowspec.core.head.request import Request
 from flowspec.core.methods.base import Choice, Plain, View
 from flowspec.core.methods.governor import Governor
-from flowspec.core.mirror import most_valuable
-from flowspec.core.request import Request
+from flowspec.core.protocol import limits
 
 VALUE_MIN = 0.002
 """Nodes less likely than this are neither sent nor expanded."""

@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowspec.core.expertise import Expertise, Record
+from flowspec.core.head.expertise import Expertise, Record
+from flowspec.core.head.request import Request
+from flowspec.core.head.team_size import Teams
 from flowspec.core.methods.base import Seen, View
 from flowspec.core.methods.continuous import Continuous
-from flowspec.core.request import Request
-from flowspec.core.teams import Teams
 
 CHOOSE_TOKENS = 8
 """Tokens of an answer between two looks at who drafts for it."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
+from flowspec.core.head.request import Request
 from flowspec.core.methods.base import Choice, Plain, View, beam
-from flowspec.core.request import Request
 from flowspec.tree import NodeState
 
 SEGMENTS = 5

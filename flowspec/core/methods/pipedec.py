@@ -8,8 +8,8 @@ refill without delay).
 
 from __future__ import annotations
 
+from flowspec.core.head.request import Request
 from flowspec.core.methods.base import Choice, Plain, View
-from flowspec.core.request import Request
 from flowspec.tree import NodeState
 
 

@@ -7,8 +7,8 @@ pipeline) and learns when all are back.
 
 from __future__ import annotations
 
+from flowspec.core.head.request import Request
 from flowspec.core.methods.base import Choice, Plain, View, beam
-from flowspec.core.request import Request
 
 
 class TreeRounds(Plain):

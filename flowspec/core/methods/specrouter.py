@@ -27,12 +27,12 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from flowspec.core.expertise import Expertise, Record
+from flowspec.core.head.expertise import Expertise, Record
+from flowspec.core.head.fusion import Offers
+from flowspec.core.head.request import Request
 from flowspec.core.methods.base import Choice, Seen, View
 from flowspec.core.methods.chains import Chain, by_level, chains_to_try, slowest_s
 from flowspec.core.methods.continuous import Continuous
-from flowspec.core.request import Request
-from flowspec.core.trust import Offers
 
 STAY_TOKENS = 16
 """Tokens that a chain has at least, once it is chosen."""

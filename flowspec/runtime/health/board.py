@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowspec.core.facts import Board
-from flowspec.core.limits import CELSIUS_RANGE, NAME_CHARS_MAX
+from flowspec.core.protocol.facts import Board
+from flowspec.core.protocol.limits import CELSIUS_RANGE, NAME_CHARS_MAX
 
 TOOL_S = 2.0
 """How long a board's own tool may take to answer."""

@@ -14,10 +14,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Generic, TypeVar
 
-from flowspec.core import limits
-from flowspec.core.arithmetic import Arithmetics, AskArithmetics
-from flowspec.core.cluster_messages import Error, Loading
-from flowspec.core.facts import AskFacts, Facts
+from flowspec.core.cluster.agreement import Arithmetics, AskArithmetics
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.cluster_messages import Error, Loading
+from flowspec.core.protocol.facts import AskFacts, Facts
 from flowspec.runtime.transport import Link, Wake
 
 RETRY_S = 1.0

@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from flowspec.core.arithmetic import Agreement, Arithmetics, Lack
-from flowspec.core.facts import Facts, Interface, KernelFacts, LinkFacts, Software
+from flowspec.core.cluster.agreement import Agreement, Arithmetics, Lack
+from flowspec.core.protocol.facts import Facts, Interface, KernelFacts, LinkFacts, Software
 from flowspec.model.trials import NOT_BUILT
 from flowspec.plan.memory import PROCESS_BYTES, mib
 from flowspec.runtime.health.examine import Examined

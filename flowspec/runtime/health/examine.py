@@ -18,9 +18,9 @@ from typing import Any
 import zmq
 
 from flowspec import __version__
-from flowspec.core.cluster_messages import Error, Hello, Welcome
-from flowspec.core.facts import AskFacts, Facts, Interface, LinkFacts
-from flowspec.core.messages import Message
+from flowspec.core.protocol.cluster_messages import Error, Hello, Welcome
+from flowspec.core.protocol.facts import AskFacts, Facts, Interface, LinkFacts
+from flowspec.core.protocol.messages import Message
 from flowspec.errors import FlowSpecError, PeerError
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device

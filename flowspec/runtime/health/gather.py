@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 
-from flowspec.core import limits
-from flowspec.core.arithmetic import Arithmetics, AskArithmetics
-from flowspec.core.facts import AskFacts, Facts, KernelFacts, LinkFacts, Software
+from flowspec.core.cluster.agreement import Arithmetics, AskArithmetics
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.facts import AskFacts, Facts, KernelFacts, LinkFacts, Software
 from flowspec.errors import FlowSpecError, InputError, first_line
 from flowspec.host_memory import host_memory
 from flowspec.model.files import ModelFiles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flowspec.core.facts import Board
+from flowspec.core.protocol.facts import Board
 from flowspec.runtime.health.finding import PROBLEM, WARNING, Finding
 
 CAP_SHARE = 0.95

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flowspec.core.facts import Speed
+from flowspec.core.protocol.facts import Speed
 from flowspec.errors import InputError
 from flowspec.folders import cache_folder, locked, write_whole
 from flowspec.model.trials import check_torch

@@ -3,7 +3,7 @@ lie. Pure."""
 
 from __future__ import annotations
 
-from flowspec.core.facts import Facts
+from flowspec.core.protocol.facts import Facts
 from flowspec.plan.memory import mib
 from flowspec.plan.profile import implausible
 from flowspec.plan.speed import profile_of

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from flowspec.core.limits import NAME_CHARS_MAX
+from flowspec.core.protocol.limits import NAME_CHARS_MAX
 from flowspec.model.trials import processor
 from flowspec.runtime.health.board import TOOL_S, read_number, read_text
 

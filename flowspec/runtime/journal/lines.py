@@ -20,11 +20,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
-from flowspec.core import limits
-from flowspec.core.checks import check, check_all, check_range, check_text
-from flowspec.core.messages import Sampling
-from flowspec.core.precision import ACTIVATIONS
-from flowspec.core.request import common_prefix
+from flowspec.core.head.request import common_prefix
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.checks import check, check_all, check_range, check_text
+from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import InputError, first_line
 
 FORMAT = 3

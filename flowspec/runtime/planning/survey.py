@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import zmq
 
-from flowspec.core.facts import Facts, LinkFacts
+from flowspec.core.protocol.facts import Facts, LinkFacts
 from flowspec.errors import ClusterError
 from flowspec.host_memory import host_memory
 from flowspec.plan.memory import PROCESS_BYTES

@@ -18,7 +18,7 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
-from flowspec.core.limits import STAGES_MAX
+from flowspec.core.protocol.limits import STAGES_MAX
 from flowspec.errors import InputError
 from flowspec.folders import write_whole
 from flowspec.plan.tables import Table, read_toml

@@ -14,7 +14,7 @@ from typing import Any
 
 import zmq
 
-from flowspec.core.cluster_messages import Hello
+from flowspec.core.protocol.cluster_messages import Hello
 from flowspec.errors import InputError, PeerError
 
 KEY_BYTES = 32

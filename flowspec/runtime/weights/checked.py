@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from flowspec.core.limits import DIGEST_CHARS
-from flowspec.core.weight_messages import TensorEntry
+from flowspec.core.protocol.limits import DIGEST_CHARS
+from flowspec.core.protocol.weight_messages import TensorEntry
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import Extent, Extents, ModelFiles, TensorIndex
 from flowspec.runtime.weights.digests import OpenFiles

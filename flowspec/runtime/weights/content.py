@@ -12,8 +12,8 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from flowspec.core.cluster_messages import Assign
-from flowspec.core.weight_messages import ModelOffer, TensorEntry
+from flowspec.core.protocol.cluster_messages import Assign
+from flowspec.core.protocol.weight_messages import ModelOffer, TensorEntry
 from flowspec.model.pieces import Span
 
 

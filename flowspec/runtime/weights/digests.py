@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowspec.core.limits import DIGEST_CHARS
+from flowspec.core.protocol.limits import DIGEST_CHARS
 from flowspec.folders import cache_folder, hash_range, write_whole
 from flowspec.model.files import Extent
 

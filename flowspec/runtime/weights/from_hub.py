@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flowspec.child_process import python_module
-from flowspec.core.limits import JSON_BYTES_MAX
+from flowspec.core.protocol.limits import JSON_BYTES_MAX
 from flowspec.errors import InputError
 from flowspec.model.hub import hub_cache
 from flowspec.plan.memory import mib

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from flowspec.core import limits
-from flowspec.core.weight_messages import (
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.weight_messages import (
     AskBytes,
     AskNames,
     AskTensors,

@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Container, Iterable, Iterator
 from typing import Protocol, TypeVar
 
-from flowspec.core import limits
-from flowspec.core.cluster_messages import Error
-from flowspec.core.weight_messages import (
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.cluster_messages import Error
+from flowspec.core.protocol.weight_messages import (
     AskBytes,
     AskModel,
     AskNames,

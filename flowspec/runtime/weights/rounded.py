@@ -18,7 +18,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save
 
-from flowspec.core.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.quantised import FORMAT, LINEARS, Rounded

@@ -17,10 +17,10 @@ from typing import Any
 import zmq
 
 from flowspec import __version__
-from flowspec.core import limits
-from flowspec.core.cluster_messages import Error, Hello, Welcome
-from flowspec.core.messages import Message
-from flowspec.core.weight_messages import AskBytes, AskModel, AskNames, AskTensors
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.cluster_messages import Error, Hello, Welcome
+from flowspec.core.protocol.messages import Message
+from flowspec.core.protocol.weight_messages import AskBytes, AskModel, AskNames, AskTensors
 from flowspec.errors import ClusterError, FlowSpecError, InputError, PeerError
 from flowspec.model.files import ModelFiles
 from flowspec.plan.placement import StagePlan

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowspec.core.limits import DIGEST_CHARS
+from flowspec.core.protocol.limits import DIGEST_CHARS
 from flowspec.errors import ClusterError
 from flowspec.folders import cache_folder, hash_range, write_whole
 from flowspec.plan.memory import mib

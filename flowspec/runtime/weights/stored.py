@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flowspec.core.weight_messages import ModelOffer, TensorEntry
+from flowspec.core.protocol.weight_messages import ModelOffer, TensorEntry
 from flowspec.errors import InputError, PeerError
 from flowspec.model.files import DTYPE_BYTES, ModelFiles, TensorIndex
 from flowspec.model.gguf_config import MODEL_TYPES

@@ -4,7 +4,7 @@
 Each seed draws a cluster and what happens to it (`tests.checks.faults.schedule`; docs/architecture.md lists
 the faults). No token may ever be wrong, and once all is well again every answer must end, whole, and every
 device come back in time. A seed that fails is printed with the command that replays it; `--seed N --story`
-tells what happened. Every rule that decides (`core/head.py`, `stage.py`, `membership.py`, `forming.py`,
+tells what happened. Every rule that decides (`core/head/head.py`, `stage.py`, `membership.py`, `forming.py`,
 `holding.py`, `remote_drafter.py`) counts how often it fired: in a run of `RULES_SEEDS` seeds or more one that
 never did is a failure, too.
 """
@@ -21,7 +21,9 @@ from dataclasses import dataclass, field
 
 from flowspec.bench.workers import interrupted_later, open_pool
 from flowspec.cli.options import positive
-from flowspec.core import forming, head, holding, membership, remote_drafter, stage
+from flowspec.core.cluster import forming, holding, membership
+from flowspec.core.head import head, remote_drafter
+from flowspec.core.stage import stage
 from tests.checks.faults.play import FaultError, Play
 from tests.checks.faults.schedule import draw
 from tests.command import Parser, run_command

@@ -11,8 +11,21 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from flowspec.core import limits
-from flowspec.core.arithmetic import Agreement
+from flowspec.core.cluster.agreement import Agreement
+from flowspec.core.cluster.forming import (
+    CONTROL,
+    DATA,
+    Forming,
+    Part,
+    Passed,
+    Plan,
+    Planned,
+    Start,
+    Terms,
+    Unplanned,
+    Unsent,
+)
+from flowspec.core.cluster.membership import Begin, Membership, Tick
 from flowspec.core.events import (
     Cancel,
     Draft,
@@ -32,22 +45,9 @@ from flowspec.core.events import (
     ToStages,
     VerifiedArrived,
 )
-from flowspec.core.forming import (
-    CONTROL,
-    DATA,
-    Forming,
-    Part,
-    Passed,
-    Plan,
-    Planned,
-    Start,
-    Terms,
-    Unplanned,
-    Unsent,
-)
-from flowspec.core.head import HeadCore
-from flowspec.core.membership import Begin, Membership, Tick
-from flowspec.core.messages import Release, Verified
+from flowspec.core.head.head import HeadCore
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Release, Verified
 from flowspec.errors import PeerError
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 from flowspec.plan.split import weighted_split

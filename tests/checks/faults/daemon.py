@@ -12,20 +12,8 @@ from typing import Any
 import numpy as np
 
 from flowspec import __version__
-from flowspec.core.arithmetic import Arithmetics, AskArithmetics
-from flowspec.core.cluster_messages import Assign, Hello, Loading, Ping, Pong, Ready, Reset, Welcome
-from flowspec.core.driving import Driver, turn
-from flowspec.core.events import (
-    ClearSlots,
-    CloseCache,
-    LayerEnded,
-    LayersDone,
-    OpenCache,
-    RunLayers,
-    SendSegment,
-    Trim,
-)
-from flowspec.core.holding import (
+from flowspec.core.cluster.agreement import Arithmetics, AskArithmetics
+from flowspec.core.cluster.holding import (
     Attach,
     Ban,
     Caller,
@@ -59,9 +47,21 @@ from flowspec.core.holding import (
     Worked,
     room_for,
 )
-from flowspec.core.messages import Expand, Message, Proposal, Proposed, Release, Segment
-from flowspec.core.slots import cache_size
-from flowspec.core.stage import StageCore
+from flowspec.core.driving import Driver, turn
+from flowspec.core.events import (
+    ClearSlots,
+    CloseCache,
+    LayerEnded,
+    LayersDone,
+    OpenCache,
+    RunLayers,
+    SendSegment,
+    Trim,
+)
+from flowspec.core.protocol.cluster_messages import Assign, Hello, Loading, Ping, Pong, Ready, Reset, Welcome
+from flowspec.core.protocol.messages import Expand, Message, Proposal, Proposed, Release, Segment
+from flowspec.core.stage.slots import cache_size
+from flowspec.core.stage.stage import StageCore
 from flowspec.plan.timing import INSTANT, Curve
 from flowspec.sim.clock import Clock
 from flowspec.sim.device import Device, DeviceSpec

@@ -11,7 +11,7 @@ from itertools import pairwise
 from zlib import crc32
 
 from flowspec.core.events import Submit
-from flowspec.core.messages import Logprobs
+from flowspec.core.protocol.messages import Logprobs
 from flowspec.sim.language import HashLanguage, plain_answer, plain_logprobs
 
 PLAIN = "plain"

@@ -12,19 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from flowspec.core.cluster_messages import Drafting
+from flowspec.core.cluster.forming import CONTROL, Forming, Part, Plan, Planned, Start, Terms, Wronged
+from flowspec.core.cluster.membership import Begin, Membership, Patience
 from flowspec.core.driving import Driver
 from flowspec.core.events import Draft, Drafted, DrafterBack, DrafterLost, HeadEvent, ToDrafter
-from flowspec.core.forming import CONTROL, Forming, Part, Plan, Planned, Start, Terms, Wronged
-from flowspec.core.membership import Begin, Membership, Patience
-from flowspec.core.messages import Expand, Proposed, Release
-from flowspec.core.remote_drafter import (
+from flowspec.core.head.remote_drafter import (
     Disbelieve,
     GivenUp,
     RemoteDrafterCommand,
     RemoteDrafterCore,
     RemoteDrafterEvent,
 )
+from flowspec.core.protocol.cluster_messages import Drafting
+from flowspec.core.protocol.messages import Expand, Proposed, Release
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 from flowspec.plan.timing import Curve
 from flowspec.sim.drafter import FakeDrafter

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flowspec.core.membership import STUCK_PASSES, Membership
+from flowspec.core.cluster.membership import STUCK_PASSES, Membership
 from flowspec.sim.clock import Clock
 from tests.checks.faults.daemon import SimDaemon
 from tests.checks.faults.network import Network

@@ -4,9 +4,9 @@ end."""
 from __future__ import annotations
 
 from flowspec import __version__
-from flowspec.core.cluster_messages import Assign, Error, Hello, Ping, Reset
-from flowspec.core.forming import CONTROL
-from flowspec.core.incarnation import incarnation_of
+from flowspec.core.cluster.forming import CONTROL
+from flowspec.core.cluster.incarnation import incarnation_of
+from flowspec.core.protocol.cluster_messages import Assign, Error, Hello, Ping, Reset
 from flowspec.sim.clock import Clock
 from flowspec.sim.link import Frames
 from flowspec.wire.codec import Envelope

@@ -7,10 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from flowspec import __version__
-from flowspec.core.cluster_messages import Hello, Reset, Welcome
-from flowspec.core.driving import Driver
-from flowspec.core.events import PipelineLost, Reformed
-from flowspec.core.forming import (
+from flowspec.core.cluster.forming import (
     CONTROL,
     DATA,
     Closed,
@@ -33,8 +30,11 @@ from flowspec.core.forming import (
     Use,
     Wronged,
 )
-from flowspec.core.incarnation import incarnation_of
-from flowspec.core.membership import Answered, Note, Probe, Survey, Surveyed, Tick
+from flowspec.core.cluster.incarnation import incarnation_of
+from flowspec.core.cluster.membership import Answered, Note, Probe, Survey, Surveyed, Tick
+from flowspec.core.driving import Driver
+from flowspec.core.events import PipelineLost, Reformed
+from flowspec.core.protocol.cluster_messages import Hello, Reset, Welcome
 from flowspec.sim.clock import Alarm
 from flowspec.sim.link import Frames
 from flowspec.wire.codec import Envelope

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from flowspec.core.arithmetic import Agreement
+from flowspec.core.cluster.agreement import Agreement
+from flowspec.core.cluster.membership import Membership
 from flowspec.core.events import Cancel, Forget, Submit
-from flowspec.core.head import HeadCore
-from flowspec.core.membership import Membership
-from flowspec.core.mirror import DrafterTraits
+from flowspec.core.head.drafter_views import DrafterTraits
+from flowspec.core.head.head import HeadCore
 from flowspec.plan.timing import INSTANT, Curve
 from flowspec.sim.clock import Clock
 from flowspec.sim.drafter import FakeDrafter

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from flowspec.core import limits
+from flowspec.core.cluster.forming import Terms
+from flowspec.core.cluster.membership import Patience
 from flowspec.core.events import Submit
-from flowspec.core.flights import Bounds
-from flowspec.core.forming import Terms
-from flowspec.core.membership import Patience
-from flowspec.core.messages import Sampling
+from flowspec.core.head.flights import Bounds
 from flowspec.core.methods import METHODS, OPTIONS, make_method
 from flowspec.core.methods.base import Method
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.language import HashLanguage, plain_answer

@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 import flowspec
-from flowspec.core import limits
+from flowspec.core.protocol import limits
 from flowspec.errors import InputError, PeerError
 from flowspec.wire.codec import decode, encode
 from tests.checks.fuzz.arcs import Arcs

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import random
 
-from flowspec.core import limits
-from flowspec.core.messages import (
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import (
     Commit,
     Hop,
     Logprobs,

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgpack
 
-from flowspec.core import limits
+from flowspec.core.protocol import limits
 from tests.checks.fuzz.samples import Frames
 
 DEPTH_MAX = 2000

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from flowspec import __version__
-from flowspec.core.arithmetic import Arithmetics, AskArithmetics
-from flowspec.core.cluster_messages import (
+from flowspec.core.cluster.agreement import Arithmetics, AskArithmetics
+from flowspec.core.protocol.cluster_messages import (
     Assign,
     Drafting,
     Error,
@@ -19,8 +19,8 @@ from flowspec.core.cluster_messages import (
     Reset,
     Welcome,
 )
-from flowspec.core.facts import AskFacts, Board, Facts, Interface, KernelFacts, LinkFacts, Software
-from flowspec.core.messages import (
+from flowspec.core.protocol.facts import AskFacts, Board, Facts, Interface, KernelFacts, LinkFacts, Software
+from flowspec.core.protocol.messages import (
     Commit,
     Expand,
     Hop,
@@ -36,7 +36,7 @@ from flowspec.core.messages import (
     Verified,
     VerifiedPart,
 )
-from flowspec.core.weight_messages import (
+from flowspec.core.protocol.weight_messages import (
     AskBytes,
     AskModel,
     AskNames,

@@ -18,7 +18,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flowspec.core.messages import Segment, Verified
+from flowspec.core.protocol.messages import Segment, Verified
 from flowspec.sim.link import Frames as AnyFrames
 from flowspec.wire.codec import Envelope, Tensor, decode, encode
 from tests.checks.faults.network import Connection

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.core.facts import Board
+from flowspec.core.protocol.facts import Board
 from flowspec.runtime.health.board import read_board
 
 PI = b"Raspberry Pi 5 Model B Rev 1.0\0"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flowspec.core.facts import Board, Facts, Interface, KernelFacts, LinkFacts, Software
+from flowspec.core.protocol.facts import Board, Facts, Interface, KernelFacts, LinkFacts, Software
 from flowspec.model.trials import NOT_BUILT
 from flowspec.plan.memory import PROCESS_BYTES, SliceMemory
 from flowspec.runtime.cluster import Device

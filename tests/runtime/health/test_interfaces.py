@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.core.facts import Interface
+from flowspec.core.protocol.facts import Interface
 from flowspec.errors import InputError
 from flowspec.runtime.health.interfaces import interface_of, own_address, read_interface, resolve
 

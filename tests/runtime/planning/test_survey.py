@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.facts import Board, Facts, LinkFacts
+from flowspec.core.protocol.facts import Board, Facts, LinkFacts
 from flowspec.errors import ClusterError, InputError
 from flowspec.plan.memory import PROCESS_BYTES
 from flowspec.plan.profile import find_profile

@@ -14,7 +14,7 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flowspec.core.cluster_messages import Hello
+from flowspec.core.protocol.cluster_messages import Hello
 from flowspec.errors import InputError, PeerError
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.security.cluster_keys import cluster_keys

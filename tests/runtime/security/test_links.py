@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.core.cluster_messages import Error
-from flowspec.core.messages import Sampling
 from flowspec.core.methods import make_method
+from flowspec.core.protocol.cluster_messages import Error
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError
 from flowspec.model.reference import Reference
 from flowspec.runtime import timeouts

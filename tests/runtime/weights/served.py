@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from flowspec.core.cluster_messages import Error
-from flowspec.core.weight_messages import AskBytes, AskModel, WeightQuestion
+from flowspec.core.protocol.cluster_messages import Error
+from flowspec.core.protocol.weight_messages import AskBytes, AskModel, WeightQuestion
 from flowspec.errors import ClusterError
 from flowspec.runtime.weights.offer import Offer
 

@@ -24,9 +24,9 @@ from gguf import GGMLQuantizationType, GGUFReader
 from safetensors.torch import load_file, save_file
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
-from flowspec.core.cluster_messages import Assign, Error, Hello, Ping
-from flowspec.core.messages import Sampling
-from flowspec.core.weight_messages import (
+from flowspec.core.protocol.cluster_messages import Assign, Error, Hello, Ping
+from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.weight_messages import (
     AskBytes,
     AskModel,
     AskNames,

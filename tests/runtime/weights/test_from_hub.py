@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
-from flowspec.core.cluster_messages import Loading, Ping, Ready, Reset
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.cluster_messages import Loading, Ping, Ready, Reset
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flowspec.core.weight_messages import AskModel, NameList
+from flowspec.core.protocol.weight_messages import AskModel, NameList
 from flowspec.errors import ClusterError
 from flowspec.runtime.weights.line import Asked, Line, LoadProgress
 

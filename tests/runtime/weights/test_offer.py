@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.core.weight_messages import AskBytes, AskModel, AskTensors, TensorEntry
+from flowspec.core.protocol.weight_messages import AskBytes, AskModel, AskTensors, TensorEntry
 from flowspec.errors import InputError, PeerError
 from flowspec.runtime.weights import digests
 from flowspec.runtime.weights.offer import Offer

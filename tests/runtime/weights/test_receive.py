@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from flowspec.core import limits
-from flowspec.core.weight_messages import AskModel, AskNames, AskTensors, ModelOffer, TensorEntry
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.weight_messages import AskModel, AskNames, AskTensors, ModelOffer, TensorEntry
 from flowspec.errors import ClusterError, InputError, PeerError
 from flowspec.model.files import ModelFiles
 from flowspec.runtime.weights.offer import Offer

@@ -13,7 +13,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from flowspec.bench.checkpoints import VARIANTS, make_variant
-from flowspec.core.weight_messages import TensorEntry
+from flowspec.core.protocol.weight_messages import TensorEntry
 from flowspec.errors import InputError, PeerError
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf_config import FACTORS

@@ -16,7 +16,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
-from flowspec.core.messages import Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError
 from flowspec.folders import hash_range
 from flowspec.model.files import ModelFiles, TensorIndex

@@ -1,0 +1,1087 @@
+"""A head's pipelines, one after another: whom to dial, who gets which layers, when a pipeline is there, and
+whom to blame when it is not.
+
+Events in, commands out, as with the other cores: no sockets, no clock. `Membership`, which this owns, decides
+of whom a pipeline is formed; here it is formed, watched and given up. The runtime's `Pipelines` and the
+cluster of the fault simulator carry out the same commands.
+
+- Every pipeline has a number of its own, its generation, and connections of its own. Words on the connections
+  of another one count for nothing.
+- First every device is dialled, and asked which arithmetics it has (`core.arithmetic`). When all have
+  answered and agree, the ends get a second connection for data, and each device its part. The pipeline is
+  there when all are ready and both ends have answered on the data connections.
+- A device that another head holds is waited for where the first pipeline is formed, and else left out until
+  it is free.
+- A device that was absent at the start, and answers now, is surveyed before it is planned with: nothing is
+  known of it.
+- A device that is back makes ready beside the pipeline that works: it is assigned what it would have to do,
+  on connections of its own, and let go of when it is ready. It keeps what it loaded, so that the switch to a
+  pipeline with it is short.
+- Members whose layers are others in the next pipeline make ready for them in the same way, beside their work,
+  and the switch is made when all are. Who has no memory for both says how long it will load then; that
+  counts in what the switch is worth.
+- What passes take is watched (`core.slowing`). Where devices have become slower or faster another plan is
+  made, by what they take now; whoever is in that plan and in no pipeline makes ready in the same way.
+- A plan that is made beside a pipeline is gone over to only if it is foretold to be faster, where anything is
+  foretold (`Planned.gain`).
+- What a device says went wrong is believed after `settle_s`: if a connection closes meanwhile, its device is
+  the better explanation.
+- The first pipeline is what the user asked for: how much of it must be there is for the user to say
+  (`Start`). Any failure of a pipeline that `is_only` is an error.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from flowspec.core.cluster.agreement import Agreement, Arithmetics, AskArithmetics, Lack
+from flowspec.core.cluster.membership import (
+    Answered,
+    Begin,
+    Broken,
+    Changed,
+    Disband,
+    Formed,
+    Heard,
+    LinkBroken,
+    Membership,
+    MembershipEvent,
+    Needless,
+    Note,
+    Prepare,
+    Prepared,
+    Probe,
+    Progressed,
+    Reform,
+    Survey,
+    Surveyed,
+    Tick,
+    Unfit,
+    Unprepared,
+)
+from flowspec.core.cluster.membership import GiveUp as MembershipGivesUp
+from flowspec.core.cluster.membership import Planned as MembershipPlanned
+from flowspec.core.cluster.slowing import Slowing
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.cluster_messages import Assign, Error, Loading, Ping, Pong, Ready, Reset, Welcome
+from flowspec.core.protocol.messages import Hop, Message, Proposed, Verified
+from flowspec.core.protocol.weight_messages import AskModel
+
+CONTROL, DATA = "head-control", "head-data"
+RETRY_S_MAX = 1.0
+"""How often a device that another head holds is asked again, at least."""
+LOOK_S = 0.1
+"""How often a pipeline that is being formed is looked at."""
+STEP_BEGINNINGS_MAX = 4
+"""How often a device may begin the same step of loading: kernels, say, are tried for each precision that it
+needs."""
+LOADED_SHARE_MIN = 0.001
+"""What a device must have got further with loading for it to count as progress."""
+RULES = {
+    "fenced word": "a word of a pipeline that is over is ignored",
+    "absent": "a device did not answer when it was dialled",
+    "no address": "a device's name cannot be looked up, and no address of it is known",
+    "refused at the door": "a device does not let the head in",
+    "closed": "a device's connection closed",
+    "waited for": "another head holds a device, which is waited for",
+    "held elsewhere": "another head holds a device, which is left out",
+    "settled": "what a device said went wrong is believed, for no connection closed meanwhile",
+    "better explained": "what a device said went wrong is explained by a connection that closed",
+    "no room": "a device has no room for one conversation",
+    "lacks": "a device lacks the arithmetic of the others, and is left out",
+    "lacks beside": "a device that makes ready lacks the arithmetic of the pipeline that works",
+    "another arithmetic": "no pipeline can be formed with the arithmetic that was kept: another follows",
+    "misspoke": "a device broke the protocol",
+    "unsent": "a device takes no more messages",
+    "member not ready": "a member cannot make ready for other layers, and the pipeline that works stays",
+    "waited too long": "nothing changed for as long as the user wanted to wait",
+}
+"""What is decided here, by name; `Forming.fired` counts."""
+
+
+class Start(Enum):
+    """What must be there for the first pipeline; what is missing then is an error that names it."""
+
+    WHOLE = "whole"
+    """All devices that were planned with."""
+    SHORT = "short"
+    """As many as the model needs: it begins without those that do not answer. A drafter is not needed."""
+    ANY = "any"
+    """None: devices are waited for as they are later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How long what may take, in seconds.
+
+    A device may take `connect_s` to answer at all, where it was there a moment ago `reconnect_s`. The first
+    pipeline waits `held_s` for one that another head holds. Leases are kept by a Ping every `ping_s`, devices
+    looked at every `watch_s`. `wait_s` is how long a user waits for devices where there is no pipeline (None:
+    for ever). A stage that is slower for `changed_s` of work leads to another plan.
+    """
+
+    connect_s: float
+    reconnect_s: float
+    held_s: float
+    ping_s: float
+    watch_s: float
+    settle_s: float
+    wait_s: float | None = None
+    changed_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a device is to be assigned; `place` is how to name it to people."""
+
+    device: str
+    place: str
+    assign: Assign
+
+    @property
+    def question(self) -> AskArithmetics | None:
+        """What the device is asked before it is assigned this: nothing if that is a drafter."""
+        return None if self.assign.drafting is not None else AskArithmetics(dtype=self.assign.dtype)
+
+    def is_answer(self, told: Arithmetics) -> bool:
+        """Whether this is an answer to the question."""
+        return self.question is not None and told.dtype == self.assign.dtype
+
+
+# --------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """The plan that `Plan` asked for, in pipeline order; `is_beside` is as there.
+
+    By its forecast it is `gain` times as fast as the pipeline that works (None: there is none, or nothing
+    foretells it).
+    """
+
+    parts: tuple[Part, ...]
+    is_beside: bool = False
+    gain: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unplanned:
+    """There is no plan for those devices: `text` says why."""
+
+    text: str
+    is_beside: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """A message that a device of pipeline `pipeline` sent on its connection for `role`."""
+
+    pipeline: int
+    device: str
+    role: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """A connection to a device closed, for whatever reason."""
+
+    pipeline: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A device cannot be dialled, or hangs up on us: `text` says why. It `is_final` where trying again is
+    useless."""
+
+    pipeline: int
+    device: str
+    text: str
+    is_final: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfound:
+    """A device has no address: its name cannot be looked up. `text` says why."""
+
+    pipeline: int
+    device: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wronged:
+    """What came of a device (empty: of one that cannot be told) is no message, or not what can be said."""
+
+    pipeline: int
+    device: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsent:
+    """A device takes no more `what`."""
+
+    pipeline: int
+    device: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """A segment came back through pipeline `pipeline`: what its stages spent on it; its rows saw `context`
+    earlier tokens."""
+
+    pipeline: int
+    hops: tuple[Hop, ...]
+    context: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CannotServe:
+    """The weights cannot be read, or sent."""
+
+    pipeline: int
+    text: str
+
+
+_Heard = Said | Closed | Refused | Unfound | Wronged | Unsent | CannotServe
+FormingEvent = Begin | Planned | Unplanned | Passed | _Heard | Answered | Surveyed | Tick
+
+# ------------------------------------------------------------------------------------------------- commands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Find out what these devices shall run, and say `Planned` or `Unplanned`; `is_first` is the plan that
+    the user has seen.
+
+    `is_beside` says that another pipeline works meanwhile. Devices that are named in `slowness` take so many
+    times what they took at first.
+    """
+
+    devices: tuple[str, ...]
+    is_first: bool
+    is_beside: bool = False
+    slowness: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """Pipeline `pipeline` is to have these parts: nothing is dialled yet. With `is_beside` some of them make
+    ready beside another one."""
+
+    pipeline: int
+    parts: tuple[Part, ...]
+    is_beside: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dial:
+    """Open a connection to a device and say Hello on it."""
+
+    pipeline: int
+    device: str
+    role: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """A message to a device, on its control connection."""
+
+    pipeline: int
+    device: str
+    message: Assign | AskArithmetics | Ping | Reset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeWeights:
+    """A device asks for the weights of its part."""
+
+    pipeline: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """The pipeline is there, with room for so many cache slots: nobody needs weights any more.
+
+    All its stages compute with this `arithmetic` (empty: it is a drafter's).
+    """
+
+    pipeline: int
+    stage_count: int
+    cache_slots: int
+    arithmetic: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lose:
+    """The pipeline that was there is there no more; `silent_s` is what was heard last ago."""
+
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangUp:
+    """Close all connections of a pipeline; those of `device` without waiting for what is on its way."""
+
+    pipeline: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowProgress:
+    """How far a device has come with what it is doing."""
+
+    text: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """A line for the head's log."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """There is nothing that could be tried: the session ends with this error."""
+
+    text: str
+
+
+FormingCommand = (
+    Plan
+    | Open
+    | Dial
+    | Tell
+    | ServeWeights
+    | Use
+    | Lose
+    | HangUp
+    | ShowProgress
+    | Log
+    | GiveUp
+    | Note
+    | Probe
+    | Survey
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fault:
+    """Why a pipeline cannot go on: because of `device` (empty: of none in particular), or of the link from
+    `device` to `other`.
+
+    `why` is for a note, `text` for an error that ends the session; with `is_final` no other pipeline could do
+    better.
+    """
+
+    text: str
+    why: str
+    device: str = ""
+    other: str = ""
+    is_refusal: bool = False
+    is_final: bool = False
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """How far a device has come with loading: its step, how often it began each, and how far it has come with
+    each."""
+
+    step: str = ""
+    begun: Counter[str] = field(default_factory=Counter)
+    shares: dict[str, float] = field(default_factory=dict)
+
+    def gets_further(self, loading: Loading) -> bool:
+        """Whether this is progress. The same again, less, or a step that begins once more too often is a sign
+        of life alone."""
+        begins, self.step = loading.doing != self.step, loading.doing
+        self.begun[self.step] += begins
+        is_anew = begins and self.begun[self.step] <= STEP_BEGINNINGS_MAX
+        if not is_anew and loading.share < self.shares.get(self.step, 0.0) + LOADED_SHARE_MIN:
+            return False
+        self.shares[self.step] = loading.share
+        return True
+
+
+@dataclass(slots=True)
+class _Pipeline:
+    """One pipeline, on its way or at work."""
+
+    number: int
+    parts: tuple[Part, ...]
+    began_s: float
+    connect_s: float
+    welcomed: set[tuple[str, str]] = field(default_factory=set)
+    ready: dict[str, Ready] = field(default_factory=dict)
+    loaded: dict[str, _Loaded] = field(default_factory=dict)
+    again_s: dict[str, float] = field(default_factory=dict)
+    held: set[str] = field(default_factory=set)
+    trouble: dict[str, str] = field(default_factory=dict)
+    fault: _Fault | None = None
+    fault_due_s: float = 0.0
+    told: set[str] = field(default_factory=set)
+    arithmetic: str = ""
+    is_assigned: bool = False
+    is_formed: bool = False
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(part.device for part in self.parts)
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The devices that data goes to and comes from: none of a drafter, whose answers come on control."""
+        if self.parts[0].assign.drafting is not None:
+            return ()
+        return tuple(dict.fromkeys((self.parts[0].device, self.parts[-1].device)))
+
+    def part(self, device: str) -> Part:
+        return next(part for part in self.parts if part.device == device)
+
+    def is_welcome(self, device: str) -> bool:
+        return (device, CONTROL) in self.welcomed
+
+    def waits_for(self, device: str, told: Arithmetics) -> bool:
+        """Whether the device was asked this, and nothing is assigned yet."""
+        return not self.is_assigned and self.part(device).is_answer(told)
+
+
+@dataclass(slots=True)
+class _Rehearsal:
+    """Devices that make ready for their parts, beside the pipeline that works: who is in none, and members.
+
+    Of those that have no room for it yet `load_s` tells how long they will load.
+    """
+
+    number: int
+    parts: tuple[Part, ...]
+    returning: tuple[str, ...]
+    began_s: float
+    progressed_s: float
+    gain: float | None = None
+    welcomed: set[str] = field(default_factory=set)
+    ready: set[str] = field(default_factory=set)
+    loaded: dict[str, _Loaded] = field(default_factory=dict)
+    load_s: float = 0.0
+
+    def part(self, device: str) -> Part:
+        return next(part for part in self.parts if part.device == device)
+
+
+class Forming:
+    """See the module. With `is_only` the first pipeline is the only one: what goes wrong with it is an error.
+
+    `agreement` is a session's own (None: a new one, which keeps what the first pipeline computes with).
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        terms: Terms,
+        *,
+        start: Start = Start.WHOLE,
+        is_only: bool = False,
+        agreement: Agreement | None = None,
+    ) -> None:
+        self.membership = membership
+        self.terms = terms
+        self.agreement = agreement or Agreement()
+        self.start = start
+        self.is_only = is_only
+        self.fired: Counter[str] = Counter()
+        self.due_s = 0.0
+        self._pipeline: _Pipeline | None = None
+        self._rehearsal: _Rehearsal | None = None
+        self._returning: tuple[str, ...] = ()
+        self._beside: tuple[tuple[str, ...], dict[str, float]] | None = None
+        self._slowing = Slowing(terms.changed_s)
+        self._layers: dict[str, tuple[int, int]] = {}
+        self._generation = 0
+        self._was_formed = self._is_over = False
+        self._pinged_s = self._watched_s = -1e9
+        self._waiting_since_s: float | None = None
+        self._note = self._first_text = ""
+        self._commands: list[FormingCommand] = []
+
+    @property
+    def number(self) -> int:
+        """Of the pipeline that is there or on its way; 0 while there is none."""
+        return 0 if self._pipeline is None else self._pipeline.number
+
+    @property
+    def is_formed(self) -> bool:
+        return self._pipeline is not None and self._pipeline.is_formed
+
+    def handle(self, event: FormingEvent, now_s: float) -> list[FormingCommand]:
+        """The only mutator; `due_s` tells when the next Tick is due at the latest."""
+        commands: list[FormingCommand] = []
+        self._commands = commands
+        if self._is_over:
+            return commands
+        pipeline = self._pipeline
+        if isinstance(event, Passed):
+            if pipeline is not None and pipeline.number == event.pipeline:
+                self._slowing.passed(event.hops, event.context)
+            return commands
+        if isinstance(event, Tick):
+            self._tick(event, now_s)
+        elif isinstance(event, Begin | Answered | Surveyed):
+            self._decide(event, now_s)
+        elif isinstance(event, Planned):
+            if event.is_beside:
+                self._planned_beside(event, now_s)
+            else:
+                self._planned(event.parts, now_s)
+        elif isinstance(event, Unplanned):
+            beside = Unprepared(devices=self._returning, text=event.text)
+            if not self._was_formed and self._first_text:
+                self._first_text = f"{self._first_text}; without it {event.text}"
+            self._decide(beside if event.is_beside else Unfit(text=event.text), now_s)
+        elif self._rehearsal is not None and self._rehearsal.number == event.pipeline:
+            self._heard_beside(self._rehearsal, event, now_s)
+        elif pipeline is None or pipeline.number != event.pipeline:
+            self.fired["fenced word"] += 1
+        elif isinstance(event, Said):
+            if event.role == CONTROL:
+                self._said(pipeline, event.device, event.message, now_s)
+            else:
+                self._said_data(pipeline, event.device, event.message, now_s)
+        elif isinstance(event, Closed):
+            self._closed(pipeline, event.device, now_s)
+        elif isinstance(event, Refused):
+            self._refused(pipeline, event, now_s)
+        elif isinstance(event, Unfound):
+            self.fired["no address"] += 1
+            place = pipeline.part(event.device).place
+            self._break(_Fault(text=f"{place}: {event.text}", why=event.text, device=event.device), now_s)
+        elif isinstance(event, Wronged):
+            self.fired["misspoke"] += 1
+            self._break(_Fault(text=event.text, why=event.text, device=event.device), now_s)
+        elif isinstance(event, Unsent):
+            self.fired["unsent"] += 1
+            place = pipeline.part(event.device).place
+            self._break(
+                _Fault(
+                    text=f"{place} takes no more {event.what}",
+                    why=f"it takes no more {event.what}",
+                    device=event.device,
+                ),
+                now_s,
+            )
+        else:
+            self._suspect(pipeline, _Fault(text=event.text, why=event.text, is_final=True), now_s)
+        self._set_due(now_s)
+        return commands
+
+    def validate(self) -> None:
+        """What is true between two events, whatever happened; raises `AssertionError`."""
+        if self._is_over:
+            return
+        pipeline = self._pipeline
+        self.membership.validate()
+        assert self._rehearsal is None or self.is_formed, "devices make ready beside nothing"
+        assert self.is_formed == self.membership.is_formed, (
+            "there is a pipeline, and its members know nothing of it"
+        )
+        if pipeline is None:
+            return
+        assert set(pipeline.devices) == set(self.membership.members), (
+            "the pipeline is of other devices than its members"
+        )
+        assert pipeline.ready.keys() <= {device for device, _ in pipeline.welcomed}, (
+            "a device is ready, but never answered"
+        )
+        assert not pipeline.ready or pipeline.is_assigned, "a device is ready for what it was not assigned"
+        names = {part.assign.arithmetic for part in pipeline.parts}
+        assert len(names) == 1, f"the parts are computed with {names}"
+        is_kept = not self.is_formed or pipeline.arithmetic in ("", self.agreement.name)
+        assert is_kept, f"{pipeline.arithmetic} is not what is kept"
+        assert not pipeline.is_formed or pipeline.ready.keys() == set(pipeline.devices), (
+            "the pipeline is there, and not all are ready"
+        )
+
+    def _give_up(self, text: str) -> None:
+        self._is_over = True
+        self._commands.append(GiveUp(text=text))
+
+    def _set_due(self, now_s: float) -> None:
+        pipeline = self._pipeline
+        self.due_s = self._watched_s + self.terms.watch_s
+        if pipeline is not None:
+            self.due_s = min(self.due_s, self._pinged_s + self.terms.ping_s)
+            if pipeline.fault is not None:
+                self.due_s = min(self.due_s, pipeline.fault_due_s)
+            if not pipeline.is_formed:
+                self.due_s = min(self.due_s, now_s + LOOK_S)
+
+    # ------------------------------------------------------------------------------------------- membership
+
+    def _decide(self, event: MembershipEvent, now_s: float) -> None:
+        """Lets membership decide, and does what it says."""
+        cause = ""
+        for command in self.membership.handle(event, now_s):
+            if isinstance(command, Note):
+                self._note = command.text
+                cause = cause or command.text
+                self._commands.append(command)
+            elif isinstance(command, Probe | Survey):
+                self._commands.append(command)
+            elif isinstance(command, Prepare):
+                self._returning = command.returning
+                slowness = self._slowing.slowness
+                self._beside = command.devices, slowness
+                self._commands.append(
+                    Plan(devices=command.devices, is_first=False, is_beside=True, slowness=slowness)
+                )
+            elif isinstance(command, Reform | Disband):
+                is_wanted = isinstance(command, Reform)
+                if self._generation and (
+                    self.is_only or not (self._was_formed or self._may_begin_without(is_wanted))
+                ):
+                    self._give_up(self._first_text or (cause or self._note).partition("; ")[0])
+                    return
+                self._fence(command.silent_s)
+                self._waiting_since_s = None if is_wanted else now_s
+                beside, self._beside = self._beside, None
+                if not is_wanted and (text := self.agreement.stop()):
+                    self._note = text
+                    self._commands.append(Note(text=text))
+                if isinstance(command, Reform):
+                    slowness = self._slowing.slowness
+                    if beside is not None and beside[0] == command.devices:
+                        slowness = beside[1]  # they have made ready for that plan, and no other
+                    self._commands.append(
+                        Plan(devices=command.devices, is_first=not self._generation, slowness=slowness)
+                    )
+            else:
+                assert isinstance(command, MembershipGivesUp)
+                self._give_up(command.text)
+
+    def _may_begin_without(self, is_wanted: bool) -> bool:
+        """Whether the first pipeline may lack devices; `is_wanted` says that another one is to be formed of
+        the rest."""
+        if self.start is Start.SHORT:
+            return is_wanted or not self.membership.is_needed
+        return self.start is Start.ANY
+
+    def _fence(self, silent_s: float) -> None:
+        """The pipeline is over: its devices are let go of, and what they still say is not heard."""
+        self._end_rehearsal()
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is None:
+            return
+        if pipeline.is_formed:
+            self._commands.append(Lose(silent_s=silent_s))
+        for device in pipeline.devices:
+            if pipeline.is_welcome(device):
+                self._commands.append(Tell(pipeline=pipeline.number, device=device, message=Reset()))
+        lost = [device for device in self.membership.lost if device in pipeline.devices]
+        self._commands.append(HangUp(pipeline=pipeline.number, device=lost[-1] if lost else ""))
+
+    def _planned(self, parts: tuple[Part, ...], now_s: float) -> None:
+        self._generation += 1
+        connect_s = self.terms.reconnect_s if self._was_formed else self.terms.connect_s
+        pipeline = self._pipeline = _Pipeline(self._generation, parts, now_s, connect_s)
+        self._decide(MembershipPlanned(devices=pipeline.devices), now_s)
+        self._commands.append(Open(pipeline=pipeline.number, parts=parts))
+        self._commands += [
+            Dial(pipeline=pipeline.number, device=device, role=CONTROL) for device in pipeline.devices
+        ]
+
+    def _break(self, fault: _Fault, now_s: float) -> None:
+        """The pipeline cannot go on."""
+        is_wrong = (
+            fault.is_refusal and self.start is not Start.ANY
+        )  # whoever is there, but cannot do what was planned
+        if not self._was_formed:
+            self._first_text = self._first_text or fault.text
+        if (
+            fault.is_final
+            or self.is_only
+            or (not self._was_formed and (is_wrong or self.start is Start.WHOLE))
+        ):
+            self._give_up(fault.text)
+        elif fault.other:
+            self._decide(LinkBroken(first=fault.device, second=fault.other, text=fault.why), now_s)
+        else:
+            self._decide(Broken(device=fault.device, text=fault.why, is_refusal=fault.is_refusal), now_s)
+
+    def _suspect(self, pipeline: _Pipeline, fault: _Fault, now_s: float) -> None:
+        """A device says what went wrong: it is believed if nothing explains it better soon."""
+        if pipeline.fault is None:
+            pipeline.fault, pipeline.fault_due_s = fault, now_s + self.terms.settle_s
+
+    # ---------------------------------------------------------------------------------------------- devices
+
+    def _said(self, pipeline: _Pipeline, device: str, message: Message, now_s: float) -> None:
+        if isinstance(message, Pong):
+            self._slowing.heard(device, message)
+            heard = Heard(
+                device=device,
+                running_s=message.running_s,
+                queued=message.queued,
+                done=message.done,
+                arrived=message.arrived,
+            )
+            self._decide(heard, now_s)
+            return
+        if isinstance(message, Error) and message.retry_after_s > 0:
+            self._held(pipeline, device, message, now_s)
+            return
+        is_progress = not isinstance(message, Loading) or pipeline.loaded.setdefault(
+            device, _Loaded()
+        ).gets_further(message)
+        self._decide(
+            Progressed(device=device, is_ready=isinstance(message, Ready))
+            if is_progress
+            else Heard(device=device),
+            now_s,
+        )
+        if isinstance(message, Welcome):
+            if pipeline.is_welcome(device):
+                return
+            pipeline.welcomed.add((device, CONTROL))
+            if (ask := pipeline.part(device).question) is not None:
+                self._commands.append(Tell(pipeline=pipeline.number, device=device, message=ask))
+            else:
+                self._assign_all(pipeline)
+        elif isinstance(message, Arithmetics) and pipeline.waits_for(device, message):
+            self._told(pipeline, device, message, now_s)
+        elif isinstance(message, Loading):
+            self._commands.append(ShowProgress(text=f"{device}: {message.doing}", share=message.share))
+        elif isinstance(message, Ready) and pipeline.is_assigned:
+            self._ready(pipeline, device, message, now_s)
+        elif isinstance(message, AskModel):
+            self._commands.append(ServeWeights(pipeline=pipeline.number, device=device))
+        elif isinstance(message, Error):
+            self._suspect(pipeline, fault_of(pipeline.parts, device, message), now_s)
+        elif not (isinstance(message, Proposed) and pipeline.part(device).assign.drafting is not None):
+            self.fired["misspoke"] += 1
+            text = f"{pipeline.part(device).place} sent an unexpected {type(message).__name__}"
+            self._break(_Fault(text=text, why=text), now_s)
+
+    def _said_data(self, pipeline: _Pipeline, device: str, message: Message, now_s: float) -> None:
+        if isinstance(message, Welcome):
+            pipeline.welcomed.add((device, DATA))
+            self._look_whether_formed(pipeline, now_s)
+        elif isinstance(message, Error):
+            self._suspect(pipeline, _Fault(text=message.text, why=message.text), now_s)
+        elif not isinstance(message, Verified):
+            self.fired["misspoke"] += 1
+            text = f"{device} sent an unexpected {type(message).__name__}"
+            self._break(_Fault(text=text, why=text), now_s)
+
+    def _told(self, pipeline: _Pipeline, device: str, told: Arithmetics, now_s: float) -> None:
+        """A device says which arithmetics it has. When all have, they get their parts, or one has none."""
+        self.agreement.hear(device, told)
+        pipeline.told.add(device)
+        if len(pipeline.told) < len(pipeline.parts):
+            return
+        found = self.agreement.agree(pipeline.devices)
+        if isinstance(found, Lack):
+            self.fired["lacks"] += 1
+            text = f"{pipeline.part(found.device).place}: {found.text}"
+            self._break(_Fault(text=text, why=found.text, device=found.device, is_refusal=True), now_s)
+            return
+        pipeline.arithmetic = found
+        self._assign_all(pipeline)
+
+    def _assign_all(self, pipeline: _Pipeline) -> None:
+        pipeline.is_assigned = True
+        pipeline.parts = computing(pipeline.parts, pipeline.arithmetic)
+        self._commands += [
+            Dial(pipeline=pipeline.number, device=device, role=DATA) for device in pipeline.ends
+        ]
+        self._commands += [
+            Tell(pipeline=pipeline.number, device=part.device, message=part.assign) for part in pipeline.parts
+        ]
+
+    def _ready(self, pipeline: _Pipeline, device: str, ready: Ready, now_s: float) -> None:
+        part = pipeline.part(device)
+        # A drafter is not asked about what it has no room for.
+        needed = part.assign.context + limits.TREE_NODES_MAX if part.assign.drafting is None else 0
+        if ready.cache_slots < needed:
+            self.fired["no room"] += 1
+            why = (
+                f"expected room for {needed} cache slots, got {ready.cache_slots}; give it fewer layers, or "
+                "use a smaller --context"
+            )
+            self._break(_Fault(text=f"{part.place}: {why}", why=why, device=device, is_refusal=True), now_s)
+            return
+        pipeline.ready[device] = ready
+        self._commands.append(ShowProgress(text=f"{device}: ready", share=1.0))
+        self._look_whether_formed(pipeline, now_s)
+
+    def _look_whether_formed(self, pipeline: _Pipeline, now_s: float) -> None:
+        is_there = len(pipeline.ready) == len(pipeline.parts) and all(
+            (end, DATA) in pipeline.welcomed for end in pipeline.ends
+        )
+        if not is_there or pipeline.is_formed:
+            return
+        pipeline.is_formed = self._was_formed = True
+        if pipeline.arithmetic:
+            self.fired["another arithmetic"] += self.agreement.name not in ("", pipeline.arithmetic)
+            self.agreement.form(pipeline.arithmetic)
+        self._slowing.begin(pipeline.devices)
+        before, self._layers = self._layers, layers_of(pipeline.parts)
+        moved = tuple(device for device, span in self._layers.items() if before.get(device, span) != span)
+        self._decide(Formed(moved=moved), now_s)
+        slots = min(ready.cache_slots for ready in pipeline.ready.values())
+        self._commands.append(
+            Use(
+                pipeline=pipeline.number,
+                stage_count=len(pipeline.parts),
+                cache_slots=slots,
+                arithmetic=pipeline.arithmetic,
+            )
+        )
+
+    def _held(self, pipeline: _Pipeline, device: str, error: Error, now_s: float) -> None:
+        """Another head holds a device: the first pipeline waits for it, a later one does without."""
+        place = pipeline.part(device).place
+        if not self._was_formed and now_s - pipeline.began_s < self.terms.held_s:
+            self.fired["waited for"] += 1
+            self._decide(Progressed(device=device), now_s)
+            if device not in pipeline.held:
+                pipeline.held.add(device)
+                self._commands.append(Log(text=f"waiting for {place}: {error.text}"))
+            pipeline.again_s[device] = now_s + min(error.retry_after_s, RETRY_S_MAX)
+            return
+        self.fired["held elsewhere"] += 1
+        is_refusal = not self._was_formed and self.start is Start.WHOLE
+        self._break(
+            _Fault(text=f"{place}: {error.text}", why=error.text, device=device, is_refusal=is_refusal), now_s
+        )
+
+    def _closed(self, pipeline: _Pipeline, device: str, now_s: float) -> None:
+        if not pipeline.is_welcome(device):
+            return  # it has not answered yet, and may
+        self.fired["closed"] += 1
+        if pipeline.fault is not None:
+            self.fired["better explained"] += 1
+        doing = "answering" if device in pipeline.ready else "loading"
+        text = (
+            f"{pipeline.part(device).place} was lost while {doing}: its connection closed; see the daemon's "
+            "log there"
+        )
+        self._break(_Fault(text=text, why="its connection closed", device=device), now_s)
+
+    def _refused(self, pipeline: _Pipeline, event: Refused, now_s: float) -> None:
+        if not event.is_final:
+            pipeline.trouble[event.device] = event.text
+            return
+        self.fired["refused at the door"] += 1
+        text = f"{pipeline.part(event.device).place} refuses: {event.text}"
+        self._break(
+            _Fault(text=text, why=event.text, device=event.device, is_refusal=not self._was_formed), now_s
+        )
+
+    # ----------------------------------------------------------------------------------------------- beside
+
+    def _planned_beside(self, planned: Planned, now_s: float) -> None:
+        """What those who are in no pipeline would have to do in a better one."""
+        pipeline = self._pipeline
+        if pipeline is None or not pipeline.is_formed:
+            return  # it was lost meanwhile, and membership knows
+        parts = computing(planned.parts, pipeline.arithmetic)
+        theirs = tuple(part for part in parts if part.device not in pipeline.devices)
+        now = layers_of(pipeline.parts)
+        moved = tuple(
+            replace(part, assign=replace(part.assign, is_beside=True))
+            for part in parts
+            if now.get(part.device, span := (part.assign.first_layer, part.assign.end_layer)) != span
+        )
+        before, after = ([(part.device, part.assign) for part in each] for each in (pipeline.parts, parts))
+        is_same = before == after
+        if planned.gain is None:
+            is_wanted = any(part.device in self._returning for part in theirs)
+        else:
+            is_wanted = not is_same and self.membership.is_worth(planned.gain)
+        if not is_wanted:
+            self._decide(Needless(devices=self._returning), now_s)
+            return
+        makers = (*theirs, *moved)
+        if not makers:
+            self._decide(Prepared(devices=self._returning, gain=planned.gain), now_s)
+            return
+        # of the same session: the next pipeline may follow before the device has heard that this is over
+        self._generation += 1
+        rehearsal = _Rehearsal(self._generation, makers, self._returning, now_s, now_s, planned.gain)
+        self._rehearsal = rehearsal
+        self._commands.append(Open(pipeline=rehearsal.number, parts=planned.parts, is_beside=True))
+        number = rehearsal.number
+        self._commands += [Dial(pipeline=number, device=part.device, role=CONTROL) for part in makers]
+
+    def _heard_beside(self, rehearsal: _Rehearsal, event: _Heard, now_s: float) -> None:
+        if isinstance(event, Said):
+            self._said_beside(rehearsal, event.device, event.message, now_s)
+        elif isinstance(event, Closed):
+            if event.device in rehearsal.welcomed:
+                self._fail_beside(rehearsal, event.device, "its connection closed", now_s)
+        elif isinstance(event, Unsent):
+            self._fail_beside(rehearsal, event.device, f"it takes no more {event.what}", now_s)
+        elif not isinstance(event, Refused) or event.is_final:
+            device = "" if isinstance(event, CannotServe) else event.device
+            self._fail_beside(rehearsal, device, event.text, now_s)
+
+    def _said_beside(self, rehearsal: _Rehearsal, device: str, message: Message, now_s: float) -> None:
+        if isinstance(message, Welcome):
+            rehearsal.welcomed.add(device)
+            rehearsal.progressed_s = now_s
+            part = rehearsal.part(device)
+            first = part.question or part.assign
+            self._commands.append(Tell(pipeline=rehearsal.number, device=device, message=first))
+        elif isinstance(message, Arithmetics) and rehearsal.part(device).is_answer(message):
+            self.agreement.hear(device, message)
+            if (lack := self.agreement.lack(device)) is not None:
+                self._leave_out_beside(rehearsal, lack, now_s)
+                return
+            rehearsal.progressed_s = now_s
+            self._commands.append(
+                Tell(pipeline=rehearsal.number, device=device, message=rehearsal.part(device).assign)
+            )
+        elif isinstance(message, Loading):
+            if rehearsal.loaded.setdefault(device, _Loaded()).gets_further(message):
+                rehearsal.progressed_s = now_s
+        elif isinstance(message, AskModel):
+            self._commands.append(ServeWeights(pipeline=rehearsal.number, device=device))
+        elif isinstance(message, Ready) and device in rehearsal.welcomed:
+            rehearsal.ready.add(device)
+            rehearsal.load_s = max(rehearsal.load_s, message.load_s)
+            if len(rehearsal.ready) == len(rehearsal.parts):
+                self._end_rehearsal()
+                prepared = Prepared(devices=rehearsal.returning, gain=rehearsal.gain, load_s=rehearsal.load_s)
+                self._decide(prepared, now_s)
+        elif not isinstance(message, Pong):
+            text = (
+                message.text
+                if isinstance(message, Error)
+                else f"it sent an unexpected {type(message).__name__}"
+            )
+            self._fail_beside(rehearsal, device, text, now_s)
+
+    def _look_beside(self, rehearsal: _Rehearsal, now_s: float) -> None:
+        devices = [part.device for part in rehearsal.parts]
+        silent = next((device for device in devices if device not in rehearsal.welcomed), None)
+        if silent is not None and now_s > rehearsal.began_s + self.terms.reconnect_s:
+            self._fail_beside(rehearsal, silent, f"no answer within {self.terms.reconnect_s:.0f} s", now_s)
+        elif now_s > rehearsal.progressed_s + (patience_s := self.membership.patience.loading_s):
+            last = next(device for device in devices if device not in rehearsal.ready)
+            self._fail_beside(rehearsal, last, f"no progress in loading for {patience_s:.0f} s", now_s)
+
+    def _fail_beside(self, rehearsal: _Rehearsal, device: str, text: str, now_s: float) -> None:
+        """One of them cannot make ready; a member is named, for it is not the one that is left out."""
+        self._end_rehearsal()
+        if device and device not in rehearsal.returning:
+            self.fired["member not ready"] += 1
+            text = f"{device} cannot make ready for it: {text}"
+        self._decide(Unprepared(devices=rehearsal.returning, text=text), now_s)
+
+    def _leave_out_beside(self, rehearsal: _Rehearsal, lack: Lack, now_s: float) -> None:
+        """One of them cannot take part at all: the others make ready again, without it."""
+        self.fired["lacks beside"] += 1
+        if self._pipeline is not None and lack.device in self._pipeline.devices:  # it said otherwise before
+            self._fail_beside(rehearsal, lack.device, lack.text, now_s)
+            return
+        self._end_rehearsal()
+        self._decide(Unprepared(devices=rehearsal.returning, text=lack.text, unable=lack.device), now_s)
+
+    def _end_rehearsal(self) -> None:
+        """Lets go of those who made ready; they keep what they have loaded."""
+        rehearsal, self._rehearsal = self._rehearsal, None
+        if rehearsal is not None:
+            for device in sorted(rehearsal.welcomed):
+                self._commands.append(Tell(pipeline=rehearsal.number, device=device, message=Reset()))
+            self._commands.append(HangUp(pipeline=rehearsal.number, device=""))
+
+    # ------------------------------------------------------------------------------------------------- time
+
+    def _tick(self, tick: Tick, now_s: float) -> None:
+        pipeline = self._pipeline
+        if pipeline is not None:
+            if pipeline.fault is not None and now_s >= pipeline.fault_due_s:
+                self.fired["settled"] += 1
+                self._break(pipeline.fault, now_s)
+                return
+            if now_s >= self._pinged_s + self.terms.ping_s:
+                self._pinged_s = now_s
+                if (rehearsal := self._rehearsal) is not None:
+                    self._commands += [
+                        Tell(pipeline=rehearsal.number, device=each, message=Ping())
+                        for each in sorted(rehearsal.welcomed)
+                    ]
+                for device in pipeline.devices:
+                    if pipeline.is_welcome(device):
+                        self._commands.append(Tell(pipeline=pipeline.number, device=device, message=Ping()))
+            if not pipeline.is_formed and self._look_at_who_is_missing(pipeline, now_s):
+                return
+        if now_s >= self._watched_s + self.terms.watch_s:
+            self._watched_s = now_s
+            if changes := self._slowing.look(now_s):
+                self._decide(Changed(text=", ".join(str(change) for change in changes)), now_s)
+            if pipeline is not None and not pipeline.is_assigned:
+                for device in pipeline.told:  # not held yet, it says nothing while others try their kernels
+                    self._decide(Progressed(device=device), now_s)
+            self._decide(tick, now_s)
+        if self._rehearsal is not None:
+            self._look_beside(self._rehearsal, now_s)
+        wait_s = self.terms.wait_s
+        if (
+            self._waiting_since_s is not None
+            and wait_s is not None
+            and now_s - self._waiting_since_s > wait_s
+        ):
+            self.fired["waited too long"] += 1
+            self._give_up(f"{self._note}; nothing changed within {wait_s:.0f} s")
+
+    def _look_at_who_is_missing(self, pipeline: _Pipeline, now_s: float) -> bool:
+        """Asks those that are held again; whether somebody who did not answer is given up."""
+        for device, again_s in list(pipeline.again_s.items()):
+            if now_s >= again_s:
+                del pipeline.again_s[device]
+                self._commands.append(
+                    Tell(pipeline=pipeline.number, device=device, message=pipeline.part(device).assign)
+                )
+        if now_s <= pipeline.began_s + pipeline.connect_s:
+            return False
+        for device in pipeline.devices:
+            if not pipeline.is_welcome(device):
+                self.fired["absent"] += 1
+                trouble = pipeline.trouble.get(device)
+                why = trouble or f"no answer within {pipeline.connect_s:.0f} s"
+                rest = f": {why}" if trouble else "; is `flowspec daemon` running there?"
+                text = f"{pipeline.part(device).place} did not answer within {pipeline.connect_s:.0f} s{rest}"
+                self._break(_Fault(text=text, why=why, device=device), now_s)
+                return True
+        return False
+
+
+def computing(parts: Sequence[Part], arithmetic: str) -> tuple[Part, ...]:
+    """The same parts, computed with this arithmetic."""
+    return tuple(replace(part, assign=replace(part.assign, arithmetic=arithmetic)) for part in parts)
+
+
+def layers_of(parts: Sequence[Part]) -> dict[str, tuple[int, int]]:
+    """What each device holds: layers `[first, end)`."""
+    return {part.device: (part.assign.first_layer, part.assign.end_layer) for part in parts}
+
+
+def fault_of(parts: Sequence[Part], device: str, error: Error) -> _Fault:
+    """What a device's Error means for the pipeline."""
+    index = next(index for index, part in enumerate(parts) if part.device == device)
+    text = f"{parts[index].place}: {error.text}"
+    if not error.cause:
+        return _Fault(text=text, why=error.text, is_final=True)
+    if error.cause == "next" and index + 1 < len(parts):
+        return _Fault(text=text, why=f"lost by {device}", device=device, other=parts[index + 1].device)
+    blamed = device if error.cause in ("part", "gone") else ""
+    return _Fault(text=text, why=error.text, device=blamed, is_refusal=error.cause == "part")

@@ -1,0 +1,155 @@
+"""From what models propose to nodes of the tree, as far as they are worth it; what comes true teaches how far
+to trust them."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flowspec.core.head.drafter_views import SWEEP_AT, has_room_below
+from flowspec.core.head.fusion import Offers, Ranked, Trust
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Proposal
+from flowspec.tree import CHANCE_MIN, NodeState
+
+if TYPE_CHECKING:
+    from flowspec.core.head.request import Request
+
+REJECTED = 0.5
+"""What a token is worth that an intermediate did not propose, in times of the least that it did."""
+
+
+@dataclass(slots=True)
+class Growth:
+    """What was proposed below the living nodes of one request, and how much of it are nodes by now.
+
+    `found` is what each model proposed below a node, `ranked` what that comes to, of which the first `grown`
+    are nodes. `ripening` is a heap of the nodes with proposals that are not nodes yet, by the value of the
+    next one; `due` tells which of its entries count.
+    """
+
+    found: dict[int, dict[int, Offers]] = field(default_factory=dict)
+    ranked: dict[int, Ranked] = field(default_factory=dict)
+    grown: dict[int, int] = field(default_factory=dict)
+    ripening: list[tuple[float, int]] = field(default_factory=list)
+    due: dict[int, float] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """A new answer begins."""
+        for part in (self.found, self.ranked, self.grown, self.ripening, self.due):
+            part.clear()
+
+    def forget(self, dead: Sequence[int]) -> None:
+        for node in dead:
+            self.found.pop(node, None)
+            self.ranked.pop(node, None)
+            self.grown.pop(node, None)
+            self.due.pop(node, None)
+
+    def ripen(self, node: int, log_value: float) -> None:
+        """The next proposal below a node is worth so much."""
+        self.due[node] = log_value
+        heapq.heappush(self.ripening, (-log_value, node))
+
+    def is_judged(self, node: int) -> bool:
+        """Whether an intermediate has told what comes after a node."""
+        ranked = self.ranked.get(node)
+        return ranked is not None and ranked.is_verdict
+
+    def sweep(self, alive_count: int) -> None:
+        """Forgets what does not count far down in the heap, once that is most of what it holds."""
+        if len(self.ripening) > SWEEP_AT + 4 * alive_count:
+            self.ripening = [(-value, node) for node, value in self.due.items()]
+            heapq.heapify(self.ripening)
+
+
+def learn(request: Request, drafter: int, proposal: Proposal, trust: Trust) -> None:
+    """Notes what a model proposes below a node, if that still lives; what is there already is valued anew."""
+    growth, node = request.growth, proposal.node
+    if request.submit is None or not request.is_living(node):
+        return
+    found = growth.found.setdefault(node, {})
+    found[drafter] = tuple(zip(proposal.tokens, proposal.confidences, strict=True))
+    growth.ranked[node] = ranked = trust.rank(found, request.weights)
+    growth.grown[node] = 0
+    if request.tree.children(node):
+        _revalue(request, node, ranked, trust)
+    if has_room_below(request, node):
+        growth.ripen(node, request.tree.log_value(node))
+
+
+def _revalue(request: Request, node: int, ranked: Ranked, trust: Trust) -> None:
+    """The children of a node are worth what is thought of them now; those that an intermediate rejects go,
+    unless they are on their way."""
+    tree = request.tree
+    chances = {token: trust.chance(ranked, score) for token, score in ranked.offers}
+    least = REJECTED * min(chances.values(), default=0.0)
+    for child in tree.children(node):
+        chance = chances.get(tree.token(child))
+        if chance is None and not ranked.is_verdict:
+            continue
+        if chance is None and tree.state(child) is NodeState.DRAFTED:
+            request.forget(tree.drop(child))
+            continue
+        for moved in tree.revalue(child, least if chance is None else chance):
+            for mirror in request.mirrors:
+                if not mirror.knows(moved):
+                    mirror.offer(tree, moved)
+            if moved in request.growth.due:
+                request.growth.ripen(moved, tree.log_value(moved))
+
+
+def grow(request: Request, value_min: float, trust: Trust) -> int:
+    """Makes nodes of the proposals that are worth at least `value_min` by now; returns how many.
+
+    Values rise as the root comes nearer, so proposals that were not worth a node become so later. Nothing is
+    drafted past a stop token or past the end of the answer or the context: the token itself would be known
+    from its parent. Not calibrated, a score is taken as it is.
+    """
+    tree, growth = request.tree, request.growth
+    floor = tree.log_value(tree.root) + (math.log(value_min) if value_min > 0 else -math.inf)
+    before = len(tree)
+    while growth.ripening and -growth.ripening[0][0] >= floor and tree.alive_count < limits.DRAFT_NODES_MAX:
+        cost, node = heapq.heappop(growth.ripening)
+        if growth.due.get(node) == -cost and request.is_living(node):
+            del growth.due[node]
+            rest = _grow_below(request, node, floor, trust)
+            if rest is not None:
+                growth.ripen(node, rest)
+    growth.sweep(tree.alive_count)
+    for mirror in request.mirrors:
+        mirror.sweep(tree)
+    return len(tree) - before
+
+
+def _grow_below(request: Request, node: int, floor: float, trust: Trust) -> float | None:
+    """Makes nodes of one node's proposals above the floor; the log value of the next one, None if there is
+    none."""
+    tree, growth, submit = request.tree, request.growth, request.submit
+    assert submit is not None
+    ranked = growth.ranked[node]
+    for at in range(growth.grown[node], len(ranked.offers)):
+        token, score = ranked.offers[at]
+        chance = trust.chance(ranked, score)
+        log_value = tree.log_value(node) + math.log(max(chance, CHANCE_MIN))
+        if log_value < floor or tree.alive_count >= limits.DRAFT_NODES_MAX:
+            return log_value
+        growth.grown[node] = at + 1
+        if token not in submit.stop_ids and tree.child(node, token) is None:
+            child = tree.add(node, token, chance)
+            for mirror in request.mirrors:
+                mirror.offer(tree, child)
+    return None
+
+
+def observe(request: Request, node: int, token: int, trust: Trust) -> None:
+    """The token after a path node is known: what was proposed there was right or wrong."""
+    growth = request.growth
+    growth.grown.pop(node, None)
+    growth.due.pop(node, None)
+    found, ranked = growth.found.pop(node, None), growth.ranked.pop(node, None)
+    if found is not None and ranked is not None:
+        trust.observe(found, ranked, token)

@@ -1,0 +1,163 @@
+"""The models beside the target: which job each is at, what it has of each request, and how far it is trusted.
+
+Each has one job at a time. *Which* nodes it is asked about is the method's decision. A model that is lost is
+asked no more; what it said stays, and if it comes back it begins with nothing, as every tree-cached model
+may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from flowspec.core.events import Draft, Drafted, HeadCommand, ToDrafter
+from flowspec.core.head.admission import Admission
+from flowspec.core.head.candidates import grow, learn, observe
+from flowspec.core.head.drafter_views import DrafterTraits, Mirror, draft_part
+from flowspec.core.head.fusion import Trust
+from flowspec.core.head.request import Request
+from flowspec.core.methods.base import Method, Seen, View
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Part, Release, Segment
+
+DRAFT_ROWS_MAX = 256
+"""Rows of one drafting job; a prompt takes several."""
+USUAL_ROWS_MAX = 64
+"""Jobs of more rows bring a model up to date and say nothing of how fast it answers."""
+SHARE_NEW = 0.1
+"""Weight of the newest job in how fast a model answers."""
+
+
+class Panel:
+    """See the module. Models are told by their number in `traits`."""
+
+    def __init__(self, traits: Sequence[DrafterTraits], method: Method) -> None:
+        self.traits = tuple(traits)
+        self.trust = Trust(
+            [each.level for each in traits], is_calibrated=method.is_calibrated, fuses=method.fuses
+        )
+        self._method = method
+        self._jobs: list[dict[int, set[int]] | None] = [None] * len(traits)
+        self._jobs_done = [0] * len(traits)
+        self._lost: set[int] = set()
+        self._asked: list[tuple[int, float]] = [(0, 0.0)] * len(
+            traits
+        )  # rows of each one's job, and when it was asked for
+        self.turnaround_s = [0.0] * len(traits)
+
+    def begin(self, request: Request, keep: int, admission: Admission) -> None:
+        """A new answer, or a new epoch of one: the first `keep` tokens are those of the last one."""
+        request.mirrors = request.mirrors or [Mirror() for _ in self.traits]
+        request.weights = request.weights or [1.0] * len(self.traits)
+        request.growth.clear()
+        for drafter, (mirror, traits) in enumerate(zip(request.mirrors, self.traits, strict=True)):
+            mirror.advance(request.tree)
+            mirror.begin(request.opening, keep, traits.context)
+            if drafter in self._lost or not admission.may_draft(request.number, drafter):
+                mirror.close()
+
+    def forget(self, number: int) -> None:
+        """What jobs under way propose for a request is for an epoch that is over."""
+        for job in self._jobs:
+            if job is not None:
+                job.pop(number, None)
+
+    def release(self, release: Release, commands: list[HeadCommand]) -> None:
+        """The caches of a request may go."""
+        there = (drafter for drafter in range(len(self.traits)) if drafter not in self._lost)
+        commands.extend(ToDrafter(drafter=drafter, message=release) for drafter in there)
+
+    def lost(self, drafter: int, requests: Iterable[Request]) -> None:
+        """A model is gone, and with it the job that it was at; one that wants features never is, for it is in
+        the head's own process."""
+        assert not self.traits[drafter].needs_features, (
+            f"model {drafter} would need features again that come only once"
+        )
+        self._lost.add(drafter)
+        if self._jobs[drafter] is not None:
+            self._jobs[drafter] = None
+            self._jobs_done[drafter] += 1
+        for request in requests:
+            if request.mirrors:  # else its caches were given up
+                request.mirrors[drafter].close()
+
+    def back(self, drafter: int, requests: Iterable[Request], admission: Admission) -> None:
+        """A lost model is there again, with nothing: it is given each text anew, as far as it is wanted for
+        it."""
+        self._lost.discard(drafter)
+        for request in (each for each in requests if each.mirrors):
+            mirror = request.mirrors[drafter] = Mirror()
+            if request.submit is not None and admission.may_draft(request.number, drafter):
+                mirror.begin(request.opening, 0, self.traits[drafter].context)
+                for node in request.tree.living():
+                    mirror.offer(request.tree, node)
+
+    def start(self, view: Callable[[], View], commands: list[HeadCommand]) -> None:
+        """Gives every idle model what the method wants of it."""
+        for drafter, traits in enumerate(self.traits):
+            if self._jobs[drafter] is None and drafter not in self._lost:
+                self._start(drafter, traits, view(), commands)
+
+    def _start(self, drafter: int, traits: DrafterTraits, view: View, commands: list[HeadCommand]) -> None:
+        parts: list[Part] = []
+        asked: dict[int, set[int]] = {}
+        rows = 0
+        for request, nodes in self._method.expand(view, drafter)[: limits.PARTS_PER_SEGMENT_MAX]:
+            part = (
+                draft_part(request, drafter, traits, nodes, DRAFT_ROWS_MAX - rows)
+                if rows < DRAFT_ROWS_MAX
+                else None
+            )
+            if part is not None:
+                rows += len(part.ids)
+                parts.append(part)
+                asked[request.number] = set(request.mirrors[drafter].pending)
+                request.statistics.draft_rows += len(part.ids)
+        if parts:
+            self._jobs[drafter] = asked
+            self._asked[drafter] = (rows, view.now_s)
+            job = self._jobs_done[drafter]
+            commands.append(
+                Draft(
+                    drafter=drafter,
+                    job=job,
+                    segment=Segment(segment=job, parts=tuple(parts)),
+                    width=self._method.width,
+                )
+            )
+
+    def drafted(self, event: Drafted, requests: Mapping[int, Request], now_s: float) -> None:
+        """A model is done with its job."""
+        asked, self._jobs[event.drafter] = self._jobs[event.drafter], None
+        assert asked is not None, f"draft {event.job} is done, but none was asked for"
+        assert event.job == self._jobs_done[event.drafter], (
+            f"expected draft {self._jobs_done[event.drafter]}, got {event.job}"
+        )
+        self._jobs_done[event.drafter] += 1
+        rows, asked_s = self._asked[event.drafter]
+        if rows <= USUAL_ROWS_MAX:
+            before_s = self.turnaround_s[event.drafter] or now_s - asked_s
+            self.turnaround_s[event.drafter] = before_s + SHARE_NEW * (now_s - asked_s - before_s)
+        known = {number: requests[number] for number in asked if number in requests}
+        current = {number: request for number, request in known.items() if request.submit is not None}
+        for proposal in event.proposals:
+            request = current.get(proposal.request)
+            if request is not None and request.opening.epoch == proposal.epoch:
+                learn(request, event.drafter, proposal, self.trust)
+        for number, request in current.items():
+            request.mirrors[event.drafter].land(asked[number], request.is_living)
+            request.statistics.draft_passes += 1
+            request.statistics.draft_s += (event.ended_s - event.started_s) / len(current)
+            self.grow(request)
+
+    def observe(self, request: Request, token: int) -> None:
+        """The token after a request's root is known."""
+        root = request.tree.root
+        if offers := request.growth.found.get(root):
+            chances = {drafter: self.trust.chance_of(drafter, own, token) for drafter, own in offers.items()}
+            self._method.observed(request, Seen(token, offers, chances))
+        observe(request, root, token, self.trust)
+
+    def grow(self, request: Request) -> None:
+        """Makes nodes of what is proposed, as far as it is worth it by now."""
+        if request.submit is not None:
+            request.statistics.nodes_drafted += grow(request, self._method.value_min, self.trust)

@@ -1,0 +1,227 @@
+"""A conversation as the head knows it: its tree, how far the stages are, and the messages that follow from
+both."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flowspec.core.events import Submit
+from flowspec.core.head.candidates import Growth
+from flowspec.core.head.drafter_views import Mirror
+from flowspec.core.head.statistics import Statistics
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Commit, Logprobs, Open, Part
+from flowspec.tree import TokenTree
+
+
+@dataclass(slots=True)
+class Request:
+    """A conversation: its tree lives on between answers, `submit` is the answer under way (None between
+    answers).
+
+    `unsent` is the next prompt position to send; positions below `computed` have passed every stage.
+    `known_length` is the committed length that every stage has been told, so Commits begin there. `held` are
+    tokens verified that the method has not walked yet, `logprobs` those of the tokens after living nodes,
+    `plan` is the method's own note. `reused` prompt tokens were cached when the answer began. `mirrors` and
+    `weights` are by model beside the target: what it has, and how much its word counts among its like;
+    `growth` is what they propose. `is_end_told` says that the stages have heard that the answer is over.
+    """
+
+    tree: TokenTree
+    submit: Submit | None
+    opening: Open
+    context: int
+    unsent: int
+    computed: int
+    known_length: int
+    statistics: Statistics
+    mirrors: list[Mirror] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    growth: Growth = field(default_factory=Growth)
+    reused: int = 0
+    opened: bool = False
+    new_tokens: list[int] = field(default_factory=list)
+    next_tokens: dict[int, int] = field(default_factory=dict)
+    logprobs: dict[int, Logprobs] = field(default_factory=dict)
+    held: deque[dict[int, int]] = field(default_factory=deque)
+    root_sent: bool = False
+    in_flight: int = 0
+    served: int = 0
+    is_end_told: bool = False
+    plan: Any = None
+
+    @property
+    def number(self) -> int:
+        return self.opening.request
+
+    @property
+    def is_prefilled(self) -> bool:
+        """Whether all of the prompt is on its way."""
+        return self.unsent >= self.opening.length
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.submit is not None and self.is_prefilled
+
+    @property
+    def why_over(self) -> str:
+        """`stop` or `length` if the answer ends with its newest token, nothing if it goes on."""
+        assert self.submit is not None
+        if self.submit.stop_rule is not None and self.submit.stop_rule.stops_at(self.new_tokens):
+            return "stop"
+        is_full = self.tree.committed_length == self.context
+        return "length" if is_full or len(self.new_tokens) == self.submit.new_tokens_max else ""
+
+    def validate(self) -> None:
+        """What is true between two events; raises `AssertionError`."""
+        tree, number = self.tree, self.number
+        tree.validate()
+        assert tree.sent_alive <= limits.TREE_NODES_MAX, (
+            f"{tree.sent_alive} living nodes of request {number} are sent"
+        )
+        alive_max = limits.DRAFT_NODES_MAX + 1
+        assert tree.alive_count <= alive_max, f"{tree.alive_count} living nodes of request {number}"
+        for name, length in (("computed", self.computed), ("told", self.known_length), ("sent", self.unsent)):
+            assert length <= tree.committed_length, (
+                f"request {number}: {length} positions are {name}, more than committed"
+            )
+        assert self.in_flight >= 0, f"request {number} is in {self.in_flight} segments"
+        assert tree.committed_length <= self.context, f"request {number} is longer than its context"
+        if self.submit is None:
+            assert not self.held, f"a verified segment of request {number} waits, and nobody asks"
+        else:
+            most = self.submit.new_tokens_max
+            assert len(self.new_tokens) <= most, (
+                f"request {number} has {len(self.new_tokens)} tokens of {most}"
+            )
+        for mirror in self.mirrors:
+            mirror.validate(tree)
+
+    def is_living(self, node: int) -> bool:
+        """Whether a node is the root or hangs below it."""
+        return node == self.tree.root or self.tree.is_alive(node)
+
+    def is_pending(self, node: int) -> bool:
+        """Whether a model is about to tell what comes after a node."""
+        return any(node in mirror.pending for mirror in self.mirrors)
+
+    def forget(self, dead: Sequence[int]) -> None:
+        """These nodes will not come true."""
+        for node in dead:
+            self.next_tokens.pop(node, None)
+            self.logprobs.pop(node, None)
+        for mirror in self.mirrors:
+            mirror.forget(dead)
+        self.growth.forget(dead)
+
+    def reopen(self) -> None:
+        """The stages are gone: an answer under way begins again where it stands, its committed tokens being
+        the prompt now.
+
+        The nodes of the path keep their ids; the new epoch tells the old stages' words from those of the new
+        ones.
+        """
+        length = self.tree.committed_length
+        self.tree.rewind(length)
+        self.opening = replace(
+            self.opening, epoch=self.opening.epoch + 1, keep=0, length=length, root=self.tree.root
+        )
+        self.unsent = self.computed = self.in_flight = 0
+        self.known_length = length
+        self.opened = self.root_sent = self.is_end_told = False
+        self.next_tokens.clear()
+        self.logprobs.clear()
+        self.held.clear()
+
+    @property
+    def kept_everywhere(self) -> int:
+        """Path nodes that an Open may keep: every stage has run them, and been told that they are committed
+        (else they die there)."""
+        return min(self.computed, self.known_length)
+
+    def fitting(self, nodes: list[int]) -> list[int]:
+        """As many of the nodes as the stages have slots for; the root's is reserved with the context."""
+        return nodes[: limits.TREE_NODES_MAX - self.tree.sent_alive + (nodes[0] == self.tree.root)]
+
+    def next_chunk(self, rows_max: int) -> list[int]:
+        """The next nodes of the prompt; they count as sent."""
+        nodes = self.tree.path[self.unsent : min(self.unsent + rows_max, self.opening.length)]
+        self.unsent += len(nodes)
+        self.root_sent = self.is_prefilled
+        return nodes
+
+    def commit(self, *, is_over: bool = False) -> Commit:
+        """The newest Commit, back to what every stage is known to have."""
+        path = tuple(self.tree.path[self.known_length :])
+        return Commit(
+            request=self.number, epoch=self.opening.epoch, base=self.known_length, path=path, is_over=is_over
+        )
+
+    def part(self, nodes: list[int], *, is_prompt: bool) -> Part:
+        """These nodes as they travel in a segment, parents first."""
+        tree = self.tree
+        return Part(
+            commit=self.commit(),
+            opening=None if self.opened else self.opening,
+            ids=tuple(nodes),
+            parents=tuple(tree.parent(n) for n in nodes),
+            tokens=tuple(tree.token(n) for n in nodes),
+            positions=tuple(tree.position(n) for n in nodes),
+            committed=(is_prompt,) * len(nodes),
+        )
+
+
+def begin(old: Request | None, submit: Submit, *, context: int, stage_count: int, now_s: float) -> Request:
+    """A new answer, in the conversation `old` if there is one, of which everything is kept that the stages
+    hold of the prompt.
+
+    What is known of the answer goes to the stages as a part of the prompt, as it does in `Request.reopen`.
+    """
+    tree = TokenTree() if old is None else old.tree
+    known = submit.prompt + submit.answered
+    count = len(known)
+    keep = (
+        0
+        if old is None
+        else min(common_prefix(tree.committed_tokens(), known), old.kept_everywhere, count - 1)
+    )
+    mirrors = [] if old is None else old.mirrors
+    for mirror in mirrors:
+        mirror.advance(tree)
+    tree.rewind(keep)
+    tree.extend_path(known[keep:])
+    return Request(
+        tree=tree,
+        submit=submit,
+        opening=Open(
+            request=submit.request,
+            epoch=0 if old is None else old.opening.epoch + 1,
+            keep=keep,
+            length=count,
+            root=tree.root,
+            slots=context + limits.TREE_NODES_MAX,
+            sampling=submit.sampling,
+            top_logprobs=submit.top_logprobs,
+        ),
+        context=context,
+        unsent=keep,
+        computed=keep,
+        known_length=count,
+        reused=min(keep, len(submit.prompt)),
+        mirrors=mirrors,
+        new_tokens=list(submit.answered),
+        statistics=Statistics(stage_count=stage_count, submitted_s=now_s),
+    )
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two texts begin with alike."""
+    count = 0
+    for a, b in zip(first, second, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

@@ -1,0 +1,280 @@
+"""What head and daemons say to each other to set a cluster up and to watch it: who is there, which layers,
+signs of life, errors.
+
+As all messages (`messages`) these are frozen, and validated when built, on either end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flowspec.core.cluster.addresses import is_numeric
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.checks import check, check_all, check_range, check_text
+from flowspec.core.protocol.precision import ACTIVATIONS
+
+ROLES = ("head-control", "head-data", "head-weights", "stage", "measure")
+LOADING_STEPS = ("trying kernels", "asking", "checking", "receiving", "loading")
+ERROR_CAUSES = ("", "next", "part", "gone", "again")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """First message of every connection to a daemon: who dials, and what the connection is for."""
+
+    name: str
+    version: str
+    role: str
+
+    def __post_init__(self) -> None:
+        check_text("name", self.name)
+        check_text("version", self.version)
+        check(self.role in ROLES, "role", self.role, ", ".join(ROLES))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """A daemon's answer to Hello: what it is, and the number, drawn for this connection, that the next
+    message to it must bear.
+
+    It `is_held` if a pipeline other than the one that asks has it.
+    """
+
+    name: str
+    version: str
+    device: str
+    pid: int
+    memory_bytes: int
+    count: int
+    is_held: bool = False
+
+    def __post_init__(self) -> None:
+        for field in ("name", "version", "device"):
+            check_text(field, getattr(self, field))
+        for field in ("pid", "memory_bytes", "count"):
+            check_range(field, getattr(self, field), 0, limits.ID_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafting:
+    """What a daemon must know to draft with a model: how many token ids the target has (its own may be padded
+    differently).
+
+    `coupled` says that it ranks with the target's noise.
+    """
+
+    vocabulary: int
+    coupled: bool
+
+    def __post_init__(self) -> None:
+        check_range("vocabulary", self.vocabulary, 1, limits.VOCABULARY_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assign:
+    """Makes a daemon stage `stage` of `stages`: load layers `[first_layer, end_layer)`, send on to `next_hop`
+    (`host:port` of `next_name`).
+
+    `captures` names hidden states that a drafter wants of committed nodes: the inputs of those layers,
+    `layer_count` being the output after the final norm. They ride behind the hidden states to the last stage,
+    and back with Verified.
+
+    `next_ip` is the address of the host of `next_hop` as the head knows it (empty: it knows none), for a
+    daemon that cannot look it up.
+
+    `arithmetic` names the bits that its layers are to be computed with (`core.arithmetic`); empty: the best
+    that the device has, as for drafters, which decide no token.
+
+    With `drafting` the daemon becomes a drafter instead: all layers of a small model, which answers `Expand`
+    with `Proposed`.
+
+    With `is_beside` an earlier pipeline of the same head holds the daemon and goes on: it makes ready for
+    this one beside its work.
+    """
+
+    model: str
+    fingerprint: str
+    stage: int
+    stages: int
+    first_layer: int
+    end_layer: int
+    layer_count: int
+    next_hop: str
+    next_name: str
+    dtype: str
+    context: int
+    captures: tuple[int, ...] = ()
+    drafting: Drafting | None = None
+    next_ip: str = ""
+    is_beside: bool = False
+    arithmetic: str = ""
+
+    def __post_init__(self) -> None:
+        check_text("model", self.model, limits.TEXT_CHARS_MAX)
+        for field in ("fingerprint", "next_hop", "next_name", "arithmetic"):
+            check_text(field, getattr(self, field))
+        check(self.next_ip == "" or is_numeric(self.next_ip), "next_ip", self.next_ip, "an IP address")
+        check_range("stages", self.stages, 1, limits.STAGES_MAX)
+        check_range("stage", self.stage, 0, self.stages - 1)
+        check_range("layer_count", self.layer_count, 1, limits.LAYERS_MAX)
+        check_range("first_layer", self.first_layer, 0, self.layer_count - 1)
+        check_range("end_layer", self.end_layer, self.first_layer + 1, self.layer_count)
+        check(
+            (self.end_layer == self.layer_count) == (self.stage == self.stages - 1),
+            "end_layer",
+            self.end_layer,
+            "the last layer on the last stage only",
+        )
+        check(
+            (self.next_hop == "") == (self.stage == self.stages - 1),
+            "next_hop",
+            self.next_hop,
+            "none on the last stage only",
+        )
+        check(self.dtype in ACTIVATIONS, "dtype", self.dtype, f"one of {', '.join(ACTIVATIONS)}")
+        check_range("context", self.context, 1, limits.CONTEXT_MAX)
+        check_all("captures", self.captures, 0, self.layer_count, limits.CAPTURES_MAX)
+        check(
+            list(self.captures) == sorted(set(self.captures)),
+            "captures",
+            self.captures,
+            "layers in growing order",
+        )
+        if self.drafting is not None:
+            check(self.stages == 1, "stages", self.stages, "1 of a drafter")
+            check(
+                self.first_layer == 0,
+                "first_layer",
+                self.first_layer,
+                "0 of a drafter, which holds all layers",
+            )
+            check(not self.captures, "captures", self.captures, "none of a drafter")
+            check(not self.is_beside, "is_beside", self.is_beside, "false of a drafter")
+
+    @property
+    def payload_dtype(self) -> str:
+        """Of the rows that this stage receives."""
+        return ACTIVATIONS[self.dtype]
+
+    @property
+    def told(self) -> str:
+        """What is assigned, for a log."""
+        if self.drafting is not None:
+            return f"drafter {self.model} ({self.dtype})"
+        layers = f"layers {self.first_layer} to {self.end_layer - 1} of {self.model}"
+        return f"{layers} (stage {self.stage + 1} of {self.stages}, {self.arithmetic or self.dtype})"
+
+    def payload_width(self, hidden_size: int) -> int:
+        """Width of the rows that this stage receives: the hidden state and what earlier stages captured."""
+        return hidden_size * (1 + sum(layer < self.first_layer for layer in self.captures))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """How far a daemon has come with its slice, `share` from 0 to 1 of what it is `doing`.
+
+    That is `trying kernels` where that was not done on this processor before, `asking` the head what the
+    slice is made of, `checking` what of it was stored before, `receiving` the rest, and `loading` it all. A
+    daemon that has the model does the last, and in int8 or int4 also checks what it quantised before.
+    """
+
+    share: float
+    doing: str = "loading"
+
+    def __post_init__(self) -> None:
+        check(self.doing in LOADING_STEPS, "doing", self.doing, ", ".join(LOADING_STEPS))
+        check_range("share", self.share, 0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A daemon's slice is loaded and its next hop reached; `memory_bytes` is its resident memory.
+
+    The head sent `received_bytes` of weights for it: 0 where they were there already. It has memory for
+    `cache_slots`, of all conversations together.
+
+    Where it made ready beside a pipeline and had no memory for both slices, loading takes about `load_s` more
+    once that one is over.
+    """
+
+    weight_bytes: int
+    memory_bytes: int
+    cache_slots: int
+    received_bytes: int = 0
+    load_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in ("weight_bytes", "memory_bytes", "cache_slots", "received_bytes"):
+            check_range(field, getattr(self, field), 0, limits.ID_MAX)
+        check_range("load_s", self.load_s, 0, limits.ID_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reset:
+    """The head lets go of a daemon: its requests are forgotten, its slice may stay loaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping:
+    """Keeps a head's lease alive; the daemon answers with Pong from the loop that does the work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pong:
+    """A daemon's sign of life: segments waiting and run so far, how long it has been at the one that runs (0:
+    idle), resident memory.
+
+    `arrived` is the number of the last segment that came (-1: none yet).
+
+    `running_s` counts from when that one last got further: when it began, or (where that can be seen) when
+    one of its layers ended. `temperature_c` is that of its device's hottest part, `clock_mhz` that of its
+    fastest core right now and `clock_max_mhz` what it can do, each None where nothing tells it. It
+    `is_throttled` where its kernel or firmware says so.
+    """
+
+    queued: int
+    done: int
+    memory_bytes: int
+    running_s: float = 0.0
+    temperature_c: float | None = None
+    clock_mhz: float | None = None
+    clock_max_mhz: float | None = None
+    is_throttled: bool = False
+    arrived: int = -1
+
+    def __post_init__(self) -> None:
+        for field in ("queued", "done", "memory_bytes", "running_s"):
+            check_range(field, getattr(self, field), 0, limits.ID_MAX)
+        check_range("arrived", self.arrived, -1, limits.ID_MAX)
+        for field in ("clock_mhz", "clock_max_mhz"):
+            if (clock_mhz := getattr(self, field)) is not None:
+                check_range(field, clock_mhz, 0, limits.CLOCK_MHZ_MAX)
+        if self.temperature_c is not None:
+            check_range("temperature_c", self.temperature_c, *limits.CELSIUS_RANGE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Error:
+    """Something went wrong at the sender; one line that says what was expected, what came, and what to do.
+
+    `retry_after_s` above 0 says that the same request may succeed then. `cause` is what a head needs to know
+    to go on: the `next` device is lost, this one cannot do its `part` or is `gone`, or the same may do it
+    `again`. Without one every pipeline would fail alike.
+    """
+
+    text: str
+    retry_after_s: float = 0.0
+    cause: str = ""
+
+    def __post_init__(self) -> None:
+        check(self.cause in ERROR_CAUSES, "cause", self.cause, ", ".join(filter(None, ERROR_CAUSES)))
+        check_text("text", self.text, limits.TEXT_CHARS_MAX)
+        check_range("retry_after_s", self.retry_after_s, 0, 3600)
+
+    @classmethod
+    def saying(cls, text: str, retry_after_s: float = 0.0, cause: str = "") -> Error:
+        """An Error for any text: cut to the limit, without control characters."""
+        shown = "".join(
+            character if character.isprintable() else " " for character in text[: limits.TEXT_CHARS_MAX]
+        )
+        return cls(text=shown, retry_after_s=retry_after_s, cause=cause)

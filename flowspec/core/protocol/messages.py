@@ -1,0 +1,410 @@
+"""What devices say to each other. Every message is frozen and validated when built, on either end.
+
+`Segment`, `Verified`, `Open`, `Commit` and `Release`, which are here, make up the protocol of the token
+trees, `Expand` and `Proposed` that of drafters on devices of their own; `cluster_messages` set a cluster up
+and watch it, with `weight_messages` and `facts`. A broken rule raises `ValueError`: our own bug when we build
+a message, a peer's when the codec does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flowspec.core.cluster.agreement import Arithmetics, AskArithmetics
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.checks import check, check_all, check_range
+from flowspec.core.protocol.cluster_messages import (
+    Assign,
+    Error,
+    Hello,
+    Loading,
+    Ping,
+    Pong,
+    Ready,
+    Reset,
+    Welcome,
+)
+from flowspec.core.protocol.facts import AskFacts, Facts
+from flowspec.core.protocol.weight_messages import WeightAnswer, WeightQuestion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How a next token is drawn; `top_k` 0, `top_p` 1 and `min_p` 0 switch their filter off."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        least, most = limits.TEMPERATURE_MIN, limits.TEMPERATURE_MAX
+        check(
+            self.temperature == 0 or least <= self.temperature <= most,
+            "temperature",
+            self.temperature,
+            f"0, or {least} to {most}",
+        )
+        check_range("top_k", self.top_k, 0, limits.VOCABULARY_MAX)
+        check(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
+        check(0 <= self.min_p < 1, "min_p", self.min_p, "0 or more and below 1")
+        check_range("seed", self.seed, 0, limits.ID_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logprobs:
+    """Natural logarithms of the model's own probabilities, before temperature and filters: of the token
+    drawn, and of the likeliest tokens.
+
+    `ids` are the likeliest ones, likeliest first and of equals the lowest first, and `values` theirs.
+    """
+
+    chosen: float
+    ids: tuple[int, ...]
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        check_all("ids", self.ids, 0, limits.VOCABULARY_MAX, limits.TOP_LOGPROBS_MAX)
+        check(len(self.values) == len(self.ids), "values", len(self.values), f"{len(self.ids)} entries")
+        for name, value in (("chosen", self.chosen), *(("values", value) for value in self.values)):
+            check(math.isfinite(value) and value <= 0, name, value, "a finite number, 0 or less")
+
+
+# -------------------------------------------------------------------------------------------- token trees
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """Begins epoch `epoch` of a request: keep the first `keep` tokens of the last epoch, forget everything
+    else.
+
+    `length` tokens are committed from the start (the prompt); its last one is node `root`. A new chat turn is
+    an Open of the next epoch, so this also is the design's Rewind. With `top_logprobs` (-1: none are wanted)
+    the log-probabilities of each token drawn come with it, and those of so many of the likeliest.
+    """
+
+    request: int
+    epoch: int
+    keep: int
+    length: int
+    root: int
+    slots: int
+    sampling: Sampling
+    top_logprobs: int = -1
+
+    def __post_init__(self) -> None:
+        check_range("request", self.request, 0, limits.ID_MAX)
+        check_range("top_logprobs", self.top_logprobs, -1, limits.TOP_LOGPROBS_MAX)
+        check_range("epoch", self.epoch, 0, limits.ID_MAX)
+        check_range("length", self.length, 1, limits.CONTEXT_MAX)
+        check_range("keep", self.keep, 0, self.length - 1)
+        check_range("root", self.root, 0, limits.ID_MAX)
+        check_range("slots", self.slots, self.length, limits.CONTEXT_MAX + limits.DRAFT_NODES_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Nodes `path` are output at positions `base`, `base + 1`, ...; the last of them is the root.
+
+    Cumulative back to `base`, the committed length that every stage is known to have, so a lost Commit heals.
+    With `is_over` the answer has ended: nothing below the root will be asked about again in this epoch.
+    """
+
+    request: int
+    epoch: int
+    base: int
+    path: tuple[int, ...]
+    is_over: bool = False
+
+    def __post_init__(self) -> None:
+        check_range("request", self.request, 0, limits.ID_MAX)
+        check_range("epoch", self.epoch, 0, limits.ID_MAX)
+        check_range("base", self.base, 1, limits.CONTEXT_MAX)
+        check_all("path", self.path, 0, limits.ID_MAX, limits.COMMIT_PATH_MAX)
+
+    @property
+    def length(self) -> int:
+        """Committed length after this Commit."""
+        return self.base + len(self.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The rows of one request in a segment; `opening` rides along until every stage is known to have it."""
+
+    commit: Commit
+    opening: Open | None
+    ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    tokens: tuple[int, ...]
+    positions: tuple[int, ...]
+    committed: tuple[bool, ...]
+
+    def __post_init__(self) -> None:
+        count = len(self.ids)
+        check_all("ids", self.ids, 0, limits.ID_MAX, limits.NODES_PER_SEGMENT_MAX)
+        check_all("parents", self.parents, -1, limits.ID_MAX, limits.NODES_PER_SEGMENT_MAX)
+        check_all("tokens", self.tokens, 0, limits.VOCABULARY_MAX, limits.NODES_PER_SEGMENT_MAX)
+        check_all("positions", self.positions, 0, limits.CONTEXT_MAX, limits.NODES_PER_SEGMENT_MAX)
+        for name in ("parents", "tokens", "positions", "committed"):
+            check(
+                len(getattr(self, name)) == count,
+                name,
+                len(getattr(self, name)),
+                f"{count} entries, one for every id",
+            )
+        is_ordered = all(parent < node for parent, node in zip(self.parents, self.ids, strict=True))
+        check(is_ordered, "parents", self.parents, "each below its own id")
+        if self.opening is not None:
+            same = (self.opening.request, self.opening.epoch) == (self.commit.request, self.commit.epoch)
+            check(same, "opening", self.opening.request, "the request and epoch of the part")
+
+    def select(self, rows: Sequence[int]) -> Part:
+        """The same part with only these of its rows."""
+        return Part(
+            commit=self.commit,
+            opening=self.opening,
+            ids=tuple(self.ids[r] for r in rows),
+            parents=tuple(self.parents[r] for r in rows),
+            tokens=tuple(self.tokens[r] for r in rows),
+            positions=tuple(self.positions[r] for r in rows),
+            committed=tuple(self.committed[r] for r in rows),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hop:
+    """When a segment came, by the stage's own clock, and what it spent there: waiting behind others,
+    computing, the framework's own work.
+
+    `rows` began to run. Dead rows left in the queue (before they ran; not in `rows`), between layers, or
+    late, after all layers had run.
+    """
+
+    received_s: float
+    queued_s: float
+    compute_s: float
+    own_s: float
+    rows: int
+    dead_in_queue: int = 0
+    dead_between_layers: int = 0
+    dead_late: int = 0
+
+    def __post_init__(self) -> None:
+        for field, most in (("received_s", 1e12), ("queued_s", 1e6), ("compute_s", 1e6), ("own_s", 1e6)):
+            check_range(field, getattr(self, field), 0, most)
+        for field in ("rows", "dead_in_queue", "dead_between_layers", "dead_late"):
+            check_range(field, getattr(self, field), 0, limits.NODES_PER_SEGMENT_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """A request's cache may go. One that was opened again behind it, in a later epoch than `epoch`, stays."""
+
+    request: int
+    epoch: int = limits.ID_MAX
+
+    def __post_init__(self) -> None:
+        check_range("request", self.request, 0, limits.ID_MAX)
+        check_range("epoch", self.epoch, 0, limits.ID_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """What one pipeline slot carries: rows of one or more requests, and beside them a payload `[rows,
+    hidden]`.
+
+    The payload (absent on the first hop) travels as a frame of its own. A segment that lost all its rows
+    still passes on, so that order and credit hold. `releases` are those that some stage may not have yet: the
+    rows may need their room.
+    """
+
+    segment: int
+    parts: tuple[Part, ...]
+    hops: tuple[Hop, ...] = ()
+    releases: tuple[Release, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_range("segment", self.segment, 0, limits.ID_MAX)
+        check(
+            len(self.parts) <= limits.PARTS_PER_SEGMENT_MAX,
+            "parts",
+            len(self.parts),
+            f"at most {limits.PARTS_PER_SEGMENT_MAX}",
+        )
+        check(len(self.hops) <= limits.STAGES_MAX, "hops", len(self.hops), f"at most {limits.STAGES_MAX}")
+        check(
+            self.row_count <= limits.NODES_PER_SEGMENT_MAX,
+            "rows",
+            self.row_count,
+            f"at most {limits.NODES_PER_SEGMENT_MAX}",
+        )
+        requests = [part.commit.request for part in self.parts]
+        check(len(set(requests)) == len(requests), "parts", requests, "one part for each request")
+        check(
+            len(self.releases) <= limits.LIST_MAX,
+            "releases",
+            len(self.releases),
+            f"at most {limits.LIST_MAX}",
+        )
+
+    @property
+    def row_count(self) -> int:
+        return sum(len(part.ids) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedPart:
+    """Next tokens of the nodes of one request that the last stage found on the output's path, -1 where none
+    was asked for.
+
+    Those without a next token are rows of a prompt; they are named only where features travel with the
+    message. `logprobs` are one for each next token, in order, or none at all.
+    """
+
+    request: int
+    epoch: int
+    ids: tuple[int, ...]
+    next_tokens: tuple[int, ...]
+    logprobs: tuple[Logprobs, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_range("request", self.request, 0, limits.ID_MAX)
+        check_range("epoch", self.epoch, 0, limits.ID_MAX)
+        check_all("ids", self.ids, 0, limits.ID_MAX, limits.NODES_PER_SEGMENT_MAX)
+        check_all("next_tokens", self.next_tokens, -1, limits.VOCABULARY_MAX, limits.NODES_PER_SEGMENT_MAX)
+        check(
+            len(self.ids) == len(self.next_tokens),
+            "next_tokens",
+            len(self.next_tokens),
+            f"{len(self.ids)} entries",
+        )
+        drawn = len(self.ids) - self.next_tokens.count(-1)
+        check(
+            len(self.logprobs) in (0, drawn), "logprobs", f"{len(self.logprobs)} entries", f"none, or {drawn}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """The last stage's word on a segment; one for every segment, empty ones too: it is the credit.
+
+    Where a drafter asked for features, their rows (one for every id, in order) travel as a frame of their
+    own.
+    """
+
+    segment: int
+    parts: tuple[VerifiedPart, ...]
+    hops: tuple[Hop, ...]
+
+    def __post_init__(self) -> None:
+        check_range("segment", self.segment, 0, limits.ID_MAX)
+        check(
+            len(self.parts) <= limits.PARTS_PER_SEGMENT_MAX,
+            "parts",
+            len(self.parts),
+            f"at most {limits.PARTS_PER_SEGMENT_MAX}",
+        )
+        check(len(self.hops) <= limits.STAGES_MAX, "hops", len(self.hops), f"at most {limits.STAGES_MAX}")
+        check(
+            self.row_count <= limits.NODES_PER_SEGMENT_MAX,
+            "rows",
+            self.row_count,
+            f"at most {limits.NODES_PER_SEGMENT_MAX}",
+        )
+
+    @property
+    def row_count(self) -> int:
+        return sum(len(part.ids) for part in self.parts)
+
+
+# ------------------------------------------------------------------------------------------------- drafting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expand:
+    """Run these rows through the drafter that the daemon holds, and propose up to `width` children for each
+    root or uncommitted one.
+
+    The segment's number is the job's. Openings and commits are in it, as for a stage; the control connection
+    carries it, in order with `Release`.
+    """
+
+    segment: Segment
+    width: int
+
+    def __post_init__(self) -> None:
+        check_range("width", self.width, 1, limits.DRAFT_WIDTH_MAX)
+        check(not self.segment.hops, "hops", len(self.segment.hops), "none: a drafter is no stage")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """What a drafter proposes below one node: `tokens`, likeliest first, with its own confidence in each (0
+    to 1).
+
+    Drafters at the head make many of them that go nowhere, so it is `Proposed` that checks them.
+    """
+
+    request: int
+    epoch: int
+    node: int
+    tokens: tuple[int, ...]
+    confidences: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposed:
+    """A daemon's answer to `Expand`: what its drafter proposes, and how long that took by its clock."""
+
+    job: int
+    proposals: tuple[Proposal, ...]
+    compute_s: float
+
+    def __post_init__(self) -> None:
+        check_range("job", self.job, 0, limits.ID_MAX)
+        check_range("compute_s", self.compute_s, 0, 1e6)
+        check(
+            len(self.proposals) <= limits.NODES_PER_SEGMENT_MAX,
+            "proposals",
+            len(self.proposals),
+            f"at most {limits.NODES_PER_SEGMENT_MAX}",
+        )
+        for proposal in self.proposals:
+            for field in ("request", "epoch", "node"):
+                check_range(field, getattr(proposal, field), 0, limits.ID_MAX)
+            check_all("tokens", proposal.tokens, 0, limits.VOCABULARY_MAX, limits.DRAFT_WIDTH_MAX)
+            check(
+                len(proposal.confidences) == len(proposal.tokens),
+                "confidences",
+                len(proposal.confidences),
+                f"{len(proposal.tokens)} entries",
+            )
+            check(
+                all(0 <= each <= 1 for each in proposal.confidences),
+                "confidences",
+                proposal.confidences,
+                "each from 0 to 1",
+            )
+
+
+ClusterMessage = Hello | Welcome | Assign | Loading | Ready | Reset | Ping | Pong | Error
+Message = (
+    ClusterMessage
+    | Open
+    | Commit
+    | Segment
+    | Verified
+    | Release
+    | WeightQuestion
+    | WeightAnswer
+    | AskFacts
+    | Facts
+    | Expand
+    | Proposed
+    | AskArithmetics
+    | Arithmetics
+)

@@ -1,0 +1,111 @@
+"""The slot map of one request at one stage: which cache slot holds which node, who may see it, and how many
+there is memory for.
+
+Integers only; the tensors that the slots index live with the executor. Freed slots are reused lowest first,
+so the part of the cache in use stays dense without ever being copied.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from flowspec.core.protocol import limits
+from flowspec.errors import PeerError
+
+WORK_BYTES = 64 << 20
+"""Activations of one prefill chunk, queued frames and allocator slack."""
+
+
+def slots_in(free_bytes: int, slot_bytes: int) -> int:
+    """Cache slots that there is memory for once the weights are loaded, with room left to work."""
+    return max(0, free_bytes - WORK_BYTES) // slot_bytes
+
+
+def cache_size(used: int, capacity: int) -> int:
+    """Slots that a cache takes memory for where `used` are in use: whole blocks, but no more than were
+    reserved."""
+    return min(capacity, -(-used // limits.CACHE_BLOCK_SLOTS) * limits.CACHE_BLOCK_SLOTS)
+
+
+class SlotMap:
+    """Slots `0..capacity-1` with the position of the node each holds (-1: free) and whether it is committed.
+
+    Takes memory for those that were used, not for all that are reserved: a head may reserve far more than it
+    uses.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.position = np.full(0, -1, dtype=np.int32)
+        self.committed = np.zeros(0, dtype=bool)
+        self._freed: list[int] = []
+        self._high = 0
+
+    @property
+    def high(self) -> int:
+        """One above the highest slot in use; attention reads no further."""
+        return self._high
+
+    def allocate(self, position: int, *, committed: bool) -> int:
+        """Takes a slot for a node; raises `PeerError` when the head sends more than it reserved."""
+        if self._freed:
+            slot = heapq.heappop(self._freed)
+        elif self._high < self.capacity:
+            slot, self._high = self._high, self._high + 1
+        else:
+            raise PeerError(
+                f"expected at most {self.capacity} nodes at once, as reserved by the head; one more came"
+            )
+        if slot == len(self.position):
+            more = min(self.capacity, max(limits.CACHE_BLOCK_SLOTS, 2 * slot)) - slot
+            self.position = np.concatenate([self.position, np.full(more, -1, dtype=np.int32)])
+            self.committed = np.concatenate([self.committed, np.zeros(more, dtype=bool)])
+        self.position[slot] = position
+        self.committed[slot] = committed
+        return slot
+
+    def free(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            assert self.position[slot] >= 0, f"slot {slot} is free already"
+            self.position[slot] = -1
+            self.committed[slot] = False
+            heapq.heappush(self._freed, slot)
+        held = np.flatnonzero(self.position[: self._high] >= 0)
+        high = int(held[-1]) + 1 if len(held) else 0
+        if high < self._high:
+            self._high = high
+            self._freed = [slot for slot in self._freed if slot < high]
+            heapq.heapify(self._freed)
+
+    def validate(self) -> None:
+        """What is true between two changes; raises `AssertionError`."""
+        assert self._high <= min(self.capacity, len(self.position)), (
+            f"slot {self._high} is in use of {self.capacity}"
+        )
+        assert self.position[self._high :].max(initial=-1) < 0, "slots above the highest are in use"
+        free = np.flatnonzero(self.position[: self._high] < 0)
+        assert sorted(self._freed) == free.tolist(), (
+            "the slots that are free and those that may be taken differ"
+        )
+        assert not self.committed[: self._high][free].any(), "a free slot is committed"
+
+    def from_position(self, position: int) -> list[int]:
+        """Slots whose nodes stand at `position` or later."""
+        return [int(slot) for slot in np.flatnonzero(self.position[: self._high] >= position)]
+
+    def visible(self, positions: Sequence[int], branches: Sequence[Sequence[int]]) -> npt.NDArray[np.bool_]:
+        """The attention mask `[rows, high]`: committed slots before each row's position, and the slots of its
+        branch.
+
+        `branches[row]` holds the row's own slot and those of its ancestors that are not committed.
+        """
+        high = self._high
+        own = np.asarray(positions, dtype=np.int32)[:, None]  # [rows, 1]
+        mask = self.committed[:high] & (self.position[:high] < own)  # [rows, high]
+        for row, branch in enumerate(branches):
+            mask[row, list(branch)] = True
+        return mask

@@ -1,0 +1,19 @@
+"""How long work tells how far it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowspec.bench import console
+from flowspec.bench.console import progress
+
+
+def test_without_a_terminal_progress_is_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter((0.0, 59.0, 60.0, 60.0, 61.0, 130.0, 130.0))
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
+    with progress("starting", 4) as step:
+        for name in ("first", "second", "third", "fourth"):
+            step(name)
+    assert capsys.readouterr().err.splitlines() == ["second (2 of 4)", "fourth (4 of 4)"]
