@@ -13,7 +13,7 @@ from itertools import zip_longest
 from flowspec.bench.outcome import EXACT, WRONG
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.step_by_step import StepByStep
-from flowspec.runtime.answer import Answer, Timing
+from flowspec.runtime.token_stream import TokenStream, Timing
 from flowspec.runtime.session import Limits, Session
 
 STOPPED = -1
@@ -75,7 +75,7 @@ def answer(session: Session, case: Case, limits: Limits, users: int = 1) -> Foun
 
 
 def found_of(
-    session: Session, case: Case, running: Answer, timing: Timing, limits: Limits, users: int = 1
+    session: Session, case: Case, running: TokenStream, timing: Timing, limits: Limits, users: int = 1
 ) -> Found:
     """What a session answered to a case."""
     assert running.end is not None

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.text import StopStrings, TextStream, Tokenizer
 from flowspec.plan.memory import mib
-from flowspec.runtime.answer import Answer, Timing, timed
+from flowspec.runtime.token_stream import TokenStream, Timing, timed
 from flowspec.runtime.session import Limits, Session
 
 Changes = tuple[tuple[int, str], ...]
@@ -86,7 +86,7 @@ class Outcome:
 
 
 @contextlib.contextmanager
-def cancelled_by_ctrl_c(session: Session, answer: Answer) -> Iterator[threading.Event]:
+def cancelled_by_ctrl_c(session: Session, answer: TokenStream) -> Iterator[threading.Event]:
     """Ctrl-C cancels the answer, which then ends by itself; a second one interrupts, should the cluster not
     answer."""
     interruption = threading.Event()

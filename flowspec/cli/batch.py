@@ -25,7 +25,7 @@ from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.interruption import INTERRUPTED
 from flowspec.model.text import Messages
-from flowspec.runtime.answer import Answer
+from flowspec.runtime.token_stream import TokenStream
 from flowspec.runtime.session import Session
 
 PARALLEL_MAX = REQUESTS_MAX
@@ -39,7 +39,7 @@ class Batch:
         self.question = question
         self.system = system
         self.is_raw = is_raw
-        self._running: dict[int, Answer] = {}
+        self._running: dict[int, TokenStream] = {}
         self._is_stopped = False
         self._lock = threading.Lock()
 

@@ -1,9 +1,9 @@
 """The head of a running cluster: connects to the daemons, gives them their layers, and answers prompts
 through them.
 
-One thread owns the sockets and the `HeadCore`. Callers submit from their own threads and read tokens from an
-`Answer`. With a `Recovery` a lost device costs a pause (`pipelines.py`), and a lost drafter never more than
-its guesses; without one, and for what no other pipeline could do, the head fails as a whole: every open
+One thread owns the sockets and the `HeadCore`. Callers submit from their own threads and read a
+`TokenStream`. With a `Recovery` a lost device costs a pause (`pipelines.py`), and a lost drafter never more
+than its guesses; without one, and for what no other pipeline could do, the head fails as a whole: every open
 answer gets the error, and nothing hangs.
 """
 
@@ -55,7 +55,7 @@ from flowspec.draft.protocol import Drafter
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError, PeerError
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.timing import Curve
-from flowspec.runtime.answer import Answer, Changed, End, Tokens
+from flowspec.runtime.token_stream import TokenStream, Changed, End, Tokens
 from flowspec.runtime.compute import Crashed, Failed
 from flowspec.runtime.drafting import DraftThread
 from flowspec.runtime.emulation import Emulation
@@ -158,8 +158,8 @@ class Head:
         self._observing = threading.Lock()
         self._timer_s: float | None = None
         self._core_s = 0.0
-        self._inbox: deque[tuple[HeadEvent, Answer | None]] = deque()
-        self._answers: dict[int, Answer] = {}
+        self._inbox: deque[tuple[HeadEvent, TokenStream | None]] = deque()
+        self._answers: dict[int, TokenStream] = {}
         self._stopping = False
         self._failure: FlowSpecError | None = None
         self._requests_begun = 0
@@ -242,14 +242,14 @@ class Head:
         self._requests_begun += 1
         return self._requests_begun
 
-    def submit(self, submit: Submit) -> Answer:
+    def submit(self, submit: Submit) -> TokenStream:
         """Starts an answer. What is wrong with the prompt or the cluster is raised when the answer is
         read."""
-        answer = Answer(submit.request, time.monotonic(), next(self._numbers), count=len(submit.answered))
+        answer = TokenStream(submit.request, time.monotonic(), next(self._numbers), count=len(submit.answered))
         self._post(replace(submit, answer=answer.number), answer)
         return answer
 
-    def cancel(self, answer: Answer) -> None:
+    def cancel(self, answer: TokenStream) -> None:
         """Ends an answer soon, with the reason `cancelled`; one that is over already stays as it is."""
         self._post(Cancel(request=answer.request, answer=answer.number), None)
 
@@ -271,7 +271,7 @@ class Head:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _post(self, event: HeadEvent, answer: Answer | None) -> None:
+    def _post(self, event: HeadEvent, answer: TokenStream | None) -> None:
         assert not self._stopping, "the head is closed"
         self._inbox.append((event, answer))
         self._wake.set()
@@ -355,7 +355,7 @@ class Head:
                 for answer in self._answers.values():
                     self._change(answer)
 
-    def _change(self, answer: Answer) -> None:
+    def _change(self, answer: TokenStream) -> None:
         """What follows of an answer is computed with another arithmetic than what is there."""
         answer.items.put(Changed(token=answer.count, arithmetic=self._arithmetic))
         where = f"from token {answer.count + 1} on"
@@ -421,7 +421,7 @@ class Head:
                     unanswered.items.put(error)
             time.sleep(0.05)
 
-    def _begin(self, event: HeadEvent, answer: Answer | None, now_s: float) -> None:
+    def _begin(self, event: HeadEvent, answer: TokenStream | None, now_s: float) -> None:
         if answer is not None:
             self._answers[answer.request] = answer
             answer.core_s = -self._core_s

@@ -28,7 +28,7 @@ from flowspec.model.trials import check_torch
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.shape import shape_of
 from flowspec.plan.sites import Wish
-from flowspec.runtime.answer import Answer, Timing, timed
+from flowspec.runtime.token_stream import TokenStream, Timing, timed
 from flowspec.runtime.cluster import (
     HEAD,
     Device,
@@ -129,7 +129,7 @@ class Session:
         stop_rule: Any = None,
         answered: Sequence[int] = (),
         top_logprobs: int = -1,
-    ) -> Answer:
+    ) -> TokenStream:
         """Starts an answer, or goes on behind what is `answered`; raises `InputError` for token ids that the
         model does not have.
 
@@ -154,8 +154,8 @@ class Session:
             )
         )
 
-    def ask(self, prompt: Sequence[int], sampling: Sampling, limits: Limits) -> tuple[Answer, Timing]:
-        """A whole answer, in a conversation of its own that is forgotten afterwards; `Answer.end` is set."""
+    def ask(self, prompt: Sequence[int], sampling: Sampling, limits: Limits) -> tuple[TokenStream, Timing]:
+        """A whole answer, in a conversation of its own that is forgotten afterwards; its `end` is set."""
         request = self.head.new_request()
         timing = Timing()
         answer = self.submit(prompt, sampling, limits, request=request)

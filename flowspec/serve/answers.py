@@ -18,7 +18,7 @@ from typing import Any
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError, FlowSpecError
 from flowspec.model.text import StopStrings, TextStream, Tokenizer
-from flowspec.runtime.answer import Answer, End
+from flowspec.runtime.token_stream import TokenStream, End
 from flowspec.runtime.session import Limits, Session
 from flowspec.serve.conversations import Conversations
 from flowspec.serve.gate import Gate
@@ -130,7 +130,7 @@ class Answers:
     def __init__(self, desk: Desk, count: int) -> None:
         self._desk = desk
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, TokenStream] = {}
         self._left = count
         self._is_cancelled = False
 

@@ -12,7 +12,7 @@ import pytest
 from flowspec.bench.prompts import Prompt
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
-from flowspec.runtime.answer import Timing
+from flowspec.runtime.token_stream import Timing
 from flowspec.runtime.session import ClusterOptions, Session
 from tests.perf import beside
 from tests.perf.beside import Timed

@@ -26,7 +26,7 @@ from flowspec.core.protocol.weight_messages import AskModel
 from flowspec.model.files import ModelFiles
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime import timeouts
-from flowspec.runtime.answer import Answer
+from flowspec.runtime.token_stream import TokenStream
 from flowspec.runtime.cluster import Device, split_layers
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
@@ -93,7 +93,7 @@ def submit(
     count: int = 20,
     sampling: Sampling | None = None,
     request: int | None = None,
-) -> Answer:
+) -> TokenStream:
     number = head.new_request() if request is None else request
     event = Submit(
         request=number,
@@ -105,7 +105,7 @@ def submit(
     return head.submit(event)
 
 
-def tokens_of(answer: Answer) -> list[int]:
+def tokens_of(answer: TokenStream) -> list[int]:
     return [token for batch in answer for token in batch.tokens]
 
 

@@ -21,7 +21,7 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
-from flowspec.runtime.answer import Changed
+from flowspec.runtime.token_stream import Changed
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon

@@ -29,7 +29,7 @@ from flowspec.errors import ClusterError
 from flowspec.model.reference import Reference
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
-from flowspec.runtime.answer import Answer
+from flowspec.runtime.token_stream import TokenStream
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster, LocalDaemon
@@ -94,7 +94,7 @@ def head_of(
     )
 
 
-def disturbed(answers: Sequence[Answer], at: int, disturb: Callable[[], None]) -> list[list[int]]:
+def disturbed(answers: Sequence[TokenStream], at: int, disturb: Callable[[], None]) -> list[list[int]]:
     """The answers' tokens; the disturbance comes after `at` of the first one's."""
     first: list[int] = []
     is_disturbed = False
@@ -106,7 +106,7 @@ def disturbed(answers: Sequence[Answer], at: int, disturb: Callable[[], None]) -
     return [first, *(tokens_of(answer) for answer in answers[1:])]
 
 
-def ask_all(head: Head) -> list[Answer]:
+def ask_all(head: Head) -> list[TokenStream]:
     return [submit(head, count=COUNT, sampling=Sampling(temperature=0.8, seed=seed)) for seed in SEEDS]
 
 

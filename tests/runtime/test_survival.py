@@ -19,7 +19,7 @@ from flowspec.errors import ClusterError
 from flowspec.model.reference import Reference
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
-from flowspec.runtime.answer import Answer
+from flowspec.runtime.token_stream import TokenStream
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster
@@ -42,7 +42,7 @@ def surviving(plan: ClusterPlan, notes: list[str], wait_s: float | None = 60.0) 
     return Recovery(replan=partial(replan, plan, devices), on_note=notes.append, wait_s=wait_s)
 
 
-def disturbed(answer: Answer, at: int, disturb: Callable[[], None]) -> list[int]:
+def disturbed(answer: TokenStream, at: int, disturb: Callable[[], None]) -> list[int]:
     """The answer's tokens; the disturbance comes after `at` of them."""
     found: list[int] = []
     is_disturbed = False

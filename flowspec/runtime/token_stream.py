@@ -1,4 +1,4 @@
-"""An answer on its way from the head's thread to whoever asked, and when its tokens came."""
+"""The tokens of an answer on their way from the head's thread to whoever asked, and when they came."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ Item = Tokens | Changed | End | FlowSpecError
 
 
 @dataclass(slots=True)
-class Answer:
-    """An answer under way: iterate for its `Tokens`; `end` is set afterwards. `core_s` is the core's time for
-    it.
+class TokenStream:
+    """The tokens of an answer under way: iterate for its `Tokens`; `end` is set afterwards.
 
-    `number` tells it from others of the same conversation. It began with an `arithmetic`; `changes` are those
-    among the tokens that were read. `count` is how many tokens there are, with those of an earlier session.
+    `core_s` is the core's time for it. `number` tells it from others of the same conversation. It began with
+    an `arithmetic`; `changes` are those among the tokens that were read. `count` is how many tokens there
+    are, with those of an earlier session.
     """
 
     request: int
@@ -101,8 +101,8 @@ class Timing:
         return (len(self.new_tokens) - self.resumed - 1) / self.decode_s if self.decode_s > 0 else 0.0
 
 
-def timed(answer: Answer, timing: Timing) -> Iterator[tuple[int, ...]]:
+def timed(stream: TokenStream, timing: Timing) -> Iterator[tuple[int, ...]]:
     """The tokens of an answer as they come, noting their times."""
-    for batch in answer:
-        timing.add(batch.tokens, batch.at_s - answer.submitted_s)
+    for batch in stream:
+        timing.add(batch.tokens, batch.at_s - stream.submitted_s)
         yield batch.tokens
