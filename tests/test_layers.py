@@ -107,6 +107,12 @@ def test_the_product_needs_nothing_of_the_laboratory(path: Path) -> None:
     assert {name for name in imported(path) if name.split(".")[0] in ("tests", "pytest")} == set()
 
 
+@pytest.mark.parametrize("path", [p for p in FILES if "protocol" in p.parts], ids=module_of)
+def test_what_is_said_stands_on_nothing_of_those_who_say_it(path: Path) -> None:
+    cores = {name for name in imported(path) if layer_of(name) == "core"}
+    assert {name for name in cores if not name.startswith("flowspec.core.protocol")} == set()
+
+
 def circles(imports: Mapping[str, set[str]]) -> list[set[str]]:
     """Modules that import each other, by whatever way round (Tarjan's strongly connected components)."""
     index: dict[str, int] = {}

@@ -26,7 +26,7 @@ class Record:
     where nothing is chosen. `bound_s` is the least time per token at this `S` and `rho`; `energy_j` counts
     all boards of the testbed.
 
-    `arithmetic` is what was computed with (`core.arithmetic`), empty where nothing was.
+    `arithmetic` is what was computed with (`core.cluster.agreement`), empty where nothing was.
     """
 
     experiment: str

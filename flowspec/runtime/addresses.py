@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from flowspec.core.cluster.addresses import AddressBook, Terms, is_good_for, is_numeric
+from flowspec.core.cluster.addresses import AddressBook, Terms, is_good_for
+from flowspec.core.protocol.checks import is_numeric
 from flowspec.errors import InputError
 from flowspec.runtime import timeouts
 

@@ -20,7 +20,6 @@ import zmq
 
 from flowspec import __version__
 from flowspec.checking import BrokenCoreError, check, is_on
-from flowspec.core.cluster.agreement import AskArithmetics
 from flowspec.core.cluster.holding import (
     Attach,
     Ban,
@@ -56,7 +55,7 @@ from flowspec.core.cluster.holding import Failed as CannotDo
 from flowspec.core.driving import Driver, turn
 from flowspec.core.events import CloseCache, LayerEnded, SendSegment, Trim
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.cluster_messages import Error, Loading, Ping, Pong, Ready, Welcome
+from flowspec.core.protocol.cluster_messages import AskArithmetics, Error, Loading, Ping, Pong, Ready, Welcome
 from flowspec.core.protocol.facts import AskFacts
 from flowspec.core.protocol.messages import Message
 from flowspec.errors import InputError, NoRoomError, PeerError, UnexpectedError

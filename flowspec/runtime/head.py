@@ -224,7 +224,7 @@ class Head:
 
     @property
     def arithmetic(self) -> str:
-        """What all pipelines compute with (`core.arithmetic`)."""
+        """What all pipelines compute with (`core.cluster.agreement`)."""
         return self._pipelines.arithmetic
 
     @property

@@ -12,7 +12,6 @@ from __future__ import annotations
 from functools import partial
 
 from flowspec import __version__
-from flowspec.core.cluster.agreement import Arithmetics, AskArithmetics
 from flowspec.core.cluster.forming import (
     CONTROL,
     Dial,
@@ -45,7 +44,7 @@ from flowspec.core.cluster.holding import (
 from flowspec.core.cluster.incarnation import incarnation_of
 from flowspec.core.cluster.membership import Begin, Membership, Patience
 from flowspec.core.driving import Driver
-from flowspec.core.protocol.cluster_messages import Ready, Welcome
+from flowspec.core.protocol.cluster_messages import Arithmetics, AskArithmetics, Ready, Welcome
 from flowspec.core.protocol.limits import ID_MAX, VOCABULARY_MAX
 from flowspec.core.stage.stage import StageCore
 from flowspec.plan.placement import ClusterPlan, assigns_of

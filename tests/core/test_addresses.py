@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core.cluster.addresses import AddressBook, Found, Terms, is_good_for, is_numeric
+from flowspec.core.cluster.addresses import AddressBook, Found, Terms, is_good_for
+from flowspec.core.protocol.checks import is_numeric
 
 TERMS = Terms(limit_s=3.0, fresh_s=30.0, again_s=2.0)
 

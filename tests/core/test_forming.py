@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from flowspec import __version__
-from flowspec.core.cluster.agreement import Agreement, Arithmetics, AskArithmetics
+from flowspec.core.cluster.agreement import Agreement
 from flowspec.core.cluster.forming import (
     CONTROL,
     DATA,
@@ -55,6 +55,8 @@ from flowspec.core.cluster.membership import (
 )
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import (
+    Arithmetics,
+    AskArithmetics,
     Assign,
     Drafting,
     Error,

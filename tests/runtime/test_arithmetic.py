@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.core.cluster.agreement import Arithmetics, AskArithmetics
-from flowspec.core.protocol.cluster_messages import Error
+from flowspec.core.protocol.cluster_messages import Arithmetics, AskArithmetics, Error
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError
 from flowspec.model.files import ModelFiles

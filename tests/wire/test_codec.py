@@ -13,9 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowspec.core.cluster.agreement import Arithmetics, AskArithmetics
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.cluster_messages import ERROR_CAUSES, LOADING_STEPS, ROLES, Drafting, Error, Pong
+from flowspec.core.protocol.cluster_messages import (
+    ERROR_CAUSES,
+    LOADING_STEPS,
+    ROLES,
+    Arithmetics,
+    AskArithmetics,
+    Drafting,
+    Error,
+    Pong,
+)
 from flowspec.core.protocol.facts import (
     INTERFACE_KINDS,
     MODEL_STATES,

@@ -16,15 +16,6 @@ import ipaddress
 from dataclasses import dataclass
 
 
-def is_numeric(host: str) -> bool:
-    """Whether a host (IPv6 without brackets) is an IP address already."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
 def is_good_for(address: str, other: str) -> bool:
     """Whether a host's IP address, as known here, means the same on a host at `other`: loopback may not."""
     return not ipaddress.ip_address(address).is_loopback or ipaddress.ip_address(other).is_loopback

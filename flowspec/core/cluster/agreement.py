@@ -1,4 +1,4 @@
-"""Which arithmetic a session computes with: what a head asks its devices, what they answer, and what follows.
+"""Which arithmetic a session computes with, by what its devices answer.
 
 An *arithmetic* is a name of the bits that a device's kernels compute for a precision. Devices of one pipeline
 must have the same, and the pipelines of one session, too: else an answer would depend on who was lost. So a
@@ -12,45 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flowspec.core.protocol import limits
-from flowspec.core.protocol.checks import check, check_text
-from flowspec.core.protocol.precision import ACTIVATIONS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskArithmetics:
-    """Asks a daemon which arithmetics of a precision its device has; it answers whoever holds it.
-
-    It may have to try its kernels first, and says `Loading` meanwhile.
-    """
-
-    dtype: str
-
-    def __post_init__(self) -> None:
-        check(self.dtype in ACTIVATIONS, "dtype", self.dtype, ", ".join(ACTIVATIONS))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arithmetics:
-    """A daemon's answer to AskArithmetics: those that were found right there, the best first.
-
-    Without any `trouble` says why.
-    """
-
-    dtype: str
-    names: tuple[str, ...]
-    trouble: str = ""
-
-    def __post_init__(self) -> None:
-        check(self.dtype in ACTIVATIONS, "dtype", self.dtype, ", ".join(ACTIVATIONS))
-        most = limits.ARITHMETICS_MAX
-        check(len(self.names) <= most, "names", self.names, f"at most {most}")
-        for name in self.names:
-            check(bool(name), "names", self.names, "names that are not empty")
-            check_text("names", name)
-        check_text("trouble", self.trouble, limits.TEXT_CHARS_MAX)
-        is_one = bool(self.names) != bool(self.trouble)
-        check(is_one, "trouble", self.trouble, "what is wrong where there are no names")
+from flowspec.core.protocol.cluster_messages import Arithmetics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ cluster of the fault simulator carry out the same commands.
 
 - Every pipeline has a number of its own, its generation, and connections of its own. Words on the connections
   of another one count for nothing.
-- First every device is dialled, and asked which arithmetics it has (`core.arithmetic`). When all have
+- First every device is dialled, and asked which arithmetics it has (`core.cluster.agreement`). When all have
   answered and agree, the ends get a second connection for data, and each device its part. The pipeline is
   there when all are ready and both ends have answered on the data connections.
 - A device that another head holds is waited for where the first pipeline is formed, and else left out until
@@ -37,7 +37,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from flowspec.core.cluster.agreement import Agreement, Arithmetics, AskArithmetics, Lack
+from flowspec.core.cluster.agreement import Agreement, Lack
 from flowspec.core.cluster.membership import (
     Answered,
     Begin,
@@ -66,7 +66,18 @@ from flowspec.core.cluster.membership import GiveUp as MembershipGivesUp
 from flowspec.core.cluster.membership import Planned as MembershipPlanned
 from flowspec.core.cluster.slowing import Slowing
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.cluster_messages import Assign, Error, Loading, Ping, Pong, Ready, Reset, Welcome
+from flowspec.core.protocol.cluster_messages import (
+    Arithmetics,
+    AskArithmetics,
+    Assign,
+    Error,
+    Loading,
+    Ping,
+    Pong,
+    Ready,
+    Reset,
+    Welcome,
+)
 from flowspec.core.protocol.messages import Hop, Message, Proposed, Verified
 from flowspec.core.protocol.weight_messages import AskModel
 

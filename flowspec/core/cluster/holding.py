@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from flowspec.core.cluster.agreement import AskArithmetics
 from flowspec.core.cluster.incarnation import Claim, Lease
 from flowspec.core.events import (
     ClearSlots,
@@ -43,7 +42,15 @@ from flowspec.core.events import (
     Trim,
 )
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.cluster_messages import Assign, Error, Loading, Ping, Reset, Welcome
+from flowspec.core.protocol.cluster_messages import (
+    AskArithmetics,
+    Assign,
+    Error,
+    Loading,
+    Ping,
+    Reset,
+    Welcome,
+)
 from flowspec.core.protocol.facts import AskFacts
 from flowspec.core.protocol.messages import Commit, Expand, Message, Open, Proposed, Release, Segment
 from flowspec.core.protocol.weight_messages import (

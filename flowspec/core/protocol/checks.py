@@ -3,6 +3,7 @@ and what came."""
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 
 from flowspec.core.protocol import limits
@@ -28,3 +29,12 @@ def check_all(name: str, values: Sequence[int], low: int, high: int, count_max: 
 def check_text(name: str, value: str, chars_max: int = limits.NAME_CHARS_MAX) -> None:
     check(len(value) <= chars_max, name, value, f"at most {chars_max} characters")
     check(value.isprintable(), name, value, "printable characters")
+
+
+def is_numeric(host: str) -> bool:
+    """Whether a host (IPv6 without brackets) is an IP address already."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,5 +1,5 @@
-"""What head and daemons say to each other to set a cluster up and to watch it: who is there, which layers,
-signs of life, errors.
+"""What head and daemons say to each other to set a cluster up and to watch it: who is there, which
+arithmetics, which layers, signs of life, errors.
 
 As all messages (`messages`) these are frozen, and validated when built, on either end.
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowspec.core.cluster.addresses import is_numeric
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.checks import check, check_all, check_range, check_text
+from flowspec.core.protocol.checks import check, check_all, check_range, check_text, is_numeric
 from flowspec.core.protocol.precision import ACTIVATIONS
 
 ROLES = ("head-control", "head-data", "head-weights", "stage", "measure")
@@ -82,8 +81,8 @@ class Assign:
     `next_ip` is the address of the host of `next_hop` as the head knows it (empty: it knows none), for a
     daemon that cannot look it up.
 
-    `arithmetic` names the bits that its layers are to be computed with (`core.arithmetic`); empty: the best
-    that the device has, as for drafters, which decide no token.
+    `arithmetic` names the bits that its layers are to be computed with (`core.cluster.agreement`); empty: the
+    best that the device has, as for drafters, which decide no token.
 
     With `drafting` the daemon becomes a drafter instead: all layers of a small model, which answers `Expand`
     with `Proposed`.
@@ -167,6 +166,42 @@ class Assign:
     def payload_width(self, hidden_size: int) -> int:
         """Width of the rows that this stage receives: the hidden state and what earlier stages captured."""
         return hidden_size * (1 + sum(layer < self.first_layer for layer in self.captures))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskArithmetics:
+    """Asks a daemon which arithmetics of a precision its device has; it answers whoever holds it.
+
+    It may have to try its kernels first, and says `Loading` meanwhile.
+    """
+
+    dtype: str
+
+    def __post_init__(self) -> None:
+        check(self.dtype in ACTIVATIONS, "dtype", self.dtype, ", ".join(ACTIVATIONS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetics:
+    """A daemon's answer to AskArithmetics: those that were found right there, the best first.
+
+    Without any `trouble` says why.
+    """
+
+    dtype: str
+    names: tuple[str, ...]
+    trouble: str = ""
+
+    def __post_init__(self) -> None:
+        check(self.dtype in ACTIVATIONS, "dtype", self.dtype, ", ".join(ACTIVATIONS))
+        most = limits.ARITHMETICS_MAX
+        check(len(self.names) <= most, "names", self.names, f"at most {most}")
+        for name in self.names:
+            check(bool(name), "names", self.names, "names that are not empty")
+            check_text("names", name)
+        check_text("trouble", self.trouble, limits.TEXT_CHARS_MAX)
+        is_one = bool(self.names) != bool(self.trouble)
+        check(is_one, "trouble", self.trouble, "what is wrong where there are no names")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

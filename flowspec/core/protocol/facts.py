@@ -132,7 +132,7 @@ class KernelFacts:
     """What computes a precision's matrices: the best `kernel` that was found right there, empty for none.
 
     `faults` is what is wrong with better ones. `arithmetics` are those of all kernels that are right, best
-    first (`core.arithmetic`).
+    first (`core.cluster.agreement`).
     """
 
     dtype: str

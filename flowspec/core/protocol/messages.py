@@ -12,10 +12,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flowspec.core.cluster.agreement import Arithmetics, AskArithmetics
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.checks import check, check_all, check_range
 from flowspec.core.protocol.cluster_messages import (
+    Arithmetics,
+    AskArithmetics,
     Assign,
     Error,
     Hello,

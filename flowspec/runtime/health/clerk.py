@@ -14,9 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Generic, TypeVar
 
-from flowspec.core.cluster.agreement import Arithmetics, AskArithmetics
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.cluster_messages import Error, Loading
+from flowspec.core.protocol.cluster_messages import Arithmetics, AskArithmetics, Error, Loading
 from flowspec.core.protocol.facts import AskFacts, Facts
 from flowspec.runtime.transport import Link, Wake
 

@@ -11,7 +11,8 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from flowspec.core.cluster.agreement import Agreement, Arithmetics, Lack
+from flowspec.core.cluster.agreement import Agreement, Lack
+from flowspec.core.protocol.cluster_messages import Arithmetics
 from flowspec.core.protocol.facts import Facts, Interface, KernelFacts, LinkFacts, Software
 from flowspec.model.trials import NOT_BUILT
 from flowspec.plan.memory import PROCESS_BYTES, mib

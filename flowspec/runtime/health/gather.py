@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from flowspec.core.cluster.agreement import Arithmetics, AskArithmetics
 from flowspec.core.protocol import limits
+from flowspec.core.protocol.cluster_messages import Arithmetics, AskArithmetics
 from flowspec.core.protocol.facts import AskFacts, Facts, KernelFacts, LinkFacts, Software
 from flowspec.errors import FlowSpecError, InputError, first_line
 from flowspec.host_memory import host_memory

@@ -41,7 +41,7 @@ Kind = TypeVar("Kind")
 class Setting:
     """What all answers of a journal share: whose they are, and the model with all that moves its tokens.
 
-    `arithmetic` is the one that what comes last is computed with (`core.arithmetic`).
+    `arithmetic` is the one that what comes last is computed with (`core.cluster.agreement`).
     """
 
     command: str

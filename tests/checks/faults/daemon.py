@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from flowspec import __version__
-from flowspec.core.cluster.agreement import Arithmetics, AskArithmetics
 from flowspec.core.cluster.holding import (
     Attach,
     Ban,
@@ -58,7 +57,18 @@ from flowspec.core.events import (
     SendSegment,
     Trim,
 )
-from flowspec.core.protocol.cluster_messages import Assign, Hello, Loading, Ping, Pong, Ready, Reset, Welcome
+from flowspec.core.protocol.cluster_messages import (
+    Arithmetics,
+    AskArithmetics,
+    Assign,
+    Hello,
+    Loading,
+    Ping,
+    Pong,
+    Ready,
+    Reset,
+    Welcome,
+)
 from flowspec.core.protocol.messages import Expand, Message, Proposal, Proposed, Release, Segment
 from flowspec.core.stage.slots import cache_size
 from flowspec.core.stage.stage import StageCore

@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from flowspec import __version__
-from flowspec.core.cluster.agreement import Arithmetics, AskArithmetics
 from flowspec.core.protocol.cluster_messages import (
+    Arithmetics,
+    AskArithmetics,
     Assign,
     Drafting,
     Error,
