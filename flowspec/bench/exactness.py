@@ -13,8 +13,8 @@ from itertools import zip_longest
 from flowspec.bench.outcome import EXACT, WRONG
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.step_by_step import StepByStep
-from flowspec.runtime.token_stream import TokenStream, Timing
 from flowspec.runtime.session import Limits, Session
+from flowspec.runtime.token_stream import Timing, TokenStream
 
 STOPPED = -1
 """Stands for whichever stop token ended an answer."""

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.text import StopStrings, TextStream, Tokenizer
 from flowspec.plan.memory import mib
-from flowspec.runtime.token_stream import TokenStream, Timing, timed
 from flowspec.runtime.session import Limits, Session
+from flowspec.runtime.token_stream import Timing, TokenStream, timed
 
 Changes = tuple[tuple[int, str], ...]
 """Other arithmetics than the one that an answer began with, each with the number of tokens before it."""

@@ -25,8 +25,8 @@ from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.interruption import INTERRUPTED
 from flowspec.model.text import Messages
-from flowspec.runtime.token_stream import TokenStream
 from flowspec.runtime.session import Session
+from flowspec.runtime.token_stream import TokenStream
 
 PARALLEL_MAX = REQUESTS_MAX
 

@@ -55,7 +55,6 @@ from flowspec.draft.protocol import Drafter
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError, PeerError
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.timing import Curve
-from flowspec.runtime.token_stream import TokenStream, Changed, End, Tokens
 from flowspec.runtime.compute import Crashed, Failed
 from flowspec.runtime.drafting import DraftThread
 from flowspec.runtime.emulation import Emulation
@@ -64,6 +63,7 @@ from flowspec.runtime.pipelines import Pipelines, Recovery
 from flowspec.runtime.remote_drafter import Absent, PlacedDrafter, RemoteDrafter, Result, Told
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.stages import Progress, Stage
+from flowspec.runtime.token_stream import Changed, End, Tokens, TokenStream
 from flowspec.runtime.transport import TIMER_EARLY_S, Wake, patience_ms
 from flowspec.wire.codec import DTYPE_BYTES
 
@@ -245,7 +245,9 @@ class Head:
     def submit(self, submit: Submit) -> TokenStream:
         """Starts an answer. What is wrong with the prompt or the cluster is raised when the answer is
         read."""
-        answer = TokenStream(submit.request, time.monotonic(), next(self._numbers), count=len(submit.answered))
+        answer = TokenStream(
+            submit.request, time.monotonic(), next(self._numbers), count=len(submit.answered)
+        )
         self._post(replace(submit, answer=answer.number), answer)
         return answer
 

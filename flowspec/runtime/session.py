@@ -28,7 +28,6 @@ from flowspec.model.trials import check_torch
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.shape import shape_of
 from flowspec.plan.sites import Wish
-from flowspec.runtime.token_stream import TokenStream, Timing, timed
 from flowspec.runtime.cluster import (
     HEAD,
     Device,
@@ -51,6 +50,7 @@ from flowspec.runtime.planning.wish import find_drafter, model_weights, typical_
 from flowspec.runtime.security.cluster_keys import cluster_keys
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.stages import Progress
+from flowspec.runtime.token_stream import Timing, TokenStream, timed
 from flowspec.wire.codec import DTYPE_BYTES
 
 log = logging.getLogger("flowspec.head")

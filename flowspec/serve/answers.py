@@ -18,8 +18,8 @@ from typing import Any
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError, FlowSpecError
 from flowspec.model.text import StopStrings, TextStream, Tokenizer
-from flowspec.runtime.token_stream import TokenStream, End
 from flowspec.runtime.session import Limits, Session
+from flowspec.runtime.token_stream import End, TokenStream
 from flowspec.serve.conversations import Conversations
 from flowspec.serve.gate import Gate
 from flowspec.serve.tokens import Entry, TokenLog

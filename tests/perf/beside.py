@@ -30,9 +30,9 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.files import BUNDLED, bundled_folder
 from flowspec.model.text import Tokenizer, recommended
-from flowspec.runtime.token_stream import Timing, timed
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import Cluster, ClusterOptions, Limits, Session, open_cluster
+from flowspec.runtime.token_stream import Timing, timed
 from tests.command import Parser, run_command
 
 WARM_UP_TOKENS = 16

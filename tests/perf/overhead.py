@@ -33,9 +33,9 @@ from flowspec.core.methods.continuous import Continuous
 from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.memory import mib
 from flowspec.plan.timing import Curve, LinkSpec
-from flowspec.runtime.token_stream import Timing, timed
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import ClusterOptions, Limits, Session, open_session
+from flowspec.runtime.token_stream import Timing, timed
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.experiment import Experiment

@@ -16,9 +16,9 @@ import torch
 
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.slice import DTYPES
-from flowspec.runtime.token_stream import Timing, timed
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import ClusterOptions, Limits, open_session
+from flowspec.runtime.token_stream import Timing, timed
 
 PROMPT_TOKENS = 32
 

@@ -12,8 +12,8 @@ import pytest
 from flowspec.bench.prompts import Prompt
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
-from flowspec.runtime.token_stream import Timing
 from flowspec.runtime.session import ClusterOptions, Session
+from flowspec.runtime.token_stream import Timing
 from tests.perf import beside
 from tests.perf.beside import Timed
 

@@ -30,9 +30,9 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.files import BUNDLED
 from flowspec.model.text import Tokenizer, recommended
-from flowspec.runtime.token_stream import Timing
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import Cluster, ClusterOptions, Limits, Session, open_cluster
+from flowspec.runtime.token_stream import Timing
 from flowspec.runtime.watching import EVERY_S, Watch, watch_session
 from tests.command import Parser, run_command
 from tests.perf.beside import WORLD, add_prompt_arguments

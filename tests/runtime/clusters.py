@@ -26,12 +26,12 @@ from flowspec.core.protocol.weight_messages import AskModel
 from flowspec.model.files import ModelFiles
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime import timeouts
-from flowspec.runtime.token_stream import TokenStream
 from flowspec.runtime.cluster import Device, split_layers
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.remote_drafter import PlacedDrafter
 from flowspec.runtime.security.keyring import Keyring
+from flowspec.runtime.token_stream import TokenStream
 from flowspec.runtime.transport import Link, Wake, dial
 from flowspec.runtime.weights.server import WeightServer
 from flowspec.wire.codec import decode

@@ -20,12 +20,12 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
-from flowspec.runtime.token_stream import Changed
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.session import replan
+from flowspec.runtime.token_stream import Changed
 from tests.daemons import DaemonProcess, daemon_process
 from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, whole_model
 

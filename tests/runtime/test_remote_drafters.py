@@ -29,13 +29,13 @@ from flowspec.errors import ClusterError
 from flowspec.model.reference import Reference
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
-from flowspec.runtime.token_stream import TokenStream
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.remote_drafter import PlacedDrafter, RemoteDrafter
 from flowspec.runtime.session import replan
+from flowspec.runtime.token_stream import TokenStream
 from tests import warm
 from tests.runtime.clusters import PROMPT, Peer, drafter_for, plan_for, submit, tokens_of, wait_until
 

@@ -19,12 +19,12 @@ from flowspec.errors import ClusterError
 from flowspec.model.reference import Reference
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
-from flowspec.runtime.token_stream import TokenStream
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster
 from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.session import replan
+from flowspec.runtime.token_stream import TokenStream
 from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, wait_until, whole_model
 
 COUNT = 150
