@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flowspec.core.methods import make_method
+from flowspec.core.methods import DEFAULT, WITHOUT_GUESSES, find_method
 from flowspec.core.protocol import limits
 from flowspec.model.files import BUNDLED, bundled_folder
 from flowspec.plan.profile import DeviceProfile
@@ -23,8 +23,8 @@ SIMULATED, EMULATED, CLUSTER = "simulated", "emulated", "cluster"
 WORLDS = (SIMULATED, EMULATED, CLUSTER)
 SYNTHETIC = "synthetic"
 FIXED, AUTO = "fixed", "auto"
-OURS = "continuous"
-AR = "ar"
+OURS = DEFAULT
+AR = WITHOUT_GUESSES
 SHIPPED_PROMPTS = "shipped"
 TUNING_PROMPTS = "shipped-tuning"
 PROMPT_FILES = {SHIPPED_PROMPTS: "bench.jsonl", TUNING_PROMPTS: "bench-tuning.jsonl"}
@@ -154,14 +154,13 @@ class Bench:
 
     def drafters_of(self, setup: Setup) -> tuple[str, ...]:
         """The models beside the target that a setup is run with; none for plain decoding."""
-        if setup.method == AR:
-            return ()
         return self.drafters[: drafters_max(setup.method)] if setup.drafters is None else setup.drafters
 
 
 def drafters_max(method: str) -> int:
     """How many models beside the target a method can use."""
-    return 0 if method == AR else make_method(method).drafters_max
+    found = find_method(method)
+    return found.drafters_max if found.drafts else 0
 
 
 def prompt_path(name: str) -> Path:

@@ -28,8 +28,9 @@ from flowspec.bench.config import (
     drafters_max,
 )
 from flowspec.bench.guesses import WIDTH_MAX
-from flowspec.core.methods import METHODS, OPTIONS
-from flowspec.core.protocol.limits import DRAFTERS_MAX, STAGES_MAX, TREE_NODES_MAX
+from flowspec.core.methods import CHAIN, METHODS, find_method
+from flowspec.core.methods.base import Parameter
+from flowspec.core.protocol.limits import DRAFTERS_MAX, STAGES_MAX
 from flowspec.draft.choose import NONE
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
@@ -342,24 +343,34 @@ def _known(table: Table, key: str, find: Callable[[], Found]) -> Found:
         raise InputError(f"{table.where}: {key}: {str(error).removeprefix(f'{key}: ')}") from None
 
 
-_REAL_MAX = {"value_min": 1.0, "window_slack": 16.0}
 _MOST = {"width": WIDTH_MAX}
-_FLAGS = ("routing", "fusion")
-CHAIN = "chain"
+"""Where what is kept of a drafter's answers bounds a method's parameter."""
 
 
 def _setup(table: Table, drafters: Sequence[str] = ()) -> Setup:
     """`drafters` are the experiment's, of which a setup may choose some; a file of tuned ones has none to
     choose from."""
-    method = table.text("method", table.data.get("name"), among=METHODS)
-    table.check({"name", "method", "coupled", "published", "testbeds", "drafters", CHAIN, *OPTIONS[method]})
-    options = {name: _option(table, name) for name in OPTIONS[method] if name in table.data and name != CHAIN}
-    chosen = _chosen(table, method, drafters)
-    if CHAIN in table.data and CHAIN in OPTIONS[method]:
+    name = table.text("method", table.data.get("name"), among=METHODS)
+    method = find_method(name)
+    table.check(
+        {
+            "name",
+            "method",
+            "coupled",
+            "published",
+            "testbeds",
+            "drafters",
+            CHAIN,
+            *(each.name for each in method.parameters),
+        }
+    )
+    options = {each.name: _option(table, each) for each in method.parameters if each.name in table.data}
+    chosen = _chosen(table, name, drafters)
+    if CHAIN in table.data and method.takes_chain:
         options[CHAIN] = None if table.data[CHAIN] == AUTO else tuple(range(len(chosen or ())))
     return Setup(
         name=table.text("name"),
-        method=method,
+        method=name,
         options=options,
         coupled=table.flag("coupled", True),
         published=table.flag("published", False),
@@ -369,12 +380,13 @@ def _setup(table: Table, drafters: Sequence[str] = ()) -> Setup:
     )
 
 
-def _option(table: Table, name: str) -> Any:
-    if name in _FLAGS:
+def _option(table: Table, parameter: Parameter) -> Any:
+    name = parameter.name
+    if parameter.kind is bool:
         return table.flag(name, True)
-    if name in _REAL_MAX:
-        return table.number(name, least=0.0, most=_REAL_MAX[name])
-    return table.whole(name, most=_MOST.get(name, TREE_NODES_MAX))
+    if parameter.kind is float:
+        return table.number(name, least=0.0, most=parameter.most)
+    return table.whole(name, most=_MOST.get(name, int(parameter.most)))
 
 
 def _chosen(table: Table, method: str, drafters: Sequence[str]) -> tuple[str, ...] | None:

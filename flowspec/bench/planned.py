@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
-from flowspec.bench.config import SYNTHETIC, Setup, Testbed
+from flowspec.bench.config import AR, OURS, SYNTHETIC, Setup, Testbed
 from flowspec.bench.guesses import DrafterForEach
 from flowspec.bench.plain import Case
 from flowspec.bench.recording import is_plain
@@ -90,7 +90,7 @@ def simulated(wish: Wish, plan: Plan, *, answers: int, tokens: int, first: int) 
     """
     prompt = max(PROMPT_TOKENS, wish.typical_context - tokens // 2)
     testbed = testbed_of(wish, plan)
-    setup = Setup(name="planned", method="continuous" if plan.guesses else "ar")
+    setup = Setup(name="planned", method=OURS if plan.guesses else AR)
     if not plan.guesses:
         answers, tokens = 1, min(tokens, PLAIN_TOKENS * wish.users)
     learnt = None

@@ -22,18 +22,10 @@ HEADROOM = 1.12
 """Above the tallest bar, for its number."""
 LETTERS, LETTERS_MIN = 180, 12
 """What a panel's names of groups have room for in a line, and where names are broken at the earliest."""
-COLOURS = {
-    "ar": "#8c8c8c",
-    "chunk-pp": "#e69f00",
-    "tree-sd": "#56b4e9",
-    "pipedec": "#009e73",
-    "flowspec-paper": "#cc79a7",
-    "continuous": "#0072b2",
-    "cosine": "#d55e00",
-    "specrouter": "#332288",
-}
+PALETTE = ("#0072b2", "#d55e00", "#332288", "#8c8c8c", "#56b4e9", "#e69f00", "#009e73", "#cc79a7")
 """Okabe and Ito's palette, which colour-blind people can tell apart."""
 OTHER_COLOUR = "#000000"
+COLOURS = dict(zip(METHODS, PALETTE, strict=False))
 OTHER_COLOURS = (OTHER_COLOUR, "#882255", "#117733", "#aa4499", "#999933")
 HATCHES = {"": "", " (published)": "///", " tuned": "..."}
 OTHER_HATCH = "xxx"

@@ -9,7 +9,7 @@ from typing import Any
 from flowspec.bench.config import AR, CLUSTER, EMULATED, OURS, SIMULATED
 from flowspec.bench.console import show as show_table
 from flowspec.bench.outcome import EXACT, WRONG
-from flowspec.bench.summary import OVERALL, Ratio
+from flowspec.bench.summary import OVERALL, PAPER, Ratio
 
 WORLDS = {
     SIMULATED: "virtual time: computed from device profiles, not measured on such devices",
@@ -187,7 +187,7 @@ def _bound(of: Mapping[str, Any]) -> list[str]:
 
 
 def _cells(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    paper = next((cell["paper"] for cell in cells if cell["paper"]), "flowspec-paper")
+    paper = next((cell["paper"] for cell in cells if cell["paper"]), PAPER[-1])
     columns = [
         "cell",
         "tokens/s",

@@ -26,6 +26,7 @@ from flowspec.bench.recording import Answered, agreement_of, energy_of, record_o
 from flowspec.bench.trace import Trace
 from flowspec.core.events import Submit
 from flowspec.core.head.learnt import Learnt
+from flowspec.core.methods import find_method
 from flowspec.draft.protocol import Drafter
 from flowspec.plan.cost import head_curve, layers_curve, row_bytes
 from flowspec.plan.shape import PRECISION_BYTES
@@ -39,8 +40,6 @@ from flowspec.watch.figures import EVERY_S, Frame
 from flowspec.watch.recorder import Recorder, StageRows
 from flowspec.watch.spelling import Decode
 
-LOCK_STEP = ("pipedec", "flowspec-paper")
-"""Methods whose stages wait for the head every turn, as published."""
 TYPICAL_ROWS = 16
 """Rows of the published methods' segments, for what a turn's verification takes."""
 TYPICAL_CONTEXT = 256
@@ -75,7 +74,7 @@ def experiment(testbed: Testbed, setup: Setup, context: int, models: Sequence[st
     verifying = INSTANT
     if setup.published:
         verifying = head_curve(testbed.head, testbed.shape, testbed.precision).scaled(testbed.head_slowdown)
-        if setup.method in LOCK_STEP:
+        if find_method(setup.method).waits_each_turn:
             waiting_s = verifying.seconds(TYPICAL_ROWS) + testbed.link.delay_s
             curves = [
                 curve.and_fixed(waiting_s + _copy_s(testbed, count, index))

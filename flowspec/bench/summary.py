@@ -18,12 +18,14 @@ import numpy as np
 
 from flowspec.bench.config import AR, OURS
 from flowspec.bench.outcome import EXACT, WRONG, Record
+from flowspec.core.methods import ALL
 
 OVERALL = "overall"
-REFERENCES = ("chunk-pp (published)", "chunk-pp")
-"""What speed-ups are over, beside `ar`: the first of these that was run."""
-PAPER = ("flowspec-paper (published)", "flowspec-paper")
 TUNED = " tuned"
+PUBLISHED = " (published)"
+REFERENCES = tuple(each.name + suffix for each in ALL if each.is_reference for suffix in (PUBLISHED, ""))
+"""What speed-ups are over, beside `ar`: the first of these that was run."""
+PAPER = tuple(each.name + suffix for each in ALL if each.is_forerunner for suffix in (PUBLISHED, ""))
 RESAMPLES = 1000
 SEED = 2507
 PERCENTILES = (2.5, 97.5)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,26 +23,20 @@ from flowspec.bench.outcome import EXACT, Record
 from flowspec.bench.plain import Case
 from flowspec.bench.summary import TUNED
 from flowspec.bench.virtual_runs import VirtualRuns, Work, Workers, open_workers
-from flowspec.core.methods import METHODS
+from flowspec.core.methods import ALL, METHODS
 from flowspec.errors import FlowSpecError
 
 ANSWERS = "tuning-answers.json"
 PROMPTS = 6
 NEW_TOKENS_MAX = 64
 ROUNDS_MAX = 2
-GRIDS: dict[str, dict[str, Sequence[float]]] = {
-    "tree-sd": {"nodes": (8, 16, 24, 32, 48, 64), "depth": (4, 6, 8, 10)},
-    "chunk-pp": {"nodes": (16, 32, 48, 80), "count": (2, 3, 5, 8), "depth": (4, 6, 8)},
-    "pipedec": {"level_nodes": (2, 4, 8, 16, 24, 32)},
-    "flowspec-paper": {"nodes": (16, 32, 48, 80), "expansion_nodes": (16, 32, 64), "depth": (3, 4, 5, 6, 8)},
-    "continuous": {
-        "value_min": (0.002, 0.005, 0.01),
-        "segment_nodes": (16, 32, 64),
-        "window_slack": (0.0, 0.5, 1.0),
-    },
+GRIDS: Mapping[str, Mapping[str, Sequence[float]]] = {
+    method.name: grid
+    for method in ALL
+    if not method.suits_team and (grid := {each.name: each.tried for each in method.parameters if each.tried})
 }
-"""Values for each parameter of each method, the order in which they are tried; methods start from their
-defaults."""
+"""Values for each parameter of each method for one drafter, in the order in which they are tried; methods start
+from their defaults."""
 
 Start = Callable[[int, int], None]
 

@@ -34,7 +34,18 @@ from flowspec.bench.bench import (
     total,
     warm_up_cases,
 )
-from flowspec.bench.config import CLUSTER, SIMULATED, SYNTHETIC, USERS_MAX, WORLDS, Bench, Setup, Testbed
+from flowspec.bench.config import (
+    AR,
+    CLUSTER,
+    OURS,
+    SIMULATED,
+    SYNTHETIC,
+    USERS_MAX,
+    WORLDS,
+    Bench,
+    Setup,
+    Testbed,
+)
 from flowspec.bench.experiments import find_experiment, pick_setups, read_experiment
 from flowspec.bench.guesses import RANDOM
 from flowspec.bench.load import read_loads
@@ -44,7 +55,7 @@ from flowspec.bench.outcome import WRONG, Record
 from flowspec.bench.plain import Case, make_samplings
 from flowspec.bench.report import markdown, show
 from flowspec.bench.simulated import stages_of
-from flowspec.bench.summary import summarise
+from flowspec.bench.summary import PAPER, REFERENCES, summarise
 from flowspec.bench.trace import Trace
 from flowspec.bench.tune import Start, tune
 from flowspec.bench.validation import show_validation, validate
@@ -59,14 +70,7 @@ from flowspec.watch.spelling import Decode, as_numbers
 
 DEFAULT = "paper-bundled"
 JOBS_MAX = 64
-DRAWN = (
-    "ar",
-    "chunk-pp (published)",
-    "chunk-pp",
-    "flowspec-paper (published)",
-    "flowspec-paper",
-    "continuous",
-)
+DRAWN = (AR, *REFERENCES, *PAPER, OURS)
 """Methods that are worth a panel of the timeline, if the experiment has them; the best known and ours."""
 PANELS_MAX = 4
 

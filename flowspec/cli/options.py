@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
 from flowspec.cli.terminal import fit_for
-from flowspec.core.methods import METHODS
+from flowspec.core.methods import METHODS, options_of
 from flowspec.core.protocol.limits import TREE_NODES_MAX
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import ACTIVATIONS
@@ -21,7 +21,7 @@ from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, bundled_models
 from flowspec.model.text import Recommended
 from flowspec.runtime.cluster import read_drafters
-from flowspec.runtime.decoding import AUTO, Decoding, default_method
+from flowspec.runtime.decoding import AUTO, Decoding, method_for
 from flowspec.runtime.defaults import choose_limits, choose_sampling
 from flowspec.runtime.session import ClusterOptions, Limits
 from flowspec.runtime.stages import Progress as ProgressCall
@@ -126,7 +126,7 @@ def add_decoding_arguments(parser: argparse.ArgumentParser, *, several: bool = F
     group = parser.add_argument_group("decoding (changes the speed, never the answer)")
     names, default = (
         ", ".join(METHODS),
-        f"default: {default_method((), None)}; {default_method((), AUTO)} with --chain",
+        f"default: {method_for((), None)}; {method_for((), AUTO)} with --chain",
     )
     if several:
         group.add_argument(
@@ -170,7 +170,7 @@ def add_decoding_arguments(parser: argparse.ArgumentParser, *, several: bool = F
         "--tree-depth",
         type=positive,
         metavar="N",
-        help="depth of the trees of tree-sd, chunk-pp and flowspec-paper",
+        help=f"depth of the trees of {', '.join(name for name in METHODS if 'depth' in options_of(name))}",
     )
 
 
@@ -194,7 +194,7 @@ def decoding_options(
         raise InputError(f"--tree-nodes: expected at most {TREE_NODES_MAX}, got {args.tree_nodes}")
     names = drafters or (() if args.cluster is None else tuple(read_drafters(args.cluster)))
     return Decoding(
-        method=method or default_method(names, chain),
+        method=method or method_for(names, chain),
         drafters=drafters,
         chain=chain,
         nodes=args.tree_nodes,

@@ -17,6 +17,7 @@ from typing import Any
 from flowspec.bench.planned import FORETOLD_TOKENS, Simulated, foretold, refined_plan
 from flowspec.cli.options import number_list, positive
 from flowspec.cli.plan_wish import find_wish
+from flowspec.core.methods import DEFAULT, WITHOUT_GUESSES
 from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
@@ -208,7 +209,7 @@ def _numbers(rated: Rated) -> dict[str, Any]:
             for stage in plan.stages
         ],
         "head": {"device": plan.head.name, "runs_a_stage": not plan.is_head_free, "bytes": plan.head_bytes},
-        "method": "continuous" if plan.guesses else "ar",
+        "method": DEFAULT if plan.guesses else WITHOUT_GUESSES,
         "guessing_pays": plan.guesses,
         "window": plan.window,
         "tokens_per_s": rated.tokens_per_s,
@@ -321,9 +322,9 @@ def _forecast_lines(wish: Wish, best: Rated) -> Iterator[str]:
     if plan.guesses:
         yield f"  guessing pays: plain decoding would give {plan.plain.tokens_per_s:.3g}"
         slots = "1 slot" if plan.window == 1 else f"{plan.window} slots"
-        yield f"  --method continuous: some {found.nodes} nodes a slot, {slots} in flight"
+        yield f"  --method {DEFAULT}: some {found.nodes} nodes a slot, {slots} in flight"
     elif wish.drafter is not None:
-        yield "  guessing does not pay: --method ar"
+        yield f"  guessing does not pay: --method {WITHOUT_GUESSES}"
     yield f"  a slot takes {1000 * found.slot_s:.3g} ms, a trip {1000 * found.trip_s:.3g} ms"
     yield "limited by"
     yield from (f"  {line}" for line in limits(wish, plan))

@@ -33,14 +33,14 @@ from flowspec.cli.options import (
     positive,
 )
 from flowspec.cli.terminal import show as tell
-from flowspec.core.methods import METHODS, make_method
+from flowspec.core.methods import CHAINED, METHODS, find_method
 from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime.cluster import read_drafters
-from flowspec.runtime.decoding import AUTO, CHAINING, Decoding
+from flowspec.runtime.decoding import AUTO, Decoding
 from flowspec.runtime.session import Limits, Session, open_cluster
 
 if TYPE_CHECKING:  # they import torch, which the other commands do without
@@ -197,13 +197,13 @@ def read_decodings(args: argparse.Namespace) -> list[Decoding]:
         for chain in dict.fromkeys(args.chain or ())
         for names in (sets if chain == AUTO else [()])
     ]
-    if chains and not {None, CHAINING} & set(methods):
-        raise InputError(f"--chain goes with method {CHAINING}, got {', '.join(methods)}")
+    if chains and not {None, *CHAINED} & set(methods):
+        raise InputError(f"--chain goes with method {', '.join(CHAINED)}, got {', '.join(methods)}")
     found = []
     for method in methods:
-        if method == "ar":
+        if method is not None and not find_method(method).drafts:
             found.append(decoding_options(args, method, ()))
-        elif chains and (method == CHAINING or not args.drafter):
+        elif chains and (method in CHAINED or not args.drafter):
             found += [decoding_options(args, method, names, chain) for names, chain in chains]
         else:
             found += [decoding_options(args, method, names) for names in sets]
@@ -212,7 +212,7 @@ def read_decodings(args: argparse.Namespace) -> list[Decoding]:
             ]
     if "all" in chosen:  # asked for by name, one that cannot take so many is an error
         found = [
-            each for each in found if len(each.drafters) <= make_method(each.method).drafters_max
+            each for each in found if len(each.drafters) <= find_method(each.method).drafters_max
         ] or found
     return found
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flowspec.core.methods import METHODS, make_method
+from flowspec.core.methods import CHAIN, CHAINED, DEFAULT, default_method, find_method
 from flowspec.core.protocol import limits
 from flowspec.draft.choose import NGRAM, NONE, check_drafter, model_name
 from flowspec.errors import InputError
@@ -15,16 +15,12 @@ from flowspec.model.files import BUNDLED, ModelFiles
 
 AUTO = "auto"
 """A chain that the method puts together by itself."""
-CHAINING = "specrouter"
-"""The method that verifies through a chain of models."""
 BUNDLED_CHAIN = ("draft", "mid")
 
 
-def default_method(drafters: Sequence[str], chain: str | None) -> str:
+def method_for(drafters: Sequence[str], chain: str | None) -> str:
     """The method where none is given."""
-    if chain is not None:
-        return CHAINING
-    return "cosine" if len(drafters) > 1 else METHODS[0]
+    return default_method(has_team=len(drafters) > 1, has_chain=chain is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +30,11 @@ class Decoding:
 
     `chain` are the models below the target, lowest first and with commas, or `auto`, where the drafters are
     what there is to choose from. `nodes` and `depth` shape the trees of the methods that have fixed ones;
-    `options` are the method's own (`core.methods.OPTIONS`). `coupled`: a drafter that is a model ranks with
+    `options` are the method's own (`core.methods.options_of`). `coupled`: a drafter that is a model ranks with
     the target's noise.
     """
 
-    method: str = "continuous"
+    method: str = DEFAULT
     drafters: tuple[str, ...] = ()
     chain: str | None = None
     nodes: int | None = None
@@ -52,7 +48,7 @@ class Decoding:
 
         `placed` are those that the cluster file has devices for: what is used where nothing is given.
         """
-        if self.method == "ar" or self.drafters == (NONE,):
+        if not find_method(self.method).drafts or self.drafters == (NONE,):
             return ()
         if self.chain not in (None, AUTO):
             assert self.chain is not None
@@ -65,10 +61,8 @@ class Decoding:
         """Raises `InputError` for names that mean nothing, or that do not go together; `place` looks into the
         models."""
         names = self.drafters_for(model, placed)
-        if self.chain is not None and self.method != CHAINING:
-            raise InputError(f"--chain goes with method {CHAINING}, got {self.method}")
-        if self.method not in METHODS:
-            raise InputError(f"method {self.method} is not in this version; expected {', '.join(METHODS)}")
+        if self.chain is not None and self.method not in CHAINED:
+            raise InputError(f"--chain goes with method {', '.join(CHAINED)}, got {self.method}")
         if self.chain not in (None, AUTO) and self.drafters:
             raise InputError("--chain names its models; leave out --drafter, or say --chain auto")
         if NONE in self.drafters and len(self.drafters) > 1:
@@ -79,7 +73,7 @@ class Decoding:
         twice = [name for name, each in zip(names, known, strict=True) if known.count(each) > 1]
         if twice:
             raise InputError(f"--drafter: expected each drafter once, got {twice[-1]!r} twice")
-        most = make_method(self.method).drafters_max
+        most = find_method(self.method).drafters_max
         if len(names) > most:
             raise InputError(
                 f"method {self.method} makes use of {most} drafter, got {len(names)}: {', '.join(names)}"
@@ -91,12 +85,12 @@ class Decoding:
         """What `make_method` takes beside the name, where these are the models beside the target."""
         options = {"nodes": self.nodes, "depth": self.depth, **self.options}
         if self.chain not in (None, AUTO):
-            options["chain"] = tuple(range(len(names)))
+            options[CHAIN] = tuple(range(len(names)))
         return options
 
     def levels(self, names: Sequence[str]) -> tuple[int, ...]:
         """The level of each model beside the target: of a chain its place, else all are drafters."""
-        return tuple(range(len(names))) if self.method == CHAINING else (0,) * len(names)
+        return tuple(range(len(names))) if self.method in CHAINED else (0,) * len(names)
 
 
 def parameter_count(name: str) -> int:

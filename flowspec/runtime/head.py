@@ -47,7 +47,7 @@ from flowspec.core.head.flights import Bounds
 from flowspec.core.head.head import HeadCore
 from flowspec.core.head.portions import FIRST_BYTES
 from flowspec.core.head.request import Request
-from flowspec.core.methods import make_method
+from flowspec.core.methods import WITHOUT_GUESSES, make_method
 from flowspec.core.methods.base import Method
 from flowspec.core.protocol.messages import Hop
 from flowspec.core.protocol.precision import ACTIVATIONS
@@ -125,7 +125,7 @@ class Head:
         self._core = HeadCore(
             context=plan.context,
             stage_count=len(plan.stages),
-            method=method or make_method("ar"),
+            method=method or make_method(WITHOUT_GUESSES),
             drafters=traits,
             bounds=Bounds(prefill_first=max(1, FIRST_BYTES // max(1, self._row_bytes))),
         )

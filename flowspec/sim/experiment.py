@@ -11,7 +11,7 @@ from typing import Any
 
 from flowspec.core.head.drafter_views import DrafterTraits
 from flowspec.core.head.head import HeadCore
-from flowspec.core.methods import make_method
+from flowspec.core.methods import WITHOUT_GUESSES, make_method
 from flowspec.core.methods.base import Method
 from flowspec.draft.protocol import Drafter
 from flowspec.plan.placement import ClusterPlan, StagePlan
@@ -39,7 +39,7 @@ class Experiment:
     control: LinkSpec = DIRECT
     data: LinkSpec = DIRECT
     links: Links | None = None
-    method: str | Callable[[], Method] = "ar"
+    method: str | Callable[[], Method] = WITHOUT_GUESSES
     options: Mapping[str, Any] = field(default_factory=dict)
     context: int = 4096
     drafting: Curve | tuple[Curve, ...] = INSTANT

@@ -19,7 +19,7 @@ from flowspec.bench.prompts import Prompt
 from flowspec.bench.simulated import run, sampling_curve, stage_curves
 from flowspec.bench.synthetic import Synthetic, synthetic_cases
 from flowspec.core.head.learnt import Learnt
-from flowspec.core.methods import METHODS, OPTIONS
+from flowspec.core.methods import METHODS, options_of
 from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.ranking import Ranker
 from flowspec.model.files import BUNDLED, ModelFiles
@@ -102,14 +102,14 @@ def test_every_method_is_exact_with_the_bundled_drafter(bundled: list[Case], at:
     )
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if OPTIONS[method]])
+@pytest.mark.parametrize("method", [method for method in METHODS if options_of(method)])
 def test_every_method_is_exact_with_the_least_and_the_most_that_an_experiment_may_ask_for(
     method: str,
 ) -> None:
     (case,) = synthetic_cases(1, [Sampling()], NEW_TOKENS)
     for options in (
-        {name: LEAST.get(name, 1) for name in OPTIONS[method]},
-        {name: LARGEST.get(name, 256) for name in OPTIONS[method]},
+        {name: LEAST.get(name, 1) for name in options_of(method)},
+        {name: LARGEST.get(name, 256) for name in options_of(method)},
     ):
         setup = Setup(name="a", method=method, options=options)
         assert (

@@ -27,14 +27,13 @@ from flowspec.bench.exactness import agreement
 from flowspec.bench.outcome import WRONG
 from flowspec.bench.prompts import QUESTIONS
 from flowspec.cli.options import positive
-from flowspec.core.methods import METHODS
+from flowspec.core.methods import METHODS, find_method
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import FlowSpecError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer, recommended
-from flowspec.runtime.decoding import CHAINING
 from tests.command import Parser, chosen, run_command
 
 STAGES = (1, 2, 3)
@@ -91,7 +90,7 @@ def command(args: argparse.Namespace) -> int:
         for dtype in args.dtypes:
             plain = StepByStep.load(files, dtype)
             # The bundled chain's middle model has widths that 4-bit groups do not divide.
-            methods = [name for name in METHODS if not (dtype == "int4" and name == CHAINING)]
+            methods = [name for name in METHODS if not (dtype == "int4" and find_method(name).takes_chain)]
             turns = itertools.cycle(itertools.product(TEMPERATURES, methods))
             for number, (temperature, method) in enumerate(itertools.islice(turns, args.answers)):
                 text = rng.choice(QUESTIONS)

@@ -42,7 +42,7 @@ from flowspec.bench.exactness import STOPPED, Case, agreement
 from flowspec.bench.outcome import WRONG
 from flowspec.bench.prompts import QUESTIONS
 from flowspec.cli.options import positive
-from flowspec.core.methods import METHODS
+from flowspec.core.methods import METHODS, find_method
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.files import BUNDLED, ModelFiles
@@ -50,7 +50,7 @@ from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
-from flowspec.runtime.decoding import AUTO, CHAINING, Decoding
+from flowspec.runtime.decoding import AUTO, Decoding
 from flowspec.runtime.session import Cluster, Limits, Session, Survival
 from flowspec.runtime.stages import Stage
 from tests.checks.rigs import cluster_of
@@ -248,7 +248,7 @@ class Soak:
         cluster: Cluster = cluster_of(self._files, self._dtype, devices)
         survival = Survival(on_note=lambda text: None, wait_s=timeouts.WAIT_FOR_DEVICES_S)
         method = next(self._methods)
-        decoding = Decoding(method=method, chain=AUTO if method == CHAINING else None)
+        decoding = Decoding(method=method, chain=AUTO if find_method(method).takes_chain else None)
         return cluster.session(decoding, lambda text, share: None, survival=survival)
 
     def _start(self, daemon: Daemon) -> None:

@@ -3,9 +3,12 @@ commands out."""
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
-from flowspec.core.methods import METHODS, make_method
+from flowspec.core.methods import ALL, METHODS, default_method, make_method, options_of
+from flowspec.core.methods.base import Plain
 from flowspec.core.methods.lockstep import LockStep
 from flowspec.core.protocol import limits
 from tests.core.desk import (
@@ -34,6 +37,24 @@ def test_methods_are_made_by_name_and_without_a_drafter_all_decode_plainly(name:
     assert desk.back({2: 8}) == [emits(8), sends(3)]
     assert desk.back({3: 9}) == [emits(9), sends(4)]
     assert desk.back({4: 8}) == [emits(8), ends("length")]
+
+
+@pytest.mark.parametrize("method", ALL, ids=lambda method: method.name)
+def test_what_a_method_declares_are_its_keyword_arguments(method: type[Plain]) -> None:
+    taken = {
+        name
+        for each in method.__mro__[:-1]
+        if "__init__" in vars(each)
+        for name, parameter in inspect.signature(each).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    assert options_of(method.name) == taken
+
+
+def test_where_none_is_named_a_method_suits_what_there_is() -> None:
+    assert default_method() == "continuous"
+    assert default_method(has_team=True) == "cosine"
+    assert default_method(has_team=True, has_chain=True) == default_method(has_chain=True) == "specrouter"
 
 
 # ----------------------------------------------------------------------------------------------------------

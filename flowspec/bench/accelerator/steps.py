@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flowspec.core.methods import DEFAULT, WITHOUT_GUESSES
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import FlowSpecError, InputError, first_line
 from flowspec.model.trials import ATTENTION, NoRightKernelError, run_trial, torch_version
@@ -52,7 +53,7 @@ and 1.1 of packed and 16-bit weights. float32 has 4e-6; TF32 in its place would 
 """
 PLAIN = "plain.npy"
 PROMPTS, TEMPERATURES, NEW_TOKENS = 3, (0.0, 1.0), 40
-METHODS = ("ar", "continuous")
+METHODS = (WITHOUT_GUESSES, DEFAULT)
 THREADS = max(1, (os.cpu_count() or 1) - 1)
 """Of slices on CPUs: one core is left to the head, and to what else runs."""
 

@@ -47,7 +47,7 @@ from flowspec.core.head.drafters import Panel
 from flowspec.core.head.flights import Bounds, Flights, Load
 from flowspec.core.head.learnt import Learnt
 from flowspec.core.head.request import Request, begin
-from flowspec.core.methods import make_method
+from flowspec.core.methods import WITHOUT_GUESSES, make_method
 from flowspec.core.methods.base import Method, View
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Logprobs, Open, Release, Verified, VerifiedPart
@@ -98,7 +98,7 @@ class HeadCore:
         self.context = context
         self.stage_count = stage_count
         self.bounds = bounds or Bounds()
-        self.method = method or make_method("ar")
+        self.method = method or make_method(WITHOUT_GUESSES)
         assert len(drafters) <= self.method.drafters_max, (
             f"{self.method.name} makes use of {self.method.drafters_max} drafters"
         )

@@ -1,68 +1,71 @@
-"""The decoding methods, by name. `docs/methods.md` says what each takes from which paper and where it
-differs."""
+"""The decoding methods: the one list of them. `docs/methods.md` says what each takes from which paper and where
+it differs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flowspec.core.methods.ar import Autoregressive
-from flowspec.core.methods.base import Method
+from flowspec.core.methods.base import Method, Plain
 from flowspec.core.methods.continuous import Continuous
 from flowspec.core.methods.cosine import Cosine
 from flowspec.core.methods.lockstep import LockStep
 from flowspec.core.methods.pipedec import Levels
 from flowspec.core.methods.rounds import Chunks, TreeRounds
 from flowspec.core.methods.specrouter import SpecRouter
+from flowspec.errors import InputError
 
-METHODS = ("continuous", "cosine", "specrouter", "ar", "tree-sd", "chunk-pp", "pipedec", "flowspec-paper")
-TREE_NODES_DEFAULT = 64
-TREE_DEPTH_DEFAULT = 6
-CHUNKED_NODES_DEFAULT = 80
+ALL: Sequence[type[Plain]] = (
+    Continuous,
+    Cosine,
+    SpecRouter,
+    Autoregressive,
+    TreeRounds,
+    Chunks,
+    Levels,
+    LockStep,
+)
+"""Every method; where none is named, the first that suits."""
+_BY_NAME = {each.name: each for each in ALL}
+METHODS = tuple(_BY_NAME)
+DEFAULT = METHODS[0]
+WITHOUT_GUESSES = next(each.name for each in ALL if not each.drafts)
+"""Plain decoding, which every speed is measured against."""
+CHAINED = tuple(each.name for each in ALL if each.takes_chain)
+"""Those that verify through a chain of models where one is given."""
+CHAIN = "chain"
 
 
-_CONTINUOUS = frozenset({"segment_nodes", "batch", "width", "value_min", "window", "window_slack"})
-OPTIONS: Mapping[str, frozenset[str]] = {
-    "ar": frozenset(),
-    "tree-sd": frozenset({"nodes", "depth", "width"}),
-    "chunk-pp": frozenset({"nodes", "depth", "width", "count"}),
-    "pipedec": frozenset({"level_nodes", "width"}),
-    "flowspec-paper": frozenset({"nodes", "expansion_nodes", "depth", "width"}),
-    "continuous": _CONTINUOUS,
-    "cosine": _CONTINUOUS | {"routing", "fusion", "count"},
-    "specrouter": _CONTINUOUS | {"chain"},
-}
-"""The parameters of each method's own."""
-_NODES = {
-    "pipedec": "level_nodes",
-    "continuous": "segment_nodes",
-    "cosine": "segment_nodes",
-    "specrouter": "segment_nodes",
-}
+def find_method(name: str) -> type[Plain]:
+    """A method's class, which declares what others must know of it; raises `InputError`."""
+    if name not in _BY_NAME:
+        raise InputError(f"method {name} is not in this version; expected {', '.join(METHODS)}")
+    return _BY_NAME[name]
+
+
+def default_method(*, has_team: bool = False, has_chain: bool = False) -> str:
+    """The method where none is given."""
+    if has_chain:
+        return CHAINED[0]
+    return next(each.name for each in ALL if each.suits_team) if has_team else DEFAULT
+
+
+def options_of(name: str) -> set[str]:
+    """What `make_method` takes for a method, beside `nodes` and `depth`."""
+    method = find_method(name)
+    return {*(each.name for each in method.parameters), *([CHAIN] if method.takes_chain else [])}
 
 
 def make_method(name: str, *, nodes: int | None = None, depth: int | None = None, **options: Any) -> Method:
-    """A method for one head, with `options` among `OPTIONS`.
+    """A method for one head, with `options` among `options_of` its name.
 
     `nodes` and `depth` shape the trees or segments of any method that has them (None: its defaults).
     """
-    assert name in METHODS, f"no method {name}"
-    for key, value in ((_NODES.get(name, "nodes"), nodes), ("depth", depth)):
-        if value is not None and key in OPTIONS[name]:
+    method, known = find_method(name), options_of(name)
+    for key, value in ((method.nodes_parameter, nodes), ("depth", depth)):
+        if value is not None and key in known:
             options.setdefault(key, value)
-    assert options.keys() <= OPTIONS[name], f"{name} has {sorted(OPTIONS[name])}, got {sorted(options)}"
-    if name == "ar":
-        return Autoregressive()
-    if name == "tree-sd":
-        return TreeRounds(**{"nodes": TREE_NODES_DEFAULT, "depth": TREE_DEPTH_DEFAULT, **options})
-    if name == "chunk-pp":
-        return Chunks(**{"nodes": CHUNKED_NODES_DEFAULT, "depth": TREE_DEPTH_DEFAULT, **options})
-    if name == "flowspec-paper":
-        return LockStep(**options)
-    makers: Mapping[str, Callable[..., Method]] = {
-        "pipedec": Levels,
-        "continuous": Continuous,
-        "cosine": Cosine,
-        "specrouter": SpecRouter,
-    }
-    return makers[name](**options)
+    assert options.keys() <= known, f"{name} has {sorted(known)}, got {sorted(options)}"
+    make: Callable[..., Method] = method
+    return make(**options)

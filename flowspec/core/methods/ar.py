@@ -10,3 +10,4 @@ class Autoregressive(Plain):
     """One token of each request per trip."""
 
     name = "ar"
+    drafts = False

@@ -17,6 +17,7 @@ from flowspec.core.head.drafter_views import DrafterTraits, expandable
 from flowspec.core.head.expertise import Expertise
 from flowspec.core.head.fusion import Offers
 from flowspec.core.head.request import Request
+from flowspec.core.protocol import limits
 
 Choice = tuple[Request, list[int]]
 """Nodes of one request, parents first; the root among them if it has not been sent."""
@@ -62,6 +63,19 @@ class View:
 
     def can_expand(self, request: Request, node: int, drafter: int = 0) -> bool:
         return drafter < len(self.traits) and expandable(request, drafter, self.traits[drafter], node)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A keyword argument of a method, which an experiment may set: an `int` from 1, a `float` from 0, both up to `most`, or a `bool`.
+
+    `tried` are the values that tuning tries.
+    """
+
+    name: str
+    kind: type = int
+    most: float = limits.TREE_NODES_MAX
+    tried: tuple[float, ...] = ()
 
 
 class Method(Protocol):
@@ -136,9 +150,27 @@ class Method(Protocol):
 
 
 class Plain:
-    """The common ground: nothing is drafted, every segment is looked at as it comes."""
+    """The common ground: nothing is drafted, every segment is looked at as it comes.
+
+    What the world around a head must know of a method is declared here, so that nothing there goes by its
+    name: `drafts` (models beside the target are of use to it), `suits_team` (it is made for several of them),
+    `takes_chain` (they may verify one after another; its option `chain` has their numbers). Of the published
+    ones `waits_each_turn` (in the papers' code every stage waits for the head's verdict on a segment),
+    `is_reference` (what papers give speed-ups over) and `is_forerunner` (the one that ours is set against by
+    name).
+    """
 
     name = "plain"
+    parameters: tuple[Parameter, ...] = ()
+    """Its keyword arguments, in the order in which tuning tries them."""
+    nodes_parameter = "nodes"
+    """The one that bounds a tree or segment (`--tree-nodes`)."""
+    drafts = True
+    suits_team = False
+    takes_chain = False
+    waits_each_turn = False
+    is_reference = False
+    is_forerunner = False
     width = 10
     commits_at_once = False
     is_calibrated = False

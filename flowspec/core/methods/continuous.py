@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from flowspec.core.head.drafter_views import most_valuable
 from flowspec.core.head.request import Request
-from flowspec.core.methods.base import Choice, Plain, View
+from flowspec.core.methods.base import Choice, Parameter, Plain, View
 from flowspec.core.methods.governor import Governor
 from flowspec.core.protocol import limits
 
@@ -42,6 +42,15 @@ class Continuous(Plain):
     """See the module."""
 
     name = "continuous"
+    parameters: tuple[Parameter, ...] = (
+        Parameter("value_min", kind=float, most=1.0, tried=(0.002, 0.005, 0.01)),
+        Parameter("segment_nodes", tried=(16, 32, 64)),
+        Parameter("window_slack", kind=float, most=16.0, tried=(0.0, 0.5, 1.0)),
+        Parameter("batch"),
+        Parameter("width"),
+        Parameter("window"),
+    )
+    nodes_parameter = "segment_nodes"
     commits_at_once = True
     is_calibrated = True
     overfills = True

@@ -21,7 +21,7 @@ from typing import Any
 from flowspec.core.head.expertise import Expertise, Record
 from flowspec.core.head.request import Request
 from flowspec.core.head.team_size import Teams
-from flowspec.core.methods.base import Seen, View
+from flowspec.core.methods.base import Parameter, Seen, View
 from flowspec.core.methods.continuous import Continuous
 
 CHOOSE_TOKENS = 8
@@ -49,6 +49,13 @@ class Cosine(Continuous):
     """See the module. `count` drafters work for each request (None: as many as pays)."""
 
     name = "cosine"
+    parameters = (
+        *Continuous.parameters,
+        Parameter("routing", kind=bool),
+        Parameter("fusion", kind=bool),
+        Parameter("count"),
+    )
+    suits_team = True
     expertise: Expertise
 
     def __init__(

@@ -14,7 +14,7 @@ import itertools
 from dataclasses import dataclass, field
 
 from flowspec.core.head.request import Request
-from flowspec.core.methods.base import Choice, Plain, View, beam
+from flowspec.core.methods.base import Choice, Parameter, Plain, View, beam
 from flowspec.tree import NodeState
 
 SEGMENTS = 5
@@ -34,6 +34,14 @@ class LockStep(Plain):
     """See the module."""
 
     name = "flowspec-paper"
+    parameters = (
+        Parameter("nodes", tried=(16, 32, 48, 80)),
+        Parameter("expansion_nodes", tried=(16, 32, 64)),
+        Parameter("depth", tried=(3, 4, 5, 6, 8)),
+        Parameter("width"),
+    )
+    waits_each_turn = True
+    is_forerunner = True
     commits_at_once = True
 
     def __init__(

@@ -9,7 +9,7 @@ refill without delay).
 from __future__ import annotations
 
 from flowspec.core.head.request import Request
-from flowspec.core.methods.base import Choice, Plain, View
+from flowspec.core.methods.base import Choice, Parameter, Plain, View
 from flowspec.tree import NodeState
 
 
@@ -17,6 +17,12 @@ class Levels(Plain):
     """See the module."""
 
     name = "pipedec"
+    parameters = (
+        Parameter("level_nodes", tried=(2, 4, 8, 16, 24, 32)),
+        Parameter("width"),
+    )
+    nodes_parameter = "level_nodes"
+    waits_each_turn = True
     commits_at_once = True
 
     def __init__(self, *, level_nodes: int = 16, width: int = 10) -> None:

@@ -8,15 +8,20 @@ pipeline) and learns when all are back.
 from __future__ import annotations
 
 from flowspec.core.head.request import Request
-from flowspec.core.methods.base import Choice, Plain, View, beam
+from flowspec.core.methods.base import Choice, Parameter, Plain, View, beam
 
 
 class TreeRounds(Plain):
     """`tree-sd`: the best `nodes` of a beam of `width` and `depth`, the root among them, in one segment."""
 
     name = "tree-sd"
+    parameters: tuple[Parameter, ...] = (
+        Parameter("nodes", tried=(8, 16, 24, 32, 48, 64)),
+        Parameter("depth", tried=(4, 6, 8, 10)),
+        Parameter("width"),
+    )
 
-    def __init__(self, *, nodes: int, depth: int, width: int = 10) -> None:
+    def __init__(self, *, nodes: int = 64, depth: int = 6, width: int = 10) -> None:
         self.nodes = nodes
         self.depth = depth
         self.width = width
@@ -47,8 +52,15 @@ class Chunks(TreeRounds):
     back."""
 
     name = "chunk-pp"
+    parameters: tuple[Parameter, ...] = (
+        Parameter("nodes", tried=(16, 32, 48, 80)),
+        Parameter("count", tried=(2, 3, 5, 8)),
+        Parameter("depth", tried=(4, 6, 8)),
+        Parameter("width"),
+    )
+    is_reference = True
 
-    def __init__(self, *, nodes: int, depth: int, width: int = 10, count: int = 5) -> None:
+    def __init__(self, *, nodes: int = 80, depth: int = 6, width: int = 10, count: int = 5) -> None:
         super().__init__(nodes=nodes, depth=depth, width=width)
         self.count = count
 

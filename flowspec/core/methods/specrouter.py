@@ -128,6 +128,8 @@ class SpecRouter(Continuous):
     """See the module. A `chain` that is given stays; None chooses."""
 
     name = "specrouter"
+    suits_team = True
+    takes_chain = True
 
     def __init__(self, *, chain: Chain | None = None, **options: Any) -> None:
         super().__init__(**options)

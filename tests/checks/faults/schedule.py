@@ -13,7 +13,7 @@ from flowspec.core.cluster.forming import Terms
 from flowspec.core.cluster.membership import Patience
 from flowspec.core.events import Submit
 from flowspec.core.head.flights import Bounds
-from flowspec.core.methods import METHODS, OPTIONS, make_method
+from flowspec.core.methods import METHODS, make_method, options_of
 from flowspec.core.methods.base import Method
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
@@ -228,7 +228,7 @@ def draw(seed: int) -> Schedule:
         method=partial(
             make_method,
             name,
-            **(_options(rng, name, len(qualities)) | shape if "window" in OPTIONS[name] else sizes),
+            **(_options(rng, name, len(qualities)) | shape if "window" in options_of(name) else sizes),
         ),
         language=language,
         cache_slots={
