@@ -52,6 +52,10 @@ Rounded = Mapping[str, torch.Tensor]
 kernel's layout."""
 
 
+class UnpackableError(InputError):
+    """A layer whose widths a precision cannot hold."""
+
+
 class QuantisedLinear(nn.Linear):
     """`y = x W^T + b`, `[..., in]` -> `[..., out]` in the dtype of x, from packed weights.
 
@@ -68,8 +72,8 @@ class QuantisedLinear(nn.Linear):
 
     @staticmethod
     def rounded(weight: torch.Tensor) -> Rounded:
-        """The parts that `weight` `[rows, in]` is rounded to, each row for itself. Raises `InputError` for
-        one that cannot be packed."""
+        """The parts that `weight` `[rows, in]` is rounded to, each row for itself. Raises
+        `UnpackableError` for one that cannot be packed."""
         raise NotImplementedError
 
     def pack(self, rounded: Rounded) -> None:
@@ -178,7 +182,7 @@ class PlainInt8Linear(Int8Linear):
 
 
 class Int4Linear(QuantisedLinear):
-    """See the module. Raises `InputError` for a layer that cannot be packed so. A kernel's `_products` takes
+    """See the module. Raises `UnpackableError` for a layer that cannot be packed so. A kernel's `_products` takes
     bfloat16."""
 
     @staticmethod
@@ -187,9 +191,7 @@ class Int4Linear(QuantisedLinear):
         bfloat16 `[rows, groups]`."""
         rows, inputs = weight.shape
         if inputs % GROUP:
-            raise InputError(
-                f"int4 takes inputs in groups of {GROUP}, but this model has a layer of {inputs}; use int8"
-            )
+            raise UnpackableError(f"int4 takes inputs in groups of {GROUP}, but it has a layer of {inputs}")
         pairs = weight.new_empty((rows, inputs // 2), dtype=torch.uint8)
         scales, zeros = (weight.new_empty((rows, inputs // GROUP), dtype=torch.bfloat16) for _ in range(2))
         for block in _blocks(rows):

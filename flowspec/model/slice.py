@@ -19,11 +19,12 @@ import torch
 from flowspec.core.events import JobPart, RunLayers
 from flowspec.core.protocol.messages import Logprobs
 from flowspec.core.protocol.precision import ACTIVATIONS
-from flowspec.errors import ClusterError
+from flowspec.errors import ClusterError, InputError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import kernel_of
 from flowspec.model.pieces import Kept, Pieces, Span, head_dim
+from flowspec.model.quantised import UnpackableError
 from flowspec.model.sampler import F32, Sampler, logprobs
 from flowspec.model.support import family_of
 from flowspec.model.weights import RoundedStore, fill
@@ -72,7 +73,10 @@ class Slice:
         pieces = Pieces.build(config, family_of(config, files.model), span)
         activations = DTYPES[ACTIVATIONS[dtype]]
         kernel = kernel_of(dtype, device, arithmetic)
-        fill(pieces, files.tensors(), activations, device, progress, kernel.linear, store, kept)
+        try:
+            fill(pieces, files.tensors(), activations, device, progress, kernel.linear, store, kept)
+        except UnpackableError as error:
+            raise InputError(f"model {files.model!r}: {error}; use --dtype int8") from None
         pieces.rotary.to(device)
         pieces.call_directly(kernel.product)
         if kept is not None:

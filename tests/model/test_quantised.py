@@ -4,6 +4,7 @@ slices that follow the reference."""
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from flowspec.bench.checkpoints import make_variant
+from flowspec.bench.checkpoints import SMALL, make_checkpoint, make_variant
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import kernels_of, packing_of
@@ -20,7 +21,6 @@ from flowspec.model.pieces import Span
 from flowspec.model.quantised import (
     DIGIT,
     LINEARS,
-    PlainInt4Linear,
     QnnpackInt8Linear,
     QuantisedLinear,
     quantise,
@@ -212,8 +212,12 @@ def test_a_mixture_takes_the_memory_that_was_foretold(kind: str, variant: str, t
     )
 
 
-def test_what_cannot_be_packed_is_refused() -> None:
-    with pytest.raises(
-        InputError, match="int4 takes inputs in groups of 32, but this model has a layer of 48"
-    ):
-        packed(PlainInt4Linear, 48, 16)
+def test_a_model_that_cannot_be_packed_is_refused_by_name(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llama", {**SMALL, "intermediate_size": 48})
+    files = ModelFiles(str(folder))
+    span = Span(first=0, end=1, count=files.config().num_hidden_layers)
+    expected = (
+        f"model '{folder}': int4 takes inputs in groups of 32, but it has a layer of 48; use --dtype int8"
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
+        Slice.load(files, span, "int4", CPU)
