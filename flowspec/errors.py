@@ -6,11 +6,17 @@ to do.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class FlowSpecError(Exception):
-    """Base of all expected errors; `exit_status` is what a command returns for it."""
+    """Base of all expected errors.
+
+    `exit_status` is what a command returns for it, `report` what it tells programs beyond the text, if anything.
+    """
 
     exit_status = 1
+    report: dict[str, Any] | None = None
 
 
 class InputError(FlowSpecError):

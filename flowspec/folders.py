@@ -1,6 +1,6 @@
-"""Where things that can be made again are kept, and how they get there.
+"""The user's folders, and how files get there whole.
 
-The user's cache folder, hashing, locks, writing in one step.
+Where caches, journals and keys are; hashing, locks, writing in one step.
 """
 
 from __future__ import annotations
@@ -31,6 +31,16 @@ def cache_folder() -> Path:
     """`$XDG_CACHE_HOME/flowspec`, else `flowspec` where the platform has caches; it need not exist yet."""
     own = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
     return Path(os.environ.get("XDG_CACHE_HOME") or own) / "flowspec"
+
+
+def state_folder() -> Path:
+    """`$XDG_STATE_HOME/flowspec`, else under `~/.local/state`; it need not exist yet."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "flowspec"
+
+
+def keys_folder() -> Path:
+    """Where a device's daemon looks for keys, and `launch/boards` puts them."""
+    return Path.home() / ".config" / "flowspec" / "keys"
 
 
 def hash_range(

@@ -186,8 +186,8 @@ def test_a_stage_and_a_head_can_be_had_without_torch_or_zmq() -> None:
         ("flowspec.model.slice", "from flowspec import plan", ["flowspec.model.slice imports flowspec.plan"]),
         (
             "flowspec.runtime.head",
-            "import flowspec.bench.prompts",
-            ["flowspec.runtime.head imports flowspec.bench.prompts"],
+            "import flowspec.bench.plain",
+            ["flowspec.runtime.head imports flowspec.bench.plain"],
         ),
         (
             "flowspec.cli.main",

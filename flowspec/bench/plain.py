@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowspec.bench.console import progress
-from flowspec.bench.prompts import Prompt
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
+from flowspec.model.prompts import Prompt
 from flowspec.model.support import context_max
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime.cluster import pick_context

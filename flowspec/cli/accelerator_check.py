@@ -23,7 +23,7 @@ from flowspec.bench.accelerator.report import (
     report_of,
     write_file,
 )
-from flowspec.cli.options import note
+from flowspec.cli.terminal import note
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import InputError
 from flowspec.plan.memory import mib

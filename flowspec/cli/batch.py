@@ -16,14 +16,14 @@ from dataclasses import replace
 
 from rich.progress import Progress
 
-from flowspec.bench.prompts import Prompt
 from flowspec.cli.answer import Asked, Outcome, Question, record
+from flowspec.cli.console import PlainConsole
 from flowspec.cli.expertise import expertise_table
-from flowspec.cli.options import note
-from flowspec.cli.terminal import PlainConsole, show
+from flowspec.cli.terminal import note, show
 from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.interruption import INTERRUPTED
+from flowspec.model.prompts import Prompt
 from flowspec.model.text import Messages
 from flowspec.runtime.session import Session
 from flowspec.runtime.token_stream import TokenStream

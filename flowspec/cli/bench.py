@@ -60,7 +60,8 @@ from flowspec.bench.trace import Trace
 from flowspec.bench.tune import Start, tune
 from flowspec.bench.validation import show_validation, validate
 from flowspec.bench.virtual_runs import VirtualRuns
-from flowspec.cli.options import note, number_list, positive, positives, reals
+from flowspec.cli.options import number_list, positive, positives, reals
+from flowspec.cli.terminal import note
 from flowspec.core.protocol.limits import DRAFTERS_MAX
 from flowspec.draft.choose import NONE, check_drafter
 from flowspec.errors import InputError

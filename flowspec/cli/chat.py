@@ -19,6 +19,7 @@ from rich.table import Table
 
 from flowspec.cli import resume, statistics
 from flowspec.cli.answer import Outcome, Question, ask, drafter_lines, from_head, record
+from flowspec.cli.console import PlainConsole, loading_bar
 from flowspec.cli.diary import Diary
 from flowspec.cli.expertise import expertise_table
 from flowspec.cli.history import line_history
@@ -31,15 +32,13 @@ from flowspec.cli.options import (
     cluster_options,
     decoding_options,
     joined,
-    loading_bar,
-    note,
     pick_limits,
     pick_sampling,
 )
 from flowspec.cli.recorded import NotRecordedError, check_recording, recorded
 from flowspec.cli.screen import blocks_of, strip_line
 from flowspec.cli.strip import Strip
-from flowspec.cli.terminal import PlainConsole, fit_for
+from flowspec.cli.terminal import fit_for, note
 from flowspec.cli.wrap import WordWrap
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError, InputError, PeerError

@@ -1,55 +1,45 @@
 """The commands of `flowspec`: picks one, and turns errors into one line and an exit status.
 
+A command's module is imported when it is picked: a daemon loads nothing of the harness.
 Exit status: 0 done, 1 the work failed or differed, 2 wrong usage or input, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import difflib
+import importlib
 import io
 import json
 import logging
 import os
 import re
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from flowspec import __version__, checking
-from flowspec.cli import (
-    bench,
-    chat,
-    daemon,
-    devices,
-    doctor,
-    generate,
-    keygen,
-    plan,
-    profile,
-    serve,
-    top,
-    verify,
-)
-from flowspec.cli.options import note
-from flowspec.cli.terminal import LogFormatter
+from flowspec.cli.terminal import LogFormatter, note
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.interruption import INTERRUPTED, hear_signals
-from flowspec.plan.refusal import Refused
 
-COMMANDS = {
-    "daemon": daemon,
-    "chat": chat,
-    "generate": generate,
-    "serve": serve,
-    "verify": verify,
-    "bench": bench,
-    "top": top,
-    "plan": plan,
-    "profile": profile,
-    "devices": devices,
-    "doctor": doctor,
-    "keygen": keygen,
-}
+COMMANDS = (
+    "daemon",
+    "chat",
+    "generate",
+    "serve",
+    "verify",
+    "bench",
+    "top",
+    "plan",
+    "profile",
+    "devices",
+    "doctor",
+    "keygen",
+)
+"""Each is a module beside this one: `add_arguments` declares its flags, `run` does its work."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -64,7 +54,10 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
-def build_parser() -> Parser:
+def build_parser(argv: Sequence[str]) -> Parser:
+    """A parser for a command line: with the flags of the command that it names, and only the names of the
+    others."""
+    picked = _picked(argv)
     parser = Parser(
         prog="flowspec",
         description="Run one language model across several small devices, exactly as in one piece.",
@@ -72,10 +65,12 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"flowspec {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name, module in COMMANDS.items():
-        summary = " ".join((module.__doc__ or "").partition("\n\n")[0].split())
-        command = subparsers.add_parser(name, help=summary, description=summary)
-        module.add_arguments(command)
+    for name in COMMANDS:
+        if name != picked:
+            subparsers.add_parser(name, help=_summary(name) if picked is None else None)
+            continue
+        command = subparsers.add_parser(name, description=_summary(name))
+        _module(name).add_arguments(command)
         group = command.add_argument_group("logging")
         group.add_argument("-v", "--verbose", action="store_true", help="tell more on standard error")
         group.add_argument("--log-file", metavar="FILE", help="write the log to FILE instead")
@@ -88,10 +83,30 @@ def build_parser() -> Parser:
     return parser
 
 
-def _parsed(argv: list[str] | None) -> argparse.Namespace:
+def load(argv: Sequence[str]) -> None:
+    """Imports what the command that a command line names is made of."""
+    if (picked := _picked(argv)) is not None:
+        _module(picked)
+
+
+def _picked(argv: Sequence[str]) -> str | None:
+    return next((each for each in argv if each in COMMANDS), None)
+
+
+def _module(command: str) -> Any:
+    return importlib.import_module(f"flowspec.cli.{command}")
+
+
+def _summary(command: str) -> str:
+    """What a command does: its module's first paragraph, which is read without importing the module."""
+    source = Path(__file__).with_name(f"{command}.py").read_text("utf-8")
+    return " ".join((ast.get_docstring(ast.parse(source)) or "").partition("\n\n")[0].split())
+
+
+def _parsed(argv: Sequence[str]) -> argparse.Namespace:
     """The flags of a command; one that it does not have is told of by that command, with the one that may be
     meant."""
-    parser = build_parser()
+    parser = build_parser(argv)
     args, unknown = parser.parse_known_args(argv)
     if args.command is None:
         parser.error("expected a command, such as: flowspec chat")
@@ -132,7 +147,7 @@ def start_logging(args: argparse.Namespace) -> None:
         os.environ.setdefault(noisy, "warning" if args.verbose else "error")
 
 
-def run(argv: list[str] | None = None) -> int:
+def run(argv: Sequence[str]) -> int:
     """Runs one command; returns its exit status. Raises `OSError` where its output cannot be written."""
     args = _parsed(argv)
     if isinstance(sys.stdin, io.TextIOWrapper):
@@ -145,15 +160,12 @@ def run(argv: list[str] | None = None) -> int:
         checking.turn_on()
     try:
         start_logging(args)
-        return int(COMMANDS[args.command].run(args))
-    except Refused as refusal:
-        if getattr(args, "json", False):
-            print(json.dumps(refusal.report))
-        else:
-            note(f"flowspec {args.command}: {refusal}")
-        return refusal.exit_status
+        return int(_module(args.command).run(args))
     except FlowSpecError as error:
-        note(f"flowspec {args.command}: {error}")
+        if error.report is not None and getattr(args, "json", False):
+            print(json.dumps(error.report))
+        else:
+            note(f"flowspec {args.command}: {error}")
         return error.exit_status
     except KeyboardInterrupt:
         note(f"flowspec {args.command}: interrupted")

@@ -12,17 +12,16 @@ import faulthandler
 import logging
 import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flowspec.core.protocol.limits import NAME_CHARS_MAX
 from flowspec.errors import InputError
-from flowspec.host_memory import host_memory
-from flowspec.plan.profile import DeviceProfile, find_profile
-from flowspec.runtime.cluster import parse_bytes
-from flowspec.runtime.compute import Machine
-from flowspec.runtime.daemon import Daemon
-from flowspec.runtime.discovery import announcing
-from flowspec.runtime.security.keyfiles import default_folder, device_keyring, device_name
-from flowspec.runtime.security.keyring import Keyring
+from flowspec.folders import keys_folder
+
+if TYPE_CHECKING:  # what a daemon is made of is imported when it starts, not for its flags
+    from flowspec.plan.profile import DeviceProfile
+    from flowspec.runtime.daemon import Daemon
+    from flowspec.runtime.security.keyring import Keyring
 
 PORT_DEFAULT = 7700
 
@@ -45,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keys",
         type=Path,
         metavar="FOLDER",
-        help=f"this device's key and the list (default: {default_folder()}, if there)",
+        help=f"this device's key and the list (default: {keys_folder()}, if there)",
     )
     trust.add_argument(
         "--insecure",
@@ -113,13 +112,15 @@ def run(args: argparse.Namespace) -> int:
     if args.name is not None and not 0 < len(args.name) <= NAME_CHARS_MAX:
         raise InputError(f"--name: expected 1 to {NAME_CHARS_MAX} characters, got {len(args.name)}")
     if args.device.startswith("cuda"):
-        from flowspec.runtime.torch_device import (
-            pick_device,
-        )  # imports torch, which a daemon otherwise does on its first assignment
+        # It imports torch, which a daemon otherwise does on its first assignment.
+        from flowspec.runtime.torch_device import pick_device
 
         pick_device(args.device)
     if args.cache_dir is not None and args.cache_dir.exists() and not args.cache_dir.is_dir():
         raise InputError(f"--cache-dir: expected a folder, got the file {args.cache_dir}")
+    from flowspec.runtime.compute import Machine
+    from flowspec.runtime.daemon import Daemon
+
     machine = Machine(
         device=args.device,
         memory_bytes=_size("--memory", args.memory),
@@ -151,7 +152,9 @@ def run(args: argparse.Namespace) -> int:
 def _keys(folder: Path | None, name: str | None) -> Keyring | None:
     """The keys that were asked for, else those in their usual place; None where there are none of this
     device."""
-    place = folder or default_folder()
+    from flowspec.runtime.security.keyfiles import device_keyring, device_name
+
+    place = folder or keys_folder()
     found = device_name(place, name, socket.gethostname())
     if found is not None:
         return device_keyring(place, found)
@@ -164,6 +167,8 @@ def _keys(folder: Path | None, name: str | None) -> Keyring | None:
 
 
 def _size(flag: str, text: str | None) -> int | None:
+    from flowspec.runtime.cluster import parse_bytes
+
     try:
         return None if text is None else parse_bytes(text)
     except InputError as error:
@@ -171,6 +176,8 @@ def _size(flag: str, text: str | None) -> int | None:
 
 
 def _profile(name: str) -> DeviceProfile:
+    from flowspec.plan.profile import find_profile
+
     try:
         return find_profile(name)
     except InputError as error:
@@ -178,6 +185,9 @@ def _profile(name: str) -> DeviceProfile:
 
 
 def _announced(daemon: Daemon) -> contextlib.AbstractContextManager[None]:
+    from flowspec.host_memory import host_memory
+    from flowspec.runtime.discovery import announcing
+
     memory_bytes = daemon.machine.memory_bytes or host_memory().total
     return announcing(
         name=daemon.name,

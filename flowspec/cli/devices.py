@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flowspec import __version__
-from flowspec.cli.options import note
+from flowspec.cli.terminal import note
 from flowspec.core.protocol.facts import Facts
 from flowspec.errors import InputError
 from flowspec.plan.memory import mib

@@ -13,9 +13,9 @@ import os
 import sys
 from pathlib import Path
 
-from flowspec.bench.prompts import read_prompts
 from flowspec.cli import batch, resume, statistics
 from flowspec.cli.answer import Outcome, Question, ask, drafter_lines, from_head, record
+from flowspec.cli.console import loading_bar
 from flowspec.cli.options import (
     add_arithmetic_argument,
     add_decoding_arguments,
@@ -25,18 +25,17 @@ from flowspec.cli.options import (
     cluster_options,
     decoding_options,
     joined,
-    loading_bar,
-    note,
     number_list,
     pick_limits,
     pick_sampling,
     positive,
 )
 from flowspec.cli.recorded import NotRecordedError, check_recording, recorded
-from flowspec.cli.terminal import show
+from flowspec.cli.terminal import note, show
 from flowspec.errors import ClusterError, InputError
 from flowspec.interruption import INTERRUPTED
 from flowspec.model.files import ModelFiles
+from flowspec.model.prompts import read_prompts
 from flowspec.model.text import Tokenizer, check_utf8, recommended
 from flowspec.plan.memory import mib
 from flowspec.runtime import timeouts

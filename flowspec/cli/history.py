@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from flowspec.cli import resume
+from flowspec.folders import state_folder
 
 HISTORY_LINES_MAX = 1000
 
@@ -21,7 +21,7 @@ def line_history():  # type: ignore[no-untyped-def]
     if not sys.stdin.isatty():
         yield
         return
-    path = resume.state_folder() / "history"
+    path = state_folder() / "history"
     readline.set_history_length(HISTORY_LINES_MAX)
     with contextlib.suppress(OSError):
         readline.read_history_file(path)

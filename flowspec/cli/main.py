@@ -27,7 +27,10 @@ def main(argv: list[str] | None = None) -> int:
     )  # else whoever started us has it ignored
     if is_heard:
         signal.signal(signal.SIGINT, _quit)
-    from flowspec.cli.commands import run  # imports for a second and more
+    words = sys.argv[1:] if argv is None else argv
+    from flowspec.cli import commands
+
+    commands.load(words)  # imports for a second and more
 
     if sys.stdout is None:  # it was closed by whoever started us
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - to the end
@@ -35,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         if is_heard:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            return run(argv)
+            return commands.run(words)
         finally:
             sys.stdout.flush()
     except OSError as error:

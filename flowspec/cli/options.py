@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
-
-from flowspec.cli.terminal import fit_for
 from flowspec.core.methods import METHODS, options_of
 from flowspec.core.protocol.limits import TREE_NODES_MAX
 from flowspec.core.protocol.messages import Sampling
@@ -24,7 +18,6 @@ from flowspec.runtime.cluster import read_drafters
 from flowspec.runtime.decoding import AUTO, Decoding, method_for
 from flowspec.runtime.defaults import choose_limits, choose_sampling
 from flowspec.runtime.session import ClusterOptions, Limits
-from flowspec.runtime.stages import Progress as ProgressCall
 
 NEW_TOKENS_DEFAULT = 256
 
@@ -278,30 +271,3 @@ def pick_limits(args: argparse.Namespace, model: Recommended, eos_id: int | None
         raise InputError("--stop: expected a text, got an empty one")
     count = args.max_new_tokens or NEW_TOKENS_DEFAULT
     return choose_limits(model, eos_id, count, stop_ids=args.stop_token_ids, ignores_own=args.ignore_eos)
-
-
-@contextlib.contextmanager
-def loading_bar(*, quiet: bool) -> Iterator[ProgressCall]:
-    """Shows how far the devices have come with their layers, on standard error while it is a terminal."""
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield lambda text, share: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        tasks: dict[str, TaskID] = {"": progress.add_task("starting", total=None)}
-
-        def show(text: str, share: float) -> None:
-            if "" in tasks:
-                progress.remove_task(tasks.pop(""))
-            device = text.rpartition(":")[0]
-            if device not in tasks:
-                tasks[device] = progress.add_task(text, total=1.0)
-            progress.update(tasks[device], description=text, completed=share)
-
-        yield show
-
-
-def note(text: str) -> None:
-    """A line beside the answer, on standard error."""
-    print(fit_for(sys.stderr, text), file=sys.stderr, flush=True)

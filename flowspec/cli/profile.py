@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowspec.cli.options import note, positive
+from flowspec.cli.options import positive
+from flowspec.cli.terminal import note
 from flowspec.errors import InputError
 from flowspec.plan.tables import toml_text
 from flowspec.runtime.health.own_speed import kept_profile

@@ -4,13 +4,13 @@ what is asked again."""
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from flowspec.cli.answer import Question, changes_document
 from flowspec.errors import InputError
+from flowspec.folders import state_folder
 from flowspec.model.files import ModelFiles
 from flowspec.model.text import Tokenizer
 from flowspec.runtime.journal.lines import Entry, Setting
@@ -23,11 +23,6 @@ FIXED: Mapping[str, Any] = {
 }
 """Flags whose part a journal plays, each as it is when it is left out. Where the model runs, and how it is
 decoded, may change."""
-
-
-def state_folder() -> Path:
-    """`$XDG_STATE_HOME/flowspec`, else under `~/.local/state`; it need not exist yet."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "flowspec"
 
 
 def journal_folder() -> Path:

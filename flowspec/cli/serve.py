@@ -15,6 +15,7 @@ import logging
 import signal
 from pathlib import Path
 
+from flowspec.cli.console import loading_bar
 from flowspec.cli.options import (
     add_arithmetic_argument,
     add_decoding_arguments,
@@ -22,10 +23,9 @@ from flowspec.cli.options import (
     cluster_options,
     decoding_options,
     joined,
-    loading_bar,
-    note,
     positive,
 )
+from flowspec.cli.terminal import note
 from flowspec.errors import InputError
 from flowspec.interruption import hear_signals
 from flowspec.model.text import Tokenizer

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any, TextIO
-
-from rich.console import Console
+from typing import TextIO
 
 from flowspec.cli.visible import visible
 
@@ -21,12 +19,9 @@ def show(text: str) -> None:
     print(fit_for(sys.stdout, text), end="", flush=True)
 
 
-class PlainConsole(Console):
-    """A console that sends no control characters but its own."""
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        shown = [visible(each) if isinstance(each, str) and self.is_terminal else each for each in objects]
-        super().print(*shown, **options)
+def note(text: str) -> None:
+    """A line beside the answer, on standard error."""
+    print(fit_for(sys.stderr, text), file=sys.stderr, flush=True)
 
 
 class LogFormatter(logging.Formatter):

@@ -22,13 +22,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from flowspec.bench.prompts import read_prompts
+from flowspec.cli.console import loading_bar
 from flowspec.cli.options import (
     add_decoding_arguments,
     add_model_arguments,
     cluster_options,
     decoding_options,
-    loading_bar,
     number_list,
     positive,
 )
@@ -38,6 +37,7 @@ from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
+from flowspec.model.prompts import read_prompts
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime.cluster import read_drafters
 from flowspec.runtime.decoding import AUTO, Decoding

@@ -13,11 +13,9 @@ import socket as sockets
 from dataclasses import dataclass, field
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from flowspec.core.protocol import limits
-from flowspec.runtime.monitor import HANDSHAKE_FAILED, Refusal, refusal_of
-from flowspec.runtime.transport import receive
+from flowspec.runtime.monitor import HANDSHAKE_FAILED, Refusal, events, refusal_of
 
 
 @dataclass(slots=True)
@@ -43,9 +41,7 @@ class Doorman:
     def drain(self) -> Comings:
         """What happened since the last call; shuts down connections above the limit."""
         found = Comings()
-        while (frames := receive(self.socket)) is not None:
-            message = parse_monitor_message(frames)
-            event, descriptor = message["event"], message["value"]  # of a failed handshake the value says why
+        for event, descriptor in events(self.socket):  # of a failed handshake the value says why
             if event == zmq.EVENT_ACCEPTED:
                 if len(self._open) >= self._connections_max:
                     found.surplus += 1

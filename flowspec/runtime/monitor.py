@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
+import struct
 import time
+from collections.abc import Iterator
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import ready_sources, receive
@@ -64,6 +65,12 @@ def refusal_of(event: int, value: int) -> Refusal:
     return Refusal.MECHANISM if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH else Refusal.BROKEN
 
 
+def events(socket: zmq.Socket[bytes]) -> Iterator[tuple[int, int]]:
+    """What a monitor's socket has to tell: each event with its value, oldest first."""
+    while (frames := receive(socket)) is not None:
+        yield struct.unpack("=Hi", frames[0])  # as zmq.utils.monitor does, which loads asyncio
+
+
 class Monitor:
     """What happens to a socket's connections: peers lost, and handshakes that failed. `refusal` is how the
     last one did."""
@@ -76,11 +83,10 @@ class Monitor:
     def drain(self) -> tuple[int, list[Refusal]]:
         """Since the last call: how many connections were lost, and how handshakes failed."""
         lost, refusals = 0, []
-        while (frames := receive(self.socket)) is not None:
-            found = parse_monitor_message(frames)
-            lost += found["event"] == zmq.EVENT_DISCONNECTED
-            if found["event"] & HANDSHAKE_FAILED:
-                refusals.append(refusal_of(found["event"], found["value"]))
+        for event, value in events(self.socket):
+            lost += event == zmq.EVENT_DISCONNECTED
+            if event & HANDSHAKE_FAILED:
+                refusals.append(refusal_of(event, value))
         self.refusal = next(
             (refusal for refusal in refusals if refusal.is_final), refusals[-1] if refusals else self.refusal
         )

@@ -387,7 +387,7 @@ def test_setups_are_picked_by_name_and_methods_by_theirs() -> None:
 
 
 def pick(*flags: str) -> Bench:
-    return pick_experiment(build_parser().parse_args(["bench", *flags]))
+    return pick_experiment(build_parser(["bench"]).parse_args(["bench", *flags]))
 
 
 @pytest.fixture

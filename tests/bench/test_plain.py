@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from flowspec.bench.plain import Case, first_of_each, make_samplings, plain_cases
-from flowspec.bench.prompts import Prompt
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.prompts import Prompt
 
 PROMPTS = [
     Prompt(prompt_id=str(number), domain=domain, turns=(text,))

@@ -15,7 +15,6 @@ from flowspec.bench.config import Setup, Testbed
 from flowspec.bench.guesses import Maker, Randoms, open_drafting
 from flowspec.bench.outcome import EXACT, WRONG, Record
 from flowspec.bench.plain import Case, make_samplings, plain_cases
-from flowspec.bench.prompts import Prompt
 from flowspec.bench.simulated import run, sampling_curve, stage_curves
 from flowspec.bench.synthetic import Synthetic, synthetic_cases
 from flowspec.core.head.learnt import Learnt
@@ -23,6 +22,7 @@ from flowspec.core.methods import METHODS, options_of
 from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.ranking import Ranker
 from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.prompts import Prompt
 from flowspec.plan.cost import row_bytes
 from flowspec.sim.language import AnswerLanguage
 from tests.bench.benches import boards, drafters, synthetic

@@ -172,7 +172,7 @@ def test_prompts_for_tuning_are_never_those_that_are_reported() -> None:
 
 def _texts(name: str) -> set[tuple[str, ...]]:
     from flowspec.bench.config import prompt_path
-    from flowspec.bench.prompts import read_prompts
+    from flowspec.model.prompts import read_prompts
 
     return {prompt.turns for prompt in read_prompts(prompt_path(name))}
 

@@ -29,7 +29,6 @@ from typing import Any
 import numpy as np
 
 from flowspec.bench.console import progress, show
-from flowspec.bench.prompts import QUESTIONS
 from flowspec.child_process import python_module
 from flowspec.cli.options import positive
 from flowspec.core.protocol.messages import Sampling
@@ -38,13 +37,9 @@ from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime import timeouts
+from tests.checks.questions import QUESTIONS, SAMPLINGS
 from tests.command import Parser, run_command
 
-SAMPLINGS: tuple[dict[str, Any], ...] = (
-    {"temperature": 0.0},
-    {"temperature": 1.0, "seed": 1},
-    {"temperature": 0.7, "top_p": 0.9, "seed": 2},
-)
 PERCENTILES = (50, 95, 99)
 SAMPLE_EVERY_S = 2.0
 ANSWER_S = 300.0

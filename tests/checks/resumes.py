@@ -25,7 +25,6 @@ from typing import Any
 from flowspec.bench.console import progress
 from flowspec.bench.exactness import agreement
 from flowspec.bench.outcome import WRONG
-from flowspec.bench.prompts import QUESTIONS
 from flowspec.cli.options import positive
 from flowspec.core.methods import METHODS, find_method
 from flowspec.core.protocol.messages import Sampling
@@ -34,6 +33,7 @@ from flowspec.errors import FlowSpecError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer, recommended
+from tests.checks.questions import QUESTIONS
 from tests.command import Parser, chosen, run_command
 
 STAGES = (1, 2, 3)

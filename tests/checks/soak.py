@@ -40,7 +40,6 @@ import psutil
 from flowspec.bench.console import Step, progress, show
 from flowspec.bench.exactness import STOPPED, Case, agreement
 from flowspec.bench.outcome import WRONG
-from flowspec.bench.prompts import QUESTIONS
 from flowspec.cli.options import positive
 from flowspec.core.methods import METHODS, find_method
 from flowspec.core.protocol.messages import Sampling
@@ -53,12 +52,12 @@ from flowspec.runtime.cluster import Device
 from flowspec.runtime.decoding import AUTO, Decoding
 from flowspec.runtime.session import Cluster, Limits, Session, Survival
 from flowspec.runtime.stages import Stage
+from tests.checks.questions import QUESTIONS, SAMPLINGS
 from tests.checks.rigs import cluster_of
 from tests.checks.weights import Device as Daemon
 from tests.command import Parser, add_dtype, chosen, run_command
 
 FAULTS = ("kill", "stop")
-SAMPLINGS = (Sampling(), Sampling(temperature=1.0, seed=1), Sampling(temperature=0.7, top_p=0.9, seed=2))
 ALLOWED = {"rss_mib": 1.0, "fds": 0.5, "threads": 0.5, "sockets": 0.5}
 """What may come in a thousand answers and still be called flat."""
 EVERY = 20
@@ -209,7 +208,7 @@ class Soak:
                 sampling=sampling,
             )
             for text in QUESTIONS
-            for sampling in SAMPLINGS
+            for sampling in (Sampling(**each) for each in SAMPLINGS)
         ]
         for case in self._cases:
             self._expected(case)

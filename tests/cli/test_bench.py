@@ -152,7 +152,7 @@ def test_a_folder_that_cannot_be_used_is_refused(
         == f"--out: expected a folder that can be written, got {tiny} (File exists)"
     )
     out = tmp_path / "out"
-    args = build_parser().parse_args(["bench", "--experiment", str(tiny)])
+    args = build_parser(["bench"]).parse_args(["bench", "--experiment", str(tiny)])
     open_out(pick_experiment(args), out)
     write_records(out / RESULTS, [record("ar", "1", 1, 1.0)])
     assert refused("--experiment", tiny, "--out", out, "--limit", "3") == (
@@ -187,7 +187,7 @@ def test_tuned_methods_join_the_experiment_and_its_folder(
 ) -> None:
     monkeypatch.setattr(tune_module, "GRIDS", {"continuous": {"segment_nodes": (4, 64)}})
     monkeypatch.setattr(tune_module, "PROMPTS", 1)
-    args = build_parser().parse_args(
+    args = build_parser(["bench"]).parse_args(
         ["bench", "--experiment", str(tiny), "--jobs", "1", "--tune", "--temperatures", "0"]
     )
     bench, out = pick_experiment(args), tmp_path / "out"

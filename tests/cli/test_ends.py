@@ -54,7 +54,7 @@ def test_an_output_that_nobody_reads_any_more_is_no_error_of_ours(stream: str) -
     assert process.returncode == 1
 
 
-@pytest.mark.parametrize("module", ["argparse", "flowspec.cli.chat", "numpy", "zmq", "rich"])
+@pytest.mark.parametrize("module", ["argparse", "flowspec.cli.plan", "numpy", "zmq", "rich"])
 def test_ctrl_c_during_imports_is_told_in_one_line(module: str) -> None:
     command = [sys.executable, "-c", INTERRUPTED_AT, module, *PLAN]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

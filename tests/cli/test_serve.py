@@ -110,5 +110,5 @@ def test_the_help_fits_a_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
-        build_parser().parse_args(["serve", "--help"])
+        build_parser(["serve"]).parse_args(["serve", "--help"])
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80

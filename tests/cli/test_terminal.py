@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.cli.terminal import LogFormatter, PlainConsole
+from flowspec.cli.console import PlainConsole
+from flowspec.cli.terminal import LogFormatter
 from flowspec.cli.visible import visible
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles

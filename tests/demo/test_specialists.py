@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from flowspec.bench.prompts import read_prompts
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
+from flowspec.model.prompts import read_prompts
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
 from tests.recipe.hits import ranks

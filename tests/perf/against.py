@@ -25,12 +25,12 @@ from typing import Any
 from flowspec.bench.console import progress
 from flowspec.bench.outcome import EXACT, WRONG
 from flowspec.bench.plain import DTYPE, Case, first_of_each, plain_cases
-from flowspec.bench.prompts import Prompt, read_prompts
 from flowspec.bench.recording import agreement_of
 from flowspec.core.head.statistics import Statistics
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import FlowSpecError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
+from flowspec.model.prompts import Prompt, read_prompts
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import Cluster, ClusterOptions, Limits, open_cluster
 from tests.command import Parser, run_command

@@ -23,12 +23,12 @@ from typing import Any
 
 from flowspec.bench.console import progress, show
 from flowspec.bench.plain import DTYPE, first_of_each
-from flowspec.bench.prompts import Prompt, read_prompts
 from flowspec.cli.options import positive
 from flowspec.core.methods import METHODS
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.files import BUNDLED, bundled_folder
+from flowspec.model.prompts import Prompt, read_prompts
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import Cluster, ClusterOptions, Limits, Session, open_cluster

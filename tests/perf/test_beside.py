@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from flowspec.bench.prompts import Prompt
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
+from flowspec.model.prompts import Prompt
 from flowspec.runtime.session import ClusterOptions, Session
 from flowspec.runtime.token_stream import Timing
 from tests.perf import beside

@@ -29,9 +29,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, apply_rotary_pos_emb
 
-from flowspec.bench.prompts import read_prompts
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import ModelFiles, bundled_folder
+from flowspec.model.prompts import read_prompts
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer, recommended
 from tests.recipe.corpus import DOMAINS, Corpus, parse_mix

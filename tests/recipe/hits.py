@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from flowspec.bench.prompts import read_prompts
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import ModelFiles, bundled_folder
+from flowspec.model.prompts import read_prompts
 from flowspec.model.reference import Reference
 from flowspec.model.sampler import F64, Sampler
 from flowspec.model.text import Tokenizer, recommended

@@ -15,9 +15,9 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from flowspec.bench.prompts import Prompt, read_prompts
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import ModelFiles, bundled_folder
+from flowspec.model.prompts import Prompt, read_prompts
 from flowspec.model.reference import Reference
 from flowspec.model.text import UNFINISHED, Tokenizer, recommended
 from tests.recipe.talk import ABOUT, is_held_out, sum_key, work_out

@@ -3,7 +3,6 @@ be asked for CUDA."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import platform
 import re
@@ -131,9 +130,11 @@ def arithmetics(question: AskArithmetics, machine: Machine, tell: Tell) -> Arith
 
 
 def _version(package: str) -> str:
+    from importlib import metadata  # a daemon need not have it while nobody asks
+
     try:
-        return importlib.metadata.version(package)[: limits.NAME_CHARS_MAX]
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(package)[: limits.NAME_CHARS_MAX]
+    except metadata.PackageNotFoundError:
         return ""
 
 

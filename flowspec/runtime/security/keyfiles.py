@@ -37,11 +37,6 @@ _ALLOWED_NOTE = (
 )
 
 
-def default_folder() -> Path:
-    """Where a device's daemon looks for keys, and `launch/boards` puts them."""
-    return Path.home() / ".config" / "flowspec" / "keys"
-
-
 # ---------------------------------------------------------------------------------------------------- reading
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flowspec.bench.prompts import Prompt, read_prompts
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError
+from flowspec.model.prompts import Prompt, read_prompts
 from flowspec.plan.tables import read_toml
 
 TEXTS = st.text(st.characters(), max_size=12)

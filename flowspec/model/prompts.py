@@ -9,16 +9,6 @@ from pathlib import Path
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 
-QUESTIONS = (
-    "What is 17 + 25?",
-    "What is 3 + 4?",
-    "Tell me a story.",
-    "What is FlowSpec?",
-    "Who are you?",
-    "What is 99 - 1?",
-)
-"""Short ones that the bundled model answers."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:

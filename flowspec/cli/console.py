@@ -1,0 +1,43 @@
+"""What Rich draws for the commands: text without the control characters of others, and how far loading is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+
+from flowspec.cli.visible import visible
+from flowspec.runtime.stages import Progress as ProgressCall
+
+
+class PlainConsole(Console):
+    """A console that sends no control characters but its own."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        shown = [visible(each) if isinstance(each, str) and self.is_terminal else each for each in objects]
+        super().print(*shown, **options)
+
+
+@contextlib.contextmanager
+def loading_bar(*, quiet: bool) -> Iterator[ProgressCall]:
+    """Shows how far the devices have come with their layers, on standard error while it is a terminal."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield lambda text, share: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        tasks: dict[str, TaskID] = {"": progress.add_task("starting", total=None)}
+
+        def show(text: str, share: float) -> None:
+            if "" in tasks:
+                progress.remove_task(tasks.pop(""))
+            device = text.rpartition(":")[0]
+            if device not in tasks:
+                tasks[device] = progress.add_task(text, total=1.0)
+            progress.update(tasks[device], description=text, completed=share)
+
+        yield show
