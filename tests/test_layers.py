@@ -27,6 +27,7 @@ SIDEWAYS = {
     ("bench", "runtime"): "the harness drives the worlds, which know nothing of it",
     ("bench", "sim"): "the harness drives the worlds, which know nothing of it",
     ("draft", "model"): "a drafter is a model or stands on one, and no model knows of drafters",
+    ("draft", "plan"): "a drafter says what a planner reckons of it, and no planner knows of drafters",
 }
 WORLDLY = {
     "torch",

@@ -31,7 +31,7 @@ from flowspec.bench.guesses import WIDTH_MAX
 from flowspec.core.methods import CHAIN, METHODS, find_method
 from flowspec.core.methods.base import Parameter
 from flowspec.core.protocol.limits import DRAFTERS_MAX, STAGES_MAX
-from flowspec.draft.choose import NONE
+from flowspec.draft.kinds import NONE
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
 from flowspec.plan.profile import DeviceProfile, find_profile

@@ -16,8 +16,7 @@ import numpy as np
 from flowspec.bench.plain import DTYPE, Case
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Proposal, Release, Segment
-from flowspec.draft.choose import NGRAM, drafter_files, open_drafter
-from flowspec.draft.ngram import NgramDrafter
+from flowspec.draft.kinds import find_drafter
 from flowspec.draft.protocol import Drafter
 from flowspec.draft.ranking import Children, Ranker
 from flowspec.errors import InputError
@@ -49,47 +48,37 @@ class Drafting(Protocol):
 
 
 def open_drafting(name: str, target: ModelFiles, *, coupled: bool = True) -> Drafting:
-    """What `draft.choose.open_drafter` opens but EAGLE heads, or `random`; without coupling models guess
-    without the noise.
+    """What `draft.kinds.open_drafter` opens but what wants the target's features, or `random`; without coupling
+    models guess without the noise.
 
     Raises `InputError` for a drafter that cannot be used with the target in virtual time.
     """
     config = target.config()
-    ranker = Ranker(config.vocab_size, coupled=coupled)
+    context, ranker = context_max(config), Ranker(config.vocab_size, coupled=coupled)
     if name == RANDOM:
-        return Randoms(ranker, config.vocab_size, context_max(config))
-    import torch
-
-    drafter = open_drafter(name, target, DTYPE, torch.device("cpu"), context=context_max(config))
-    if drafter is None:
-        return Nothing()
-    if drafter.kind == NGRAM:
-        return Ngrams(drafter.context)
-    if drafter.captures:
+        return Randoms(ranker, config.vocab_size, context)
+    kind = find_drafter(name)
+    if kind.reads_features:
         raise InputError(
-            f"--drafter {name}: an {drafter.kind} head needs the target's features, and in virtual time "
-            "nothing computes them"
+            f"--drafter {name}: {kind.plural} need the target's features, and in virtual time nothing computes "
+            "them"
         )
+    model = kind.model_for_device(target)
+    if model is None:
+        return Real(lambda: kind.open(target, DTYPE, None, context=context, coupled=coupled))
     from flowspec.bench.model_guesses import Models
 
-    return Models(drafter_files(name), ranker, drafter.context)
+    return Models(model, ranker, min(context, context_max(model.config()), limits.CONTEXT_MAX))
 
 
-class Nothing:
-    """`none`."""
+class Real:
+    """Cheap enough to run for real in every world."""
 
-    def begin(self, case: Case) -> Maker:
-        return lambda: None
-
-
-class Ngrams:
-    """`ngram`: cheap enough to run for real in every world."""
-
-    def __init__(self, context: int) -> None:
-        self._context = context
+    def __init__(self, make: Maker) -> None:
+        self._make = make
 
     def begin(self, case: Case) -> Maker:
-        return lambda: NgramDrafter(self._context)
+        return self._make
 
 
 class Guesses(ABC):
@@ -120,9 +109,8 @@ class Guesses(ABC):
 
 
 class MemoDrafter:
-    """A `Drafter` of kind `model` that looks up what it proposes."""
+    """A `Drafter` that looks up what it proposes."""
 
-    kind = "model"
     captures: tuple[int, ...] = ()
     weight_bytes = 0
     cache_slots = limits.ID_MAX
@@ -162,7 +150,6 @@ class DrafterForEach:
     """Drafters of one request each, as one: each part of a segment goes to its own, and one pass runs them
     all."""
 
-    kind = "model"
     captures: tuple[int, ...] = ()
     weight_bytes = 0
     cache_slots = limits.ID_MAX

@@ -34,7 +34,7 @@ from flowspec.core.events import (
     VerifiedArrived,
 )
 from flowspec.core.protocol.messages import Message
-from flowspec.draft.choose import NONE, check_drafter
+from flowspec.draft.kinds import NONE, check_drafter
 from flowspec.errors import InputError
 from flowspec.plan.cost import row_bytes
 from flowspec.runtime.decoding import Decoding

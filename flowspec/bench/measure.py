@@ -23,7 +23,7 @@ from flowspec.bench.checkpoints import make_checkpoint
 from flowspec.bench.console import Step
 from flowspec.core.events import JobPart, RunLayers
 from flowspec.core.protocol.messages import Commit, Open, Part, Release, Sampling, Segment
-from flowspec.draft.choose import open_drafter
+from flowspec.draft.kinds import open_drafter
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import ClusterError
 from flowspec.model.accelerator import accelerator_of

@@ -63,7 +63,7 @@ from flowspec.bench.virtual_runs import VirtualRuns
 from flowspec.cli.options import number_list, positive, positives, reals
 from flowspec.cli.terminal import note
 from flowspec.core.protocol.limits import DRAFTERS_MAX
-from flowspec.draft.choose import NONE, check_drafter
+from flowspec.draft.kinds import NONE, WORDS, check_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.watch.recording import About, record_document, write_recording
@@ -120,8 +120,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME",
         help=(
-            "bundled or another bundled model by name, a folder or hub id of a small model, ngram, random "
-            "or none; may be repeated"
+            "bundled or another bundled model by name, a folder or hub id of a small model, "
+            f"{', '.join(WORDS[:-1])}, {RANDOM} or {WORDS[-1]}; may be repeated"
         ),
     )
     group.add_argument(

@@ -11,6 +11,7 @@ from flowspec.core.methods import METHODS, options_of
 from flowspec.core.protocol.limits import TREE_NODES_MAX
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.draft.kinds import FALLBACK, WORDS
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, bundled_models
 from flowspec.model.text import Recommended
@@ -140,14 +141,16 @@ def add_decoding_arguments(parser: argparse.ArgumentParser, *, several: bool = F
         metavar="NAME[,NAME...]",
         help=(
             f"what guesses ahead: bundled, {', '.join(bundled_models())}, a folder or hub id of a small "
-            "model or EAGLE head, ngram, or none; "
+            "model or EAGLE head, "
+            f"{', '.join(WORDS[:-1])}, or {WORDS[-1]}; "
         )
         + (
             "several with commas; may be repeated"
             if several
             else "may be repeated, for several that draft together"
         )
-        + " (default: those of the cluster file, else bundled for the bundled model, else ngram)",
+        + " (default: those of the cluster file, else bundled for the bundled model, else "
+        + f"{FALLBACK})",
     )
     group.add_argument(
         "--chain",

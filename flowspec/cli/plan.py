@@ -19,6 +19,8 @@ from flowspec.cli.options import number_list, positive
 from flowspec.cli.plan_wish import find_wish
 from flowspec.core.methods import DEFAULT, WITHOUT_GUESSES
 from flowspec.core.protocol.limits import REQUESTS_MAX
+from flowspec.draft.kinds import ALL as KINDS
+from flowspec.draft.kinds import SUPPOSED, WORDS
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
 from flowspec.plan.absence import Without, without_each
@@ -28,7 +30,6 @@ from flowspec.plan.planner import Plan, make_plan, rate_split
 from flowspec.plan.refusal import Refused, refusing
 from flowspec.plan.sites import Wish
 from flowspec.plan.split import checked_split
-from flowspec.runtime.planning.wish import ACCEPTANCE_MODEL
 
 HELPS_SHOWN = 5
 SIMULATED_WORK_MAX = 24
@@ -97,13 +98,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--drafter",
         metavar="NAME",
-        help="eagle, ngram, none, a shape's name, a folder or hub id (default: eagle)",
+        help=f"{SUPPOSED}, {', '.join(WORDS)}, a shape's name, a folder or hub id (default: {SUPPOSED})",
     )
     group.add_argument(
         "--acceptance",
         type=float,
         metavar="SHARE",
-        help=f"of its best guesses (default: eagle .635, a model {ACCEPTANCE_MODEL:g}, ngram .25)",
+        help="of its best guesses (default: "
+        + ", ".join(f"{kind.plural} {kind.acceptance:g}" for kind in KINDS if kind.acceptance)
+        + ")",
     )
     parser.add_argument(
         "--quick", action="store_true", help="foretell by a formula, at once, and not by simulations"
@@ -340,8 +343,7 @@ def assumptions(wish: Wish, plan: Plan) -> list[str]:
         f"{wish.typical_context} tokens of context on average",
     ]
     if plan.guesses and wish.drafter is not None:
-        name = "n-grams" if wish.drafter.shape is None else wish.drafter.shape.name
-        found.append(f"drafter {name}, {wish.drafter.acceptance:.1%} of its best guesses right")
+        found.append(f"drafter {wish.drafter.name}, {wish.drafter.acceptance:.1%} of its best guesses right")
         if not plan.is_head_free:
             found.append("head and stage share a device: each takes twice as long there")
     return found

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from flowspec.core.protocol import limits
-from flowspec.draft.choose import NGRAM, NONE
+from flowspec.draft.kinds import SUPPOSED, WORDS, find_drafter, sketched
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.support import context_max, family_of
 from flowspec.plan.memory import ModelWeights, weights_of
 from flowspec.plan.profile import find_profile
-from flowspec.plan.shape import PRECISION_BYTES, ModelShape, eagle_shape, find_shape, shape_of
+from flowspec.plan.shape import PRECISION_BYTES, ModelShape, find_shape, shape_of
 from flowspec.plan.sites import Drafter, Network, Site, Wish, site
 from flowspec.runtime.cluster import (
     Device,
@@ -27,14 +27,7 @@ from flowspec.runtime.cluster import (
     read_links,
     stage_devices,
 )
-from flowspec.runtime.planning.wish import (
-    ACCEPTANCE,
-    ACCEPTANCE_MODEL,
-    EAGLE,
-    find_drafter,
-    model_weights,
-    typical_context,
-)
+from flowspec.runtime.planning.wish import model_weights, typical_context
 from flowspec.runtime.session import pick_dtype
 
 
@@ -155,19 +148,12 @@ def _network(args: argparse.Namespace, names: Sequence[str]) -> Network:
 
 def _drafter(args: argparse.Namespace, shape: ModelShape) -> Drafter | None:
     """The drafter of the flags; without one the bundled model has its own and all others an EAGLE head."""
-    name = args.drafter or (BUNDLED if args.shape is None and args.model == BUNDLED else EAGLE)
+    name = args.drafter or (BUNDLED if args.shape is None and args.model == BUNDLED else SUPPOSED)
     if args.acceptance is not None and not 0 < args.acceptance < 1:
         raise InputError(f"--acceptance: expected a share above 0 and below 1, got {args.acceptance:g}")
-    if name == EAGLE or not (name in (NGRAM, NONE, BUNDLED) or Path(name).is_dir() or "/" in name):
-        own = eagle_shape(shape) if name == EAGLE else find_shape(name)
-        if own.vocabulary != shape.vocabulary:
-            raise InputError(
-                f"--drafter: expected the model's vocabulary of {shape.vocabulary}, but {name} has "
-                f"{own.vocabulary}"
-            )
-        found: Drafter | None = Drafter(
-            shape=own, acceptance=ACCEPTANCE[EAGLE] if name.startswith(EAGLE) else ACCEPTANCE_MODEL
-        )
+    has_files = name in (*WORDS, BUNDLED) or Path(name).is_dir() or "/" in name
+    if name == SUPPOSED or not has_files:
+        found: Drafter | None = sketched(name, shape)
     else:
-        found = find_drafter(name, shape)
+        found = find_drafter(name).reckoned(shape)
     return found if found is None or args.acceptance is None else replace(found, acceptance=args.acceptance)

@@ -101,7 +101,7 @@ class _Request:
 
 
 class EagleDrafter(TreeCachedDrafter):
-    """A `Drafter` of kind `eagle` or `eagle3`."""
+    """A `Drafter`; see the module."""
 
     def __init__(
         self,
@@ -116,7 +116,6 @@ class EagleDrafter(TreeCachedDrafter):
         """Loads the head for this target; raises `InputError` when that cannot be. `context` is the
         target's."""
         self._head = EagleHead.load(files, target, dtype, device)
-        self.kind = self._head.kind
         self.captures = self._head.capture
         own = min(context_max(self._head.config), limits.CONTEXT_MAX)
         self.context = own if context is None else min(own, context)

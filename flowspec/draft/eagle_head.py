@@ -8,7 +8,7 @@ target's where the head has none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.draft.eagle_files import LAYER, kind_of
 from flowspec.errors import InputError
 from flowspec.model.attention import TreeBatch, TreeCache
 from flowspec.model.families import FAMILIES, Family
@@ -33,30 +34,9 @@ from flowspec.model.slice import DTYPES
 from flowspec.model.support import check_quantised, check_rotary, family_of
 from flowspec.model.weights import embedding_name, lm_head_name
 
-_LAYERS = {"eagle": "layers.0", "eagle3": "midlayer"}
 _UNUSED = {"eagle": {"lm_head.weight"}, "eagle3": {"d2t", "t2d"}}
 """Tensors that published files hold beside the network; EAGLE-1/2 always answers through the target's
 `lm_head`."""
-
-
-def kind_of(tensor_names: Iterable[str]) -> str | None:
-    """`eagle`, `eagle3`, or None for any other network."""
-    names = set(tensor_names)
-    layers = [
-        kind for kind, prefix in _LAYERS.items() if any(name.startswith(f"{prefix}.") for name in names)
-    ]
-    return layers[0] if "fc.weight" in names and len(layers) == 1 else None
-
-
-def is_eagle(raw_config: dict[str, Any], tensor_names: Iterable[str]) -> bool:
-    """Whether a folder holds an EAGLE head and not a model: by the tensors, for a head's config often looks
-    like a model's."""
-    return raw_config.get("num_hidden_layers") == 1 and kind_of(tensor_names) is not None
-
-
-def tensor_names(files: ModelFiles) -> frozenset[str]:
-    """Names of all tensors in a folder, no weight is read."""
-    return HeadTensors(files).names
 
 
 class HeadTensors:
@@ -214,7 +194,7 @@ class EagleHead:
         try:
             with torch.device("meta"):
                 network = _Network(config, kind, draft_vocabulary, vocabulary, "fc.bias" in tensors)
-                if f"{_LAYERS[kind]}.self_attn.o_proj.bias" not in tensors:
+                if f"{LAYER[kind]}.self_attn.o_proj.bias" not in tensors:
                     network.layer.self_attn.o_proj.bias = (
                         None  # Llama's switch is for all four; Qwen's heads have three
                     )
@@ -319,8 +299,8 @@ def _head_config(files: ModelFiles, raw: dict[str, Any], tensors: HeadTensors, k
         ) from None
     check_rotary(config, FAMILIES["llama"], files.model)
     check_quantised(config, files.model)
-    config.attention_bias = f"{_LAYERS[kind]}.self_attn.q_proj.bias" in tensors
-    config.mlp_bias = f"{_LAYERS[kind]}.mlp.gate_proj.bias" in tensors
+    config.attention_bias = f"{LAYER[kind]}.self_attn.q_proj.bias" in tensors
+    config.mlp_bias = f"{LAYER[kind]}.mlp.gate_proj.bias" in tensors
     return slice_config(config)
 
 

@@ -19,10 +19,8 @@ from flowspec.model.support import context_max
 
 
 class LanguageModelDrafter(TreeCachedDrafter):
-    """A `Drafter` of kind `model`. Torch's threads are left as they are: it lives in the head's process, or
+    """A `Drafter`. Torch's threads are left as they are: it lives in the head's process, or
     is all that a daemon computes."""
-
-    kind = "model"
 
     def __init__(
         self,

@@ -175,9 +175,8 @@ class _Request:
 
 
 class NgramDrafter:
-    """A `Drafter` of kind `ngram`."""
+    """A `Drafter`; see the module."""
 
-    kind = "ngram"
     captures: tuple[int, ...] = ()
     weight_bytes = 0
     cache_slots = limits.ID_MAX  # texts, and no keys and values

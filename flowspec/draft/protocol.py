@@ -20,11 +20,6 @@ class Drafter(Protocol):
     """
 
     @property
-    def kind(self) -> str:
-        """`model`, `eagle`, `eagle3` or `ngram`."""
-        ...
-
-    @property
     def captures(self) -> tuple[int, ...]:
         """Hidden states of the target that it wants of committed nodes (`Assign.captures`); empty for
         most."""

@@ -58,6 +58,7 @@ class Network:
 class Drafter:
     """What guesses ahead, in the head's process. `shape` is None for one that needs no model (n-grams)."""
 
+    name: str
     shape: ModelShape | None
     acceptance: float
 

@@ -28,6 +28,8 @@ from flowspec.core.protocol.cluster_messages import Assign, Error
 from flowspec.core.protocol.messages import Expand, Proposed, Release
 from flowspec.core.protocol.weight_messages import WeightAnswer
 from flowspec.core.stage.slots import slots_in
+from flowspec.draft.kinds import drafter_of
+from flowspec.draft.protocol import Drafter
 from flowspec.errors import ClusterError, FlowSpecError, NoRoomError, UnexpectedError, first_line
 from flowspec.memory_claims import MemoryClaims
 from flowspec.model.device_errors import is_gpu_lost, is_out_of_memory
@@ -43,7 +45,6 @@ from flowspec.wire.codec import Tensor
 if TYPE_CHECKING:
     import torch
 
-    from flowspec.draft.language import LanguageModelDrafter
     from flowspec.model.pieces import Span
     from flowspec.model.slice import Slice
     from flowspec.runtime.loading import Held
@@ -115,7 +116,7 @@ class ComputeThread:
         self.line = Line(self._tell)
         self._beside = Beside(machine, self._tell_of, self._fail_beside, self.claims)
         self._held: Held | None = None
-        self._drafter: LanguageModelDrafter | None = None
+        self._drafter: Drafter | None = None
         self._has_imports = False
         self._dead: tuple[tuple[int, int], frozenset[int]] = ((0, 0), frozenset())
         self.further: tuple[int, int, float] = (0, 0, 0.0)
@@ -222,7 +223,7 @@ class ComputeThread:
             part.close_cache(work.request)
             give_back()
 
-    def _draft(self, drafter: LanguageModelDrafter, work: Expand | Release) -> None:
+    def _draft(self, drafter: Drafter, work: Expand | Release) -> None:
         if isinstance(work, Release):
             drafter.release(work)
             give_back()
@@ -333,12 +334,7 @@ class ComputeThread:
         part.cache_bytes_max = cache_bytes_max
         self._drafter = None
         if assign.drafting is not None:
-            from flowspec.draft.language import LanguageModelDrafter
-
-            told = assign.drafting
-            self._drafter = LanguageModelDrafter(
-                part, context=assign.context, vocabulary_size=told.vocabulary, coupled=told.coupled
-            )
+            self._drafter = drafter_of(part, assign.drafting, assign.context)
 
 
 def _loaded(part: Slice, *, reused: bool, received_bytes: int = 0) -> Loaded:

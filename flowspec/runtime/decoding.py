@@ -9,9 +9,9 @@ from typing import Any
 
 from flowspec.core.methods import CHAIN, CHAINED, DEFAULT, default_method, find_method
 from flowspec.core.protocol import limits
-from flowspec.draft.choose import NGRAM, NONE, check_drafter, model_name
+from flowspec.draft.kinds import FALLBACK, NONE, check_drafter, find_drafter, model_name
 from flowspec.errors import InputError
-from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.files import BUNDLED
 
 AUTO = "auto"
 """A chain that the method puts together by itself."""
@@ -54,8 +54,10 @@ class Decoding:
             assert self.chain is not None
             return tuple(filter(None, self.chain.split(",")))
         own = BUNDLED_CHAIN if self.chain == AUTO else (BUNDLED,)
-        names = self.drafters or tuple(placed) or (own if model == BUNDLED else (NGRAM,))
-        return tuple(sorted(names, key=parameter_count)) if self.chain == AUTO else names
+        names = self.drafters or tuple(placed) or (own if model == BUNDLED else (FALLBACK,))
+        if self.chain == AUTO:
+            return tuple(sorted(names, key=lambda name: find_drafter(name).parameter_count()))
+        return names
 
     def check(self, model: str, placed: Sequence[str] = ()) -> None:
         """Raises `InputError` for names that mean nothing, or that do not go together; `place` looks into the
@@ -91,12 +93,3 @@ class Decoding:
     def levels(self, names: Sequence[str]) -> tuple[int, ...]:
         """The level of each model beside the target: of a chain its place, else all are drafters."""
         return tuple(range(len(names))) if self.method in CHAINED else (0,) * len(names)
-
-
-def parameter_count(name: str) -> int:
-    """Of a model beside the target, by the headers of its files; 0 for n-grams."""
-    if name == NGRAM:
-        return 0
-    files = ModelFiles(model_name(name))
-    tensors = files.tensors()
-    return sum(tensors.element_count(each) for each in files.weight_map())

@@ -20,6 +20,7 @@ from typing import Any
 
 from flowspec.core.events import Draft, Drafted, ToDrafter
 from flowspec.core.protocol.messages import VerifiedPart
+from flowspec.draft.kinds import FALLBACK
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import ClusterError, FlowSpecError
 from flowspec.model.device_errors import is_out_of_memory
@@ -90,7 +91,7 @@ class DraftThread:
                 if is_out_of_memory(error):
                     text = (
                         "the drafter is out of memory; use a smaller one, a smaller --context, or --drafter "
-                        "ngram"
+                        f"{FALLBACK}"
                     )
                     self._tell(Failed(error=ClusterError(text)))
                 else:

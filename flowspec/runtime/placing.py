@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from flowspec.core.protocol.cluster_messages import Drafting
-from flowspec.draft.choose import WITHOUT_TENSORS, language_model, model_name, open_drafter
+from flowspec.draft.kinds import ALL, WITHOUT_TENSORS, find_drafter, model_name
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, canonical_name
@@ -45,19 +45,19 @@ def open_drafters(
     found: list[Drafter | PlacedDrafter] = []
     for name in names:  # what is wrong with one is told before another is loaded
         device = devices.get(name)
-        files = None if name in WITHOUT_TENSORS else language_model(name, target)
+        kind = find_drafter(name)
+        files = kind.model_for_device(target)
         if files is not None and device is not None:
             found.append(_placed(name, files, device, plan, decoding))
         elif device is not None and device.drafter is not None:
             raise InputError(
-                f"drafter {name} cannot run on {device.name}: n-grams and EAGLE heads are drafted with at "
-                "the head"
+                f"drafter {name} cannot run on {device.name}: {kind.plural} are drafted with at the head"
             )
     by_name = {each.name: each for each in found if isinstance(each, PlacedDrafter)}
     opened: list[Drafter | PlacedDrafter] = []
     for name in names:
-        drafter = by_name.get(name) or open_drafter(
-            name, target, plan.dtype, context=plan.context, coupled=decoding.coupled
+        drafter = by_name.get(name) or find_drafter(name).open(
+            target, plan.dtype, None, context=plan.context, coupled=decoding.coupled
         )
         assert drafter is not None, "none is no drafter"
         opened.append(drafter)
@@ -72,7 +72,8 @@ def captures_of(drafters: Sequence[Drafter | PlacedDrafter]) -> tuple[int, ...]:
         if not isinstance(drafter, PlacedDrafter) and drafter.captures
     ]
     if len(wanted) > 1:
-        raise InputError(f"--drafter: expected one EAGLE head at most, got {len(wanted)}")
+        readers = " or ".join(kind.plural for kind in ALL if kind.reads_features)
+        raise InputError(f"--drafter: expected one of {readers} at most, got {len(wanted)}")
     return wanted[0] if wanted else ()
 
 

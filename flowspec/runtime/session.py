@@ -19,7 +19,7 @@ from flowspec.core.events import Submit
 from flowspec.core.methods import make_method
 from flowspec.core.protocol.limits import TOP_LOGPROBS_MAX
 from flowspec.core.protocol.messages import Sampling
-from flowspec.draft.choose import NONE, WITHOUT_TENSORS
+from flowspec.draft.kinds import NONE, WITHOUT_TENSORS, find_drafter
 from flowspec.errors import InputError
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles, canonical_name
@@ -46,7 +46,7 @@ from flowspec.runtime.placing import assign_devices, captures_of, open_drafters,
 from flowspec.runtime.planning.choose import Chosen, choose, compare
 from flowspec.runtime.planning.newcomer import Newcomers
 from flowspec.runtime.planning.survey import survey
-from flowspec.runtime.planning.wish import find_drafter, model_weights, typical_context
+from flowspec.runtime.planning.wish import model_weights, typical_context
 from flowspec.runtime.security.cluster_keys import cluster_keys
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.stages import Progress
@@ -429,7 +429,7 @@ def choose_for(
     placed = read_drafters(options.cluster)
     names = decoding.drafters_for(files.model, tuple(placed))
     here = [name for name in names if placed.get(name, HEAD) == HEAD]
-    drafter = find_drafter((here or names)[0], shape) if names else None
+    drafter = find_drafter((here or names)[0]).reckoned(shape) if names else None
     if drafter is not None and not here:
         drafter = replace(drafter, shape=None)  # it costs neither the head nor a stage anything
     head_drafts = any(name not in WITHOUT_TENSORS for name in here)

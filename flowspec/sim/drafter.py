@@ -56,7 +56,6 @@ class FakeDrafter:
         cache_slots: int = limits.ID_MAX,
     ) -> None:
         assert 0 <= quality <= 1
-        self.kind = "model"
         self.captures = captures
         self.context = context
         self.weight_bytes = 0

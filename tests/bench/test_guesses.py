@@ -15,7 +15,8 @@ from flowspec.bench.plain import Case
 from flowspec.bench.simulated import run
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Proposal, Release, Sampling, Segment
-from flowspec.draft.choose import open_drafter
+from flowspec.draft.kinds import open_drafter
+from flowspec.draft.ngram import NgramDrafter
 from flowspec.draft.protocol import Drafter
 from flowspec.draft.ranking import Ranker
 from flowspec.errors import InputError
@@ -31,7 +32,6 @@ ANSWER = (*range(20, 40), STOP)
 class Both:
     """Two drafters that must propose the same."""
 
-    kind = "model"
     captures: tuple[int, ...] = ()
     weight_bytes = 0
     cache_slots = limits.ID_MAX
@@ -127,7 +127,7 @@ def test_many_cases_at_once_are_guessed_for_as_one_alone(monkeypatch: pytest.Mon
 
 
 def test_drafters_that_cannot_be_used_in_virtual_time_are_refused() -> None:
-    with pytest.raises(InputError, match="needs the target's features"):
+    with pytest.raises(InputError, match="need the target's features"):
         open_drafting(str(bundled_folder("eagle")), ModelFiles(BUNDLED))
     with pytest.raises(InputError, match="there is no folder"):
         open_drafting("/no/such/folder", ModelFiles(BUNDLED))
@@ -135,4 +135,4 @@ def test_drafters_that_cannot_be_used_in_virtual_time_are_refused() -> None:
     assert isinstance(open_drafting(RANDOM, ModelFiles(BUNDLED)), Randoms)
     ngram = open_drafting("ngram", ModelFiles(BUNDLED)).begin(made("a", ANSWER))()
     assert ngram is not None
-    assert ngram.kind == "ngram"
+    assert isinstance(ngram, NgramDrafter)

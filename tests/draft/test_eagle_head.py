@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint, make_variant
-from flowspec.draft.eagle_head import EagleHead, is_eagle, tensor_names
+from flowspec.draft.eagle_files import is_eagle
+from flowspec.draft.eagle_head import EagleHead
 from flowspec.errors import InputError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.files import ModelFiles, bundled_folder
@@ -223,7 +224,7 @@ def test_a_chain_is_what_the_published_forward_computes(
 ) -> None:
     tensors, config = HEAD_CASES[name]
     files = write(tmp_path / "head", tensors, **config)
-    assert is_eagle(files.raw_config(), tensor_names(files))
+    assert is_eagle(files)
     head = EagleHead.load(files, targets[tied], "float32", CPU)
     is_three = name == "eagle3"
     assert (head.kind, head.capture) == (("eagle3", (2, 4, 5)) if is_three else ("eagle", (8,)))
@@ -311,7 +312,7 @@ def test_the_bundled_head_belongs_to_the_bundled_target() -> None:
     head = EagleHead.load(files, ModelFiles("bundled"), "float32", CPU)
     assert (head.kind, head.capture, head.feature_width) == ("eagle", (8,), 320)
     model = ModelFiles("bundled")
-    assert not is_eagle(model.raw_config(), tensor_names(model))
+    assert not is_eagle(model)
 
 
 # -------------------------------------------------------------------------------------------------- refusals

@@ -164,7 +164,7 @@ def test_turns_requests_and_releases_are_kept_apart() -> None:
     assert drafter.draft(segment(stale), 4) == ()
     drafter.release(Release(request=1))
     assert list(drafter._requests) == [2]
-    assert (drafter.kind, drafter.context, drafter.captures, drafter.weight_bytes) == ("ngram", 500, (), 0)
+    assert (drafter.context, drafter.captures, drafter.weight_bytes) == (500, (), 0)
 
 
 def test_what_no_head_sends_is_refused() -> None:

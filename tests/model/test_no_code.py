@@ -12,7 +12,7 @@ import pytest
 
 from flowspec.bench.checkpoints import make_variant
 from flowspec.cli.main import main
-from flowspec.draft.choose import open_drafter
+from flowspec.draft.kinds import open_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.reference import Reference

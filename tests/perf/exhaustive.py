@@ -65,7 +65,7 @@ def small_wish(number: int) -> Wish:
         shape=shape,
         weights=weights_of(shape),
         precisions=("float16",),
-        drafter=Drafter(shape=eagle_shape(shape), acceptance=chance.choice((0.3, 0.635, 0.8))),
+        drafter=Drafter(name="eagle", shape=eagle_shape(shape), acceptance=chance.choice((0.3, 0.635, 0.8))),
         users=chance.choice((1, 1, 3)),
     )
 

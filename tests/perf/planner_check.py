@@ -122,7 +122,9 @@ def drawn(number: int, users: int = 1) -> Wish:
         shape=shape,
         weights=weights_of(shape),
         precisions=(chance.choice(PRECISIONS),),
-        drafter=Drafter(shape=find_shape(f"eagle-{shape.name}"), acceptance=chance.choice(ACCEPTANCES)),
+        drafter=Drafter(
+            name="eagle", shape=find_shape(f"eagle-{shape.name}"), acceptance=chance.choice(ACCEPTANCES)
+        ),
         typical_context=TYPICAL_CONTEXT,
         users=users,
     )

@@ -17,8 +17,6 @@ from flowspec.runtime.decoding import Decoding, method_for
 from flowspec.runtime.placing import assign_devices, open_drafters, own_devices
 from flowspec.runtime.remote_drafter import PlacedDrafter
 
-HEAD_ONLY = "n-grams and EAGLE heads are drafted with at the head"
-
 
 def test_what_drafts_where_nothing_is_said() -> None:
     assert Decoding().drafters_for(BUNDLED) == (BUNDLED,)
@@ -121,10 +119,10 @@ def test_a_drafter_with_a_device_is_planned_for_it_and_not_loaded() -> None:
     assert (found.drafting.vocabulary, found.drafting.coupled) == (plan().vocabulary, False)
 
 
-@pytest.mark.parametrize("name", ["ngram", "eagle"])
-def test_what_only_the_head_can_draft_with_is_refused_elsewhere(name: str) -> None:
+@pytest.mark.parametrize(("name", "kind"), [("ngram", "n-grams"), ("eagle", "EAGLE heads")])
+def test_what_only_the_head_can_draft_with_is_refused_elsewhere(name: str, kind: str) -> None:
     pi = Device(name="pi", address="10.0.0.3:7700", drafter=name)
-    with pytest.raises(InputError, match=f"drafter {name} cannot run on pi: {HEAD_ONLY}"):
+    with pytest.raises(InputError, match=f"{name} cannot run on pi: {kind} are drafted with at the head"):
         open_drafters((name,), ModelFiles(BUNDLED), plan(), Decoding(), {name: pi})
 
 

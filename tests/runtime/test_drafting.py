@@ -23,7 +23,6 @@ WAIT_S = 20
 class Notebook:
     """A drafter that writes down what it is told, and fails when asked to."""
 
-    kind = "notebook"
     captures = (1, 2)
     context = 100
     weight_bytes = 0

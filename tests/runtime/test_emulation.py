@@ -391,7 +391,6 @@ def test_declared_devices_survive_the_way_to_another_process() -> None:
 class Idler:
     """A drafter with nothing to say, at once."""
 
-    kind = "idler"
     captures = ()
     context = 100
     weight_bytes = 0

@@ -1,24 +1,16 @@
-"""From files to what the planner reckons with: a model's shape and weights, a drafter, and what chat's head
-and daemons need of both."""
+"""From files to what the planner reckons with: a model's weights, and what chat's head and daemons need of
+them."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 
-from flowspec.draft.choose import NGRAM, NONE, model_name
-from flowspec.errors import InputError
-from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.files import ModelFiles
 from flowspec.plan.memory import ModelWeights, drafter_memory, stage_memory, weights_of
-from flowspec.plan.shape import ModelShape, eagle_shape, shape_of
-from flowspec.plan.sites import Drafter, Wish, process_bytes
+from flowspec.plan.shape import ModelShape
+from flowspec.plan.sites import Wish, process_bytes
 
-EAGLE = "eagle"
-ACCEPTANCE = {EAGLE: 0.635, NGRAM: 0.25}
-"""Of drafters that nothing is known of: an EAGLE head's best guess on the published testbed; n-grams, a
-guess."""
-ACCEPTANCE_MODEL = 0.58
-"""A small language model's best guess, as the bundled one's."""
 TYPICAL_CONTEXT_MAX = 512
 
 
@@ -52,31 +44,6 @@ def counted_weights(files: ModelFiles, shape: ModelShape) -> ModelWeights:
         norm=others["norm"] or known.norm,
         is_tied=shape.is_tied,
     )
-
-
-def find_drafter(name: str, target: ModelShape) -> Drafter | None:
-    """What is reckoned of a drafter by its name as `open_drafter` takes it; None for `none`. Raises
-    `InputError`."""
-    if name == NONE:
-        return None
-    if name == NGRAM:
-        return Drafter(shape=None, acceptance=ACCEPTANCE[NGRAM])
-    files = ModelFiles(model_name(name))
-    if name != BUNDLED:
-        from flowspec.draft.eagle_head import (
-            is_eagle,
-            tensor_names,
-        )  # imports torch, which such drafters need anyway
-
-        if is_eagle(files.raw_config(), tensor_names(files)):
-            return Drafter(shape=eagle_shape(target), acceptance=ACCEPTANCE[EAGLE])
-    shape = shape_of(files.config(), name)
-    if shape.vocabulary != target.vocabulary:
-        raise InputError(
-            f"--drafter: expected the model's vocabulary of {target.vocabulary}, but {name} has "
-            f"{shape.vocabulary}"
-        )
-    return Drafter(shape=shape, acceptance=ACCEPTANCE_MODEL)
 
 
 def enough_bytes(wish: Wish) -> int:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from flowspec.draft.kinds import find_drafter
 from flowspec.errors import ClusterError
 from flowspec.plan.memory import weights_of
 from flowspec.plan.placement import ClusterPlan, StagePlan
@@ -17,7 +18,7 @@ from flowspec.plan.sites import Network, Site, Wish
 from flowspec.runtime.cluster import LINK_DEFAULT, Device
 from flowspec.runtime.planning.choose import Chosen, choose, compare, steadied
 from flowspec.runtime.planning.survey import Survey
-from flowspec.runtime.planning.wish import enough_bytes, find_drafter
+from flowspec.runtime.planning.wish import enough_bytes
 from flowspec.runtime.session import Replanner
 
 GIB = 1 << 30
@@ -46,7 +47,7 @@ def wish_of(found: Survey) -> Wish:
         shape=SHAPE,
         weights=weights_of(SHAPE),
         precisions=("float16",),
-        drafter=find_drafter("ngram", SHAPE),
+        drafter=find_drafter("ngram").reckoned(SHAPE),
         context=1024,
         head=found.head,
     )

@@ -14,9 +14,13 @@ import torch
 
 from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_checkpoint, make_variant
 from flowspec.core.protocol.messages import Sampling
-from flowspec.draft.choose import open_drafter
+from flowspec.draft.eagle import EagleDrafter
+from flowspec.draft.kinds import ALL, BY_WORD, find_drafter, open_drafter, sketched
+from flowspec.draft.language import LanguageModelDrafter
+from flowspec.draft.ngram import NgramDrafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
+from flowspec.plan.shape import eagle_shape, shape_of
 from tests.draft.heads import make_head
 from tests.draft.trees import Teller, segment
 
@@ -47,19 +51,21 @@ def test_none_and_ngram_need_no_files(target: ModelFiles) -> None:
     assert open_drafter("none", target, "float32", CPU, context=100) is None
     drafter = open_drafter("ngram", target, "float32", CPU, context=100)
     assert drafter is not None
-    assert (drafter.kind, drafter.context, drafter.captures) == ("ngram", 100, ())
+    assert isinstance(drafter, NgramDrafter)
+    assert (drafter.context, drafter.captures) == (100, ())
 
 
 def test_the_bundled_drafter_fits_the_bundled_target_only(target: ModelFiles) -> None:
     drafter = open_drafter(BUNDLED, ModelFiles(BUNDLED), "bfloat16", CPU, context=500)
     assert drafter is not None
-    assert (drafter.kind, drafter.context) == ("model", 500)
+    assert isinstance(drafter, LanguageModelDrafter)
+    assert drafter.context == 500
     assert drafter.weight_bytes == 2 * 1_672_128
     by_folder = open_drafter(
         str(bundled_folder("draft-math")), ModelFiles(BUNDLED), "float32", CPU, context=5000
     )
     assert by_folder is not None
-    assert (by_folder.kind, by_folder.context, by_folder.weight_bytes) == ("model", 1024, 4 * 1_672_128)
+    assert (by_folder.context, by_folder.weight_bytes) == (1024, 4 * 1_672_128)
     text = refused(BUNDLED, target, "another tokenizer")
     assert "expected a vocabulary of 300 entries, got 4096" in text
     assert text.endswith("give a drafter trained for the same tokenizer, or --drafter ngram")
@@ -69,7 +75,8 @@ def test_the_bundled_drafter_fits_the_bundled_target_only(target: ModelFiles) ->
 def test_an_eagle_head_is_known_by_its_tensors(target: ModelFiles, tmp_path: Path, kind: str) -> None:
     drafter = open_drafter(str(make_head(tmp_path, kind)), target, "float32", CPU, context=100)
     assert drafter is not None
-    assert (drafter.kind, len(drafter.captures)) == (kind, 3 if kind == "eagle3" else 1)
+    assert isinstance(drafter, EagleDrafter)
+    assert len(drafter.captures) == (3 if kind == "eagle3" else 1)
 
 
 def test_a_head_for_another_target_is_refused(tmp_path: Path) -> None:
@@ -80,7 +87,7 @@ def test_a_head_for_another_target_is_refused(tmp_path: Path) -> None:
 def test_without_tokenizers_the_sizes_must_agree(target: ModelFiles, tmp_path: Path) -> None:
     same = open_drafter(str(small(tmp_path / "same")), target, "float32", CPU, context=100)
     assert same is not None
-    assert same.kind == "model"
+    assert isinstance(same, LanguageModelDrafter)
     text = refused(str(small(tmp_path / "other", vocab_size=200)), target, "another tokenizer")
     assert "expected a vocabulary of 300 entries, got 200" in text
 
@@ -133,7 +140,7 @@ def test_what_is_no_drafter_is_refused(target: ModelFiles, tmp_path: Path) -> No
 
 def test_ngram_and_none_need_no_torch() -> None:
     code = (
-        "import sys; from flowspec.draft.choose import open_drafter; open_drafter('ngram', None, 'float32', "
+        "import sys; from flowspec.draft.kinds import open_drafter; open_drafter('ngram', None, 'float32', "
         "context=9); "
         "print(sorted({'torch', 'transformers'} & sys.modules.keys()))"
     )
@@ -141,3 +148,26 @@ def test_ngram_and_none_need_no_torch() -> None:
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         == "[]\n"
     )
+
+
+def test_every_kind_is_found_by_its_word_or_its_files(tmp_path: Path) -> None:
+    names = [*(kind.word for kind in BY_WORD), "eagle", BUNDLED]
+    assert [type(find_drafter(name)) for name in names] == list(ALL)
+    assert [find_drafter(name).model_for_device(ModelFiles(BUNDLED)) is not None for name in names] == [
+        False,
+        False,
+        False,
+        True,
+    ], "a device loads a whole model, and nothing else"
+
+
+def test_the_planner_reckons_with_files_as_with_shapes() -> None:
+    shape = shape_of(ModelFiles(BUNDLED).config(), "bundled")
+    assert find_drafter("none").reckoned(shape) is None
+    by_files, by_shape = find_drafter("eagle").reckoned(shape), sketched("eagle", shape)
+    assert by_files == by_shape
+    assert by_shape.shape == eagle_shape(shape)
+    with pytest.raises(InputError, match="expected the model's vocabulary of 4096, but qwen3-4b has 151936"):
+        sketched("qwen3-4b", shape)
+    with pytest.raises(InputError, match="shape: expected one of "):
+        sketched("draft", shape)

@@ -1,0 +1,98 @@
+"""The kinds of drafters: the one list of them, and from what a user calls a drafter to the drafter."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from flowspec.core.protocol.cluster_messages import Drafting
+from flowspec.draft.kinds.base import FileKind, Kind, WordKind
+from flowspec.draft.kinds.eagle import SKETCH, Eagle
+from flowspec.draft.kinds.language import Language
+from flowspec.draft.kinds.ngram import Ngram
+from flowspec.draft.kinds.none import Nothing
+from flowspec.draft.protocol import Drafter
+from flowspec.errors import InputError
+from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, bundled_models
+from flowspec.plan import sites
+from flowspec.plan.shape import ModelShape
+
+if TYPE_CHECKING:
+    import torch
+
+    from flowspec.model.slice import Slice
+
+BY_WORD: Sequence[type[WordKind]] = (Ngram, Nothing)
+BY_FILES: Sequence[type[FileKind]] = (Eagle, Language)
+"""The first that files are of; the last takes whatever is left."""
+ALL: Sequence[type[Kind]] = (*BY_WORD, *BY_FILES)
+WORDS = tuple(kind.word for kind in BY_WORD)
+WITHOUT_TENSORS = tuple(kind.word for kind in BY_WORD if not kind.has_tensors)
+"""Drafters that need no device, and no torch."""
+NONE = Nothing.word
+FALLBACK = Ngram.word
+"""What goes with every target."""
+SUPPOSED = SKETCH
+"""What `flowspec plan` supposes where no drafter is named."""
+
+
+def find_drafter(name: str) -> Kind:
+    """What a user's name for a drafter means: a word, `bundled` or another model that is shipped, or the folder
+    or hub id of files; raises `InputError` for one that means nothing."""
+    for word in BY_WORD:
+        if word.word == name:
+            return word(name)
+    files = _files(name)
+    return next(kind(name, files) for kind in BY_FILES if kind.is_in(files))
+
+
+def check_drafter(name: str) -> None:
+    """Raises `InputError` for a name that means nothing, before anything is started; `Kind.open` checks the
+    rest."""
+    if name not in WORDS:
+        _files(name).raw_config()
+
+
+def open_drafter(
+    name: str,
+    target: ModelFiles,
+    dtype: str,
+    device: torch.device | None = None,
+    *,
+    context: int,
+    coupled: bool = True,
+) -> Drafter | None:
+    """The drafter of a name, loaded; see `Kind.open`."""
+    return find_drafter(name).open(target, dtype, device, context=context, coupled=coupled)
+
+
+def drafter_of(model: Slice, told: Drafting, context: int) -> Drafter:
+    """The drafter on a device of its own, over the model that was loaded whole there.
+
+    No message names its kind: there is one that has a `Kind.model_for_device`.
+    """
+    return Language.over(model, told, context)
+
+
+def sketched(name: str, target: ModelShape) -> sites.Drafter:
+    """What the planner reckons of a drafter that is named by a shape; raises `InputError` for a name that means
+    nothing."""
+    return next(found for kind in ALL if (found := kind.sketched(name, target)) is not None)
+
+
+def model_name(name: str) -> str:
+    """What `ModelFiles` calls a drafter: `bundled` is the target's name there."""
+    if name != BUNDLED:
+        return name
+    return str(bundled_folder("draft")) if os.path.isdir("draft") else "draft"
+
+
+def _files(name: str) -> ModelFiles:
+    try:
+        return ModelFiles(model_name(name))
+    except InputError:
+        raise InputError(
+            f"--drafter: expected bundled, {', '.join(WORDS)}, one of {', '.join(bundled_models())}, a model "
+            f"folder or a hub id such as owner/name, but there is no folder {name!r}"
+        ) from None

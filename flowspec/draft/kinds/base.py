@@ -1,0 +1,116 @@
+"""What a kind of drafter says of itself: everything that others must know of it before it is loaded.
+
+A `Kind` is a drafter that a user named: found to be of that kind, and not loaded. Its class holds what is true of
+all of the kind.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from flowspec.draft.protocol import Drafter
+from flowspec.errors import InputError
+from flowspec.model.files import ModelFiles
+from flowspec.model.trials import check_torch
+from flowspec.plan import sites
+from flowspec.plan.shape import ModelShape
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Kind(ABC):
+    """A drafter by the user's `name` for it."""
+
+    plural: str
+    """What several of them are called, for people."""
+    acceptance: float
+    """How often its best guess is right, for the planner where nothing else is known of it."""
+    has_tensors = True
+    """Whether it computes with torch, on a device."""
+    reads_features = False
+    """Whether it wants hidden states of the target. Nothing computes these in virtual time."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @abstractmethod
+    def open(
+        self, target: ModelFiles, dtype: str, device: torch.device | None, *, context: int, coupled: bool
+    ) -> Drafter | None:
+        """The drafter, loaded; None where nothing drafts. Raises `InputError` where it does not fit the
+        target.
+
+        The device is CUDA where torch sees it, unless one is given. `context` is the target's; a drafter that
+        can handle fewer positions is fine: it stops drafting there.
+        """
+
+    def model_for_device(self, target: ModelFiles) -> ModelFiles | None:
+        """The model that a device of its own loads whole for it; None where it drafts at the head only.
+
+        Raises `InputError` where it does not fit the target.
+        """
+        return None
+
+    @abstractmethod
+    def reckoned(self, target: ModelShape) -> sites.Drafter | None:
+        """What the planner reckons with; None where nothing drafts. Raises `InputError`."""
+
+    @classmethod
+    def sketched(cls, name: str, target: ModelShape) -> sites.Drafter | None:
+        """The same for a name that `flowspec plan` takes where there are no files; None where it is none of
+        this kind."""
+        return None
+
+    def parameter_count(self) -> int:
+        """By which the models of a chain are put in order."""
+        return 0
+
+
+class WordKind(Kind):
+    """A kind that needs no files: a `word` names it."""
+
+    word: str
+    has_tensors = False
+
+
+class FileKind(Kind):
+    """A kind that is known by the `files` that the user's name means."""
+
+    def __init__(self, name: str, files: ModelFiles) -> None:
+        super().__init__(name)
+        self.files = files
+
+    @staticmethod
+    @abstractmethod
+    def is_in(files: ModelFiles) -> bool:
+        """Whether files are of this kind; no weight is read."""
+
+    def open(
+        self, target: ModelFiles, dtype: str, device: torch.device | None, *, context: int, coupled: bool
+    ) -> Drafter:
+        check_torch()
+        from flowspec.model.accelerator import find
+
+        return self.load(target, dtype, device or find("auto").device, context=context, coupled=coupled)
+
+    @abstractmethod
+    def load(
+        self, target: ModelFiles, dtype: str, device: torch.device, *, context: int, coupled: bool
+    ) -> Drafter:
+        """As `open`, on a device."""
+
+    @classmethod
+    def of_shape(cls, shape: ModelShape, target: ModelShape) -> sites.Drafter:
+        """What the planner reckons with, where the vocabularies are of one size."""
+        if shape.vocabulary != target.vocabulary:
+            raise InputError(
+                f"--drafter: expected the model's vocabulary of {target.vocabulary}, but {shape.name} has "
+                f"{shape.vocabulary}"
+            )
+        return sites.Drafter(name=shape.name, shape=shape, acceptance=cls.acceptance)
+
+    def parameter_count(self) -> int:
+        tensors = self.files.tensors()
+        return sum(tensors.element_count(each) for each in self.files.weight_map())

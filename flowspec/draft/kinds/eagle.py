@@ -1,0 +1,46 @@
+"""An EAGLE head (`draft.eagle`): it wants the target's features, which only the head of the pipeline is sent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flowspec.draft.eagle_files import is_eagle
+from flowspec.draft.kinds.base import FileKind
+from flowspec.draft.protocol import Drafter
+from flowspec.model.files import ModelFiles
+from flowspec.plan import sites
+from flowspec.plan.shape import ModelShape, eagle_shape, find_shape
+
+if TYPE_CHECKING:
+    import torch
+
+SKETCH = "eagle"
+"""What `flowspec plan` calls a head for the model in question; before a model's name it is one for that."""
+
+
+class Eagle(FileKind):
+    """See the module."""
+
+    plural = "EAGLE heads"
+    acceptance = 0.635  # on the published testbed
+    reads_features = True
+
+    @staticmethod
+    def is_in(files: ModelFiles) -> bool:
+        return is_eagle(files)
+
+    def load(
+        self, target: ModelFiles, dtype: str, device: torch.device, *, context: int, coupled: bool
+    ) -> Drafter:
+        from flowspec.draft.eagle import EagleDrafter
+
+        return EagleDrafter(self.files, target, dtype, device, context=context, coupled=coupled)
+
+    def reckoned(self, target: ModelShape) -> sites.Drafter:
+        return self.of_shape(eagle_shape(target), target)
+
+    @classmethod
+    def sketched(cls, name: str, target: ModelShape) -> sites.Drafter | None:
+        if not name.startswith(SKETCH):
+            return None
+        return cls.of_shape(eagle_shape(target) if name == SKETCH else find_shape(name), target)
