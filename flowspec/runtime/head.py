@@ -41,7 +41,7 @@ from flowspec.core.events import (
     ToStages,
     VerifiedArrived,
 )
-from flowspec.core.head.drafter_views import DrafterTraits
+from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.expertise import Expertise
 from flowspec.core.head.flights import Bounds
 from flowspec.core.head.head import HeadCore

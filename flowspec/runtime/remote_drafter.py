@@ -19,7 +19,7 @@ from flowspec.checking import BrokenCoreError, check, is_on
 from flowspec.core.cluster.forming import Start
 from flowspec.core.driving import Driver
 from flowspec.core.events import Draft, Drafted, DrafterBack, DrafterLost, PipelineLost, Reformed, ToDrafter
-from flowspec.core.head.drafter_views import DrafterTraits
+from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.remote_drafter import (
     Disbelieve,
     GivenUp,

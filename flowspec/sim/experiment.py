@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flowspec.core.head.drafter_views import DrafterTraits
+from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.head import HeadCore
 from flowspec.core.methods import WITHOUT_GUESSES, make_method
 from flowspec.core.methods.base import Method

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from flowspec.core.events import Submit
 from flowspec.core.head.candidates import grow, learn
-from flowspec.core.head.drafter_views import DrafterTraits, Mirror, draft_part
+from flowspec.core.head.drafter_jobs import draft_part
+from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.fusion import Trust
+from flowspec.core.head.mirror import Mirror
 from flowspec.core.head.request import Request
 from flowspec.core.head.statistics import Statistics
 from flowspec.core.protocol import limits

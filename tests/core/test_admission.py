@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flowspec.core.events import Cancel, Forget, PipelineLost, Reformed, Submit
 from flowspec.core.head.admission import Admission
-from flowspec.core.head.drafter_views import DrafterTraits
+from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Release, Sampling
 from flowspec.errors import InputError

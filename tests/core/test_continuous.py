@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core.head.drafter_views import DrafterTraits
+from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.methods import METHODS
 from flowspec.core.methods.continuous import (
     AGE_WEIGHT,

@@ -7,7 +7,8 @@ import pytest
 
 from flowspec.core.head.calibration import Calibrator
 from flowspec.core.head.candidates import grow, observe
-from flowspec.core.head.drafter_views import DrafterTraits, draft_part, expandable, has_room_below
+from flowspec.core.head.drafter_jobs import draft_part, expandable
+from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.fusion import Trust
 from flowspec.core.head.request import Request
 from flowspec.core.protocol import limits
@@ -198,7 +199,7 @@ def test_the_end_of_the_answer_needs_no_guess(limit: str, value: int) -> None:
     request = asked(5, **{limit: value})
     (child,) = drafted(request, 4, (7, 0.5))
     (grandchild,) = drafted(request, child, (8, 0.5))
-    assert [has_room_below(request, node) for node in (4, child, grandchild)] == [True, True, False]
+    assert [request.has_room_below(node) for node in (4, child, grandchild)] == [True, True, False]
     assert not expandable(request, 0, PLAIN, grandchild)
     assert drafted(asked(5, **{limit: value - 2}), 4, (7, 0.5)) == []
 

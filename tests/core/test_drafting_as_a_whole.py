@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowspec.core.head.candidates import grow, learn, observe
-from flowspec.core.head.drafter_views import draft_part, expandable, most_valuable
+from flowspec.core.head.drafter_jobs import draft_part, expandable, most_valuable
 from flowspec.core.head.fusion import Trust
 from flowspec.core.head.request import Request
 from flowspec.core.protocol.messages import Segment

@@ -14,7 +14,7 @@ from flowspec.core.events import (
     Submit,
 )
 from flowspec.core.head.admission import Admission
-from flowspec.core.head.drafter_views import DrafterTraits
+from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.head import HeadCore
 from flowspec.core.methods import make_method
 from flowspec.core.protocol import limits

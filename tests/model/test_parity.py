@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from flowspec.bench.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
 from flowspec.core.events import RunLayers, Submit
-from flowspec.core.head.drafter_views import DrafterTraits
+from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.head import HeadCore
 from flowspec.core.methods import METHODS, make_method
 from flowspec.core.protocol.messages import Commit, Open, Part, Sampling, Segment

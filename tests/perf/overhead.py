@@ -27,7 +27,7 @@ from flowspec.bench.checkpoints import make_checkpoint
 from flowspec.bench.console import progress, show
 from flowspec.cli.options import positive
 from flowspec.core.events import Emit, HeadCommand, HeadEvent, Submit, ToPipeline
-from flowspec.core.head.drafter_views import DrafterTraits
+from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.head import HeadCore
 from flowspec.core.methods.continuous import Continuous
 from flowspec.core.protocol.messages import Sampling

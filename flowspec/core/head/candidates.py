@@ -5,65 +5,15 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from flowspec.core.head.drafter_views import SWEEP_AT, has_room_below
-from flowspec.core.head.fusion import Offers, Ranked, Trust
+from flowspec.core.head.fusion import Ranked, Trust
+from flowspec.core.head.request import Request
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Proposal
 from flowspec.tree import CHANCE_MIN, NodeState
 
-if TYPE_CHECKING:
-    from flowspec.core.head.request import Request
-
 REJECTED = 0.5
 """What a token is worth that an intermediate did not propose, in times of the least that it did."""
-
-
-@dataclass(slots=True)
-class Growth:
-    """What was proposed below the living nodes of one request, and how much of it are nodes by now.
-
-    `found` is what each model proposed below a node, `ranked` what that comes to, of which the first `grown`
-    are nodes. `ripening` is a heap of the nodes with proposals that are not nodes yet, by the value of the
-    next one; `due` tells which of its entries count.
-    """
-
-    found: dict[int, dict[int, Offers]] = field(default_factory=dict)
-    ranked: dict[int, Ranked] = field(default_factory=dict)
-    grown: dict[int, int] = field(default_factory=dict)
-    ripening: list[tuple[float, int]] = field(default_factory=list)
-    due: dict[int, float] = field(default_factory=dict)
-
-    def clear(self) -> None:
-        """A new answer begins."""
-        for part in (self.found, self.ranked, self.grown, self.ripening, self.due):
-            part.clear()
-
-    def forget(self, dead: Sequence[int]) -> None:
-        for node in dead:
-            self.found.pop(node, None)
-            self.ranked.pop(node, None)
-            self.grown.pop(node, None)
-            self.due.pop(node, None)
-
-    def ripen(self, node: int, log_value: float) -> None:
-        """The next proposal below a node is worth so much."""
-        self.due[node] = log_value
-        heapq.heappush(self.ripening, (-log_value, node))
-
-    def is_judged(self, node: int) -> bool:
-        """Whether an intermediate has told what comes after a node."""
-        ranked = self.ranked.get(node)
-        return ranked is not None and ranked.is_verdict
-
-    def sweep(self, alive_count: int) -> None:
-        """Forgets what does not count far down in the heap, once that is most of what it holds."""
-        if len(self.ripening) > SWEEP_AT + 4 * alive_count:
-            self.ripening = [(-value, node) for node, value in self.due.items()]
-            heapq.heapify(self.ripening)
 
 
 def learn(request: Request, drafter: int, proposal: Proposal, trust: Trust) -> None:
@@ -77,7 +27,7 @@ def learn(request: Request, drafter: int, proposal: Proposal, trust: Trust) -> N
     growth.grown[node] = 0
     if request.tree.children(node):
         _revalue(request, node, ranked, trust)
-    if has_room_below(request, node):
+    if request.has_room_below(node):
         growth.ripen(node, request.tree.log_value(node))
 
 

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from flowspec.core.events import Draft, Drafted, HeadCommand, ToDrafter
 from flowspec.core.head.admission import Admission
 from flowspec.core.head.candidates import grow, learn, observe
-from flowspec.core.head.drafter_views import DrafterTraits, Mirror, draft_part
+from flowspec.core.head.drafter_jobs import draft_part
+from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.fusion import Trust
+from flowspec.core.head.mirror import Mirror
 from flowspec.core.head.request import Request
 from flowspec.core.methods.base import Method, Seen, View
 from flowspec.core.protocol import limits

@@ -42,7 +42,7 @@ from flowspec.core.events import (
 )
 from flowspec.core.head.admission import Admission
 from flowspec.core.head.costs import Costs
-from flowspec.core.head.drafter_views import DrafterTraits
+from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.drafters import Panel
 from flowspec.core.head.flights import Bounds, Flights, Load
 from flowspec.core.head.learnt import Learnt

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flowspec.core.events import Submit
-from flowspec.core.head.candidates import Growth
-from flowspec.core.head.drafter_views import Mirror
+from flowspec.core.head.growth import Growth
+from flowspec.core.head.mirror import Mirror
 from flowspec.core.head.statistics import Statistics
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Logprobs, Open, Part
@@ -103,6 +103,14 @@ class Request:
     def is_living(self, node: int) -> bool:
         """Whether a node is the root or hangs below it."""
         return node == self.tree.root or self.tree.is_alive(node)
+
+    def has_room_below(self, node: int) -> bool:
+        """Whether a child of this node would have to be run: the answer goes on after it, and the context has
+        room."""
+        assert self.submit is not None
+        child = self.tree.position(node) + 1
+        is_last = child - len(self.submit.prompt) + 1 >= self.submit.new_tokens_max
+        return not is_last and child + 1 < self.context
 
     def is_pending(self, node: int) -> bool:
         """Whether a model is about to tell what comes after a node."""

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from flowspec.core.head.costs import Costs
-from flowspec.core.head.drafter_views import DrafterTraits, expandable
+from flowspec.core.head.drafter_jobs import expandable
+from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.expertise import Expertise
 from flowspec.core.head.fusion import Offers
 from flowspec.core.head.request import Request

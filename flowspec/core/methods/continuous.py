@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from flowspec.core.head.drafter_views import most_valuable
+from flowspec.core.head.drafter_jobs import most_valuable
 from flowspec.core.head.request import Request
 from flowspec.core.methods.base import Choice, Parameter, Plain, View
 from flowspec.core.methods.governor import Governor

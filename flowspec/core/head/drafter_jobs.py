@@ -1,0 +1,103 @@
+"""What a model beside the target is asked next, and the jobs that bring its mirror up to date."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from flowspec.core.head.drafter_traits import DrafterTraits
+from flowspec.core.head.request import Request
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Commit, Part
+
+
+def most_valuable(request: Request, drafter: int, traits: DrafterTraits, count_max: int) -> list[int]:
+    """The living nodes below the root that a model should be asked about next, best first."""
+    heap, tree = request.mirrors[drafter].unasked, request.tree
+    found: dict[int, tuple[float, int]] = {}
+    while heap and len(found) < count_max:
+        entry = heapq.heappop(heap)
+        node = entry[1]
+        if (
+            tree.is_alive(node)
+            and -entry[0] == tree.log_value(node)
+            and expandable(request, drafter, traits, node)
+        ):
+            found[node] = entry
+    for entry in found.values():
+        heapq.heappush(heap, entry)
+    return list(found)
+
+
+def expandable(request: Request, drafter: int, traits: DrafterTraits, node: int) -> bool:
+    """Whether a model may be asked what comes after a node (the root or a living one) now."""
+    mirror = request.mirrors[drafter]
+    if request.submit is None or mirror.opening is None or mirror.knows(node):
+        return False
+    tree = request.tree
+    if tree.position(node) + 1 >= traits.context or not request.has_room_below(node):
+        return False
+    return (
+        not traits.needs_features
+        or mirror.knows(tree.root)
+        or 0 < tree.position(tree.root) <= request.computed
+    )
+
+
+def draft_part(
+    request: Request, drafter: int, traits: DrafterTraits, nodes: Sequence[int], rows_max: int
+) -> Part | None:
+    """The rows that a model needs to answer for `nodes` (parents first, each the root or living), at most
+    `rows_max`.
+
+    Path nodes that it lacks come first; where they alone are too many, they come without `nodes`. None if
+    there is nothing.
+    """
+    tree, mirror = request.tree, request.mirrors[drafter]
+    opening = mirror.opening
+    assert opening is not None
+    mirror.advance(tree)
+    missing = tree.path[mirror.filled : len(tree.path) - 1]
+    news = tuple(tree.path[mirror.told :])
+    if len(missing) >= rows_max or len(news) > limits.COMMIT_PATH_MAX:
+        missing, nodes, news = missing[:rows_max], (), news[: limits.COMMIT_PATH_MAX]
+    wanted = _with_ancestors(request, drafter, traits, nodes, rows_max - len(missing))
+    if not missing and not wanted:
+        return None
+    rows = [*missing, *wanted]
+    commit = Commit(request=opening.request, epoch=opening.epoch, base=mirror.told, path=news)
+    part = Part(
+        commit=commit,
+        opening=opening,
+        ids=tuple(rows),
+        parents=tuple(tree.parent(node) for node in rows),
+        tokens=tuple(tree.token(node) for node in rows),
+        positions=tuple(tree.position(node) for node in rows),
+        committed=(True,) * len(missing) + (False,) * len(wanted),
+    )
+    mirror.told = commit.length
+    mirror.filled += len(missing)
+    mirror.run.update(wanted)
+    mirror.pending.update(wanted)
+    return part
+
+
+def _with_ancestors(
+    request: Request, drafter: int, traits: DrafterTraits, nodes: Sequence[int], rows_max: int
+) -> list[int]:
+    """As many of the nodes as there are rows for, each behind the guesses of others above it, about which the
+    model is asked, too."""
+    tree, mirror = request.tree, request.mirrors[drafter]
+    wanted: dict[int, None] = {}
+    for node in nodes:
+        branch = []
+        while node not in wanted and not mirror.knows(node):
+            branch.append(node)
+            if node == tree.root:
+                break
+            node = tree.parent(node)
+        if len(wanted) + len(branch) <= rows_max and all(
+            expandable(request, drafter, traits, above) for above in branch[1:]
+        ):
+            wanted.update(dict.fromkeys(reversed(branch)))
+    return list(wanted)
