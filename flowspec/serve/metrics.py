@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from flowspec import __version__
+from flowspec.runtime.head import Head
 from flowspec.serve.answers import Over
-
-if TYPE_CHECKING:
-    from flowspec.serve.service import Service
+from flowspec.serve.gate import Gate
+from flowspec.serve.tally import Tally
 
 FIRST_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 WHOLE_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
@@ -24,10 +23,16 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """Counts of a server, and how it is at the moment; nothing in it names a client or a prompt."""
+    """Counts of a server, and how it is at the moment; nothing in it names a client or a prompt.
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    `model` is the name that the API gives the model.
+    """
+
+    def __init__(self, model: str, head: Head, gate: Gate, tally: Tally) -> None:
+        self._model = model
+        self._head = head
+        self._gate = gate
+        self._tally = tally
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "flowspec_requests", "HTTP requests", ["route", "status"], registry=self._registry
@@ -86,11 +91,10 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """How things are now, for the registry."""
-        service, tally = self._service, self._service.tally
-        head = service.session.head
+        head, gate, tally = self._head, self._gate, self._tally
         gauges = {
-            "flowspec_answers_running": ("Answers under way", service.gate.running),
-            "flowspec_answers_waiting": ("Answers that wait for a place", service.gate.waiting),
+            "flowspec_answers_running": ("Answers under way", gate.running),
+            "flowspec_answers_waiting": ("Answers that wait for a place", gate.waiting),
             "flowspec_pipeline_formed": ("Whether there is a pipeline", int(head.is_formed)),
             "flowspec_failed": ("Whether the head has failed for good", int(head.failure is not None)),
             "flowspec_stages": ("Stages of the pipeline", len(head.stages)),
@@ -125,5 +129,5 @@ class Metrics:
             busy.add_metric([str(place)], seconds)
         yield busy
         info = GaugeMetricFamily("flowspec_info", "What runs", labels=["version", "model"])
-        info.add_metric([__version__, service.model], 1)
+        info.add_metric([__version__, self._model], 1)
         yield info

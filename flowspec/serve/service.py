@@ -78,7 +78,7 @@ class Service:
         self.context = plan.context
         self.created = int(time.time())
         self.gate = Gate(options.parallel, options.queue)
-        self.metrics = Metrics(self)
+        self.metrics = Metrics(self.model, session.head, self.gate, tally)
         self.desk = Desk(
             session, tokenizer, self.gate, CONVERSATIONS_KEPT, self._answered, self.metrics.failed
         )
