@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from flowspec.bench.config import Bench, Setup, Testbed
-from flowspec.bench.guesses import DrafterForEach
+from flowspec.bench.drafter_for_each import DrafterForEach
 from flowspec.bench.outcome import read_lines
 from flowspec.bench.plain import Case
 from flowspec.bench.recording import agreement_of, energy_of

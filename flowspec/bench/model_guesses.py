@@ -1,4 +1,4 @@
-"""A small language model as a drafter in virtual time; see `bench.guesses`.
+"""A small language model as a drafter in virtual time; see `bench.drafting`.
 
 The model runs over a prompt and its plain answer at once. A guess off that path is run together with the
 guesses before it, back to where they leave the path, and several such branches make one pass.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 
 from flowspec.bench.config import AR, OURS, SYNTHETIC, Setup, Testbed
-from flowspec.bench.guesses import DrafterForEach
+from flowspec.bench.drafter_for_each import DrafterForEach
 from flowspec.bench.plain import Case
 from flowspec.bench.recording import is_plain
 from flowspec.bench.simulated import Drafters, run_many

@@ -69,7 +69,7 @@ def synthetic_cases(
 
 
 class Synthetic:
-    """`bench.guesses.Drafting` for synthetic cases."""
+    """`bench.drafting.Drafting` for synthetic cases."""
 
     def __init__(self, acceptance: float, context: int, *, balanced: bool = False) -> None:
         assert 0 < acceptance < 1

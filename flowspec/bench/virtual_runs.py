@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from flowspec.bench.config import Bench, Setup, Testbed
-from flowspec.bench.guesses import Drafting, Maker, open_drafting
+from flowspec.bench.drafting import Drafting, open_drafting
+from flowspec.bench.guesses import Maker
 from flowspec.bench.outcome import Record
 from flowspec.bench.plain import Case
 from flowspec.bench.simulated import Drafters, Run, run

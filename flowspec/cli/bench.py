@@ -46,8 +46,8 @@ from flowspec.bench.config import (
     Setup,
     Testbed,
 )
+from flowspec.bench.drafting import RANDOM
 from flowspec.bench.experiments import find_experiment, pick_setups, read_experiment
-from flowspec.bench.guesses import RANDOM
 from flowspec.bench.load import read_loads
 from flowspec.bench.load_runs import run_loads
 from flowspec.bench.load_runs import total as load_total

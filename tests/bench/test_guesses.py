@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from flowspec.bench.config import Setup
-from flowspec.bench.guesses import RANDOM, RANDOM_SHARPNESS, MemoDrafter, Randoms, open_drafting
+from flowspec.bench.drafting import RANDOM, open_drafting
+from flowspec.bench.guesses import MemoDrafter
 from flowspec.bench.model_guesses import Models
 from flowspec.bench.plain import Case
+from flowspec.bench.random_guesses import RANDOM_SHARPNESS, Randoms
 from flowspec.bench.simulated import run
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Proposal, Release, Sampling, Segment

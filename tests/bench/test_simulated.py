@@ -12,9 +12,11 @@ import pytest
 
 from flowspec.bench import simulated
 from flowspec.bench.config import Setup, Testbed
-from flowspec.bench.guesses import Maker, Randoms, open_drafting
+from flowspec.bench.drafting import open_drafting
+from flowspec.bench.guesses import Maker
 from flowspec.bench.outcome import EXACT, WRONG, Record
 from flowspec.bench.plain import Case, make_samplings, plain_cases
+from flowspec.bench.random_guesses import Randoms
 from flowspec.bench.simulated import run, sampling_curve, stage_curves
 from flowspec.bench.synthetic import Synthetic, synthetic_cases
 from flowspec.core.head.learnt import Learnt

@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 from flowspec.bench.config import AR, SYNTHETIC, Setup, Testbed
-from flowspec.bench.guesses import DrafterForEach
+from flowspec.bench.drafter_for_each import DrafterForEach
 from flowspec.bench.plain import Case
 from flowspec.bench.recording import is_plain
 from flowspec.bench.simulated import run_many

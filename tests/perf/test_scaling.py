@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.bench.config import Setup
-from flowspec.bench.guesses import DrafterForEach
+from flowspec.bench.drafter_for_each import DrafterForEach
 from flowspec.bench.simulated import run_many
 from flowspec.bench.synthetic import Synthetic, synthetic_cases
 from flowspec.core.protocol.messages import Commit, Part, Release, Sampling, Segment

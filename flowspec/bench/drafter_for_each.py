@@ -1,0 +1,41 @@
+"""Drafters of one request each, as one drafter of a world with many users."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Proposal, Release, Segment
+from flowspec.draft.protocol import Drafter
+
+if TYPE_CHECKING:
+    import torch
+
+
+class DrafterForEach:
+    """Drafters of one request each, as one: each part of a segment goes to its own, and one pass runs them
+    all."""
+
+    captures: tuple[int, ...] = ()
+    weight_bytes = 0
+    cache_slots = limits.ID_MAX
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self.context = min(drafter.context for drafter in drafters)
+        self._drafters = drafters
+
+    def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
+        """See `draft.protocol.Drafter`."""
+        found: list[Proposal] = []
+        for part in segment.parts:
+            found += self._drafters[part.commit.request].draft(
+                Segment(segment=segment.segment, parts=(part,)), width
+            )
+        return tuple(found)
+
+    def release(self, message: Release) -> None:
+        self._drafters[message.request].release(message)
+
+    def take_features(self, request: int, epoch: int, ids: Sequence[int], features: torch.Tensor) -> None:
+        raise AssertionError("features came for a drafter that wants none")

@@ -1,0 +1,64 @@
+"""Which drafter proposes in virtual time.
+
+`Drafting` says which; for one case at a time it makes as many `Drafter`s as there are worlds. What a drafter
+proposes after a prefix is computed once, and all methods share it (`bench.guesses`). Knows nothing of time:
+what a pass costs is the world's business.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from flowspec.bench.guesses import Maker
+from flowspec.bench.plain import DTYPE, Case
+from flowspec.bench.random_guesses import Randoms
+from flowspec.core.protocol import limits
+from flowspec.draft.kinds import find_drafter
+from flowspec.draft.ranking import Ranker
+from flowspec.errors import InputError
+from flowspec.model.files import ModelFiles
+from flowspec.model.support import context_max
+
+RANDOM = "random"
+
+
+class Drafting(Protocol):
+    """One kind of drafter."""
+
+    def begin(self, case: Case) -> Maker:
+        """What makes a drafter for each world of a case; what is computed for one is kept for all."""
+        ...
+
+
+def open_drafting(name: str, target: ModelFiles, *, coupled: bool = True) -> Drafting:
+    """What `draft.kinds.open_drafter` opens but what wants the target's features, or `random`; without coupling
+    models guess without the noise.
+
+    Raises `InputError` for a drafter that cannot be used with the target in virtual time.
+    """
+    config = target.config()
+    context, ranker = context_max(config), Ranker(config.vocab_size, coupled=coupled)
+    if name == RANDOM:
+        return Randoms(ranker, config.vocab_size, context)
+    kind = find_drafter(name)
+    if kind.reads_features:
+        raise InputError(
+            f"--drafter {name}: {kind.plural} need the target's features, and in virtual time nothing computes "
+            "them"
+        )
+    model = kind.model_for_device(target)
+    if model is None:
+        return Real(lambda: kind.open(target, DTYPE, None, context=context, coupled=coupled))
+    from flowspec.bench.model_guesses import Models  # needs torch
+
+    return Models(model, ranker, min(context, context_max(model.config()), limits.CONTEXT_MAX))
+
+
+class Real:
+    """Cheap enough to run for real in every world."""
+
+    def __init__(self, make: Maker) -> None:
+        self._make = make
+
+    def begin(self, case: Case) -> Maker:
+        return self._make
