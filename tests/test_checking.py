@@ -11,8 +11,8 @@ from flowspec import checking
 from flowspec.cli.main import main
 from flowspec.core.cluster.holding import Holding
 from flowspec.core.head.head import HeadCore
-from flowspec.runtime.compute import Machine
 from flowspec.runtime.daemon import Daemon
+from flowspec.runtime.machine import Machine
 
 
 @dataclass

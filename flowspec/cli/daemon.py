@@ -118,8 +118,8 @@ def run(args: argparse.Namespace) -> int:
         pick_device(args.device)
     if args.cache_dir is not None and args.cache_dir.exists() and not args.cache_dir.is_dir():
         raise InputError(f"--cache-dir: expected a folder, got the file {args.cache_dir}")
-    from flowspec.runtime.compute import Machine
     from flowspec.runtime.daemon import Daemon
+    from flowspec.runtime.machine import Machine
 
     machine = Machine(
         device=args.device,

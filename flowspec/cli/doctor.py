@@ -24,13 +24,13 @@ from flowspec.cli.options import add_model_arguments, cluster_options
 from flowspec.core.protocol.facts import AskFacts, LinkFacts
 from flowspec.plan.memory import mib
 from flowspec.runtime.cluster import Device, read_cluster, stage_devices
-from flowspec.runtime.compute import Machine
 from flowspec.runtime.health.diagnose import diagnose, rate
 from flowspec.runtime.health.examine import Examined, examine, step_count
 from flowspec.runtime.health.finding import PROBLEM, Finding
 from flowspec.runtime.health.gather import gather
 from flowspec.runtime.health.needs import ModelNeeds, find_needs
 from flowspec.runtime.local import LocalCluster
+from flowspec.runtime.machine import Machine
 from flowspec.runtime.security.cluster_keys import cluster_keys
 
 PROBLEMS = 1

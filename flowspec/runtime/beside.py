@@ -24,11 +24,11 @@ from flowspec.errors import ClusterError, NoRoomError
 from flowspec.memory_claims import MemoryClaims
 from flowspec.plan.memory import mib
 from flowspec.runtime.heap import give_back
+from flowspec.runtime.machine import Machine
 from flowspec.runtime.weights.line import Asked, Line, LoadProgress
 
 if TYPE_CHECKING:
     from flowspec.model.slice import Slice
-    from flowspec.runtime.compute import Machine
     from flowspec.runtime.loading import Held
 
 log = logging.getLogger("flowspec.daemon")

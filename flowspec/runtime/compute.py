@@ -19,7 +19,6 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowspec.core.cluster.holding import Loaded
@@ -34,10 +33,10 @@ from flowspec.errors import ClusterError, FlowSpecError, NoRoomError, Unexpected
 from flowspec.memory_claims import MemoryClaims
 from flowspec.model.device_errors import is_gpu_lost, is_out_of_memory
 from flowspec.model.trials import run_trial
-from flowspec.plan.profile import DeviceProfile
 from flowspec.runtime.beside import Beside
 from flowspec.runtime.emulation import DeviceEmulation, Pacer
 from flowspec.runtime.heap import free_cycles, give_back, keep_for_good
+from flowspec.runtime.machine import Machine
 from flowspec.runtime.transport import Wake
 from flowspec.runtime.weights.line import Asked, Line, LoadProgress
 from flowspec.wire.codec import Tensor
@@ -72,27 +71,6 @@ class Crashed:
 
 Result = Loaded | LoadProgress | Asked | Failed | LayersDone | Proposed
 Work = Assign | RunLayers | OpenCache | ClearSlots | CloseCache | Expand | Release
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What the user allowed this daemon to use.
-
-    Weights that a head sends, and quantised ones, are stored in `cache_dir` (None: in the user's cache
-    folder), up to `cache_bytes` of them (None: a share of the disk; 0: none are taken). Of a model on the hub
-    the files of a slice are fetched from there if it `uses_hub` and takes weights at all, up to `cache_bytes`
-    at once. `profile` says how fast the device is, None: nobody told. Of what is free for caches a daemon
-    takes its part where several, `sharers`, share the memory of one machine.
-    """
-
-    device: str = "auto"
-    memory_bytes: int | None = None
-    threads: int | None = None
-    cache_dir: Path | None = None
-    cache_bytes: int | None = None
-    uses_hub: bool = True
-    profile: DeviceProfile | None = None
-    sharers: int = 1
 
 
 class ComputeThread:

@@ -62,12 +62,13 @@ from flowspec.errors import InputError, NoRoomError, PeerError, UnexpectedError
 from flowspec.host_memory import host_memory
 from flowspec.plan.memory import mib
 from flowspec.runtime import timeouts
-from flowspec.runtime.compute import ComputeThread, Failed, Machine, Result, unexpected
+from flowspec.runtime.compute import ComputeThread, Failed, Result, unexpected
 from flowspec.runtime.emulation import DeviceEmulation, Shaper
 from flowspec.runtime.health.clerk import Clerk
 from flowspec.runtime.health.gather import arithmetics, gather
 from flowspec.runtime.health.thermometer import Thermometer
 from flowspec.runtime.heap import share_one_heap
+from flowspec.runtime.machine import Machine
 from flowspec.runtime.next_hop import NextHop
 from flowspec.runtime.peers import Peer, Peers
 from flowspec.runtime.port import Port

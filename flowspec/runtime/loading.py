@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -28,17 +28,15 @@ from flowspec.model.slice import DTYPES, Slice
 from flowspec.model.support import family_of
 from flowspec.model.weights import SliceWeights, Weight, sorted_weights, weight_bytes
 from flowspec.plan.memory import SliceMemory, cache_bytes, mib
+from flowspec.runtime.machine import Machine
 from flowspec.runtime.weights.checked import INDEX, CheckedFiles, HubModel, LocalModel
 from flowspec.runtime.weights.content import Content, Word, content_of, hub_content
 from flowspec.runtime.weights.from_hub import HubFetcher
+from flowspec.runtime.weights.line import Line
 from flowspec.runtime.weights.receive import Courier, ask_entries, ask_word
 from flowspec.runtime.weights.rounded import StoredRounded, in_files, ready_weights
 from flowspec.runtime.weights.store import WeightStore
 from flowspec.runtime.weights.stored import StoredModel
-
-if TYPE_CHECKING:
-    from flowspec.runtime.compute import Machine
-    from flowspec.runtime.weights.line import Line
 
 CPU = torch.device("cpu")
 

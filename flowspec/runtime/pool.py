@@ -17,9 +17,9 @@ import sys
 from pathlib import Path
 
 from flowspec.errors import FlowSpecError
-from flowspec.runtime.compute import Machine
 from flowspec.runtime.daemon import Daemon
 from flowspec.runtime.emulation import devices_from_json
+from flowspec.runtime.machine import Machine
 from flowspec.runtime.security.keyfiles import device_keyring
 
 PRELOADED = ("torch", "transformers", "flowspec.model.slice", "flowspec.runtime.loading")

@@ -34,7 +34,7 @@ def test_help_loads_the_flags_and_nothing_that_does_the_work(flags: list[str]) -
 
 def test_a_daemon_that_waits_has_loaded_no_harness_no_simulator_and_no_torch() -> None:
     names = loaded(
-        "from flowspec.runtime.daemon import Daemon; from flowspec.runtime.compute import Machine; "
+        "from flowspec.runtime.daemon import Daemon; from flowspec.runtime.machine import Machine; "
         "Daemon(host='127.0.0.1', port=0, name='x', machine=Machine(device='cpu'), insecure=True)"
     )
     assert "flowspec.core.cluster.holding" in names

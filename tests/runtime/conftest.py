@@ -13,9 +13,9 @@ import pytest
 from flowspec.bench.checkpoints import make_variant
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
-from flowspec.runtime.compute import Machine
 from flowspec.runtime.daemon import Daemon
 from flowspec.runtime.local import LocalCluster, LocalDaemon
+from flowspec.runtime.machine import Machine
 
 
 @pytest.fixture(scope="module")

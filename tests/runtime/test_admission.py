@@ -21,11 +21,11 @@ from flowspec.draft.ngram import NgramDrafter
 from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep
 from flowspec.runtime.cluster import Device
-from flowspec.runtime.compute import Machine
 from flowspec.runtime.daemon import Daemon
 from flowspec.runtime.head import Head
 from flowspec.runtime.heap import give_back
 from flowspec.runtime.local import LocalDaemon
+from flowspec.runtime.machine import Machine
 from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.session import replan
 from tests.runtime.clusters import plan_for, submit, tokens_of

@@ -19,7 +19,8 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
 from flowspec.runtime import beside, loading
-from flowspec.runtime.compute import ComputeThread, Failed, Machine
+from flowspec.runtime.compute import ComputeThread, Failed
+from flowspec.runtime.machine import Machine
 from flowspec.runtime.transport import Wake
 from flowspec.runtime.weights.line import Asked, LoadProgress
 from flowspec.runtime.weights.offer import Offer

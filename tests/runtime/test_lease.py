@@ -10,8 +10,8 @@ import pytest
 from flowspec.core.cluster.holding import Caller, Greeted, Said
 from flowspec.runtime import daemon as module
 from flowspec.runtime import timeouts
-from flowspec.runtime.compute import Machine
 from flowspec.runtime.daemon import Daemon
+from flowspec.runtime.machine import Machine
 from tests.runtime.clusters import whole_model
 
 

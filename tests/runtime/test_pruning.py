@@ -39,8 +39,9 @@ from flowspec.core.protocol.weight_messages import AskModel
 from flowspec.core.stage.stage import StageCore
 from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep
-from flowspec.runtime.compute import ComputeThread, Crashed, Failed, Loaded, LoadProgress, Machine, Result
+from flowspec.runtime.compute import ComputeThread, Crashed, Failed, Loaded, LoadProgress, Result
 from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.machine import Machine
 from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
 from flowspec.runtime.transport import Wake
 from flowspec.runtime.weights.line import Asked

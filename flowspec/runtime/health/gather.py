@@ -19,11 +19,11 @@ from flowspec.host_memory import host_memory
 from flowspec.model.files import ModelFiles
 from flowspec.model.trials import Tell, run_trial
 from flowspec.runtime.cluster import Device
-from flowspec.runtime.compute import Machine
 from flowspec.runtime.health.board import read_board
 from flowspec.runtime.health.interfaces import interface_of
 from flowspec.runtime.health.own_speed import own_speed
 from flowspec.runtime.links import BRIEF, GLANCE, Effort, measure_links
+from flowspec.runtime.machine import Machine
 from flowspec.runtime.security.keyring import Keyring
 
 

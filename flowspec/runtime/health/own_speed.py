@@ -20,7 +20,7 @@ from flowspec.folders import cache_folder, locked, write_whole
 from flowspec.model.trials import check_torch
 from flowspec.plan.profile import read_profile
 from flowspec.plan.speed import speed_of
-from flowspec.runtime.compute import Machine
+from flowspec.runtime.machine import Machine
 
 log = logging.getLogger("flowspec.daemon")
 

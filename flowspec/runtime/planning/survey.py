@@ -31,13 +31,13 @@ from flowspec.plan.speed import completed, profile_of
 from flowspec.plan.timing import LinkSpec
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import LINK_DEFAULT, Device, declared_profile, read_links
-from flowspec.runtime.compute import Machine
 from flowspec.runtime.health.examine import PATIENCE, Examined, Patience, ask_all, explain, onward
 from flowspec.runtime.health.gather import link_facts
 from flowspec.runtime.health.interfaces import interface_of, resolve
 from flowspec.runtime.health.own_speed import own_speed
 from flowspec.runtime.health.sane import why_insane
 from flowspec.runtime.links import GLANCE
+from flowspec.runtime.machine import Machine
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import split_address
 

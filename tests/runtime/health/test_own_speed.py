@@ -12,10 +12,10 @@ import torch
 from flowspec.plan.profile import find_profile, profile_names
 from flowspec.plan.shape import PRECISION_BYTES
 from flowspec.plan.speed import completed, profile_of, speed_of
-from flowspec.runtime.compute import Machine
 from flowspec.runtime.health import own_speed as module
 from flowspec.runtime.health.own_speed import kept_profile, own_speed
 from flowspec.runtime.health.probe import probe, rounded
+from flowspec.runtime.machine import Machine
 
 MACHINE = Machine(device="cpu")
 PROBED = speed_of(find_profile("old-laptop"), "probed")
