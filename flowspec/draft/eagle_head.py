@@ -27,11 +27,12 @@ from flowspec.draft.eagle_files import LAYER, kind_of
 from flowspec.errors import InputError
 from flowspec.model.attention import TreeBatch, TreeCache
 from flowspec.model.families import FAMILIES, Family
-from flowspec.model.files import ModelFiles, TensorIndex
+from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import kernel_of
 from flowspec.model.pieces import angles_of, call_directly, head_dim, slice_config
 from flowspec.model.slice import DTYPES
 from flowspec.model.support import check_quantised, check_rotary, family_of
+from flowspec.model.tensors import Tensors
 from flowspec.model.weights import embedding_name, lm_head_name
 
 _UNUSED = {"eagle": {"lm_head.weight"}, "eagle3": {"d2t", "t2d"}}
@@ -326,7 +327,7 @@ def _capture(kind: str, raw: dict[str, Any], layer_count: int, head: str, target
 
 
 def _shared(
-    kind: str, tensors: HeadTensors, target_config: Any, family: Family, index: TensorIndex
+    kind: str, tensors: HeadTensors, target_config: Any, family: Family, index: Tensors
 ) -> dict[str, str]:
     """The parameters that are the target's, each with the tensor's name there: maybe the embedding, and
     EAGLE-1/2's `lm_head`."""
@@ -341,7 +342,7 @@ def _shared(
 def _fill(
     network: _Network,
     tensors: HeadTensors,
-    index: TensorIndex,
+    index: Tensors,
     shared: dict[str, str],
     unused: set[str],
     dtype: torch.dtype,

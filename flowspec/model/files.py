@@ -1,8 +1,7 @@
-"""Finds a model's files, in a local folder or on the hub, and reads single tensors from them by memory map.
+"""Finds a model's files, in a local folder or on the hub.
 
-A GGUF file is a model by itself: its metadata stands for config.json and tokenizer (`gguf_config.py`,
-`gguf.py`). A hub model is fetched file by file (`hub.py`), so a stage downloads only the shards that hold its
-tensors.
+A GGUF file is a model by itself: its metadata stands for config.json and tokenizer (`gguf/`). A hub model is
+fetched file by file (`hub.py`), so a stage downloads only the shards that hold its tensors.
 """
 
 from __future__ import annotations
@@ -10,33 +9,25 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import math
 import os
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from flowspec.core.protocol import limits
-from flowspec.errors import InputError, first_line
+from flowspec.errors import InputError
 from flowspec.model.config_bounds import check_built, check_config
 from flowspec.model.families import decoder_config, raw_decoder_config
+from flowspec.model.gguf.config import config_of
+from flowspec.model.gguf.file import GgufFile
+from flowspec.model.gguf.names import is_gguf, parts_of
 from flowspec.model.hub import hub_file
 from flowspec.model.json_files import read_json
-from flowspec.model.safetensors_file import read_header
-
-if TYPE_CHECKING:
-    import torch
-
-    from flowspec.model.gguf_file import GgufFile
+from flowspec.model.safetensors_file import SafetensorsTensors, read_header
+from flowspec.model.tensors import Extents, Tensors
 
 BUNDLED = "bundled"
 DEMO_FOLDER = Path(__file__).parent.parent / "demo"
-DTYPE_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
-MAPPED_BYTES_MAX = 32 << 20
 _SAMPLE_BYTES = 1 << 16
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 
 def bundled_folder(name: str) -> Path:
@@ -59,20 +50,6 @@ def canonical_name(model: str) -> str:
         if model != BUNDLED and (os.path.isdir(model) or (is_gguf(model) and os.path.isfile(model)))
         else model
     )
-
-
-def is_gguf(model: str) -> bool:
-    """Whether a model's name is that of a GGUF file, here or on the hub."""
-    return model.endswith(".gguf")
-
-
-def parts_of(gguf: str) -> list[str]:
-    """The names of all files of a GGUF model by one's name: `m-00001-of-00003.gguf` has two others, other
-    names have none."""
-    found = _PART.fullmatch(gguf)
-    if found is None:
-        return [gguf]
-    return [f"{found[1]}-{number:05}-of-{found[3]}.gguf" for number in range(1, int(found[3]) + 1)]
 
 
 class ModelFiles:
@@ -133,8 +110,6 @@ class ModelFiles:
 
     @functools.cached_property
     def _gguf(self) -> GgufFile:
-        from flowspec.model.gguf_file import GgufFile
-
         assert self.gguf is not None
         return GgufFile.read(self.gguf)
 
@@ -173,8 +148,6 @@ class ModelFiles:
         """config.json as it is, without transformers and its imports; of a multimodal model the decoder's
         part of it."""
         if self.gguf is not None:
-            from flowspec.model.gguf_config import config_of
-
             path, raw = self.gguf, config_of(self._gguf)
             check_config(raw, path)
         else:
@@ -251,16 +224,19 @@ class ModelFiles:
             )
         return dict.fromkeys(read_header(self.path("model.safetensors")), "model.safetensors")
 
-    def tensors(self) -> TensorIndex:
+    def tensors(self) -> Tensors:
         if self.gguf is not None:
-            from flowspec.model.gguf import GgufTensors
+            from flowspec.model.gguf.tensors import GgufTensors
 
             return GgufTensors.of_file(self._gguf, self.config())
-        return TensorIndex(self)
+        return self._safetensors()
 
     def extents(self) -> Extents:
         """The tensors under the names that they have in the files, and where each lies."""
-        return TensorIndex(self) if self.gguf is None else self._gguf
+        return self._safetensors() if self.gguf is None else self._gguf
+
+    def _safetensors(self) -> SafetensorsTensors:
+        return SafetensorsTensors(self.model, self.weight_map(), self.path)
 
     def config_text(self) -> str:
         """config.json, or what stands for it."""
@@ -293,136 +269,6 @@ class ModelFiles:
             digest.update(f"{name} {path.stat().st_size}".encode())
             _add_samples(digest, path)
         return digest.hexdigest()[:32]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extent:
-    """Where a tensor lies: `size_bytes` of `path` from `offset` on."""
-
-    path: Path
-    offset: int
-    size_bytes: int
-    dtype: str
-    shape: tuple[int, ...]
-
-
-class Extents(Protocol):
-    """Names of tensors, and where each lies."""
-
-    def __iter__(self) -> Iterator[str]: ...
-    def extent(self, name: str) -> Extent: ...
-
-
-class TensorIndex:
-    """Shapes and sizes of a model's tensors, and the tensors themselves, one at a time."""
-
-    def __init__(self, files: ModelFiles) -> None:
-        self._files = files
-        self._file_of = files.weight_map()
-        self._headers: dict[str, dict[str, Any]] = {}
-        self._open: dict[str, Any] = {}
-        self._mapped_bytes = 0
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._file_of
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._file_of)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape, from the file's header; nothing is loaded."""
-        return tuple(self._entry(name)["shape"])
-
-    def element_count(self, name: str) -> int:
-        return math.prod(self.shape(name))
-
-    def in_file(self, name: str) -> str:
-        """The name that the tensor has in its file."""
-        return name
-
-    def extent(self, name: str) -> Extent:
-        """Where the tensor lies as raw bytes, little-endian and row-major. Raises `InputError` for a header
-        that contradicts itself."""
-        entry = self._entry(name)
-        file = self._file_of[name]
-        path = self._files.path(file)
-        ends = [other["data_offsets"][1] for other in self._headers[file].values()]
-        begin, end = entry["data_offsets"][:2]
-        size_bytes = self.element_count(name) * DTYPE_BYTES[entry["dtype"]]
-        if type(begin) is not int or begin < 0 or end - begin != size_bytes:
-            raise InputError(
-                f"{path}: {name}: expected {size_bytes} bytes by its shape, got the offsets "
-                f"{entry['data_offsets']}"
-            )
-        # The header's check made sure that the data end where the file does.
-        return Extent(
-            path=path,
-            offset=path.stat().st_size - max(ends) + begin,
-            size_bytes=size_bytes,
-            dtype=entry["dtype"],
-            shape=tuple(entry["shape"]),
-        )
-
-    def load(self, name: str, shape: tuple[int, ...]) -> Any:
-        """A torch tensor over the memory-mapped file, to be copied before the next call. Checks the shape.
-
-        Maps are dropped every so often: pages of a file that were read count as this process's memory until
-        then.
-        """
-        from safetensors import SafetensorError, safe_open
-
-        entry = self._expect(name, shape)
-        file = self._file_of[name]
-        try:
-            if self._mapped_bytes > MAPPED_BYTES_MAX:
-                self.close()
-            self._mapped_bytes += self.element_count(name) * DTYPE_BYTES[entry["dtype"]]
-            if file not in self._open:
-                self._open[file] = safe_open(self._files.path(file), framework="pt")
-            return self._open[file].get_tensor(name)
-        except SafetensorError as error:
-            raise InputError(f"cannot read {name} of {self._files.model!r}: {first_line(error)}") from None
-
-    def copy_into(self, name: str, part: torch.Tensor) -> None:
-        """Copies a tensor into `part`, in its dtype. Checks the shape."""
-        part.copy_(self.load(name, tuple(part.shape)))
-
-    def close(self) -> None:
-        """Drops the memory maps."""
-        self._open.clear()
-        self._mapped_bytes = 0
-
-    def _expect(self, name: str, shape: tuple[int, ...]) -> dict[str, Any]:
-        """The entry of a tensor that must have this shape."""
-        entry = self._entry(name)
-        if tuple(entry["shape"]) != shape:
-            raise InputError(
-                f"tensor {name} of {self._files.model!r}: expected shape {list(shape)} by config.json, got "
-                f"{entry['shape']}"
-            )
-        return entry
-
-    def _entry(self, name: str) -> dict[str, Any]:
-        if name not in self._file_of:
-            raise InputError(
-                f"model {self._files.model!r} has no tensor {name}; the folder may be incomplete or of "
-                "another family"
-            )
-        file = self._file_of[name]
-        if file not in self._headers:
-            self._headers[file] = read_header(self._files.path(file))
-        entry = self._headers[file].get(name)
-        if entry is None:
-            raise InputError(
-                f"{file} of {self._files.model!r} should hold {name} by its index, but does not; copy it "
-                "again"
-            )
-        if entry["dtype"] not in DTYPE_BYTES:
-            raise InputError(
-                f"tensor {name} of {self._files.model!r} is {entry['dtype']}; expected one of "
-                f"{', '.join(DTYPE_BYTES)}"
-            )
-        return dict(entry)
 
 
 def _is_path(model: str) -> bool:

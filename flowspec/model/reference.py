@@ -9,6 +9,7 @@ or in an attention is on one side only.
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,9 @@ import torch
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.model.files import ModelFiles
-from flowspec.model.gguf import whole_model
+from flowspec.model.gguf.config import MODEL_TYPES
+from flowspec.model.gguf.file import tell_gguf_version
+from flowspec.model.gguf.names import parts_of
 from flowspec.model.quantised import GROUP, LINEARS, QuantisedLinear, Rounded
 from flowspec.model.sampler import F32, Sampler
 from flowspec.model.slice import DTYPES
@@ -40,7 +43,7 @@ class Reference:
                 "eager"  # older transformers take SDPA for Gemma 2, which has no cap
             )
         if files.gguf is not None:
-            self._model: Any = whole_model(files, torch.float32, **options).eval()
+            self._model: Any = _gguf_model(files, **options).eval()
         else:
             folder = files.path("config.json").parent
             for name in sorted(set(files.weight_map().values())):
@@ -158,6 +161,29 @@ class Reference:
             input_ids=torch.tensor([[*prompt, *answer]]), use_cache=False, logits_to_keep=len(answer) + 1
         )
         return list(out.logits[0].numpy())
+
+
+def _gguf_model(files: ModelFiles, **options: Any) -> Any:
+    """A GGUF model as transformers itself reads it, all of it unpacked; as we read it where it cannot:
+    parts, Llama with a window."""
+    from transformers import AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    path, config = files.gguf, files.config()
+    assert path is not None
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(config)
+    if len(parts_of(path.name)) == 1 and config.model_type == MODEL_TYPES[files.gguf_architecture]:
+        with contextlib.redirect_stderr(io.StringIO()):  # its progress bar has no switch
+            tell_gguf_version()
+            weights = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=empty)["tensors"]
+    else:
+        own = files.tensors()
+        weights = {name: own.load(name, own.shape(name)) for name in own}
+    # Not `gguf_file=`, which wants the accelerate package, does the same, and takes a config with less in it.
+    return type(empty).from_pretrained(
+        None, config=config, state_dict=weights, dtype=torch.float32, **options
+    )
 
 
 def widened(rounded: Rounded) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
 from flowspec.model.files import ModelFiles
-from flowspec.model.gguf_file import tell_gguf_version
+from flowspec.model.gguf.file import tell_gguf_version
 from flowspec.model.json_files import read_json
 from flowspec.model.template import bounded_time
 

@@ -19,9 +19,9 @@ from torch import nn
 from flowspec.errors import InputError
 from flowspec.model.experts import pack_experts
 from flowspec.model.families import Family, Root
-from flowspec.model.files import TensorIndex
 from flowspec.model.pieces import Kept, Pieces
 from flowspec.model.quantised import QuantisedLinear, Rounded, pack
+from flowspec.model.tensors import Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class RoundedStore(Protocol):
         """Keeps it if there is room."""
 
 
-def weights_of(pieces: Pieces, tensors: TensorIndex) -> Iterator[Weight]:
+def weights_of(pieces: Pieces, tensors: Tensors) -> Iterator[Weight]:
     """Every parameter of a slice; two that are tied have the same sources."""
     prefix = _root(pieces.family, tensors).prefix
     if pieces.embedding is not None:
@@ -110,7 +110,7 @@ def weights_of(pieces: Pieces, tensors: TensorIndex) -> Iterator[Weight]:
         yield Weight(pieces.lm_head, "weight", (Source(lm_head_name(pieces.config, pieces.family, tensors)),))
 
 
-def embedding_name(config: Any, family: Family, tensors: TensorIndex) -> str:
+def embedding_name(config: Any, family: Family, tensors: Tensors) -> str:
     """The tensor that embeds tokens: `lm_head`'s where the two are tied and the checkpoint has that one
     only."""
     root = _root(family, tensors)
@@ -120,7 +120,7 @@ def embedding_name(config: Any, family: Family, tensors: TensorIndex) -> str:
     )
 
 
-def lm_head_name(config: Any, family: Family, tensors: TensorIndex) -> str:
+def lm_head_name(config: Any, family: Family, tensors: Tensors) -> str:
     """The tensor of `lm_head`: its own if there is one, as transformers does even where the config says that
     it is tied."""
     root = _root(family, tensors)
@@ -133,7 +133,7 @@ def lm_head_name(config: Any, family: Family, tensors: TensorIndex) -> str:
 
 def fill(
     pieces: Pieces,
-    tensors: TensorIndex,
+    tensors: Tensors,
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[float], None] = lambda share: None,
@@ -185,9 +185,7 @@ def fill(
     tensors.close()
 
 
-def sorted_weights(
-    pieces: Pieces, tensors: TensorIndex, packing: type[QuantisedLinear] | None
-) -> SliceWeights:
+def sorted_weights(pieces: Pieces, tensors: Tensors, packing: type[QuantisedLinear] | None) -> SliceWeights:
     """Every parameter of a slice, by what `fill` does with it."""
     packed: list[Weight] = []
     plain: list[Weight] = []
@@ -211,7 +209,7 @@ def _is_packed(weight: Weight, packing: type[QuantisedLinear], *, is_tied: bool)
 
 
 def weight_bytes(
-    pieces: Pieces, tensors: TensorIndex, dtype: torch.dtype, packing: type[QuantisedLinear] | None
+    pieces: Pieces, tensors: Tensors, dtype: torch.dtype, packing: type[QuantisedLinear] | None
 ) -> int:
     """What the parameters will take once they are filled; tied ones count once, unless one of them is
     packed."""
@@ -227,7 +225,7 @@ def stack_bytes(shape: torch.Size, packing: type[QuantisedLinear]) -> int:
     return math.prod(stack) * packing.bytes_of(inputs, outputs)
 
 
-def _check_all_used(pieces: Pieces, weights: tuple[Weight, ...], tensors: TensorIndex) -> None:
+def _check_all_used(pieces: Pieces, weights: tuple[Weight, ...], tensors: Tensors) -> None:
     """Refuses tensors among a slice's own that its modules have no place for (biases, sinks, scales): they
     belong to another model."""
     root = _root(pieces.family, tensors)
@@ -245,13 +243,13 @@ def _check_all_used(pieces: Pieces, weights: tuple[Weight, ...], tensors: Tensor
         )
 
 
-def _root(family: Family, tensors: TensorIndex) -> Root:
+def _root(family: Family, tensors: Tensors) -> Root:
     """Where this checkpoint keeps its decoder; the family's first place when it is in none."""
     return next((root for root in family.roots if root.prefix + "norm.weight" in tensors), family.roots[0])
 
 
 def _sources(
-    family: Family, tensors: TensorIndex, prefix: str, name: str, parameter: nn.Parameter
+    family: Family, tensors: Tensors, prefix: str, name: str, parameter: nn.Parameter
 ) -> tuple[Source, ...]:
     """The tensors of a layer's parameter: itself, or expert by expert those that are stacked in it `[experts,
     rows, columns]`."""

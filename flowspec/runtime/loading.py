@@ -20,7 +20,8 @@ from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import ClusterError, FlowSpecError, InputError, NoRoomError
 from flowspec.memory_claims import MemoryClaims
 from flowspec.model.accelerator import accelerator_of
-from flowspec.model.files import ModelFiles, is_gguf
+from flowspec.model.files import ModelFiles
+from flowspec.model.gguf.names import is_gguf
 from flowspec.model.kernels import packing_of
 from flowspec.model.pieces import Kept, Pieces, Span, head_dim
 from flowspec.model.quantised import LINEARS

@@ -29,7 +29,8 @@ from typing import Any
 from flowspec.bench.console import progress, show
 from flowspec.child_process import python_module
 from flowspec.errors import ClusterError, InputError
-from flowspec.model.files import ModelFiles, parts_of
+from flowspec.model.files import ModelFiles
+from flowspec.model.gguf.names import parts_of
 from flowspec.plan.memory import mib
 from tests.command import Parser, run_command
 

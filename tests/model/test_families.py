@@ -23,10 +23,11 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.experts import row_experts
 from flowspec.model.families import FAMILIES, check_family
-from flowspec.model.files import ModelFiles, TensorIndex
+from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Pieces, Span, call_directly
 from flowspec.model.products import filled
 from flowspec.model.reference import Reference
+from flowspec.model.safetensors_file import SafetensorsTensors
 from flowspec.model.slice import Slice
 from flowspec.model.support import context_max, family_of
 from flowspec.model.weights import fill
@@ -251,14 +252,14 @@ def test_filling_reads_the_slices_tensors_and_no_others(tmp_path: Path) -> None:
     files = ModelFiles(str(make_variant(tmp_path, "qwen3-moe")))
     read = []
 
-    class Watched(TensorIndex):
+    class Watched(SafetensorsTensors):
         def load(self, name: str, shape: tuple[int, ...]) -> Any:
             read.append(name)
             return super().load(name, shape)
 
     config = files.config()
     pieces = Pieces.build(config, family_of(config, "m"), Span(first=1, end=3, count=4))
-    fill(pieces, Watched(files), torch.float32, CPU)
+    fill(pieces, Watched("m", files.weight_map(), files.path), torch.float32, CPU)
     assert len(read) == len(set(read))
     assert {name.split(".")[2] for name in read} == {"1", "2"}
 

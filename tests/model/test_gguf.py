@@ -23,9 +23,8 @@ from flowspec.core.events import Submit
 from flowspec.core.head.head import HeadCore
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
-from flowspec.model import gguf
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, canonical_name
-from flowspec.model.gguf_file import GgufFile, GgufTensor, tell_gguf_version
+from flowspec.model.gguf.file import GgufFile, GgufTensor, tell_gguf_version
 from flowspec.model.json_files import read_json
 from flowspec.model.pieces import Span
 from flowspec.model.reference import Reference
@@ -96,7 +95,9 @@ def test_every_type_is_unpacked_as_transformers_does(
     )  # of which it uses nothing
     options: dict[str, Any] = {"gguf_file": path.name, "dtype": torch.float32}
     plain: Any = AutoModelForCausalLM.from_pretrained(tmp_path, **options).state_dict()
-    monkeypatch.setattr(gguf, "BLOCK_NUMBERS", 5000)  # a matrix in several blocks, the last one shorter
+    monkeypatch.setattr(
+        "flowspec.model.gguf.tensors.BLOCK_NUMBERS", 5000
+    )  # a matrix in several blocks, the last one shorter
     tensors = files.tensors()
     assert set(tensors) == set(plain)
     for name, expected in plain.items():

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError
-from flowspec.model.files import ModelFiles, TensorIndex
-from flowspec.model.gguf_file import GgufFile
+from flowspec.model.files import ModelFiles
+from flowspec.model.gguf.file import GgufFile
 from flowspec.model.json_files import read_json
+from flowspec.model.safetensors_file import SafetensorsTensors
 from flowspec.model.text import recommended
 from tests.mutations import one_line_at_most
 
@@ -54,7 +55,8 @@ def header(content: Any, size: int | None = None, data: bytes = b"") -> bytes:
 def read_weights(folder: Path) -> None:
     files = ModelFiles(str(folder))
     files.check_weights()
-    tensors = TensorIndex(files)
+    tensors = files.tensors()
+    assert isinstance(tensors, SafetensorsTensors)
     for name in tensors:
         tensors.element_count(name)
         tensors.extent(name)

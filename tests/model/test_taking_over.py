@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
-from flowspec.model.files import ModelFiles, TensorIndex
+from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Kept, Span
 from flowspec.model.slice import Slice
+from flowspec.model.tensors import Tensors
 from tests.model.slices import CPU
 
 COUNT = 4
@@ -47,13 +48,13 @@ def state_of(part: Slice) -> dict[str, torch.Tensor]:
 def read_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The tensors that are read from now on."""
     names: list[str] = []
-    copy = TensorIndex.copy_into
+    copy = Tensors.copy_into
 
-    def copy_into(self: TensorIndex, name: str, part: torch.Tensor) -> None:
+    def copy_into(self: Tensors, name: str, part: torch.Tensor) -> None:
         names.append(name)
         copy(self, name, part)
 
-    monkeypatch.setattr(TensorIndex, "copy_into", copy_into)
+    monkeypatch.setattr(Tensors, "copy_into", copy_into)
     return names
 
 

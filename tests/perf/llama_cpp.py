@@ -31,7 +31,7 @@ from flowspec.bench.console import show
 from flowspec.cli.options import positive, positives
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
-from flowspec.model.gguf_file import MISSING_PACKAGE
+from flowspec.model.gguf.file import MISSING_PACKAGE
 from flowspec.plan.memory import mib
 from tests.command import Parser, run_command
 from tests.perf.packed import serve, take_turns

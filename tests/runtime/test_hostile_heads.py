@@ -15,8 +15,9 @@ import pytest
 from flowspec.core.protocol.cluster_messages import Error, Loading, Ready, Reset
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError
-from flowspec.model.files import ModelFiles, TensorIndex
+from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
+from flowspec.model.tensors import Tensors
 from flowspec.runtime.daemon import Daemon
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
@@ -105,14 +106,14 @@ def test_loading_stops_when_its_head_is_gone(
     alone: Start, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon, reads = alone(), list[str]()
-    plain = TensorIndex.copy_into
+    plain = Tensors.copy_into
 
-    def slow(tensors: TensorIndex, name: str, part: Any) -> None:
+    def slow(tensors: Tensors, name: str, part: Any) -> None:
         reads.append(name)
         time.sleep(0.02)
         plain(tensors, name, part)
 
-    monkeypatch.setattr(TensorIndex, "copy_into", slow)
+    monkeypatch.setattr(Tensors, "copy_into", slow)
     whole = whole_model(str(folder), plan_for(folder, [daemon]).fingerprint)
     with Peer(daemon.address) as control:
         control.greet()

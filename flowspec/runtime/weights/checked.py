@@ -18,7 +18,9 @@ import torch
 from flowspec.core.protocol.limits import DIGEST_CHARS
 from flowspec.core.protocol.weight_messages import TensorEntry
 from flowspec.errors import ClusterError, InputError
-from flowspec.model.files import Extent, Extents, ModelFiles, TensorIndex
+from flowspec.model.files import ModelFiles
+from flowspec.model.safetensors_file import SafetensorsTensors
+from flowspec.model.tensors import Extent, Extents, Tensors
 from flowspec.runtime.weights.digests import OpenFiles
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
@@ -39,7 +41,7 @@ class CheckedFiles(ModelFiles):
         self.opened = OpenFiles(folder)
         self._step = step
 
-    def tensors(self) -> TensorIndex:
+    def tensors(self) -> Tensors:
         return _CheckedTensors(super().tensors(), self.check)
 
     def check(self, name: str) -> None:
@@ -113,9 +115,9 @@ class HubModel(CheckedFiles):
         """Whether it is known here which tensors there are."""
         return self.find(INDEX) is not None or self.find(WHOLE) is not None
 
-    def tensors(self) -> TensorIndex:
+    def tensors(self) -> Tensors:
         """Those of the index; of a file that is not here yet none are known."""
-        return super().tensors() if self.has_index else _UnknownTensors()
+        return super().tensors() if self.has_index else SafetensorsTensors(self.model, {}, self.path)
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """The files of weights that hold these tensors and are not here."""
@@ -149,23 +151,10 @@ class HubModel(CheckedFiles):
         return self.weight_map()
 
 
-class _UnknownTensors(TensorIndex):
-    """Of a file that is not here: names are asked for, and none is there."""
-
-    def __init__(self) -> None:
-        """Nothing is known."""
-
-    def __contains__(self, name: str) -> bool:
-        return False
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-
-class _CheckedTensors(TensorIndex):
+class _CheckedTensors(Tensors):
     """Tensors that are checked before they are read."""
 
-    def __init__(self, tensors: TensorIndex, check: Callable[[str], None]) -> None:
+    def __init__(self, tensors: Tensors, check: Callable[[str], None]) -> None:
         self._tensors = tensors
         self._check = check
 
@@ -180,9 +169,6 @@ class _CheckedTensors(TensorIndex):
 
     def in_file(self, name: str) -> str:
         return self._tensors.in_file(name)
-
-    def extent(self, name: str) -> Extent:
-        return self._tensors.extent(name)
 
     def load(self, name: str, shape: tuple[int, ...]) -> Any:
         self._check(self.in_file(name))

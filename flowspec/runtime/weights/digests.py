@@ -18,7 +18,7 @@ from pathlib import Path
 
 from flowspec.core.protocol.limits import DIGEST_CHARS
 from flowspec.folders import cache_folder, hash_range, write_whole
-from flowspec.model.files import Extent
+from flowspec.model.tensors import Extent
 
 log = logging.getLogger("flowspec.head")
 

@@ -24,7 +24,8 @@ from flowspec.core.protocol.weight_messages import (
     WeightQuestion,
 )
 from flowspec.errors import InputError, PeerError
-from flowspec.model.files import Extent, ModelFiles
+from flowspec.model.files import ModelFiles
+from flowspec.model.tensors import Extent
 from flowspec.runtime.weights.digests import OpenFiles
 from flowspec.wire.codec import BYTES, Tensor
 

@@ -11,9 +11,11 @@ from typing import Any
 
 from flowspec.core.protocol.weight_messages import ModelOffer, TensorEntry
 from flowspec.errors import InputError, PeerError
-from flowspec.model.files import DTYPE_BYTES, ModelFiles, TensorIndex
-from flowspec.model.gguf_config import MODEL_TYPES
-from flowspec.model.gguf_file import GgufTensor
+from flowspec.model.files import ModelFiles
+from flowspec.model.gguf.config import MODEL_TYPES
+from flowspec.model.gguf.file import GgufTensor
+from flowspec.model.safetensors_file import ELEMENT_BYTES
+from flowspec.model.tensors import Tensors, check_shape
 from flowspec.runtime.weights.store import WeightStore
 
 
@@ -51,10 +53,10 @@ class StoredModel(ModelFiles):
     def config(self) -> Any:
         return self._config
 
-    def tensors(self) -> TensorIndex:
+    def tensors(self) -> Tensors:
         if not self._architecture:
             return StoredTensors(self)
-        from flowspec.model.gguf import GgufTensors
+        from flowspec.model.gguf.tensors import GgufTensors
 
         return GgufTensors(self.model, self._architecture, self.names, self._packed, self._config)
 
@@ -94,15 +96,15 @@ class StoredModel(ModelFiles):
 def _plain_bytes(entry: TensorEntry) -> int | None:
     """The bytes that a tensor of this dtype and shape has in a safetensors file; None for dtypes that are not
     loaded."""
-    return math.prod(entry.shape) * DTYPE_BYTES[entry.dtype] if entry.dtype in DTYPE_BYTES else None
+    return math.prod(entry.shape) * ELEMENT_BYTES[entry.dtype] if entry.dtype in ELEMENT_BYTES else None
 
 
-class StoredTensors(TensorIndex):
+class StoredTensors(Tensors):
     """The tensors of a `StoredModel`: names are known of all, sizes of those that were asked for, contents of
     those that came."""
 
     def __init__(self, model: StoredModel) -> None:
-        self._files = self._model = model
+        self._model = model
 
     def __contains__(self, name: str) -> bool:
         return name in self._model.names
@@ -110,20 +112,24 @@ class StoredTensors(TensorIndex):
     def __iter__(self) -> Iterator[str]:
         return iter(self._model.names)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._model.entry(name).shape
+
     def load(self, name: str, shape: tuple[int, ...]) -> Any:
         """As of a file; a private map of the stored tensor, which lasts as long as the torch tensor does."""
         import torch
 
-        entry = self._expect(name, shape)
+        entry = self._model.entry(name)
+        check_shape(name, self._model.model, shape, entry.shape)
         dtype = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}[
-            entry["dtype"]
+            entry.dtype
         ]
-        count = self.element_count(name)
+        count = math.prod(shape)
         if count == 0:
             return torch.empty(shape, dtype=dtype)
         try:
             flat = torch.from_file(
-                str(self._model.store.path(self._model.entries[name].digest)),
+                str(self._model.store.path(entry.digest)),
                 shared=False,
                 size=count,
                 dtype=dtype,
@@ -136,7 +142,3 @@ class StoredTensors(TensorIndex):
 
     def close(self) -> None:
         """Nothing is held open."""
-
-    def _entry(self, name: str) -> dict[str, Any]:
-        entry = self._model.entry(name)
-        return {"dtype": entry.dtype, "shape": list(entry.shape)}

@@ -13,10 +13,11 @@ from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
 from flowspec.bench.checkpoints import make_variant
-from flowspec.model.files import ModelFiles, TensorIndex
-from flowspec.model.gguf import GgufTensors
+from flowspec.model.files import ModelFiles
+from flowspec.model.gguf.tensors import GgufTensors
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
+from flowspec.model.tensors import Tensors
 from flowspec.runtime.loading import CPU, offered_model, slice_weights
 from flowspec.runtime.weights.receive import Courier, ask_word
 from flowspec.runtime.weights.rounded import ready_weights
@@ -30,13 +31,13 @@ from tests.runtime.weights.test_receive import ASSIGN, offer_of
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The tensors of the checkpoint whose values are read, in order."""
     found: list[str] = []
-    for kind in (TensorIndex, GgufTensors):
+    for kind in (Tensors, GgufTensors):
         monkeypatch.setattr(kind, "copy_into", _noting(kind.copy_into, found))
     return found
 
 
 def _noting(plain: Callable[..., None], found: list[str]) -> Callable[..., None]:
-    def copy_into(tensors: TensorIndex, name: str, part: torch.Tensor) -> None:
+    def copy_into(tensors: Tensors, name: str, part: torch.Tensor) -> None:
         found.append(name)
         plain(tensors, name, part)
 
@@ -133,13 +134,13 @@ def test_what_is_read_while_the_file_changes_is_not_kept(
 ) -> None:
     """Its key would name the old content."""
     folder, store = make_variant(tmp_path / "model", "llama-grouped"), WeightStore(tmp_path / "store")
-    plain = TensorIndex.copy_into
+    plain = Tensors.copy_into
 
-    def copy_into(tensors: TensorIndex, name: str, part: torch.Tensor) -> None:
+    def copy_into(tensors: Tensors, name: str, part: torch.Tensor) -> None:
         plain(tensors, name, part)
         (folder / "model.safetensors").touch()
 
-    monkeypatch.setattr(TensorIndex, "copy_into", copy_into)
+    monkeypatch.setattr(Tensors, "copy_into", copy_into)
     loaded(ModelFiles(str(folder)), store)
     assert not made(store)
 

@@ -16,8 +16,8 @@ from flowspec.bench.checkpoints import VARIANTS, make_variant
 from flowspec.core.protocol.weight_messages import TensorEntry
 from flowspec.errors import InputError, PeerError
 from flowspec.model.files import ModelFiles
-from flowspec.model.gguf_config import FACTORS
-from flowspec.model.gguf_file import GgufFile
+from flowspec.model.gguf.config import FACTORS
+from flowspec.model.gguf.file import GgufFile
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
 from flowspec.runtime.loading import CPU, offered_model, slice_memory, slice_weights

@@ -19,8 +19,9 @@ from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError
 from flowspec.folders import hash_range
-from flowspec.model.files import ModelFiles, TensorIndex
+from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
+from flowspec.model.tensors import Tensors
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
@@ -176,13 +177,13 @@ def test_files_that_change_while_they_are_loaded_are_not_served(
     here = tmp_path / "on the device"
     shutil.copytree(folder, here)
     serve(monkeypatch, folder)
-    plain = TensorIndex.copy_into
+    plain = Tensors.copy_into
 
-    def touching(tensors: TensorIndex, name: str, part: Any) -> None:
+    def touching(tensors: Tensors, name: str, part: Any) -> None:
         plain(tensors, name, part)
         os.utime(here / "model.safetensors")
 
-    monkeypatch.setattr(TensorIndex, "copy_into", touching)
+    monkeypatch.setattr(Tensors, "copy_into", touching)
     plan = replace(plan_for(folder, [alone()]), model=str(here))
     with pytest.raises(ClusterError, match=r"alone at .*changed while they were loaded; start again"):
         Head(plan)

@@ -8,8 +8,6 @@ it.
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -20,9 +18,9 @@ import torch
 
 from flowspec.errors import InputError
 from flowspec.model.families import PLAIN_ROOT, Family, check_family
-from flowspec.model.files import ModelFiles, TensorIndex, parts_of
-from flowspec.model.gguf_config import FACTORS, MODEL_TYPES
-from flowspec.model.gguf_file import GgufFile, GgufTensor, tell_gguf_version
+from flowspec.model.gguf.config import FACTORS, MODEL_TYPES
+from flowspec.model.gguf.file import GgufFile, GgufTensor, tell_gguf_version
+from flowspec.model.tensors import Tensors, check_shape
 
 BLOCK_NUMBERS = 1 << 20
 """So many are unpacked at once."""
@@ -37,7 +35,7 @@ class _Place:
     expert: int | None = None
 
 
-class GgufTensors(TensorIndex):
+class GgufTensors(Tensors):
     """As over safetensors. Raises `InputError` for a file with tensors that the family's modules have no
     place for."""
 
@@ -100,17 +98,13 @@ class GgufTensors(TensorIndex):
         return shape[1:]
 
     def load(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor in float32. Checks the shape."""
+        """In float32."""
         found = torch.empty(shape)
         self.copy_into(name, found)
         return found
 
     def copy_into(self, name: str, part: torch.Tensor) -> None:
-        if self.shape(name) != tuple(part.shape):
-            raise InputError(
-                f"tensor {name} of {self._model!r}: expected shape {list(part.shape)} by the metadata, got "
-                f"{list(self.shape(name))}"
-            )
+        check_shape(name, self._model, part.shape, self.shape(name), "the metadata")
         place = self._places[name]
         tensor = self._tensor(place.tensor)
         if part.dim() == 1:
@@ -170,24 +164,3 @@ class GgufTensors(TensorIndex):
                 for expert in range(self._expert_count):
                     places[name.format(expert)] = _Place(tensor, expert)
         return places
-
-
-def whole_model(files: ModelFiles, dtype: torch.dtype, **options: Any) -> Any:
-    """The model as transformers itself reads the file, all of it unpacked; as we read it where it cannot:
-    parts, Llama with a window."""
-    from transformers import AutoModelForCausalLM
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-
-    path, config = files.gguf, files.config()
-    assert path is not None
-    with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(config)
-    if len(parts_of(path.name)) == 1 and config.model_type == MODEL_TYPES[files.gguf_architecture]:
-        with contextlib.redirect_stderr(io.StringIO()):  # its progress bar has no switch
-            tell_gguf_version()
-            weights = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=empty)["tensors"]
-    else:
-        own = files.tensors()
-        weights = {name: own.load(name, own.shape(name)) for name in own}
-    # Not `gguf_file=`, which wants the accelerate package, does the same, and takes a config with less in it.
-    return type(empty).from_pretrained(None, config=config, state_dict=weights, dtype=dtype, **options)

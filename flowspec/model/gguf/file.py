@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
-from flowspec.model.files import Extent, parts_of
+from flowspec.model.gguf.names import parts_of
+from flowspec.model.tensors import Extent
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

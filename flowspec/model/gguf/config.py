@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flowspec.errors import InputError
-from flowspec.model.gguf_file import GgufFile
+from flowspec.model.gguf.file import GgufFile
 
 MODEL_TYPES = {
     "llama": "llama",

@@ -1,0 +1,1 @@
+"""GGUF files: their names, numbers, config, and tensors under the names of transformers."""

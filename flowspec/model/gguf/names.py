@@ -1,0 +1,21 @@
+"""The names of GGUF files."""
+
+from __future__ import annotations
+
+import re
+
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+
+
+def is_gguf(model: str) -> bool:
+    """Whether a model's name is that of a GGUF file, here or on the hub."""
+    return model.endswith(".gguf")
+
+
+def parts_of(gguf: str) -> list[str]:
+    """The names of all files of a GGUF model by one's name: `m-00001-of-00003.gguf` has two others, other
+    names have none."""
+    found = _PART.fullmatch(gguf)
+    if found is None:
+        return [gguf]
+    return [f"{found[1]}-{number:05}-of-{found[3]}.gguf" for number in range(1, int(found[3]) + 1)]

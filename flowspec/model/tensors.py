@@ -1,0 +1,80 @@
+"""The tensors of a model by name, whatever files hold them: their shapes, where they lie, and the numbers."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from flowspec.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """Where a tensor lies: `size_bytes` of `path` from `offset` on."""
+
+    path: Path
+    offset: int
+    size_bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Extents(Protocol):
+    """Names of tensors, and where each lies."""
+
+    def __iter__(self) -> Iterator[str]: ...
+    def extent(self, name: str) -> Extent: ...
+
+
+class Tensors(ABC):
+    """Shapes and sizes of a model's tensors, and the tensors themselves, one at a time.
+
+    Names are those that transformers has for them.
+    """
+
+    @abstractmethod
+    def __contains__(self, name: str) -> bool: ...
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[str]: ...
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape; nothing is loaded. Raises `InputError` where the model has no such tensor."""
+
+    def element_count(self, name: str) -> int:
+        return math.prod(self.shape(name))
+
+    def in_file(self, name: str) -> str:
+        """The name that the tensor has in its file."""
+        return name
+
+    @abstractmethod
+    def load(self, name: str, shape: tuple[int, ...]) -> Any:
+        """A torch tensor, to be copied before the next call. Raises `InputError` where it has another
+        shape."""
+
+    def copy_into(self, name: str, part: torch.Tensor) -> None:
+        """Copies a tensor into `part`, in its dtype. Checks the shape."""
+        part.copy_(self.load(name, tuple(part.shape)))
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets go of what was opened to read; what is read later is opened again."""
+
+
+def check_shape(
+    name: str, model: str, expected: Sequence[int], found: Sequence[int], source: str = "config.json"
+) -> None:
+    """Raises `InputError` for a tensor that has not the shape that follows from `source`."""
+    if tuple(expected) != tuple(found):
+        raise InputError(
+            f"tensor {name} of {model!r}: expected shape {list(expected)} by {source}, got {list(found)}"
+        )
