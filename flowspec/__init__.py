@@ -1,3 +1,68 @@
-"""FlowSpec: one language model, sliced over small devices, exact and fast for one user."""
+"""FlowSpec: one language model, sliced over small devices, exact and fast for one user.
+
+    from flowspec import LLM
+
+    with LLM("Qwen/Qwen3-0.6B", cluster="my-cluster.toml") as llm:
+        print(llm.generate("Why is the sky blue?").text)
+
+docs/api.md has more. Names are imported when they are first used: torch and ZeroMQ take a second.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flowspec.errors import (
+        ClusterError,
+        FlowSpecError,
+        InputError,
+        NoRoomError,
+        PeerError,
+        UnexpectedError,
+    )
+    from flowspec.llm import LLM
+    from flowspec.plan.refusal import Refused
+    from flowspec.runtime.answer import Answer, AnswerStream, AsyncAnswerStream, Piece
+    from flowspec.runtime.sampling_params import SamplingParams
+    from flowspec.runtime.token_log import TokenLogprob, TopLogprob
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "Answer",
+    "AnswerStream",
+    "AsyncAnswerStream",
+    "ClusterError",
+    "FlowSpecError",
+    "InputError",
+    "NoRoomError",
+    "PeerError",
+    "Piece",
+    "Refused",
+    "SamplingParams",
+    "TokenLogprob",
+    "TopLogprob",
+    "UnexpectedError",
+    "__version__",
+]
+
+_MODULES = {
+    "LLM": "llm",
+    **dict.fromkeys(("Answer", "AnswerStream", "AsyncAnswerStream", "Piece"), "runtime.answer"),
+    **dict.fromkeys(("TokenLogprob", "TopLogprob"), "runtime.token_log"),
+    "SamplingParams": "runtime.sampling_params",
+    "Refused": "plan.refusal",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -16,17 +16,18 @@ from dataclasses import replace
 
 from rich.progress import Progress
 
-from flowspec.cli.answer import Asked, Outcome, Question, record
+from flowspec.cli.answer import figures, record
 from flowspec.cli.console import PlainConsole
 from flowspec.cli.expertise import expertise_table
 from flowspec.cli.terminal import note, show
 from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.interruption import INTERRUPTED
+from flowspec.llm import LLM
 from flowspec.model.prompts import Prompt
 from flowspec.model.text import Messages
-from flowspec.runtime.session import Session
-from flowspec.runtime.token_stream import TokenStream
+from flowspec.runtime.answer import Answer, AnswerStream
+from flowspec.runtime.question import Question
 
 PARALLEL_MAX = REQUESTS_MAX
 
@@ -34,57 +35,58 @@ PARALLEL_MAX = REQUESTS_MAX
 class Batch:
     """The prompts under way."""
 
-    def __init__(self, session: Session, question: Question, *, system: str | None, is_raw: bool) -> None:
-        self.session = session
+    def __init__(self, llm: LLM, question: Question, *, system: str | None, is_raw: bool) -> None:
+        self.llm = llm
         self.question = question
         self.system = system
         self.is_raw = is_raw
-        self._running: dict[int, TokenStream] = {}
+        self._running: dict[int, AnswerStream] = {}
         self._is_stopped = False
         self._lock = threading.Lock()
 
-    def answer(self, prompt: Prompt) -> list[tuple[Question, Outcome]]:
+    def answer(self, prompt: Prompt) -> list[tuple[Question, Answer]]:
         """All turns of one prompt; fewer if the batch is stopped meanwhile."""
-        assert self.question.tokenizer is not None
-        request = self.session.head.new_request()
+        tokenizer, head = self.llm.tokenizer, self.llm.session.head
+        assert tokenizer is not None
+        request = head.new_request()
         messages: Messages = []
-        found: list[tuple[Question, Outcome]] = []
+        found: list[tuple[Question, Answer]] = []
         for turn in prompt.turns:
             messages.append({"role": "user", "content": turn})
-            ids = self.question.tokenizer.encode_dialogue(messages, system=self.system, is_raw=self.is_raw)
-            question = replace(self.question, prompt=ids, request=request)
+            ids = tokenizer.encode_dialogue(messages, system=self.system, is_raw=self.is_raw)
+            question = replace(self.question, prompt=ids)
             try:
-                outcome = self._ask(question)
+                answer = self._ask(question, request)
             except InputError as error:
                 raise InputError(f"prompt {prompt.prompt_id}: {error}") from None
-            if outcome is None:
+            if answer is None:
                 break
-            found.append((question, outcome))
-            messages.append({"role": "assistant", "content": outcome.text or ""})
-        self.session.head.forget(request)
+            found.append((question, answer))
+            messages.append({"role": "assistant", "content": answer.text})
+        head.forget(request)
         return found
 
-    def _ask(self, question: Question) -> Outcome | None:
+    def _ask(self, question: Question, request: int) -> Answer | None:
         with self._lock:
             if self._is_stopped:
                 return None
-            asked = Asked(self.session, question)
-            self._running[question.request] = asked.answer
+            stream = AnswerStream(self.llm.session, question, self.llm.tokenizer, request=request)
+            self._running[request] = stream
         try:
-            return asked.follow(lambda text: None)
+            return stream.answer()
         finally:
             with self._lock:
-                del self._running[question.request]
+                del self._running[request]
 
     def stop(self) -> None:
         with self._lock:
             self._is_stopped = True
-            for answer in self._running.values():
-                self.session.head.cancel(answer)
+            for stream in self._running.values():
+                stream.cancel()
 
 
 def run(
-    session: Session,
+    llm: LLM,
     question: Question,
     prompts: Sequence[Prompt],
     *,
@@ -94,7 +96,7 @@ def run(
     is_json: bool,
 ) -> int:
     """Answers and prints all prompts; the exit status."""
-    batch = Batch(session, question, system=system, is_raw=is_raw)
+    batch = Batch(llm, question, system=system, is_raw=is_raw)
     console = PlainConsole(stderr=True)
     with (
         ThreadPoolExecutor(parallel) as pool,
@@ -107,29 +109,29 @@ def run(
                 prompt, future = waiting[0]
                 found = future.result()
                 waiting.popleft()
-                _print(session, prompt, found, is_json=is_json)
+                _print(llm, prompt, found, is_json=is_json)
                 bar.advance(task)
         except KeyboardInterrupt:
             batch.stop()
             for prompt, future in waiting:
                 if not future.cancel():
-                    _print(session, prompt, future.result(), is_json=is_json)
+                    _print(llm, prompt, future.result(), is_json=is_json)
             return INTERRUPTED
         except FlowSpecError:
             batch.stop()
             raise
-    if not is_json and (known := expertise_table(session, question.tokenizer)) is not None:
+    if not is_json and (known := expertise_table(llm.session, llm.tokenizer)) is not None:
         console.print(known)
     return 0
 
 
-def _print(session: Session, prompt: Prompt, found: list[tuple[Question, Outcome]], *, is_json: bool) -> None:
-    for turn, (question, outcome) in enumerate(found):
+def _print(llm: LLM, prompt: Prompt, found: list[tuple[Question, Answer]], *, is_json: bool) -> None:
+    for turn, (question, answer) in enumerate(found):
         if is_json:
             print(
-                json.dumps({"prompt": prompt.prompt_id, "turn": turn, **record(session, question, outcome)}),
+                json.dumps({"prompt": prompt.prompt_id, "turn": turn, **record(llm, question, answer)}),
                 flush=True,
             )
         else:
-            show(f"[{prompt.prompt_id}] {outcome.text}\n\n")
-            note(f"  {outcome.figures}")
+            show(f"[{prompt.prompt_id}] {answer.text}\n\n")
+            note(f"  {figures(answer)}")

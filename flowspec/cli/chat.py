@@ -9,8 +9,8 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,35 +18,33 @@ from rich.markup import escape
 from rich.table import Table
 
 from flowspec.cli import resume, statistics
-from flowspec.cli.answer import Outcome, Question, ask, drafter_lines, from_head, record
-from flowspec.cli.console import PlainConsole, loading_bar
+from flowspec.cli.answer import ask, computed, drafter_lines, figures, from_head, record
+from flowspec.cli.console import PlainConsole
 from flowspec.cli.diary import Diary
 from flowspec.cli.expertise import expertise_table
 from flowspec.cli.history import line_history
+from flowspec.cli.opening import open_llm
 from flowspec.cli.options import (
     add_arithmetic_argument,
     add_decoding_arguments,
     add_model_arguments,
     add_sampling_arguments,
-    check_flags,
-    cluster_options,
-    decoding_options,
-    joined,
-    pick_limits,
-    pick_sampling,
+    sampling_params,
 )
 from flowspec.cli.recorded import NotRecordedError, check_recording, recorded
 from flowspec.cli.screen import blocks_of, strip_line
 from flowspec.cli.strip import Strip
 from flowspec.cli.terminal import fit_for, note
 from flowspec.cli.wrap import WordWrap
-from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError, InputError, PeerError
+from flowspec.llm import LLM
 from flowspec.model.files import ModelFiles
-from flowspec.model.text import Messages, Tokenizer, recommended
+from flowspec.model.text import Messages, Tokenizer
 from flowspec.plan.memory import mib
+from flowspec.runtime.answer import Answer
 from flowspec.runtime.journal.lines import Content, Entry
-from flowspec.runtime.session import Limits, Session, Survival, open_session
+from flowspec.runtime.question import Question
+from flowspec.runtime.session import Session, Survival
 from flowspec.runtime.watching import watch_session
 
 ROWS_MIN = 6
@@ -96,51 +94,41 @@ def run(args: argparse.Namespace) -> int:
         resume.check_good_part(args)
         content = None if args.resume is None else take_up(args, diary)
         last = None if content is None else content.last
-        check_flags(args)
-        decoding = decoding_options(args, args.method, joined(args.drafter), args.chain)
-        loaded: list[Tokenizer] = []
+        params = sampling_params(args)
         chats: list[Chat] = []
 
         def tell(text: str) -> None:
             (chats[0].tell if chats else note)(text)
 
-        def load(files: ModelFiles) -> None:
+        def check(files: ModelFiles) -> None:
             if content is not None:
                 resume.check_model(files, content.setting)
-            loaded.append(Tokenizer(files))
 
-        def connect(meanwhile: Callable[[ModelFiles], None] = lambda files: None) -> Session:
+        def connect() -> LLM:
             """The cluster as the flags say; what an earlier call opened is closed."""
             stack.close()
-            with loading_bar(quiet=args.json) as progress:
-                # A dialogue that is resumed goes on as it was begun. Where a chat connects again, all answers
-                # before are whole, and what is there counts.
-                survival = Survival(
-                    on_note=lambda text: tell(f"\n({text})"),
-                    arithmetic="" if content is None or chats else content.setting.arithmetic,
-                    may_change=args.allow_arithmetic_change,
-                )
-                return stack.enter_context(
-                    open_session(cluster_options(args, args.local), decoding, progress, meanwhile, survival)
-                )
+            # A dialogue that is resumed goes on as it was begun. Where a chat connects again, all answers
+            # before are whole, and what is there counts.
+            survival = Survival(
+                on_note=lambda text: tell(f"\n({text})"),
+                arithmetic="" if content is None or chats else content.setting.arithmetic,
+                may_change=args.allow_arithmetic_change,
+            )
+            return stack.enter_context(open_llm(args, survival, check))
 
-        session = connect(load)
-        tokenizer = loaded[0]
-        tokenizer.encode_chat(
-            [{"role": "user", "content": "?"}]
-        )  # a model that cannot chat is refused here, not after a question
-        advice = recommended(session.files, session.config)
+        llm = connect()
+        # a model that cannot chat is refused here, not after a question
+        llm.encode([{"role": "user", "content": "?"}])
+        assert llm.tokenizer is not None
         chat = Chat(
             connect=connect,
-            session=session,
-            tokenizer=tokenizer,
-            sampling=pick_sampling(args, advice) if last is None else last.sampling,
-            limits=pick_limits(args, advice, tokenizer.eos_id) if last is None else resume.limits_of(last),
+            llm=llm,
+            tokenizer=llm.tokenizer,
+            settings=llm.question_of((), params) if last is None else resume.settings_of(last),
             console=PlainConsole(highlight=False, stderr=args.json),
-            stops=args.stop if last is None else last.stops,
             system=(args.system or "") if last is None else last.system,
             is_json=args.json,
-            request=session.head.new_request(),
+            request=llm.session.head.new_request(),
             diary=diary,
             messages=[] if content is None else content.messages(),
         )
@@ -171,50 +159,50 @@ class Chat:
     """A dialogue at the terminal. `messages` is what the model sees; the head reuses what it shares with the
     last turn.
 
-    When the cluster is lost the dialogue stays, and the next question connects again.
+    Every question is asked as the `settings` say. When the cluster is lost the dialogue stays, and the next
+    question connects again.
     """
 
-    connect: Callable[[], Session]
-    session: Session | None
+    connect: Callable[[], LLM]
+    llm: LLM | None
     tokenizer: Tokenizer
-    sampling: Sampling
-    limits: Limits
+    settings: Question
     console: PlainConsole
-    stops: Sequence[str]
     system: str
     is_json: bool
     request: int
     diary: Diary
     messages: Messages = field(default_factory=list)
-    last: tuple[Question, Outcome] | None = None
+    last: Answer | None = None
     is_watching: bool = False
     strip: Strip | None = None
     record_to: Path | None = None
 
     def greet(self) -> None:
-        assert self.session is not None
-        plan = self.session.head.plan
+        assert self.llm is not None
+        session = self.llm.session
+        plan = session.head.plan
         stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
         self.console.print(
             f"[bold]{escape(Path(plan.model).name)}[/] in {plan.dtype}, {plan.layer_count} layers on "
             f"{stages}:"
         )
-        for stage in self.session.stages_report():
+        for stage in session.stages_report():
             first, end = stage["layers"]
             self.console.print(
                 f"  {escape(stage['name'])}  layers {first} to {end - 1}, {mib(stage['weight_bytes'])} of "
                 "weights"
                 f"{from_head(stage)}, process {stage['pid']}"
             )
-        if self.session.chosen is not None:
-            for line in self.session.chosen.lines():
+        if session.chosen is not None:
+            for line in session.chosen.lines():
                 self.console.print(line, markup=False)
-        decoding = self.session.decoding
-        self.console.print(f"method {decoding.method}, drafter {escape(self.session.drafter)}")
-        for line in drafter_lines(self.session):
+        self.console.print(f"method {session.decoding.method}, drafter {escape(session.drafter)}")
+        for line in drafter_lines(session):
             self.console.print(f"  {line}", markup=False)
-        if self.sampling.temperature > 0:
-            self.console.print(f"temperature {self.sampling.temperature:g}, seed {self.sampling.seed}")
+        sampling = self.settings.sampling
+        if sampling.temperature > 0:
+            self.console.print(f"temperature {sampling.temperature:g}, seed {sampling.seed}")
         if self.messages:
             count = len(self.messages) // 2
             self.console.print(
@@ -252,7 +240,7 @@ class Chat:
         except (ClusterError, PeerError) as error:
             if not sys.stdin.isatty():
                 raise
-            self.session = None
+            self.llm = None
             del self.messages[before:]
             self.console.print(
                 f"\n[red]{escape(str(error))}[/]\n(the dialogue is kept: ask again to connect again, or "
@@ -284,9 +272,10 @@ class Chat:
         self.messages.clear()
         self.last = None
         self.diary.close()
-        if self.session is not None:
-            self.session.head.forget(self.request)
-            self.request = self.session.head.new_request()
+        if self.llm is not None:
+            head = self.llm.session.head
+            head.forget(self.request)
+            self.request = head.new_request()
         self.console.print("(a new dialogue)")
 
     def set_system(self, text: str) -> None:
@@ -338,48 +327,43 @@ class Chat:
             strip.aside(lambda: note(text))
 
     def answer(self, line: str) -> None:
-        if self.session is None:
-            self.session = self.connect()
-            self.request = self.session.head.new_request()
+        if self.llm is None:
+            self.llm = self.connect()
+            self.request = self.llm.session.head.new_request()
         self.messages.append({"role": "user", "content": line})
         system = [{"role": "system", "content": self.system}] if self.system else []
-        question = Question(
-            prompt=self.tokenizer.encode_chat([*system, *self.messages]),
-            request=self.request,
-            sampling=self.sampling,
-            limits=self.limits,
-            tokenizer=self.tokenizer,
-            stops=self.stops,
-        )
-        self.diary.ask(self.session, question, user=line, system=self.system)
-        self.follow(self.session, question)
+        question = replace(self.settings, prompt=self.tokenizer.encode_chat([*system, *self.messages]))
+        self.diary.ask(self.llm.session, question, user=line, system=self.system)
+        self.follow(self.llm, question)
 
     def go_on(self, entry: Entry) -> None:
         """Goes on with an answer in which an earlier chat was interrupted."""
-        assert self.session is not None
+        assert self.llm is not None
         if not self.is_json:
             self.console.print(f"you> {entry.user}", markup=False)
         self.messages.append({"role": "user", "content": entry.user})
-        self.follow(self.session, resume.question_of(entry, self.request, self.tokenizer))
+        self.follow(self.llm, resume.question_of(entry))
 
-    def follow(self, session: Session, question: Question) -> None:
+    def follow(self, llm: LLM, question: Question) -> None:
         """Shows an answer up to its end."""
         wrap = WordWrap(self.console.width if sys.stdout.isatty() else 0)
         path, self.record_to = self.record_to, None
         try:
-            with recorded(session, self.tokenizer, path):
-                with self.watching(session):
-                    outcome = ask(session, question, lambda text: self.push(wrap, text), self.diary)
+            with recorded(llm.session, self.tokenizer, path):
+                with self.watching(llm.session):
+                    answer, _ = ask(
+                        llm, question, self.request, lambda text: self.push(wrap, text), self.diary
+                    )
                     self.show(wrap.finish())
-                self.diary.end(outcome)
+                self.diary.end(answer)
         except NotRecordedError as error:
             self.console.print(f"\n[red]{escape(str(error))}[/]")
-        self.last = (question, outcome)
-        self.messages.append({"role": "assistant", "content": outcome.text or ""})
+        self.last = answer
+        self.messages.append({"role": "assistant", "content": answer.text})
         if self.is_json:
-            print(json.dumps(record(session, question, outcome)), flush=True)
+            print(json.dumps(record(llm, question, answer)), flush=True)
             return
-        self.console.print(f"\n[dim]{outcome.figures}[/]\n")
+        self.console.print(f"\n[dim]{figures(answer)}[/]\n")
 
     @contextlib.contextmanager
     def watching(self, session: Session) -> Iterator[None]:
@@ -412,20 +396,22 @@ class Chat:
 
     def show_stats(self) -> None:
         if self.last is not None:
-            question, outcome = self.last
+            answer = self.last
             self.console.print(
-                f"last answer: {len(question.prompt)} prompt tokens ({outcome.reused} reused), "
-                f"{outcome.figures}"
+                f"last answer: {answer.prompt_tokens} prompt tokens ({answer.reused_tokens} reused), "
+                f"{figures(answer)}"
             )
-            self.console.print(outcome.computed, markup=False)
-            for line in statistics.lines(outcome.statistics, self.session.drafters if self.session else ()):
+            self.console.print(computed(answer), markup=False)
+            drafters = self.llm.session.drafters if self.llm else ()
+            for line in statistics.lines(answer.statistics, drafters):
                 self.console.print(line, markup=False)
-        if self.session is None:
+        if self.llm is None:
             self.console.print("(no cluster: it was lost)")
             return
         table = Table("stage", "layers", "weights", "process", "compute", "waiting", "own work", box=None)
-        hops = list(self.session.head.hops)
-        for index, stage in enumerate(self.session.stages_report()):
+        session = self.llm.session
+        hops = list(session.head.hops)
+        for index, stage in enumerate(session.stages_report()):
             own = [segment[index] for segment in hops if index < len(segment)]
             mean = [
                 f"{1000 * sum(getattr(hop, name) for hop in own) / len(own):.2f} ms" if own else "-"
@@ -445,5 +431,5 @@ class Chat:
             "other segments; "
             "own work: FlowSpec's, beside computing[/]"
         )
-        if (known := expertise_table(self.session, self.tokenizer)) is not None:
+        if (known := expertise_table(session, self.tokenizer)) is not None:
             self.console.print(known)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowspec.cli import resume
-from flowspec.cli.answer import Outcome, Question
 from flowspec.errors import InputError
+from flowspec.runtime.answer import Answer
 from flowspec.runtime.journal import folder
 from flowspec.runtime.journal.file import Journal
 from flowspec.runtime.journal.lines import Content
+from flowspec.runtime.question import Question
 from flowspec.runtime.session import Session
 
 
@@ -47,9 +48,9 @@ class Diary:
         if self.journal is not None:
             self.journal.arithmetic(name)
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, answer: Answer) -> None:
         if self.journal is not None:
-            self.journal.end(outcome.reason, outcome.text)
+            self.journal.end(answer.finish_reason, answer.text)
 
     def close(self) -> None:
         """The dialogue is over; another question begins another one."""

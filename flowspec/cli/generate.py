@@ -14,21 +14,16 @@ import sys
 from pathlib import Path
 
 from flowspec.cli import batch, resume, statistics
-from flowspec.cli.answer import Outcome, Question, ask, drafter_lines, from_head, record
-from flowspec.cli.console import loading_bar
+from flowspec.cli.answer import ask, computed, drafter_lines, figures, from_head, record, text_of
+from flowspec.cli.opening import open_llm
 from flowspec.cli.options import (
     add_arithmetic_argument,
     add_decoding_arguments,
     add_model_arguments,
     add_sampling_arguments,
-    check_flags,
-    cluster_options,
-    decoding_options,
-    joined,
     number_list,
-    pick_limits,
-    pick_sampling,
     positive,
+    sampling_params,
 )
 from flowspec.cli.recorded import NotRecordedError, check_recording, recorded
 from flowspec.cli.terminal import note, show
@@ -36,12 +31,14 @@ from flowspec.errors import ClusterError, InputError
 from flowspec.interruption import INTERRUPTED
 from flowspec.model.files import ModelFiles
 from flowspec.model.prompts import read_prompts
-from flowspec.model.text import Tokenizer, check_utf8, recommended
+from flowspec.model.text import Tokenizer, check_utf8
 from flowspec.plan.memory import mib
 from flowspec.runtime import timeouts
+from flowspec.runtime.answer import Answer
 from flowspec.runtime.journal.file import Journal
 from flowspec.runtime.journal.lines import Content, Entry, Setting
-from flowspec.runtime.session import Session, Survival, open_session
+from flowspec.runtime.question import Question
+from flowspec.runtime.session import Session, Survival
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
             check_prompt(args)
             check_journal(args)
             check_record(args)
-            check_flags(args)
+            sampling_params(args)
         else:
             resume.refuse_fixed(args)
             check_record(args)
@@ -121,45 +118,30 @@ def _answer(
     args: argparse.Namespace, stack: contextlib.ExitStack, journal: Journal | None, content: Content | None
 ) -> int:
     """Asks what the flags or the journal say, and shows the answers."""
-    decoding = decoding_options(args, args.method, joined(args.drafter), args.chain)
     prompts = [prompt for path in args.prompts or [] for prompt in read_prompts(path)]
-    loaded: list[Tokenizer] = []
     last = None if content is None else content.last
 
-    def meanwhile(files: ModelFiles) -> None:
+    def check(files: ModelFiles) -> None:
         if content is not None:
             resume.check_model(files, content.setting)
-        needs_text = args.prompt_token_ids is None if last is None else bool(last.stops)
-        if needs_text or files.has_tokenizer:
-            loaded.append(Tokenizer(files))
 
-    with loading_bar(quiet=args.json) as progress:
-        survival = Survival(
-            on_note=lambda text: note(f"\n({text})"),
-            wait_s=timeouts.WAIT_FOR_DEVICES_S,
-            arithmetic="" if content is None else content.setting.arithmetic,
-            may_change=args.allow_arithmetic_change,
-        )
-        session = stack.enter_context(
-            open_session(cluster_options(args, args.local), decoding, progress, meanwhile, survival)
-        )
-    tokenizer = loaded[0] if loaded else None
-    request = session.head.new_request()
+    survival = Survival(
+        on_note=lambda text: note(f"\n({text})"),
+        wait_s=timeouts.WAIT_FOR_DEVICES_S,
+        arithmetic="" if content is None else content.setting.arithmetic,
+        may_change=args.allow_arithmetic_change,
+    )
+    needs_text = args.prompt_token_ids is None if last is None else bool(last.stops)
+    llm = stack.enter_context(open_llm(args, survival, check, needs_text=needs_text))
+    session, tokenizer = llm.session, llm.tokenizer
     if last is not None:
-        question = resume.question_of(last, request, tokenizer)
+        question = resume.question_of(last)
     else:
-        advice = recommended(session.files, session.config)
-        question = Question(
-            prompt=args.prompt_token_ids or ([] if prompts else encode_prompt(tokenizer, args, args.prompt)),
-            request=request,
-            sampling=pick_sampling(args, advice),
-            limits=pick_limits(args, advice, tokenizer.eos_id if tokenizer else None),
-            tokenizer=tokenizer,
-            stops=args.stop,
-        )
+        ids = args.prompt_token_ids or ([] if prompts else encode_prompt(tokenizer, args, args.prompt))
+        question = llm.question_of(ids, sampling_params(args))
     if prompts:
         return batch.run(
-            session,
+            llm,
             question,
             prompts,
             parallel=args.parallel,
@@ -175,22 +157,28 @@ def _answer(
     unrecorded: NotRecordedError | None = None
     try:
         with recorded(session, tokenizer, args.record):
-            outcome = ask(session, question, (lambda text: None) if args.json else show, keep=journal)
+            answer, is_interrupted = ask(
+                llm,
+                question,
+                session.head.new_request(),
+                (lambda text: None) if args.json else show,
+                keep=journal,
+            )
     except NotRecordedError as error:
         unrecorded = error  # the answer is there all the same
     except ClusterError:
         show("" if args.json else "\n")  # the error gets a line of its own
         raise
-    if journal is not None and not outcome.is_interrupted:
-        journal.end(outcome.reason, outcome.text)
+    if journal is not None and not is_interrupted:
+        journal.end(answer.finish_reason, text_of(llm, answer))
     if args.json:
-        print(json.dumps(record(session, question, outcome)))
+        print(json.dumps(record(llm, question, answer)))
     else:
         print(flush=True)
-        note(figures(session, question, outcome, is_verbose=args.verbose))
+        note(report(session, question, answer, is_verbose=args.verbose))
     if unrecorded is not None:
         note(f"(the answer is whole, but {unrecorded})")
-    return INTERRUPTED if outcome.is_interrupted else int(unrecorded is not None)
+    return INTERRUPTED if is_interrupted else int(unrecorded is not None)
 
 
 def show_finished(setting: Setting, entry: Entry, *, is_json: bool) -> int:
@@ -254,11 +242,11 @@ def encode_prompt(tokenizer: Tokenizer | None, args: argparse.Namespace, prompt:
     )
 
 
-def figures(session: Session, question: Question, outcome: Outcome, *, is_verbose: bool) -> str:
+def report(session: Session, question: Question, answer: Answer, *, is_verbose: bool) -> str:
     """The lines under an answer: speed, seed, which process ran what, and with --verbose the statistics."""
-    lines = [f"{outcome.figures}, {session.decoding.method}"]
-    if is_verbose or outcome.changes:
-        lines.append(f"  {outcome.computed}")
+    lines = [f"{figures(answer)}, {session.decoding.method}"]
+    if is_verbose or answer.changes:
+        lines.append(f"  {computed(answer)}")
     if question.sampling.temperature > 0:
         lines[0] += f", seed {question.sampling.seed}"
     for stage in session.stages_report():
@@ -270,6 +258,4 @@ def figures(session: Session, question: Question, outcome: Outcome, *, is_verbos
     lines += [f"  {line}" for line in drafter_lines(session)]
     if session.chosen is not None:
         lines += [f"  {line}" for line in session.chosen.lines()]
-    return "\n".join(
-        [*lines, *(statistics.lines(outcome.statistics, session.drafters) if is_verbose else ())]
-    )
+    return "\n".join([*lines, *(statistics.lines(answer.statistics, session.drafters) if is_verbose else ())])

@@ -9,18 +9,13 @@ from pathlib import Path
 
 from flowspec.core.methods import METHODS, options_of
 from flowspec.core.protocol.limits import TREE_NODES_MAX
-from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.draft.kinds import FALLBACK, WORDS
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, bundled_models
-from flowspec.model.text import Recommended
-from flowspec.runtime.cluster import read_drafters
-from flowspec.runtime.decoding import AUTO, Decoding, method_for
-from flowspec.runtime.defaults import choose_limits, choose_sampling
-from flowspec.runtime.session import ClusterOptions, Limits
-
-NEW_TOKENS_DEFAULT = 256
+from flowspec.runtime.decoding import AUTO, Decoding, choose_decoding, method_for
+from flowspec.runtime.sampling_params import NEW_TOKENS_DEFAULT, SamplingParams
+from flowspec.runtime.session import ClusterOptions
 
 
 def number_list(text: str) -> tuple[int, ...]:
@@ -188,13 +183,8 @@ def decoding_options(
 ) -> Decoding:
     if args.tree_nodes is not None and args.tree_nodes > TREE_NODES_MAX:
         raise InputError(f"--tree-nodes: expected at most {TREE_NODES_MAX}, got {args.tree_nodes}")
-    names = drafters or (() if args.cluster is None else tuple(read_drafters(args.cluster)))
-    return Decoding(
-        method=method or method_for(names, chain),
-        drafters=drafters,
-        chain=chain,
-        nodes=args.tree_nodes,
-        depth=args.tree_depth,
+    return choose_decoding(
+        args.cluster, method, drafters, chain, nodes=args.tree_nodes, depth=args.tree_depth
     )
 
 
@@ -250,27 +240,19 @@ def cluster_options(args: argparse.Namespace, local: int) -> ClusterOptions:
     )
 
 
-def pick_sampling(args: argparse.Namespace, model: Recommended) -> Sampling:
-    """What the flags say, else the model, else temperature 0; a seed that is not given is drawn."""
-    return choose_sampling(
-        model,
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    """What the flags say; raises `InputError` for what cannot be. What the model recommends comes in
+    later."""
+    if any(not stop for stop in args.stop):
+        raise InputError("--stop: expected a text, got an empty one")
+    return SamplingParams(
         temperature=args.temperature,
         top_k=args.top_k,
         top_p=args.top_p,
         min_p=args.min_p,
         seed=args.seed,
+        max_new_tokens=args.max_new_tokens or NEW_TOKENS_DEFAULT,
+        stop=args.stop,
+        stop_token_ids=args.stop_token_ids,
+        ignore_eos=args.ignore_eos,
     )
-
-
-def check_flags(args: argparse.Namespace) -> None:
-    """Refuses wrong sampling flags before a cluster is started; what the model recommends comes in later."""
-    nothing = Recommended(stop_ids=frozenset())
-    pick_sampling(args, nothing)
-    pick_limits(args, nothing, None)
-
-
-def pick_limits(args: argparse.Namespace, model: Recommended, eos_id: int | None) -> Limits:
-    if any(not stop for stop in args.stop):
-        raise InputError("--stop: expected a text, got an empty one")
-    count = args.max_new_tokens or NEW_TOKENS_DEFAULT
-    return choose_limits(model, eos_id, count, stop_ids=args.stop_token_ids, ignores_own=args.ignore_eos)

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flowspec.cli.answer import Question, changes_document
+from flowspec.cli.answer import changes_document
 from flowspec.errors import InputError
 from flowspec.folders import state_folder
 from flowspec.model.files import ModelFiles
-from flowspec.model.text import Tokenizer
 from flowspec.runtime.journal.lines import Entry, Setting
+from flowspec.runtime.question import Question
 from flowspec.runtime.session import Limits, Session
 
 FIXED: Mapping[str, Any] = {
@@ -96,22 +97,20 @@ def entry_of(question: Question, *, user: str = "", system: str = "") -> Entry:
     )
 
 
-def limits_of(entry: Entry) -> Limits:
-    return Limits(new_tokens_max=entry.new_tokens_max, stop_ids=entry.stop_ids)
-
-
-def question_of(entry: Entry, request: int, tokenizer: Tokenizer | None) -> Question:
-    """The same question, of whose answer so much is known."""
+def settings_of(entry: Entry) -> Question:
+    """A question with nothing of its answer: how it is asked."""
     return Question(
         prompt=entry.prompt,
-        request=request,
         sampling=entry.sampling,
-        limits=limits_of(entry),
-        tokenizer=tokenizer,
+        limits=Limits(new_tokens_max=entry.new_tokens_max, stop_ids=entry.stop_ids),
         stops=entry.stops,
-        answered=entry.tokens,
-        arithmetic=entry.arithmetic,
-        changes=entry.changes,
+    )
+
+
+def question_of(entry: Entry) -> Question:
+    """The same question, of whose answer so much is known."""
+    return replace(
+        settings_of(entry), answered=entry.tokens, arithmetic=entry.arithmetic, changes=entry.changes
     )
 
 

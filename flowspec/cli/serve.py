@@ -15,21 +15,18 @@ import logging
 import signal
 from pathlib import Path
 
-from flowspec.cli.console import loading_bar
+from flowspec.cli.opening import open_llm
 from flowspec.cli.options import (
     add_arithmetic_argument,
     add_decoding_arguments,
     add_model_arguments,
-    cluster_options,
-    decoding_options,
-    joined,
     positive,
 )
 from flowspec.cli.terminal import note
 from flowspec.errors import InputError
 from flowspec.interruption import hear_signals
-from flowspec.model.text import Tokenizer
-from flowspec.runtime.session import Survival, open_session
+from flowspec.llm import PARALLEL_MAX
+from flowspec.runtime.session import Survival
 from flowspec.runtime.transport import is_loopback
 from flowspec.runtime.watching import watch_session
 
@@ -130,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
         from flowspec.serve.live import live_routes
         from flowspec.serve.page import PATHS, page_routes
         from flowspec.serve.server import Stop, bind, serve, url_of
-        from flowspec.serve.service import PARALLEL_MAX, QUEUE_MAX, Service, ServiceOptions
+        from flowspec.serve.service import QUEUE_MAX, Service, ServiceOptions
         from flowspec.serve.tally import Tally
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "flowspec":
@@ -153,12 +150,10 @@ def run(args: argparse.Namespace) -> int:
         origins=args.cors,
         free=() if args.no_live else PATHS,
     )
-    decoding = decoding_options(args, args.method, joined(args.drafter), args.chain)
     options = ServiceOptions(
         parallel=args.parallel, queue=args.queue, new_tokens=args.max_new_tokens, model_name=args.model_name
     )
     tally = Tally()
-    loaded: list[Tokenizer] = []
 
     def noted(text: str) -> None:
         note(f"({text})")
@@ -184,19 +179,12 @@ def run(args: argparse.Namespace) -> int:
 
     with contextlib.ExitStack() as stack:
         bound = stack.enter_context(contextlib.closing(bind(args.host, args.port)))
-        with loading_bar(quiet=args.json) as progress:
-            session = stack.enter_context(
-                open_session(
-                    cluster_options(args, args.local),
-                    decoding,
-                    progress,
-                    lambda files: loaded.append(Tokenizer(files)),
-                    Survival(on_note=noted, may_change=args.allow_arithmetic_change),
-                )
-            )
-        session.head.observe(tally.on_event)
+        survival = Survival(on_note=noted, may_change=args.allow_arithmetic_change)
+        llm = stack.enter_context(open_llm(args, survival))
+        assert llm.tokenizer is not None
+        llm.session.head.observe(tally.on_event)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
-        watch = None if args.no_live else watch_session(session, loaded[0].decode, keeps=True)
+        watch = None if args.no_live else watch_session(llm.session, llm.tokenizer.decode, keeps=True)
         if watch is not None:
             stack.callback(watch.close)
 
@@ -205,8 +193,7 @@ def run(args: argparse.Namespace) -> int:
 
         asyncio.run(
             serve(
-                session,
-                loaded[0],
+                llm,
                 bound,
                 options=options,
                 doors=doors,

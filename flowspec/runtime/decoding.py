@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from flowspec.core.methods import CHAIN, CHAINED, DEFAULT, default_method, find_method
@@ -12,6 +13,7 @@ from flowspec.core.protocol import limits
 from flowspec.draft.kinds import FALLBACK, NONE, check_drafter, find_drafter, model_name
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
+from flowspec.runtime.cluster import read_drafters
 
 AUTO = "auto"
 """A chain that the method puts together by itself."""
@@ -93,3 +95,24 @@ class Decoding:
     def levels(self, names: Sequence[str]) -> tuple[int, ...]:
         """The level of each model beside the target: of a chain its place, else all are drafters."""
         return tuple(range(len(names))) if self.method in CHAINED else (0,) * len(names)
+
+
+def choose_decoding(
+    cluster: Path | None,
+    method: str | None,
+    drafters: tuple[str, ...],
+    chain: str | None = None,
+    *,
+    nodes: int | None = None,
+    depth: int | None = None,
+) -> Decoding:
+    """What is given; a method that is not is chosen by the drafters, which are those of the cluster file if
+    none are given."""
+    names = drafters or (() if cluster is None else tuple(read_drafters(cluster)))
+    return Decoding(
+        method=method or method_for(names, chain),
+        drafters=drafters,
+        chain=chain,
+        nodes=nodes,
+        depth=depth,
+    )

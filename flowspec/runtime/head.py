@@ -237,6 +237,11 @@ class Head:
         """Why the head answers nothing any more, if it does not."""
         return self._failure
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has let go of the daemons, or is about to."""
+        return self._stopping
+
     def new_request(self) -> int:
         """An id for a new conversation."""
         self._requests_begun += 1
@@ -265,7 +270,8 @@ class Head:
             return
         self._stopping = True
         self._wake.set()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # which may be the one that collects garbage
+            self._thread.join()
 
     def __enter__(self) -> Head:
         return self

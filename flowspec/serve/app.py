@@ -19,8 +19,10 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from flowspec.errors import FlowSpecError
+from flowspec.runtime.answer import Answer
+from flowspec.runtime.question import Question
 from flowspec.serve import metrics, sse
-from flowspec.serve.answers import Answers, Over, Question
+from flowspec.serve.answers import Answers
 from flowspec.serve.documents import Choice, Form, usage_of
 from flowspec.serve.fields import parse
 from flowspec.serve.guard import Counted, Guard, read_body, refused, while_there
@@ -136,10 +138,12 @@ class AnswerRoute:
                     continue
                 place, found = item
                 event = self._checked(found)
-                if isinstance(event, Over):
+                if isinstance(event, Answer):
                     choices[place].add(event)
                 await say(
-                    sse.data(form.end(place, event) if isinstance(event, Over) else form.piece(place, event))
+                    sse.data(
+                        form.end(place, event) if isinstance(event, Answer) else form.piece(place, event)
+                    )
                 )
         except ApiError as error:
             if not has_begun:
@@ -155,7 +159,7 @@ class AnswerRoute:
         """The event; raises `ApiError` for an error, and for an answer that the server's end cut off."""
         if isinstance(event, FlowSpecError):
             raise of_error(event)
-        if isinstance(event, Over) and event.reason == "cancelled":
+        if isinstance(event, Answer) and event.finish_reason == "cancelled":
             raise unavailable(STOPPING)
         return event
 

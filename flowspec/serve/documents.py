@@ -11,8 +11,9 @@ from typing import Any
 
 from flowspec import __version__
 from flowspec.plan.placement import ClusterPlan
-from flowspec.serve.answers import Over, Piece
-from flowspec.serve.tokens import Entry, chat_logprobs, completion_logprobs
+from flowspec.runtime.answer import Answer, Piece
+from flowspec.runtime.token_log import TokenLogprob
+from flowspec.serve.tokens import chat_logprobs, completion_logprobs
 
 
 def fingerprint_of(plan: ClusterPlan, arithmetic: str) -> str:
@@ -28,15 +29,15 @@ class Choice:
 
     prompt: int
     text: list[str] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
-    over: Over | None = None
+    entries: list[TokenLogprob] = field(default_factory=list)
+    answer: Answer | None = None
 
-    def add(self, event: Piece | Over) -> None:
-        if isinstance(event, Over):
-            self.over = event
+    def add(self, event: Piece | Answer) -> None:
+        if isinstance(event, Answer):
+            self.answer = event
         else:
             self.text.append(event.text)
-            self.entries += event.entries
+            self.entries += event.logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,9 @@ class Usage:
 def usage_of(prompts: Sequence[int], choices: Sequence[Choice]) -> Usage:
     """`prompts` are their lengths; a prompt counts once, however many choices it has, and its cached tokens
     as its first choice found them."""
-    overs = [choice.over for choice in choices if choice.over is not None]
-    first = {choice.prompt: choice.over.reused for choice in reversed(choices) if choice.over is not None}
-    return Usage(sum(prompts), sum(over.tokens for over in overs), sum(first.values()))
+    finished = [(choice.prompt, choice.answer) for choice in choices if choice.answer is not None]
+    first = {prompt: answer.reused_tokens for prompt, answer in reversed(finished)}
+    return Usage(sum(prompts), sum(answer.new_tokens for _, answer in finished), sum(first.values()))
 
 
 class Form:
@@ -91,7 +92,7 @@ class Form:
         return {**self._head, "object": kind, "choices": found, "usage": usage.document}
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        assert choice.over is not None
+        assert choice.answer is not None
         text = "".join(choice.text)
         said = (
             {"message": {"role": "assistant", "content": text, "refusal": None}}
@@ -102,7 +103,7 @@ class Form:
             "index": index,
             **said,
             "logprobs": self._logprobs(choice.entries),
-            "finish_reason": choice.over.reason,
+            "finish_reason": choice.answer.finish_reason,
         }
 
     def begin(self, index: int) -> dict[str, Any]:
@@ -112,12 +113,12 @@ class Form:
     def piece(self, index: int, piece: Piece) -> dict[str, Any]:
         """A chunk with text."""
         said: dict[str, Any] = {"delta": {"content": piece.text}} if self.is_chat else {"text": piece.text}
-        return self._chunk(index, said, self._logprobs(piece.entries), None)
+        return self._chunk(index, said, self._logprobs(piece.logprobs), None)
 
-    def end(self, index: int, over: Over) -> dict[str, Any]:
+    def end(self, index: int, answer: Answer) -> dict[str, Any]:
         """A choice's last chunk."""
         said: dict[str, Any] = {"delta": {}} if self.is_chat else {"text": ""}
-        return self._chunk(index, said, None, over.reason)
+        return self._chunk(index, said, None, answer.finish_reason)
 
     def usage(self, usage: Usage) -> dict[str, Any]:
         """The chunk behind all choices."""
@@ -133,7 +134,7 @@ class Form:
         choice = {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
         return {**self._head, "object": self._kind, "choices": [choice], **self._more}
 
-    def _logprobs(self, entries: Sequence[Entry]) -> dict[str, Any] | None:
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if not self.has_logprobs:
             return None
         return chat_logprobs(entries) if self.is_chat else completion_logprobs(entries)

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from flowspec import __version__
+from flowspec.runtime.answer import Answer
 from flowspec.runtime.head import Head
-from flowspec.serve.answers import Over
 from flowspec.serve.gate import Gate
 from flowspec.serve.tally import Tally
 
@@ -71,12 +71,12 @@ class Metrics:
     def requested(self, route: str, status: int) -> None:
         self._requests.labels(route, str(status)).inc()
 
-    def answered(self, prompt_tokens: int, over: Over, first_s: float | None, whole_s: float) -> None:
-        self._answers.labels(over.reason).inc()
-        self._prompt.inc(prompt_tokens)
-        self._cached.inc(over.reused)
-        self._made.inc(over.tokens)
-        self._recoveries.inc(over.statistics["recoveries"])
+    def answered(self, answer: Answer, first_s: float | None, whole_s: float) -> None:
+        self._answers.labels(answer.finish_reason).inc()
+        self._prompt.inc(answer.prompt_tokens)
+        self._cached.inc(answer.reused_tokens)
+        self._made.inc(answer.new_tokens)
+        self._recoveries.inc(answer.statistics["recoveries"])
         if first_s is not None:
             self._first.observe(first_s)
         self._whole.observe(whole_s)

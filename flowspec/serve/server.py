@@ -15,8 +15,7 @@ from starlette.routing import BaseRoute
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from flowspec.errors import InputError
-from flowspec.model.text import Tokenizer
-from flowspec.runtime.session import Session
+from flowspec.llm import LLM
 from flowspec.serve.app import Doors, build_app
 from flowspec.serve.service import Service, ServiceOptions
 from flowspec.serve.tally import Tally
@@ -179,8 +178,7 @@ class Stop:
 
 
 async def serve(
-    session: Session,
-    tokenizer: Tokenizer,
+    llm: LLM,
     bound: socket.socket,
     *,
     options: ServiceOptions,
@@ -191,7 +189,7 @@ async def serve(
 ) -> None:
     """Answers requests until `Stop`, which `on_ready` is given, is called; then no answer is under way any
     more."""
-    service = Service(session, tokenizer, options, tally)
+    service = Service(llm, options, tally)
     settings: dict[str, Any] = {
         "http": _Protocol,
         "ws": "none",

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flowspec import __version__
-from flowspec.core.protocol import limits
 from flowspec.errors import InputError
+from flowspec.llm import LLM
 from flowspec.model.files import BUNDLED
-from flowspec.model.text import Bound, Recommended, Tokenizer, TooLongError, recommended
+from flowspec.model.text import Bound, Tokenizer, TooLongError
 from flowspec.plan.placement import ClusterPlan
-from flowspec.runtime.defaults import choose_limits, choose_sampling
-from flowspec.runtime.session import Session
-from flowspec.serve.answers import Answers, Desk, Over, Question
+from flowspec.runtime.question import Question
+from flowspec.runtime.sampling_params import SamplingParams
+from flowspec.serve.answers import Answers, Desk
 from flowspec.serve.documents import fingerprint_of
 from flowspec.serve.gate import Gate
 from flowspec.serve.metrics import Metrics
@@ -29,10 +29,6 @@ from flowspec.serve.tally import Tally
 from flowspec.serve.wanted import Prompt, Wanted
 
 Found = TypeVar("Found")
-PARALLEL_MAX = limits.CONVERSATIONS_MAX // 2
-CONVERSATIONS_KEPT = limits.CONVERSATIONS_MAX * 3 // 4
-"""In use or idle; the others are room for those that are over and whose segments are still in the pipeline.
-"""
 QUEUE_MAX = 4096
 THREADS = 2
 """That read requests; as many turn short prompts into tokens, and as many long ones, so that none of these
@@ -69,8 +65,8 @@ def name_of(plan: ClusterPlan) -> str:
 class Service:
     """What the routes stand on. Made in the event loop; `tally` counts what the head is told of."""
 
-    def __init__(self, session: Session, tokenizer: Tokenizer, options: ServiceOptions, tally: Tally) -> None:
-        plan = session.head.plan
+    def __init__(self, llm: LLM, options: ServiceOptions, tally: Tally) -> None:
+        session, plan = llm.session, llm.session.head.plan
         self.session = session
         self.options = options
         self.tally = tally
@@ -79,12 +75,11 @@ class Service:
         self.created = int(time.time())
         self.gate = Gate(options.parallel, options.queue)
         self.metrics = Metrics(self.model, session.head, self.gate, tally)
-        self.desk = Desk(
-            session, tokenizer, self.gate, CONVERSATIONS_KEPT, self._answered, self.metrics.failed
-        )
+        self.desk = Desk(llm, self.gate, self.metrics.answered, self.metrics.failed)
         self.stopping = asyncio.Event()
-        self._tokenizer = tokenizer
-        self._advice: Recommended = recommended(session.files, session.config)
+        assert llm.tokenizer is not None
+        self._llm = llm
+        self._tokenizer: Tokenizer = llm.tokenizer
         self._readers, self._short, self._long = (
             ThreadPoolExecutor(THREADS, name) for name in ("read", "short", "long")
         )
@@ -159,26 +154,21 @@ class Service:
         if len(ids) >= self.context:
             raise self._too_long(wanted.prompts[0], f"{len(ids)}")
         try:
-            sampling = choose_sampling(
-                self._advice,
+            params = SamplingParams(
                 temperature=wanted.temperature,
                 top_k=wanted.top_k,
                 top_p=wanted.top_p,
                 min_p=wanted.min_p,
                 seed=wanted.seed,
+                max_new_tokens=min(wanted.tokens_max or self.options.new_tokens, self.context - len(ids)),
+                stop=wanted.stops,
+                ignore_eos=wanted.ignores_eos,
+                logprobs=None if wanted.top_logprobs < 0 else wanted.top_logprobs,
             )
+            question = self._llm.question_of(ids, params)
         except InputError as error:
             raise ApiError(400, str(error), "temperature", "invalid_value") from None
-        longest = min(wanted.tokens_max or self.options.new_tokens, self.context - len(ids))
-        question = Question(
-            prompt=ids,
-            sampling=sampling,
-            limits=choose_limits(
-                self._advice, self._tokenizer.eos_id, longest, ignores_own=wanted.ignores_eos
-            ),
-            stops=wanted.stops,
-            top_logprobs=wanted.top_logprobs,
-        )
+        sampling = question.sampling
         return [
             replace(question, sampling=replace(sampling, seed=sampling.seed + place))
             for place in range(wanted.count)
@@ -192,9 +182,6 @@ class Service:
             "prompt" if isinstance(prompt, str | tuple) else "messages",
             "context_length_exceeded",
         )
-
-    def _answered(self, question: Question, over: Over, first_s: float | None, whole_s: float) -> None:
-        self.metrics.answered(len(question.prompt), over, first_s, whole_s)
 
     # --------------------------------------------------------------------------------------------- the end
 

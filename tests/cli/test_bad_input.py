@@ -8,7 +8,6 @@ refuse is also tried in a real one.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
@@ -23,11 +22,11 @@ from typing import NoReturn
 import pytest
 
 from flowspec.cli.main import main
-from flowspec.cli.options import pick_sampling
 from flowspec.errors import InputError
 from flowspec.model.files import bundled_folder
 from flowspec.model.text import Recommended
 from flowspec.runtime import local
+from flowspec.runtime.sampling_params import SamplingParams
 from tests import warm
 
 COMMAND = [sys.executable, "-m", "flowspec.cli.main"]
@@ -348,6 +347,5 @@ def test_a_daemon_that_is_not_there_is_a_cluster_failure(tmp_path: Path) -> None
 
 
 def test_a_temperature_that_no_float_holds_is_one_line() -> None:
-    flags = argparse.Namespace(temperature=None, seed=None, top_k=None, top_p=None, min_p=None)
     with pytest.raises(InputError, match="sampling: int too large"):
-        pick_sampling(flags, Recommended(stop_ids=frozenset(), temperature=10**400))
+        SamplingParams().sampling(Recommended(stop_ids=frozenset(), temperature=10**400))

@@ -6,18 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from flowspec.llm import LLM
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
-from flowspec.runtime.decoding import Decoding
-from flowspec.runtime.session import ClusterOptions, Session, Survival, open_session
+from flowspec.runtime.session import Session
 from flowspec.serve.tally import Tally
 from tests.serve.servers import Running, running
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
-    return Tokenizer(ModelFiles(BUNDLED))
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +26,24 @@ def tally() -> Tally:
 
 
 @pytest.fixture(scope="module")
-def session(tally: Tally) -> Iterator[Session]:
-    options = ClusterOptions(model=BUNDLED, dtype="float32", local=2, log_level="CRITICAL")
-    survival = Survival(on_note=tally.note)
-    with open_session(
-        options, Decoding(drafters=("ngram",)), lambda text, share: None, survival=survival
-    ) as found:
-        found.head.observe(tally.on_event)
+def llm(tally: Tally) -> Iterator[LLM]:
+    with LLM(dtype="float32", local=2, drafter="ngram", on_note=tally.note) as found:
+        found.session.head.observe(tally.on_event)
         yield found
 
 
 @pytest.fixture(scope="module")
-def server(session: Session, tokenizer: Tokenizer, tally: Tally) -> Iterator[Running]:
-    with running(session, tokenizer, tally=tally) as found:
+def session(llm: LLM) -> Session:
+    return llm.session
+
+
+@pytest.fixture(scope="module")
+def tokenizer(llm: LLM) -> Tokenizer:
+    assert llm.tokenizer is not None
+    return llm.tokenizer
+
+
+@pytest.fixture(scope="module")
+def server(llm: LLM, tally: Tally) -> Iterator[Running]:
+    with running(llm, tally=tally) as found:
         yield found

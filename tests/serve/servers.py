@@ -14,8 +14,7 @@ import openai
 from starlette.routing import BaseRoute
 
 from flowspec.errors import FlowSpecError
-from flowspec.model.text import Tokenizer
-from flowspec.runtime.session import Session
+from flowspec.llm import LLM
 from flowspec.serve.app import Doors
 from flowspec.serve.server import Stop, bind, serve, url_of
 from flowspec.serve.service import Service, ServiceOptions
@@ -69,8 +68,7 @@ class Running:
 
 @contextlib.contextmanager
 def running(
-    session: Session,
-    tokenizer: Tokenizer,
+    llm: LLM,
     *,
     options: ServiceOptions | None = None,
     doors: Doors | None = None,
@@ -90,8 +88,7 @@ def running(
         try:
             asyncio.run(
                 serve(
-                    session,
-                    tokenizer,
+                    llm,
                     bound,
                     options=options or ServiceOptions(),
                     doors=doors or Doors(),

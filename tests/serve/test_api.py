@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from flowspec.core.protocol.messages import Sampling
+from flowspec.llm import LLM
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
 from flowspec.runtime.session import Session
@@ -273,11 +274,9 @@ def request(body: bytes, route: str = "/v1/completions") -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def test_who_is_too_many_is_told_to_come_again_and_who_waits_may_leave(
-    session: Session, tokenizer: Tokenizer
-) -> None:
+def test_who_is_too_many_is_told_to_come_again_and_who_waits_may_leave(llm: LLM) -> None:
     with (
-        running(session, tokenizer, options=ServiceOptions(parallel=1, queue=1)) as server,
+        running(llm, options=ServiceOptions(parallel=1, queue=1)) as server,
         server.client() as client,
     ):
         gate = server.service.gate
@@ -302,10 +301,8 @@ def test_who_is_too_many_is_told_to_come_again_and_who_waits_may_leave(
         assert texts[0].endswith("So 17 + 25 = 42.")
 
 
-def test_a_server_that_stops_tells_those_whom_it_still_answers(
-    session: Session, tokenizer: Tokenizer
-) -> None:
-    with running(session, tokenizer) as server, server.client() as client:
+def test_a_server_that_stops_tells_those_whom_it_still_answers(llm: LLM) -> None:
+    with running(llm) as server, server.client() as client:
         stream = client.chat.completions.create(stream=True, **ENDLESS)
         next(iter(stream))
         server.stop.from_thread()
@@ -314,9 +311,7 @@ def test_a_server_that_stops_tells_those_whom_it_still_answers(
                 pass
 
 
-def test_who_waits_when_the_server_stops_is_told_at_once(
-    session: Session, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_when_the_server_stops_is_told_at_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowspec.serve.server.GRACE_S", 60.0)
     found: list[int] = []
 
@@ -326,7 +321,7 @@ def test_who_waits_when_the_server_stops_is_told_at_once(
         found.append(caught.value.status_code)
 
     with (
-        running(session, tokenizer, options=ServiceOptions(parallel=1, queue=8)) as server,
+        running(llm, options=ServiceOptions(parallel=1, queue=8)) as server,
         server.client() as client,
     ):
         stream = client.chat.completions.create(stream=True, **ENDLESS)
@@ -345,10 +340,9 @@ def test_who_waits_when_the_server_stops_is_told_at_once(
     assert server.count('flowspec_answers_total{reason="cancelled"}') == 1, "no other began"
 
 
-def test_keys(session: Session, tokenizer: Tokenizer) -> None:
+def test_keys(llm: LLM) -> None:
     with running(
-        session,
-        tokenizer,
+        llm,
         doors=Doors(keys=(b"sesame-1", b"sesame-2"), origins=("http://page",), free=("/", "/page/")),
     ) as server:
         for key in ("sesame-1", "sesame-2"):
@@ -387,8 +381,8 @@ def test_keys(session: Session, tokenizer: Tokenizer) -> None:
         assert "access-control-allow-origin" not in other.headers
 
 
-def test_without_a_key_only_this_machines_names_are_answered(session: Session, tokenizer: Tokenizer) -> None:
-    with running(session, tokenizer, doors=Doors(names=("localhost", "127.0.0.1", "[::1]"))) as server:
+def test_without_a_key_only_this_machines_names_are_answered(llm: LLM) -> None:
+    with running(llm, doors=Doors(names=("localhost", "127.0.0.1", "[::1]"))) as server:
         url = f"{server.url}/models"
         found = [
             httpx.get(url, headers={"Host": host}).status_code

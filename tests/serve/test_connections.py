@@ -16,8 +16,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from flowspec.errors import InputError
+from flowspec.llm import LLM
 from flowspec.model.text import Bound, Tokenizer
-from flowspec.runtime.session import Session
 from flowspec.serve.app import Doors
 from tests.runtime.clusters import wait_until
 from tests.serve.servers import MODEL, Running, running
@@ -50,29 +50,25 @@ def test_a_header_that_never_ends_is_not_waited_for(server: Running, monkeypatch
 
 
 def test_the_rest_of_a_body_that_was_refused_is_not_waited_for(
-    session: Session, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flowspec.serve.server.REST_S", 0.2)
-    with running(session, tokenizer, doors=Doors(keys=(b"sesame-1",))) as server, server.connect() as raw:
+    with running(llm, doors=Doors(keys=(b"sesame-1",))) as server, server.connect() as raw:
         raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
         assert status(raw) == 401
         raw.sendall(b"x")
         assert is_closed(raw)
 
 
-def test_a_connection_whose_body_was_refused_and_came_takes_another_request(
-    session: Session, tokenizer: Tokenizer
-) -> None:
-    with running(session, tokenizer, doors=Doors(keys=(b"sesame-1",))) as server, server.connect() as raw:
+def test_a_connection_whose_body_was_refused_and_came_takes_another_request(llm: LLM) -> None:
+    with running(llm, doors=Doors(keys=(b"sesame-1",))) as server, server.connect() as raw:
         raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nx")
         assert status(raw) == 401
         raw.sendall(b"xxx" + HEALTH)
         assert status(raw) == 200
 
 
-def test_a_client_that_reads_nothing_is_hung_up_on(
-    session: Session, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_reads_nothing_is_hung_up_on(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowspec.serve.server.STALL_S", 0.2)
     ended = threading.Event()
 
@@ -88,18 +84,16 @@ def test_a_client_that_reads_nothing_is_hung_up_on(
         return StreamingResponse(endless())
 
     with (
-        running(session, tokenizer, more=lambda service: [Route("/flood", flood)]) as server,
+        running(llm, more=lambda service: [Route("/flood", flood)]) as server,
         server.connect() as raw,
     ):
         raw.sendall(b"GET /flood HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert ended.wait(20)
 
 
-def test_more_connections_than_there_may_be_are_closed(
-    session: Session, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_connections_than_there_may_be_are_closed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowspec.serve.server.CONNECTIONS_MAX", 2)
-    with running(session, tokenizer) as server, server.connect() as first, server.connect() as second:
+    with running(llm) as server, server.connect() as first, server.connect() as second:
         for raw in (first, second):
             raw.sendall(HEALTH)
             assert status(raw) == 200, "also with all places taken"
@@ -123,7 +117,7 @@ def long_request(text: str) -> bytes:
 
 
 def test_long_prompts_keep_no_short_one_waiting_and_end_with_their_clients(
-    session: Session, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    llm: LLM, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens of two long prompts take for ever; their clients then leave."""
     bounds: list[Bound] = []
@@ -141,7 +135,7 @@ def test_long_prompts_keep_no_short_one_waiting_and_end_with_their_clients(
 
     monkeypatch.setattr(tokenizer, "encode", encode)
     slow = long_request("slow " * 20_000)
-    with running(session, tokenizer) as server:
+    with running(llm) as server:
         with server.connect() as first, server.connect() as second:
             first.sendall(slow)
             second.sendall(slow)

@@ -10,12 +10,13 @@ from flowspec.core.protocol.messages import Hop, Logprobs
 from flowspec.model.files import ModelFiles
 from flowspec.model.text import TextStream, Tokenizer
 from flowspec.plan.placement import ClusterPlan, StagePlan
+from flowspec.runtime.answer import Answer, Piece
+from flowspec.runtime.token_log import TokenLog
+from flowspec.runtime.token_stream import Timing
 from flowspec.serve import sse
-from flowspec.serve.answers import Over, Piece
 from flowspec.serve.documents import Choice, Form, fingerprint_of, usage_of
 from flowspec.serve.service import name_of
 from flowspec.serve.tally import Tally
-from flowspec.serve.tokens import TokenLog
 from flowspec.serve.tokens import name_of as token_name
 
 TOKENIZER = Tokenizer(ModelFiles("bundled"))
@@ -28,8 +29,16 @@ PLAN = ClusterPlan(
 )
 
 
-def over(reason: str = "stop", tokens: int = 3, reused: int = 0) -> Over:
-    return Over(reason=reason, tokens=tokens, reused=reused, statistics={})
+def answer(reused: int = 0) -> Answer:
+    return Answer(
+        text="",
+        token_ids=(1, 2, 3),
+        finish_reason="stop",
+        prompt_tokens=10,
+        reused_tokens=reused,
+        timing=Timing(),
+        statistics={},
+    )
 
 
 def test_an_event_is_one_line_whatever_is_in_it() -> None:
@@ -44,7 +53,7 @@ def test_a_prompt_counts_once_and_its_choices_each() -> None:
     choices = [Choice(0), Choice(0), Choice(1), Choice(1)]
     for choice, reused in zip(choices, (5, 0, 2, 2), strict=True):
         choice.add(Piece(text="x"))
-        choice.add(over(reused=reused))
+        choice.add(answer(reused))
     assert usage_of([10, 20], choices).document == {
         "prompt_tokens": 30,
         "completion_tokens": 12,
@@ -56,7 +65,7 @@ def test_a_prompt_counts_once_and_its_choices_each() -> None:
 def test_chunks_put_together_are_the_whole() -> None:
     form = Form("m", "fp", is_chat=True, has_logprobs=False, has_usage=True)
     pieces = [Piece(text="a"), Piece(text="b")]
-    chunks = [form.begin(0), *(form.piece(0, piece) for piece in pieces), form.end(0, over())]
+    chunks = [form.begin(0), *(form.piece(0, piece) for piece in pieces), form.end(0, answer())]
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     assert {chunk["usage"] for chunk in chunks} == {None}
     assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
@@ -66,7 +75,7 @@ def test_chunks_put_together_are_the_whole() -> None:
         {},
     ]
     choice = Choice(0)
-    for event in (*pieces, over()):
+    for event in (*pieces, answer()):
         choice.add(event)
     whole = form.whole([choice], usage_of([1], [choice]))
     assert whole["choices"] == [
@@ -113,7 +122,10 @@ def test_tokens_are_told_with_the_text_that_they_made() -> None:
         assert text[entry.offset :].encode().startswith(entry.content) or token_name(
             entry.content
         ).startswith("bytes:")
-        assert entry.alternatives == ((entry.content, -0.5), (b"<|end|>", -2.0))
+        assert [(other.content, other.logprob) for other in entry.top] == [
+            (entry.content, -0.5),
+            (b"<|end|>", -2.0),
+        ]
 
 
 def test_tokens_of_a_stop_string_are_not_told() -> None:

@@ -11,10 +11,8 @@ import httpx
 import openai
 import pytest
 
-from flowspec.model.files import BUNDLED
-from flowspec.model.text import Tokenizer
-from flowspec.runtime.decoding import Decoding
-from flowspec.runtime.session import ClusterOptions, Session, Survival, open_session
+from flowspec.llm import LLM
+from flowspec.runtime.session import Session
 from flowspec.serve.service import ServiceOptions
 from flowspec.serve.tally import Tally
 from tests.runtime.clusters import wait_until
@@ -70,12 +68,10 @@ def test_a_stream_without_a_word_is_kept_alive(
     )
 
 
-def test_a_stream_that_waits_for_its_turn_is_kept_alive(
-    session: Session, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_that_waits_for_its_turn_is_kept_alive(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowspec.serve.app.KEEP_ALIVE_S", 0.05)
     with (
-        running(session, tokenizer, options=ServiceOptions(parallel=1, queue=1)) as server,
+        running(llm, options=ServiceOptions(parallel=1, queue=1)) as server,
         server.client() as client,
     ):
         first = client.chat.completions.create(stream=True, **ENDLESS)
@@ -89,18 +85,16 @@ def test_a_stream_that_waits_for_its_turn_is_kept_alive(
             assert [line for line in lines if line][-1] == "data: [DONE]"
 
 
-def test_a_cluster_that_failed_is_told_to_all(tokenizer: Tokenizer) -> None:
+def test_a_cluster_that_failed_is_told_to_all() -> None:
     """Its only stage is killed, and nobody waits for another one for long."""
-    options = ClusterOptions(model=BUNDLED, local=1, log_level="CRITICAL")
-    survival = Survival(on_note=lambda text: None, wait_s=0.5)
     with (
-        open_session(options, Decoding(method="ar"), lambda text, share: None, survival=survival) as session,
-        running(session, tokenizer) as server,
+        LLM(local=1, method="ar", wait_s=0.5) as llm,
+        running(llm) as server,
         server.client() as client,
     ):
         stream = client.chat.completions.create(stream=True, **ENDLESS)
         next(iter(stream))
-        os.kill(session.stages_report()[0]["pid"], signal.SIGKILL)
+        os.kill(llm.stages[0]["pid"], signal.SIGKILL)
         with pytest.raises(openai.APIError, match="no device is left"):
             for _ in stream:
                 pass
@@ -123,7 +117,7 @@ def test_a_mistake_of_ours_is_logged_and_takes_no_place(
     before = server.count('flowspec_answers_total{reason="error"}')
     with server.client() as client:
         with monkeypatch.context() as patch:
-            patch.setattr("flowspec.serve.answers.TextStream.push", broken)
+            patch.setattr("flowspec.runtime.answer.TextStream.push", broken)
             with pytest.raises(openai.InternalServerError):
                 client.chat.completions.create(**ENDLESS)
         server.wait_idle()

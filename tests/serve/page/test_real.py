@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from flowspec.model.files import BUNDLED
+from flowspec.llm import LLM
 from flowspec.model.text import Tokenizer
-from flowspec.runtime.decoding import Decoding
-from flowspec.runtime.session import ClusterOptions, Session, open_session
+from flowspec.runtime.session import Session
 from flowspec.runtime.watching import watch_session
 from flowspec.serve.app import Doors
 from flowspec.serve.live import live_routes
@@ -36,18 +35,21 @@ QUESTION = "What is 17 + 25?"
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    options = ClusterOptions(model=BUNDLED, dtype="float32", local=4, log_level="CRITICAL")
-    with open_session(options, Decoding(drafters=("bundled",)), lambda text, share: None) as found:
+def llm() -> Iterator[LLM]:
+    with LLM(dtype="float32", local=4, drafter="bundled") as found:
         yield found
 
 
+@pytest.fixture(scope="module")
+def session(llm: LLM) -> Session:
+    return llm.session
+
+
 @pytest.fixture
-def real(session: Session, tokenizer: Tokenizer) -> Iterator[Running]:
-    watch = watch_session(session, tokenizer.decode, keeps=True)
+def real(llm: LLM, tokenizer: Tokenizer) -> Iterator[Running]:
+    watch = watch_session(llm.session, tokenizer.decode, keeps=True)
     with running(
-        session,
-        tokenizer,
+        llm,
         doors=Doors(keys=(KEY.encode(),), free=PATHS),
         more=lambda service: [*page_routes(), *live_routes(watch, service.stopping.is_set)],
     ) as found:

@@ -7,7 +7,7 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.serve.conversations import Conversations
+from flowspec.runtime.conversations import Conversations
 
 
 class Pool:

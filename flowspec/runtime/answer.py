@@ -1,0 +1,292 @@
+"""An answer as text: its pieces as they come, and the whole at its end.
+
+An `AnswerStream` is read by one thread; `AsyncAnswerStream` reads one for an event loop. Whether anybody reads
+or not, the head goes on with the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from flowspec.core.protocol.messages import Logprobs
+from flowspec.errors import ClusterError
+from flowspec.model.text import StopStrings, TextStream, Tokenizer
+from flowspec.runtime.question import Changes, Question
+from flowspec.runtime.session import Session
+from flowspec.runtime.token_log import TokenLog, TokenLogprob
+from flowspec.runtime.token_stream import Timing, Tokens
+
+
+class Keep(Protocol):
+    """Takes what comes of an answer, to have it when this process is no more."""
+
+    def tokens(self, tokens: Sequence[int]) -> None: ...
+
+    def arithmetic(self, name: str) -> None:
+        """With which the tokens after this are computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of an answer: text that can be shown (whole characters, nothing of a stop text), and the tokens
+    that came.
+
+    Text may wait for tokens that follow, so `text` is not always that of `token_ids`. `logprobs` are of the
+    tokens whose text is shown, if they are wanted.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A finished answer.
+
+    `text`: without special tokens, cut before a stop text; empty for a model without a tokenizer.
+    `token_ids`: all new tokens, also those of a stop text; a stop token is not among them.
+    `finish_reason`: `stop` (a stop token or text), `length` (`max_new_tokens` or the context) or `cancelled`.
+    `prompt_tokens`: length of the prompt in tokens; `reused_tokens`: how many of them the devices still had
+    of an earlier answer. `resumed_tokens`: the first so many of `token_ids` are of an interrupted answer.
+    `logprobs`: one for each of `token_ids`, None where none were wanted.
+    `seed`: that it was drawn with (without meaning at temperature 0).
+    `timing`: seconds from the question (`first_s`, `last_s`), `decode_s`, `tokens_per_s`.
+    `statistics`: what the pipeline did (docs/methods.md has the terms).
+    `arithmetic`: what it was computed with at first; `changes`: other ones, each with the number of tokens
+    before it.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    prompt_tokens: int
+    reused_tokens: int = 0
+    resumed_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    seed: int = 0
+    timing: Timing
+    statistics: dict[str, Any]
+    arithmetic: str = ""
+    changes: Changes = ()
+
+    @property
+    def new_tokens(self) -> int:
+        """How many tokens it has."""
+        return len(self.token_ids)
+
+
+OnOver = Callable[[tuple[int, ...] | None], None]
+"""Told once that an answer is over: the conversation holds these tokens of it now; None: it is of no use any
+more. May be called by any thread, and at any moment."""
+
+
+class AnswerStream:
+    """An answer under way: iterate for its `Piece`s. `LLM.stream` makes one.
+
+    Iterating raises `InputError` for a prompt that cannot be answered, and `ClusterError` where the devices
+    cannot go on. One thread reads it; `cancel` and `close` may be called by any. An answer that nobody holds
+    any more is cancelled.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        question: Question,
+        tokenizer: Tokenizer | None,
+        *,
+        request: int,
+        keep: Keep | None = None,
+        on_over: OnOver = lambda held: None,
+    ) -> None:
+        """Submits the question as a turn of the conversation `request`; `keep` gets new tokens before they are
+        shown. Raises `InputError` for token ids that the model does not have."""
+        self._is_over = True  # until it is submitted
+        self._session = session
+        self._question = question
+        self._keep = keep
+        self._on_over = on_over
+        self._answer: Answer | None = None
+        self._error: Exception | None = None
+        self._shown = 0
+        self._timing = Timing(new_tokens=list(question.answered), resumed=len(question.answered))
+        self._resumed = question.answered
+        rule = None
+        self._text: TextStream | None = None
+        if tokenizer is not None:
+            self._text = TextStream(tokenizer, question.stops)
+            rule = StopStrings(TextStream(tokenizer, question.stops)) if question.stops else None
+        self._log = TokenLog(tokenizer, self._text) if question.top_logprobs >= 0 else None
+        self._tokens = session.submit(
+            question.prompt,
+            question.sampling,
+            question.limits,
+            request=request,
+            stop_rule=rule,
+            answered=question.answered,
+            top_logprobs=question.top_logprobs,
+        )
+        self._is_over = False
+
+    @property
+    def submitted_s(self) -> float:
+        """When it was asked, in seconds of the monotonic clock."""
+        return self._tokens.submitted_s
+
+    def __iter__(self) -> AnswerStream:
+        return self
+
+    def __next__(self) -> Piece:
+        if self._is_over:
+            raise StopIteration
+        try:
+            if self._resumed:
+                taken, self._resumed = self._resumed, ()
+                return self._piece(taken)
+            batch = next(iter(self._tokens), None)
+            if batch is not None:
+                return self._take(batch)
+            piece = self._finish()
+        except Exception as error:
+            self._error = error
+            self._end(None)
+            raise
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def answer(self) -> Answer:
+        """The whole answer, at its end: what was not read yet is read now. Raises as iterating does, and
+        `ClusterError` for an answer that was closed."""
+        for _ in self:
+            pass
+        if self._answer is None:
+            raise self._error or ClusterError("the answer was closed before its end")
+        return self._answer
+
+    def cancel(self) -> None:
+        """Has the answer end soon, with what there is and the reason `cancelled`; its last pieces still come.
+        One that is over stays as it is."""
+        if not self._is_over and not self._session.head.is_closed:
+            self._session.head.cancel(self._tokens)
+
+    def close(self) -> None:
+        """Ends the answer, of which nothing is read any more."""
+        if not self._is_over:
+            self.cancel()
+            self._end(None)
+
+    def __enter__(self) -> AnswerStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _take(self, batch: Tokens) -> Piece:
+        self._timing.add(batch.tokens, batch.at_s - self._tokens.submitted_s)
+        if self._keep is not None:
+            if self._tokens.changes:
+                self._keep.arithmetic(self._tokens.changes[-1].arithmetic)
+            self._keep.tokens(batch.tokens)
+        return self._piece(batch.tokens, batch.logprobs)
+
+    def _piece(self, tokens: tuple[int, ...], logprobs: Sequence[Logprobs] = ()) -> Piece:
+        if self._log is not None:
+            text = self._log.push(tokens, logprobs)
+        else:
+            text = "" if self._text is None else self._text.push(tokens)
+        self._shown += len(text)
+        told = () if self._log is None else self._log.up_to(self._shown)
+        return Piece(text=text, token_ids=tokens, logprobs=told)
+
+    def _finish(self) -> Piece | None:
+        """The answer is whole; what of its text or tokens was held back, if there is any."""
+        end, question, text = self._tokens.end, self._question, self._text
+        assert end is not None
+        piece = Piece(
+            text="" if text is None else text.finish(), logprobs=() if self._log is None else self._log.rest()
+        )
+        self._answer = Answer(
+            text="" if text is None else text.text,
+            token_ids=tuple(self._timing.new_tokens),
+            finish_reason=end.reason,
+            prompt_tokens=len(question.prompt),
+            reused_tokens=end.reused,
+            resumed_tokens=self._timing.resumed,
+            logprobs=None if self._log is None else tuple(self._log.entries),
+            seed=question.sampling.seed,
+            timing=self._timing,
+            statistics=end.statistics,
+            arithmetic=question.arithmetic or self._tokens.arithmetic,
+            changes=(*question.changes, *((each.token, each.arithmetic) for each in self._tokens.changes)),
+        )
+        self._end(self._answer.token_ids)
+        return piece if piece.text or piece.logprobs else None
+
+    def _end(self, held: tuple[int, ...] | None) -> None:
+        self._is_over = True
+        self._on_over(held)
+
+
+class AsyncAnswerStream:
+    """An `AnswerStream` for an event loop: `async for` its pieces, then `await answer()`. `LLM.astream` makes
+    one.
+
+    A thread of its own reads the answer, and the loop never waits for it.
+    """
+
+    def __init__(self, stream: AnswerStream) -> None:
+        self._stream = stream
+        self._events: asyncio.Queue[Piece | None] = asyncio.Queue()
+        self._failed: list[Exception] = []
+        reading = (stream, asyncio.get_running_loop(), self._events, self._failed)
+        threading.Thread(target=_read, args=reading, name="answer", daemon=True).start()
+
+    def __aiter__(self) -> AsyncAnswerStream:
+        return self
+
+    async def __anext__(self) -> Piece:
+        piece = await self._events.get()
+        if piece is not None:
+            return piece
+        self._events.put_nowait(None)  # whoever asks again is told again
+        if self._failed:
+            raise self._failed[0]
+        raise StopAsyncIteration
+
+    async def answer(self) -> Answer:
+        """As `AnswerStream.answer`."""
+        async for _ in self:
+            pass
+        return self._stream.answer()
+
+    def cancel(self) -> None:
+        """As `AnswerStream.cancel`."""
+        self._stream.cancel()
+
+    def __del__(self) -> None:
+        self._stream.cancel()
+
+
+def _read(
+    stream: AnswerStream,
+    loop: asyncio.AbstractEventLoop,
+    events: asyncio.Queue[Piece | None],
+    failed: list[Exception],
+) -> None:
+    """Reads an answer to its end, and hands the pieces over to the loop, or the error."""
+    try:
+        for piece in stream:
+            loop.call_soon_threadsafe(events.put_nowait, piece)
+    except Exception as error:  # noqa: BLE001 - whoever waits in the loop is to have it
+        failed.append(error)
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+        loop.call_soon_threadsafe(events.put_nowait, None)

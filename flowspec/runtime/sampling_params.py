@@ -1,0 +1,106 @@
+"""How an answer is sampled and when it ends, as whoever asks puts it. What is left open is the model's own
+recommendation, else the likeliest token."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from flowspec.core.protocol.limits import TOP_LOGPROBS_MAX
+from flowspec.core.protocol.messages import Sampling
+from flowspec.errors import InputError
+from flowspec.model.text import Recommended
+from flowspec.runtime.session import Limits
+
+Number = TypeVar("Number", int, float)
+SEED_BITS = 31
+NEW_TOKENS_DEFAULT = 256
+_NOTHING = Recommended(stop_ids=frozenset())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How an answer is sampled, when it ends, and what is told of its tokens.
+
+    `temperature`: 0 takes the likeliest token, else .001 to 100. None: what the model recommends, with its
+    filters where these are None, too; without a recommendation 0.
+    `top_k`: keep so many of the likeliest tokens (0: all). `top_p`: keep the likeliest up to this probability
+    mass (above 0, 1: all). `min_p`: keep those at least so likely beside the likeliest (0: all, below 1).
+    `seed`: the same seed gives the same answer, from 0 on; None: drawn, and told in `Answer.seed`.
+    `max_new_tokens`: the longest answer in tokens, from 1 on; the context may end it before.
+    `stop`: a text, or several, before which the answer ends. `stop_token_ids`: tokens at which it ends, too.
+    `ignore_eos`: do not end at the model's own stop tokens.
+    `logprobs`: tell the log-probability of each token, and of so many of the likeliest in its place (0 to
+    20); None: of none.
+
+    Raises `InputError` for values that cannot be.
+
+    >>> SamplingParams(temperature=0.7, seed=1, stop="END").stop
+    ('END',)
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_new_tokens: int = NEW_TOKENS_DEFAULT
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if not all(isinstance(stop, str) and stop for stop in stops):
+            raise InputError(f"stop: expected texts, none of them empty, got {self.stop!r:.80}")
+        object.__setattr__(self, "stop", stops)
+        for name, value, least, most in (
+            ("max_new_tokens", self.max_new_tokens, 1, None),
+            ("logprobs", 0 if self.logprobs is None else self.logprobs, 0, TOP_LOGPROBS_MAX),
+        ):
+            if type(value) is not int or value < least or (most is not None and value > most):
+                expected = f"{least} to {most}" if most is not None else f"a whole number from {least}"
+                raise InputError(f"{name}: expected {expected}, got {value!r:.80}")
+        self.sampling(_NOTHING)
+
+    @property
+    def top_logprobs(self) -> int:
+        """As the core takes it: -1 where no log-probabilities are wanted."""
+        return -1 if self.logprobs is None else self.logprobs
+
+    def sampling(self, model: Recommended) -> Sampling:
+        """What is given wins; where no temperature is given, the model's recommendation holds, else
+        temperature 0. A seed that is not given is drawn. Raises `InputError` for what cannot be done.
+        """
+        follows = self.temperature is None and model.temperature is not None
+        if self.temperature is None and model.unsupported:
+            raise InputError(
+                f"the model recommends {model.unsupported[0]}, which FlowSpec does not do; give a temperature "
+                "to do without"
+            )
+        warmth = model.temperature if follows else self.temperature
+        drawn = self.seed is None and bool(warmth)
+        try:
+            return Sampling(
+                temperature=float(warmth or 0.0),
+                top_k=_first(self.top_k, model.top_k if follows else None, 0),
+                top_p=_first(self.top_p, model.top_p if follows else None, 1.0),
+                min_p=_first(self.min_p, model.min_p if follows else None, 0.0),
+                seed=secrets.randbits(SEED_BITS) if drawn else self.seed or 0,
+            )
+        except (ValueError, TypeError, OverflowError) as error:
+            raise InputError(f"sampling: {error}") from None
+
+    def limits(self, model: Recommended, eos_id: int | None) -> Limits:
+        """The model's own stop tokens (none with `ignore_eos`) and those given."""
+        own = set() if self.ignore_eos else set(model.stop_ids) | ({eos_id} if eos_id is not None else set())
+        return Limits(new_tokens_max=self.max_new_tokens, stop_ids=frozenset(own | set(self.stop_token_ids)))
+
+
+def _first(given: Number | None, recommended: Number | None, default: Number) -> Number:
+    if given is not None:
+        return given
+    return default if recommended is None else recommended
