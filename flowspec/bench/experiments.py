@@ -31,11 +31,12 @@ from flowspec.bench.guesses import WIDTH_MAX
 from flowspec.core.methods import CHAIN, METHODS, find_method
 from flowspec.core.methods.base import Parameter
 from flowspec.core.protocol.limits import DRAFTERS_MAX, STAGES_MAX
+from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.draft.kinds import NONE
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
 from flowspec.plan.profile import DeviceProfile, find_profile
-from flowspec.plan.shape import PRECISION_BYTES, find_shape
+from flowspec.plan.shape import find_shape
 from flowspec.plan.tables import Table, read_toml
 from flowspec.plan.timing import LinkSpec
 

@@ -27,9 +27,9 @@ from flowspec.bench.trace import Trace
 from flowspec.core.events import Submit
 from flowspec.core.head.learnt import Learnt
 from flowspec.core.methods import find_method
+from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.draft.protocol import Drafter
 from flowspec.plan.cost import head_curve, layers_curve, row_bytes
-from flowspec.plan.shape import PRECISION_BYTES
 from flowspec.plan.timing import INSTANT, Curve
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.experiment import Experiment

@@ -10,13 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from flowspec.core.protocol import limits
+from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.draft.kinds import SUPPOSED, WORDS, find_drafter, sketched
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.support import context_max, family_of
 from flowspec.plan.memory import ModelWeights, weights_of
 from flowspec.plan.profile import find_profile
-from flowspec.plan.shape import PRECISION_BYTES, ModelShape, find_shape, shape_of
+from flowspec.plan.shape import ModelShape, find_shape, shape_of
 from flowspec.plan.sites import Drafter, Network, Site, Wish, site
 from flowspec.runtime.cluster import (
     Device,

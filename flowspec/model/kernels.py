@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from flowspec.core.protocol.precision import is_packed
 from flowspec.errors import InputError
 from flowspec.model.accelerator import accelerator_of
 from flowspec.model.arithmetic import compiled
@@ -72,7 +73,7 @@ def kernels_of(dtype: str, device: torch.device) -> tuple[Kernel, ...]:
     """
     if device.type == "cpu":
         return _cpu_kernels(dtype)
-    if dtype not in ("int8", "int4"):
+    if not is_packed(dtype):
         return (_torch(dtype, device),)
     if device.type != "cuda":
         raise InputError(f"{dtype} runs on CPUs and CUDA, not on {device.type}; use --dtype bfloat16")

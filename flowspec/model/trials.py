@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from flowspec.child_process import python_module
+from flowspec.core.protocol.precision import is_packed
 from flowspec.errors import InputError
 from flowspec.folders import cache_folder, locked, write_whole
 from flowspec.model.arithmetic import build
@@ -198,7 +199,7 @@ def run_trial(
                     with contextlib.suppress(OSError):  # it is tried again next time
                         write_whole(path, json.dumps(asdict(found), indent=1).encode())
     if not found.kernel:
-        others = "bfloat16, float32" if dtype in ("int8", "int4") else "float32"
+        others = "bfloat16, float32" if is_packed(dtype) else "float32"
         where = f"{device} with torch {torch_version()} on {processor()}"
         text = f"{dtype} does not run right on {where}: {found.faults}; use another --dtype ({others})"
         raise NoRightKernelError(text)

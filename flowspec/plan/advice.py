@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from flowspec.core.protocol.precision import PRECISION_BYTES, PRECISIONS, is_packed
 from flowspec.errors import InputError
 from flowspec.plan.forecast import FITTED
 from flowspec.plan.partition import Arrangement, Partition
 from flowspec.plan.planner import Plan, make_plan
 from flowspec.plan.profile import DeviceProfile, find_profile, profile_names
-from flowspec.plan.shape import PRECISION_BYTES
 from flowspec.plan.sites import Network, Site, Wish, site
 from flowspec.plan.split import weighted_split
 from flowspec.plan.timing import LinkSpec
@@ -22,8 +22,8 @@ ACCEPTANCE_MAX = 0.95
 GAIN_MIN = 0.01
 CONTEXT_MIN = 256
 MORE = (1, 2, 4, 8)
-LOWER = ("float16", "int8", "int4")
-"""Precisions to advise, from the widest."""
+LOWER = ("float16", *filter(is_packed, PRECISIONS))
+"""Precisions to advise, from the widest; of the two with 16 bits the one that more boards are fast in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

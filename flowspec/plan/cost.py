@@ -8,8 +8,9 @@ many nodes as its knee in the time of one. Where the same cores read and compute
 
 from __future__ import annotations
 
+from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.plan.profile import DeviceProfile
-from flowspec.plan.shape import PRECISION_BYTES, ModelShape
+from flowspec.plan.shape import ModelShape
 from flowspec.plan.timing import Curve
 
 CACHE_BYTES_MIN = 2.0

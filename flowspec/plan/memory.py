@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowspec.core.protocol import limits
+from flowspec.core.protocol.precision import PRECISION_BYTES, PRECISIONS
 from flowspec.core.stage.slots import WORK_BYTES
-from flowspec.plan.shape import PRECISION_BYTES, ModelShape
+from flowspec.plan.shape import ModelShape
 
 PROCESS_BYTES = 512 << 20
 """A daemon's or a head's process before anything is loaded: Python, torch and what they map."""
@@ -14,10 +15,6 @@ SYSTEM_SHARE = 0.1
 """Of a device's memory, for its operating system; a plan leaves it alone."""
 ACTIVATION_BYTES_MIN = 2.0
 """Neither keys and values nor the embedding are quantised."""
-OUTPUT_BYTES = {"int8": 10}
-"""Beside packed weights (`model.quantised`): for each output two columns, a scale and a sum."""
-SCALE_BYTES = {"int4": 4.0 / 32}
-"""And for each weight: a scale and a zero for 32 inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +62,8 @@ def weights_of(shape: ModelShape) -> ModelWeights:
 def weight_bytes(weights: int, outputs: int, precision: str) -> float:
     """Bytes of the matrices of a layer or of `lm_head`, which have so many outputs together, scales
     included."""
-    return weights * (
-        PRECISION_BYTES[precision] + SCALE_BYTES.get(precision, 0.0)
-    ) + outputs * OUTPUT_BYTES.get(precision, 0)
+    held = PRECISIONS[precision]
+    return weights * (held.weight_bytes + held.group_bytes) + outputs * held.output_bytes
 
 
 def layer_outputs(shape: ModelShape) -> int:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from flowspec.core.protocol.precision import PRECISIONS
 from flowspec.errors import InputError
-from flowspec.plan.shape import PRECISION_BYTES
 from flowspec.plan.tables import read_toml
 
 RATES = {
@@ -68,8 +68,8 @@ class DeviceProfile:
 
     def flops(self, precision: str) -> float:
         """Operations per second; raises `InputError` for a precision that the profile says nothing about."""
-        # Four-bit weights are unpacked and multiplied in the fastest precision that the device has.
-        found = self.tflops.get(precision) or (max(self.tflops.values()) if precision == "int4" else None)
+        is_unpacked = PRECISIONS[precision].is_unpacked
+        found = self.tflops.get(precision) or (max(self.tflops.values()) if is_unpacked else None)
         if found is None:
             raise InputError(
                 f"device {self.name}: expected a precision among {', '.join(self.tflops)}, got {precision}"
@@ -120,12 +120,10 @@ def read_profile(path: Path) -> DeviceProfile:
     table = read_toml(path, "a device profile")
     memory, compute = table.table("memory"), table.table("compute")
     overhead, power = table.table("overhead", needed=False), table.table("power", needed=False)
-    compute_keys = {"efficiency", "serial", *PRECISION_BYTES}
-    tflops = {name: compute.number(name) for name in PRECISION_BYTES if name in compute.data}
+    compute_keys = {"efficiency", "serial", *PRECISIONS}
+    tflops = {name: compute.number(name) for name in PRECISIONS if name in compute.data}
     if not tflops:
-        raise InputError(
-            f"{path}: compute: expected TFLOP/s for at least one of {', '.join(PRECISION_BYTES)}"
-        )
+        raise InputError(f"{path}: compute: expected TFLOP/s for at least one of {', '.join(PRECISIONS)}")
     found = DeviceProfile(
         name=path.stem,
         memory_gb=memory.number("gb"),

@@ -11,8 +11,6 @@ from typing import Any
 
 from flowspec.errors import InputError
 
-PRECISION_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:

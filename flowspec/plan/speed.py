@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from flowspec.core.protocol.facts import Speed
 from flowspec.core.protocol.limits import NAME_CHARS_MAX
+from flowspec.core.protocol.precision import PRECISIONS
 from flowspec.plan.profile import DeviceProfile
-from flowspec.plan.shape import PRECISION_BYTES
 
 
 def speed_of(profile: DeviceProfile, source: str) -> Speed:
@@ -18,7 +18,7 @@ def speed_of(profile: DeviceProfile, source: str) -> Speed:
         source=source,
         gb_per_s=profile.memory_gb_per_s,
         memory_efficiency=profile.memory_efficiency,
-        **{precision: profile.tflops.get(precision, 0.0) for precision in PRECISION_BYTES},
+        **{precision: profile.tflops.get(precision, 0.0) for precision in PRECISIONS},
         compute_efficiency=profile.compute_efficiency,
         serial=profile.serial,
         layer_us=profile.layer_us,
@@ -34,7 +34,7 @@ def profile_of(speed: Speed, memory_bytes: int) -> DeviceProfile:
         memory_gb_per_s=speed.gb_per_s,
         memory_efficiency=speed.memory_efficiency,
         tflops={
-            precision: getattr(speed, precision) for precision in PRECISION_BYTES if getattr(speed, precision)
+            precision: getattr(speed, precision) for precision in PRECISIONS if getattr(speed, precision)
         },
         compute_efficiency=speed.compute_efficiency,
         serial=speed.serial,
@@ -46,6 +46,6 @@ def profile_of(speed: Speed, memory_bytes: int) -> DeviceProfile:
 def completed(profile: DeviceProfile, precision: str) -> DeviceProfile:
     """The profile with TFLOP/s for `precision`: where it says none, the least that it says of any, for what a
     device lacks it widens."""
-    if precision in profile.tflops or precision == "int4":
+    if precision in profile.tflops or PRECISIONS[precision].is_unpacked:
         return profile
     return replace(profile, tflops={**profile.tflops, precision: min(profile.tflops.values())})

@@ -24,9 +24,9 @@ from flowspec.bench.console import Step, progress, show
 from flowspec.bench.experiments import pick_setups
 from flowspec.cli.options import positive, positives
 from flowspec.core.protocol import limits
+from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.errors import InputError
 from flowspec.plan.profile import find_profile
-from flowspec.plan.shape import PRECISION_BYTES
 from flowspec.plan.timing import LinkSpec
 from tests.command import Parser, run_command
 from tests.perf import scaling_plot

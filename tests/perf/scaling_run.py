@@ -20,10 +20,11 @@ from flowspec.bench.synthetic import PROMPT_TOKENS, Synthetic, synthetic_cases
 from flowspec.bench.trace import Trace, slots_of
 from flowspec.core.head.learnt import Learnt
 from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.errors import FlowSpecError
 from flowspec.plan.memory import SliceMemory, cache_bytes
 from flowspec.plan.profile import find_profile
-from flowspec.plan.shape import PRECISION_BYTES, find_shape
+from flowspec.plan.shape import find_shape
 from flowspec.plan.timing import LinkSpec
 from flowspec.sim.record import HEAD
 from flowspec.sim.world import Handled, World

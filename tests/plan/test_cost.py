@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.plan.cost import drafter_curve, head_curve, knee, layers_curve, row_bytes, weights_curve
 from flowspec.plan.profile import DeviceProfile, find_profile, profile_names
-from flowspec.plan.shape import PRECISION_BYTES, ModelShape, eagle_shape, find_shape
+from flowspec.plan.shape import ModelShape, eagle_shape, find_shape
 
 BOARD = DeviceProfile(
     name="board",

@@ -130,7 +130,7 @@ def test_a_board_is_no_path(name: str) -> None:
             "efficiency = 75",
             r"memory: efficiency: expected a number above 0 to 1, got 75",
         ),
-        ("float16 = 10.0\n", "", r"compute: expected TFLOP/s for at least one of float32, float16, "),
+        ("float16 = 10.0\n", "", r"compute: expected TFLOP/s for at least one of float32, bfloat16, "),
         ("float16 = 10.0", "float16 = -1", r"compute: float16: expected a number above 0, got -1"),
         ("float16 = 10.0", "float16 = 1\nfp8 = 3.0", r"compute: unknown key 'fp8'; expected .*float16"),
         (

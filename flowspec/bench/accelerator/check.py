@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.child_process import python_module
+from flowspec.core.protocol.precision import PRECISIONS
 from flowspec.model.trials import ending, word_of
 
 SECONDS = 120.0
@@ -29,7 +30,8 @@ START_FACTOR = 1.5
 """A step is not begun with less time than so many times what the first one took to start."""
 END_S = 5.0
 """How long a process may take to end after its last word."""
-DTYPES = ("float32", "bfloat16", "int8", "int4", "float16")
+DTYPES = tuple(sorted(PRECISIONS, key=lambda name: name == "float16"))
+"""The one that is used least is the last."""
 COMMAND = tuple(python_module("flowspec.bench.accelerator.steps"))
 RIGHT, WRONG, LEFT_OUT = "right", "wrong", "left out"
 Tell = Callable[["Outcome"], None]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowspec.core.methods import DEFAULT, WITHOUT_GUESSES
-from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import ACTIVATIONS, PRECISIONS
 from flowspec.errors import FlowSpecError, InputError, first_line
 from flowspec.model.trials import ATTENTION, NoRightKernelError, run_trial, torch_version
 
@@ -46,11 +46,6 @@ ROWS_ALONE = 8
 SPEED_ROWS = (1, 4, 16)
 SPEED_S = 0.5
 SPEED_RUNS_MAX = 40
-SHARES = {"float32": 0.001, "bfloat16": 0.25, "float16": 0.04, "int8": 0.6, "int4": 4.0}
-"""How far a logit may be from plain float32's at most, as a share of how far logits lie apart (their standard
-deviation). Four times what an x86 processor's kernels have, which were compared with float64: .061, .007, .16
-and 1.1 of packed and 16-bit weights. float32 has 4e-6; TF32 in its place would have some .007.
-"""
 PLAIN = "plain.npy"
 PROMPTS, TEMPERATURES, NEW_TOKENS = 3, (0.0, 1.0), 40
 METHODS = (WITHOUT_GUESSES, DEFAULT)
@@ -240,7 +235,7 @@ def check_slice(here: Accelerator, folder: Path, dtype: str) -> dict[str, Any]:
     return {
         "dtype": dtype,
         "logits_off": float(f"{off:.2g}"),
-        "logits_allowed": float(f"{SHARES[dtype] * spread:.2g}"),
+        "logits_allowed": float(f"{PRECISIONS[dtype].logits_off * spread:.2g}"),
         "same_choices": int((logits.argmax(axis=1) == plain.argmax(axis=1)).sum()),
         "tokens": len(tokens),
         "rows_alone": {"rows": len(few), "other_bits": other_bits, "off": apart_max},

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.checks import check, check_range, check_text
-from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import ACTIVATIONS, PRECISIONS
 
 INTERFACE_KINDS = ("loopback", "wired", "wi-fi", "bridge", "tunnel", "virtual", "unknown")
 MODEL_STATES = ("", "same", "other", "part", "none")
@@ -185,11 +185,10 @@ class Speed:
         for field in ("memory_efficiency", "compute_efficiency"):
             check(0 < getattr(self, field) <= 1, field, getattr(self, field), "a share above 0")
         check_range("serial", self.serial, 0, 1)
-        precisions = ("float32", "float16", "bfloat16", "int8", "int4")
-        for field in (*precisions, "layer_us", "pass_us"):
+        for field in (*PRECISIONS, "layer_us", "pass_us"):
             check_range(field, getattr(self, field), 0, _RATE_MAX)
         check(
-            any(getattr(self, field) for field in precisions),
+            any(getattr(self, field) for field in PRECISIONS),
             "float32",
             self.float32,
             "TFLOP/s for at least one precision",

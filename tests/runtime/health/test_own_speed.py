@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.plan.profile import find_profile, profile_names
-from flowspec.plan.shape import PRECISION_BYTES
 from flowspec.plan.speed import completed, profile_of, speed_of
 from flowspec.runtime.health import own_speed as module
 from flowspec.runtime.health.own_speed import kept_profile, own_speed
