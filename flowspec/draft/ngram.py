@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Open, Part, Proposal, Release, Segment
+from flowspec.core.stage.path import living_below, newly_committed
 from flowspec.errors import PeerError
 
 if TYPE_CHECKING:
@@ -126,23 +127,16 @@ class _Request:
 
     def learn(self, part: Part) -> None:
         """Takes the part's Commit: what is on the path, and what lives below its end."""
-        commit = part.commit
-        if commit.length <= self.length:
+        fresh = newly_committed(part.commit, self.length)
+        if not fresh:
             return
-        if commit.base > self.length:
-            raise PeerError(f"a Commit from position {commit.base} leaves a gap after {self.length}")
-        for position, node in enumerate(commit.path, commit.base):
-            if position >= self.length:
-                if node in self.nodes:
-                    self.ahead[position] = self.nodes[node][1]
-                else:
-                    self.early.add(node)
-        self.length = commit.length
-        self.root = commit.path[-1]
-        living = {self.root}
-        for node in sorted(self.nodes):
-            if self.nodes[node][0] in living:
-                living.add(node)
+        for position, node in enumerate(fresh, self.length):
+            if node in self.nodes:
+                self.ahead[position] = self.nodes[node][1]
+            else:
+                self.early.add(node)
+        self.length, self.root = part.commit.length, fresh[-1]
+        living = living_below(self.root, ((node, parent) for node, (parent, _) in self.nodes.items()))
         self.nodes = {node: known for node, known in self.nodes.items() if node in living}
 
     def admit(self, part: Part) -> list[int]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Open, Part, Proposal, Release, Segment
+from flowspec.core.stage.path import living_below, newly_committed
 from flowspec.noise import draw_bits, gumbel
 from flowspec.sim.language import F32, HashLanguage, Prefix, as_prefix
 
@@ -140,12 +141,9 @@ class FakeDrafter:
             self._views[opening.request] = _View(opening, opening.root, opening.length, path)
 
     def _commit(self, view: _View, commit: Commit) -> None:
-        if commit.length <= view.committed_length:
+        fresh = newly_committed(commit, view.committed_length)
+        if not fresh:
             return
-        assert commit.base <= view.committed_length, (
-            f"a Commit from {commit.base} leaves a gap after {view.committed_length}"
-        )
-        fresh = commit.path[view.committed_length - commit.base :]
         for position, node in enumerate(fresh, start=view.committed_length):
             known = view.nodes.get(node)
             if known is None:
@@ -158,10 +156,7 @@ class FakeDrafter:
                 view.path[position] = (node, known.token)
         view.committed_length = commit.length
         view.root = fresh[-1]
-        living = {view.root}
-        for node in sorted(view.nodes):
-            if view.nodes[node].parent in living:
-                living.add(node)
+        living = living_below(view.root, ((node, known.parent) for node, known in view.nodes.items()))
         view.nodes = {node: known for node, known in view.nodes.items() if node in living}
 
     def _add(self, view: _View, part: Part, row: int) -> None:

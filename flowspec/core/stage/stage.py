@@ -45,6 +45,7 @@ from flowspec.core.events import (
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Open, Part, Release
 from flowspec.core.stage.job import Job, hop_of, onward, verified
+from flowspec.core.stage.path import living_below, newly_committed
 from flowspec.core.stage.slots import SlotMap
 from flowspec.errors import PeerError
 
@@ -284,16 +285,12 @@ class StageCore:
 
     def _extend(self, request: _Request, commit: Commit, commands: list[StageCommand]) -> None:
         """More of the path is known."""
-        if commit.base > request.committed_length:
-            raise PeerError(
-                f"a Commit from position {commit.base} leaves a gap after {request.committed_length}"
-            )
+        fresh = newly_committed(commit, request.committed_length)
         if commit.length > request.slots.capacity:
             raise PeerError(
                 f"a Commit of {commit.length} tokens of a request that reserved {request.slots.capacity} "
                 "slots"
             )
-        fresh = commit.path[request.committed_length - commit.base :]
         for node in fresh:
             known = request.nodes.get(node)
             if known is None:
@@ -307,12 +304,8 @@ class StageCore:
         self._prune(request, commit.request, commands)
 
     def _prune(self, request: _Request, number: int, commands: list[StageCommand]) -> None:
-        """Keep the root and what lives below it. Ids grow from parent to child, so one pass in order is
-        enough."""
-        living: set[int] = {request.root}
-        for node in sorted(request.nodes):
-            if request.nodes[node].parent in living:
-                living.add(node)
+        """Keep the root and what lives below it."""
+        living = living_below(request.root, ((node, known.parent) for node, known in request.nodes.items()))
         passed = [n for n, known in request.nodes.items() if known.committed and n not in living]
         for node in passed:
             del request.nodes[node]
