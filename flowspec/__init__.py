@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from flowspec.llm import LLM
     from flowspec.plan.refusal import Refused
     from flowspec.runtime.answer import Answer, AnswerStream, AsyncAnswerStream, Piece
+    from flowspec.runtime.cluster import Device
+    from flowspec.runtime.cluster_text import Cluster
     from flowspec.runtime.sampling_params import SamplingParams
     from flowspec.runtime.token_log import TokenLogprob, TopLogprob
 
@@ -33,7 +35,9 @@ __all__ = [
     "Answer",
     "AnswerStream",
     "AsyncAnswerStream",
+    "Cluster",
     "ClusterError",
+    "Device",
     "FlowSpecError",
     "InputError",
     "NoRoomError",
@@ -51,6 +55,8 @@ _MODULES = {
     "LLM": "llm",
     **dict.fromkeys(("Answer", "AnswerStream", "AsyncAnswerStream", "Piece"), "runtime.answer"),
     **dict.fromkeys(("TokenLogprob", "TopLogprob"), "runtime.token_log"),
+    "Cluster": "runtime.cluster_text",
+    "Device": "runtime.cluster",
     "SamplingParams": "runtime.sampling_params",
     "Refused": "plan.refusal",
 }

@@ -21,6 +21,7 @@ from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.text import Messages, Tokenizer, recommended
 from flowspec.runtime.answer import Answer, AnswerStream, AsyncAnswerStream
+from flowspec.runtime.cluster_text import Cluster
 from flowspec.runtime.conversations import Conversations
 from flowspec.runtime.decoding import Decoding, choose_decoding
 from flowspec.runtime.head import Head
@@ -49,7 +50,7 @@ class LLM:
     """A language model whose layers are spread over devices, ready to answer.
 
     `model`: `bundled` (a small one that comes with FlowSpec), a folder, a GGUF file or a hub id.
-    `cluster`: a cluster file whose devices run it; without one `local` processes on this machine do (4).
+    `cluster`: a cluster file, or a `Cluster`, whose devices run it; without one `local` processes on this machine do (4).
     `layers`: how many each device runs, in order; None: the planner decides.
     `dtype`: `float32`, `bfloat16`, `float16`, `int8` or `int4`; None: the checkpoint's.
     `context`: tokens of a prompt and its answer together, for which memory is reserved; None: 4096, or the
@@ -71,15 +72,15 @@ class LLM:
     Threads may share it; answers that are asked for at the same time share the pipeline.
 
     >>> with LLM("bundled", local=1) as llm:
-    ...     llm.generate("What is 17 + 25?").text
-    '17 + 25 = 42.'
+    ...     llm.generate("What is 1 + 2?").text
+    '1 + 2 = 3.'
     """
 
     def __init__(
         self,
         model: str | Path = BUNDLED,
         *,
-        cluster: str | Path | None = None,
+        cluster: str | Path | Cluster | None = None,
         local: int | None = None,
         layers: Sequence[int] | None = None,
         dtype: str | None = None,
@@ -97,19 +98,18 @@ class LLM:
         options = ClusterOptions(
             model=str(model),
             dtype=dtype,
-            cluster=None if cluster is None else Path(cluster),
+            cluster=None if cluster is None or isinstance(cluster, Cluster) else Path(cluster),
             local=LOCAL_DEFAULT if local is None else local,
             layers=None if layers is None else tuple(layers),
             context=context,
         )
         drafters = (drafter,) if isinstance(drafter, str) else tuple(drafter)
         survival = Survival(on_note=on_note or log.warning, wait_s=wait_s, may_change=allow_arithmetic_change)
-        self._open(
-            options,
-            choose_decoding(options.cluster, method, drafters, chain),
-            survival,
-            on_progress or (lambda text, share: None),
-        )
+        with contextlib.ExitStack() as stack:
+            if isinstance(cluster, Cluster):
+                options = replace(options, cluster=stack.enter_context(cluster.file()))
+            decoding = choose_decoding(options.cluster, method, drafters, chain)
+            self._open(options, decoding, survival, on_progress or (lambda text, share: None), stack)
 
     @classmethod
     def opened(
@@ -125,7 +125,8 @@ class LLM:
         """For commands, which know more than the constructor takes. `check` looks at the model while the
         devices come up; one without a tokenizer is refused if text is needed."""
         self = cls.__new__(cls)
-        self._open(options, decoding, survival, progress, check, needs_text=needs_text)
+        with contextlib.ExitStack() as stack:
+            self._open(options, decoding, survival, progress, stack, check, needs_text=needs_text)
         return self
 
     def _open(
@@ -134,10 +135,12 @@ class LLM:
         decoding: Decoding,
         survival: Survival,
         progress: Progress,
+        stack: contextlib.ExitStack,
         check: Callable[[ModelFiles], None] = lambda files: None,
         *,
         needs_text: bool = False,
     ) -> None:
+        """What is on the `stack` is closed at the end, as is the session."""
         loaded: list[Tokenizer] = []  # what runs until the end must not hold `self`
 
         def meanwhile(files: ModelFiles) -> None:
@@ -145,17 +148,16 @@ class LLM:
             if needs_text or files.has_tokenizer:
                 loaded.append(Tokenizer(files))
 
-        stack = contextlib.ExitStack()
         self.session: Session = stack.enter_context(
             open_session(options, decoding, progress, meanwhile, survival)
         )
-        self._closing = weakref.finalize(self, stack.close)
         self.tokenizer = loaded[0] if loaded else None
         self.recommended = recommended(self.session.files, self.session.config)
         head = self.session.head
         self._conversations = Conversations(CONVERSATIONS_KEPT, head.new_request, partial(_forget, head))
         self._over: deque[tuple[int, Question, tuple[int, ...] | None]] = deque()
         self._taking = threading.Lock()
+        self._closing = weakref.finalize(self, stack.pop_all().close)
 
     # -------------------------------------------------------------------------------------------- answers
 
@@ -198,8 +200,8 @@ class LLM:
         answered at a time (1 to 64). Raises `InputError` for what cannot be answered, before anything is
         asked where that can be seen, and `ClusterError` where the devices cannot go on.
 
-        >>> llm.generate("What is 17 + 25?").new_tokens
-        8
+        >>> llm.generate("What is 1 + 2?", max_new_tokens=4).finish_reason
+        'length'
         >>> [answer.text for answer in llm.generate(["What is 1 + 2?", "What is 2 + 2?"])]
         ['1 + 2 = 3.', '2 + 2 = 4.']
         """
@@ -238,8 +240,8 @@ class LLM:
         Iterate for its pieces; `cancel()` ends it, `answer()` is the whole. It is computed whether it is read
         or not, beside others that are asked for.
 
-        >>> print(*(piece.text for piece in llm.stream("What is 17 + 25?")), sep="")
-        17 + 25 = 42.
+        >>> print(*(piece.text for piece in llm.stream("What is 1 + 2?")), sep="")
+        1 + 2 = 3.
         """
         return self.submit(self.question(prompt, params, raw=raw, **sampling))
 

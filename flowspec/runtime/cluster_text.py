@@ -1,0 +1,70 @@
+"""A cluster as a program describes it, and the cluster file that says the same."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flowspec.errors import InputError
+from flowspec.plan.tables import toml_text
+from flowspec.runtime.cluster import Device, read_cluster
+from flowspec.runtime.security.cluster_keys import keys_folder
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The devices that a model shall run on, in pipeline order, instead of a cluster file.
+
+    `devices`: the addresses of their daemons, `host:port`, or a `Device` of each, which can also hold its
+    name, layers, memory (bytes) and board. `drafters`: the device's name, or `head`, of each model
+    that drafts, as in the file's `[[drafter]]` tables. `links`: Mbit/s and milliseconds, `1000/0.5` for all
+    or `a:b=100/2` for one. `keys`: the folder that `flowspec keygen` made for the head; without one only
+    devices on this machine are spoken to, unless it is `insecure`.
+
+    >>> print(Cluster(["192.168.1.21:7700", "192.168.1.22:7700"]).text())
+    insecure = false
+    links = []
+    <BLANKLINE>
+    [[device]]
+    address = "192.168.1.21:7700"
+    <BLANKLINE>
+    [[device]]
+    address = "192.168.1.22:7700"
+    """
+
+    devices: Sequence[str | Device]
+    drafters: Mapping[str, str] = field(default_factory=dict)
+    links: Sequence[str] = ()
+    keys: str | Path | None = None
+    insecure: bool = False
+
+    def text(self) -> str:
+        """As a cluster file."""
+        links = ", ".join(toml_text(link) for link in self.links)
+        lines = [f"insecure = {str(self.insecure).lower()}", f"links = [{links}]"]
+        for each in self.devices:
+            device = each if isinstance(each, Device) else Device(name="", address=each)
+            lines += ["", "[[device]]", f"address = {toml_text(device.address)}"]
+            texts = {"name": device.name, "profile": device.profile, "ssh": device.ssh}
+            lines += [f"{key} = {toml_text(value)}" for key, value in texts.items() if value]
+            lines += [f"layers = {list(device.layers)}"] if device.layers is not None else []
+            lines += [f'memory = "{device.memory_bytes}"'] if device.memory_bytes is not None else []
+        for model, place in self.drafters.items():
+            lines += ["", "[[drafter]]", f"model = {toml_text(model)}", f"device = {toml_text(place)}"]
+        return "\n".join(lines)
+
+    @contextlib.contextmanager
+    def file(self) -> Iterator[Path]:
+        """The file, with its keys beside it, for as long as it is needed; raises `InputError`."""
+        if self.keys is not None and not Path(self.keys).is_dir():
+            raise InputError(f"keys: expected the folder that flowspec keygen made, got {self.keys}")
+        with tempfile.TemporaryDirectory(prefix="flowspec-cluster-") as folder:
+            path = Path(folder) / "cluster.toml"
+            path.write_text(self.text(), "utf-8")
+            if self.keys is not None:
+                keys_folder(path).symlink_to(Path(self.keys).resolve())
+            read_cluster(path)
+            yield path
