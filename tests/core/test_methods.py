@@ -41,13 +41,13 @@ def test_methods_are_made_by_name_and_without_a_drafter_all_decode_plainly(name:
 
 @pytest.mark.parametrize("method", ALL, ids=lambda method: method.name)
 def test_what_a_method_declares_are_its_keyword_arguments(method: type[Plain]) -> None:
-    taken = {
-        name
-        for each in method.__mro__[:-1]
-        if "__init__" in vars(each)
-        for name, parameter in inspect.signature(each).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
+    taken: set[str] = set()
+    for each in method.__mro__[:-1]:
+        if "__init__" in vars(each):
+            parameters = inspect.signature(each).parameters.values()
+            taken |= {every.name for every in parameters if every.kind is inspect.Parameter.KEYWORD_ONLY}
+            if all(every.kind is not inspect.Parameter.VAR_KEYWORD for every in parameters):
+                break  # nothing is passed on
     assert options_of(method.name) == taken
 
 
