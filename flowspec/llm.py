@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, TypeGuard, cast, overload
 
 from flowspec.core.protocol import limits
+from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.text import Messages, Tokenizer, recommended
@@ -95,6 +96,10 @@ class LLM:
     ) -> None:
         if cluster is not None and local is not None:
             raise InputError("expected a cluster or a number of local processes, got both")
+        if local is not None and (type(local) is not int or local < 1):
+            raise InputError(f"local: expected a number of processes from 1, got {local!r:.80}")
+        if dtype not in (None, *ACTIVATIONS):
+            raise InputError(f"dtype: expected one of {', '.join(ACTIVATIONS)}, got {dtype!r:.80}")
         options = ClusterOptions(
             model=str(model),
             dtype=dtype,

@@ -194,8 +194,16 @@ def test_what_cannot_be_is_one_line(llm: LLM) -> None:
         llm.generate([SUM, SUM], parallel=0)
     with pytest.raises(TypeError, match="temprature"):
         llm.generate(SUM, temprature=1)
-    with pytest.raises(InputError, match="got both"):
-        LLM(cluster="a.toml", local=2)
+    for named, said in (
+        ({"cluster": "a.toml", "local": 2}, "got both"),
+        ({"local": 0}, "local: expected a number of processes from 1"),
+        ({"dtype": "float8"}, "dtype: expected one of float32"),
+        ({"method": "magic"}, "method magic"),
+        ({"context": 1 << 20}, "context: expected 2 to"),
+        ({"cluster": "/nowhere.toml"}, "/nowhere.toml: expected a cluster file"),
+    ):
+        with pytest.raises(InputError, match=said):
+            LLM(**named)
     assert llm.generate(SUM).text == "1 + 2 = 3.", "and it goes on"
 
 
