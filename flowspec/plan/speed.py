@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowspec.core.protocol.facts import Speed
+from flowspec.core.protocol.facts import RATED, Speed
 from flowspec.core.protocol.limits import NAME_CHARS_MAX
 from flowspec.core.protocol.precision import PRECISIONS
 from flowspec.plan.profile import DeviceProfile
@@ -18,7 +18,7 @@ def speed_of(profile: DeviceProfile, source: str) -> Speed:
         source=source,
         gb_per_s=profile.memory_gb_per_s,
         memory_efficiency=profile.memory_efficiency,
-        **{precision: profile.tflops.get(precision, 0.0) for precision in PRECISIONS},
+        **{precision: profile.tflops.get(precision, 0.0) for precision in RATED},
         compute_efficiency=profile.compute_efficiency,
         serial=profile.serial,
         layer_us=profile.layer_us,
@@ -33,9 +33,7 @@ def profile_of(speed: Speed, memory_bytes: int) -> DeviceProfile:
         memory_gb=memory_bytes / 1e9,
         memory_gb_per_s=speed.gb_per_s,
         memory_efficiency=speed.memory_efficiency,
-        tflops={
-            precision: getattr(speed, precision) for precision in PRECISIONS if getattr(speed, precision)
-        },
+        tflops={precision: getattr(speed, precision) for precision in RATED if getattr(speed, precision)},
         compute_efficiency=speed.compute_efficiency,
         serial=speed.serial,
         layer_us=speed.layer_us,

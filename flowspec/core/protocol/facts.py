@@ -6,7 +6,7 @@ judges (`flowspec doctor`); a daemon only reports.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.checks import check, check_range, check_text
@@ -185,14 +185,18 @@ class Speed:
         for field in ("memory_efficiency", "compute_efficiency"):
             check(0 < getattr(self, field) <= 1, field, getattr(self, field), "a share above 0")
         check_range("serial", self.serial, 0, 1)
-        for field in (*PRECISIONS, "layer_us", "pass_us"):
+        for field in (*RATED, "layer_us", "pass_us"):
             check_range(field, getattr(self, field), 0, _RATE_MAX)
         check(
-            any(getattr(self, field) for field in PRECISIONS),
+            any(getattr(self, field) for field in RATED),
             "float32",
             self.float32,
             "TFLOP/s for at least one precision",
         )
+
+
+RATED = tuple(field.name for field in fields(Speed) if field.name in PRECISIONS)
+"""The precisions that a device has TFLOP/s of its own for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
