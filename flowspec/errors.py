@@ -12,7 +12,8 @@ from typing import Any
 class FlowSpecError(Exception):
     """Base of all expected errors.
 
-    `exit_status` is what a command returns for it, `report` what it tells programs beyond the text, if anything.
+    `exit_status` is what a command returns for it, `report` what it tells programs beyond the text, if
+    anything.
     """
 
     exit_status = 1

@@ -1,5 +1,5 @@
-"""What the checks' and measurements' commands share: flags refused in one line, errors as one line and an exit
-status."""
+"""What the checks' and measurements' commands share: flags refused in one line, errors as one line and an
+exit status."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from flowspec.interruption import INTERRUPTED, hear_signals
 
 
 class Parser(argparse.ArgumentParser):
-    """For `python -m tests.checks.NAME` and the like: says what is wrong in one line, and takes no abbreviations."""
+    """For `python -m tests.checks.NAME` and the like: says what is wrong in one line, and takes no
+    abbreviations."""
 
     def __init__(self, name: str, doc: str | None) -> None:
         super().__init__(

@@ -1,8 +1,8 @@
 """Valid files made wrong by field, for property tests: entries changed, left out, doubled, renamed, nested or
 taken from elsewhere.
 
-What `tests/checks/fuzz/mutate.py` does to frames, for what JSON and TOML hold; Hypothesis draws, and so shrinks,
-the mutations.
+What `tests/checks/fuzz/mutate.py` does to frames, for what JSON and TOML hold; Hypothesis draws, and so
+shrinks, the mutations.
 """
 
 from __future__ import annotations

@@ -191,3 +191,13 @@ class Pipeline:
 def ask(request: int, prompt: Sequence[int], count: int, **extra: object) -> Submit:
     fields = {"sampling": Sampling(), "stop_ids": frozenset(), **extra}
     return Submit(request=request, prompt=tuple(prompt), new_tokens_max=count, **fields)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class StopAfter:
+    """A stop rule that ends the answer at its n-th token."""
+
+    count: int
+
+    def stops_at(self, tokens: Sequence[int]) -> bool:
+        return len(tokens) == self.count

@@ -164,8 +164,8 @@ def test_the_pure_heart_imports_no_clock_no_chance_no_threads_and_no_tensors(pat
 
 def test_a_stage_and_a_head_can_be_had_without_torch_or_zmq() -> None:
     code = (
-        "import sys, flowspec.core.head.head, flowspec.core.stage.stage; print(sorted({'torch', 'transformers', 'zmq', "
-        "'msgpack'} & sys.modules.keys()))"
+        "import sys, flowspec.core.head.head, flowspec.core.stage.stage; "
+        "print(sorted({'torch', 'transformers', 'zmq', 'msgpack'} & sys.modules.keys()))"
     )
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -110,11 +110,6 @@ def judge(plain: StepByStep, found: Found, stop_ids: frozenset[int]) -> Verdict:
     return Verdict(found=found, kind=WRONG, difference=difference)
 
 
-def agreement(expected: Sequence[int], found: Sequence[int], stop_ids: frozenset[int]) -> str:
-    """`exact` or `wrong`, as in `parting`."""
-    return EXACT if parting(expected, found, stop_ids) is None else WRONG
-
-
 def parting(expected: Sequence[int], found: Sequence[int], stop_ids: frozenset[int]) -> int | None:
     """Where an answer, with `STOPPED` for its stop token, leaves the expected one (its stop token included);
     None: nowhere.

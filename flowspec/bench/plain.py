@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,17 +46,6 @@ class Case:
     def new_tokens(self) -> tuple[int, ...]:
         """The answer without its stop token."""
         return self.answer[:-1] if self.is_stopped else self.answer
-
-
-def first_of_each(prompts: Iterable[Prompt], per_domain: int | None) -> list[Prompt]:
-    """The first `per_domain` prompts of each domain; None takes all."""
-    seen: Counter[str] = Counter()
-    found = []
-    for prompt in prompts:
-        seen[prompt.domain] += 1
-        if per_domain is None or seen[prompt.domain] <= per_domain:
-            found.append(prompt)
-    return found
 
 
 def make_samplings(temperatures: Sequence[float], seeds: Sequence[int]) -> list[Sampling]:

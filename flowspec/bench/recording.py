@@ -19,7 +19,7 @@ from flowspec.bench.trace import Trace, slots_of
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
     """An answer without its stop token, in instants of its world's clock; `report` is that of
-    `core.statistics`."""
+    `core.head.statistics`."""
 
     tokens: tuple[int, ...]
     reason: str

@@ -35,8 +35,8 @@ GRIDS: Mapping[str, Mapping[str, Sequence[float]]] = {
     for method in ALL
     if not method.suits_team and (grid := {each.name: each.tried for each in method.parameters if each.tried})
 }
-"""Values for each parameter of each method for one drafter, in the order in which they are tried; methods start
-from their defaults."""
+"""Values for each parameter of each method for one drafter, in the order in which they are tried; methods
+start from their defaults."""
 
 Start = Callable[[int, int], None]
 

@@ -222,7 +222,7 @@ def pick_experiment(args: argparse.Namespace) -> Bench:
         "drafters": None if args.drafter is None else tuple(dict.fromkeys(args.drafter)),
         "prompts": tuple(args.prompts) if args.prompts else None,
         "limit": args.limit,
-        "temperatures": args.temperatures,
+        "temperatures": args.temperatures and tuple(dict.fromkeys(args.temperatures)),
         "seeds": None if args.seeds is None else tuple(dict.fromkeys(args.seeds)),
         "repeat": args.repeat,
         "new_tokens": args.max_new_tokens,

@@ -43,7 +43,7 @@ def positives(text: str) -> tuple[int, ...]:
 def reals(text: str) -> tuple[float, ...]:
     """`0,0.7,1`, for argparse."""
     try:
-        return tuple(dict.fromkeys(float(part) for part in text.split(",")))
+        return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"expected numbers with commas, such as 0,0.7,1, got {text!r}"

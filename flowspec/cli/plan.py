@@ -242,14 +242,16 @@ def plan_lines(wish: Wish, best: Rated, helps: list[Option], by_hand: Rated | No
         f"{wish.shape.name} in {plan.precision}, {users}, context {wish.context}: {len(plan.stages)} of "
         f"{len(wish.sites)} devices\n"
     )
-    yield f"{'stage':<{NAME_WIDTH}}{'layers':>9}{'weights':>10}{'cache':>10}{'in use':>10}{'of':>9}{'a slot':>8}"
+    heads = f"{'layers':>9}{'weights':>10}{'cache':>10}{'in use':>10}{'of':>9}{'a slot':>8}"
+    yield f"{'stage':<{NAME_WIDTH}}{heads}"
     for stage in plan.stages:
         layers = f"{stage.first}-{stage.end - 1}"
         sizes = "".join(
             f"{mib(size):>10}"
             for size in (stage.need.weight_bytes, stage.need.cache_bytes, stage.total_bytes)
         )
-        yield f"{stage.site.name:<{NAME_WIDTH}}{layers:>9}{sizes}{mib(stage.site.memory_bytes):>9}{1000 * stage.slot_s:>5.0f} ms"
+        room = f"{mib(stage.site.memory_bytes):>9}{1000 * stage.slot_s:>5.0f} ms"
+        yield f"{stage.site.name:<{NAME_WIDTH}}{layers:>9}{sizes}{room}"
     alone = (
         f"no stage there, {mib(plan.head_bytes)} of {mib(plan.head.memory_bytes)}"
         if plan.is_head_free

@@ -113,8 +113,8 @@ def _of_cluster(device: Device, board: str | None, cluster: Path) -> Site:
     profile = declared_profile(replace(device, profile=board), cluster)
     if profile is None:
         raise InputError(
-            f'{cluster}: {device.name}: expected profile = "raspberry-pi-5", another board or a profile file, or --devices '
-            "with a board for each; plan asks no daemon how fast it is"
+            f'{cluster}: {device.name}: expected profile = "raspberry-pi-5", another board or a profile '
+            "file, or --devices with a board for each; plan asks no daemon how fast it is"
         )
     return site(device.name, profile, device.memory_bytes)
 

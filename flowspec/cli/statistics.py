@@ -14,8 +14,8 @@ WAITED_SHOWN_S = 0.01
 
 
 def lines(found: dict[str, Any], models: Sequence[str] = ()) -> list[str]:
-    """`core.statistics.Statistics.report()` as a few lines of text; `models` are the names of those beside
-    the target."""
+    """`core.head.statistics.Statistics.report()` as a few lines of text; `models` are the names of those
+    beside the target."""
     if not found["segments"]:
         return ["no segments were sent after the prompt"]
     busy = " ".join(f"{100 * share:.0f}%" for share in found["stage_busy"])

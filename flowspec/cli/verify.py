@@ -30,6 +30,7 @@ from flowspec.cli.options import (
     decoding_options,
     number_list,
     positive,
+    reals,
 )
 from flowspec.cli.terminal import show as tell
 from flowspec.core.methods import CHAINED, METHODS, find_method
@@ -48,15 +49,6 @@ if TYPE_CHECKING:  # they import torch, which the other commands do without
     from flowspec.bench.faithfulness import Faithfulness
 
 PROMPTS_DEFAULT = bundled_folder("prompts.jsonl")
-
-
-def float_list(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"expected numbers with commas, such as 0,0.7,1, got {text!r}"
-        ) from None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--temperatures",
-        type=float_list,
+        type=reals,
         default=(0.0, 1.0),
         metavar="0,1",
         help="temperatures to try (default: 0,1)",

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class Drafter(Protocol):
-    """A tree-cached model that proposes children; what `core.drafting` asks for in `Draft` and `ToDrafter`.
+    """A tree-cached model that proposes children; what `core.head.drafters` asks for in `Draft` and
+    `ToDrafter`.
 
     Proposals are ranked by `log q / T + G` with the target's own noise (at temperature 0 by `log q`), without
     its filters.

@@ -160,20 +160,12 @@ def _engines() -> Sequence[str]:
     return found
 
 
-def arithmetics(dtype: str, device: torch.device) -> tuple[str, ...]:
-    """The arithmetics of a precision that were found right on a device, the best first.
-
-    The first use of a precision on a device tries its kernels, which takes some seconds. Raises `InputError`
-    for a device that has no right one.
-    """
-    return tried(dtype, str(device)).arithmetics
-
-
 def kernel_of(dtype: str, device: torch.device, arithmetic: str = "") -> Kernel:
     """What multiplies a model's matrices in this precision: the best that computes this `arithmetic` (empty:
     of all) there.
 
-    Tries the kernels as `arithmetics` does. Raises `InputError` for a device that has no right one.
+    The first use of a precision on a device tries its kernels, which takes some seconds. Raises `InputError`
+    for a device that has no right one.
     """
     name = tried(dtype, str(device)).kernel_of(arithmetic)
     return next(kernel for kernel in kernels_of(dtype, device) if kernel.name == name)

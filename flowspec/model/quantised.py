@@ -182,8 +182,8 @@ class PlainInt8Linear(Int8Linear):
 
 
 class Int4Linear(QuantisedLinear):
-    """See the module. Raises `UnpackableError` for a layer that cannot be packed so. A kernel's `_products` takes
-    bfloat16."""
+    """See the module. Raises `UnpackableError` for a layer that cannot be packed so. A kernel's `_products`
+    takes bfloat16."""
 
     @staticmethod
     def rounded(weight: torch.Tensor) -> Rounded:
@@ -262,8 +262,6 @@ class PlainInt4Linear(Int4Linear):
 LINEARS: dict[str, type[QuantisedLinear]] = {"int8": Int8Linear, "int4": Int4Linear}
 """How matrices are rounded and what they take, by the name of the precision; `kernels.py` has what multiplies
 them."""
-PLAIN_LINEARS: dict[str, type[QuantisedLinear]] = {"int8": PlainInt8Linear, "int4": PlainInt4Linear}
-"""Those that need no kernel but float32's."""
 
 
 def quantise(linear: nn.Linear, weight: torch.Tensor, kind: type[QuantisedLinear]) -> None:

@@ -67,8 +67,3 @@ def drafter_curve(device: DeviceProfile, shape: ModelShape, precision: str) -> C
 def row_bytes(shape: ModelShape, precision: str) -> int:
     """A hidden state between two stages; quantised models send float16."""
     return int(shape.hidden * max(PRECISION_BYTES[precision], 2.0))
-
-
-def knee(device: DeviceProfile, precision: str) -> float:
-    """Nodes that a pass over weights runs in the time of one: where computing takes as long as reading."""
-    return PRECISION_BYTES[precision] * device.flops(precision) / (OPERATIONS * device.bytes_per_s())

@@ -61,10 +61,12 @@ def _report(short: list[Shortfall], options: list[Option]) -> dict[str, Any]:
 
 def _lines(reason: str, short: list[Shortfall], options: list[Option]) -> Iterator[str]:
     yield f"{reason}:"
-    yield f"\n{'device, with a share by memory':<{NAME_WIDTH}}{'layers':>7}{'needs':>10}{'has':>10}{'short':>10}"
+    heads = f"{'layers':>7}{'needs':>10}{'has':>10}{'short':>10}"
+    yield f"\n{'device, with a share by memory':<{NAME_WIDTH}}{heads}"
     for each in short:
         lack = mib(each.short_bytes) if each.short_bytes else "-"
-        yield f"{each.name:<{NAME_WIDTH}}{each.layers:>7}{mib(each.need_bytes):>10}{mib(each.have_bytes):>10}{lack:>10}"
+        sizes = f"{mib(each.need_bytes):>10}{mib(each.have_bytes):>10}{lack:>10}"
+        yield f"{each.name:<{NAME_WIDTH}}{each.layers:>7}{sizes}"
     yield (
         "\nit would fit with"
         if options

@@ -1,5 +1,5 @@
-"""Device profiles as daemons tell them (`core.facts.Speed`), and what to make of one that says nothing about
-a precision."""
+"""Device profiles as daemons tell them (`core.protocol.facts.Speed`), and what to make of one that says
+nothing about a precision."""
 
 from __future__ import annotations
 

@@ -97,11 +97,8 @@ class Table:
             or not (value > 0 if least is None else least <= value)
             or not value <= most
         ):
-            self.wrong(
-                key,
-                "a number "
-                f"{'above 0' if least is None else f'from {least:g}'}{'' if most == NUMBER_MAX else f' to {most:g}'}",
-            )
+            low = "above 0" if least is None else f"from {least:g}"
+            self.wrong(key, f"a number {low}{'' if most == NUMBER_MAX else f' to {most:g}'}")
         return float(value)
 
     def whole(self, key: str, default: int | None = None, *, most: int = 10**6) -> int:

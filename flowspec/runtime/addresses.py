@@ -1,8 +1,8 @@
 """IP addresses of devices that are named, looked up in threads of their own: who serves others does not wait.
 
-`core/cluster/addresses.py` decides which address is used and when to look it up; here are the threads. All of a
-process shares one `ADDRESSES`, so that what one connection found out every other knows. Numeric addresses are
-what they are, and no thread sees them.
+`core/cluster/addresses.py` decides which address is used and when to look it up; here are the threads. All of
+a process shares one `ADDRESSES`, so that what one connection found out every other knows. Numeric addresses
+are what they are, and no thread sees them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The daemon: one process per device, one port, one stage or one drafter of whichever head holds it.
 
-What it decides is `core.holding`'s; here are its sockets, its threads and its clock. A poller thread owns the
-sockets and the core; a compute thread owns the tensors. Peers (a head's control and data connections, the
-previous stage) announce themselves with Hello. A peer that breaks the protocol is logged and ignored from
-then on; the daemon keeps serving.
+What it decides is `core.cluster.holding`'s; here are its sockets, its threads and its clock. A poller thread
+owns the sockets and the core; a compute thread owns the tensors. Peers (a head's control and data
+connections, the previous stage) announce themselves with Hello. A peer that breaks the protocol is logged and
+ignored from then on; the daemon keeps serving.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ class Decoding:
 
     `chain` are the models below the target, lowest first and with commas, or `auto`, where the drafters are
     what there is to choose from. `nodes` and `depth` shape the trees of the methods that have fixed ones;
-    `options` are the method's own (`core.methods.options_of`). `coupled`: a drafter that is a model ranks with
-    the target's noise.
+    `options` are the method's own (`core.methods.options_of`). `coupled`: a drafter that is a model ranks
+    with the target's noise.
     """
 
     method: str = DEFAULT

@@ -1,9 +1,9 @@
 """One pipeline after another: forms them of the devices that are there, gives them up when one is lost, takes
 in who returns.
 
-Carries out what `core/cluster/forming.py` decides, with sockets and the clock: a `Stages` for each pipeline, probes
-for the lost. The head is told when a pipeline is lost and when another is there, and gets its turn while one
-is formed. Without a `replan` the first pipeline is the only one, and its loss an error.
+Carries out what `core/cluster/forming.py` decides, with sockets and the clock: a `Stages` for each pipeline,
+probes for the lost. The head is told when a pipeline is lost and when another is there, and gets its turn
+while one is formed. Without a `replan` the first pipeline is the only one, and its loss an error.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """A drafter on a device of its own, as the head sees it: work goes there, proposals come back, and its loss
 is an event like others.
 
-Carries out what `core/head/remote_drafter.py` decides. A thread keeps the connection, as a pipeline of one device
-that answers do not need (`Pipelines`): the same dialling, leases, time-outs and probes as for stages. Nothing
-that happens there holds the head up. Results come back on `results` with a wake-up, as a `DraftThread`'s.
+Carries out what `core/head/remote_drafter.py` decides. A thread keeps the connection, as a pipeline of one
+device that answers do not need (`Pipelines`): the same dialling, leases, time-outs and probes as for stages.
+Nothing that happens there holds the head up. Results come back on `results` with a wake-up, as a
+`DraftThread`'s.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """The head's sockets of one pipeline: connections to its devices, what comes in on them, and whether they
 stand.
 
-Decides nothing: whom to dial, what to say and what to make of what was heard is `core/cluster/forming.py`'s, and
-`Pipelines` is between the two.
+Decides nothing: whom to dial, what to say and what to make of what was heard is `core/cluster/forming.py`'s,
+and `Pipelines` is between the two.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import secrets
 import socket as sockets
@@ -49,8 +48,6 @@ Progress = Callable[[str, float], None]
 to 1."""
 Heard = Said | Closed | Refused | Unfound | Wronged | Unsent
 """What the sockets of a pipeline tell."""
-
-log = logging.getLogger("flowspec.head")
 
 
 def new_session() -> int:

@@ -23,8 +23,8 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The answer is over; `reason` is `stop`, `length` or `cancelled`. `statistics` is `core.statistics` as
-    it is reported."""
+    """The answer is over; `reason` is `stop`, `length` or `cancelled`. `statistics` is `core.head.statistics`
+    as it is reported."""
 
     reason: str
     reused: int

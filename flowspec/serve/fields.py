@@ -12,8 +12,6 @@ from typing import Any
 
 from flowspec.serve.refusals import ApiError, invalid
 
-_ABSENT = object()
-
 
 def parse(body: bytes) -> dict[str, Any]:
     """A request's body; raises `ApiError` for anything but one JSON object."""

@@ -56,7 +56,8 @@ def busy(retry_after_s: int) -> ApiError:
     """As many wait already as may."""
     return ApiError(
         429,
-        f"as many requests are being answered, and wait, as this server takes; try again in {retry_after_s} s",
+        "as many requests are being answered, and wait, as this server takes; try again in "
+        f"{retry_after_s} s",
         code="rate_limit_exceeded",
         kind="rate_limit_error",
         headers={"Retry-After": str(retry_after_s)},

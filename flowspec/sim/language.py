@@ -7,14 +7,13 @@ slot, order or position anywhere gives another token. Knows nothing of stages, t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.core.events import StopRule, Submit
 from flowspec.core.protocol.messages import Logprobs, Sampling
 from flowspec.model.sampler import Sampler, logprobs
 from flowspec.noise import draw_bits, gumbel
@@ -113,44 +112,3 @@ class AnswerLanguage:
 
 def as_prefix(tokens: Sequence[int]) -> Prefix:
     return np.array(tokens, dtype="<i4")
-
-
-def plain_answer(
-    language: Language,
-    prompt: Sequence[int],
-    sampling: Sampling,
-    *,
-    new_tokens_max: int,
-    context: int,
-    stop_ids: Collection[int] = (),
-    stop_rule: StopRule | None = None,
-) -> tuple[list[int], str]:
-    """What plain decoding says, token by token: the new tokens, and `stop` or `length`.
-
-    A stop id is not part of the answer, the token at which a stop rule ends it is; prompt and answer fit the
-    context.
-    """
-    tokens = np.empty(len(prompt) + new_tokens_max, dtype="<i4")
-    tokens[: len(prompt)] = prompt
-    new: list[int] = []
-    while len(new) < new_tokens_max and len(prompt) + len(new) < context:
-        end = len(prompt) + len(new)
-        token = language.next_token(tokens[:end], sampling)
-        if token in stop_ids:
-            return new, "stop"
-        tokens[end] = token
-        new.append(token)
-        if stop_rule is not None and stop_rule.stops_at(new):
-            return new, "stop"
-    return new, "length"
-
-
-def plain_logprobs(language: Language, submit: Submit, tokens: Sequence[int]) -> list[Logprobs]:
-    """What comes with the first new `tokens` of an answer, one for each; nothing if none are wanted."""
-    if submit.top_logprobs < 0:
-        return []
-    path = as_prefix([*submit.prompt, *submit.answered, *tokens])
-    first = len(path) - len(tokens)
-    return [
-        language.logprobs(path[: first + at], token, submit.top_logprobs) for at, token in enumerate(tokens)
-    ]

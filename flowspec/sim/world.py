@@ -186,11 +186,6 @@ class World:
         return any(self._is_drafting)
 
     @property
-    def drafter_busy_s(self) -> float:
-        """For how long all drafters computed."""
-        return sum(board.busy_s for board in self.boards)
-
-    @property
     def bytes_sent(self) -> int:
         return sum(link.bytes for link in (*self.control, *self.data)) + sum(
             board.bytes_sent for board in self.boards

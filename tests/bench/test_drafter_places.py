@@ -82,7 +82,10 @@ def test_a_setup_uses_what_it_names_or_as_many_as_it_can(tmp_path: Path) -> None
 
 
 def test_boards_are_read_with_their_own_links_or_the_testbeds(tmp_path: Path) -> None:
-    far = '[[testbed.drafters]]\nmodels = ["draft"]\ndevice = "jetson-orin-nano"\nbandwidth_mbps = 20\nlatency_ms = 3\nprecision = "int8"\n'
+    far = (
+        '[[testbed.drafters]]\nmodels = ["draft"]\ndevice = "jetson-orin-nano"\nbandwidth_mbps = 20\n'
+        'latency_ms = 3\nprecision = "int8"\n'
+    )
     near = '[[testbed.drafters]]\nmodels = ["draft-math"]\nshape = "qwen3-0.6b"\n'
     (testbed,) = read(tmp_path, TOML + BOARD + far + near).testbeds
     assert [

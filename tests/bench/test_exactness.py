@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from flowspec.bench.checkpoints import make_variant
-from flowspec.bench.exactness import STOPPED, Case, Difference, Found, agreement, judge, parting
+from flowspec.bench.exactness import STOPPED, Case, Difference, Found, judge, parting
 from flowspec.bench.outcome import EXACT, WRONG
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep
+from tests.checks.questions import agreement
 
 STOPS = frozenset([8, 9])
 

@@ -18,7 +18,10 @@ from tests.bench.benches import TOML
 
 SHIPPED = sorted(experiment_folders()[0].glob("*.toml"))
 METHOD = '\n[[method]]\nname = "a"\nmethod = "tree-sd"\n'
-PUBLISHED = '\n[[published]]\ntestbed = "two boards"\nreference = "ar"\ntokens_per_s = { ar = 2.0, continuous = 4.0 }\n'
+PUBLISHED = (
+    '\n[[published]]\ntestbed = "two boards"\nreference = "ar"\n'
+    "tokens_per_s = { ar = 2.0, continuous = 4.0 }\n"
+)
 TESTBED = TOML[TOML.index("[[testbed]]") :]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.bench.plain import Case, first_of_each, make_samplings, plain_cases
+from flowspec.bench.plain import Case, make_samplings, plain_cases
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
@@ -81,8 +81,3 @@ def test_samplings_are_one_for_greedy_and_one_for_each_seed() -> None:
         Sampling(temperature=1.0, seed=1),
         Sampling(temperature=1.0, seed=2),
     ]
-
-
-def test_the_first_of_each_domain() -> None:
-    assert first_of_each([*PROMPTS, *PROMPTS], 1) == PROMPTS
-    assert first_of_each([*PROMPTS, *PROMPTS], None) == [*PROMPTS, *PROMPTS]

@@ -1,1 +1,2 @@
-"""Long checks: thousands of schedules, broken peers and files, killed processes. `python -m tests.checks.NAME`."""
+"""Long checks: thousands of schedules, broken peers and files, killed processes. `python -m
+tests.checks.NAME`."""

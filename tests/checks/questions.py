@@ -1,8 +1,12 @@
-"""What checks ask the bundled model, and how its answers are sampled."""
+"""What checks ask the bundled model, how its answers are sampled, and what is said of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+from flowspec.bench.exactness import parting
+from flowspec.bench.outcome import EXACT, WRONG
 
 QUESTIONS = (
     "What is 17 + 25?",
@@ -19,3 +23,8 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.7, "top_p": 0.9, "seed": 2},
 )
 """Fields of `Sampling`, as a request's document has them, too."""
+
+
+def agreement(expected: Sequence[int], found: Sequence[int], stop_ids: frozenset[int]) -> str:
+    """`exact` or `wrong`, as in `parting`."""
+    return EXACT if parting(expected, found, stop_ids) is None else WRONG

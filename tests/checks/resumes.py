@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.bench.console import progress
-from flowspec.bench.exactness import agreement
 from flowspec.bench.outcome import WRONG
 from flowspec.cli.options import positive
 from flowspec.core.methods import METHODS, find_method
@@ -33,7 +32,7 @@ from flowspec.errors import FlowSpecError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer, recommended
-from tests.checks.questions import QUESTIONS
+from tests.checks.questions import QUESTIONS, agreement
 from tests.command import Parser, chosen, run_command
 
 STAGES = (1, 2, 3)
@@ -123,7 +122,8 @@ def command(args: argparse.Namespace) -> int:
                 with contextlib.suppress(FileNotFoundError):
                     journal.unlink()
                 step(
-                    f"{dtype}: {method} on {before}, killed after {there} lines, {other} on {after}: {verdict}"
+                    f"{dtype}: {method} on {before}, killed after {there} lines, "
+                    f"{other} on {after}: {verdict}"
                 )
     found = {"answers": dict(verdicts), "resumed": resumed, "finished_before": finished, "wrong": wrong}
     if args.json:

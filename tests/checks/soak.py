@@ -38,7 +38,7 @@ import numpy as np
 import psutil
 
 from flowspec.bench.console import Step, progress, show
-from flowspec.bench.exactness import STOPPED, Case, agreement
+from flowspec.bench.exactness import STOPPED, Case
 from flowspec.bench.outcome import WRONG
 from flowspec.cli.options import positive
 from flowspec.core.methods import METHODS, find_method
@@ -52,7 +52,7 @@ from flowspec.runtime.cluster import Device
 from flowspec.runtime.decoding import AUTO, Decoding
 from flowspec.runtime.session import Cluster, Limits, Session, Survival
 from flowspec.runtime.stages import Stage
-from tests.checks.questions import QUESTIONS, SAMPLINGS
+from tests.checks.questions import QUESTIONS, SAMPLINGS, agreement
 from tests.checks.rigs import cluster_of
 from tests.checks.weights import Device as Daemon
 from tests.command import Parser, add_dtype, chosen, run_command

@@ -41,7 +41,6 @@ from statistics import mean
 from typing import Any
 
 from flowspec.bench.console import show
-from flowspec.bench.exactness import agreement
 from flowspec.bench.outcome import WRONG
 from flowspec.cli.options import positive
 from flowspec.core.protocol.messages import Sampling
@@ -52,6 +51,7 @@ from flowspec.model.text import Tokenizer
 from flowspec.runtime import timeouts
 from flowspec.runtime.session import Limits, Survival
 from tests.checks.pauses import DRAFTER, LOST, PauseWatch, parts_of
+from tests.checks.questions import agreement
 from tests.checks.rigs import FAULTS, STAGES, Rig, rig_of
 from tests.command import Parser, add_dtype, run_command
 

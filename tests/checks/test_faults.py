@@ -52,11 +52,11 @@ REMEMBERED = {
     3810: "the session ends for want of devices after its last answer",
     65: "a stopped daemon is told to trim a job that is done",
     1604: "the first device is assigned its layers twice, and again for ever",
-    2345: "a device makes ready again and again, and never comes in: its probes find it held by its last time",
+    2345: "a device makes ready again and again, and never comes in: probes find it held by its last time",
     4902: "a pass of a daemon that was killed ends in its next life, in a hold of the same number",
     643: "a timer is a rounding error early after the clock jumped, and is set again for ever",
     1862: "devices that lack the arithmetic come back again and again, and keep another one out",
-    14586: "a prompt goes row by row over slow links, and then 27 guesses at once: they hold up signs of life",
+    14586: "a prompt goes row by row over slow links, then 27 guesses at once: they hold up signs of life",
     14650: "a suspect that loads layer by layer says nothing of it, and is given up",
     16964: "the same guesses where the pipeline was formed anew",
 }

@@ -370,7 +370,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="folder or GGUF file of some 100 MB or more (testbed.checkpoints FOLDER --gigabyte)",
+        help="folder or GGUF file of some 100 MB or more (flowspec.bench.checkpoints FOLDER --gigabyte)",
     )
     parser.add_argument(
         "--scratch",

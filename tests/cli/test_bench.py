@@ -41,7 +41,10 @@ def tiny(tmp_path: Path) -> Path:
 
 def test_an_experiment_becomes_records_tables_and_pictures(tiny: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    published = '\n[[published]]\ntestbed = "two boards"\nreference = "ar"\ntokens_per_s = { ar = 20.0, continuous = 40.0 }\n'
+    published = (
+        '\n[[published]]\ntestbed = "two boards"\nreference = "ar"\n'
+        "tokens_per_s = { ar = 20.0, continuous = 40.0 }\n"
+    )
     tiny.write_text(TOML + published)
     done = subprocess.run(
         [*COMMAND, "--experiment", tiny, "--out", out, "--json", "--jobs", "2"],

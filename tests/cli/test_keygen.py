@@ -11,7 +11,10 @@ from flowspec.cli.main import main
 from flowspec.runtime.security import keyfiles
 from flowspec.runtime.security.keyfiles import head_keyring
 
-CLUSTER = '[[device]]\nname = "pi-1"\naddress = "192.0.2.1:7700"\nssh = "me@pi"\n[[device]]\nname = "pi-2"\naddress = "192.0.2.2:7700"\n'
+CLUSTER = (
+    '[[device]]\nname = "pi-1"\naddress = "192.0.2.1:7700"\nssh = "me@pi"\n'
+    '[[device]]\nname = "pi-2"\naddress = "192.0.2.2:7700"\n'
+)
 
 
 @pytest.fixture

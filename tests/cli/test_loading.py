@@ -1,4 +1,5 @@
-"""What a command loads before it has work: a board's daemon may wait for days, in the memory that it takes."""
+"""What a command loads before it has work: a board's daemon may wait for days, in the memory that it
+takes."""
 
 from __future__ import annotations
 

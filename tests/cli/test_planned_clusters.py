@@ -50,7 +50,8 @@ def cluster_file(boards: Path, daemons: list[DaemonProcess], *, tells: bool = Tr
     """With profiles for all, or (`tells`) for all but the slow device, which knows its own."""
     text = 'links = ["10000/0.05"]\n'
     for daemon in daemons:
-        text += f'[[device]]\nname = "{daemon.name}"\naddress = "{daemon.address}"\nmemory = "{(MEMORY | memory)[daemon.name]}"\n'
+        text += f'[[device]]\nname = "{daemon.name}"\naddress = "{daemon.address}"\n'
+        text += f'memory = "{(MEMORY | memory)[daemon.name]}"\n'
         text += "" if tells and daemon.name == "slow" else f'profile = "{daemon.name}.toml"\n'
     path = boards / "cluster.toml"
     path.write_text(text)

@@ -33,7 +33,8 @@ def cluster(daemons: list[DaemonProcess], tmp_path: Path) -> Path:
     ]
     path.write_text(
         "".join(tables)
-        + '[[drafter]]\nmodel = "draft-math"\ndevice = "pi-3"\n[[drafter]]\nmodel = "ngram"\ndevice = "head"\n'
+        + '[[drafter]]\nmodel = "draft-math"\ndevice = "pi-3"\n'
+        + '[[drafter]]\nmodel = "ngram"\ndevice = "head"\n'
     )
     return path
 

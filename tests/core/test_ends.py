@@ -23,8 +23,7 @@ from flowspec.core.protocol.messages import Commit
 from flowspec.core.stage.stage import StageCore
 from tests.core.desk import TRAITS, Desk, commits, drafts, emits, ends, falling, kinds, opens, over, sends
 from tests.core.stages import arrive, commit, finish, opened, opening, run_of, segment
-from tests.pipeline import ask
-from tests.sim.swarm import StopAfter
+from tests.pipeline import StopAfter, ask
 
 # ------------------------------------------------------------------------------------------------ the head
 

@@ -597,9 +597,7 @@ def slow_down(bench: Bench, slowness: float, seconds: float) -> list[FormingComm
     return found
 
 
-def test_a_device_that_is_slower_for_a_minute_leads_to_another_plan_and_one_that_is_better_is_gone_over_to() -> (
-    None
-):
+def test_a_device_slower_for_a_minute_leads_to_another_plan_and_a_better_one_is_gone_over_to() -> None:
     bench = running()
     assert slow_down(bench, 1.0, 30) == []
     assert slow_down(bench, 1.5, 58) == []

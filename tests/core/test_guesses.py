@@ -14,9 +14,10 @@ from flowspec.plan.timing import Curve
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.experiment import Experiment
-from flowspec.sim.language import HashLanguage, plain_answer
+from flowspec.sim.language import HashLanguage
 from tests.core.desk import Desk, commits, drafts, emits, ends, opens, over, sends, sends_all, wakes
 from tests.pipeline import ask
+from tests.plain import plain_answer
 
 
 def guessing(window: int = 9, **extra: object) -> Desk:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from flowspec.core.head.statistics import Statistics
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Hop, Open, Release, Verified, VerifiedPart
 from flowspec.errors import InputError, PeerError
-from tests.pipeline import Pipeline, ask
+from tests.pipeline import Pipeline, StopAfter, ask
 
 VOCABULARY = 97
 
@@ -158,16 +157,6 @@ def test_an_answer_ends_at_a_stop_token_and_does_not_hold_it() -> None:
     run.settle()
     assert run.answers.get(1, []) == expected
     assert run.ends[1].reason == "stop"
-
-
-@dataclass
-class StopAfter:
-    """A stop rule that ends the answer at its n-th token."""
-
-    count: int
-
-    def stops_at(self, tokens: Sequence[int]) -> bool:
-        return len(tokens) == self.count
 
 
 def test_a_stop_rule_ends_the_answer_with_the_token_it_names() -> None:

@@ -198,9 +198,7 @@ def test_what_becomes_of_the_next_hop_ends_the_hold(event: HoldingEvent, text: s
     assert bench.give(event) == [], "it is told once"
 
 
-def test_a_caller_of_ours_that_breaks_the_protocol_ends_the_hold_and_both_are_told_that_it_may_go_better() -> (
-    None
-):
+def test_a_caller_of_ours_that_breaks_the_protocol_ends_the_hold_and_both_hear_of_it() -> None:
     bench = Bench()
     head, before = bench.held(2, 1), bench.dial("stage")
     text = "a stage connection carries segments, not Ping"

@@ -17,8 +17,9 @@ from flowspec.sim.board import BoardSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.experiment import Experiment
-from flowspec.sim.language import HashLanguage, plain_answer
+from flowspec.sim.language import HashLanguage
 from flowspec.sim.world import Handled, World
+from tests.plain import plain_answer
 
 LANGUAGE = HashLanguage(40, seed=3, sharpness=3.0)
 FAST = Curve(base_s=0.002)

@@ -27,7 +27,9 @@ while [ "$1" != -- ]; do
     shift
 done
 [ "$2" != gone ] || { echo "ssh: connect to host gone port 22: No route to host" >&2; exit 255; }
-[ "$2" != evil ] || { printf '\033]52;c;aGk=\007said\233\n'; echo -e 'why\e[2J' >&2; exit "${EVIL_STATUS:-0}"; }
+if [ "$2" = evil ]; then
+    printf '\033]52;c;aGk=\007said\233\n'; echo -e 'why\e[2J' >&2; exit "${EVIL_STATUS:-0}"
+fi
 unset PYTHON PYTHONPATH
 export HOME=$HOMES/$2
 mkdir -p "$HOME"
@@ -109,7 +111,8 @@ class Boards:
             with socket.create_server(("127.0.0.1", 0)) as server:
                 self.addresses.append(f"127.0.0.1:{server.getsockname()[1]}")
             quoted = name.replace("\\", "\\\\").replace('"', '\\"')
-            text += f'[[device]]\nname = "{quoted}"\naddress = "{self.addresses[-1]}"\nssh = "{target}"\nmemory = "3GiB"\n'
+            text += f'[[device]]\nname = "{quoted}"\naddress = "{self.addresses[-1]}"\n'
+            text += f'ssh = "{target}"\nmemory = "3GiB"\n'
         self.file.write_text(text, "utf-8")
 
     def run(self, action: str, *flags: str) -> tuple[int, list[str], str]:

@@ -79,7 +79,9 @@ PYTHON = r"""#!/bin/bash
 # more than torch's version.
 home=$(dirname "$(dirname "$0")")
 case "$*" in
-    "-m venv "*) printf '%s\n' "$*" >> "$WORK/asked"; mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" ;;
+    "-m venv "*)
+        printf '%s\n' "$*" >> "$WORK/asked"
+        mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" ;;
     "-m pip --version") [ ! -e "$WORK/no-pip" ] ;;
     "-m pip uninstall "*) printf '%s\n' "$*" >> "$WORK/asked"; rm "$WORK/torch" ;;
     "-m pip "*)

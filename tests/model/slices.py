@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from flowspec.bench.faithfulness import check
 from flowspec.core.events import ClearSlots, CloseCache, OpenCache, RunLayers
@@ -15,11 +16,16 @@ from flowspec.core.head.head import HeadCore
 from flowspec.draft.protocol import Drafter
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
+from flowspec.model.quantised import PlainInt4Linear, PlainInt8Linear, QuantisedLinear, quantise
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep
 from tests.pipeline import Pipeline
 
 CPU = torch.device("cpu")
+
+
+PLAIN_LINEARS: dict[str, type[QuantisedLinear]] = {"int8": PlainInt8Linear, "int4": PlainInt4Linear}
+"""Those that need no kernel but float32's."""
 
 
 def load(folder: Path, cuts: list[int], dtype: str = "float32") -> list[Slice]:
@@ -54,3 +60,10 @@ def pipeline(slices: list[Slice], head: HeadCore, drafters: Sequence[Drafter] = 
         return slices[stage].run(job, payload)
 
     return Pipeline(head, run_layers, len(slices), on_cache, drafters=drafters)
+
+
+def packed_layer(weight: torch.Tensor, linear: type[QuantisedLinear]) -> nn.Linear:
+    """A packed layer with a weight, and no bias."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    quantise(layer, weight, linear)
+    return layer

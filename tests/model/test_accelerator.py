@@ -152,7 +152,8 @@ PRECISION = """
 import torch
 from flowspec.model.accelerator import find
 m = torch.backends.cuda.matmul
-assert (torch.get_float32_matmul_precision(), m.allow_tf32) == BEFORE, (torch.get_float32_matmul_precision(), m.allow_tf32)
+found = torch.get_float32_matmul_precision(), m.allow_tf32
+assert found == BEFORE, found
 assert m.allow_bf16_reduced_precision_reduction and m.allow_fp16_reduced_precision_reduction
 find("cpu")
 assert (torch.get_float32_matmul_precision(), m.allow_tf32) == ("highest", False)

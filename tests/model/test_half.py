@@ -22,7 +22,7 @@ from flowspec.model.quantised import QuantisedLinear, quantise
 from flowspec.model.slice import Slice
 from flowspec.model.trials import Trial, Verdict
 from flowspec.runtime.loading import slice_memory
-from tests.model.slices import CPU, assert_faithful, load
+from tests.model.slices import CPU, assert_faithful, load, packed_layer
 
 DTYPES = (torch.bfloat16, torch.float16)
 WIDE = {
@@ -49,12 +49,6 @@ def use(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def packed(weight: torch.Tensor, linear: type[QuantisedLinear] = FbgemmHalfLinear) -> nn.Linear:
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    quantise(layer, weight, linear)
-    return layer
-
-
 @fbgemm
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -65,7 +59,7 @@ def test_every_weight_is_the_one_that_was_given(dtype: torch.dtype, size: float)
     weight[0, :4] = torch.tensor([0.0, -0.0, 1.0, -1.0]) * size
     weight[1] *= 2.0**-20  # far below the largest
     weight = weight.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
-    found = packed(weight)(torch.eye(512))  # each row is a column of the weights
+    found = packed_layer(weight, FbgemmHalfLinear)(torch.eye(512))  # each row is a column of the weights
     expected = weight.float().t()
     largest = expected.abs().max()
     matters = expected.abs() >= largest * 2.0**-31
@@ -83,7 +77,7 @@ def test_every_weight_is_the_one_that_was_given(dtype: torch.dtype, size: float)
 )
 def test_a_row_does_not_depend_on_the_rows_beside_it(rows: int, shape: tuple[int, int], seed: int) -> None:
     torch.manual_seed(seed)
-    layer = packed((torch.randn(shape) * 0.02).bfloat16())
+    layer = packed_layer((torch.randn(shape) * 0.02).bfloat16(), FbgemmHalfLinear)
     x = torch.randn(rows, shape[1])  # float32, so that no rounding hides a difference
     whole = layer(x)
     for count in {1, 2, rows // 2 or 1, rows}:
@@ -164,7 +158,7 @@ def test_the_plain_kernel_sums_in_float32(dtype: torch.dtype) -> None:
     torch.manual_seed(3)
     weight, x = torch.randn(2100, 70).to(dtype), torch.randn(3, 5, 70).to(dtype)
     exact = x.double() @ weight.double().t()
-    found = packed(weight, PlainHalfLinear)
+    found = packed_layer(weight, PlainHalfLinear)
     assert (found(x.float()) - exact).norm() < 3e-7 * exact.norm()
     assert found(x).dtype == dtype
     assert found(x[:0]).shape == (0, 5, 2100)

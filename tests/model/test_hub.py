@@ -40,8 +40,9 @@ from flowspec.model.files import ModelFiles
 for model in sys.argv[1:]:
     try:
         files = ModelFiles(model)
-        found = [str(files.path("config.json")), files.find("generation_config.json"), files.config().model_type]
-        found += [sorted(files.weight_map()), list(files.tensors().load("a.weight", (2, 3)).shape), files.fingerprint()]
+        found = [str(files.path("config.json")), files.find("generation_config.json")]
+        found += [files.config().model_type, sorted(files.weight_map())]
+        found += [list(files.tensors().load("a.weight", (2, 3)).shape), files.fingerprint()]
         print(json.dumps(found))
     except InputError as error:
         print(json.dumps(str(error)))

@@ -27,7 +27,7 @@ from flowspec.model.quantised import (
 )
 from flowspec.model.slice import Slice
 from flowspec.runtime.loading import slice_memory
-from tests.model.slices import CPU, assert_faithful
+from tests.model.slices import CPU, assert_faithful, packed_layer
 
 ERRORS = {"int8": 0.012, "int4": 0.11}
 """Norm of what packing changes in a product, as a share of the product's; normal weights and inputs."""
@@ -101,14 +101,8 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
 def test_all_kernels_of_int8_give_the_same_bits(rows: int, inputs: int, seed: int) -> None:
     torch.manual_seed(seed)
     weight, x = torch.randn(40, inputs), torch.randn(rows, inputs)
-    first, *others = [layer_of(linear, weight)(x) for linear in int8_kernels()]
+    first, *others = [packed_layer(weight, linear)(x) for linear in int8_kernels()]
     assert all(torch.equal(found, first) for found in others)
-
-
-def layer_of(linear: type[QuantisedLinear], weight: torch.Tensor) -> nn.Linear:
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    quantise(layer, weight, linear)
-    return layer
 
 
 @pytest.mark.arm
@@ -126,7 +120,7 @@ def test_int8_is_an_exact_product_of_rounded_weights_and_two_digits() -> None:
     finer[:, 0] = DIGIT
     expected = finer.double() @ weights.double().t()
     for linear in int8_kernels():
-        layer = layer_of(linear, weights)
+        layer = packed_layer(weights, linear)
         assert torch.equal(layer(x).double(), x.double() @ weights.double().t())
         assert (layer(finer).double() - expected).abs().max() < 1e-6 * expected.abs().max(), (
             "the second digit is exact, too"

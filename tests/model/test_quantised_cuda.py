@@ -11,8 +11,9 @@ from torch import nn
 
 from flowspec.errors import InputError
 from flowspec.model.kernels import kernels_of
-from flowspec.model.quantised import GROUP, LINEARS, PLAIN_LINEARS, PlainInt4Linear, PlainInt8Linear, pack
+from flowspec.model.quantised import GROUP, LINEARS, PlainInt4Linear, PlainInt8Linear, pack
 from flowspec.model.quantised_cuda import CudaInt4Linear, CudaInt8Linear
+from tests.model.slices import PLAIN_LINEARS
 
 CUDA_LINEARS = {"int8": CudaInt8Linear, "int4": CudaInt4Linear}
 

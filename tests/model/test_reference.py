@@ -10,8 +10,9 @@ import torch
 
 from flowspec.bench.checkpoints import make_variant
 from flowspec.model.files import ModelFiles
-from flowspec.model.quantised import PLAIN_LINEARS, quantise
+from flowspec.model.quantised import quantise
 from flowspec.model.reference import Reference, widened
+from tests.model.slices import PLAIN_LINEARS
 
 
 @pytest.mark.parametrize("dtype", PLAIN_LINEARS)

@@ -24,7 +24,7 @@ from typing import Any
 
 from flowspec.bench.console import progress
 from flowspec.bench.outcome import EXACT, WRONG
-from flowspec.bench.plain import DTYPE, Case, first_of_each, plain_cases
+from flowspec.bench.plain import DTYPE, Case, plain_cases
 from flowspec.bench.recording import agreement_of
 from flowspec.core.head.statistics import Statistics
 from flowspec.core.protocol.messages import Sampling
@@ -35,7 +35,7 @@ from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import Cluster, ClusterOptions, Limits, open_cluster
 from tests.command import Parser, run_command
 from tests.perf import beside
-from tests.perf.beside import WARM_UP_TOKENS, Timed
+from tests.perf.beside import WARM_UP_TOKENS, Timed, first_of_each
 
 OURS = ("continuous", "ar")
 PLAIN, ASSISTED = "generate", "generate (assisted)"

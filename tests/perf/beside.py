@@ -16,13 +16,14 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flowspec.bench.console import progress, show
-from flowspec.bench.plain import DTYPE, first_of_each
+from flowspec.bench.plain import DTYPE
 from flowspec.cli.options import positive
 from flowspec.core.methods import METHODS
 from flowspec.core.protocol.messages import Sampling
@@ -76,14 +77,14 @@ def measure(
                     Decoding(method=method, drafters=() if drafter is None else (drafter,)),
                     lambda text, share: None,
                 ) as session:
-                    _answer(
+                    answer(
                         session,
                         encoded[0][1],
                         sampling,
                         Limits(new_tokens_max=WARM_UP_TOKENS, stop_ids=limits.stop_ids),
                     )
                     for prompt, ids in encoded:
-                        timing, report = _answer(session, ids, sampling, limits)
+                        timing, report = answer(session, ids, sampling, limits)
                         new = tuple(timing.new_tokens)
                         if new != answers.setdefault(prompt.prompt_id, new):
                             raise FlowSpecError(
@@ -100,9 +101,10 @@ def measure(
     return found
 
 
-def _answer(
+def answer(
     session: Session, ids: Sequence[int], sampling: Sampling, limits: Limits
 ) -> tuple[Timing, dict[str, Any]]:
+    """An answer's times and statistics."""
     request = session.head.new_request()
     timing = Timing()
     running = session.submit(ids, sampling, limits, request=request)
@@ -250,6 +252,17 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, local: int, rounds: in
     """How many processes, rounds and tokens, and which prompts."""
     add_prompt_arguments(parser, local=local)
     parser.add_argument("--rounds", type=positive, default=rounds, metavar="N", help="default: %(default)s")
+
+
+def first_of_each(prompts: Iterable[Prompt], per_domain: int | None) -> list[Prompt]:
+    """The first `per_domain` prompts of each domain; None takes all."""
+    seen: Counter[str] = Counter()
+    found = []
+    for prompt in prompts:
+        seen[prompt.domain] += 1
+        if per_domain is None or seen[prompt.domain] <= per_domain:
+            found.append(prompt)
+    return found
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser, *, local: int) -> None:

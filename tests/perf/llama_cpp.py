@@ -147,8 +147,8 @@ def command(args: argparse.Namespace) -> int:
     files = ModelFiles(args.model)
     if files.config().model_type != "llama" or not Path(args.model).is_dir():
         raise InputError(
-            "--model: expected a folder with a Llama, such as testbed.checkpoints --gigabyte makes, got "
-            f"{args.model!r}"
+            "--model: expected a folder with a Llama, such as flowspec.bench.checkpoints --gigabyte "
+            f"makes, got {args.model!r}"
         )
     with contextlib.ExitStack() as stack:
         folder = (

@@ -39,11 +39,12 @@ from flowspec.runtime.token_stream import Timing, timed
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.experiment import Experiment
-from flowspec.sim.language import HashLanguage, plain_answer
+from flowspec.sim.language import HashLanguage
 from flowspec.sim.world import Handled
 from tests.command import Parser, run_command
 from tests.perf.hop import quantile
 from tests.perf.memory import status_bytes
+from tests.plain import plain_answer
 
 LIVING_MIN = 256
 VALUE_MIN = 0.00005

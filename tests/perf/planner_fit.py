@@ -1,5 +1,5 @@
-"""Fits the constants of `plan.forecast` to simulated answers, on mixes that `tests.perf.planner_check` does not
-report.
+"""Fits the constants of `plan.forecast` to simulated answers, on mixes that `tests.perf.planner_check` does
+not report.
 
 Of each mix the plan is simulated, or (every second one) the same devices with layers moved about by chance,
 so that pipelines with an obvious bottleneck are known, too. The mean error is made small by a simplex search

@@ -18,7 +18,7 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.model.slice import DTYPES
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import ClusterOptions, Limits, open_session
-from flowspec.runtime.token_stream import Timing, timed
+from tests.perf.beside import answer
 
 PROMPT_TOKENS = 32
 
@@ -44,12 +44,8 @@ def main() -> None:
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[args.dtype]).eval()
         for number in range(args.rounds + 1):
             prompt = [(7 * i + number) % 200 + 10 for i in range(PROMPT_TOKENS)]
-            timing = Timing()
             limits = Limits(new_tokens_max=args.tokens, stop_ids=frozenset())
-            for _ in timed(
-                session.submit(prompt, Sampling(), limits, request=session.head.new_request()), timing
-            ):
-                pass
+            timing, _ = answer(session, prompt, Sampling(), limits)
             started_s = time.monotonic()
             with torch.inference_mode():
                 ids = torch.tensor([prompt])

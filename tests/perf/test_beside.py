@@ -106,3 +106,9 @@ def test_wrong_flags_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         beside.main(["--method", "best"])
     assert stopped.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_first_of_each_domain() -> None:
+    prompts = [Prompt(prompt_id=domain, domain=domain, turns=("1",)) for domain in "ab"]
+    assert beside.first_of_each([*prompts, *prompts], 1) == prompts
+    assert beside.first_of_each([*prompts, *prompts], None) == [*prompts, *prompts]

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowspec.bench.console import progress, show
-from flowspec.bench.plain import DTYPE, first_of_each
+from flowspec.bench.plain import DTYPE
 from flowspec.cli.options import positive
 from flowspec.core.methods import METHODS
 from flowspec.core.protocol.messages import Sampling
@@ -35,7 +35,7 @@ from flowspec.runtime.session import Cluster, ClusterOptions, Limits, Session, o
 from flowspec.runtime.token_stream import Timing
 from flowspec.runtime.watching import EVERY_S, Watch, watch_session
 from tests.command import Parser, run_command
-from tests.perf.beside import WORLD, add_prompt_arguments
+from tests.perf.beside import WORLD, add_prompt_arguments, first_of_each
 
 AIM = 0.98
 WARM_UPS = 2

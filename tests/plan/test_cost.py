@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.core.protocol.precision import PRECISION_BYTES
-from flowspec.plan.cost import drafter_curve, head_curve, knee, layers_curve, row_bytes, weights_curve
+from flowspec.plan.cost import OPERATIONS, drafter_curve, head_curve, layers_curve, row_bytes, weights_curve
 from flowspec.plan.profile import DeviceProfile, find_profile, profile_names
 from flowspec.plan.shape import ModelShape, eagle_shape, find_shape
 
@@ -39,6 +39,11 @@ SHAPE = ModelShape(
 ROWS = st.integers(1, 512)
 CONTEXTS = st.integers(0, 8192)
 SERIAL = st.sampled_from((0.0, 0.25, 1.0))
+
+
+def knee(device: DeviceProfile, precision: str) -> float:
+    """Nodes that a pass over weights runs in the time of one: where computing takes as long as reading."""
+    return PRECISION_BYTES[precision] * device.flops(precision) / (OPERATIONS * device.bytes_per_s())
 
 
 def test_reading_weights_is_what_few_rows_take_and_computing_what_many_do() -> None:

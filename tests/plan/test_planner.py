@@ -1,5 +1,5 @@
-"""What a local search finds, memory to the byte, and what changes a plan; `tests.perf.exhaustive` compares plans
-with all that could be chosen."""
+"""What a local search finds, memory to the byte, and what changes a plan; `tests.perf.exhaustive` compares
+plans with all that could be chosen."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Writes the conversational training text: sums, short stories, small facts, questions about FlowSpec.
 
-Owns every sentence the bundled model learnt to chat from, and the split that keeps the measured prompts out of
-training. Knows nothing of tokens or of training.
+Owns every sentence the bundled model learnt to chat from, and the split that keeps the measured prompts out
+of training. Knows nothing of tokens or of training.
 """
 
 from __future__ import annotations
@@ -375,7 +375,8 @@ def shortened(answer: str) -> str:
 
 
 def draw_dialogue(rng: random.Random) -> list[dict[str, str]]:
-    """A chat of one to four exchanges in the `messages` form of chat templates, now and then with a system text."""
+    """A chat of one to four exchanges in the `messages` form of chat templates, now and then with a system
+    text."""
     messages: list[dict[str, str]] = []
     brief = rng.random() < 0.05
     if brief:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import zmq
@@ -29,8 +30,10 @@ from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device, split_layers
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
+from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.remote_drafter import PlacedDrafter
 from flowspec.runtime.security.keyring import Keyring
+from flowspec.runtime.session import replan
 from flowspec.runtime.token_stream import TokenStream
 from flowspec.runtime.transport import Link, Wake, dial
 from flowspec.runtime.weights.server import WeightServer
@@ -183,3 +186,9 @@ class Peer:
             if weights is not None:
                 weights.close()
             wake.close()
+
+
+def surviving(plan: ClusterPlan, notes: list[str], wait_s: float | None = 60.0) -> Recovery:
+    """A recovery among a plan's own devices."""
+    devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
+    return Recovery(replan=partial(replan, plan, devices), on_note=notes.append, wait_s=wait_s)

@@ -13,6 +13,7 @@ import pytest
 from flowspec.bench.checkpoints import make_variant
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
+from flowspec.runtime import timeouts
 from flowspec.runtime.daemon import Daemon
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.machine import Machine
@@ -59,3 +60,11 @@ def alone(tmp_path: Path) -> Iterator[Callable[..., LocalDaemon]]:
     for daemon, thread in started:
         daemon.stop("the test is over")
         thread.join()
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that says nothing is lost soon, and looked for often."""
+    monkeypatch.setattr(timeouts, "SILENT_S", 2.0)
+    monkeypatch.setattr(timeouts, "PROBE_EVERY_S", 0.5)
+    monkeypatch.setattr(timeouts, "BACK_S", 0.5)

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -27,17 +26,22 @@ from flowspec.core.protocol.cluster_messages import Assign, Error, Ready
 from flowspec.core.protocol.messages import Commit, Expand, Open, Part, Proposed, Release, Sampling, Segment
 from flowspec.errors import ClusterError
 from flowspec.model.reference import Reference
-from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
-from flowspec.runtime.cluster import Device
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster, LocalDaemon
-from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.remote_drafter import PlacedDrafter, RemoteDrafter
-from flowspec.runtime.session import replan
 from flowspec.runtime.token_stream import TokenStream
 from tests import warm
-from tests.runtime.clusters import PROMPT, Peer, drafter_for, plan_for, submit, tokens_of, wait_until
+from tests.runtime.clusters import (
+    PROMPT,
+    Peer,
+    drafter_for,
+    plan_for,
+    submit,
+    surviving,
+    tokens_of,
+    wait_until,
+)
 
 COUNT = 120
 CONTEXT = 300
@@ -57,18 +61,6 @@ def five() -> Iterator[list[LocalDaemon]]:
     """Two for stages and three for drafters; a test may kill them."""
     with LocalCluster(5, family="llama", log_level="CRITICAL") as started:
         yield started.wait()
-
-
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeouts, "SILENT_S", 2.0)
-    monkeypatch.setattr(timeouts, "PROBE_EVERY_S", 0.5)
-    monkeypatch.setattr(timeouts, "BACK_S", 0.5)
-
-
-def surviving(plan: ClusterPlan, notes: list[str]) -> Recovery:
-    devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
-    return Recovery(replan=partial(replan, plan, devices), on_note=notes.append, wait_s=60.0)
 
 
 def head_of(

@@ -38,7 +38,8 @@ def cluster_file(folder: Path, daemons: list[LocalDaemon], rates: dict[str, floa
     text = 'links = ["10000/0.05"]\n'
     for daemon in daemons:
         (folder / f"{daemon.name}.toml").write_text(BOARD.format(rate=rates[daemon.name]))
-        text += f'[[device]]\nname = "{daemon.name}"\naddress = "{daemon.address}"\nprofile = "{daemon.name}.toml"\n'
+        text += f'[[device]]\nname = "{daemon.name}"\naddress = "{daemon.address}"\n'
+        text += f'profile = "{daemon.name}.toml"\n'
     path = folder / "cluster.toml"
     path.write_text(text)
     return path

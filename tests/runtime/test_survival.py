@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,29 +16,22 @@ from flowspec.core.protocol.cluster_messages import Ping, Ready, Reset
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError
 from flowspec.model.reference import Reference
-from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
-from flowspec.runtime.cluster import Device
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster
-from flowspec.runtime.pipelines import Recovery
-from flowspec.runtime.session import replan
 from flowspec.runtime.token_stream import TokenStream
-from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, wait_until, whole_model
+from tests.runtime.clusters import (
+    PROMPT,
+    Peer,
+    plan_for,
+    submit,
+    surviving,
+    tokens_of,
+    wait_until,
+    whole_model,
+)
 
 COUNT = 150
-
-
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeouts, "SILENT_S", 2.0)
-    monkeypatch.setattr(timeouts, "PROBE_EVERY_S", 0.5)
-    monkeypatch.setattr(timeouts, "BACK_S", 0.5)
-
-
-def surviving(plan: ClusterPlan, notes: list[str], wait_s: float | None = 60.0) -> Recovery:
-    devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
-    return Recovery(replan=partial(replan, plan, devices), on_note=notes.append, wait_s=wait_s)
 
 
 def disturbed(answer: TokenStream, at: int, disturb: Callable[[], None]) -> list[int]:

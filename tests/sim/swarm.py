@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -17,9 +16,11 @@ from flowspec.sim.board import BoardSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.experiment import Experiment
-from flowspec.sim.language import HashLanguage, plain_answer, plain_logprobs
+from flowspec.sim.language import HashLanguage
 from flowspec.sim.record import Answer
 from flowspec.sim.world import Handled, Links, World
+from tests.pipeline import StopAfter, ask
+from tests.plain import plain_answer, plain_logprobs
 
 EVENTS_MAX = 20_000
 """Ten times what the longest of thousands of schedules took."""
@@ -33,21 +34,6 @@ SAMPLINGS = (
     Sampling(temperature=0.8, top_k=3),
     Sampling(temperature=1.0, min_p=0.1),
 )
-
-
-@dataclass(frozen=True)
-class StopAfter:
-    """A stop rule that ends the answer at its n-th token."""
-
-    count: int
-
-    def stops_at(self, tokens: Sequence[int]) -> bool:
-        return len(tokens) == self.count
-
-
-def ask(request: int, prompt: Sequence[int], count: int, **extra: object) -> Submit:
-    fields = {"sampling": Sampling(), "stop_ids": frozenset(), **extra}
-    return Submit(request=request, prompt=tuple(prompt), new_tokens_max=count, **fields)  # type: ignore[arg-type]
 
 
 @dataclass

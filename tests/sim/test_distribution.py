@@ -22,7 +22,7 @@ from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import HashLanguage, as_prefix
 from flowspec.sim.world import Handled
-from tests.sim.swarm import ask
+from tests.pipeline import ask
 
 VOCABULARY = 6
 LANGUAGE = HashLanguage(VOCABULARY, seed=3, sharpness=0.8)

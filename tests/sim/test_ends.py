@@ -11,11 +11,13 @@ from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.experiment import Experiment
-from flowspec.sim.language import HashLanguage, plain_answer
+from flowspec.sim.language import HashLanguage
 from flowspec.sim.record import Answer
 from flowspec.sim.world import World
 from tests.broken_builds import drops_the_path_at_the_end, tells_no_end
-from tests.sim.swarm import Play, ask, draw
+from tests.pipeline import ask
+from tests.plain import plain_answer
+from tests.sim.swarm import Play, draw
 
 LANGUAGE = HashLanguage(40, seed=5)
 CANCELLED_S = [0.2, 0.6, 1.0, 1.1, 1.5, 1.8]

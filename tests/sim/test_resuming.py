@@ -16,7 +16,8 @@ from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import HashLanguage
-from tests.sim.swarm import ask, plain
+from tests.pipeline import ask
+from tests.sim.swarm import plain
 
 CONTEXT = 40
 PROMPT = (3, 1, 4, 1, 5)

@@ -16,10 +16,12 @@ from flowspec.plan.timing import Curve
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.experiment import Experiment
-from flowspec.sim.language import HashLanguage, plain_answer
+from flowspec.sim.language import HashLanguage
 from flowspec.sim.record import HEAD
 from flowspec.sim.world import Handled
-from tests.sim.swarm import Play, ask, draw
+from tests.pipeline import ask
+from tests.plain import plain_answer
+from tests.sim.swarm import Play, draw
 
 SEEDS = 2000
 RUN_TWICE_EVERY = 4

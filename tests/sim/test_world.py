@@ -29,11 +29,12 @@ from flowspec.sim.clock import Clock
 from flowspec.sim.device import Device, DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.experiment import Experiment
-from flowspec.sim.language import AnswerLanguage, HashLanguage, as_prefix, plain_answer
+from flowspec.sim.language import AnswerLanguage, HashLanguage, as_prefix
 from flowspec.sim.link import Link
 from flowspec.sim.world import Handled, World
 from flowspec.wire.codec import Envelope, Tensor, encode
-from tests.sim.swarm import ask
+from tests.pipeline import ask
+from tests.plain import plain_answer
 
 LANGUAGE = HashLanguage(40, seed=5)
 PROMPT = (3, 1, 4, 1, 5)

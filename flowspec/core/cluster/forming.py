@@ -20,8 +20,8 @@ cluster of the fault simulator carry out the same commands.
 - Members whose layers are others in the next pipeline make ready for them in the same way, beside their work,
   and the switch is made when all are. Who has no memory for both says how long it will load then; that
   counts in what the switch is worth.
-- What passes take is watched (`core.slowing`). Where devices have become slower or faster another plan is
-  made, by what they take now; whoever is in that plan and in no pipeline makes ready in the same way.
+- What passes take is watched (`core.cluster.slowing`). Where devices have become slower or faster another
+  plan is made, by what they take now; whoever is in that plan and in no pipeline makes ready in the same way.
 - A plan that is made beside a pipeline is gone over to only if it is foretold to be faster, where anything is
   foretold (`Planned.gain`).
 - What a device says went wrong is believed after `settle_s`: if a connection closes meanwhile, its device is

@@ -6,9 +6,9 @@ daemons of the fault simulator and those of the fuzzer carry out the same comman
 - A *caller* is a connection that said Hello. What it may say follows from its role; whoever says anything
   else is not listened to any more (`Ban`), and where it belongs to the pipeline that holds the daemon, that
   pipeline is over.
-- An Assign takes *hold* of the daemon, as `core.incarnation.Lease` decides: a stage (`StageCore`) or a
-  drafter (`DrafterCore`) is made of it, the next hop is dialled, the slice is loaded. When both are there it
-  is ready, and says so once.
+- An Assign takes *hold* of the daemon, as `core.cluster.incarnation.Lease` decides: a stage (`StageCore`) or
+  a drafter (`DrafterCore`) is made of it, the next hop is dialled, the slice is loaded. When both are there
+  it is ready, and says so once.
 - Beside its work for one pipeline a daemon makes ready for a later one of the same head (`Assign.is_beside`):
   it loads what it lacks, or where there is no memory for both (`room_for`) has it here and checked, and says
   so. What it has made ready is found by the next Assign. It is given up with the pipeline that works.

@@ -3,8 +3,8 @@ what a loss makes void.
 
 The head's core asks (`Draft`, `ToDrafter`) and is told (`Drafted`, `DrafterLost`, `DrafterBack`); the device
 is asked (`Expand`, `Release`) and answers (`Proposed`). That device is a pipeline of one, which
-`core.forming` forms and watches: `Reformed` and `PipelineLost` are its words. Events in, commands out, as
-with the other cores.
+`core.cluster.forming` forms and watches: `Reformed` and `PipelineLost` are its words. Events in, commands
+out, as with the other cores.
 
 - It is lost until its pipeline is there, and again when that is lost, with the job that it was at.
 - The head and whoever holds the connection hear of each other a moment later. What the head asked before it

@@ -1,5 +1,5 @@
-"""The decoding methods: the one list of them. `docs/methods.md` says what each takes from which paper and where
-it differs."""
+"""The decoding methods: the one list of them. `docs/methods.md` says what each takes from which paper and
+where it differs."""
 
 from __future__ import annotations
 

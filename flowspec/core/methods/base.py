@@ -68,7 +68,8 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A keyword argument of a method, which an experiment may set: an `int` from 1, a `float` from 0, both up to `most`, or a `bool`.
+    """A keyword argument of a method, which an experiment may set: an `int` from 1, a `float` from 0, both up
+    to `most`, or a `bool`.
 
     `tried` are the values that tuning tries.
     """

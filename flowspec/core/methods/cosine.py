@@ -4,12 +4,12 @@ section 5).
 - Routing: a request is drafted for by the few that suit it, by what came true of what they proposed, in it
   and in others of its domain, and by how long they take; the choice is looked at again every few tokens. A
   drafter that is chosen later catches up by itself, and those that it replaces go on until it has.
-- Fusion: what they propose below a node is one ranking (`core.trust`), so that the branch on which they agree
-  goes first. Without, a token is worth what the surest says. Each of several drafters goes on from what it
-  proposed itself, whoever else did: what it would not have said it does not go on with well, and it keeps the
-  others waiting.
-- How many draft for a request is measured (`core.teams`): one more while what it finds saves more than its
-  share of the boards costs.
+- Fusion: what they propose below a node is one ranking (`core.head.fusion`), so that the branch on which they
+  agree goes first. Without, a token is worth what the surest says. Each of several drafters goes on from what
+  it proposed itself, whoever else did: what it would not have said it does not go on with well, and it keeps
+  the others waiting.
+- How many draft for a request is measured (`core.head.team_size`): one more while what it finds saves more
+  than its share of the boards costs.
 """
 
 from __future__ import annotations

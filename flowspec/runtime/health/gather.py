@@ -1,5 +1,5 @@
-"""Everything a daemon tells about its device (`core.facts`), gathered at once. Takes seconds where torch must
-be asked for CUDA."""
+"""Everything a daemon tells about its device (`core.protocol.facts`), gathered at once. Takes seconds where
+torch must be asked for CUDA."""
 
 from __future__ import annotations
 

@@ -60,9 +60,9 @@ class Survey:
     """What was found: the sites of a wish, with the head's last where no daemon is on its machine, and where
     each profile is from.
 
-    `sources` are `declared` in the cluster file, one of `core.facts.SPEED_SOURCES`, or `assumed`. `head` is
-    as in `Wish`. `left_out` are devices that say of themselves what cannot be, with what that is. `absent`
-    are those that did not answer, with why.
+    `sources` are `declared` in the cluster file, one of `core.protocol.facts.SPEED_SOURCES`, or `assumed`.
+    `head` is as in `Wish`. `left_out` are devices that say of themselves what cannot be, with what that is.
+    `absent` are those that did not answer, with why.
     """
 
     sites: tuple[Site, ...]

@@ -1,5 +1,5 @@
-"""A daemon in virtual time that can crash, stop, be slow and be stuck: `core.holding` as the runtime drives
-it, with stand-ins for tensors."""
+"""A daemon in virtual time that can crash, stop, be slow and be stuck: `core.cluster.holding` as the runtime
+drives it, with stand-ins for tensors."""
 
 from __future__ import annotations
 

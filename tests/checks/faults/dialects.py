@@ -12,7 +12,8 @@ from zlib import crc32
 
 from flowspec.core.events import Submit
 from flowspec.core.protocol.messages import Logprobs
-from flowspec.sim.language import HashLanguage, plain_answer, plain_logprobs
+from flowspec.sim.language import HashLanguage
+from tests.plain import plain_answer, plain_logprobs
 
 PLAIN = "plain"
 """The arithmetic of the language itself, which every device has that is not told otherwise."""

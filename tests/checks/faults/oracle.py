@@ -3,8 +3,8 @@ wrong, and holds the head to it.
 
 *Whatever is stuck, silent or gone is lost within X.* A member that has been at one pass for longer than the
 rule allows, that says nothing, or whose process is gone is a member no more `X` after the head could know: X
-is the product's own limit for it (`core.membership.Patience`), and `NOTICED_S` for a word to come and for the
-head to look.
+is the product's own limit for it (`core.cluster.membership.Patience`), and `NOTICED_S` for a word to come and
+for the head to look.
 
 | a member | is lost within |
 |---|---|

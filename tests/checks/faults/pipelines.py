@@ -1,5 +1,5 @@
-"""One pipeline after another in virtual time: `core.forming` as the runtime's `Pipelines` drives it, over
-connections that break."""
+"""One pipeline after another in virtual time: `core.cluster.forming` as the runtime's `Pipelines` drives it,
+over connections that break."""
 
 from __future__ import annotations
 

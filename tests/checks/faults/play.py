@@ -213,7 +213,8 @@ class Play:
             )
             is_back = lambda: not any(each.out for each in self._watching)  # noqa: E731 - whoever is not back in time fails its oracle
             self._run_until(is_back, back_s + LOOK_S)
-        except Exception as error:  # whatever comes out is the finding; it is told with its instant, and the cause stays attached
+        # Whatever comes out is the finding; it is told with its instant, and the cause stays attached.
+        except Exception as error:
             raise FaultError(f"at {self.clock.now_s:.3f} s: {type(error).__name__}: {error}") from error
 
     def run_until(self, is_over: Callable[[], bool], events_max: int) -> None:

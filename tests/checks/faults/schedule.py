@@ -19,11 +19,12 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
-from flowspec.sim.language import HashLanguage, plain_answer
+from flowspec.sim.language import HashLanguage
 from tests.checks.faults.cluster import TERMS
 from tests.checks.faults.dialects import PLAIN
 from tests.checks.faults.drafters import Place
 from tests.checks.faults.pipelines import HEAD
+from tests.plain import plain_answer
 
 SAMPLINGS = (
     Sampling(),

@@ -1,5 +1,5 @@
-"""The world of `sim.faults`, with somebody who tampers with its frames: lost, twice, late, changed, or made
-up.
+"""The world of `tests.checks.faults`, with somebody who tampers with its frames: lost, twice, late, changed,
+or made up.
 
 What runs is the product's own: `HeadCore`, `Forming`, the daemons' `Holding` with its `StageCore`, and the
 codec between them. The cluster, its faults and what is asked are a schedule's. A frame that the codec refuses

@@ -409,7 +409,10 @@ def refusal(control: Peer) -> str:
     return answer.text
 
 
-CONFIG = '{"model_type": "llama", "num_hidden_layers": %s, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 99, "intermediate_size": 8%s}'
+CONFIG = (
+    '{"model_type": "llama", "num_hidden_layers": %s, "hidden_size": 64, "num_attention_heads": 4, '
+    '"vocab_size": 99, "intermediate_size": 8%s}'
+)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ def test_nothing_overflows_sideways(page: Page, script: Script) -> None:
 CONTRAST = """() => {
   const parse = colour => colour.match(/[\\d.]+/g).map(Number);
   const light = ([r, g, b]) => {
-    const [x, y, z] = [r, g, b].map(c => c / 255).map(c => c <= .03928 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4);
+    const [x, y, z] = [r, g, b].map(c => c / 255)
+      .map(c => c <= .03928 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4);
     return .2126 * x + .7152 * y + .0722 * z;
   };
   const ground = element => {
