@@ -10,10 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 WIDTH = 100
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("flowspec/**/*.md")])
-FOLDERS = (
-    "flowspec|tests|docs|configs|devices|launch|core|draft|model|plan|runtime|serve|sim|watch|wire|bench|cli"
-)
-FILE = re.compile(rf"(?<![\w/.<-])((?:{FOLDERS})(?:/[\w-]+)+\.(?:py|md|toml|txt|js))(?![\w-])")
+FOLDERS = {path.name for place in (ROOT, ROOT / "flowspec") for path in place.iterdir() if path.is_dir()}
+FILE = re.compile(rf"(?<![\w/.<-])((?:{'|'.join(FOLDERS)})(?:/[\w-]+)+\.(?:py|md|toml|txt|js))(?![\w-])")
 """A file of the source by its path, from the root or from `flowspec/`."""
 
 

@@ -38,8 +38,8 @@ SUPPOSED = SKETCH
 
 
 def find_drafter(name: str) -> Kind:
-    """What a user's name for a drafter means: a word, `bundled` or another model that is shipped, or the folder
-    or hub id of files; raises `InputError` for one that means nothing."""
+    """What a user's name for a drafter means: a word, `bundled` or another model that is shipped, or the
+    folder or hub id of files; raises `InputError` for one that means nothing."""
     for word in BY_WORD:
         if word.word == name:
             return word(name)
@@ -76,8 +76,8 @@ def drafter_of(model: Slice, told: Drafting, context: int) -> Drafter:
 
 
 def sketched(name: str, target: ModelShape) -> sites.Drafter:
-    """What the planner reckons of a drafter that is named by a shape; raises `InputError` for a name that means
-    nothing."""
+    """What the planner reckons of a drafter that is named by a shape; raises `InputError` for a name that
+    means nothing."""
     return next(found for kind in ALL if (found := kind.sketched(name, target)) is not None)
 
 

@@ -1,7 +1,7 @@
 """What a kind of drafter says of itself: everything that others must know of it before it is loaded.
 
-A `Kind` is a drafter that a user named: found to be of that kind, and not loaded. Its class holds what is true of
-all of the kind.
+A `Kind` is a drafter that a user named: found to be of that kind, and not loaded. Its class holds what is
+true of all of the kind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""An EAGLE head (`draft.eagle`): it wants the target's features, which only the head of the pipeline is sent."""
+"""An EAGLE head (`draft.eagle`): it wants the target's features, which only the head of the pipeline is
+sent."""
 
 from __future__ import annotations
 
