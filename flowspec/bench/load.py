@@ -19,7 +19,7 @@ from flowspec.bench.plain import Case
 from flowspec.bench.recording import agreement_of, energy_of
 from flowspec.bench.simulated import Drafters, build, busy_of, submit_of
 from flowspec.core.events import Finished, Forget
-from flowspec.core.head.learnt import Learnt
+from flowspec.core.head.head import Learnt
 from flowspec.sim.record import HEAD
 from flowspec.sim.world import Handled, World
 

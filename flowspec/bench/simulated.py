@@ -25,7 +25,7 @@ from flowspec.bench.plain import Case
 from flowspec.bench.recording import Answered, agreement_of, energy_of, record_of
 from flowspec.bench.trace import Trace
 from flowspec.core.events import Submit
-from flowspec.core.head.learnt import Learnt
+from flowspec.core.head.head import Learnt
 from flowspec.core.methods import find_method
 from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.draft.protocol import Drafter

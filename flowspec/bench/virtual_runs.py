@@ -23,7 +23,7 @@ from flowspec.bench.plain import Case
 from flowspec.bench.simulated import Drafters, Run, run
 from flowspec.bench.synthetic import Synthetic
 from flowspec.bench.workers import interrupted_later, open_pool
-from flowspec.core.head.learnt import Learnt
+from flowspec.core.head.head import Learnt
 from flowspec.errors import FlowSpecError
 from flowspec.model.files import ModelFiles
 from flowspec.watch.spelling import Decode

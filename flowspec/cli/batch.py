@@ -18,7 +18,7 @@ from rich.progress import Progress
 
 from flowspec.cli.answer import figures, record
 from flowspec.cli.console import PlainConsole
-from flowspec.cli.expertise import expertise_table
+from flowspec.cli.statistics import expertise_table
 from flowspec.cli.terminal import note, show
 from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.errors import FlowSpecError, InputError

@@ -21,8 +21,6 @@ from flowspec.cli import resume, statistics
 from flowspec.cli.answer import ask, computed, drafter_lines, figures, from_head, record
 from flowspec.cli.console import PlainConsole
 from flowspec.cli.diary import Diary
-from flowspec.cli.expertise import expertise_table
-from flowspec.cli.history import line_history
 from flowspec.cli.opening import open_llm
 from flowspec.cli.options import (
     add_arithmetic_argument,
@@ -33,11 +31,11 @@ from flowspec.cli.options import (
 )
 from flowspec.cli.recorded import NotRecordedError, check_recording, recorded
 from flowspec.cli.screen import blocks_of, strip_line
-from flowspec.cli.strip import Strip
+from flowspec.cli.streaming import Strip, WordWrap
 from flowspec.cli.terminal import fit_for, note
-from flowspec.cli.wrap import WordWrap
 from flowspec.errors import ClusterError, InputError, PeerError
 from flowspec.llm import LLM
+from flowspec.folders import state_folder
 from flowspec.model.files import ModelFiles
 from flowspec.model.text import Messages, Tokenizer
 from flowspec.plan.memory import mib
@@ -49,6 +47,7 @@ from flowspec.runtime.watching import watch_session
 
 ROWS_MIN = 6
 """A lower terminal has no room for a live line."""
+HISTORY_LINES_MAX = 1000
 LAST = Path()
 """What `--resume` without a file means."""
 HELP = """\
@@ -152,6 +151,30 @@ def take_up(args: argparse.Namespace, diary: Diary) -> Content:
         note(f"({content.damage}; the dialogue goes on from before it)")
     resume.follow_setting(args, content.setting)
     return content
+
+
+@contextlib.contextmanager
+def line_history():  # type: ignore[no-untyped-def]
+    """Line editing with a history that lasts from chat to chat, where the terminal has it."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    if not sys.stdin.isatty():
+        yield
+        return
+    path = state_folder() / "history"
+    readline.set_history_length(HISTORY_LINES_MAX)
+    with contextlib.suppress(OSError):
+        readline.read_history_file(path)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            readline.write_history_file(path)
 
 
 @dataclass(slots=True)
@@ -431,5 +454,5 @@ class Chat:
             "other segments; "
             "own work: FlowSpec's, beside computing[/]"
         )
-        if (known := expertise_table(session, self.tokenizer)) is not None:
+        if (known := statistics.expertise_table(session, self.tokenizer)) is not None:
             self.console.print(known)

@@ -113,9 +113,9 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--name: expected 1 to {NAME_CHARS_MAX} characters, got {len(args.name)}")
     if args.device.startswith("cuda"):
         # It imports torch, which a daemon otherwise does on its first assignment.
-        from flowspec.runtime.torch_device import pick_device
+        from flowspec.model.accelerator import find
 
-        pick_device(args.device)
+        find(args.device)
     if args.cache_dir is not None and args.cache_dir.exists() and not args.cache_dir.is_dir():
         raise InputError(f"--cache-dir: expected a folder, got the file {args.cache_dir}")
     from flowspec.runtime.daemon import Daemon

@@ -85,9 +85,8 @@ def run(args: argparse.Namespace) -> int:
     from flowspec.bench.console import progress
     from flowspec.bench.fitting import error, fit
     from flowspec.bench.measure import QUICK, Effort, Machine, measure_beside, step_count
-    from flowspec.model.accelerator import find
+    from flowspec.model.accelerator import find, use_threads
     from flowspec.runtime.links import measure_links
-    from flowspec.runtime.torch_device import use_threads
 
     here = find(args.device)
     use_threads(args.threads)

@@ -1,5 +1,5 @@
-"""The statistics of an answer in words, for a terminal 80 columns wide; the terms are those of
-docs/methods.md."""
+"""The statistics of an answer in words, and what each model beside the target was worth so far, for a
+terminal 80 columns wide; the terms are those of docs/methods.md."""
 
 from __future__ import annotations
 
@@ -7,8 +7,17 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from rich.markup import escape
+from rich.table import Table
+
+from flowspec.cli.visible import visible
+from flowspec.model.text import Tokenizer
+from flowspec.runtime.session import Session
+
 WIDTH = 80
 CHAINS_SHOWN = 4
+EXAMPLE_CHARS = 32
+"""Of a prompt of the domain: its end."""
 WAITED_SHOWN_S = 0.01
 """A wait for room that is told."""
 
@@ -67,3 +76,24 @@ def _recoveries(found: dict[str, Any]) -> list[str]:
         f"lost       devices {found['recoveries']} time(s): {found['recovery_detect_s']:.2f} s of silence, "
         f"{found['recovery_load_s']:.2f} loading, {found['recovery_prefill_s']:.2f} prefill"
     ]
+
+
+def expertise_table(session: Session, tokenizer: Tokenizer | None) -> Table | None:
+    """What each drafter was worth by what prompts are about, the best in bold; None while nothing is
+    known."""
+    found = [domain for domain in session.expertise_report() if domain["answers"]]
+    if not found:
+        return None
+    table = Table("prompts like", "answers", *session.drafters, box=None)
+    for domain in found:
+        text = (
+            " ".join(map(str, domain["example"]))
+            if tokenizer is None
+            else " ".join(tokenizer.decode(domain["example"]).split())
+        )
+        worth = [
+            f"[bold]{value:.2f}[/]" if name == domain["best"] else f"{value:.2f}"
+            for name, value in domain["worth"].items()
+        ]
+        table.add_row(escape(visible(text[-EXAMPLE_CHARS:])), str(domain["answers"]), *worth)
+    return table

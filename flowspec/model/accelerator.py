@@ -23,6 +23,12 @@ Capability = tuple[int, int]
 Facts = dict[str, str | int | bool | list[str]]
 
 
+def use_threads(count: int | None) -> None:
+    """So many threads for torch; None leaves it torch's choice."""
+    if count is not None:
+        torch.set_num_threads(count)
+
+
 class Accelerator(Protocol):
     """A device that torch computes on.
 

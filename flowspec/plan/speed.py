@@ -1,14 +1,18 @@
-"""Device profiles as daemons tell them (`core.protocol.facts.Speed`), and what to make of one that says
-nothing about a precision."""
+"""Device profiles as daemons tell them (`core.protocol.facts.Speed`): whether they can be true, and what to
+make of one that says nothing about a precision."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from flowspec.core.protocol.facts import RATED, Speed
+from flowspec.core.protocol.facts import RATED, Facts, Speed
 from flowspec.core.protocol.limits import NAME_CHARS_MAX
 from flowspec.core.protocol.precision import PRECISIONS
-from flowspec.plan.profile import DeviceProfile
+from flowspec.plan.memory import mib
+from flowspec.plan.profile import DeviceProfile, implausible
+
+MEMORY_BYTES = (16 << 20, 1 << 50)
+"""What a device may have of it."""
 
 
 def speed_of(profile: DeviceProfile, source: str) -> Speed:
@@ -39,6 +43,18 @@ def profile_of(speed: Speed, memory_bytes: int) -> DeviceProfile:
         layer_us=speed.layer_us,
         pass_us=speed.pass_us,
     )
+
+
+def why_insane(facts: Facts) -> str:
+    """What of it cannot be, in a few words; nothing if all can. A head reckons with
+    it, and a device may be broken or lie."""
+    least, most = MEMORY_BYTES
+    total, free = facts.memory_total_bytes, facts.memory_available_bytes
+    if not least <= total <= most:
+        return f"{mib(total)} of memory"
+    if free > total:
+        return f"{mib(free)} of memory free of {mib(total)}"
+    return "" if facts.speed is None else implausible(profile_of(facts.speed, facts.memory_total_bytes))
 
 
 def completed(profile: DeviceProfile, precision: str) -> DeviceProfile:

@@ -267,8 +267,8 @@ class ComputeThread:
 
     def _find_and_load(self, assign: Assign, span: Span) -> Loaded:
         """Of a slice that is not in memory only what is not is loaded: layers that stay are taken over."""
+        from flowspec.model.accelerator import find, use_threads
         from flowspec.runtime.loading import SliceLoad, check_memory, kept_memory
-        from flowspec.runtime.torch_device import pick_device, use_threads
 
         load = SliceLoad(assign, span, self.machine, self.line, self.claims)
         held = [each for each in (self._held, self._beside.take()) if each is not None]
@@ -290,7 +290,7 @@ class ComputeThread:
         free_cycles()
         give_back()
         use_threads(self.machine.threads)
-        device = pick_device(self.machine.device)
+        device = find(self.machine.device).device
         self._try_kernels(assign.dtype, str(device))
         load.check(kept, device)
         load.fetch()

@@ -19,7 +19,7 @@ from flowspec.bench.plain import Case, make_samplings, plain_cases
 from flowspec.bench.random_guesses import Randoms
 from flowspec.bench.simulated import run, sampling_curve, stage_curves
 from flowspec.bench.synthetic import Synthetic, synthetic_cases
-from flowspec.core.head.learnt import Learnt
+from flowspec.core.head.head import Learnt
 from flowspec.core.methods import METHODS, options_of
 from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.ranking import Ranker

@@ -34,13 +34,13 @@ from flowspec.core.methods import METHODS
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import FlowSpecError, InputError
+from flowspec.model.accelerator import use_threads
 from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import recommended
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.session import Cluster, ClusterOptions, Limits, open_cluster
-from flowspec.runtime.torch_device import use_threads
 from tests.command import Parser, chosen, run_command
 
 FAMILIES: dict[str, tuple[str, ...]] = {

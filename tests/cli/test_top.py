@@ -19,8 +19,7 @@ from flowspec.cli import top
 from flowspec.cli.live_source import played
 from flowspec.cli.main import main
 from flowspec.cli.screen import level, meter, report, screen, strip_line
-from flowspec.cli.strip import Strip
-from flowspec.cli.wrap import WordWrap
+from flowspec.cli.streaming import Strip, WordWrap
 from flowspec.watch.figures import Frame
 from flowspec.watch.present import Living, Present
 from flowspec.watch.recording import as_text, record_document, write_recording

@@ -33,12 +33,12 @@ from flowspec.bench.measure import (
     step_count,
 )
 from flowspec.cli.options import positive, positives
+from flowspec.model.accelerator import find
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.model.slice import DTYPES, Slice
 from flowspec.plan.cost import layers_curve
 from flowspec.plan.shape import ModelShape, shape_of
-from flowspec.runtime.torch_device import pick_device
 from tests.command import Parser, run_command
 
 STAGES = 4
@@ -103,7 +103,7 @@ def check(machine: Machine, effort: Effort, rows: Sequence[int]) -> dict[str, An
 
 def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(args.threads)
-    machine = Machine(device=pick_device(args.device), dtype=args.dtype)
+    machine = Machine(device=find(args.device).device, dtype=args.dtype)
     found = check(machine, replace(QUICK, rounds=args.rounds).fitting(machine), args.rows)
     if args.json:
         print(json.dumps(found))

@@ -18,7 +18,7 @@ from flowspec.bench.recording import is_plain
 from flowspec.bench.simulated import run_many
 from flowspec.bench.synthetic import PROMPT_TOKENS, Synthetic, synthetic_cases
 from flowspec.bench.trace import Trace, slots_of
-from flowspec.core.head.learnt import Learnt
+from flowspec.core.head.head import Learnt
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.errors import FlowSpecError

@@ -124,8 +124,7 @@ def kernels_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:
 
 def slice_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:
     """The bundled target as one slice in this precision: logits, whether rows are alone, times, memory."""
-    from flowspec.model.accelerator import find
-    from flowspec.runtime.torch_device import use_threads
+    from flowspec.model.accelerator import find, use_threads
 
     use_threads(THREADS)
     return check_slice(find(device), folder, dtype)

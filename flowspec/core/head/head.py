@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from flowspec.core.events import (
     Cancel,
@@ -45,7 +46,7 @@ from flowspec.core.head.costs import Costs
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.drafters import Panel
 from flowspec.core.head.flights import Bounds, Flights, Load
-from flowspec.core.head.learnt import Learnt
+from flowspec.core.head.fusion import Trust
 from flowspec.core.head.request import Request, begin
 from flowspec.core.methods import WITHOUT_GUESSES, make_method
 from flowspec.core.methods.base import Method, View
@@ -78,6 +79,19 @@ Boarding = tuple[Request, list[int], bool]
 """Nodes of a request that go into a segment, and whether they are of its prompt."""
 UNKNOWN_LEFT_S = 1e-3
 """What is taken to be left of an answer whose speed is unknown: little, so that nobody waits for its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learnt:
+    """Of slots and speed, of the models beside the target, and `of_method` what its method learnt, which that
+    method alone understands.
+
+    Not a copy: it goes on learning with the head that has it.
+    """
+
+    costs: Costs
+    trust: Trust
+    of_method: object = None
 
 
 class HeadCore:

@@ -16,11 +16,11 @@ from flowspec.core.protocol.cluster_messages import Arithmetics
 from flowspec.core.protocol.facts import Facts, Interface, KernelFacts, LinkFacts, Software
 from flowspec.model.trials import NOT_BUILT
 from flowspec.plan.memory import PROCESS_BYTES, mib
+from flowspec.plan.speed import why_insane
 from flowspec.runtime.health.examine import Examined
 from flowspec.runtime.health.finding import NOTE, PROBLEM, WARNING, Finding
 from flowspec.runtime.health.heat import heat_findings
 from flowspec.runtime.health.needs import ModelNeeds
-from flowspec.runtime.health.sane import why_insane
 
 CLOCK_S = 2.0
 """An offset above this is told."""

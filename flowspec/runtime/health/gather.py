@@ -112,9 +112,9 @@ def kernel_facts(dtype: str, machine: Machine, tell: Tell = lambda share: None) 
         run_trial("float32", "cpu", lambda share: tell(share / 2))  # before torch is imported here
         device = "cpu"
         if machine.device != "cpu" and _torch_cuda():
-            from flowspec.runtime.torch_device import pick_device
+            from flowspec.model.accelerator import find
 
-            device = str(pick_device(machine.device))
+            device = str(find(machine.device).device)
         found = run_trial(dtype, device, lambda share: tell((1 + share) / 2))
     except InputError as error:
         return KernelFacts(dtype=dtype, kernel="", faults=first_line(error, limits.TEXT_CHARS_MAX))

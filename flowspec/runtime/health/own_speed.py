@@ -66,12 +66,12 @@ def _probed(machine: Machine, *, may_probe: bool) -> Speed | None:
 
 def _probe(machine: Machine) -> Speed:
     check_torch()
+    from flowspec.model.accelerator import find, use_threads
     from flowspec.runtime.health.probe import probe  # torch, which a daemon needs for its first slice anyway
-    from flowspec.runtime.torch_device import pick_device, use_threads
 
     use_threads(machine.threads)
     started_s = time.perf_counter()
-    found = speed_of(probe(pick_device(machine.device)), "probed")
+    found = speed_of(probe(find(machine.device).device), "probed")
     log.info(
         "probed in %.1f s: reads %.3g GB/s, computes %.3g GFLOP/s",
         time.perf_counter() - started_s,

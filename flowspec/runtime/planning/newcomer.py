@@ -13,13 +13,12 @@ from pathlib import Path
 from flowspec.errors import ClusterError, InputError
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.sites import Network, Site
-from flowspec.plan.speed import completed, profile_of
+from flowspec.plan.speed import completed, profile_of, why_insane
 from flowspec.plan.timing import LinkSpec
 from flowspec.runtime.cluster import LINK_DEFAULT, Device, declared_profile, read_links
 from flowspec.runtime.health.examine import ask_all, explain
 from flowspec.runtime.health.gather import link_facts
 from flowspec.runtime.health.interfaces import resolve
-from flowspec.runtime.health.sane import why_insane
 from flowspec.runtime.links import GLANCE
 from flowspec.runtime.planning.survey import (
     ASSUMED,

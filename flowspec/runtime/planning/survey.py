@@ -27,7 +27,7 @@ from flowspec.host_memory import host_memory
 from flowspec.plan.memory import PROCESS_BYTES
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.sites import Network, Site
-from flowspec.plan.speed import completed, profile_of
+from flowspec.plan.speed import completed, profile_of, why_insane
 from flowspec.plan.timing import LinkSpec
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import LINK_DEFAULT, Device, declared_profile, read_links
@@ -35,7 +35,6 @@ from flowspec.runtime.health.examine import PATIENCE, Examined, Patience, ask_al
 from flowspec.runtime.health.gather import link_facts
 from flowspec.runtime.health.interfaces import interface_of, resolve
 from flowspec.runtime.health.own_speed import own_speed
-from flowspec.runtime.health.sane import why_insane
 from flowspec.runtime.links import GLANCE
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.security.keyring import Keyring

@@ -1,8 +1,4 @@
-"""A live line under text that streams into a terminal, without disturbing it.
-
-The line is drawn below the cursor and the cursor put back, so the text above needs to know nothing of it: it
-goes on where it was. One lock orders the text, notes of other threads, and the line's own updates.
-"""
+"""Text that streams into a terminal: broken between words, and with a live line under it."""
 
 from __future__ import annotations
 
@@ -19,9 +15,64 @@ CLEAR_BELOW = "\x1b[J"
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
+class WordWrap:
+    """Takes pieces of text, gives back what can be printed; a word waits until it is known to end.
+
+    `width` 0 passes everything on as it is, as for output that is not a terminal.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._column = 0
+        self._word = ""
+        self._gap = ""
+
+    def push(self, text: str) -> str:
+        if not self._width:
+            return text
+        out = []
+        for character in text:
+            if character.isspace():
+                out.append(self._place())
+                self._gap += character
+            else:
+                out.append(self._break_gap())
+                self._word += character
+                if len(self._word) >= self._width:
+                    out.append(self._place())
+        return "".join(out)
+
+    def finish(self) -> str:
+        """The last word; white space at the end is dropped."""
+        return self._place() if self._width else ""
+
+    def _break_gap(self) -> str:
+        """White space before a word: line ends are kept, and the rest waits for the word's length."""
+        lines, newline, spaces = self._gap.rpartition("\n")
+        if not newline:
+            return ""
+        self._gap, self._column = spaces, 0
+        return lines + newline
+
+    def _place(self) -> str:
+        if not self._word:
+            return ""
+        if self._column and self._column + len(self._gap) + len(self._word) > self._width:
+            placed, self._column = "\n" + self._word, len(self._word)
+        else:
+            placed = self._gap + self._word
+            self._column += len(placed)
+        self._word, self._gap = "", ""
+        return placed
+
+
 class Strip:
     """Shows `line()` under what `show` prints, from `start` to `stop`; the line must be narrower than the
-    terminal."""
+    terminal.
+
+    It is drawn below the cursor and the cursor put back, so the text above needs to know nothing of it: it
+    goes on where it was. One lock orders the text, notes of other threads, and the line's own updates.
+    """
 
     def __init__(self, stream: TextIO, line: Callable[[], str]) -> None:
         self._stream = stream

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.cli.wrap import WordWrap
+from flowspec.cli.streaming import WordWrap
 
 
 def wrapped(pieces: list[str], width: int) -> str:
