@@ -31,8 +31,8 @@ class Drafting(Protocol):
 
 
 def open_drafting(name: str, target: ModelFiles, *, coupled: bool = True) -> Drafting:
-    """What `draft.kinds.open_drafter` opens but what wants the target's features, or `random`; without coupling
-    models guess without the noise.
+    """What `draft.kinds.open_drafter` opens but what wants the target's features, or `random`; without
+    coupling models guess without the noise.
 
     Raises `InputError` for a drafter that cannot be used with the target in virtual time.
     """
@@ -43,8 +43,8 @@ def open_drafting(name: str, target: ModelFiles, *, coupled: bool = True) -> Dra
     kind = find_drafter(name)
     if kind.reads_features:
         raise InputError(
-            f"--drafter {name}: {kind.plural} need the target's features, and in virtual time nothing computes "
-            "them"
+            f"--drafter {name}: {kind.plural} need the target's features, and in virtual time nothing "
+            "computes them"
         )
     model = kind.model_for_device(target)
     if model is None:

@@ -1,5 +1,5 @@
-"""Safetensors files, which others wrote: headers, bounded and held to the file's length, and tensors by memory
-map."""
+"""Safetensors files, which others wrote: headers, bounded and held to the file's length, and tensors by
+memory map."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ LASTS_S = 180.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One disturbed answer, or several. `verdict` is that of `exactness.agreement`, the worst of all answers.
+    """One disturbed answer, or several. `verdict` is that of `questions.agreement`, the worst of all answers.
 
     Seconds are those of `pauses.Parts`; `after_s` is from the fault to the first loss of a pipeline. `wrong`
     says what is wrong with how the fault ended, if anything is.

@@ -42,11 +42,6 @@ class Growth:
         self.due[node] = log_value
         heapq.heappush(self.ripening, (-log_value, node))
 
-    def is_judged(self, node: int) -> bool:
-        """Whether an intermediate has told what comes after a node."""
-        ranked = self.ranked.get(node)
-        return ranked is not None and ranked.is_verdict
-
     def sweep(self, alive_count: int) -> None:
         """Forgets what does not count far down in the heap, once that is most of what it holds."""
         if is_mostly_stale(self.ripening, alive_count):

@@ -1,4 +1,5 @@
-"""Heaps of nodes by value: an entry that died, or is worth something else by now, is skipped when it comes up.
+"""Heaps of nodes by value: an entry that died, or is worth something else by now, is skipped when it comes
+up.
 
 Far down it may never come up, so a heap is swept once such entries are most of what it holds.
 """
