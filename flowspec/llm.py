@@ -51,7 +51,8 @@ class LLM:
     """A language model whose layers are spread over devices, ready to answer.
 
     `model`: `bundled` (a small one that comes with FlowSpec), a folder, a GGUF file or a hub id.
-    `cluster`: a cluster file, or a `Cluster`, whose devices run it; without one `local` processes on this machine do (4).
+    `cluster`: a cluster file, or a `Cluster`, whose devices run it; without one `local` processes on this
+    machine do (4).
     `layers`: how many each device runs, in order; None: the planner decides.
     `dtype`: `float32`, `bfloat16`, `float16`, `int8` or `int4`; None: the checkpoint's.
     `context`: tokens of a prompt and its answer together, for which memory is reserved; None: 4096, or the
@@ -59,8 +60,8 @@ class LLM:
     `method`, `drafter` (one name or several), `chain`: how answers are made, as the commands' flags of these
     names; they change the speed and never an answer.
     `wait_s`: how long answers wait, in seconds, for a device that is needed to come back; None: for ever.
-    `allow_arithmetic_change`: go on with other kernels, which may give other tokens, where the devices that are
-    left lack those that an answer began with.
+    `allow_arithmetic_change`: go on with other kernels, which may give other tokens, where the devices that
+    are left lack those that an answer began with.
     `on_note`: told in a line of what happens meanwhile, such as a device that is lost; in another thread.
     None: the logger `flowspec` is.
     `on_progress`: told how far the devices have come with their layers, as `(text, share from 0 to 1)`.

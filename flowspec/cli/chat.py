@@ -34,8 +34,8 @@ from flowspec.cli.screen import blocks_of, strip_line
 from flowspec.cli.streaming import Strip, WordWrap
 from flowspec.cli.terminal import fit_for, note
 from flowspec.errors import ClusterError, InputError, PeerError
-from flowspec.llm import LLM
 from flowspec.folders import state_folder
+from flowspec.llm import LLM
 from flowspec.model.files import ModelFiles
 from flowspec.model.text import Messages, Tokenizer
 from flowspec.plan.memory import mib

@@ -1,7 +1,7 @@
 """An answer as text: its pieces as they come, and the whole at its end.
 
-An `AnswerStream` is read by one thread; `AsyncAnswerStream` reads one for an event loop. Whether anybody reads
-or not, the head goes on with the answer.
+An `AnswerStream` is read by one thread; `AsyncAnswerStream` reads one for an event loop. Whether anybody
+reads or not, the head goes on with the answer.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class AnswerStream:
         keep: Keep | None = None,
         on_over: OnOver = lambda held: None,
     ) -> None:
-        """Submits the question as a turn of the conversation `request`; `keep` gets new tokens before they are
-        shown. Raises `InputError` for token ids that the model does not have."""
+        """Submits the question as a turn of the conversation `request`; `keep` gets new tokens before they
+        are shown. Raises `InputError` for token ids that the model does not have."""
         self._is_over = True  # until it is submitted
         self._session = session
         self._question = question

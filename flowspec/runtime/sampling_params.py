@@ -78,8 +78,8 @@ class SamplingParams:
         follows = self.temperature is None and model.temperature is not None
         if self.temperature is None and model.unsupported:
             raise InputError(
-                f"the model recommends {model.unsupported[0]}, which FlowSpec does not do; give a temperature "
-                "to do without"
+                f"the model recommends {model.unsupported[0]}, which FlowSpec does not do; give a "
+                "temperature to do without"
             )
         warmth = model.temperature if follows else self.temperature
         drawn = self.seed is None and bool(warmth)
